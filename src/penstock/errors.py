@@ -1,0 +1,217 @@
+"""Everything Penstock raises on purpose.
+
+::
+
+    PenstockError
+    ├── InvalidInput (ValueError)     the caller passed something that cannot be right
+    │   ├── InvalidUrl
+    │   ├── InvalidName
+    │   ├── InvalidOption
+    │   ├── InvalidPosition
+    │   ├── UnsupportedType
+    │   └── SchemaMismatch
+    ├── NotFound (LookupError)
+    │   ├── QueueNotFound
+    │   ├── ConsumerNotFound
+    │   ├── NotRegistered
+    │   └── PartitionNotFound
+    ├── AlreadyExists
+    ├── MissingDependency (ImportError)
+    ├── StoreError                    the database cannot do it
+    │   ├── StoreUnavailable
+    │   ├── StoreNotFound
+    │   ├── StoreFull
+    │   ├── StoreReadOnly
+    │   ├── StoreTooNew
+    │   └── CommitOutcomeUnknown
+    ├── DataLost                      rows that were asked for have been trimmed
+    ├── Conflict                      somebody else moved it first
+    │   ├── OffsetConflict
+    │   ├── ConsumerInUse
+    │   ├── OwnerFenced
+    │   └── ProducerFenced
+    ├── CommitRefused                 a micro-batch that would lose or repeat rows
+    │   ├── CheckpointMismatch
+    │   ├── PlanMismatch
+    │   ├── ConsumerBound
+    │   └── CheckpointRewound
+    └── QueryFailed                   a streaming query ended with an error
+
+Each error has a ``condition`` (a stable name to test for), ``parameters`` (the values it is about) and a message that says
+what happened, with which value, and the way out.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+
+class PenstockError(Exception):
+    """Base of all Penstock errors.
+
+    Parameters
+    ----------
+    message
+        What happened and the way out, in one sentence or two, never with a secret in it.
+    condition
+        Overrides the class's condition name, for the sub-conditions of one kind of error.
+    parameters
+        The values the message is about.
+    """
+
+    condition: ClassVar[str] | str = "PENSTOCK_ERROR"
+
+    def __init__(self, message: str, *, condition: str | None = None, **parameters: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.parameters = parameters
+        if condition is not None:
+            self.condition = condition
+
+    def __str__(self) -> str:
+        return f"[{self.condition}] {self.message}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.message, self.condition, self.parameters)
+
+
+def _rebuild(
+    kind: type[PenstockError], message: str, condition: str, parameters: dict[str, Any]
+) -> PenstockError:
+    return kind(message, condition=condition, **parameters)
+
+
+class InvalidInput(PenstockError, ValueError):
+    condition = "INVALID_INPUT"
+
+
+class InvalidUrl(InvalidInput):
+    condition = "INVALID_URL"
+
+
+class InvalidName(InvalidInput):
+    condition = "INVALID_NAME"
+
+
+class InvalidOption(InvalidInput):
+    condition = "INVALID_OPTION"
+
+
+class InvalidPosition(InvalidInput):
+    condition = "INVALID_POSITION"
+
+
+class UnsupportedType(InvalidInput):
+    condition = "UNSUPPORTED_TYPE"
+
+
+class SchemaMismatch(InvalidInput):
+    condition = "SCHEMA_MISMATCH"
+
+
+class NotFound(PenstockError, LookupError):
+    condition = "NOT_FOUND"
+
+
+class QueueNotFound(NotFound):
+    condition = "QUEUE_NOT_FOUND"
+
+
+class ConsumerNotFound(NotFound):
+    condition = "CONSUMER_NOT_FOUND"
+
+
+class NotRegistered(NotFound):
+    condition = "CONSUMER_NOT_REGISTERED"
+
+
+class PartitionNotFound(NotFound):
+    condition = "PARTITION_NOT_FOUND"
+
+
+class AlreadyExists(PenstockError):
+    condition = "ALREADY_EXISTS"
+
+
+class MissingDependency(PenstockError, ImportError):
+    condition = "MISSING_DEPENDENCY"
+
+
+class StoreError(PenstockError):
+    condition = "STORE_ERROR"
+
+
+class StoreUnavailable(StoreError):
+    """The database does not answer, or went away; retried with back-off before it is raised."""
+
+    condition = "STORE_UNAVAILABLE"
+
+
+class StoreNotFound(StoreError):
+    condition = "STORE_NOT_FOUND"
+
+
+class StoreFull(StoreError):
+    condition = "STORE_FULL"
+
+
+class StoreReadOnly(StoreError):
+    condition = "STORE_READ_ONLY"
+
+
+class StoreTooNew(StoreError):
+    condition = "STORE_TOO_NEW"
+
+
+class CommitOutcomeUnknown(StoreError):
+    """The connection broke while a transaction was committing: it may or may not have happened."""
+
+    condition = "COMMIT_OUTCOME_UNKNOWN"
+
+
+class DataLost(PenstockError):
+    condition = "DATA_LOST"
+
+
+class Conflict(PenstockError):
+    condition = "CONFLICT"
+
+
+class OffsetConflict(Conflict):
+    condition = "OFFSET_CONFLICT"
+
+
+class ConsumerInUse(Conflict):
+    condition = "CONSUMER_IN_USE"
+
+
+class OwnerFenced(Conflict):
+    condition = "OWNER_FENCED"
+
+
+class ProducerFenced(Conflict):
+    condition = "PRODUCER_FENCED"
+
+
+class CommitRefused(PenstockError):
+    condition = "COMMIT_REFUSED"
+
+
+class CheckpointMismatch(CommitRefused):
+    condition = "CHECKPOINT_MISMATCH"
+
+
+class PlanMismatch(CommitRefused):
+    condition = "PLAN_MISMATCH"
+
+
+class ConsumerBound(CommitRefused):
+    condition = "CONSUMER_BOUND"
+
+
+class CheckpointRewound(CommitRefused):
+    condition = "CHECKPOINT_REWOUND"
+
+
+class QueryFailed(PenstockError):
+    condition = "QUERY_FAILED"
