@@ -1,0 +1,53 @@
+# Each target does all its own set-up: a virtual env, the packages, Java. Run `make` for the list.
+# PYTHON=python3.12 chooses the interpreter of a new virtual env; ARGS=… goes to the program that is run.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+# SPARK=4.2.1 uses that version of PySpark, in a virtual env of its own.
+SPARK ?=
+VENV := .venv$(if $(SPARK),-spark-$(SPARK))
+BIN := $(VENV)/bin
+ARGS ?=
+
+WITH_JAVA = JAVA_HOME="$$(scripts/ensure_java.sh)" && export JAVA_HOME &&
+
+.PHONY: help demo test test-crash lint format bench clean env-demo env-dev
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+demo: env-demo ## run the demonstration
+	@$(WITH_JAVA) $(BIN)/python -m penstock.demo $(ARGS)
+
+test: env-dev ## run the tests; ARGS="-k sqlite" is for pytest, SPARK=4.2.1 chooses the PySpark version
+	@$(WITH_JAVA) $(BIN)/python -m pytest $(ARGS)
+
+test-crash: env-dev ## run every crash test, the slow cross product included
+	@$(WITH_JAVA) $(BIN)/python -m pytest -m "crash or crash_full" $(ARGS)
+
+bench: env-dev ## measure speed against peers
+	@$(WITH_JAVA) $(BIN)/python -m bench $(ARGS)
+
+lint: env-dev ## ruff, mypy and the layers
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-logo
+
+format: env-dev ## mend what ruff can mend
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+env-demo:
+	@scripts/ensure_venv.sh $(VENV) demo "$(SPARK)"
+
+env-dev:
+	@scripts/ensure_venv.sh $(VENV) dev "$(SPARK)"
+
+clean: ## remove everything that make made, virtual envs included
+	rm -rf .venv .venv-* .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build dist demo-output \
+		spark-warehouse metastore_db derby.log
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,47 @@
+"""Change-data pipelines on PySpark that lose nothing and repeat nothing.
+
+Importing Penstock is light: each name is loaded when it is first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from penstock.queue.queue import AppendResult as AppendResult
+    from penstock.queue.retention import Retention as Retention
+    from penstock.queue.store import Store as Store
+    from penstock.queue.store import connect as connect
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "AppendResult": "penstock.queue.queue",
+    "Consumer": "penstock.queue.consumer",
+    "Lag": "penstock.queue.consumer",
+    "PenstockError": "penstock.errors",
+    "Producer": "penstock.queue.producer",
+    "Pull": "penstock.queue.consumer",
+    "Queue": "penstock.queue.queue",
+    "QueueInfo": "penstock.queue.queue",
+    "Retention": "penstock.queue.retention",
+    "Store": "penstock.queue.store",
+    "connect": "penstock.queue.store",
+}
+
+__all__ = sorted([*_HOMES, "__version__", "errors"])  # noqa: PLE0605 - one list of the names
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        value = getattr(import_module(_HOMES[name]), name)
+        globals()[name] = value
+        return value
+    if name == "errors":
+        return import_module("penstock.errors")
+    raise AttributeError(f"module 'penstock' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

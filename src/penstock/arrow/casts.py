@@ -1,0 +1,272 @@
+"""Lossless casts of whole columns into the canonical types.
+
+A cast is allowed when it keeps every value: between widths of one kind, and from integers to floats and decimals. Whether the
+values fit is checked by value. What could mean two things (text to numbers, a time without a zone to an instant) is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
+
+from penstock.arrow.fields import join
+from penstock.errors import SchemaMismatch
+from penstock.names import did_you_mean
+
+
+class Misfit(Exception):  # noqa: N818 - it never leaves this package: the caller adds the row and raises the public error
+    """A value or a type that the schema cannot take.
+
+    Parameters
+    ----------
+    message
+        What does not fit and the way out, in one sentence that reads well behind ``Row 3:``.
+    column, expected, found
+        What the sentence is about; the column as a dotted path.
+    by_value
+        Whether other values of the same type would fit, so that it makes sense to name the row.
+    row
+        The 0-based row, where it is known already.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        column: str,
+        expected: object,
+        found: object,
+        *,
+        by_value: bool = False,
+        row: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.column = column
+        self.expected = str(expected)
+        self.found = str(found)
+        self.by_value = by_value
+        self.row = row
+
+    def error(self) -> SchemaMismatch:
+        """Return the public error."""
+        about: dict[str, Any] = {"column": self.column, "expected": self.expected, "found": self.found}
+        if self.row is None:
+            return SchemaMismatch(self.message, **about)
+        return SchemaMismatch(f"Row {self.row}: {self.message}", row=self.row, **about)
+
+
+_KINDS: tuple[tuple[Callable[[Any], bool], str], ...] = (
+    (pat.is_null, "null"),
+    (pat.is_boolean, "boolean"),
+    (pat.is_integer, "integer"),
+    (pat.is_floating, "float"),
+    (pat.is_decimal, "decimal"),
+    (lambda t: pat.is_string(t) or pat.is_large_string(t) or pat.is_string_view(t), "string"),
+    (pat.is_binary, "binary"),
+    (pat.is_large_binary, "binary"),
+    (pat.is_fixed_size_binary, "binary"),
+    (pat.is_binary_view, "binary"),
+    (pat.is_date, "date"),
+    (lambda t: pat.is_timestamp(t) and t.tz is None, "timestamp without time zone"),
+    (pat.is_timestamp, "timestamp"),
+    (pat.is_time, "time"),
+    (pat.is_duration, "duration"),
+    (pat.is_map, "map"),
+    (pat.is_struct, "struct"),
+    (pat.is_list, "list"),
+    (pat.is_large_list, "list"),
+    (pat.is_fixed_size_list, "list"),
+    (pat.is_list_view, "list"),
+    (pat.is_large_list_view, "list"),
+    (pat.is_dictionary, "dictionary"),
+    (pat.is_run_end_encoded, "run-end encoded"),
+)
+
+_WAYS_OUT = {
+    ("timestamp without time zone", "timestamp"): "say its zone with pyarrow.compute.assume_timezone",
+    ("timestamp", "timestamp without time zone"): "drop its zone with pyarrow.compute.local_timestamp",
+}
+
+
+def kind_of(arrow_type: pa.DataType) -> str:
+    """Return the name of the family that a type belongs to, such as ``integer`` or ``list``."""
+    return next((name for test, name in _KINDS if test(arrow_type)), str(arrow_type))
+
+
+def same_type(found: pa.DataType, wanted: pa.DataType) -> bool:
+    """Tell whether two types are equal down to the names and metadata of nested fields."""
+    return bool(found.equals(wanted, check_metadata=True))
+
+
+def conform_array(array: pa.Array, wanted: pa.DataType, path: str) -> pa.Array:
+    """Return the array in the wanted canonical type, with the same values; the same object when nothing is to do.
+
+    Parameters
+    ----------
+    array
+        Any Arrow array.
+    wanted
+        A canonical type.
+    path
+        The dotted path of the column, for the error.
+
+    Raises
+    ------
+    Misfit
+        The types are of different kinds, or a value would change.
+    """
+    if same_type(array.type, wanted):
+        return array
+    plain = _unwrapped(array)
+    if plain is not array:
+        return conform_array(plain, wanted, path)
+    found_kind, wanted_kind = kind_of(array.type), kind_of(wanted)
+    if found_kind == "null":
+        return pa.nulls(len(array), wanted)
+    if found_kind != wanted_kind and (found_kind, wanted_kind) not in _WIDENING:
+        way_out = _WAYS_OUT.get((found_kind, wanted_kind), "cast it first")
+        message = f"column {path!r} is {array.type} and has to be {wanted}; {way_out}."
+        raise Misfit(message, path, wanted, array.type)
+    if wanted_kind in _NESTED:
+        return _NESTED[wanted_kind](array, wanted, path)
+    return _cast_values(array, wanted, path, _WIDENING.get((found_kind, wanted_kind), _plain_cast))
+
+
+def _unwrapped(array: pa.Array) -> pa.Array:
+    if pat.is_dictionary(array.type):
+        return array.dictionary_decode()
+    if pat.is_run_end_encoded(array.type):
+        return pc.run_end_decode(array)
+    return array.storage if isinstance(array, pa.ExtensionArray) else array
+
+
+def _cast_values(array: pa.Array, wanted: pa.DataType, path: str, cast: Callable[[Any, Any], Any]) -> pa.Array:
+    try:
+        return cast(array, wanted)
+    except pa.ArrowInvalid as error:
+        message = (
+            f"column {path!r} is {array.type} and has to be {wanted}, which would change a value ({error}); "
+            "cast it first, deciding what may be lost."
+        )
+        raise Misfit(message, path, wanted, array.type, by_value=True) from error
+
+
+def _plain_cast(array: pa.Array, wanted: pa.DataType) -> pa.Array:
+    return array.cast(wanted)
+
+
+def _narrowed_float(array: pa.Array, wanted: pa.DataType) -> pa.Array:
+    narrowed = array.cast(wanted, safe=False)
+    if narrowed.type.bit_width >= array.type.bit_width:
+        return narrowed
+    kept = pc.or_(pc.equal(narrowed.cast(array.type), array), pc.is_nan(array))
+    if pc.all(kept).as_py() is False:
+        raise pa.ArrowInvalid("it needs more digits than the narrower float has")
+    return narrowed
+
+
+def _integer_to_decimal(array: pa.Array, wanted: pa.DataType) -> pa.Array:
+    # Arrow judges this cast by the types alone, as if every integer were as long as the longest; so go through a decimal in
+    # which any integer fits and let the second cast judge by value.
+    return array.cast(pa.decimal256(76, wanted.scale)).cast(wanted)
+
+
+_WIDENING: dict[tuple[str, str], Callable[[Any, Any], Any]] = {
+    ("integer", "float"): _plain_cast,
+    ("integer", "decimal"): _integer_to_decimal,
+    ("float", "float"): _narrowed_float,
+}
+
+
+def _conform_list(array: pa.Array, wanted: pa.DataType, path: str) -> pa.Array:
+    lengths = pc.list_value_length(array).cast(pa.int32()).fill_null(0)
+    offsets = pa.concat_arrays([pa.array([0], pa.int32()), pc.cumulative_sum(lengths)])
+    values = conform_array(array.flatten(), wanted.value_type, join(path, "element"))
+    return pa.ListArray.from_arrays(offsets, values, type=wanted, mask=array.is_null() if array.null_count else None)
+
+
+def _conform_map(array: pa.Array, wanted: pa.DataType, path: str) -> pa.Array:
+    entries = pa.list_(pa.field("entries", _entries_of(array.type), nullable=False))
+    wanted_entries = pa.list_(pa.field("entries", _entries_of(wanted), nullable=False))
+    try:
+        return _conform_list(array.view(entries), wanted_entries, path).view(wanted)
+    except Misfit as misfit:
+        entry = join(path, "element")
+        misfit.message = misfit.message.replace(entry, path, 1)
+        misfit.column = misfit.column.replace(entry, path, 1)
+        raise
+
+
+def _entries_of(map_type: pa.DataType) -> pa.DataType:
+    return pa.struct([map_type.key_field.with_name("key"), map_type.item_field.with_name("value")])
+
+
+def _conform_struct(array: pa.Array, wanted: pa.DataType, path: str) -> pa.Array:
+    fields = list(wanted)
+    places = match_names([field.name for field in array.type], fields, path)
+    # flatten() and not field(): values below a null struct are leftovers that must not be judged.
+    children = array.flatten()
+    conformed = [
+        conform_array(children[place], field.type, join(path, field.name))
+        if place is not None
+        else pa.nulls(len(array), field.type)
+        for place, field in zip(places, fields, strict=True)
+    ]
+    mask = array.is_null() if array.null_count or not conformed else None
+    return pa.StructArray.from_arrays(conformed, fields=fields, mask=mask)
+
+
+_NESTED: dict[str, Callable[[Any, Any, str], Any]] = {
+    "list": _conform_list,
+    "map": _conform_map,
+    "struct": _conform_struct,
+}
+
+
+def match_names(found: Sequence[str], wanted: Sequence[pa.Field], path: str) -> list[int | None]:
+    """Return for each wanted field the position of its column among the found names, or None where a null may stand.
+
+    A name matches exactly, or else without case when only one found name does.
+
+    Raises
+    ------
+    Misfit
+        A found name is unknown or doubled, or a field that takes no nulls is missing.
+    """
+    places = _places(found, wanted, path)
+    for field in wanted:
+        if field.name not in places and not field.nullable:
+            column = join(path, field.name)
+            hint = did_you_mean(field.name, found)
+            message = f"column {column!r} is missing and takes no nulls; add it.{hint}"
+            raise Misfit(message, column, f"{field.type} not null", "no such column")
+    return [places.get(field.name) for field in wanted]
+
+
+def _places(found: Sequence[str], wanted: Sequence[pa.Field], path: str) -> dict[str, int]:
+    names = [field.name for field in wanted]
+    exact = set(names)
+    by_lower = {name.lower(): name for name in names}
+    places: dict[str, int] = {}
+    for place, name in enumerate(found):
+        target = name if name in exact else by_lower.get(name.lower())
+        if target is None:
+            raise unknown_name(name, names, path)
+        if target in places:
+            column = join(path, target)
+            message = f"{found[places[target]]!r} and {name!r} both stand for column {column!r}; drop one of them."
+            raise Misfit(message, column, "one column", "two columns")
+        places[target] = place
+    return places
+
+
+def unknown_name(name: str, names: Sequence[str], path: str) -> Misfit:
+    """Return the error for a column or key that the schema does not have."""
+    column = join(path, name)
+    known = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
+    message = f"there is no column {column!r}; the columns are {known}.{did_you_mean(name, names)}"
+    return Misfit(message, column, f"one of {known}", name)

@@ -1,0 +1,231 @@
+"""One Arrow form for every schema, the one that PySpark itself uses, and the way back to Spark's JSON.
+
+Stored rows, Spark's readers and writers and the rows that a program appends all meet in this form, so that no layer above
+has to ask whether a string column is ``large_string`` or in which unit a timestamp counts.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.types as pat
+
+from penstock.arrow import sparkjson
+from penstock.arrow.fields import (
+    check_names,
+    join,
+    shape_of,
+    spark_metadata,
+    unsupported,
+)
+from penstock.errors import SchemaMismatch
+
+_MAX_PRECISION = 38
+
+# What to use in place of a type that Spark has no name for.
+_INSTEAD: dict[Any, str] = {
+    pa.uint8(): "int16",
+    pa.uint16(): "int32",
+    pa.uint32(): "int64",
+    pa.uint64(): "decimal128(20, 0)",
+    pa.float16(): "float32",
+    pa.month_day_nano_interval(): "duration('us'), or an int32 number of months",
+}
+
+_SAME: frozenset[Any] = frozenset(
+    {
+        pa.bool_(),
+        pa.int8(),
+        pa.int16(),
+        pa.int32(),
+        pa.int64(),
+        pa.float32(),
+        pa.float64(),
+        pa.string(),
+        pa.binary(),
+        pa.date32(),
+        pa.null(),
+    }
+)
+
+
+def canonical_schema(schema: pa.Schema | object) -> pa.Schema:
+    """Return the schema in the Arrow form that PySpark uses for the same columns in the time zone UTC.
+
+    Related Arrow types are normalised: strings and binaries of any layout, lists of any layout, dictionaries to their
+    values, timestamps and durations to microseconds, any time zone to UTC, times to nanoseconds, small decimals to
+    ``decimal128``. Nullability and Spark's column metadata stay; any other metadata goes.
+
+    Parameters
+    ----------
+    schema
+        A ``pyarrow.Schema``; a pyspark ``StructType``, or anything whose ``json()`` gives Spark's schema JSON; or that
+        JSON as a dict.
+
+    Raises
+    ------
+    UnsupportedType
+        A column has a type that Spark cannot take through Arrow.
+    SchemaMismatch
+        There are no columns, a name is empty, or two names are the same to Spark, which ignores case.
+    """
+    if isinstance(schema, pa.Schema):
+        fields = _canonical_fields(list(schema), "")
+    else:
+        fields = sparkjson.fields_from_json(_struct_json(schema))
+    if not fields:
+        raise SchemaMismatch("The schema has no columns; name at least one.")
+    return pa.schema(fields)
+
+
+def spark_json(schema: pa.Schema) -> str:
+    """Return Spark's JSON for a schema: ``StructType.fromJson(json.loads(...))`` gives the same columns.
+
+    Parameters
+    ----------
+    schema
+        A schema; it is brought into the canonical form first.
+    """
+    value = sparkjson.json_from_fields(list(canonical_schema(schema)))
+    return json.dumps(value, separators=(",", ":"), sort_keys=True)
+
+
+def schema_to_bytes(schema: pa.Schema) -> bytes:
+    """Return the schema as one Arrow IPC schema message."""
+    return bytes(schema.serialize().to_pybytes())
+
+
+def schema_from_bytes(data: bytes) -> pa.Schema:
+    """Return the schema in an Arrow IPC schema message.
+
+    Raises
+    ------
+    SchemaMismatch
+        The bytes are not a schema message.
+    """
+    try:
+        return pa.ipc.read_schema(pa.py_buffer(data))
+    except (pa.ArrowException, OSError) as error:
+        raise SchemaMismatch(
+            f"The {len(data)} bytes are not an Arrow schema message ({error}); store what schema_to_bytes returned.",
+            size=len(data),
+        ) from error
+
+
+def canonical_type(arrow_type: pa.DataType, path: str) -> pa.DataType:
+    """Return the canonical form of one type.
+
+    Parameters
+    ----------
+    arrow_type
+        Any Arrow type.
+    path
+        The column's dotted path, for the error.
+
+    Raises
+    ------
+    UnsupportedType
+        Spark cannot take the type through Arrow.
+    """
+    if arrow_type in _SAME:
+        return arrow_type
+    if pat.is_nested(arrow_type):
+        return _canonical_nested(arrow_type, path)
+    if pat.is_dictionary(arrow_type):
+        return canonical_type(arrow_type.value_type, path)
+    if pat.is_decimal(arrow_type):
+        return _canonical_decimal(arrow_type, path)
+    if pat.is_timestamp(arrow_type):
+        return pa.timestamp("us", tz=None if arrow_type.tz is None else "UTC")
+    return _canonical_simple(arrow_type, path)
+
+
+def _canonical_simple(arrow_type: pa.DataType, path: str) -> pa.DataType:
+    if pat.is_large_string(arrow_type) or pat.is_string_view(arrow_type):
+        return pa.string()
+    if pat.is_large_binary(arrow_type) or pat.is_fixed_size_binary(arrow_type) or pat.is_binary_view(arrow_type):
+        return pa.binary()
+    if pat.is_date64(arrow_type):
+        return pa.date32()
+    if pat.is_time(arrow_type):
+        return pa.time64("ns")
+    if pat.is_duration(arrow_type):
+        return pa.duration("us")
+    raise unsupported(path, arrow_type, _instead_of(arrow_type))
+
+
+def _instead_of(arrow_type: pa.DataType) -> str:
+    if isinstance(arrow_type, pa.BaseExtensionType):
+        return f"its storage type, {arrow_type.storage_type}"
+    if pat.is_run_end_encoded(arrow_type):
+        return f"its value type, {arrow_type.value_type}"
+    if pat.is_union(arrow_type):
+        return "a struct with one nullable field for each alternative"
+    return _INSTEAD.get(arrow_type, "a type that Spark SQL has")
+
+
+def _canonical_decimal(arrow_type: pa.DataType, path: str) -> pa.DataType:
+    precision, scale = arrow_type.precision, arrow_type.scale
+    if precision > _MAX_PRECISION:
+        raise unsupported(path, arrow_type, f"decimal128(38, {min(scale, _MAX_PRECISION)}) or string")
+    if not 0 <= scale <= precision:
+        wider = min(_MAX_PRECISION, precision - min(scale, 0))
+        raise unsupported(path, arrow_type, f"decimal128({max(wider, scale)}, {max(scale, 0)})")
+    return pa.decimal128(precision, scale)
+
+
+def _canonical_nested(arrow_type: pa.DataType, path: str) -> pa.DataType:
+    if pat.is_map(arrow_type):
+        key = canonical_type(arrow_type.key_type, join(path, "key"))
+        value = canonical_type(arrow_type.item_type, join(path, "value"))
+        return pa.map_(
+            pa.field("key", key, nullable=False),
+            pa.field("value", value, nullable=arrow_type.item_field.nullable),
+        )
+    if pat.is_struct(arrow_type):
+        shape = shape_of(arrow_type)
+        if shape is not None:
+            return shape
+        fields = [arrow_type.field(i) for i in range(arrow_type.num_fields)]
+        return pa.struct(_canonical_fields(fields, path))
+    if pat.is_union(arrow_type) or pat.is_run_end_encoded(arrow_type):
+        raise unsupported(path, arrow_type, _instead_of(arrow_type))
+    element = canonical_type(arrow_type.value_type, join(path, "element"))
+    return pa.list_(pa.field("element", element, nullable=arrow_type.value_field.nullable))
+
+
+def _canonical_fields(fields: list[pa.Field], path: str) -> list[pa.Field]:
+    check_names([field.name for field in fields], path)
+    return [
+        pa.field(
+            field.name,
+            canonical_type(field.type, join(path, field.name)),
+            nullable=field.nullable,
+            metadata=spark_metadata(field.metadata, join(path, field.name)),
+        )
+        for field in fields
+    ]
+
+
+def _struct_json(schema: object) -> dict[str, Any]:
+    value: Any = schema
+    to_json = getattr(schema, "json", None)
+    if callable(to_json):
+        value = json.loads(to_json())
+    if isinstance(value, dict) and value.get("type") == "struct" and isinstance(value.get("fields"), list):
+        return value
+    raise SchemaMismatch(
+        f"A schema is a pyarrow.Schema, a pyspark StructType or Spark's schema JSON, not {type(schema).__name__}.",
+        found=type(schema).__name__,
+    )
+
+
+__all__ = [
+    "canonical_schema",
+    "canonical_type",
+    "schema_from_bytes",
+    "schema_to_bytes",
+    "spark_json",
+]

@@ -1,0 +1,127 @@
+"""A source's offset, as Spark writes it to its offset log."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.errors import CheckpointMismatch
+
+_FIELDS = {"store", "queue", "generation", "from", "to"}
+
+
+@dataclass(frozen=True)
+class QueueOffset:
+    """Rows [start, end) of a queue by partition: one micro-batch's share of one source.
+
+    The start is part of it because Spark does not log where its first micro-batch began.
+    """
+
+    store: str
+    queue: str
+    consumer: str | None
+    generation: int
+    epoch: int
+    start: tuple[int, ...]
+    end: tuple[int, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "store": self.store,
+            "queue": self.queue,
+            "consumer": self.consumer,
+            "generation": self.generation,
+            "epoch": self.epoch,
+            "from": list(self.start),
+            "to": list(self.end),
+        }
+
+    @classmethod
+    def of(cls, value: Any) -> QueueOffset | None:
+        """The offset in a line of the offset log; None when the line is another source's."""
+        if not isinstance(value, Mapping) or not value.keys() >= _FIELDS:
+            return None
+        start, end = pad(value["from"], len(value["to"])), tuple(value["to"])
+        return cls(
+            value["store"], value["queue"], value.get("consumer"), value["generation"], value.get("epoch", 0), start, end
+        )
+
+    @property
+    def empty(self) -> bool:
+        return self.start == self.end
+
+    @property
+    def identity(self) -> tuple[str, str, str, int]:
+        return self.store, self.queue, self.consumer or "", self.generation
+
+    def require(self, store: str, queue: str, consumer: str | None, generation: int) -> None:
+        """Refuse an offset that was not made by this source.
+
+        Raises
+        ------
+        CheckpointMismatch
+            Naming what differs.
+        """
+        expected = {"store": store, "queue": queue, "consumer": consumer, "generation": generation}
+        for name, value in expected.items():
+            found = getattr(self, name)
+            if found == value:
+                continue
+            why = (
+                "the consumer was sought elsewhere, or the queue or the registration was made anew, since"
+                if name == "generation"
+                else "it belongs to another query, or the query's source was changed"
+            )
+            raise CheckpointMismatch(
+                f"the checkpoint's offset has {name} {found!r}, the source has {value!r}: {why}. "
+                "Start with a new checkpoint; the consumer's offset says where it goes on",
+                field=name,
+                found=found,
+                expected=value,
+            )
+
+
+def pad(offsets: Sequence[int], length: int) -> tuple[int, ...]:
+    """Offsets for a queue that has got more partitions since: those start at 0."""
+    return (*offsets, *[0] * (length - len(offsets)))
+
+
+def batch_ranges(now: Sequence[Any], before: Sequence[Any]) -> list[QueueOffset]:
+    """What each source of a micro-batch covers.
+
+    Parameters
+    ----------
+    now, before
+        The parsed lines of the offset log for this micro-batch and the one before (empty for the first).
+
+    Returns
+    -------
+    list
+        One offset for each source of ours; a source that has nothing new stands with an empty range.
+
+    Raises
+    ------
+    CheckpointMismatch
+        When one consumer appears with two ranges.
+    """
+    earlier = {offset for offset in map(QueueOffset.of, before) if offset is not None}
+    found: dict[tuple[str, str, str, int], QueueOffset] = {}
+    for offset in map(QueueOffset.of, now):
+        if offset is None:
+            continue
+        covered = _at_end(offset) if offset in earlier else offset
+        twin = found.setdefault(offset.identity, covered)
+        if offset.consumer is not None and twin != covered:
+            raise CheckpointMismatch(
+                f"consumer {offset.consumer!r} reads queue {offset.queue!r} twice in one query, with different ranges: "
+                "read it once and reuse the DataFrame, or give each read a consumer of its own",
+                consumer=offset.consumer,
+            )
+    return list(found.values())
+
+
+def _at_end(offset: QueueOffset) -> QueueOffset:
+    return QueueOffset(
+        offset.store, offset.queue, offset.consumer, offset.generation, offset.epoch, offset.end, offset.end
+    )

@@ -1,0 +1,1 @@
+"""The demo: a year of flights as a change feed, streamed exactly once."""

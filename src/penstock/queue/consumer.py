@@ -1,0 +1,274 @@
+"""A consumer: where it stands on each queue, how far behind, and how it moves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+
+from penstock.errors import ConsumerInUse, InvalidPosition, PartitionNotFound
+from penstock.queue.maintenance import Maintainer
+from penstock.store import catalog, consumers, log
+from penstock.store.consumers import Registration
+from penstock.store.database import Database, Transaction
+
+PULL_ROWS = 10_000
+
+Position = str | datetime | Mapping[int, int]
+
+
+@dataclass(frozen=True)
+class Pull:
+    """Rows [start, end) that a consumer has yet to process; pass both to ``advance`` when it has."""
+
+    table: pa.Table
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class PartitionLag:
+    partition: int
+    offset: int
+    next_index: int
+    bytes: int
+    seconds: float
+
+    @property
+    def rows(self) -> int:
+        return self.next_index - self.offset
+
+
+@dataclass(frozen=True)
+class Lag:
+    """How far a consumer is behind on a queue."""
+
+    partitions: tuple[PartitionLag, ...]
+
+    @property
+    def rows(self) -> int:
+        """Rows not processed yet."""
+        return sum(partition.rows for partition in self.partitions)
+
+    @property
+    def bytes(self) -> int:
+        """Their compressed size, in whole segments."""
+        return sum(partition.bytes for partition in self.partitions)
+
+    @property
+    def seconds(self) -> float:
+        """The age of the oldest of them; 0 when there are none."""
+        return max((partition.seconds for partition in self.partitions), default=0.0)
+
+
+class Consumer:
+    """A named set of offsets, on any number of queues; get one from ``Store.consumer``."""
+
+    def __init__(self, database: Database, store_uuid: str, name: str, maintainer: Maintainer) -> None:
+        self._database = database
+        self._store_uuid = store_uuid
+        self._maintainer = maintainer
+        self.name = name
+
+    def __repr__(self) -> str:
+        return f"Consumer({self.name!r}, {self._database.url})"
+
+    def register(self, queue: str, *, vital: bool = False, start: Position = "earliest") -> None:
+        """Register on a queue; where it is registered already, the offsets stay and only ``vital`` changes.
+
+        Parameters
+        ----------
+        queue
+            The queue's name.
+        vital
+            Whether trimming waits for this consumer.
+        start
+            ``earliest``, ``latest``, a datetime with a time zone (the first row at or after it) or
+            ``{partition: row index}``.
+        """
+
+        def work(tx: Transaction) -> None:
+            record = catalog.find_queue(tx, queue)
+            consumers.register(tx, self.name, record, vital=vital, start=_position(start))
+
+        self._database.run(work, idempotent=True)
+
+    def unregister(self, queue: str) -> None:
+        """Forget the offsets on a queue; refused while a live query owns them."""
+        registration = self._registration(queue)
+        self._refuse_when_owned(registration, "unregister")
+        self._database.run(lambda tx: tx.run("delete_registration", **registration.keys), idempotent=True)
+
+    def queues(self) -> list[str]:
+        """The names of the queues that the consumer is registered on."""
+        found = self._database.run(consumers.list_registrations, write=False)
+        return [registration.queue for registration in found if registration.consumer == self.name]
+
+    def registration(self, queue: str) -> Registration:
+        """The registration as the store has it."""
+        return self._registration(queue)
+
+    def offsets(self, queue: str) -> dict[int, int]:
+        """The first row index of each partition that has not been processed."""
+
+        def work(tx: Transaction) -> list[int]:
+            return consumers.read_offsets(tx, consumers.find_registration(tx, self.name, queue))[0]
+
+        return dict(enumerate(self._database.run(work, write=False)))
+
+    def pull(self, queue: str, partition: int, *, max_rows: int = PULL_ROWS) -> Pull:
+        """The next rows of a partition; the offset stays until :meth:`advance`."""
+
+        def work(tx: Transaction) -> tuple[catalog.QueueRecord, int, int]:
+            registration = consumers.find_registration(tx, self.name, queue)
+            record = catalog.find_queue(tx, queue)
+            offset = _at(registration, consumers.read_offsets(tx, registration)[0], partition)
+            there = tx.one("read_partition", queue_id=record.queue_id, partition=partition)
+            return record, offset, min(offset + max_rows, there.next_index)
+
+        record, start, end = self._database.run(work, write=False)
+        chunks = log.read(self._database, record, partition, start, end)
+        return Pull(pa.Table.from_batches([chunk.batch for chunk in chunks], schema=record.schema), start, end)
+
+    def advance(self, queue: str, partition: int, *, old: int, new: int, connection: Any = None) -> None:
+        """Move the offset of a partition from ``old`` to ``new``, by compare-and-set.
+
+        Parameters
+        ----------
+        old, new
+            Row indexes, as :meth:`pull` returned them.
+        connection
+            The caller's own connection: the move becomes part of its transaction.
+
+        Raises
+        ------
+        OffsetConflict
+            When the stored offset is not ``old``.
+        ConsumerInUse
+            When a live query owns the consumer.
+        InvalidPosition
+            When ``new`` is before ``old`` or behind the newest row.
+        """
+
+        def work(tx: Transaction) -> None:
+            registration = consumers.find_registration(tx, self.name, queue, lock=True)
+            if registration.plan_open:
+                self._refuse_when_owned(registration, "move")
+            there = tx.one("read_partition", queue_id=registration.queue_id, partition=partition)
+            if there is None:
+                raise _no_partition(registration, partition)
+            if not old <= new <= there.next_index:
+                raise InvalidPosition(
+                    f"an offset moves forward, to the newest row at most: from {old} it may go to "
+                    f"{max(old, there.next_index)}, not {new}; use seek to go elsewhere"
+                )
+            consumers.advance(tx, registration, partition, old, new, safe=True)
+
+        if connection is not None:
+            work(self._database.borrowed(connection))
+            return
+        self._database.run(work)
+        self._after_change(queue)
+
+    def _after_change(self, queue: str) -> None:
+        record = self._database.run(lambda tx: catalog.find_queue(tx, queue), write=False)
+        self._maintainer.after_change(record, ())
+
+    def seek(self, queue: str, *, to: Position, dry_run: bool = False) -> dict[int, int]:
+        """Go elsewhere; the new offsets.
+
+        Older checkpoints of queries that read through this consumer are turned away afterwards.
+
+        Parameters
+        ----------
+        to
+            ``earliest``, ``latest``, a datetime with a time zone, or ``{partition: row index}`` (the other
+            partitions stay where they are).
+        dry_run
+            Only say where it would go.
+
+        Raises
+        ------
+        ConsumerInUse
+            While a live query owns the consumer.
+        """
+
+        def work(tx: Transaction) -> list[int]:
+            registration = consumers.find_registration(tx, self.name, queue, lock=True)
+            record = catalog.find_queue(tx, queue)
+            position = _position(to)
+            if isinstance(position, Mapping):
+                first = consumers.resolve(tx, record, "earliest")
+                stands = consumers.read_offsets(tx, registration)[0]
+                kept = {p: max(offset, first[p]) for p, offset in enumerate(stands)}
+                position = kept | dict(position)
+            offsets = consumers.resolve(tx, record, position)
+            if not dry_run:
+                self._refuse_when_owned(registration, "seek")
+                consumers.seek(tx, registration, offsets)
+            return offsets
+
+        return dict(enumerate(self._database.run(work)))
+
+    def lag(self, queue: str) -> Lag:
+        """How far behind the consumer is, in rows, compressed bytes and seconds."""
+
+        def work(tx: Transaction) -> Lag:
+            registration = consumers.find_registration(tx, self.name, queue)
+            record = catalog.find_queue(tx, queue)
+            offsets = consumers.read_offsets(tx, registration)[0]
+            now = tx.now()
+            return Lag(
+                tuple(
+                    _partition_lag(tx, record, there, offset, now)
+                    for there, offset in zip(catalog.partitions(tx, record), offsets, strict=True)
+                )
+            )
+
+        return self._database.run(work, write=False)
+
+    def _registration(self, queue: str) -> Registration:
+        return self._database.run(lambda tx: consumers.find_registration(tx, self.name, queue), write=False)
+
+    def _refuse_when_owned(self, registration: Registration, action: str) -> None:
+        lock = self._database.owner_lock(registration.lock_name(self._store_uuid))
+        if lock.held_elsewhere():
+            raise ConsumerInUse(
+                f"cannot {action} consumer {self.name!r} on queue {registration.queue!r}: a running query owns it; "
+                "stop the query first",
+                consumer=self.name,
+                queue=registration.queue,
+            )
+
+
+def _partition_lag(
+    tx: Transaction, record: catalog.QueueRecord, there: catalog.PartitionRecord, offset: int, now: int
+) -> PartitionLag:
+    where = {"queue_id": record.queue_id, "partition": there.partition, "row_index": max(offset, there.first_index)}
+    segment = tx.one("segment_at", **where)
+    size = int(tx.one("bytes_after", **where).bytes)
+    seconds = max(0.0, (now - segment.first_timestamp) / 1e6) if segment else 0.0
+    return PartitionLag(there.partition, offset, there.next_index, size, seconds)
+
+
+def _at(registration: Registration, offsets: list[int], partition: int) -> int:
+    if not 0 <= partition < len(offsets):
+        raise _no_partition(registration, partition)
+    return offsets[partition]
+
+
+def _no_partition(registration: Registration, partition: int) -> PartitionNotFound:
+    return PartitionNotFound(f"queue {registration.queue!r} has no partition {partition}", partition=partition)
+
+
+def _position(position: Position) -> consumers.Position:
+    if isinstance(position, datetime):
+        if position.tzinfo is None:
+            raise InvalidPosition(f"{position!r} has no time zone: say which, such as tzinfo=datetime.UTC")
+        return int((position - datetime(1970, 1, 1, tzinfo=UTC)).total_seconds() * 1_000_000)
+    if isinstance(position, int):
+        raise InvalidPosition(f"a row index belongs to a partition: write {{partition: {position}}}")
+    return position

@@ -1,0 +1,87 @@
+"""Which partition a row goes to.
+
+Rows of a keyed queue go to partition ``hash(key) mod partitions``. When a queue grows, the keys that are in it stay where
+they are: a bit map of their hashes (one bit for hash ``h`` at ``h mod size``, a Bloom filter with one hash function:
+Bloom, "Space/time trade-offs in hash coding with allowable errors", 1970) remembers them, and a key whose bit is set is
+placed as before the growth. A new key whose bit happens to be set stays in the old partitions too, which harms nobody:
+the bit map is the same for every writer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.arrow.keys import key_hash
+
+_SMALLEST, _LARGEST = 1 << 16, 1 << 27
+
+
+@dataclass(frozen=True)
+class Home:
+    """The keys that were in a queue when it had ``partitions``, as a bit map."""
+
+    partitions: int
+    bits: bytes
+
+    def holds(self, hashes: pa.Array) -> pa.Array:
+        size = len(self.bits) * 8
+        bitmap = pa.Array.from_buffers(pa.bool_(), size, [None, pa.py_buffer(self.bits)])
+        return bitmap.take(pc.bit_wise_and(hashes, pa.scalar(size - 1, pa.uint32())))
+
+
+def home_of(partitions: int, hashes: Iterable[pa.Array]) -> Home:
+    """The home of all keys with these hashes; the bit map has 16 bits for each, so 6 % of new keys stay as well."""
+    seen = pa.array([], pa.uint32())
+    for part in hashes:
+        seen = pc.unique(pa.concat_arrays([seen, pc.unique(part)]))
+    size = min(max(_SMALLEST, 1 << (16 * len(seen)).bit_length()), _LARGEST)
+    slots = pc.unique(pc.bit_wise_and(seen, pa.scalar(size - 1, pa.uint32())))
+    every = pc.subtract(pc.cumulative_sum(pa.repeat(pa.scalar(1, pa.uint32()), size)), pa.scalar(1, pa.uint32()))
+    return Home(partitions, pc.is_in(every, value_set=slots).buffers()[1].to_pybytes()[: size // 8])
+
+
+@dataclass(frozen=True)
+class Placement:
+    """How one queue places rows, at one number of partitions."""
+
+    key: tuple[str, ...]
+    partitions: int
+    homes: tuple[Home, ...] = ()
+
+    def split(self, table: pa.Table, fallback: int) -> list[tuple[int, pa.Table]]:
+        """The rows of each partition, in their order; rows without a key all go to ``fallback``."""
+        if table.num_rows == 0:
+            return []
+        if not self.key or self.partitions == 1:
+            return [(fallback % self.partitions, table)]
+        targets = self.targets(table)
+        if table.num_rows == 1:
+            return [(targets[0].as_py(), table)]
+        order = pc.array_sort_indices(targets)
+        ordered, counts = table.take(order), pc.value_counts(targets.take(order))
+        return _cut(ordered, counts.field("values").to_pylist(), counts.field("counts").to_pylist())
+
+    def targets(self, table: pa.Table | pa.RecordBatch) -> pa.Array:
+        """The partition of each row."""
+        hashes = key_hash(table, self.key)
+        targets = _modulo(hashes, self.partitions)
+        for home in reversed(self.homes):
+            targets = pc.if_else(home.holds(hashes), _modulo(hashes, home.partitions), targets)
+        return targets
+
+
+def _cut(ordered: pa.Table, partitions: Sequence[int], counts: Sequence[int]) -> list[tuple[int, pa.Table]]:
+    pieces, start = [], 0
+    for partition, count in zip(partitions, counts, strict=True):
+        pieces.append((partition, ordered.slice(start, count)))
+        start += count
+    return pieces
+
+
+def _modulo(hashes: pa.Array, partitions: int) -> pa.Array:
+    count = pa.scalar(partitions, pa.uint32())
+    return pc.subtract(hashes, pc.multiply(pc.divide(hashes, count), count))

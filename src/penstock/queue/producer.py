@@ -1,0 +1,61 @@
+"""A producer session: appends that may be repeated without harm."""
+
+from __future__ import annotations
+
+from penstock.errors import InvalidInput
+from penstock.queue.queue import AppendResult, Queue, Rows
+from penstock.store import producers
+from penstock.store.database import Database, Transaction
+
+
+class Producer:
+    """One session's right to append to one queue; get one from ``Store.producer``.
+
+    Opening a session raises its epoch: whoever held it before is refused from then on.
+    """
+
+    def __init__(self, database: Database, queue: Queue, session: str) -> None:
+        self._database = database
+        self._queue = queue
+        self._session = database.run(lambda tx: producers.open_session(tx, queue.record, session))
+        self.sequence = self._session.sequence
+        """The last sequence number that was appended; -1 before the first."""
+        self.skipped = 0
+        """How many appends were repeats."""
+
+    @property
+    def epoch(self) -> int:
+        return self._session.epoch
+
+    def append(self, rows: Rows, sequence: int | None = None, *, partition: int | None = None) -> AppendResult:
+        """Append rows once, however often it is tried.
+
+        Parameters
+        ----------
+        rows
+            A table, a batch, or dicts.
+        sequence
+            Ascending, gaps allowed; the one behind the last by default. One that is not above the last was appended
+            before and is skipped.
+
+        Raises
+        ------
+        ProducerFenced
+            When the session has been opened again by somebody else.
+        """
+        number = self.sequence + 1 if sequence is None else sequence
+        if not isinstance(number, int) or number < 0:
+            raise InvalidInput(f"a sequence number is 0 or more, not {number!r}")
+        repeated = False
+
+        def first(tx: Transaction) -> bool:
+            nonlocal repeated
+            repeated = number <= producers.lock_session(tx, self._session)
+            if not repeated:
+                producers.set_sequence(tx, self._session, number)
+            return not repeated
+
+        appended = self._queue.append_with(rows, partition, first=first, idempotent=True)
+        self.sequence = max(self.sequence, number)
+        self.skipped += repeated
+        return AppendResult(appended.ranges, skipped=repeated)

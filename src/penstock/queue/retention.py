@@ -1,0 +1,47 @@
+"""How much of a queue is kept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+
+from penstock.errors import InvalidInput
+from penstock.store.catalog import RetentionLimits
+
+
+@dataclass(frozen=True)
+class Retention:
+    """Bounds on each partition of a queue; whichever is reached first lets the oldest rows go.
+
+    Rows that a vital consumer has not safely processed stay in any case. Without a bound everything stays.
+
+    Parameters
+    ----------
+    rows
+        Rows to keep; 0 drops a row as soon as every vital consumer is done with it.
+    age
+        How long to keep rows, from their append.
+    bytes
+        Compressed bytes to keep, in whole segments.
+    """
+
+    rows: int | None = None
+    age: timedelta | None = None
+    bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("rows", "bytes"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or value < 0):
+                raise InvalidInput(f"retention {name} is a number from 0, not {value!r}")
+        if self.age is not None and (not isinstance(self.age, timedelta) or self.age < timedelta(0)):
+            raise InvalidInput(f"retention age is a timedelta from 0, not {self.age!r}")
+
+    def limits(self) -> RetentionLimits:
+        age = None if self.age is None else self.age // timedelta(microseconds=1)
+        return RetentionLimits(self.rows, age, self.bytes)
+
+    @classmethod
+    def of(cls, limits: RetentionLimits) -> Retention:
+        age = None if limits.age is None else timedelta(microseconds=limits.age)
+        return cls(limits.rows, age, limits.bytes)

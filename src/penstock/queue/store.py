@@ -1,0 +1,267 @@
+"""The store's front door: ``connect``, and what hangs on it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from penstock.arrow.keys import check_key
+from penstock.arrow.types import canonical_schema
+from penstock.errors import ConsumerInUse, InvalidInput
+from penstock.queue.consumer import Consumer
+from penstock.queue.maintenance import Maintainer, liveness
+from penstock.queue.names import check_name
+from penstock.queue.producer import Producer
+from penstock.queue.queue import Queue
+from penstock.queue.retention import Retention
+from penstock.store import catalog, consumers, staging
+from penstock.store.consumers import Registration
+from penstock.store.database import Database, Transaction
+from penstock.store.migrate import StoreIdentity, open_database
+
+STAGING_AGE = timedelta(days=1)
+MAX_PARTITIONS = 4096
+
+
+@dataclass(frozen=True)
+class StoreInfo:
+    """What a store holds."""
+
+    url: str
+    uuid: str
+    version: int
+    queues: int
+    consumers: int
+    rows: int
+    bytes: int
+    commits: int
+    staged_segments: int
+    staged_bytes: int
+
+
+class Store:
+    """A database with queues and consumers; safe to use from several threads. Get one from ``connect``."""
+
+    def __init__(self, database: Database, identity: StoreIdentity) -> None:
+        self._database = database
+        self._identity = identity
+        self._maintainer = Maintainer(database, identity.uuid)
+
+    @property
+    def uuid(self) -> str:
+        """The store's identity, wherever it is reached from."""
+        return self._identity.uuid
+
+    @property
+    def url(self) -> str:
+        """The store's URL without its password."""
+        return str(self._database.url)
+
+    @property
+    def database(self) -> Database:
+        return self._database
+
+    def __repr__(self) -> str:
+        return f"Store({self.url!r})"
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Finish the upkeep in hand and close the connections."""
+        self._maintainer.close()
+        self._database.close()
+
+    # Queues.
+
+    def create_queue(
+        self,
+        name: str,
+        schema: Any,
+        *,
+        partitions: int = 1,
+        key: Sequence[str] = (),
+        retention: Retention | None = None,
+    ) -> Queue:
+        """Create a queue.
+
+        Parameters
+        ----------
+        name
+            Any Unicode text of 1 to 255 characters.
+        schema
+            A ``pyarrow.Schema`` or a PySpark ``StructType``.
+        partitions
+            1 to 4096; order holds inside a partition.
+        key
+            Columns; rows with equal keys share a partition.
+        retention
+            How much to keep; everything by default.
+
+        Raises
+        ------
+        AlreadyExists, UnsupportedType, SchemaMismatch, InvalidName, InvalidInput
+        """
+        check_name("queue", name)
+        if not isinstance(partitions, int) or not 1 <= partitions <= MAX_PARTITIONS:
+            raise InvalidInput(f"a queue has 1 to {MAX_PARTITIONS} partitions, not {partitions!r}")
+        canonical = canonical_schema(schema)
+        columns = (key,) if isinstance(key, str) else tuple(key)
+        check_key(canonical, columns)
+        limits = (retention or Retention()).limits()
+        record = self._database.run(
+            lambda tx: catalog.create_queue(
+                tx, name, canonical, partitions=partitions, key=columns, retention=limits
+            )
+        )
+        return self._queue(record)
+
+    def queue(self, name: str) -> Queue:
+        """An existing queue."""
+        return self._queue(self._database.run(lambda tx: catalog.find_queue(tx, name), write=False))
+
+    def queues(self) -> list[str]:
+        """The names of all queues."""
+        return [record.name for record in self._database.run(catalog.list_queues, write=False)]
+
+    def drop_queue(self, name: str, *, force: bool = False) -> None:
+        """Drop a queue with its rows and offsets.
+
+        Raises
+        ------
+        ConsumerInUse
+            When a running query owns a consumer of it, or, unless ``force``, a vital consumer is registered.
+        """
+
+        def work(tx: Transaction) -> None:
+            record = catalog.find_queue(tx, name, lock=True)
+            for registration in consumers.registrations_of(tx, record):
+                self._refuse_drop(record, registration, force)
+            for partition in range(record.partitions):
+                catalog.lock_partition(tx, record, partition)
+            catalog.drop_queue(tx, record)
+
+        self._database.run(work)
+
+    def _refuse_drop(self, record: catalog.QueueRecord, registration: Registration, force: bool) -> None:
+        if liveness(self._database, self.uuid, record)(registration.consumer):
+            raise ConsumerInUse(
+                f"queue {record.name!r} is being read by a running query through consumer "
+                f"{registration.consumer!r}: stop the query first"
+            )
+        if registration.vital and not force:
+            raise ConsumerInUse(
+                f"queue {record.name!r} has the vital consumer {registration.consumer!r}: "
+                "unregister it, or drop with force"
+            )
+
+    def _queue(self, record: catalog.QueueRecord) -> Queue:
+        return Queue(self._database, self.uuid, record, self._maintainer)
+
+    # Consumers and producers.
+
+    def create_consumer(self, name: str) -> Consumer:
+        """Create a consumer; register it on queues next.
+
+        Raises
+        ------
+        AlreadyExists, InvalidName
+        """
+        check_name("consumer", name)
+        self._database.run(lambda tx: consumers.create_consumer(tx, name))
+        return self._consumer(name)
+
+    def consumer(self, name: str) -> Consumer:
+        """An existing consumer."""
+        self._database.run(lambda tx: consumers.find_consumer(tx, name), write=False)
+        return self._consumer(name)
+
+    def consumers(self) -> list[str]:
+        """The names of all consumers."""
+        return self._database.run(consumers.list_consumers, write=False)
+
+    def registrations(self) -> list[Registration]:
+        """All registrations of all consumers."""
+        return self._database.run(consumers.list_registrations, write=False)
+
+    def drop_consumer(self, name: str) -> None:
+        """Drop a consumer with its offsets; refused while a running query owns it."""
+
+        def work(tx: Transaction) -> None:
+            for registration in consumers.list_registrations(tx):
+                lock = self._database.owner_lock(registration.lock_name(self.uuid))
+                if registration.consumer == name and lock.held_elsewhere():
+                    raise ConsumerInUse(
+                        f"consumer {name!r} is owned by a running query on queue {registration.queue!r}: "
+                        "stop the query first"
+                    )
+            consumers.drop_consumer(tx, name)
+
+        self._database.run(work)
+
+    def _consumer(self, name: str) -> Consumer:
+        return Consumer(self._database, self.uuid, name, self._maintainer)
+
+    def producer(self, queue: str, session: str) -> Producer:
+        """Open a producer session, fencing whoever held it before."""
+        check_name("producer session", session)
+        return Producer(self._database, self.queue(queue), session)
+
+    # The whole store.
+
+    def maintain(self) -> None:
+        """Do the upkeep of every queue now: merge crowds of small segments, apply retentions."""
+        for name in self.queues():
+            self.queue(name).maintain()
+
+    def sweep(self, older_than: timedelta = STAGING_AGE) -> int:
+        """Drop what dead tasks have staged longer ago; the number of segments that went.
+
+        A live micro-batch that loses its staging this way is refused at its commit and repeated: nothing is lost.
+        """
+        return staging.sweep(self._database, older_than=older_than // timedelta(microseconds=1))
+
+    def info(self) -> StoreInfo:
+        """What the store holds."""
+
+        def work(tx: Transaction) -> StoreInfo:
+            queues = catalog.list_queues(tx)
+            parts = [partition for queue in queues for partition in catalog.partitions(tx, queue)]
+            staged = tx.all("staged_apps")
+            return StoreInfo(
+                url=self.url,
+                uuid=self.uuid,
+                version=self._identity.version,
+                queues=len(queues),
+                consumers=len(consumers.list_consumers(tx)),
+                rows=sum(part.rows for part in parts),
+                bytes=sum(part.bytes for part in parts),
+                commits=int(tx.one("count_ledger").commits),
+                staged_segments=sum(int(app.segments) for app in staged),
+                staged_bytes=sum(int(app.bytes) for app in staged),
+            )
+
+        return self._database.run(work, write=False)
+
+
+def connect(url: str, *, create: bool = True) -> Store:
+    """Open a store, making it first where there is none.
+
+    Parameters
+    ----------
+    url
+        ``sqlite:///relative.db``, ``sqlite:////absolute.db``, or ``postgresql://user@host/database?schema=penstock``.
+    create
+        False for an error where there is no store.
+
+    Raises
+    ------
+    InvalidUrl, MissingDependency, StoreNotFound, StoreTooNew, StoreUnavailable, StoreReadOnly
+    """
+    database, identity = open_database(url, create=create)
+    return Store(database, identity)

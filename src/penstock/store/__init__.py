@@ -1,0 +1,1 @@
+"""One durable state, one transaction at a time, on SQLite and PostgreSQL."""

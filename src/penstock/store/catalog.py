@@ -1,0 +1,141 @@
+"""Queues as the store knows them: create, find, list, grow, drop."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any
+
+import pyarrow as pa
+
+from penstock.arrow.types import schema_from_bytes, schema_to_bytes
+from penstock.errors import AlreadyExists, QueueNotFound
+from penstock.names import did_you_mean
+from penstock.store.database import Transaction
+
+
+@dataclass(frozen=True)
+class RetentionLimits:
+    """How much of each partition stays: rows, microseconds of age, compressed bytes; None for no limit."""
+
+    rows: int | None = None
+    age: int | None = None
+    bytes: int | None = None
+
+    @property
+    def unlimited(self) -> bool:
+        return self.rows is None and self.age is None and self.bytes is None
+
+
+@dataclass(frozen=True)
+class QueueRecord:
+    """One queue."""
+
+    queue_id: int
+    name: str
+    generation: int
+    schema_bytes: bytes
+    key: tuple[str, ...]
+    partitions: int
+    retention: RetentionLimits
+    created_at: int
+
+    @cached_property
+    def schema(self) -> pa.Schema:
+        return _schema(self.schema_bytes)
+
+
+@dataclass(frozen=True)
+class PartitionRecord:
+    """One partition: rows [first_index, next_index) are there."""
+
+    partition: int
+    first_index: int
+    next_index: int
+    last_timestamp: int
+    bytes: int
+    segments: int
+
+    @property
+    def rows(self) -> int:
+        return self.next_index - self.first_index
+
+
+@lru_cache(maxsize=256)
+def _schema(data: bytes) -> pa.Schema:
+    return schema_from_bytes(data)
+
+
+def _record(row: Any) -> QueueRecord:
+    return QueueRecord(
+        queue_id=row.queue_id,
+        name=row.name,
+        generation=row.generation,
+        schema_bytes=bytes(row.schema),
+        key=tuple(json.loads(row.key_columns)),
+        partitions=row.partitions,
+        retention=RetentionLimits(row.retention_rows, row.retention_age, row.retention_bytes),
+        created_at=row.created_at,
+    )
+
+
+def create_queue(
+    tx: Transaction, name: str, schema: pa.Schema, *, partitions: int, key: Sequence[str], retention: RetentionLimits
+) -> QueueRecord:
+    row = tx.one(
+        "insert_queue",
+        name=name,
+        # A queue of the same name that is made anew must not be taken for the old one.
+        generation=random.getrandbits(40),
+        schema=schema_to_bytes(schema),
+        key_columns=json.dumps(list(key)),
+        partitions=partitions,
+        now=tx.now(),
+        **_retention(retention),
+    )
+    if row is None:
+        raise AlreadyExists(f"queue {name!r} exists already; drop it first, or choose another name", queue=name)
+    tx.many("insert_partition", [{"queue_id": row.queue_id, "partition": p} for p in range(partitions)])
+    return find_queue(tx, name)
+
+
+def _retention(limits: RetentionLimits) -> dict[str, int | None]:
+    return {"retention_rows": limits.rows, "retention_age": limits.age, "retention_bytes": limits.bytes}
+
+
+def find_queue(tx: Transaction, name: str, *, lock: bool = False) -> QueueRecord:
+    row = tx.one("lock_queue" if lock else "find_queue", name=name)
+    if row is None:
+        known = [queue.name for queue in tx.all("list_queues")]
+        raise QueueNotFound(f"there is no queue {name!r}.{did_you_mean(name, known)}", queue=name)
+    return _record(row)
+
+
+def list_queues(tx: Transaction) -> list[QueueRecord]:
+    return [_record(row) for row in tx.all("list_queues")]
+
+
+def set_retention(tx: Transaction, queue: QueueRecord, limits: RetentionLimits) -> None:
+    tx.run("set_retention", queue_id=queue.queue_id, **_retention(limits))
+
+
+def drop_queue(tx: Transaction, queue: QueueRecord) -> None:
+    for statement in ("delete_queue_payloads", "delete_queue_segments", "delete_queue_staged", "delete_queue"):
+        tx.run(statement, queue_id=queue.queue_id)
+
+
+def partitions(tx: Transaction, queue: QueueRecord) -> list[PartitionRecord]:
+    return [_partition(row) for row in tx.all("read_partitions", queue_id=queue.queue_id)]
+
+
+def _partition(row: Any) -> PartitionRecord:
+    return PartitionRecord(
+        row.partition, row.first_index, row.next_index, row.last_timestamp, row.bytes, row.segments
+    )
+
+
+def lock_partition(tx: Transaction, queue: QueueRecord, partition: int) -> PartitionRecord:
+    return _partition(tx.one("lock_partition", queue_id=queue.queue_id, partition=partition))

@@ -1,0 +1,212 @@
+"""Consumers: registrations, offsets, owners and their open micro-batch."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.errors import AlreadyExists, ConsumerNotFound, InvalidPosition, NotRegistered, OffsetConflict
+from penstock.names import did_you_mean
+from penstock.store.catalog import PartitionRecord, QueueRecord, find_queue, lock_partition, partitions
+from penstock.store.database import Transaction
+from penstock.store.trim import first_since
+
+Position = str | int | Mapping[int, int]
+
+
+@dataclass(frozen=True)
+class Registration:
+    """A consumer on a queue."""
+
+    consumer_id: int
+    queue_id: int
+    consumer: str
+    queue: str
+    vital: bool
+    generation: int
+    """Changes with every seek, so that offsets from before it are recognised."""
+    epoch: int
+    """Changes with every owner, so that an owner which lost it is recognised."""
+    app_id: str | None
+    plan_epoch: int | None
+    plan: str | None
+    split: str | None
+    draining: bool
+
+    @property
+    def plan_open(self) -> bool:
+        return self.plan_epoch is not None and self.plan_epoch == self.epoch
+
+    @property
+    def keys(self) -> dict[str, int]:
+        return {"consumer_id": self.consumer_id, "queue_id": self.queue_id}
+
+    def lock_name(self, store_uuid: str) -> str:
+        return owner_name(store_uuid, self.consumer, self.queue_id)
+
+
+def owner_name(store_uuid: str, consumer: str, queue_id: int) -> str:
+    """The name of the lock that the live owner of a consumer holds on a queue."""
+    return f"{store_uuid}/{queue_id}/{consumer}"
+
+
+def _registration(row: Any) -> Registration:
+    return Registration(
+        row.consumer_id,
+        row.queue_id,
+        row.consumer,
+        row.queue,
+        bool(row.vital),
+        row.generation,
+        row.epoch,
+        row.app_id,
+        row.plan_epoch,
+        row.plan,
+        row.split,
+        bool(row.draining),
+    )
+
+
+def create_consumer(tx: Transaction, name: str) -> None:
+    if tx.one("insert_consumer", name=name, now=tx.now()) is None:
+        raise AlreadyExists(f"consumer {name!r} exists already", consumer=name)
+
+
+def find_consumer(tx: Transaction, name: str) -> int:
+    row = tx.one("find_consumer", name=name)
+    if row is None:
+        known = [consumer.name for consumer in tx.all("list_consumers")]
+        raise ConsumerNotFound(f"there is no consumer {name!r}.{did_you_mean(name, known)}", consumer=name)
+    return int(row.consumer_id)
+
+
+def list_consumers(tx: Transaction) -> list[str]:
+    return [row.name for row in tx.all("list_consumers")]
+
+
+def drop_consumer(tx: Transaction, name: str) -> None:
+    tx.run("delete_consumer", consumer_id=find_consumer(tx, name))
+
+
+def find_registration(tx: Transaction, consumer: str, queue: str, *, lock: bool = False) -> Registration:
+    row = tx.one("lock_registration" if lock else "find_registration", consumer=consumer, queue=queue)
+    if row is not None:
+        return _registration(row)
+    find_consumer(tx, consumer)
+    find_queue(tx, queue)
+    raise NotRegistered(
+        f"consumer {consumer!r} is not registered on queue {queue!r}: "
+        f"store.consumer({consumer!r}).register({queue!r}), or `penstock consumer register`",
+        consumer=consumer,
+        queue=queue,
+    )
+
+
+def list_registrations(tx: Transaction) -> list[Registration]:
+    return [_registration(row) for row in tx.all("list_registrations")]
+
+
+def registrations_of(tx: Transaction, queue: QueueRecord) -> list[Registration]:
+    return [_registration(row) for row in tx.all("registrations_of_queue", queue_id=queue.queue_id)]
+
+
+def register(tx: Transaction, consumer: str, queue: QueueRecord, *, vital: bool, start: Position) -> Registration:
+    """Register a consumer; one that is registered already keeps its offsets and takes the new ``vital``."""
+    keys = {"consumer_id": find_consumer(tx, consumer), "queue_id": queue.queue_id}
+    # A random generation: offsets of an earlier registration of the same names must not be taken for this one's.
+    if not tx.run("insert_registration", vital=int(vital), generation=random.getrandbits(40), **keys):
+        tx.run("set_vital", vital=int(vital), **keys)
+        return find_registration(tx, consumer, queue.name)
+    offsets = resolve(tx, queue, start)
+    tx.many("insert_position", [{"partition": p, "next_index": i, **keys} for p, i in enumerate(offsets)])
+    return find_registration(tx, consumer, queue.name)
+
+
+def resolve(tx: Transaction, queue: QueueRecord, position: Position) -> list[int]:
+    """The row index of each partition that a position stands for, under the partitions' locks.
+
+    Parameters
+    ----------
+    position
+        ``earliest``, ``latest``, microseconds since 1970 (the first row at or after that time), or row indexes by
+        partition (the others: earliest).
+    """
+    records = [lock_partition(tx, queue, p.partition) for p in partitions(tx, queue)]
+    if position == "earliest":
+        return [record.first_index for record in records]
+    if position == "latest":
+        return [record.next_index for record in records]
+    if isinstance(position, int):
+        return [first_since(tx, queue, record, position) for record in records]
+    if isinstance(position, Mapping):
+        return _given(queue, records, position)
+    raise InvalidPosition(
+        f"a position is 'earliest', 'latest', a datetime or {{partition: row index}}, not {position!r}"
+    )
+
+
+def _given(queue: QueueRecord, records: Sequence[PartitionRecord], position: Mapping[int, int]) -> list[int]:
+    offsets = [record.first_index for record in records]
+    for partition, index in position.items():
+        if not 0 <= partition < len(records):
+            raise InvalidPosition(f"queue {queue.name!r} has partitions 0 to {len(records) - 1}, not {partition}")
+        record = records[partition]
+        if not record.first_index <= index <= record.next_index:
+            raise InvalidPosition(
+                f"queue {queue.name!r}, partition {partition}, has rows {record.first_index} to {record.next_index}, "
+                f"not {index}: a position lies between them, both included"
+            )
+        offsets[partition] = index
+    return offsets
+
+
+def read_offsets(tx: Transaction, registration: Registration) -> tuple[list[int], list[int]]:
+    """The offsets and the safe offsets, by partition."""
+    rows = tx.all("read_positions", **registration.keys)
+    return [row.next_index for row in rows], [row.safe_index for row in rows]
+
+
+def advance(tx: Transaction, registration: Registration, partition: int, old: int, new: int, *, safe: bool) -> None:
+    """Compare-and-set of one offset.
+
+    Parameters
+    ----------
+    safe
+        Whether the safe offset follows: yes where the caller's own transaction is all there is to it.
+    """
+    statement = "advance_position_and_safe" if safe else "advance_position"
+    if not tx.run(statement, partition=partition, old=old, new=new, **registration.keys):
+        found = next((row for row in tx.all("read_positions", **registration.keys) if row.partition == partition), None)
+        stands = "has no such partition" if found is None else f"stands at {found.next_index}"
+        raise OffsetConflict(
+            f"consumer {registration.consumer!r} on queue {registration.queue!r}, partition {partition}, {stands}, "
+            f"not at {old}: somebody else moved it; read its offsets and go on from there",
+            consumer=registration.consumer,
+            queue=registration.queue,
+            partition=partition,
+            expected=old,
+            found=found and found.next_index,
+        )
+
+
+def seek(tx: Transaction, registration: Registration, offsets: Sequence[int]) -> None:
+    """Set all offsets and safe offsets and raise the generation, which turns away every older checkpoint."""
+    tx.many(
+        "set_position",
+        [{"partition": p, "next_index": index, **registration.keys} for p, index in enumerate(offsets)],
+    )
+    tx.run("next_generation", **registration.keys)
+
+
+def add_partition_positions(tx: Transaction, queue: QueueRecord, first: int, last: int) -> None:
+    """Positions at 0 for partitions [first, last) of every registration."""
+    tx.many(
+        "insert_position",
+        [
+            {"partition": partition, "next_index": 0, **registration.keys}
+            for registration in registrations_of(tx, queue)
+            for partition in range(first, last)
+        ],
+    )

@@ -1,0 +1,45 @@
+"""The ledger: what each (sink, app, micro-batch, task) has committed, so that a replay is a no-op."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock.store.database import Transaction
+
+WHOLE_BATCH = -1
+KEEP = 1000
+"""Micro-batches of a sink and app that the ledger remembers; far more than any checkpoint does by default (100)."""
+
+
+@dataclass(frozen=True)
+class LedgerEntry:
+    ranges: str
+    rows: int
+
+
+@dataclass(frozen=True)
+class LedgerKey:
+    sink: str
+    app_id: str
+    batch_id: int
+    task: int = WHOLE_BATCH
+
+    def fields(self) -> dict[str, str | int]:
+        return {"sink": self.sink, "app_id": self.app_id, "batch_id": self.batch_id, "task": self.task}
+
+
+def enter(tx: Transaction, key: LedgerKey, ranges: str, rows: int) -> LedgerEntry | None:
+    """Write the entry; the one that was there before, if there was one."""
+    if tx.run("insert_ledger", ranges=ranges, row_count=rows, now=tx.now(), **key.fields()):
+        return None
+    row = tx.one("find_ledger", **key.fields())
+    return LedgerEntry(row.ranges, row.row_count)
+
+
+def last_batch(tx: Transaction, key: LedgerKey) -> int | None:
+    row = tx.one("last_batch", sink=key.sink, app_id=key.app_id)
+    return None if row.batch_id is None else int(row.batch_id)
+
+
+def prune(tx: Transaction, key: LedgerKey) -> None:
+    tx.run("prune_ledger", sink=key.sink, app_id=key.app_id, batch_id=key.batch_id - KEEP)

@@ -1,0 +1,264 @@
+"""The log of a partition: append segments under the partition's lock, read ranges page by page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Any
+
+import pyarrow as pa
+
+from penstock.arrow.segments import decode, encode
+from penstock.errors import DataLost, QueueNotFound, StoreError
+from penstock.store.catalog import QueueRecord
+from penstock.store.database import Database, Transaction
+from penstock.store.runs import Runs
+
+BLOCK = 4096
+PAGE_SEGMENTS = 1024
+PAGE_BYTES = 8 << 20
+SEGMENT_ROWS = 65_536
+MERGE_FAN_IN = 64
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Consecutive rows of one partition, compressed and ready to be stored."""
+
+    partition: int
+    rows: int
+    payload: pa.Buffer
+
+    @property
+    def bytes(self) -> int:
+        return int(self.payload.size)
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Rows [start, end) of a partition as they are read."""
+
+    start: int
+    batch: pa.RecordBatch
+    runs: Runs | None
+    first_timestamp: int
+    """The time of the first row, and of all when there are no runs; microseconds since 1970."""
+
+    @property
+    def end(self) -> int:
+        return self.start + int(self.batch.num_rows)
+
+
+def to_segments(table: pa.Table | pa.RecordBatch, partition: int, *, max_rows: int = SEGMENT_ROWS) -> list[Segment]:
+    """Cut rows into compressed segments of at most ``max_rows``."""
+    if isinstance(table, pa.RecordBatch):
+        batches = [table.slice(start, max_rows) for start in range(0, table.num_rows, max_rows)]
+    else:
+        combined = table.combine_chunks() if table.num_rows > 0 else table
+        batches = [batch for batch in combined.to_batches(max_chunksize=max_rows) if batch.num_rows]
+    return [Segment(partition, batch.num_rows, encode(batch)) for batch in batches]
+
+
+def allocate_payloads(tx: Transaction, count: int) -> list[int]:
+    """Ids for ``count`` payloads, ascending; later calls give higher ones."""
+    ids: list[int] = []
+    while len(ids) < count:
+        first = tx.one("allocate_block").block * BLOCK
+        ids.extend(range(first, first + min(BLOCK, count - len(ids))))
+    return ids
+
+
+def store_payloads(tx: Transaction, segments: Sequence[Segment], runs: pa.Buffer | None = None) -> list[int]:
+    ids = allocate_payloads(tx, len(segments))
+    tx.many(
+        "insert_payload",
+        [
+            {"payload_id": payload_id, "runs": runs and memoryview(runs), "data": memoryview(segment.payload)}
+            for payload_id, segment in zip(ids, segments, strict=True)
+        ],
+    )
+    return ids
+
+
+@dataclass(frozen=True)
+class Appended:
+    """What one append added."""
+
+    ranges: dict[int, tuple[int, int]]
+    """The first and end row index of each partition that it touched."""
+    crowded: tuple[int, ...] = ()
+    """The partitions in which it is time to look for small segments to merge."""
+
+    @property
+    def rows(self) -> int:
+        return sum(end - start for start, end in self.ranges.values())
+
+
+def append(tx: Transaction, queue: QueueRecord, segments: Sequence[Segment]) -> Appended:
+    """Append segments as one append."""
+    ordered = sorted(segments, key=lambda segment: segment.partition)
+    placed = place(tx, queue, [(segment.partition, segment.rows, segment.bytes) for segment in ordered])
+    ids = store_payloads(tx, ordered)
+    return publish(tx, queue, placed, ids, ids[0]) if ids else Appended({})
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a segment goes."""
+
+    partition: int
+    start: int
+    end: int
+    bytes: int
+    timestamp: int
+    crowded: bool
+
+
+def place(tx: Transaction, queue: QueueRecord, sizes: Sequence[tuple[int, int, int]]) -> list[Place]:
+    """Lock the partitions in ascending order and give each (partition, rows, bytes) its row indexes."""
+    now = tx.now()
+    places: list[Place] = []
+    for partition, group in groupby(sizes, key=lambda size: size[0]):
+        members = list(group)
+        rows = sum(size[1] for size in members)
+        row = tx.one(
+            "advance_partition",
+            queue_id=queue.queue_id,
+            partition=partition,
+            row_count=rows,
+            bytes=sum(size[2] for size in members),
+            segments=len(members),
+            now=now,
+        )
+        if row is None:
+            raise QueueNotFound(f"queue {queue.name!r} was dropped meanwhile", queue=queue.name)
+        start = row.next_index - rows
+        crowded = row.segments // MERGE_FAN_IN > (row.segments - len(members)) // MERGE_FAN_IN
+        for _, count, size in members:
+            places.append(Place(partition, start, start + count, size, row.last_timestamp, crowded))
+            start += count
+    return places
+
+
+def publish(
+    tx: Transaction, queue: QueueRecord, places: Sequence[Place], payload_ids: Sequence[int], append_id: int
+) -> Appended:
+    """Make placed segments visible as one append."""
+    tx.many(
+        "insert_segment",
+        [
+            {
+                "queue_id": queue.queue_id,
+                "partition": place.partition,
+                "start_index": place.start,
+                "end_index": place.end,
+                "first_append": append_id,
+                "last_append": append_id,
+                "first_timestamp": place.timestamp,
+                "last_timestamp": place.timestamp,
+                "bytes": place.bytes,
+                "payload_id": payload_id,
+            }
+            for place, payload_id in zip(places, payload_ids, strict=True)
+        ],
+    )
+    ranges: dict[int, tuple[int, int]] = {}
+    for place in places:
+        ranges[place.partition] = (ranges.get(place.partition, (place.start, 0))[0], place.end)
+    return Appended(ranges, tuple(sorted({place.partition for place in places if place.crowded})))
+
+
+def read(
+    database: Database,
+    queue: QueueRecord,
+    partition: int,
+    start: int,
+    end: int,
+    *,
+    columns: Sequence[str] | None = None,
+    page_bytes: int = PAGE_BYTES,
+    on_lost: str = "fail",
+) -> Iterator[Chunk]:
+    """Rows [start, end) of a partition, chunk by chunk; each page is a transaction of its own.
+
+    Parameters
+    ----------
+    columns
+        The columns to decode; all when None.
+    page_bytes
+        Compressed bytes fetched at a time; one segment at the least.
+    on_lost
+        ``fail``, or ``skip`` for going on behind rows that were trimmed.
+
+    Raises
+    ------
+    DataLost
+        When a part of the range has been trimmed and ``on_lost`` is ``fail``.
+    """
+    position = start
+    while position < end:
+        first, rows = _page(database, queue, partition, position, end, page_bytes)
+        if first > position:
+            if on_lost == "fail":
+                raise lost(queue.name, partition, position, min(first, end))
+            position = first
+            continue
+        if not rows:
+            raise StoreError(
+                f"queue {queue.name!r}, partition {partition}, has no row {position}: the range ends at {end}, "
+                "past the newest row"
+            )
+        for row in rows:
+            chunk = _chunk(row, queue.schema, columns, position, end)
+            position = chunk.end
+            yield chunk
+
+
+def lost(queue: str, partition: int, start: int, end: int) -> DataLost:
+    return DataLost(
+        f"rows [{start}, {end}) of queue {queue!r}, partition {partition}, have been trimmed; seek the consumer to "
+        "'earliest', or set failOnDataLoss=false to go on without them",
+        queue=queue,
+        partition=partition,
+        start=start,
+        end=end,
+    )
+
+
+def _page(
+    database: Database, queue: QueueRecord, partition: int, start: int, end: int, page_bytes: int
+) -> tuple[int, list[Any]]:
+    def work(tx: Transaction) -> tuple[int, list[Any]]:
+        rows = tx.all(
+            "read_page",
+            queue_id=queue.queue_id,
+            partition=partition,
+            start_index=start,
+            end_index=end,
+            max_segments=PAGE_SEGMENTS,
+            max_bytes=page_bytes,
+        )
+        # Read after the page: a trim in between is seen, never hidden.
+        found = tx.one("read_partition", queue_id=queue.queue_id, partition=partition)
+        if found is None:
+            raise QueueNotFound(f"queue {queue.name!r} was dropped meanwhile", queue=queue.name)
+        return found.first_index, rows
+
+    return database.run(work, write=False)
+
+
+def _chunk(row: Any, schema: pa.Schema, columns: Sequence[str] | None, position: int, end: int) -> Chunk:
+    batch = decode(row.data, schema, columns)
+    runs = Runs.from_bytes(row.runs) if row.runs is not None else None
+    whole = Chunk(row.start_index, batch, runs, row.first_timestamp)
+    offset = max(position - row.start_index, 0)
+    length = min(end, row.end_index) - row.start_index - offset
+    if offset == 0 and length == batch.num_rows:
+        return whole
+    return replace(
+        whole,
+        start=row.start_index + offset,
+        batch=batch.slice(offset, length),
+        runs=runs.slice(offset, length) if runs else None,
+    )

@@ -1,0 +1,46 @@
+"""Producer sessions: an epoch that fences the previous holder, a sequence that makes repeats visible."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock.errors import ProducerFenced
+from penstock.store.catalog import QueueRecord
+from penstock.store.database import Transaction
+
+
+@dataclass(frozen=True)
+class ProducerSession:
+    queue_id: int
+    session: str
+    epoch: int
+    sequence: int
+    """The last sequence number that was appended; -1 before the first."""
+
+
+def open_session(tx: Transaction, queue: QueueRecord, session: str) -> ProducerSession:
+    row = tx.one("open_producer", queue_id=queue.queue_id, session=session)
+    return ProducerSession(queue.queue_id, session, row.epoch, row.sequence)
+
+
+def lock_session(tx: Transaction, session: ProducerSession) -> int:
+    """The last sequence number, under the session's lock.
+
+    Raises
+    ------
+    ProducerFenced
+        When the session has been opened again since.
+    """
+    row = tx.one("lock_producer", queue_id=session.queue_id, session=session.session, epoch=session.epoch)
+    if row is None:
+        raise ProducerFenced(
+            f"producer session {session.session!r} was opened again by somebody else; this one may not append any "
+            "more: stop it, or open the session anew to take it over",
+            session=session.session,
+            epoch=session.epoch,
+        )
+    return int(row.sequence)
+
+
+def set_sequence(tx: Transaction, session: ProducerSession, sequence: int) -> None:
+    tx.run("set_sequence", queue_id=session.queue_id, session=session.session, sequence=sequence)

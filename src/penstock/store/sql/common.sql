@@ -1,0 +1,355 @@
+-- Statements that both databases understand. `penstock.` stands for the store's schema, `:name` for a parameter.
+
+-- name: read_store
+select uuid, version from penstock.store;
+
+-- name: insert_store
+insert into penstock.store (uuid, version, created_at) values (:uuid, :version, :now);
+
+-- name: set_version
+update penstock.store set version = :version;
+
+-- queues
+
+-- name: insert_queue
+insert into penstock.queue
+    (name, generation, schema, key_columns, partitions, retention_rows, retention_age, retention_bytes, created_at)
+values
+    (:name, :generation, :schema, :key_columns, :partitions, :retention_rows, :retention_age, :retention_bytes, :now)
+on conflict (name) do nothing
+returning queue_id;
+
+-- name: find_queue
+select * from penstock.queue where name = :name;
+
+-- name: list_queues
+select * from penstock.queue order by name;
+
+-- name: insert_partition
+insert into penstock.partition (queue_id, partition) values (:queue_id, :partition);
+
+-- name: set_partitions
+update penstock.queue set partitions = :partitions where queue_id = :queue_id;
+
+-- name: set_retention
+update penstock.queue
+set retention_rows = :retention_rows, retention_age = :retention_age, retention_bytes = :retention_bytes
+where queue_id = :queue_id;
+
+-- name: delete_queue_payloads
+delete from penstock.payload where payload_id in (
+    select payload_id from penstock.segment where queue_id = :queue_id
+    union all
+    select payload_id from penstock.staged where queue_id = :queue_id
+);
+
+-- name: delete_queue_segments
+delete from penstock.segment where queue_id = :queue_id;
+
+-- name: delete_queue_staged
+delete from penstock.staged where queue_id = :queue_id;
+
+-- name: delete_queue
+delete from penstock.queue where queue_id = :queue_id;
+
+-- name: insert_key_home
+insert into penstock.key_home (queue_id, partitions, hashes) values (:queue_id, :partitions, :hashes);
+
+-- name: read_key_homes
+select partitions, hashes from penstock.key_home where queue_id = :queue_id order by partitions;
+
+-- the log
+
+-- name: read_partitions
+select * from penstock.partition where queue_id = :queue_id order by partition;
+
+-- name: read_partition
+select * from penstock.partition where queue_id = :queue_id and partition = :partition;
+
+-- The update takes the partition's row lock and holds it to the commit; timestamps never go back.
+-- name: advance_partition
+update penstock.partition
+set next_index = next_index + :row_count,
+    bytes = bytes + :bytes,
+    segments = segments + :segments,
+    last_timestamp = case when last_timestamp > :now then last_timestamp else :now end
+where queue_id = :queue_id and partition = :partition
+returning next_index, last_timestamp, segments;
+
+-- name: insert_payload
+insert into penstock.payload (payload_id, runs, data) values (:payload_id, :runs, :data);
+
+-- name: insert_segment
+insert into penstock.segment
+    (queue_id, partition, start_index, end_index, first_append, last_append, first_timestamp, last_timestamp,
+     bytes, payload_id)
+values
+    (:queue_id, :partition, :start_index, :end_index, :first_append, :last_append, :first_timestamp,
+     :last_timestamp, :bytes, :payload_id);
+
+-- One page of a range: the segments from the one that holds row `start`, while their payloads stay within max_bytes.
+-- name: read_page
+select
+    s.start_index, s.end_index, s.first_append, s.last_append, s.first_timestamp, s.last_timestamp, s.bytes,
+    s.payload_id, p.data, p.runs
+from (
+    select *, sum(bytes) over (order by end_index) - bytes as bytes_before
+    from (
+        select * from penstock.segment
+        where queue_id = :queue_id and partition = :partition and end_index > :start_index
+            and end_index <= (
+                select min(end_index) from penstock.segment
+                where queue_id = :queue_id and partition = :partition and end_index >= :end_index
+            )
+        order by end_index
+        limit :max_segments
+    ) as ahead
+) as s
+join penstock.payload as p on p.payload_id = s.payload_id
+where s.bytes_before < :max_bytes
+order by s.end_index;
+
+-- The segments of a range without their payloads.
+-- name: read_segments
+select start_index, end_index, first_append, last_append, first_timestamp, last_timestamp, bytes, payload_id
+from penstock.segment
+where queue_id = :queue_id and partition = :partition and end_index > :start_index
+order by end_index
+limit :max_segments;
+
+-- The newest segments first, without their payloads.
+-- name: read_last_segments
+select start_index, end_index, first_append, last_append, first_timestamp, last_timestamp, bytes, payload_id
+from penstock.segment
+where queue_id = :queue_id and partition = :partition
+order by end_index desc
+limit :max_segments;
+
+-- name: segment_at
+select start_index, end_index, first_append, last_append, first_timestamp, last_timestamp, payload_id
+from penstock.segment
+where queue_id = :queue_id and partition = :partition and end_index > :row_index
+order by end_index
+limit 1;
+
+-- name: read_runs
+select runs from penstock.payload where payload_id = :payload_id;
+
+-- name: bytes_after
+select coalesce(sum(bytes), 0) as bytes
+from penstock.segment
+where queue_id = :queue_id and partition = :partition and end_index > :row_index;
+
+-- name: delete_payloads_before
+delete from penstock.payload where payload_id in (
+    select payload_id from penstock.segment
+    where queue_id = :queue_id and partition = :partition and end_index <= :row_index
+);
+
+-- name: delete_segments_before
+delete from penstock.segment
+where queue_id = :queue_id and partition = :partition and end_index <= :row_index
+returning bytes;
+
+-- name: set_first_index
+update penstock.partition
+set first_index = :first_index, bytes = bytes - :bytes, segments = segments - :segments
+where queue_id = :queue_id and partition = :partition and first_index <= :first_index;
+
+-- name: delete_segment
+delete from penstock.segment
+where queue_id = :queue_id and partition = :partition and end_index = :end_index;
+
+-- name: delete_payload
+delete from penstock.payload where payload_id = :payload_id;
+
+-- name: account_merge
+update penstock.partition set bytes = bytes + :bytes, segments = segments + :segments
+where queue_id = :queue_id and partition = :partition;
+
+-- staging
+
+-- name: insert_staged
+insert into penstock.staged
+    (app_id, batch_id, attempt, task, ordinal, queue_id, partition, row_count, bytes, payload_id, created_at)
+values
+    (:app_id, :batch_id, :attempt, :task, :ordinal, :queue_id, :partition, :row_count, :bytes, :payload_id, :now);
+
+-- name: read_staged
+select attempt, task, ordinal, queue_id, partition, row_count, bytes, payload_id
+from penstock.staged
+where app_id = :app_id and batch_id = :batch_id
+order by partition, task, attempt, ordinal;
+
+-- name: delete_staged_batch
+delete from penstock.staged where app_id = :app_id and batch_id <= :batch_id and queue_id = :queue_id
+returning payload_id;
+
+-- name: delete_staged_before
+delete from penstock.staged where created_at < :created_at
+returning payload_id;
+
+-- name: staged_apps
+select app_id, max(created_at) as newest, count(*) as segments, sum(bytes) as bytes
+from penstock.staged group by app_id;
+
+-- consumers
+
+-- name: insert_consumer
+insert into penstock.consumer (name, created_at) values (:name, :now)
+on conflict (name) do nothing
+returning consumer_id;
+
+-- name: find_consumer
+select * from penstock.consumer where name = :name;
+
+-- name: list_consumers
+select * from penstock.consumer order by name;
+
+-- name: delete_consumer
+delete from penstock.consumer where consumer_id = :consumer_id;
+
+-- name: insert_registration
+insert into penstock.registration (consumer_id, queue_id, vital, generation)
+values (:consumer_id, :queue_id, :vital, :generation)
+on conflict (consumer_id, queue_id) do nothing;
+
+-- name: set_vital
+update penstock.registration set vital = :vital where consumer_id = :consumer_id and queue_id = :queue_id;
+
+-- name: delete_registration
+delete from penstock.registration where consumer_id = :consumer_id and queue_id = :queue_id;
+
+-- name: find_registration
+select r.*, c.name as consumer, q.name as queue
+from penstock.registration as r
+join penstock.consumer as c on c.consumer_id = r.consumer_id
+join penstock.queue as q on q.queue_id = r.queue_id
+where c.name = :consumer and q.name = :queue;
+
+-- name: list_registrations
+select r.*, c.name as consumer, q.name as queue
+from penstock.registration as r
+join penstock.consumer as c on c.consumer_id = r.consumer_id
+join penstock.queue as q on q.queue_id = r.queue_id
+order by c.name, q.name;
+
+-- name: registrations_of_queue
+select r.*, c.name as consumer, q.name as queue
+from penstock.registration as r
+join penstock.consumer as c on c.consumer_id = r.consumer_id
+join penstock.queue as q on q.queue_id = r.queue_id
+where r.queue_id = :queue_id
+order by c.name;
+
+-- name: own_registration
+update penstock.registration set epoch = epoch + 1, plan_epoch = null, draining = 0
+where consumer_id = :consumer_id and queue_id = :queue_id
+returning epoch, generation;
+
+-- name: open_plan
+update penstock.registration set plan_epoch = :epoch, plan = :plan, split = :split
+where consumer_id = :consumer_id and queue_id = :queue_id and epoch = :epoch;
+
+-- name: close_plan
+update penstock.registration set plan_epoch = null where consumer_id = :consumer_id and queue_id = :queue_id;
+
+-- name: bind_app
+update penstock.registration set app_id = :app_id where consumer_id = :consumer_id and queue_id = :queue_id;
+
+-- name: next_generation
+update penstock.registration set generation = generation + 1, plan_epoch = null, plan = null, split = null
+where consumer_id = :consumer_id and queue_id = :queue_id;
+
+-- name: set_draining
+update penstock.registration set draining = 1 where consumer_id = :consumer_id and queue_id = :queue_id;
+
+-- name: insert_position
+insert into penstock.position (consumer_id, queue_id, partition, next_index, safe_index)
+values (:consumer_id, :queue_id, :partition, :next_index, :next_index)
+on conflict (consumer_id, queue_id, partition) do nothing;
+
+-- name: read_positions
+select partition, next_index, safe_index from penstock.position
+where consumer_id = :consumer_id and queue_id = :queue_id
+order by partition;
+
+-- name: advance_position
+update penstock.position set next_index = :new
+where consumer_id = :consumer_id and queue_id = :queue_id and partition = :partition and next_index = :old;
+
+-- name: advance_position_and_safe
+update penstock.position set next_index = :new, safe_index = :new
+where consumer_id = :consumer_id and queue_id = :queue_id and partition = :partition and next_index = :old;
+
+-- name: raise_safe
+update penstock.position
+set safe_index = :safe_index,
+    next_index = case when next_index < :safe_index then :safe_index else next_index end
+where consumer_id = :consumer_id and queue_id = :queue_id and partition = :partition and safe_index < :safe_index;
+
+-- name: set_position
+update penstock.position set next_index = :next_index, safe_index = :next_index
+where consumer_id = :consumer_id and queue_id = :queue_id and partition = :partition;
+
+-- name: lowest_vital
+select min(p.safe_index) as safe_index
+from penstock.position as p
+join penstock.registration as r on r.consumer_id = p.consumer_id and r.queue_id = p.queue_id
+where p.queue_id = :queue_id and p.partition = :partition and r.vital = 1;
+
+-- producer sessions
+
+-- name: open_producer
+insert into penstock.producer (queue_id, session, epoch, sequence) values (:queue_id, :session, 1, -1)
+on conflict (queue_id, session) do update set epoch = penstock.producer.epoch + 1
+returning epoch, sequence;
+
+-- The update takes the session's row lock; nothing comes back where the session is fenced.
+-- name: lock_producer
+update penstock.producer set epoch = epoch
+where queue_id = :queue_id and session = :session and epoch = :epoch
+returning sequence;
+
+-- name: set_sequence
+update penstock.producer set sequence = :sequence where queue_id = :queue_id and session = :session;
+
+-- name: list_producers
+select session, epoch, sequence from penstock.producer where queue_id = :queue_id order by session;
+
+-- ledger and marks
+
+-- name: insert_ledger
+insert into penstock.ledger (sink, app_id, batch_id, task, ranges, row_count, committed_at)
+values (:sink, :app_id, :batch_id, :task, :ranges, :row_count, :now)
+on conflict (sink, app_id, batch_id, task) do nothing;
+
+-- name: find_ledger
+select ranges, row_count from penstock.ledger
+where sink = :sink and app_id = :app_id and batch_id = :batch_id and task = :task;
+
+-- name: last_batch
+select max(batch_id) as batch_id from penstock.ledger where sink = :sink and app_id = :app_id and task = -1;
+
+-- name: prune_ledger
+delete from penstock.ledger where sink = :sink and app_id = :app_id and batch_id < :batch_id;
+
+-- name: last_commits
+select sink, app_id, max(batch_id) as batch_id, max(committed_at) as committed_at
+from penstock.ledger where task = -1
+group by sink, app_id
+order by sink, app_id;
+
+-- name: count_ledger
+select count(*) as commits, coalesce(sum(row_count), 0) as row_count from penstock.ledger where task = -1;
+
+-- name: insert_mark
+insert into penstock.mark (source, partition, app_id, next_index) values (:source, :partition, :app_id, :next_index)
+on conflict (source, partition) do nothing;
+
+-- name: advance_mark
+update penstock.mark set next_index = :new, app_id = :app_id
+where source = :source and partition = :partition and next_index = :old;
+
+-- name: read_marks
+select partition, app_id, next_index from penstock.mark where source = :source order by partition;

@@ -1,0 +1,100 @@
+"""Segments that a task has written and that nobody sees until the micro-batch is committed."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from penstock.errors import CommitRefused
+from penstock.store.catalog import QueueRecord
+from penstock.store.database import Database, Transaction
+from penstock.store.log import Appended, Segment, allocate_payloads, place, publish, store_payloads
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One try of one task of a micro-batch (or epoch)."""
+
+    app_id: str
+    batch_id: int
+    task: int
+    attempt: str
+    """Unique for each try, so that a retried or speculative twin cannot be mistaken for it."""
+
+
+def stage(tx: Transaction, queue: QueueRecord, attempt: Attempt, segments: Sequence[Segment], ordinal: int) -> None:
+    """Write segments invisibly; ``ordinal`` is the number of the first one inside the attempt."""
+    ids = store_payloads(tx, segments)
+    now = tx.now()
+    tx.many(
+        "insert_staged",
+        [
+            {
+                "app_id": attempt.app_id,
+                "batch_id": attempt.batch_id,
+                "attempt": attempt.attempt,
+                "task": attempt.task,
+                "ordinal": ordinal + number,
+                "queue_id": queue.queue_id,
+                "partition": segment.partition,
+                "row_count": segment.rows,
+                "bytes": segment.bytes,
+                "payload_id": payload_id,
+                "now": now,
+            }
+            for number, (segment, payload_id) in enumerate(zip(segments, ids, strict=True))
+        ],
+    )
+
+
+def promote(
+    tx: Transaction, queue: QueueRecord, app_id: str, batch_id: int, attempts: dict[str, int]
+) -> Appended:
+    """Make the listed attempts visible as one append and drop everything else staged up to the batch.
+
+    Parameters
+    ----------
+    attempts
+        The number of segments that each acknowledged attempt staged.
+
+    Raises
+    ------
+    CommitRefused
+        When what an attempt staged is not all there any more.
+    """
+    rows = [
+        row
+        for row in tx.all("read_staged", app_id=app_id, batch_id=batch_id)
+        if row.attempt in attempts and row.queue_id == queue.queue_id
+    ]
+    if len(rows) != sum(attempts.values()):
+        raise CommitRefused(
+            f"micro-batch {batch_id} staged {sum(attempts.values())} segments and {len(rows)} are left: "
+            "they were swept; restart the query, it repeats the micro-batch",
+            batch_id=batch_id,
+        )
+    discard(tx, queue, app_id, batch_id, keep=[row.payload_id for row in rows])
+    places = place(tx, queue, [(row.partition, row.row_count, row.bytes) for row in rows])
+    # The id is taken under the partitions' locks, so that append ids ascend inside each partition.
+    return publish(tx, queue, places, [row.payload_id for row in rows], allocate_payloads(tx, 1)[0])
+
+
+def discard(tx: Transaction, queue: QueueRecord, app_id: str, batch_id: int, keep: Collection[int] = ()) -> None:
+    """Drop what an app staged for micro-batches up to ``batch_id``, and the payloads but those to ``keep``."""
+    staged = tx.all("delete_staged_batch", app_id=app_id, queue_id=queue.queue_id, batch_id=batch_id)
+    unwanted = {row.payload_id for row in staged}.difference(keep)
+    tx.many("delete_payload", [{"payload_id": payload_id} for payload_id in sorted(unwanted)])
+
+
+def sweep(database: Database, *, older_than: int) -> int:
+    """Drop what was staged more than ``older_than`` microseconds ago; the number of segments that went.
+
+    A micro-batch that is still in hand and loses its staging this way is refused when it commits, and repeated.
+    """
+
+    def work(tx: Transaction) -> int:
+        staged = tx.all("delete_staged_before", created_at=tx.now() - older_than)
+        tx.many("delete_payload", [{"payload_id": row.payload_id} for row in staged])
+        return len(staged)
+
+    return database.run(work, idempotent=True)

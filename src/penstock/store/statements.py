@@ -1,0 +1,57 @@
+"""The named SQL of the store: `sql/common.sql` plus one file for what a database says differently."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from importlib import resources
+
+_NAME = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
+_COMMENT = re.compile(r"^\s*--.*\n", re.MULTILINE)
+_PARAMETER = re.compile(r"(?<![:\w]):([a-z_]+)")
+
+
+def parse(text: str) -> dict[str, str]:
+    """Split a file of ``-- name:`` sections into statements without their comments."""
+    parts = _NAME.split(text)[1:]
+    return {
+        name: _COMMENT.sub("", body).strip().rstrip(";")
+        for name, body in zip(parts[::2], parts[1::2], strict=True)
+    }
+
+
+def read(folder: str, file: str) -> str:
+    return resources.files("penstock.store").joinpath(folder, file).read_text(encoding="utf-8")
+
+
+@cache
+def statements(dialect: str, schema: str) -> dict[str, str]:
+    """All statements of a dialect, by name.
+
+    Parameters
+    ----------
+    dialect
+        ``sqlite`` or ``postgres``.
+    schema
+        The quoted name of the schema that holds the store's tables; it takes the place of ``penstock.``.
+    """
+    found = parse(read("sql", "common.sql")) | parse(read("sql", f"{dialect}.sql"))
+    quoted = schema if dialect == "sqlite" else schema.replace("%", "%%")
+    return {name: qualify(bind(text, dialect), quoted) for name, text in found.items()}
+
+
+def qualify(text: str, schema: str) -> str:
+    return text.replace("penstock.", f"{schema}.")
+
+
+def bind(text: str, dialect: str) -> str:
+    if dialect == "sqlite":
+        return text
+    return _PARAMETER.sub(r"%(\1)s", text.replace("%", "%%"))
+
+
+def migrations(dialect: str) -> dict[int, str]:
+    """The migration scripts of a dialect by the version that each leads to."""
+    folder = resources.files("penstock.store").joinpath("migrations")
+    names = [entry.name for entry in folder.iterdir() if entry.name.endswith(f"_{dialect}.sql")]
+    return {int(name[:4]): read("migrations", name) for name in sorted(names)}

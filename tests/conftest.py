@@ -1,0 +1,89 @@
+"""Fixtures that every layer's tests share; the work is in tests/support."""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.support.processes import ChildProcess
+from tests.support.processes import run_child as start_child
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# Before any JVM starts: zones of naive timestamps, and what child processes and Spark's Python workers can import.
+ROOT = Path(__file__).resolve().parents[1]
+os.environ["TZ"] = "UTC"
+time.tzset()
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    filter(None, [str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH")])
+)
+os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+
+
+@pytest.fixture(scope="session")
+def pg_url() -> Iterator[str]:
+    """A PostgreSQL database that other processes reach too: PENSTOCK_TEST_PG_URL, or a server of our own."""
+    if url := os.environ.get("PENSTOCK_TEST_PG_URL"):
+        yield url
+        return
+    from tests.support.postgres import start_postgres
+
+    server = start_postgres()
+    yield server.url
+    server.stop()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """The URL of a store that does not exist yet, once for each kind of database."""
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path}/penstock.db"
+        return
+    from tests.support.postgres import drop_schema, with_schema
+
+    pg_url = request.getfixturevalue("pg_url")
+    schema = f"t_{uuid.uuid4().hex}"
+    yield with_schema(pg_url, schema)
+    drop_schema(pg_url, schema)
+
+
+@pytest.fixture
+def store(store_url: str) -> Iterator[Any]:
+    """A new, open store."""
+    import penstock
+
+    opened = penstock.connect(store_url, create=True)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """The one Spark session of the run: local[2], UTC, two shuffle partitions."""
+    from tests.support.sparks import make_spark
+
+    session = make_spark(tmp_path_factory.mktemp("spark"))
+    yield session
+    session.stop()
+
+
+@pytest.fixture
+def run_child(tmp_path: Path) -> Iterator[Callable[..., ChildProcess]]:
+    """`run_child(script_or_module, *args, env=)`: a child that does not outlive the test, nor its JVM and workers."""
+    children: list[ChildProcess] = []
+
+    def run(script_or_module: str | Path, *args: object, **options: Any) -> ChildProcess:
+        options.setdefault("log", tmp_path / f"child-{len(children)}.log")
+        children.append(start_child(script_or_module, *args, **options))
+        return children[-1]
+
+    yield run
+    for child in children:
+        child.kill_tree()

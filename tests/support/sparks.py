@@ -1,0 +1,56 @@
+"""One way to make a small, quiet Spark session, for the shared fixture and for child processes alike."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+QUIET_LOG4J = """\
+rootLogger.level = error
+rootLogger.appenderRef.stderr.ref = console
+appender.console.type = Console
+appender.console.name = console
+appender.console.target = SYSTEM_ERR
+appender.console.layout.type = PatternLayout
+appender.console.layout.pattern = %d{HH:mm:ss.SSS} %p %c{1}: %m%n%ex
+"""
+
+
+def make_spark(directory: Path, master: str = "local[2]", **conf: str) -> SparkSession:
+    """A session whose files are all under `directory`; `conf` keys are written with `__` for a dot."""
+    from pyspark.sql import SparkSession
+
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    directory.mkdir(parents=True, exist_ok=True)
+    log4j = directory / "log4j2.properties"
+    log4j.write_text(QUIET_LOG4J)
+    java_options = (
+        f"-Dlog4j2.configurationFile={log4j.as_uri()} -Dderby.system.home={directory} "
+        f"-Djava.io.tmpdir={directory} -Duser.timezone=UTC -XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto"
+    )
+    settings = {
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.memory": "1g",
+        "spark.driver.extraJavaOptions": java_options,
+        "spark.local.dir": str(directory / "local"),
+        "spark.sql.catalogImplementation": "in-memory",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.streaming.stopTimeout": "60s",
+        "spark.sql.warehouse.dir": str(directory / "warehouse"),
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        **{key.replace("__", "."): value for key, value in conf.items()},
+    }
+    builder = SparkSession.builder.master(master).appName("penstock-tests")
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    session = builder.getOrCreate()
+    session.sparkContext.setLogLevel("ERROR")
+    return session
