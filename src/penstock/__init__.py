@@ -28,6 +28,7 @@ _HOMES = {
     "Retention": "penstock.queue.retention",
     "Store": "penstock.queue.store",
     "connect": "penstock.queue.store",
+    "register": "penstock.spark.register",
 }
 
 __all__ = sorted([*_HOMES, "__version__", "errors"])  # noqa: PLE0605 - one list of the names

@@ -18,7 +18,7 @@ from penstock.errors import SchemaMismatch
 from penstock.names import did_you_mean
 
 
-class Misfit(Exception):  # noqa: N818 - it never leaves this package: the caller adds the row and raises the public error
+class Misfit(Exception):
     """A value or a type that the schema cannot take.
 
     Parameters
@@ -55,7 +55,7 @@ class Misfit(Exception):  # noqa: N818 - it never leaves this package: the calle
         """Return the public error."""
         about: dict[str, Any] = {"column": self.column, "expected": self.expected, "found": self.found}
         if self.row is None:
-            return SchemaMismatch(self.message, **about)
+            return SchemaMismatch(self.message[:1].upper() + self.message[1:], **about)
         return SchemaMismatch(f"Row {self.row}: {self.message}", row=self.row, **about)
 
 
@@ -144,7 +144,9 @@ def _unwrapped(array: pa.Array) -> pa.Array:
     return array.storage if isinstance(array, pa.ExtensionArray) else array
 
 
-def _cast_values(array: pa.Array, wanted: pa.DataType, path: str, cast: Callable[[Any, Any], Any]) -> pa.Array:
+def _cast_values(
+    array: pa.Array, wanted: pa.DataType, path: str, cast: Callable[[Any, Any], Any]
+) -> pa.Array:
     try:
         return cast(array, wanted)
     except pa.ArrowInvalid as error:
@@ -184,9 +186,11 @@ _WIDENING: dict[tuple[str, str], Callable[[Any, Any], Any]] = {
 
 def _conform_list(array: pa.Array, wanted: pa.DataType, path: str) -> pa.Array:
     lengths = pc.list_value_length(array).cast(pa.int32()).fill_null(0)
-    offsets = pa.concat_arrays([pa.array([0], pa.int32()), pc.cumulative_sum(lengths)])
+    offsets = pa.concat_arrays([pa.array([0], pa.int32()), pc.cumulative_sum_checked(lengths)])
     values = conform_array(array.flatten(), wanted.value_type, join(path, "element"))
-    return pa.ListArray.from_arrays(offsets, values, type=wanted, mask=array.is_null() if array.null_count else None)
+    return pa.ListArray.from_arrays(
+        offsets, values, type=wanted, mask=array.is_null() if array.null_count else None
+    )
 
 
 def _conform_map(array: pa.Array, wanted: pa.DataType, path: str) -> pa.Array:
@@ -258,7 +262,9 @@ def _places(found: Sequence[str], wanted: Sequence[pa.Field], path: str) -> dict
             raise unknown_name(name, names, path)
         if target in places:
             column = join(path, target)
-            message = f"{found[places[target]]!r} and {name!r} both stand for column {column!r}; drop one of them."
+            message = (
+                f"{found[places[target]]!r} and {name!r} both stand for column {column!r}; drop one of them."
+            )
             raise Misfit(message, column, "one column", "two columns")
         places[target] = place
     return places

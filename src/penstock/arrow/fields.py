@@ -41,7 +41,9 @@ def check_names(names: Sequence[str], path: str) -> None:
     seen: dict[str, str] = {}
     for position, name in enumerate(names):
         if not name:
-            raise SchemaMismatch(f"Column {position} of the {where} has an empty name; name it.", column=join(path, name))
+            raise SchemaMismatch(
+                f"Column {position} of the {where} has an empty name; name it.", column=join(path, name)
+            )
         earlier = seen.setdefault(name.lower(), name)
         if earlier is not name or names.index(name) != position:
             raise SchemaMismatch(
@@ -66,7 +68,8 @@ def spark_metadata(metadata: Mapping[bytes, bytes] | None, path: str) -> dict[by
         value = None
     if not isinstance(value, dict):
         raise SchemaMismatch(
-            f"The metadata {METADATA_KEY.decode()!r} of column {path!r} is not a JSON object; mend or drop it.", column=path
+            f"The metadata {METADATA_KEY.decode()!r} of column {path!r} is not a JSON object; mend or drop it.",
+            column=path,
         )
     return metadata_to_arrow(value)
 

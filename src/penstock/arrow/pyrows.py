@@ -84,7 +84,7 @@ def _array(mappings: list[Mapping[str, Any]], column: Column) -> pa.Array:
     values: Sequence[Any] = [mapping.get(name) for mapping in mappings]
     kinds = set(map(type, values))
     if column.required and _NOTHING in kinds:
-        raise null_misfit(name, column.type, next(i for i, value in enumerate(values) if value is None))
+        raise null_misfit(name, next(i for i, value in enumerate(values) if value is None))
     try:
         return pa.array(column.coder.values(values, kinds), column.type)
     except (Misfit, *_CONVERSION_ERRORS):
@@ -93,17 +93,22 @@ def _array(mappings: list[Mapping[str, Any]], column: Column) -> pa.Array:
 
 def _first_misfit(values: Sequence[Any], column: Column) -> Misfit:
     for row, value in enumerate(values):
-        try:
-            pa.array(column.coder.values([value]), column.type)
-        except Misfit as found:
-            found.row = row
-            return found
-        except _CONVERSION_ERRORS as error:
-            found = misfit(value, column.type, column.name, _reason(error), "change the value or the schema")
+        found = _misfit_of(value, column)
+        if found is not None:
             found.row = row
             return found
     message = f"column {column.name!r} cannot be built as {column.type}; append fewer rows at a time."
     return Misfit(message, column.name, column.type, "values that fit one by one")
+
+
+def _misfit_of(value: Any, column: Column) -> Misfit | None:
+    try:
+        pa.array(column.coder.values([value]), column.type)
+    except Misfit as found:
+        return found
+    except _CONVERSION_ERRORS as error:
+        return misfit(value, column.type, column.name, _reason(error), "change the value or the schema")
+    return None
 
 
 def _reason(error: Exception) -> str:
@@ -111,7 +116,7 @@ def _reason(error: Exception) -> str:
     return text[:1].lower() + text[1:]
 
 
-def null_misfit(path: str, arrow_type: object, row: int) -> Misfit:
+def null_misfit(path: str, row: int) -> Misfit:
     """Return the error for a null where the schema takes none."""
     message = f"column {path!r} takes no nulls and has one here; fill it, or declare the column nullable."
-    return Misfit(message, path, f"{arrow_type} not null", "null", row=row)
+    return Misfit(message, path, "not null", "null", row=row)

@@ -19,7 +19,9 @@ from penstock.arrow.casts import Misfit, kind_of, match_names
 from penstock.arrow.fields import join
 
 _NOTHING = type(None)
-_MAX_FLOAT32 = 3.4028235677973366e38  # halfway from the greatest float32 to the next step, which would round to infinity
+_MAX_FLOAT32 = (
+    3.4028235677973366e38  # halfway from the greatest float32 to the next step, which would round to infinity
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +82,7 @@ class _RefusalError(Exception):
         self.way_out = way_out
 
 
-def _checked(
-    plain: Sequence[type], check: Callable[[Any], Any], arrow_type: pa.DataType, path: str
-) -> Coder:
+def _checked(plain: Sequence[type], check: Callable[[Any], Any], arrow_type: pa.DataType, path: str) -> Coder:
     def convert(value: Any) -> Any:
         try:
             return check(value)
@@ -120,7 +120,9 @@ def _decimal_value(value: Any) -> Any:
     try:
         return _integer_value(value)
     except _RefusalError:
-        raise _RefusalError("it is neither a Decimal nor an integer", "convert it with Decimal(str(value))") from None
+        raise _RefusalError(
+            "it is neither a Decimal nor an integer", "convert it with Decimal(str(value))"
+        ) from None
 
 
 def _string_value(value: Any) -> Any:
@@ -151,7 +153,9 @@ def _instant_value(value: Any) -> Any:
 def _local_time_value(value: Any) -> Any:
     _microseconds_only(value, dt.datetime, "nanosecond")
     if value.tzinfo is not None:
-        raise _RefusalError("it has a time zone and the column has none", "drop it with value.replace(tzinfo=None)")
+        raise _RefusalError(
+            "it has a time zone and the column has none", "drop it with value.replace(tzinfo=None)"
+        )
     return value
 
 

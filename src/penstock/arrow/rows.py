@@ -12,7 +12,6 @@ from penstock.arrow.nulls import chunks_of, first_row, null_path
 from penstock.arrow.plans import Column, Plan, plan_of
 from penstock.arrow.pyrows import arrays_from_rows, null_misfit
 from penstock.arrow.pyvalues import short
-from penstock.errors import SchemaMismatch
 
 
 def to_table(rows: pa.Table | pa.RecordBatch | Iterable[Mapping[str, Any]], schema: pa.Schema) -> pa.Table:
@@ -89,7 +88,9 @@ def _conform(source: Any, plan: Plan) -> list[Any]:
     except Misfit as misfit:
         raise misfit.error() from None
     return [
-        pa.nulls(source.num_rows, column.type) if place is None else _conform_column(source.column(place), column)
+        pa.nulls(source.num_rows, column.type)
+        if place is None
+        else _conform_column(source.column(place), column)
         for place, column in zip(places, plan.columns, strict=True)
     ]
 
@@ -141,4 +142,4 @@ def _refuse_null(chunk: pa.Array, column: Column, start: int) -> NoReturn:
 
     row = first_row(len(chunk), is_bad)
     path = null_path(chunk.slice(row, 1), column.field, column.name) or column.name
-    raise null_misfit(path, column.type, start + row).error()
+    raise null_misfit(path, start + row).error()

@@ -95,7 +95,9 @@ def fields_from_json(struct: dict[str, Any], path: str = "") -> list[pa.Field]:
 def _field_json(entry: Any, path: str) -> dict[str, Any]:
     if isinstance(entry, dict) and isinstance(entry.get("name"), str) and "type" in entry:
         return entry
-    raise SchemaMismatch(f"{entry!r} is no field of Spark's schema JSON; it needs a name and a type.", column=path)
+    raise SchemaMismatch(
+        f"{entry!r} is no field of Spark's schema JSON; it needs a name and a type.", column=path
+    )
 
 
 def type_from_json(value: Any, path: str) -> pa.DataType:

@@ -145,7 +145,11 @@ def canonical_type(arrow_type: pa.DataType, path: str) -> pa.DataType:
 def _canonical_simple(arrow_type: pa.DataType, path: str) -> pa.DataType:
     if pat.is_large_string(arrow_type) or pat.is_string_view(arrow_type):
         return pa.string()
-    if pat.is_large_binary(arrow_type) or pat.is_fixed_size_binary(arrow_type) or pat.is_binary_view(arrow_type):
+    if (
+        pat.is_large_binary(arrow_type)
+        or pat.is_fixed_size_binary(arrow_type)
+        or pat.is_binary_view(arrow_type)
+    ):
         return pa.binary()
     if pat.is_date64(arrow_type):
         return pa.date32()
@@ -220,12 +224,3 @@ def _struct_json(schema: object) -> dict[str, Any]:
         f"A schema is a pyarrow.Schema, a pyspark StructType or Spark's schema JSON, not {type(schema).__name__}.",
         found=type(schema).__name__,
     )
-
-
-__all__ = [
-    "canonical_schema",
-    "canonical_type",
-    "schema_from_bytes",
-    "schema_to_bytes",
-    "spark_json",
-]

@@ -89,17 +89,12 @@ class Runs:
         index = pc.sum(pc.less_equal(self.batch.column("append"), append)).as_py() or 0
         return int(self.batch.column("end")[index - 1].as_py()) if index else 0
 
+    def append_at(self, row: int) -> int:
+        """The id of the append that brought a row."""
+        index = pc.sum(pc.less_equal(self.batch.column("end"), row)).as_py() or 0
+        return int(self.batch.column("append")[index].as_py())
+
     def rows_before(self, timestamp: int) -> int:
         """Rows that are older than ``timestamp``."""
         index = pc.sum(pc.less(self.batch.column("timestamp"), timestamp)).as_py() or 0
         return int(self.batch.column("end")[index - 1].as_py()) if index else 0
-
-    def appends(self) -> list[tuple[int, int]]:
-        """(append id, rows) of each run."""
-        ends = self.batch.column("end").to_pylist()
-        return [
-            (append, end - start)
-            for append, end, start in zip(
-                self.batch.column("append").to_pylist(), ends, [0, *ends[:-1]], strict=True
-            )
-        ]

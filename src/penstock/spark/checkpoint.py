@@ -1,0 +1,123 @@
+"""A streaming query's checkpoint, read from plain Python wherever it lies.
+
+The layout is Spark's: ``metadata`` holds the query's id; ``offsets/N`` (written before micro-batch N runs) a version line,
+a line of metadata and a line of JSON for each source (format 1), or ``name:json`` lines (format 2); ``commits/N`` follows
+the sink's commit; ``state`` exists for stateful queries only (Spark 4.3.0).
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from pyarrow import fs
+
+from penstock.errors import CommitRefused
+
+
+class Checkpoint:
+    """The files of one checkpoint."""
+
+    def __init__(self, location: str) -> None:
+        self.location = location
+        self._files, self._root = _open(location)
+
+    def query_id(self) -> str:
+        """The id that Spark gave the query when the checkpoint was made."""
+        return str(json.loads(self._read("metadata"))["id"])
+
+    def is_readable(self) -> bool:
+        """Whether the checkpoint's files can be reached from here."""
+        try:
+            self._files.get_file_info(self._path("metadata"))
+        except OSError:
+            return False
+        return True
+
+    def offsets(self, batch_id: int) -> list[Any]:
+        """The sources' offsets of a micro-batch; empty before the first one.
+
+        Raises
+        ------
+        CommitRefused
+            When the file is missing or not one of Spark's.
+        """
+        return parse_offsets(self._read(f"offsets/{batch_id}")) if batch_id >= 0 else []
+
+    def stateful(self) -> bool:
+        return bool(self._files.get_file_info(self._path("state")).type == fs.FileType.Directory)
+
+    def last_commit(self) -> int | None:
+        """The last micro-batch in the commit log."""
+        selector = fs.FileSelector(self._path("commits"), allow_not_found=True)
+        found = [info.base_name for info in self._files.get_file_info(selector)]
+        return max((int(name) for name in found if name.isdigit()), default=None)
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{name}"
+
+    def _read(self, name: str) -> str:
+        try:
+            with self._files.open_input_stream(self._path(name)) as stream:
+                return bytes(stream.read()).decode()
+        except OSError as error:
+            raise CommitRefused(
+                f"the checkpoint's file {name} cannot be read at {redact(self.location)}: {type(error).__name__}; "
+                "is it another query's, or was it deleted?",
+                checkpoint=redact(self.location),
+            ) from error
+
+
+def parse_offsets(text: str) -> list[Any]:
+    """The JSON of each source's line in an offset log file; None for a source that has no offset yet."""
+    version, _, *lines = text.split("\n")
+    if version not in ("v1", "v2"):
+        raise CommitRefused(f"the offset log has format {version[:20]!r}, known are v1 and v2: upgrade Penstock")
+    return [_json(line) for line in lines if line]
+
+
+def _json(line: str) -> Any:
+    if line.startswith("-"):
+        return None
+    text = line if line.startswith("{") else line.partition(":")[2]
+    try:
+        return json.loads(text)
+    except ValueError:
+        # Another source's offset need not be JSON.
+        return None
+
+
+def _open(location: str) -> tuple[fs.FileSystem, str]:
+    parts = urlsplit(location)
+    if parts.scheme in ("", "file"):
+        return fs.LocalFileSystem(), unquote(parts.path).rstrip("/")
+    scheme_known = location.replace("s3a://", "s3://", 1).replace("s3n://", "s3://", 1)
+    try:
+        files, path = fs.FileSystem.from_uri(scheme_known)
+    except (OSError, ValueError, NotImplementedError):
+        files, path = _by_fsspec(location)
+    return files, path.rstrip("/")
+
+
+def _by_fsspec(location: str) -> tuple[fs.FileSystem, str]:
+    try:
+        from fsspec.core import url_to_fs
+
+        found, path = url_to_fs(location)
+    except (ImportError, ValueError, OSError) as error:
+        raise CommitRefused(
+            f"the checkpoint at {redact(location)} cannot be read from Python ({type(error).__name__}: {error}), and an "
+            "exactly-once sink must read its offset log: install an fsspec driver for the scheme (pip install fsspec), "
+            "or put the checkpoint where pyarrow or fsspec reach it, or use guarantee=at_least_once",
+            checkpoint=redact(location),
+        ) from error
+    return fs.PyFileSystem(fs.FSSpecHandler(found)), path
+
+
+def redact(location: str) -> str:
+    """The location without a password."""
+    parts = urlsplit(location)
+    if not parts.password:
+        return location
+    return parts._replace(netloc=f"{parts.username}:***@{parts.netloc.rpartition('@')[2]}").geturl()

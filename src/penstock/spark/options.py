@@ -1,0 +1,218 @@
+"""The data source's options, parsed once into frozen dataclasses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from penstock.errors import InvalidOption
+from penstock.names import did_you_mean
+
+GUARANTEES = ("at_least_once", "exactly_once", "idempotent")
+SPARKS_OWN = frozenset({"path", "checkpointlocation", "queryname"})
+COMMON = ("url", "queue")
+SOURCE = (*COMMON, "consumer", "startingOffsets", "startingTimestamp", "failOnDataLoss", "includeServiceColumns",
+          "rowsPerTask")  # fmt: skip
+BATCH_SOURCE = (*SOURCE, "endingOffsets")
+STREAM_SOURCE = (*SOURCE, "maxRowsPerPartition", "maxRowsPerTrigger", "maxBytesPerTrigger", "alignToAppends")
+BATCH_SINK = (*COMMON, "maxRowsPerWrite")
+STREAM_SINK = (*BATCH_SINK, "guarantee", "appId", "allowNewCheckpoint")
+ALL = tuple(dict.fromkeys((*BATCH_SOURCE, *STREAM_SOURCE, *STREAM_SINK)))
+CONF_PREFIX = "spark.penstock."
+
+
+@dataclass(frozen=True)
+class SourceOptions:
+    """Options of a read."""
+
+    url: str
+    queue: str
+    consumer: str | None = None
+    starting_offsets: str | dict[int, int] | None = None
+    ending_offsets: str | dict[int, int] = "latest"
+    starting_timestamp: int | None = None
+    """Microseconds since 1970."""
+    fail_on_data_loss: bool = True
+    service_columns: bool = False
+    rows_per_task: int = 2_000_000
+    max_rows_per_partition: int | None = None
+    max_rows_per_trigger: int | None = None
+    max_bytes_per_trigger: int | None = None
+    align_to_appends: bool = False
+
+
+@dataclass(frozen=True)
+class SinkOptions:
+    """Options of a write."""
+
+    url: str
+    queue: str
+    guarantee: str = "exactly_once"
+    app_id: str | None = None
+    max_rows_per_write: int = 65_536
+    allow_new_checkpoint: bool = False
+    checkpoint: str | None = None
+    query_name: str | None = None
+
+
+def source_options(given: Mapping[str, str], *, streaming: bool) -> SourceOptions:
+    """Parse the options of a read.
+
+    Raises
+    ------
+    InvalidOption
+        For an unknown option (naming the nearest), a bad value, a missing one, or two that exclude each other.
+    """
+    read = _Reader(given, STREAM_SOURCE if streaming else BATCH_SOURCE, "streaming read" if streaming else "batch read")
+    options = SourceOptions(
+        url=read.required("url"),
+        queue=read.queue(),
+        consumer=read.text("consumer"),
+        starting_offsets=read.value("startingOffsets", _offsets),
+        ending_offsets=read.value("endingOffsets", _offsets) or "latest",
+        starting_timestamp=read.value("startingTimestamp", _timestamp),
+        fail_on_data_loss=read.value("failOnDataLoss", _boolean, True),
+        service_columns=read.value("includeServiceColumns", _boolean, False),
+        rows_per_task=read.value("rowsPerTask", _positive, SourceOptions.rows_per_task),
+        max_rows_per_partition=read.value("maxRowsPerPartition", _positive),
+        max_rows_per_trigger=read.value("maxRowsPerTrigger", _positive),
+        max_bytes_per_trigger=read.value("maxBytesPerTrigger", _positive),
+        align_to_appends=read.value("alignToAppends", _boolean, False),
+    )
+    _check_start(options)
+    return options
+
+
+def _check_start(options: SourceOptions) -> None:
+    if options.starting_offsets is not None and options.starting_timestamp is not None:
+        raise InvalidOption("startingOffsets and startingTimestamp exclude each other: give one of them")
+    start = options.starting_offsets
+    if options.consumer is None and start == "consumer":
+        raise InvalidOption("startingOffsets=consumer needs the option consumer: name one")
+    elsewhere = start not in (None, "consumer") or options.starting_timestamp is not None
+    if options.consumer is not None and elsewhere:
+        raise InvalidOption(
+            f"consumer {options.consumer!r} says itself where to start: leave startingOffsets and startingTimestamp "
+            "out, and move it with `penstock consumer seek` if need be"
+        )
+
+
+def sink_options(given: Mapping[str, str], *, streaming: bool) -> SinkOptions:
+    """Parse the options of a write.
+
+    Raises
+    ------
+    InvalidOption
+        As for :func:`source_options`.
+    """
+    read = _Reader(given, STREAM_SINK if streaming else BATCH_SINK, "streaming write" if streaming else "batch write")
+    return SinkOptions(
+        url=read.required("url"),
+        queue=read.queue(),
+        guarantee=read.value("guarantee", _guarantee, SinkOptions.guarantee),
+        app_id=read.text("appId"),
+        max_rows_per_write=read.value("maxRowsPerWrite", _positive, SinkOptions.max_rows_per_write),
+        allow_new_checkpoint=read.value("allowNewCheckpoint", _boolean, False),
+        checkpoint=read.own("checkpointlocation"),
+        query_name=read.own("queryname"),
+    )
+
+
+class _Reader:
+    """Options by name, whatever their case."""
+
+    def __init__(self, given: Mapping[str, str], known: Iterable[str], what: str) -> None:
+        self._given = {name.lower(): str(value) for name, value in given.items()}
+        by_lower = {name.lower(): name for name in known}
+        for name in self._given.keys() - by_lower.keys() - SPARKS_OWN:
+            elsewhere = next((other for other in ALL if other.lower() == name), None)
+            if elsewhere is not None:
+                raise InvalidOption(f"option {elsewhere!r} does not apply to a {what}: leave it out", option=elsewhere)
+            raise InvalidOption(
+                f"unknown option {name!r} of a {what}.{did_you_mean(name, by_lower.values())} "
+                f"Known ones: {', '.join(sorted(by_lower.values()))}",
+                option=name,
+            )
+
+    def own(self, name: str) -> str | None:
+        return self._given.get(name)
+
+    def text(self, name: str) -> str | None:
+        return self._given.get(name.lower()) or None
+
+    def required(self, name: str) -> str:
+        value = self.text(name)
+        if value is None:
+            raise InvalidOption(
+                f"option {name!r} is missing: give it, or set {CONF_PREFIX}{name} on the session before "
+                "penstock.register(spark)",
+                option=name,
+            )
+        return value
+
+    def queue(self) -> str:
+        named, path = self.text("queue"), self.text("path")
+        if named and path and named != path:
+            raise InvalidOption(f"two queues are named: option queue={named!r} and {path!r}; give one")
+        found = named or path
+        if found is None:
+            raise InvalidOption("no queue is named: load('orders'), start('orders'), or the option 'queue'")
+        return found
+
+    def value(self, name: str, parse: Callable[[str], Any], default: Any = None) -> Any:
+        text = self.text(name)
+        if text is None:
+            return default
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise InvalidOption(f"option {name}={text!r}: {error}", option=name, value=text) from None
+
+
+def _boolean(text: str) -> bool:
+    values = {"true": True, "false": False}
+    if text.lower() not in values:
+        raise ValueError("give true or false")
+    return values[text.lower()]
+
+
+def _positive(text: str) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise ValueError("give a whole number from 1")
+    return number
+
+
+def _guarantee(text: str) -> str:
+    if text.lower() not in GUARANTEES:
+        raise ValueError(f"give one of {', '.join(GUARANTEES)}.{did_you_mean(text, GUARANTEES)}")
+    return text.lower()
+
+
+def _offsets(text: str) -> str | dict[int, int]:
+    if text.lower() in ("earliest", "latest", "consumer"):
+        return text.lower()
+    try:
+        parsed = json.loads(text)
+        offsets = {int(partition): int(index) for partition, index in parsed.items()}
+    except (ValueError, AttributeError, TypeError):
+        raise ValueError('give earliest, latest, consumer, or row indexes such as {"0": 120, "1": 80}') from None
+    return offsets
+
+
+def _timestamp(text: str) -> int:
+    if text.isdigit():
+        return int(text) * 1000
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise ValueError("give a time such as 2026-01-31T12:00:00Z, or milliseconds since 1970") from None
+    if moment.tzinfo is None:
+        raise ValueError("give the time zone too, such as 2026-01-31T12:00:00Z")
+    return round((moment - datetime(1970, 1, 1, tzinfo=UTC)).total_seconds() * 1_000_000)

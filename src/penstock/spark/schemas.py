@@ -1,0 +1,120 @@
+"""Spark's view of a queue's schema, and the service columns."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import pyarrow as pa
+from pyspark.sql.types import StructType
+
+from penstock.arrow.types import canonical_schema, spark_json
+from penstock.errors import SchemaMismatch
+from penstock.names import did_you_mean
+from penstock.store.log import Chunk
+
+SERVICE_FIELDS = (
+    pa.field("_queue", pa.string(), nullable=False),
+    pa.field("_partition", pa.int32(), nullable=False),
+    pa.field("_row_index", pa.int64(), nullable=False),
+    pa.field("_timestamp", pa.timestamp("us", tz="UTC"), nullable=False),
+)
+
+
+def source_schema(schema: pa.Schema, service_columns: bool) -> pa.Schema:
+    """The Arrow schema of a read.
+
+    Raises
+    ------
+    SchemaMismatch
+        When a column of the queue has a service column's name.
+    """
+    if not service_columns:
+        return schema
+    taken = {name.lower() for name in schema.names}.intersection(field.name for field in SERVICE_FIELDS)
+    if taken:
+        raise SchemaMismatch(
+            f"includeServiceColumns adds {', '.join(sorted(taken))}, which the queue has as columns of its own: "
+            "leave the option out",
+            columns=sorted(taken),
+        )
+    return pa.schema([*schema, *SERVICE_FIELDS])
+
+
+def to_struct(schema: pa.Schema) -> StructType:
+    return StructType.fromJson(json.loads(spark_json(schema)))
+
+
+def with_service_columns(chunk: Chunk, queue: str, partition: int, schema: pa.Schema) -> pa.RecordBatch:
+    """The chunk's rows with where they come from."""
+    rows = chunk.batch.num_rows
+    index = pa.array(range(chunk.start, chunk.end), pa.int64())
+    times = pa.repeat(chunk.first_timestamp, rows) if chunk.runs is None else chunk.runs.timestamps()
+    service = [
+        pa.repeat(queue, rows),
+        pa.repeat(pa.scalar(partition, pa.int32()), rows),
+        index,
+        times.cast(pa.int64()).view(SERVICE_FIELDS[3].type),
+    ]
+    return pa.RecordBatch.from_arrays([*chunk.batch.columns, *service], schema=schema)
+
+
+def check_writable(frame: StructType, queue: pa.Schema, name: str) -> None:
+    """Refuse a DataFrame that cannot go into the queue, before anything runs.
+
+    Raises
+    ------
+    SchemaMismatch
+        Naming the columns, what is expected and what was found.
+    """
+    found = canonical_schema(frame)
+    _check_columns(found.names, queue, name)
+    for field in queue:
+        index = _index(found.names, field.name)
+        if index is not None and not _fits(found.field(index).type, field.type):
+            raise SchemaMismatch(
+                f"column {field.name!r} of queue {name!r} is {field.type}, the DataFrame has {found.field(index).type}: "
+                "cast it first",
+                column=field.name,
+                expected=str(field.type),
+                found=str(found.field(index).type),
+            )
+
+
+def _check_columns(found: Sequence[str], queue: pa.Schema, name: str) -> None:
+    known = {column.lower() for column in queue.names}
+    for column in found:
+        if column.lower() not in known:
+            raise SchemaMismatch(
+                f"queue {name!r} has no column {column!r}.{did_you_mean(column, queue.names)} Drop or rename it",
+                column=column,
+            )
+    for field in queue:
+        if not field.nullable and _index(found, field.name) is None:
+            raise SchemaMismatch(
+                f"column {field.name!r} of queue {name!r} may not be null, and the DataFrame has no such column",
+                column=field.name,
+                expected=str(field.type),
+            )
+
+
+def _index(names: Sequence[str], wanted: str) -> int | None:
+    if wanted in names:
+        return list(names).index(wanted)
+    lower = [name.lower() for name in names]
+    return lower.index(wanted.lower()) if wanted.lower() in lower else None
+
+
+def _fits(found: pa.DataType, expected: pa.DataType) -> bool:
+    """Whether values may go from one type to the other without loss; nullability is checked where the data is."""
+    if found.equals(expected) or pa.types.is_null(found):
+        return True
+    if pa.types.is_integer(found) and pa.types.is_integer(expected):
+        return bool(found.bit_width <= expected.bit_width)
+    if pa.types.is_floating(found) and pa.types.is_floating(expected):
+        return bool(found.bit_width <= expected.bit_width)
+    if pa.types.is_nested(found) and found.id == expected.id and found.num_fields == expected.num_fields:
+        return all(
+            _fits(found.field(index).type, expected.field(index).type) for index in range(found.num_fields)
+        )
+    return False

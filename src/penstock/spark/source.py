@@ -1,0 +1,93 @@
+"""The Spark data source ``penstock``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, MutableMapping, Sequence
+from typing import ClassVar
+
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+)
+from pyspark.sql.types import StructType
+
+from penstock.errors import InvalidOption
+from penstock.spark.batch_reader import FilteringQueueReader, QueueReader
+from penstock.spark.batch_writer import QueueWriter
+from penstock.spark.options import BATCH_SINK, BATCH_SOURCE, STREAM_SINK, STREAM_SOURCE, SinkOptions, SourceOptions, sink_options, source_options
+from penstock.spark.schemas import check_writable, source_schema, to_struct
+from penstock.spark.stores import check_reach, open_store
+from penstock.spark.stream_reader import QueueStreamReader
+from penstock.spark.stream_writer import QueueStreamWriter
+from penstock.store.catalog import QueueRecord
+
+
+class PenstockDataSource(DataSource):
+    """Queues as Spark tables and streams; ``penstock.register(spark)`` bakes the session's defaults into a subclass."""
+
+    defaults: ClassVar[Mapping[str, str]] = {}
+    master: ClassVar[str | None] = None
+    takes_filters: ClassVar[bool] = False
+
+    def __init__(self, options: MutableMapping[str, str]) -> None:
+        super().__init__(options)
+
+    @classmethod
+    def name(cls) -> str:
+        """The format's name."""
+        return "penstock"
+
+    def schema(self) -> StructType:
+        """The queue's schema, and the service columns if they are asked for."""
+        # Spark does not say here whether it is for a stream; the readers check the rest.
+        given = {name: value for name, value in self.options.items() if name.lower() in ("url", "queue", "path")}
+        options = source_options(self._given(("url", "queue"), given), streaming=False)
+        service = str(self.options.get("includeServiceColumns", "false")).lower() == "true"
+        return to_struct(source_schema(self._queue(options).schema, service))
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """A batch read."""
+        options = source_options(self._given(BATCH_SOURCE), streaming=False)
+        kind = FilteringQueueReader if self.takes_filters else QueueReader
+        return kind(options, self._queue(options))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
+        """A streaming read."""
+        options = source_options(self._given(STREAM_SOURCE), streaming=True)
+        return QueueStreamReader(options, self._queue(options))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        """A batch write."""
+        if overwrite:
+            raise InvalidOption("a queue is append-only: write with mode('append'), and trim the queue to drop old rows")
+        options = sink_options(self._given(BATCH_SINK), streaming=False)
+        return QueueWriter(options, self._sink(options, schema))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802 - Spark's name
+        """A streaming write."""
+        if overwrite:
+            raise InvalidOption("a queue is append-only: use outputMode('append'); complete mode rewrites all rows")
+        options = sink_options(self._given(STREAM_SINK), streaming=True)
+        return QueueStreamWriter(options, self._sink(options, schema))
+
+    def _queue(self, options: SourceOptions | SinkOptions) -> QueueRecord:
+        check_reach(options.url, self.master)
+        return open_store(options.url).queue(options.queue).record
+
+    def _sink(self, options: SinkOptions, schema: StructType) -> QueueRecord:
+        queue = self._queue(options)
+        check_writable(schema, queue.schema, queue.name)
+        return queue
+
+    def _given(self, names: Sequence[str], options: Mapping[str, str] | None = None) -> dict[str, str]:
+        """The options, with the session's defaults for those of ``names`` that are not given."""
+        known = {name.lower() for name in names}
+        defaults = {name: value for name, value in lowered(self.defaults).items() if name in known}
+        return defaults | lowered(self.options if options is None else options)
+
+
+def lowered(options: Mapping[str, str]) -> dict[str, str]:
+    return {name.lower(): value for name, value in options.items()}

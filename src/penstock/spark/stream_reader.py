@@ -1,0 +1,144 @@
+"""Streaming reads of a queue."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
+
+from penstock.commit.offsets import QueueOffset, pad
+from penstock.commit.owner import Owner
+from penstock.errors import CheckpointMismatch
+from penstock.queue.store import Store
+from penstock.spark.admission import next_end, split
+from penstock.spark.batch_reader import start_positions
+from penstock.spark.options import SourceOptions
+from penstock.spark.sizes import BatchSizeWatch
+from penstock.spark.stores import open_store
+from penstock.spark.tasks import RangePartition, Scan
+from penstock.store import catalog
+from penstock.store.catalog import PartitionRecord, QueueRecord
+from penstock.store.database import Transaction
+
+log = logging.getLogger("penstock.spark")
+
+
+class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """One source of one run of a streaming query.
+
+    Spark builds it several times, calls everything but ``read`` in one process of its own, and sends pickled copies to
+    the executors; so nothing is opened before the first call.
+    """
+
+    def __init__(self, options: SourceOptions, queue: QueueRecord) -> None:
+        self._options = options
+        self._queue = queue
+        self._scan = Scan(options.url, queue, options.service_columns, options.fail_on_data_loss)
+        self._owner: Owner | None = None
+        self._cap: tuple[int, ...] | None = None
+        self._sizes = BatchSizeWatch(options)
+
+    # The calls of one run, in Spark's order (4.2 and 4.3).
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
+        """Note where the queue ends now; later rows are another run's."""
+        self._own()
+        self._cap = tuple(part.next_index for part in self._now()[1])
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
+        """No limit of Spark's; this source has its own."""
+        self._own()
+        return ReadAllAvailable()
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        """Where a query with a new checkpoint starts."""
+        owner = self._own()
+        start = self._store().database.run(self._start, write=False)
+        return self._offset(start, start, owner).to_dict()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        """The end of the next micro-batch; ``start`` itself when there is nothing for one."""
+        owner = self._own()
+        began = self._parsed(start)
+        if owner is None:
+            queue, there, draining = (*self._now(), False)
+            began.require(self._store().uuid, queue.name, None, queue.generation)
+        else:
+            queue, there, draining = owner.observe(began)
+        if draining:
+            return start
+        end = next_end(self._store().database, queue, there, began.end, self._options, self._cap)
+        self._sizes.observe(began.end, end, there)
+        first = pad(began.end, len(end))
+        return start if end == first else self._offset(first, end, owner).to_dict()
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's name
+        """Where the queue ends now, for the query's progress."""
+        ends = tuple(part.next_index for part in self._now()[1])
+        return self._offset(ends, ends, self._own()).to_dict()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """The tasks of a micro-batch; its range is in ``end`` alone."""
+        owner = self._own()
+        batch = self._parsed(end)
+        tasks = split(batch.start, batch.end, self._options.rows_per_task)
+        if owner is not None:
+            batch.require(self._store().uuid, self._queue.name, self._options.consumer, owner.generation)
+            tasks = owner.plan(batch.to_dict(), tasks)
+        return [RangePartition(*task) for task in tasks]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of one task, on an executor."""
+        return self._scan.read(partition)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Nothing: it comes late and never for the last micro-batch, so nothing relies on it."""
+
+    def stop(self) -> None:
+        """Give up the hold on the consumer; Spark does not reliably call it, and the process's end does the same."""
+        if self._owner is not None:
+            self._owner.release()
+
+    def _store(self) -> Store:
+        return open_store(self._options.url)
+
+    def _own(self) -> Owner | None:
+        if self._options.consumer is not None and self._owner is None:
+            store = self._store()
+            self._owner = Owner(store.database, store.uuid, self._options.consumer, self._queue.name)
+        return self._owner
+
+    def _start(self, tx: Transaction) -> tuple[int, ...]:
+        return tuple(start_positions(tx, self._options, self._queue))
+
+    def _now(self) -> tuple[QueueRecord, list[PartitionRecord]]:
+        def work(tx: Transaction) -> tuple[QueueRecord, list[PartitionRecord]]:
+            queue = catalog.find_queue(tx, self._queue.name)
+            return queue, catalog.partitions(tx, queue)
+
+        return self._store().database.run(work, write=False)
+
+    def _offset(self, start: Sequence[int], end: Sequence[int], owner: Owner | None) -> QueueOffset:
+        return QueueOffset(
+            store=self._store().uuid,
+            queue=self._queue.name,
+            consumer=self._options.consumer,
+            generation=self._queue.generation if owner is None else owner.generation,
+            epoch=0 if owner is None else owner.epoch,
+            start=tuple(start),
+            end=tuple(end),
+        )
+
+    def _parsed(self, offset: dict[str, Any]) -> QueueOffset:
+        parsed = QueueOffset.of(offset)
+        if parsed is None:
+            raise CheckpointMismatch(
+                f"the checkpoint has the offset {str(offset)[:200]!r}, which is not a queue's: it belongs to another "
+                "query; use that query's source, or a new checkpoint"
+            )
+        return parsed
+

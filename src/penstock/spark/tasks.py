@@ -1,0 +1,92 @@
+"""What a read task does: rows of one range as Arrow batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+from pyspark.sql.datasource import InputPartition
+
+from penstock.spark.schemas import source_schema, with_service_columns
+from penstock.spark.stores import check_reach, open_store
+from penstock.store import log
+from penstock.store.catalog import QueueRecord
+from penstock.store.log import Chunk
+
+SMALL_ROWS = 8192
+
+
+class RangePartition(InputPartition):
+    """Rows [start, end) of one partition of a queue."""
+
+    def __init__(self, partition: int, start: int, end: int) -> None:
+        super().__init__(partition)
+        self.partition, self.start, self.end = partition, start, end
+
+    def __repr__(self) -> str:
+        return f"RangePartition({self.partition}, {self.start}, {self.end})"
+
+
+@dataclass(frozen=True)
+class Scan:
+    """What all tasks of a read share."""
+
+    url: str = field(repr=False)
+    queue: QueueRecord
+    service_columns: bool = False
+    fail_on_data_loss: bool = True
+    predicate: pa.compute.Expression | None = None
+
+    def read(self, task: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of a task, in batches that are worth sending."""
+        if not isinstance(task, RangePartition):
+            # Spark puts an empty partition in the place of none.
+            return iter(())
+        check_reach(self.url, None)
+        return self._filtered(_worthwhile(self._batches(task)))
+
+    def _batches(self, task: RangePartition) -> Iterator[pa.RecordBatch]:
+        schema = source_schema(self.queue.schema, self.service_columns)
+        for chunk in self._chunks(task):
+            yield (
+                with_service_columns(chunk, self.queue.name, task.partition, schema)
+                if self.service_columns
+                else chunk.batch
+            )
+
+    def _chunks(self, task: RangePartition) -> Iterator[Chunk]:
+        return log.read(
+            open_store(self.url).database,
+            self.queue,
+            task.partition,
+            task.start,
+            task.end,
+            on_lost="fail" if self.fail_on_data_loss else "skip",
+        )
+
+    def _filtered(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        if self.predicate is None:
+            return batches
+        return (kept for kept in (batch.filter(self.predicate) for batch in batches) if kept.num_rows)
+
+
+def _worthwhile(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Small neighbours joined, so that a crowd of one-row appends does not become a crowd of Arrow batches."""
+    pending: list[pa.RecordBatch] = []
+    rows = 0
+    for batch in batches:
+        if batch.num_rows >= SMALL_ROWS and not pending:
+            yield batch
+            continue
+        pending.append(batch)
+        rows += batch.num_rows
+        if rows >= SMALL_ROWS:
+            yield _joined(pending)
+            pending, rows = [], 0
+    if pending:
+        yield _joined(pending)
+
+
+def _joined(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
