@@ -29,6 +29,7 @@ _HOMES = {
     "Store": "penstock.queue.store",
     "connect": "penstock.queue.store",
     "register": "penstock.spark.register",
+    "session": "penstock.spark.session",
 }
 
 __all__ = sorted([*_HOMES, "__version__", "errors"])  # noqa: PLE0605 - one list of the names

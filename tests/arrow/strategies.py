@@ -130,7 +130,9 @@ def values(kind: pa.DataType, *, nullable: bool) -> st.SearchStrategy[Any]:
 
 def rows(fields: list[pa.Field]) -> st.SearchStrategy[dict[str, Any]]:
     """Dicts with a value for each field."""
-    return st.fixed_dictionaries({field.name: values(field.type, nullable=field.nullable) for field in fields})
+    return st.fixed_dictionaries(
+        {field.name: values(field.type, nullable=field.nullable) for field in fields}
+    )
 
 
 def tables() -> st.SearchStrategy[tuple[pa.Schema, list[dict[str, Any]]]]:

@@ -24,7 +24,12 @@ CASES = [
     (pa.field("c", STRUCT), {"x": 1}, {"x": None}, "c.x"),
     (pa.field("c", MAP), [("k", 1)], [("k", None)], "c.value"),
     (pa.field("c", pa.list_(pa.field("element", STRUCT))), [{"x": 1}, None], [{"x": None}], "c.element.x"),
-    (pa.field("c", pa.struct([pa.field("m", MAP)])), {"m": None}, {"m": [("a", 1), ("b", None)]}, "c.m.value"),
+    (
+        pa.field("c", pa.struct([pa.field("m", MAP)])),
+        {"m": None},
+        {"m": [("a", 1), ("b", None)]},
+        "c.m.value",
+    ),
     (pa.field("c", pa.list_(pa.field("element", LIST))), [None, [1]], [[1], [None]], "c.element.element"),
 ]
 IDS = [path for *_, path in CASES]
@@ -54,7 +59,9 @@ def test_a_null_where_none_is_taken_is_refused_with_path_and_first_row(
         [{"c": value} for value in values],
         pa.table({"c": declared}, schema=schema),
         pa.table({"c": undeclared}),
-        pa.table({"c": pa.chunked_array([undeclared.slice(0, 1), undeclared.slice(1, 2), undeclared.slice(3)])})
+        pa.table(
+            {"c": pa.chunked_array([undeclared.slice(0, 1), undeclared.slice(1, 2), undeclared.slice(3)])}
+        )
         if field.nullable
         else pa.table({"c": pa.chunked_array([declared.slice(0, 1), declared.slice(1)])}),
     ]
@@ -70,11 +77,17 @@ def test_nulls_outside_a_slice_do_not_count(field: pa.Field, good: Any, bad: Any
     schema = pa.schema([field])
     for kind in (field.type, relaxed(field.type)):
         batch = pa.record_batch({"c": pa.array([bad, good, good, bad], kind)})
-        assert conform_batch(batch.slice(1, 2), schema).column(0).to_pylist() == pa.array([good, good], kind).to_pylist()
+        assert (
+            conform_batch(batch.slice(1, 2), schema).column(0).to_pylist()
+            == pa.array([good, good], kind).to_pylist()
+        )
         with pytest.raises(SchemaMismatch):
             conform_batch(batch.slice(1, 3), schema)
 
 
 def test_what_lies_below_a_null_struct_may_be_null() -> None:
     column = pa.array([{"x": 1}, None], pa.struct([pa.field("x", pa.int64())]))
-    assert to_table(pa.table({"c": column}), pa.schema([pa.field("c", STRUCT)])).column(0).to_pylist() == [{"x": 1}, None]
+    assert to_table(pa.table({"c": column}), pa.schema([pa.field("c", STRUCT)])).column(0).to_pylist() == [
+        {"x": 1},
+        None,
+    ]

@@ -20,6 +20,7 @@ from penstock.arrow.types import canonical_schema
 from penstock.errors import SchemaMismatch
 
 UTC = dt.UTC
+NAIVE = dt.datetime.fromisoformat("2024-01-01T05:00:00")
 
 
 def one(kind: pa.DataType) -> pa.Schema:
@@ -41,7 +42,7 @@ TAKEN = [
     (pa.bool_(), np.bool_(True), True),
     (pa.timestamp("us", tz="UTC"), dt.datetime(2024, 1, 1, 1, tzinfo=ZoneInfo("Europe/Paris")), dt.datetime(2024, 1, 1, tzinfo=UTC)),
     (pa.timestamp("us", tz="UTC"), pd.Timestamp("2024-01-01", tz="UTC"), dt.datetime(2024, 1, 1, tzinfo=UTC)),
-    (pa.timestamp("us"), dt.datetime(2024, 1, 1, 0, 0, 0, 7), dt.datetime(2024, 1, 1, 0, 0, 0, 7)),
+    (pa.timestamp("us"), NAIVE.replace(microsecond=7), NAIVE.replace(microsecond=7)),
     (pa.time64("ns"), dt.time(1, 2, 3, 4), dt.time(1, 2, 3, 4)),
     (pa.duration("us"), dt.timedelta(microseconds=-1), dt.timedelta(microseconds=-1)),
     (pa.list_(pa.int64()), (1, None), [1, None]),
@@ -83,9 +84,9 @@ REFUSED = [
     (pa.string(), "\ud800"),
     (pa.binary(), "a"),
     (pa.bool_(), 1),
-    (pa.date32(), dt.datetime(2024, 1, 1, 5)),
+    (pa.date32(), NAIVE),
     (pa.date32(), 5),
-    (pa.timestamp("us", tz="UTC"), dt.datetime(2024, 1, 1)),
+    (pa.timestamp("us", tz="UTC"), NAIVE),
     (pa.timestamp("us", tz="UTC"), 5),
     (pa.timestamp("us", tz="UTC"), dt.date(2024, 1, 1)),
     (pa.timestamp("us", tz="UTC"), pd.Timestamp(1, tz="UTC")),
@@ -125,7 +126,7 @@ def test_rows_may_be_any_mapping_or_spark_rows() -> None:
 
 def test_a_row_that_is_no_mapping_is_refused_with_its_number() -> None:
     with pytest.raises(SchemaMismatch, match="Row 1: a row has to be a mapping"):
-        to_table([{"c": 1}, (2,)], one(pa.int64()))  # type: ignore[list-item]
+        to_table([{"c": 1}, (2,)], one(pa.int64()))
 
 
 def test_a_long_value_is_cut_in_the_message() -> None:

@@ -47,7 +47,9 @@ def test_a_table_of_the_very_schema_comes_back_as_it_is() -> None:
 
 def test_a_batch_that_declares_everything_nullable_conforms_without_a_copy() -> None:
     relaxed = pa.schema([field.with_nullable(True) for field in SCHEMA])
-    batch = pa.record_batch({"id": [1, 2], "name": ["a", None], "at": [None, 5], "amount": [None, None]}, schema=relaxed)
+    batch = pa.record_batch(
+        {"id": [1, 2], "name": ["a", None], "at": [None, 5], "amount": [None, None]}, schema=relaxed
+    )
     conformed = conform_batch(batch, SCHEMA)
     assert conformed.schema.equals(SCHEMA, check_metadata=True)
     assert all(address(a) == address(b) for a, b in zip(conformed.columns, batch.columns, strict=True))
@@ -70,12 +72,16 @@ def test_names_are_matched_without_case_where_none_matches_exactly() -> None:
     assert to_table([{"ID": 7, "NAME": "a"}, {"id": 8}], SCHEMA).column("id").to_pylist() == [7, 8]
 
 
-@pytest.mark.parametrize("rows", [pa.table({"id": [7], "ID": [8]}), [{"id": 7, "ID": 8}], [{"Id": 7, "ID": 8}]], ids=str)
+@pytest.mark.parametrize(
+    "rows", [pa.table({"id": [7], "ID": [8]}), [{"id": 7, "ID": 8}], [{"Id": 7, "ID": 8}]], ids=str
+)
 def test_two_names_for_one_column_are_refused(rows: Any) -> None:
     assert refused(rows, SCHEMA)["column"] == "id"
 
 
-@pytest.mark.parametrize("rows", [pa.table({"id": [7], "amuont": [1]}), [{"id": 7}, {"id": 7, "amuont": 1}]], ids=str)
+@pytest.mark.parametrize(
+    "rows", [pa.table({"id": [7], "amuont": [1]}), [{"id": 7}, {"id": 7, "amuont": 1}]], ids=str
+)
 def test_an_unknown_name_is_refused_and_the_nearest_offered(rows: Any) -> None:
     with pytest.raises(SchemaMismatch, match="Did you mean 'amount'") as found:
         to_table(rows, SCHEMA)
@@ -85,7 +91,12 @@ def test_an_unknown_name_is_refused_and_the_nearest_offered(rows: Any) -> None:
 
 def test_a_missing_column_that_takes_no_nulls_is_refused() -> None:
     assert refused(pa.table({"name": ["a"]}), SCHEMA)["column"] == "id"
-    assert refused([{"id": 1}, {"name": "a"}], SCHEMA) == {"column": "id", "expected": "not null", "found": "null", "row": 1}
+    assert refused([{"id": 1}, {"name": "a"}], SCHEMA) == {
+        "column": "id",
+        "expected": "not null",
+        "found": "null",
+        "row": 1,
+    }
 
 
 LOSSLESS = [
@@ -104,7 +115,7 @@ LOSSLESS = [
     (pa.array(["a", None], pa.string_view()), pa.string(), ["a", None]),
     (pa.array(["a", "b", "a"]).dictionary_encode(), pa.string(), ["a", "b", "a"]),
     (pa.array([b"ab"], pa.binary(2)), pa.binary(), [b"ab"]),
-    (pa.array([1000], pa.timestamp("ns")), pa.timestamp("us"), [dt.datetime(1970, 1, 1, 0, 0, 0, 1)]),
+    (pa.array([1000], pa.timestamp("ns")), pa.timestamp("us"), [dt.datetime.fromisoformat("1970-01-01T00:00:00.000001")]),
     (pa.array([86_400_000]).view(pa.date64()), pa.date32(), [dt.date(1970, 1, 2)]),
     (pa.array([1], pa.time32("s")), pa.time64("ns"), [dt.time(0, 0, 1)]),
     (pa.array([1], pa.duration("s")), pa.duration("us"), [dt.timedelta(seconds=1)]),
@@ -120,8 +131,12 @@ LOSSLESS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("given_array", "kind", "expected"), LOSSLESS, ids=[f"{a.type}->{k}" for a, k, _ in LOSSLESS])
-def test_a_cast_that_keeps_every_value_is_made(given_array: pa.Array, kind: pa.DataType, expected: list[Any]) -> None:
+@pytest.mark.parametrize(
+    ("given_array", "kind", "expected"), LOSSLESS, ids=[f"{a.type}->{k}" for a, k, _ in LOSSLESS]
+)
+def test_a_cast_that_keeps_every_value_is_made(
+    given_array: pa.Array, kind: pa.DataType, expected: list[Any]
+) -> None:
     schema = one(kind)
     padded = pa.concat_arrays([pa.nulls(3, given_array.type), given_array])
     for source in (pa.table({"c": given_array}), pa.table({"c": padded.slice(3)})):
@@ -226,7 +241,7 @@ def test_anything_that_exports_an_arrow_stream_is_taken() -> None:
         def __arrow_c_stream__(self, requested_schema: object = None) -> object:
             return pa.table({"id": [1]}).__arrow_c_stream__(requested_schema)
 
-    assert to_table(Frame(), SCHEMA).column("id").to_pylist() == [1]  # type: ignore[arg-type]
+    assert to_table(Frame(), SCHEMA).column("id").to_pylist() == [1]
 
 
 @pytest.mark.parametrize("rows", [{"id": 1}, "id", 5, None], ids=str)

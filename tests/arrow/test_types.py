@@ -97,7 +97,9 @@ def test_canonical_schemas_stay_as_they_are_and_survive_storage(schema: pa.Schem
             pa.list_(pa.field("element", pa.int8(), nullable=False)),
         ),
         (
-            pa.map_(pa.field("k", pa.large_string(), nullable=False), pa.field("v", pa.date64()), keys_sorted=True),
+            pa.map_(
+                pa.field("k", pa.large_string(), nullable=False), pa.field("v", pa.date64()), keys_sorted=True
+            ),
             pa.map_(pa.field("key", pa.string(), nullable=False), pa.field("value", pa.date32())),
         ),
         (pa.struct([("a", pa.time32("ms"))]), pa.struct([("a", pa.time64("ns"))])),
@@ -187,7 +189,11 @@ def test_spark_column_metadata_stays_and_all_other_metadata_goes() -> None:
     schema = pa.schema(
         [
             pa.field("a", pa.int8(), metadata={**kept, b"other": b"x"}),
-            pa.field("s", pa.struct([pa.field("in", pa.int8(), metadata=kept)]), metadata={b"PARQUET:field_id": b"1"}),
+            pa.field(
+                "s",
+                pa.struct([pa.field("in", pa.int8(), metadata=kept)]),
+                metadata={b"PARQUET:field_id": b"1"},
+            ),
         ],
         metadata={b"pandas": b"{}"},
     )
@@ -205,9 +211,15 @@ def test_spark_column_metadata_that_is_no_json_object_is_refused() -> None:
 
 
 def test_a_user_defined_type_is_stored_as_its_sql_type() -> None:
-    udt = {"type": "udt", "pyClass": "m.Point", "sqlType": {"type": "array", "elementType": "double", "containsNull": False}}
+    udt = {
+        "type": "udt",
+        "pyClass": "m.Point",
+        "sqlType": {"type": "array", "elementType": "double", "containsNull": False},
+    }
     spark = {"type": "struct", "fields": [{"name": "p", "type": udt, "nullable": True, "metadata": {}}]}
-    assert canonical_schema(spark).field("p").type == pa.list_(pa.field("element", pa.float64(), nullable=False))
+    assert canonical_schema(spark).field("p").type == pa.list_(
+        pa.field("element", pa.float64(), nullable=False)
+    )
 
 
 def test_a_collation_is_left_out_as_pyspark_leaves_it_out() -> None:

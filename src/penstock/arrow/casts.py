@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from penstock.arrow.fields import join
+from penstock.arrow.nulls import map_entries
 from penstock.errors import SchemaMismatch
 from penstock.names import did_you_mean
 
@@ -185,28 +186,26 @@ _WIDENING: dict[tuple[str, str], Callable[[Any, Any], Any]] = {
 
 
 def _conform_list(array: pa.Array, wanted: pa.DataType, path: str) -> pa.Array:
-    lengths = pc.list_value_length(array).cast(pa.int32()).fill_null(0)
-    offsets = pa.concat_arrays([pa.array([0], pa.int32()), pc.cumulative_sum_checked(lengths)])
     values = conform_array(array.flatten(), wanted.value_type, join(path, "element"))
-    return pa.ListArray.from_arrays(
-        offsets, values, type=wanted, mask=array.is_null() if array.null_count else None
-    )
+    return pa.ListArray.from_arrays(_dense_offsets(array), values, type=wanted, mask=_null_mask(array))
 
 
 def _conform_map(array: pa.Array, wanted: pa.DataType, path: str) -> pa.Array:
-    entries = pa.list_(pa.field("entries", _entries_of(array.type), nullable=False))
-    wanted_entries = pa.list_(pa.field("entries", _entries_of(wanted), nullable=False))
-    try:
-        return _conform_list(array.view(entries), wanted_entries, path).view(wanted)
-    except Misfit as misfit:
-        entry = join(path, "element")
-        misfit.message = misfit.message.replace(entry, path, 1)
-        misfit.column = misfit.column.replace(entry, path, 1)
-        raise
+    entries = map_entries(array)
+    flat = entries.flatten()
+    keys = conform_array(flat.field(0), wanted.key_type, join(path, "key"))
+    values = conform_array(flat.field(1), wanted.item_type, join(path, "value"))
+    return pa.MapArray.from_arrays(_dense_offsets(entries), keys, values, type=wanted, mask=_null_mask(array))
 
 
-def _entries_of(map_type: pa.DataType) -> pa.DataType:
-    return pa.struct([map_type.key_field.with_name("key"), map_type.item_field.with_name("value")])
+def _dense_offsets(array: pa.Array) -> pa.Array:
+    # Of the values as flatten() gives them: without those outside a slice or below a null.
+    lengths = pc.list_value_length(array).cast(pa.int32()).fill_null(0)
+    return pa.concat_arrays([pa.array([0], pa.int32()), pc.cumulative_sum_checked(lengths)])
+
+
+def _null_mask(array: pa.Array) -> pa.Array | None:
+    return array.is_null() if array.null_count else None
 
 
 def _conform_struct(array: pa.Array, wanted: pa.DataType, path: str) -> pa.Array:

@@ -56,11 +56,16 @@ def _below(array: pa.Array) -> list[tuple[str, pa.Array, pa.Field]]:
     if pat.is_list(kind):
         return [("element", array.flatten(), kind.value_field)]
     if pat.is_map(kind):
-        entries = array.view(pa.list_(pa.struct([kind.key_field, kind.item_field]))).flatten()
-        return [("value", entries.field(1), kind.item_field)]
+        return [("value", map_entries(array).flatten().field(1), kind.item_field)]
     # A null below a null struct is no null of its own.
     alive = array.filter(array.is_valid()) if array.null_count else array
     return [(each.name, alive.field(i), each) for i, each in enumerate(kind)]
+
+
+def map_entries(array: pa.Array) -> pa.Array:
+    """Return a map array as a list array of key and value structs; unlike a map, a list can be flattened as it is sliced."""
+    value = array.type.item_field.with_nullable(True)
+    return array.cast(pa.list_(pa.struct([array.type.key_field, value])))
 
 
 def first_row(length: int, is_bad: Callable[[int, int], bool]) -> int:

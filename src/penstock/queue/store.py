@@ -112,7 +112,8 @@ class Store:
             raise InvalidInput(f"a queue has 1 to {MAX_PARTITIONS} partitions, not {partitions!r}")
         canonical = canonical_schema(schema)
         columns = (key,) if isinstance(key, str) else tuple(key)
-        check_key(canonical, columns)
+        if columns:
+            check_key(canonical, columns)
         limits = (retention or Retention()).limits()
         record = self._database.run(
             lambda tx: catalog.create_queue(

@@ -12,10 +12,10 @@ from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
 from penstock.errors import DataLost
 from penstock.queue.store import Store
+from penstock.spark.boundary import plain_errors
 from penstock.spark.admission import split
 from penstock.spark.filters import expression, row_bounds
 from penstock.spark.options import SourceOptions
-from penstock.spark.schemas import source_schema
 from penstock.spark.stores import open_store
 from penstock.spark.tasks import RangePartition, Scan
 from penstock.store import catalog, consumers
@@ -23,12 +23,13 @@ from penstock.store.catalog import QueueRecord
 from penstock.store.database import Transaction
 
 
+@plain_errors
 class QueueReader(DataSourceReader):
     """Reads the rows between two positions, as they are when the query is planned."""
 
-    def __init__(self, options: SourceOptions, queue: QueueRecord) -> None:
+    def __init__(self, options: SourceOptions, queue: QueueRecord, schema: pa.Schema) -> None:
         self._options = options
-        self._scan = Scan(options.url, queue, options.service_columns, options.fail_on_data_loss)
+        self._scan = Scan(options.url, queue, schema, options.fail_on_data_loss)
         self._bounds: tuple[int | None, int, int] = (None, 0, 2**62)
 
     def partitions(self) -> Sequence[InputPartition]:
@@ -54,13 +55,13 @@ class QueueReader(DataSourceReader):
         return self._scan.read(partition)
 
 
+@plain_errors
 class FilteringQueueReader(QueueReader):
-    """A reader that takes filters; Spark refuses one that does so while its own setting for it is off."""
+    """A reader that takes filters; Spark refuses one while its setting spark.sql.python.filterPushdown.enabled is off."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
         """Take the filters that mean the same to Arrow; the rest goes back to Spark."""
-        schema = source_schema(self._scan.queue.schema, self._options.service_columns)
-        taken = {id(each): found for each in filters if (found := expression(each, schema)) is not None}
+        taken = {id(each): found for each in filters if (found := expression(each, self._scan.schema)) is not None}
         if taken:
             self._scan = replace(self._scan, predicate=reduce(and_, taken.values()))
         if self._options.service_columns:

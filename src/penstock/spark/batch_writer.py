@@ -11,6 +11,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from penstock.queue.maintenance import upkeep
 from penstock.queue.queue import placement_of
+from penstock.spark.boundary import plain_errors
 from penstock.spark.options import SinkOptions
 from penstock.spark.stores import check_reach, open_store
 from penstock.spark.writing import Pieces, Wrote
@@ -19,6 +20,7 @@ from penstock.store.catalog import QueueRecord
 from penstock.store.staging import Attempt
 
 
+@plain_errors
 class QueueWriter(DataSourceArrowWriter):
     """One batch write."""
 

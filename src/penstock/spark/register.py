@@ -7,14 +7,12 @@ from pyspark.sql import SparkSession
 from penstock.spark.options import ALL, CONF_PREFIX
 from penstock.spark.source import PenstockDataSource
 
-_PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
-
 
 def register(spark: SparkSession) -> None:
     """Make ``format("penstock")`` known to a session, with the session's defaults; call it again after changing them.
 
     Defaults are settings such as ``spark.penstock.url`` and ``spark.penstock.guarantee``. Without this call Spark finds
-    the data source by itself too, then without defaults and without filter pushdown.
+    the data source by itself too, then without defaults.
 
     Parameters
     ----------
@@ -25,7 +23,6 @@ def register(spark: SparkSession) -> None:
     baked = {
         "defaults": {name: value for name, value in names.items() if value is not None},
         "master": spark.conf.get("spark.master", None),
-        "takes_filters": spark.conf.get(_PUSHDOWN, "false") == "true",
         "__module__": PenstockDataSource.__module__,
         "__doc__": PenstockDataSource.__doc__,
     }

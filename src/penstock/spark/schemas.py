@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql.types import StructType
 
 from penstock.arrow.types import canonical_schema, spark_json
@@ -45,18 +46,57 @@ def to_struct(schema: pa.Schema) -> StructType:
     return StructType.fromJson(json.loads(spark_json(schema)))
 
 
-def with_service_columns(chunk: Chunk, queue: str, partition: int, schema: pa.Schema) -> pa.RecordBatch:
-    """The chunk's rows with where they come from."""
-    rows = chunk.batch.num_rows
-    index = pa.array(range(chunk.start, chunk.end), pa.int64())
-    times = pa.repeat(chunk.first_timestamp, rows) if chunk.runs is None else chunk.runs.timestamps()
-    service = [
-        pa.repeat(queue, rows),
-        pa.repeat(pa.scalar(partition, pa.int32()), rows),
-        index,
-        times.cast(pa.int64()).view(SERVICE_FIELDS[3].type),
-    ]
-    return pa.RecordBatch.from_arrays([*chunk.batch.columns, *service], schema=schema)
+def projection(requested: StructType, full: pa.Schema) -> pa.Schema:
+    """The columns to read: those of the schema that the user gave to the reader, or all.
+
+    Raises
+    ------
+    SchemaMismatch
+        When a column is not there, or of another type.
+    """
+    wanted = canonical_schema(requested)
+    for field in wanted:
+        index = full.get_field_index(field.name)
+        if index < 0:
+            raise SchemaMismatch(
+                f"the schema given to the read has a column {field.name!r}, which is not there."
+                f"{did_you_mean(field.name, full.names)}",
+                column=field.name,
+            )
+        if not full.field(index).type.equals(field.type):
+            raise SchemaMismatch(
+                f"the schema given to the read has {field.name!r} as {field.type}, it is {full.field(index).type}: "
+                "read it as it is, then cast it",
+                column=field.name,
+                expected=str(full.field(index).type),
+                found=str(field.type),
+            )
+    return wanted
+
+
+def output(chunk: Chunk, queue: str, partition: int, schema: pa.Schema) -> pa.RecordBatch:
+    """The chunk's rows in a read's schema, service columns included."""
+    if chunk.batch.schema.equals(schema):
+        return chunk.batch
+    service: dict[str, Callable[[], pa.Array]] = {
+        "_queue": lambda: pa.repeat(queue, chunk.batch.num_rows),
+        "_partition": lambda: pa.repeat(pa.scalar(partition, pa.int32()), chunk.batch.num_rows),
+        "_row_index": lambda: _consecutive(chunk.start, chunk.batch.num_rows),
+        "_timestamp": lambda: _timestamps(chunk),
+    }
+    there = set(chunk.batch.schema.names)
+    arrays = [chunk.batch.column(name) if name in there else service[name]() for name in schema.names]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _consecutive(start: int, count: int) -> pa.Array:
+    return pc.add(pc.cumulative_sum(pa.repeat(pa.scalar(1, pa.int64()), count)), start - 1)
+
+
+def _timestamps(chunk: Chunk) -> pa.Array:
+    if chunk.runs is not None:
+        return chunk.runs.timestamps().view(SERVICE_FIELDS[3].type)
+    return pa.repeat(pa.scalar(chunk.first_timestamp, SERVICE_FIELDS[3].type), chunk.batch.num_rows)
 
 
 def check_writable(frame: StructType, queue: pa.Schema, name: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, MutableMapping, Sequence
 from typing import ClassVar
 
@@ -15,22 +16,26 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from penstock.errors import InvalidOption
+from penstock.spark.boundary import plain_errors
 from penstock.spark.batch_reader import FilteringQueueReader, QueueReader
 from penstock.spark.batch_writer import QueueWriter
 from penstock.spark.options import BATCH_SINK, BATCH_SOURCE, STREAM_SINK, STREAM_SOURCE, SinkOptions, SourceOptions, sink_options, source_options
-from penstock.spark.schemas import check_writable, source_schema, to_struct
+from penstock.spark.schemas import check_writable, projection, source_schema, to_struct
 from penstock.spark.stores import check_reach, open_store
 from penstock.spark.stream_reader import QueueStreamReader
 from penstock.spark.stream_writer import QueueStreamWriter
 from penstock.store.catalog import QueueRecord
 
+# Spark plans a read with filters in this worker, and only while its setting for pushdown is on (4.2, 4.3).
+_PUSHDOWN_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
 
+
+@plain_errors
 class PenstockDataSource(DataSource):
     """Queues as Spark tables and streams; ``penstock.register(spark)`` bakes the session's defaults into a subclass."""
 
     defaults: ClassVar[Mapping[str, str]] = {}
     master: ClassVar[str | None] = None
-    takes_filters: ClassVar[bool] = False
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
@@ -51,13 +56,16 @@ class PenstockDataSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         """A batch read."""
         options = source_options(self._given(BATCH_SOURCE), streaming=False)
-        kind = FilteringQueueReader if self.takes_filters else QueueReader
-        return kind(options, self._queue(options))
+        queue = self._queue(options)
+        kind = FilteringQueueReader if _PUSHDOWN_WORKER in sys.modules else QueueReader
+        return kind(options, queue, projection(schema, source_schema(queue.schema, options.service_columns)))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         """A streaming read."""
         options = source_options(self._given(STREAM_SOURCE), streaming=True)
-        return QueueStreamReader(options, self._queue(options))
+        queue = self._queue(options)
+        columns = projection(schema, source_schema(queue.schema, options.service_columns))
+        return QueueStreamReader(options, queue, columns)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         """A batch write."""

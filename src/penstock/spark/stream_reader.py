@@ -14,6 +14,7 @@ from penstock.commit.offsets import QueueOffset, pad
 from penstock.commit.owner import Owner
 from penstock.errors import CheckpointMismatch
 from penstock.queue.store import Store
+from penstock.spark.boundary import plain_errors
 from penstock.spark.admission import next_end, split
 from penstock.spark.batch_reader import start_positions
 from penstock.spark.options import SourceOptions
@@ -27,6 +28,7 @@ from penstock.store.database import Transaction
 log = logging.getLogger("penstock.spark")
 
 
+@plain_errors
 class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """One source of one run of a streaming query.
 
@@ -34,10 +36,10 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     the executors; so nothing is opened before the first call.
     """
 
-    def __init__(self, options: SourceOptions, queue: QueueRecord) -> None:
+    def __init__(self, options: SourceOptions, queue: QueueRecord, schema: pa.Schema) -> None:
         self._options = options
         self._queue = queue
-        self._scan = Scan(options.url, queue, options.service_columns, options.fail_on_data_loss)
+        self._scan = Scan(options.url, queue, schema, options.fail_on_data_loss)
         self._owner: Owner | None = None
         self._cap: tuple[int, ...] | None = None
         self._sizes = BatchSizeWatch(options)

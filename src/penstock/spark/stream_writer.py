@@ -16,6 +16,7 @@ from penstock.commit.offsets import QueueOffset, batch_ranges
 from penstock.errors import CheckpointMismatch, CommitRefused
 from penstock.queue.maintenance import upkeep
 from penstock.queue.queue import placement_of
+from penstock.spark.boundary import plain_errors
 from penstock.spark.batch_writer import stage_task
 from penstock.spark.checkpoint import Checkpoint
 from penstock.spark.options import SinkOptions
@@ -29,6 +30,7 @@ from penstock.store.log import Segment
 log = logging.getLogger("penstock.spark")
 
 
+@plain_errors
 class QueueStreamWriter(DataSourceStreamArrowWriter):
     """The sink of a streaming query; Spark builds it anew for every micro-batch."""
 

@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
-from penstock.spark.schemas import source_schema, with_service_columns
+from penstock.spark.schemas import output
 from penstock.spark.stores import check_reach, open_store
 from penstock.store import log
 from penstock.store.catalog import QueueRecord
-from penstock.store.log import Chunk
 
 SMALL_ROWS = 8192
 
@@ -34,7 +33,7 @@ class Scan:
 
     url: str = field(repr=False)
     queue: QueueRecord
-    service_columns: bool = False
+    schema: pa.Schema
     fail_on_data_loss: bool = True
     predicate: pa.compute.Expression | None = None
 
@@ -47,23 +46,21 @@ class Scan:
         return self._filtered(_worthwhile(self._batches(task)))
 
     def _batches(self, task: RangePartition) -> Iterator[pa.RecordBatch]:
-        schema = source_schema(self.queue.schema, self.service_columns)
-        for chunk in self._chunks(task):
-            yield (
-                with_service_columns(chunk, self.queue.name, task.partition, schema)
-                if self.service_columns
-                else chunk.batch
-            )
-
-    def _chunks(self, task: RangePartition) -> Iterator[Chunk]:
-        return log.read(
+        chunks = log.read(
             open_store(self.url).database,
             self.queue,
             task.partition,
             task.start,
             task.end,
+            columns=self._columns(),
             on_lost="fail" if self.fail_on_data_loss else "skip",
         )
+        return (output(chunk, self.queue.name, task.partition, self.schema) for chunk in chunks)
+
+    def _columns(self) -> list[str] | None:
+        """The queue's columns to decode; None for all."""
+        wanted = [name for name in self.queue.schema.names if name in set(self.schema.names)]
+        return None if wanted == self.queue.schema.names else wanted or self.queue.schema.names[:1]
 
     def _filtered(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         if self.predicate is None:
