@@ -23,13 +23,20 @@ _HOMES = {
     "PenstockError": "penstock.errors",
     "Producer": "penstock.queue.producer",
     "Pull": "penstock.queue.consumer",
+    "Pipeline": "penstock.pipeline.stream",
+    "Query": "penstock.pipeline.query",
     "Queue": "penstock.queue.queue",
     "QueueInfo": "penstock.queue.queue",
+    "QueueSink": "penstock.pipeline.ends",
+    "QueueSource": "penstock.pipeline.ends",
     "Retention": "penstock.queue.retention",
     "Store": "penstock.queue.store",
+    "Stream": "penstock.pipeline.stream",
+    "Trigger": "penstock.pipeline.trigger",
     "connect": "penstock.queue.store",
     "register": "penstock.spark.register",
     "session": "penstock.spark.session",
+    "stream": "penstock.pipeline.stream",
 }
 
 __all__ = sorted([*_HOMES, "__version__", "errors"])  # noqa: PLE0605 - one list of the names

@@ -31,7 +31,7 @@ class Checkpoint:
         """Whether the checkpoint's files can be reached from here."""
         try:
             self._files.get_file_info(self._path("metadata"))
-        except OSError:
+        except Exception:  # noqa: BLE001 - each driver has errors of its own
             return False
         return True
 
@@ -61,7 +61,7 @@ class Checkpoint:
         try:
             with self._files.open_input_stream(self._path(name)) as stream:
                 return bytes(stream.read()).decode()
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001 - each driver has errors of its own
             raise CommitRefused(
                 f"the checkpoint's file {name} cannot be read at {redact(self.location)}: {type(error).__name__}; "
                 "is it another query's, or was it deleted?",
@@ -104,8 +104,9 @@ def _by_fsspec(location: str) -> tuple[fs.FileSystem, str]:
     try:
         from fsspec.core import url_to_fs
 
-        found, path = url_to_fs(location)
-    except (ImportError, ValueError, OSError) as error:
+        # Spark writes these files at the same time: nothing of them may be cached.
+        found, path = url_to_fs(location, use_listings_cache=False, skip_instance_cache=True)
+    except Exception as error:  # noqa: BLE001 - each driver has errors of its own
         raise CommitRefused(
             f"the checkpoint at {redact(location)} cannot be read from Python ({type(error).__name__}: {error}), and an "
             "exactly-once sink must read its offset log: install an fsspec driver for the scheme (pip install fsspec), "

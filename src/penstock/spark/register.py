@@ -6,6 +6,7 @@ from pyspark.sql import SparkSession
 
 from penstock.spark.options import ALL, CONF_PREFIX
 from penstock.spark.source import PenstockDataSource
+from penstock.spark.workers import check_workers
 
 
 def register(spark: SparkSession) -> None:
@@ -18,7 +19,13 @@ def register(spark: SparkSession) -> None:
     ----------
     spark
         A session, classic or Spark Connect.
+
+    Raises
+    ------
+    MissingDependency
+        When the Python of Spark's workers lacks a package.
     """
+    check_workers(spark)
     names = {name: spark.conf.get(CONF_PREFIX + name, None) for name in ALL}
     baked = {
         "defaults": {name: value for name, value in names.items() if value is not None},

@@ -46,14 +46,15 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
                 "Spark's continuous trigger loses every row that goes into a Python sink: use a processing-time trigger"
             )
         check_reach(self._options.url, None)
-        app_id = self._options.app_id or str(context.getLocalProperty("sql.streaming.queryId"))
+        query_id = str(context.getLocalProperty("sql.streaming.queryId"))
+        app_id = self._options.app_id or query_id
         batch_id = int(str(context.getLocalProperty("streaming.sql.batchId")))
         root = context.getLocalProperty("spark.sql.streaming.checkpointLocation")
         if self._options.guarantee == "exactly_once":
             wrote = stage_task(self._options, self._queue, app_id, batch_id, iterator)
         else:
             wrote = self._append_task(app_id, batch_id, context.partitionId(), iterator)
-        return replace(wrote, checkpoint_root=root)
+        return replace(wrote, query_id=query_id, checkpoint_root=root)
 
     def _append_task(self, app_id: str, batch_id: int, task: int, batches: Iterator[pa.RecordBatch]) -> Wrote:
         database = open_store(self._options.url).database
@@ -83,9 +84,9 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
     def _commit_batch(self, wrote: Sequence[Wrote], batch_id: int) -> None:
         store = open_store(self._options.url)
         checkpoint = self._checkpoint(wrote)
-        app_id = self._options.app_id or checkpoint.query_id()
+        query_id = checkpoint.query_id()
         for message in wrote:
-            self._check_message(message, app_id, batch_id)
+            self._check_message(message, query_id)
         exactly = self._options.guarantee == "exactly_once"
         stateful = checkpoint.stateful()
         if stateful and not exactly:
@@ -98,7 +99,7 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
             store.uuid,
             BatchCommit(
                 sink=self._queue,
-                app_id=app_id,
+                app_id=self._options.app_id or query_id,
                 batch_id=batch_id,
                 rows=sum(message.rows for message in wrote),
                 sources=self._sources(checkpoint, batch_id),
@@ -108,17 +109,17 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
             ),
         )
 
-    def _check_message(self, message: Wrote, app_id: str, batch_id: int) -> None:
-        if (message.app_id, message.batch_id) != (app_id, batch_id):
+    def _check_message(self, message: Wrote, query_id: str) -> None:
+        if message.query_id != query_id:
             raise CheckpointMismatch(
-                f"the tasks wrote for app {message.app_id!r}, micro-batch {message.batch_id}, and the checkpoint is app "
-                f"{app_id!r}'s at {batch_id}: give the query a checkpoint of its own",
-                app_id=message.app_id,
-                checkpoint=app_id,
+                f"the query is {message.query_id!r}, and the checkpoint that the sink was given is {query_id!r}'s: "
+                "where paths without a scheme are not local ones, give checkpointLocation as a full URL",
+                query=message.query_id,
+                checkpoint=query_id,
             )
         if self._queue.key and message.partitions != self._queue.partitions:
             raise CommitRefused(
-                f"queue {self._queue.name!r} got more partitions while micro-batch {batch_id} was written: "
+                f"queue {self._queue.name!r} got more partitions while micro-batch {message.batch_id} was written: "
                 "restart the query, it repeats the micro-batch"
             )
 

@@ -26,6 +26,7 @@ class Wrote(WriterCommitMessage):
     attempt: str
     segments: int
     rows: int
+    query_id: str | None = None
     checkpoint_root: str | None = None
     """The session's own checkpoint location, for a query that was given none."""
     partitions: int = 0

@@ -1,0 +1,1 @@
+"""One pipeline: source, transform, sink, any trigger, checked before it starts."""

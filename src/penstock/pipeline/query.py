@@ -1,0 +1,165 @@
+"""A running query, with the names of PySpark's ``StreamingQuery``."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyspark.errors import StreamingQueryException
+from pyspark.sql.streaming import StreamingQuery
+
+from penstock.commit.offsets import QueueOffset, batch_ranges
+from penstock.commit.owner import drain, level
+from penstock.pipeline.failures import plain
+from penstock.queue.store import Store, connect
+from penstock.spark.checkpoint import Checkpoint
+
+log = logging.getLogger("penstock.pipeline")
+
+STOP_SECONDS = 60.0
+_POLL_SECONDS = 0.02
+_QUIET_POLLS = 3
+
+
+@dataclass(frozen=True)
+class QuerySource:
+    """A consumer that the query owns."""
+
+    url: str = field(repr=False)
+    queue: str
+    consumer: str
+
+
+class Query:
+    """A query of a pipeline."""
+
+    def __init__(self, query: StreamingQuery, checkpoint: str, sources: Sequence[QuerySource]) -> None:
+        self._query = query
+        self._checkpoint = checkpoint
+        self._sources = sources
+
+    def __repr__(self) -> str:
+        return f"Query(name={self.name!r}, id={self.id!r}, active={self.isActive})"
+
+    @property
+    def id(self) -> str:
+        """The query's id, the same over all runs of a checkpoint."""
+        return str(self._query.id)
+
+    @property
+    def runId(self) -> str:
+        """The id of this run."""
+        return str(self._query.runId)
+
+    @property
+    def name(self) -> str | None:
+        """The query's name."""
+        return self._query.name
+
+    @property
+    def isActive(self) -> bool:
+        """Whether the query runs."""
+        return self._query.isActive
+
+    @property
+    def status(self) -> dict[str, Any]:
+        """What the query is doing."""
+        return self._query.status
+
+    @property
+    def lastProgress(self) -> Any:
+        """The progress of the last micro-batch."""
+        return self._query.lastProgress
+
+    @property
+    def recentProgress(self) -> list[Any]:
+        """The progress of recent micro-batches."""
+        return self._query.recentProgress
+
+    def explain(self, extended: bool = False) -> None:
+        """Print the physical plan of the last micro-batch."""
+        self._query.explain(extended)
+
+    def exception(self) -> Exception | None:
+        """What ended the query: Penstock's own error where it was one, else Spark's."""
+        error = self._query.exception()
+        return None if error is None else plain(error)
+
+    def awaitTermination(self, timeout: float | None = None) -> bool | None:
+        """Wait until the query ends, or for ``timeout`` seconds; raise what ended it, if anything did."""
+        try:
+            ended = self._query.awaitTermination() if timeout is None else self._query.awaitTermination(timeout)  # type: ignore[arg-type]  # Spark takes floats
+        except StreamingQueryException as error:
+            raise plain(error) from None
+        if ended is not False:
+            self._level()
+        return ended
+
+    def processAllAvailable(self) -> None:
+        """Wait until all that was in the sources has been processed and committed."""
+        try:
+            self._query.processAllAvailable()
+        except StreamingQueryException as error:
+            raise plain(error) from None
+
+    def stop(self, timeout: float = STOP_SECONDS) -> bool:
+        """Finish the micro-batch in hand, then stop; True if it was finished.
+
+        Afterwards consumer, safe offset and checkpoint are level.
+
+        Parameters
+        ----------
+        timeout
+            Seconds to wait for the micro-batch in hand; then it is broken off, and repeated by the next run.
+        """
+        finished = not self.isActive or self._drained(timeout)
+        if not finished:
+            log.warning(
+                "query %r was stopped in the middle of a micro-batch, after %s s; the next run repeats it",
+                self.name or self.id,
+                timeout,
+                extra={"action": "stop_timeout"},
+            )
+        self._query.stop()
+        self._level()
+        return finished
+
+    def _drained(self, timeout: float) -> bool:
+        """Ask the sources for no more, and wait until the query rests."""
+        for source in self._sources:
+            with connect(source.url, create=False) as store:
+                drain(store.database, source.consumer, source.queue)
+        deadline = time.monotonic() + timeout
+        quiet = 0
+        while self.isActive and quiet < (_QUIET_POLLS if self._sources else 1):
+            if time.monotonic() > deadline:
+                return False
+            status = self.status
+            quiet = quiet + 1 if _resting(status) else 0
+            time.sleep(_POLL_SECONDS)
+        return True
+
+    def _level(self) -> None:
+        """Bring the consumers to where the checkpoint's commit log ends."""
+        if not self._sources:
+            return
+        checkpoint = Checkpoint(self._checkpoint)
+        last = checkpoint.last_commit()
+        if last is None:
+            return
+        for offset in batch_ranges(checkpoint.offsets(last), ()):
+            for source in self._sources:
+                if (offset.queue, offset.consumer) == (source.queue, source.consumer):
+                    with connect(source.url, create=False) as store:
+                        _level_one(store, offset)
+
+
+def _resting(status: dict[str, Any]) -> bool:
+    return not status.get("isTriggerActive") or not status.get("isDataAvailable")
+
+
+def _level_one(store: Store, offset: QueueOffset) -> None:
+    level(store.database, store.uuid, offset)

@@ -1,0 +1,174 @@
+"""``ps.stream(…).transform(…).write(…).start(…)``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+from urllib.parse import urlsplit
+
+from pyspark.sql import DataFrame, SparkSession
+
+from penstock.errors import CommitRefused, InvalidInput, InvalidOption
+from penstock.names import did_you_mean
+from penstock.pipeline.ends import QueueSink, QueueSource
+from penstock.pipeline.query import Query, QuerySource
+from penstock.pipeline.shutdown import stop_on_sigterm
+from penstock.pipeline.trigger import Trigger
+from penstock.spark.checkpoint import Checkpoint
+from penstock.spark.options import CONF_PREFIX, GUARANTEES
+from penstock.spark.plans import default_file_system, repeatable
+from penstock.spark.register import register
+
+Transform = Callable[[DataFrame], DataFrame]
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A source with the transformations so far; each method returns a new one."""
+
+    spark: SparkSession
+    source: QueueSource | DataFrame
+    transforms: tuple[Transform, ...] = ()
+
+    def transform(self, function: Transform) -> Stream:
+        """Add a transformation: ordinary DataFrame code, stateful or not."""
+        if not callable(function):
+            raise InvalidInput(f"transform takes a function of a DataFrame, not {type(function).__name__}")
+        return replace(self, transforms=(*self.transforms, function))
+
+    def frame(self) -> DataFrame:
+        """The transformed streaming DataFrame."""
+        frame = self._read()
+        for function in self.transforms:
+            frame = function(frame)
+            if not isinstance(frame, DataFrame):
+                raise InvalidInput(
+                    f"the transformation {getattr(function, '__name__', function)!r} returned "
+                    f"{type(frame).__name__}, not a DataFrame: does it lack a return?"
+                )
+        return frame
+
+    def _read(self) -> DataFrame:
+        if isinstance(self.source, DataFrame):
+            return self.source
+        register(self.spark)
+        return self.spark.readStream.format("penstock").options(**self.source.given()).load()
+
+    def write(self, sink: QueueSink, *, guarantee: str = "exactly_once", output_mode: str = "append") -> Pipeline:
+        """Say where it goes.
+
+        Parameters
+        ----------
+        sink
+            A :class:`QueueSink`.
+        guarantee
+            ``exactly_once`` (the sink's rows and the consumer's move are one transaction), ``idempotent`` (for stateless
+            transformations: tasks write for themselves, repeats are skipped) or ``at_least_once``.
+        output_mode
+            ``append``: a queue only grows.
+        """
+        if not isinstance(sink, QueueSink):
+            raise InvalidInput(f"a sink is a QueueSink, not {type(sink).__name__}")
+        if guarantee not in GUARANTEES:
+            raise InvalidOption(
+                f"guarantee is one of {', '.join(GUARANTEES)}, not {guarantee!r}.{did_you_mean(guarantee, GUARANTEES)}"
+            )
+        if output_mode != "append":
+            raise InvalidOption(f"a queue takes output mode append, not {output_mode!r}: it only grows")
+        return Pipeline(self, sink, guarantee, output_mode)
+
+
+def stream(spark: SparkSession, source: QueueSource | DataFrame) -> Stream:
+    """Begin a pipeline.
+
+    Parameters
+    ----------
+    spark
+        The session.
+    source
+        A :class:`QueueSource`, or any streaming DataFrame.
+
+    Raises
+    ------
+    InvalidInput
+        When the DataFrame is not a streaming one.
+    """
+    if isinstance(source, DataFrame) and not source.isStreaming:
+        raise InvalidInput("the DataFrame is not a streaming one: read it with spark.readStream")
+    if not isinstance(source, DataFrame | QueueSource):
+        raise InvalidInput(f"a source is a QueueSource or a streaming DataFrame, not {type(source).__name__}")
+    return Stream(spark, source)
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """A stream and its sink, ready to start."""
+
+    stream: Stream
+    sink: QueueSink
+    guarantee: str
+    output_mode: str
+
+    def start(self, *, checkpoint: str | os.PathLike[str], name: str | None = None, trigger: Trigger | None = None) -> Query:
+        """Start the query.
+
+        Parameters
+        ----------
+        checkpoint
+            Where Spark keeps the query's progress: a folder, or the URL of one.
+        name
+            The query's name.
+        trigger
+            One micro-batch after the other when None.
+
+        Raises
+        ------
+        CommitRefused
+            When the guarantee cannot be kept with this checkpoint or this plan.
+        """
+        location = _location(self.stream.spark, checkpoint)
+        frame = self.stream.frame()
+        self._check(frame, location)
+        register(self.stream.spark)
+        options = self.sink.given() | {"guarantee": self.guarantee, "checkpointLocation": location}
+        writer = frame.writeStream.format("penstock").options(**options).outputMode(self.output_mode)
+        writer = writer.trigger(**(trigger or Trigger.processing_time()).arguments())  # type: ignore[arg-type]  # overloads
+        if name is not None:
+            writer = writer.queryName(name)
+        query = Query(writer.start(), location, self._sources())
+        stop_on_sigterm(query)
+        return query
+
+    def _check(self, frame: DataFrame, location: str) -> None:
+        if self.guarantee == "at_least_once":
+            return
+        if not Checkpoint(location).is_readable():
+            raise CommitRefused(
+                f"guarantee={self.guarantee} reads the checkpoint's offset log, and {location!r} cannot be reached from "
+                "this Python: check the address and the credentials, or use guarantee=at_least_once"
+            )
+        culprit = None if self.guarantee == "exactly_once" else repeatable(frame)
+        if culprit is not None:
+            raise CommitRefused(
+                f"guarantee=idempotent is for transformations whose tasks are cut the same way each time, and this one has "
+                f"{culprit}: use guarantee=exactly_once",
+                operator=culprit,
+            )
+
+    def _sources(self) -> tuple[QuerySource, ...]:
+        source = self.stream.source
+        if isinstance(source, DataFrame) or source.consumer is None:
+            return ()
+        url = source.url or str(self.stream.spark.conf.get(CONF_PREFIX + "url"))
+        return (QuerySource(url, source.queue, source.consumer),)
+
+
+def _location(spark: SparkSession, checkpoint: str | os.PathLike[str]) -> str:
+    """The checkpoint as an absolute path or URL: Spark's workers may stand elsewhere."""
+    text = os.fspath(checkpoint)
+    if urlsplit(text).scheme:
+        return text
+    default = default_file_system(spark)
+    return os.path.abspath(text) if default is None else f"{default.rstrip('/')}/{text.lstrip('/')}"

@@ -1,0 +1,34 @@
+"""When a query works."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from penstock.errors import InvalidOption
+
+_INTERVAL = re.compile(r"\s*\d+(\.\d+)?\s*[a-z]+\s*", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Trigger:
+    """When a query works; made by one of the class methods."""
+
+    kind: str
+    interval: str | None = None
+
+    @classmethod
+    def processing_time(cls, interval: str = "0 seconds") -> Trigger:
+        """A micro-batch at every interval, such as ``"10 seconds"``; one after the other by default."""
+        if not isinstance(interval, str) or not _INTERVAL.fullmatch(interval):
+            raise InvalidOption(f"an interval is text such as '10 seconds', not {interval!r}")
+        return cls("processing_time", interval)
+
+    @classmethod
+    def available_now(cls) -> Trigger:
+        """All that is there when the query starts, in as many micro-batches as its limits make of it; then it ends."""
+        return cls("available_now")
+
+    def arguments(self) -> dict[str, str | bool]:
+        """The arguments of Spark's ``DataStreamWriter.trigger``."""
+        return {"availableNow": True} if self.kind == "available_now" else {"processingTime": str(self.interval)}
