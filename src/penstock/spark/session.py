@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
 
@@ -57,6 +58,9 @@ def session(
         builder = builder.master(master)
     for key, value in settings.items():
         builder = builder.config(key, value)
+    if "spark.pyspark.python" not in settings:
+        # Without it executors take the first python3 of their PATH, which may lack pyarrow.
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     spark = builder.getOrCreate()
     register(spark)
     return spark
@@ -64,8 +68,6 @@ def session(
 
 def _settings(stateful: bool) -> dict[str, str]:
     settings = {
-        # Without it executors take the first python3 of the PATH, which may lack pyarrow.
-        "spark.pyspark.python": sys.executable,
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         "spark.sql.python.filterPushdown.enabled": "true",
