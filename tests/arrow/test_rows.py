@@ -90,7 +90,13 @@ def test_an_unknown_name_is_refused_and_the_nearest_offered(rows: Any) -> None:
 
 
 def test_a_missing_column_that_takes_no_nulls_is_refused() -> None:
-    assert refused(pa.table({"name": ["a"]}), SCHEMA)["column"] == "id"
+    nameless = pa.table({"name": ["a"]})
+    for table in (nameless, nameless.slice(1)):
+        assert refused(table, SCHEMA) == {
+            "column": "id",
+            "expected": "int64 not null",
+            "found": "no such column",
+        }
     assert refused([{"id": 1}, {"name": "a"}], SCHEMA) == {
         "column": "id",
         "expected": "not null",
@@ -121,6 +127,7 @@ LOSSLESS = [
     (pa.array([1], pa.duration("s")), pa.duration("us"), [dt.timedelta(seconds=1)]),
     (pa.nulls(2), pa.map_(pa.string(), pa.int8()), [None, None]),
     (pa.array([[1], None, []], pa.large_list(pa.int8())), pa.list_(pa.int64()), [[1], None, []]),
+    (pa.array([[1], None, []], pa.list_(pa.field("item", pa.int64()))), pa.list_(pa.int64()), [[1], None, []]),
     (pa.array([[1, 2], None], pa.list_(pa.int8(), 2)), pa.list_(pa.int64()), [[1, 2], None]),
     (pa.array([[("k", 1)], None], pa.map_(pa.large_string(), pa.int8())), pa.map_(pa.string(), pa.int64()), [[("k", 1)], None]),
     (

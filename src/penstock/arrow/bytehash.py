@@ -12,17 +12,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.arrow.constants import i64, u64, zeros
+
 # A block of this many bytes bounds the memory of the flat arrays, a dozen of 8 bytes for each window.
 _BLOCK_BYTES = 1 << 20
-
-
-def u64(value: int) -> pa.Scalar:
-    """Return an unsigned 64-bit constant."""
-    return pa.scalar(value, pa.uint64())
-
-
-def _i64(value: int) -> pa.Scalar:
-    return pa.scalar(value, pa.int64())
 
 
 _LEFT_FACTOR = u64(0x9E3779B97F4A7C15)
@@ -46,7 +39,7 @@ def words(column: pa.Array) -> pa.Array:
         data = column.buffers()[2]
         return _words_of_block(offsets, first, b"" if data is None else data.slice(first, last - first))
     if len(column) == 1:
-        return pa.array([_word_of_long(column.buffers()[2].slice(first, last - first))], pa.uint64())
+        return pa.repeat(u64(_word_of_long(column.buffers()[2].slice(first, last - first))), 1)
     half = len(column) // 2
     return pa.concat_arrays([words(column.slice(0, half)), words(column.slice(half))])
 
@@ -54,7 +47,7 @@ def words(column: pa.Array) -> pa.Array:
 def _offsets(column: pa.Array) -> pa.Array:
     buffer = column.buffers()[1]
     if buffer is None or not len(column):
-        return pa.array([0], pa.int32())
+        return zeros(pa.int32())
     return pa.Array.from_buffers(pa.int32(), len(column) + 1, [None, buffer], offset=column.offset)
 
 
@@ -67,20 +60,20 @@ def _little_endian_words(data: Any) -> pa.Array:
 
 def _words_of_block(offsets: pa.Array, first: int, data: Any) -> pa.Array:
     rows = len(offsets) - 1
-    places = pc.subtract(offsets.cast(pa.int64()), _i64(first))
+    places = pc.subtract(offsets.cast(pa.int64()), i64(first))
     starts, ends = places.slice(0, rows), places.slice(1)
-    counts = pc.shift_right(pc.add(pc.subtract(ends, starts), _i64(7)), _i64(3))
-    bounds = pa.concat_arrays([pa.array([0], pa.int64()), pc.cumulative_sum(counts)])
+    counts = pc.shift_right(pc.add(pc.subtract(ends, starts), i64(7)), i64(3))
+    bounds = pa.concat_arrays([zeros(pa.int64()), pc.cumulative_sum(counts)])
     total = bounds[rows].as_py()
     if not total:
-        return pa.repeat(u64(0), rows)
+        return zeros(pa.uint64(), rows)
     row = pc.list_parent_indices(pa.LargeListArray.from_arrays(bounds, pa.nulls(total)))
     # The first byte of flat window j is start(row) + 8 * (j - bound(row)).
-    shift = pc.subtract(starts, pc.multiply(bounds.slice(0, rows), _i64(8)))
+    shift = pc.subtract(starts, pc.multiply(bounds.slice(0, rows), i64(8)))
     at = pc.add(_take(shift, row), _multiples_of_eight().slice(0, total))
     left = pc.subtract(_take(ends, row), at)
     mixed = _mixed_windows(_masked(_unaligned(_little_endian_words(data), at), left), left)
-    sums = pa.concat_arrays([pa.array([0], pa.uint64()), pc.cumulative_sum(mixed)])
+    sums = pa.concat_arrays([zeros(pa.uint64()), pc.cumulative_sum(mixed)])
     ahead = _take(sums, bounds)
     return pc.subtract(ahead.slice(1), ahead.slice(0, rows))
 
@@ -93,21 +86,21 @@ def _take(values: pa.Array, places: pa.Array) -> pa.Array:
 def _multiples_of_eight() -> pa.Array:
     # Each value adds at most one window that is not full, and blocks have at most 65,536 values.
     most = _BLOCK_BYTES // 8 + 65_536
-    return pc.subtract(pc.cumulative_sum(pa.repeat(_i64(8), most)), _i64(8))
+    return pc.subtract(pc.cumulative_sum(pa.repeat(i64(8), most)), i64(8))
 
 
 def _unaligned(aligned: pa.Array, at: pa.Array) -> pa.Array:
     # Eight bytes from any place, out of the two aligned words that hold them.
-    place = pc.shift_right(at, _i64(3))
-    bits = pc.shift_left(pc.bit_wise_and(at, _i64(7)), _i64(3)).view(pa.uint64())
+    place = pc.shift_right(at, i64(3))
+    bits = pc.shift_left(pc.bit_wise_and(at, i64(7)), i64(3)).view(pa.uint64())
     low = pc.shift_right(_take(aligned, place), bits)
     # In two steps, because a shift by 64 would change nothing.
-    high = pc.shift_left(_take(aligned, pc.add(place, _i64(1))), u64(1))
+    high = pc.shift_left(_take(aligned, pc.add(place, i64(1))), u64(1))
     return pc.bit_wise_or(low, pc.shift_left(high, pc.subtract(u64(63), bits)))
 
 
 def _masked(windows: pa.Array, left: pa.Array) -> pa.Array:
-    inside = pc.min_element_wise(left, _i64(8)).view(pa.uint64())
+    inside = pc.min_element_wise(left, i64(8)).view(pa.uint64())
     unused = pc.subtract(u64(64), pc.shift_left(inside, u64(3)))
     return pc.bit_wise_and(windows, pc.shift_right(_ONES, unused))
 
@@ -121,7 +114,7 @@ def _word_of_long(data: pa.Buffer) -> int:
     for start in range(0, data.size, _BLOCK_BYTES):
         piece = data.slice(start, min(_BLOCK_BYTES, data.size - start))
         count = (piece.size + 7) // 8
-        left = pc.subtract(_i64(data.size - start), _multiples_of_eight().slice(0, count))
+        left = pc.subtract(i64(data.size - start), _multiples_of_eight().slice(0, count))
         mixed = _mixed_windows(_little_endian_words(piece).slice(0, count), left)
         total += pc.sum(mixed).as_py()
     return total & 0xFFFFFFFFFFFFFFFF

@@ -13,10 +13,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
+from penstock.arrow.constants import zeros
 from penstock.arrow.fields import join
 from penstock.arrow.nulls import map_entries
 from penstock.errors import SchemaMismatch
 from penstock.names import did_you_mean
+
+_NO_VALUES = zeros(pa.int32())[0]
 
 
 class Misfit(Exception):
@@ -200,8 +203,8 @@ def _conform_map(array: pa.Array, wanted: pa.DataType, path: str) -> pa.Array:
 
 def _dense_offsets(array: pa.Array) -> pa.Array:
     # Of the values as flatten() gives them: without those outside a slice or below a null.
-    lengths = pc.list_value_length(array).cast(pa.int32()).fill_null(0)
-    return pa.concat_arrays([pa.array([0], pa.int32()), pc.cumulative_sum_checked(lengths)])
+    lengths = pc.list_value_length(array).cast(pa.int32()).fill_null(_NO_VALUES)
+    return pa.concat_arrays([zeros(pa.int32()), pc.cumulative_sum_checked(lengths)])
 
 
 def _null_mask(array: pa.Array) -> pa.Array | None:

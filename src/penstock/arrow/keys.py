@@ -37,8 +37,9 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from penstock.arrow import bytehash, smallhash
-from penstock.arrow.bytehash import mix, u64
+from penstock.arrow.bytehash import mix
 from penstock.arrow.casts import kind_of
+from penstock.arrow.constants import f64, u32_array, u64
 from penstock.arrow.types import canonical_type
 from penstock.errors import SchemaMismatch, UnsupportedType
 from penstock.names import did_you_mean
@@ -49,6 +50,7 @@ _BLOCK_ROWS = 65_536
 _SEED = u64(0x243F6A8885A308D3)
 _NULL = u64(0x452821E638D01377)
 _ZERO = u64(0)
+_ZERO_DOUBLE = f64(0.0)
 _NAN = u64(0x7FF8000000000000)
 _HIGH_HALF = u64(32)
 
@@ -81,13 +83,13 @@ def key_hash(table: pa.Table | pa.RecordBatch, key: Sequence[str]) -> pa.Array:
         )
     few = smallhash.hashes(table, key) if 0 < table.num_rows <= smallhash.MAX_ROWS else None
     if few is not None:
-        return pa.array(few, pa.uint32())
+        return u32_array(few)
     check_key(table.schema, key)
     columns = table.select(list(key))
     if isinstance(columns, pa.RecordBatch):
         columns = pa.Table.from_batches([columns])
     blocks = [_hash_block(block) for block in _blocks(columns)]
-    return pa.concat_arrays(blocks) if blocks else pa.array([], pa.uint32())
+    return pa.concat_arrays(blocks) if blocks else u32_array([])
 
 
 def check_key(schema: pa.Schema, key: Sequence[str]) -> None:
@@ -176,7 +178,7 @@ def _count_words(column: pa.Array) -> pa.Array:
 
 def _float_words(column: pa.Array) -> pa.Array:
     doubles = column.cast(pa.float64())
-    without_sign = pc.if_else(pc.equal(doubles, 0.0), _ZERO, doubles.view(pa.uint64()))
+    without_sign = pc.if_else(pc.equal(doubles, _ZERO_DOUBLE), _ZERO, doubles.view(pa.uint64()))
     return pc.if_else(pc.is_nan(doubles), _NAN, without_sign)
 
 

@@ -212,8 +212,6 @@ def _map_coder(arrow_type: pa.DataType, path: str) -> Coder:
         if not isinstance(value, Mapping | list | tuple) or not all(len(pair) == 2 for pair in pairs):
             raise misfit(value, arrow_type, path, "it is no mapping", "pass a dict or a list of pairs")
         keys = key.values([pair[0] for pair in pairs])
-        if None in keys:
-            raise misfit(value, arrow_type, join(path, "key"), "a key is None", "map keys take no nulls")
         return list(zip(keys, item.values([pair[1] for pair in pairs]), strict=True))
 
     return Coder(frozenset({_NOTHING}), convert)

@@ -22,6 +22,7 @@ log = logging.getLogger("penstock.pipeline")
 STOP_SECONDS = 60.0
 _POLL_SECONDS = 0.02
 _QUIET_POLLS = 3
+_RELEASE_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -143,23 +144,28 @@ class Query:
         return True
 
     def _level(self) -> None:
-        """Bring the consumers to where the checkpoint's commit log ends."""
+        """Bring the consumers to where the checkpoint's commit log ends, once their owner is gone."""
         if not self._sources:
             return
         checkpoint = Checkpoint(self._checkpoint)
         last = checkpoint.last_commit()
-        if last is None:
-            return
-        for offset in batch_ranges(checkpoint.offsets(last), ()):
-            for source in self._sources:
-                if (offset.queue, offset.consumer) == (source.queue, source.consumer):
-                    with connect(source.url, create=False) as store:
-                        _level_one(store, offset)
+        offsets = [] if last is None else batch_ranges(checkpoint.offsets(last), ())
+        for source in self._sources:
+            with connect(source.url, create=False) as store:
+                _await_release(store, source)
+                for offset in offsets:
+                    if (offset.queue, offset.consumer) == (source.queue, source.consumer):
+                        level(store.database, store.uuid, offset)
 
 
 def _resting(status: dict[str, Any]) -> bool:
     return not status.get("isTriggerActive") or not status.get("isDataAvailable")
 
 
-def _level_one(store: Store, offset: QueueOffset) -> None:
-    level(store.database, store.uuid, offset)
+def _await_release(store: Store, source: QuerySource) -> None:
+    """Spark ends the process that owns the consumer a moment after the query."""
+    registration = store.consumer(source.consumer).registration(source.queue)
+    lock = store.database.owner_lock(registration.lock_name(store.uuid))
+    deadline = time.monotonic() + _RELEASE_SECONDS
+    while lock.held_elsewhere() and time.monotonic() < deadline:
+        time.sleep(_POLL_SECONDS)

@@ -15,7 +15,7 @@ from penstock.store.database import Database, Transaction
 from penstock.store.owners import FileOwnerLock, OwnerLock
 from penstock.store.statements import statements
 
-_PAGE_SIZE = 16384
+_PAGE_SIZE = 32768
 _BUSY_MS = 30_000
 _UNAVAILABLE = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL}
 

@@ -1,0 +1,1 @@
+"""Benchmarks: each measures its peer in the same run and prints a ratio."""

@@ -1,0 +1,72 @@
+"""``python -m bench [NAME …]``: run the benchmarks, print their ratios, write them to build/bench.json."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from bench import append, read, streaming
+from bench.harness import Result, report
+from tests.support.postgres import drop_schema, start_postgres, with_schema
+
+SQLITE = "sqlite:///{folder}/store.db"
+
+
+def cases(pg_url: str) -> dict[str, Callable[[], Result]]:
+    shared = with_schema(pg_url, "bench")
+    return {
+        "append-sqlite": append.sqlite,
+        "append-postgres": lambda: append.postgres(pg_url),
+        "read-sqlite": lambda: read.aggregate(SQLITE, "SQLite"),
+        "read-postgres": lambda: read.aggregate(shared, "PostgreSQL"),
+        "merged": _merged,
+        "stream-small-sqlite": lambda: streaming.small(SQLITE, "SQLite"),
+        "stream-large-sqlite": lambda: streaming.large(SQLITE, "SQLite"),
+        "stream-small-postgres": lambda: streaming.small(shared, "PostgreSQL"),
+        "stream-large-postgres": lambda: streaming.large(shared, "PostgreSQL"),
+        "worker-memory": _memory,
+    }
+
+
+def _merged() -> Result:
+    result, merging = read.merged()
+    return Result(**{**vars(result), "note": f"merge took {merging:.2f} s"})
+
+
+def _memory() -> Result:
+    peak = read.worker_memory() / 2**20
+    return Result("worker reads 10M rows, peak MiB", peak / 1000, 0.5, peak / 500, "<= 1", peak <= 500, f"{peak:.0f} MiB")
+
+
+@contextmanager
+def _server() -> Iterator[str]:
+    given = os.environ.get("PENSTOCK_TEST_PG_URL")
+    if given:
+        yield given
+        return
+    server = start_postgres()
+    try:
+        yield server.url
+    finally:
+        server.stop()
+
+
+def main(names: list[str]) -> int:
+    with _server() as pg_url:
+        chosen = {name: case for name, case in cases(pg_url).items() if not names or name in names}
+        results = []
+        for name, case in chosen.items():
+            results.append(case())
+            print(results[-1].line(), flush=True)
+        drop_schema(pg_url, "bench")
+    build = Path("build")
+    build.mkdir(exist_ok=True)
+    report(results, build / "bench.json")
+    return 0 if all(result.met for result in results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,101 @@
+"""Appending: against an Arrow IPC file (SQLite) and a raw binary COPY (PostgreSQL) of the same compressed batches."""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+
+import penstock as ps
+import psycopg
+import pyarrow as pa
+
+from bench.data import SCHEMA, rows
+from bench.harness import Result, scratch, speed, timed
+from penstock.arrow.segments import encode
+from penstock.store.log import SEGMENT_ROWS
+from tests.support.postgres import drop_schema, with_schema
+
+# A commit in WAL mode is one sync of the log; the checkpoint syncs the log once more, then the database.
+FSYNCS = 3
+
+
+def sqlite() -> Result:
+    with scratch() as folder:
+        return speed(
+            "append 2M rows, SQLite / Arrow IPC file", lambda: _sqlite(folder), lambda: _ipc(folder), least=0.5
+        )
+
+
+def _sqlite(folder: Path) -> float:
+    for file in folder.glob("store.db*"):
+        file.unlink() if file.is_file() else None
+    store = ps.connect(f"sqlite:///{folder}/store.db")
+    queue = store.create_queue("bench", SCHEMA)
+    table = rows()
+
+    def work() -> None:
+        queue.append(table)
+        store.close()  # the last connection to close checkpoints the log
+
+    return timed(work)
+
+
+def _ipc(folder: Path) -> float:
+    table = rows()
+    path = folder / "peer.arrow"
+    path.unlink(missing_ok=True)
+
+    def work() -> None:
+        with path.open("wb") as file:
+            with pa.ipc.new_file(file, SCHEMA, options=pa.ipc.IpcWriteOptions(compression="lz4")) as writer:
+                for batch in table.to_batches(max_chunksize=SEGMENT_ROWS):
+                    writer.write_batch(batch)
+            file.flush()
+            for _ in range(FSYNCS):
+                os.fsync(file.fileno())
+
+    return timed(work)
+
+
+def postgres(url: str) -> Result:
+    schema = "bench_append"
+    store = ps.connect(with_schema(url, schema))
+    connection = psycopg.connect(url, autocommit=True)
+    connection.execute(f"create table {schema}.peer (payload_id bigint primary key, runs bytea, data bytea)")
+    connection.execute(f"alter table {schema}.peer alter column data set storage external")
+    table = rows()
+    payloads = [bytes(encode(batch)) for batch in table.to_batches(max_chunksize=SEGMENT_ROWS)]
+    try:
+        return speed(
+            "append 2M rows, PostgreSQL / binary COPY",
+            lambda: _postgres(store, table),
+            lambda: _copy(connection, f"{schema}.peer", payloads),
+            least=0.6,
+        )
+    finally:
+        store.close()
+        connection.close()
+        drop_schema(url, schema)
+
+
+def _postgres(store: ps.Store, table: pa.Table) -> float:
+    queue = store.create_queue("bench", SCHEMA)
+    taken = timed(lambda: queue.append(table))
+    store.drop_queue("bench")
+    return taken
+
+
+def _copy(connection: psycopg.Connection, target: str, payloads: Sequence[bytes]) -> float:
+    """A raw COPY of payloads that are compressed already: nothing is encoded while it is timed."""
+    connection.execute(f"truncate {target}")
+
+    def work() -> None:
+        with connection.cursor() as cursor, cursor.copy(f"copy {target} from stdin (format binary)") as copy:
+            copy.write(b"PGCOPY\n\xff\r\n\0" + struct.pack("!ii", 0, 0))
+            for number, payload in enumerate(payloads):
+                copy.write(struct.pack("!hiqii", 3, 8, number, -1, len(payload)) + payload)
+            copy.write(struct.pack("!h", -1))
+
+    return timed(work)

@@ -1,0 +1,76 @@
+"""Timing in pairs: ours and the peer in turn, the median of each, and the ratio of the medians."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+ROUNDS = 7
+
+
+@dataclass(frozen=True)
+class Result:
+    """One comparison; seconds are medians, the ratio is peer / ours for speed, ours / peer where less is better."""
+
+    name: str
+    ours: float
+    peer: float
+    ratio: float
+    bar: str
+    met: bool
+    note: str = ""
+
+    def line(self) -> str:
+        verdict = "met" if self.met else "MISSED"
+        return (
+            f"{self.name:<44} ours {self.ours * 1000:>9.1f} ms   peer {self.peer * 1000:>9.1f} ms   "
+            f"ratio {self.ratio:>5.2f} (bar {self.bar}: {verdict}) {self.note}"
+        )
+
+
+def speed(name: str, ours: Callable[[], float], peer: Callable[[], float], *, least: float, rounds: int = ROUNDS) -> Result:
+    """Ours must reach ``least`` times the peer's speed."""
+    mine, other = pairs(ours, peer, rounds)
+    return Result(name, mine, other, other / mine, f">= {least}", other / mine >= least)
+
+
+def cost(name: str, ours: Callable[[], float], peer: Callable[[], float], *, most: float, rounds: int = ROUNDS) -> Result:
+    """Ours may cost at most ``most`` times the peer's time."""
+    mine, other = pairs(ours, peer, rounds)
+    return Result(name, mine, other, mine / other, f"<= {most}", mine / other <= most)
+
+
+def pairs(ours: Callable[[], float], peer: Callable[[], float], rounds: int) -> tuple[float, float]:
+    """The medians of both, run in turn after one warm-up; each call returns the seconds that count."""
+    ours(), peer()
+    taken = [(ours(), peer()) for _ in range(rounds)]
+    return statistics.median(t[0] for t in taken), statistics.median(t[1] for t in taken)
+
+
+def timed(work: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+@contextmanager
+def scratch() -> Iterator[Path]:
+    """A folder that is gone afterwards."""
+    folder = Path(tempfile.mkdtemp(prefix="penstock-bench-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def report(results: list[Result], file: Path) -> None:
+    for result in results:
+        print(result.line(), flush=True)
+    file.write_text(json.dumps([asdict(result) for result in results], indent=1) + "\n")

@@ -1,0 +1,90 @@
+"""Reading: Spark over a queue against a bare Python data source over Arrow files of the same rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import penstock as ps
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
+
+from bench.arrow_files import ArrowFiles, write_files
+from bench.data import SCHEMA, rows
+from bench.harness import Result, cost, scratch, speed, timed
+from bench.spark_session import spark
+from penstock.store.log import SEGMENT_ROWS
+
+SMALL_APPENDS = 100_000
+
+
+def aggregate(url: str, name: str) -> Result:
+    """2 million rows in two partitions, two tasks on either side."""
+    with scratch() as folder:
+        table = rows()
+        with ps.connect(url.format(folder=folder)) as store:
+            queue = store.create_queue("bench_read", SCHEMA, partitions=2)
+            half = table.num_rows // 2
+            queue.append(table.slice(0, half), partition=0)
+            queue.append(table.slice(half), partition=1)
+            write_files(table, folder / "peer", 2, SEGMENT_ROWS)
+            spark().dataSource.register(ArrowFiles)
+            ours = spark().read.format("penstock").option("url", url.format(folder=folder)).load("bench_read")
+            peer = spark().read.format("bench_arrow_files").load(str(folder / "peer"))
+            try:
+                return speed(
+                    f"Spark read + aggregate, {name} / Arrow files",
+                    lambda: _aggregated(ours),
+                    lambda: _aggregated(peer),
+                    least=0.8,
+                )
+            finally:
+                store.drop_queue("bench_read")
+
+
+def _aggregated(frame: DataFrame) -> float:
+    totals = frame.agg(F.sum("id"), F.sum("amount"), F.max("name"))
+    return timed(lambda: totals.collect())
+
+
+def merged() -> tuple[Result, float]:
+    """One-row appends, merged, then read, against the same rows appended at once; and the seconds the merge took."""
+    with scratch() as folder:
+        store = ps.connect(f"sqlite:///{folder}/store.db?synchronous=normal")
+        table = rows(SMALL_APPENDS)
+        one, many = store.create_queue("one", SCHEMA), store.create_queue("many", SCHEMA)
+        one.append(table)
+        _one_by_one(many)
+        merging = timed(many.merge)
+        result = cost(
+            f"full read of {SMALL_APPENDS:,} one-row appends, merged",
+            lambda: timed(lambda: many.read(0, 0)),
+            lambda: timed(lambda: one.read(0, 0)),
+            most=1.5,
+            rounds=15,
+        )
+        store.close()
+        return result, merging
+
+
+def _one_by_one(queue: ps.Queue) -> None:
+    table = rows(SMALL_APPENDS)
+    for number in range(table.num_rows):
+        queue.append(table.slice(number, 1))
+
+
+def worker_memory(count: int = 10_000_000) -> int:
+    """The peak resident bytes of a process that reads a partition of ``count`` rows as a Spark task does."""
+    import subprocess
+    import sys
+
+    with scratch() as folder:
+        url = f"sqlite:///{folder}/store.db"
+        with ps.connect(url) as store:
+            queue = store.create_queue("large", SCHEMA)
+            for _ in range(count // 1_000_000):
+                queue.append(rows(1_000_000))
+        child = Path(__file__).with_name("read_worker.py")
+        printed = subprocess.run(
+            [sys.executable, str(child), url, str(count)], check=True, capture_output=True, text=True
+        ).stdout
+        return int(printed)

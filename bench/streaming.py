@@ -1,0 +1,66 @@
+"""Streaming: what exactly_once costs over at_least_once, in small micro-batches and in large ones."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+
+import penstock as ps
+
+from bench.data import SCHEMA, rows
+from bench.harness import Result, cost, scratch
+from bench.spark_session import spark
+
+SMALL_ROWS = 1_000
+SMALL_BATCHES = 20
+LARGE_ROWS = 500_000
+
+
+def small(url: str, name: str) -> Result:
+    """The median time of a trigger of 1,000 rows."""
+    return _compare(
+        f"exactly_once / at_least_once, trigger of 1,000 rows, {name}", url, SMALL_ROWS, SMALL_ROWS * SMALL_BATCHES
+    )
+
+
+def large(url: str, name: str) -> Result:
+    """The median time of a trigger of 500,000 rows."""
+    return _compare(f"exactly_once / at_least_once, 500,000 rows, {name}", url, LARGE_ROWS, 2_000_000)
+
+
+def _compare(name: str, url: str, batch: int, total: int) -> Result:
+    with scratch() as folder:
+        where = url.format(folder=folder)
+        with ps.connect(where) as store:
+            store.create_queue("in", SCHEMA, partitions=2).append(rows(total).slice(0, total // 2), partition=0)
+            store.queue("in").append(rows(total).slice(total // 2), partition=1)
+            runs = iter(range(1000))
+            try:
+                return cost(
+                    name,
+                    lambda: _run(store, where, folder / str(next(runs)), "exactly_once", batch),
+                    lambda: _run(store, where, folder / str(next(runs)), "at_least_once", batch),
+                    most=1.25,
+                    rounds=5,
+                )
+            finally:
+                store.drop_queue("in", force=True)
+
+
+def _run(store: ps.Store, url: str, checkpoint: Path, guarantee: str, batch: int) -> float:
+    """One run over the whole queue; the median seconds of its micro-batches, the first one left out."""
+    consumer = f"bench-{checkpoint.name}"
+    store.create_consumer(consumer)
+    store.queue("in").register(consumer)
+    store.create_queue("out", SCHEMA, partitions=2)
+    query = (
+        ps.stream(spark(), ps.QueueSource("in", consumer=consumer, url=url, options={"maxRowsPerTrigger": batch}))
+        .transform(lambda frame: frame.where("id % 10 != 3"))
+        .write(ps.QueueSink("out", url=url), guarantee=guarantee)
+        .start(checkpoint=checkpoint, trigger=ps.Trigger.available_now())
+    )
+    query.awaitTermination()
+    times = [progress["durationMs"]["triggerExecution"] / 1000 for progress in query.recentProgress[1:]]
+    store.drop_queue("out")
+    store.drop_consumer(consumer)
+    return statistics.median(times)

@@ -1,0 +1,42 @@
+"""What every Spark worker pays for: neither the imports nor moving batches may pull in pandas or Spark."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+PROGRAM = """
+import sys
+import pyarrow as pa
+from penstock.arrow.keys import key_hash
+from penstock.arrow.rows import conform_batch
+from penstock.arrow.segments import decode, encode
+from penstock.arrow.types import canonical_schema, spark_json
+
+schema = canonical_schema(pa.schema([
+    pa.field("id", pa.int64(), nullable=False),
+    pa.field("name", pa.string()),
+    pa.field("x", pa.float64()),
+    pa.field("tags", pa.list_(pa.field("item", pa.map_(pa.string(), pa.int32())))),
+]))
+spark_json(schema)
+ids = pa.Array.from_buffers(pa.int32(), 2, [None, pa.py_buffer(bytes(8))])
+names = pa.schema([pa.field("tags", pa.list_(pa.map_(pa.string(), pa.int64()))), pa.field("x", pa.float32())])
+for repeats in (1, 100):
+    batch = pa.RecordBatch.from_arrays([pa.concat_arrays([ids] * repeats)], names=["ID"])
+    for field in names:
+        batch = batch.append_column(field, pa.nulls(batch.num_rows, field.type))
+    batch = conform_batch(batch, schema)
+    assert key_hash(batch, ["id", "name", "x"]).null_count == 0
+    assert decode(encode(batch), schema).equals(batch)
+    decode(encode(batch), schema, ["name"])
+found = {"pandas", "pyspark"} & set(sys.modules)
+assert not found, found
+"""
+
+
+def test_moving_batches_imports_neither_pandas_nor_spark() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
