@@ -54,6 +54,7 @@ class Scan:
             task.end,
             columns=self._columns(),
             on_lost="fail" if self.fail_on_data_loss else "skip",
+            with_runs="_timestamp" in self.schema.names,
         )
         return (output(chunk, self.queue.name, task.partition, self.schema) for chunk in chunks)
 

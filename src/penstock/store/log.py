@@ -43,7 +43,7 @@ class Chunk:
     batch: pa.RecordBatch
     runs: Runs | None
     first_timestamp: int
-    """The time of the first row, and of all when there are no runs; microseconds since 1970."""
+    """The time of the segment's first row, and of all its rows when it was never merged; microseconds since 1970."""
 
     @property
     def end(self) -> int:
@@ -179,6 +179,7 @@ def read(
     columns: Sequence[str] | None = None,
     page_bytes: int = PAGE_BYTES,
     on_lost: str = "fail",
+    with_runs: bool = False,
 ) -> Iterator[Chunk]:
     """Rows [start, end) of a partition, chunk by chunk; each page is a transaction of its own.
 
@@ -190,6 +191,8 @@ def read(
         Compressed bytes fetched at a time; one segment at the least.
     on_lost
         ``fail``, or ``skip`` for going on behind rows that were trimmed.
+    with_runs
+        Whether each row's time is wanted; it costs a little where segments have been merged.
 
     Raises
     ------
@@ -198,7 +201,7 @@ def read(
     """
     position = start
     while position < end:
-        first, rows = _page(database, queue, partition, position, end, page_bytes)
+        first, rows = _page(database, queue, partition, position, end, page_bytes, with_runs)
         if first > position:
             if on_lost == "fail":
                 raise lost(queue.name, partition, position, min(first, end))
@@ -227,7 +230,13 @@ def lost(queue: str, partition: int, start: int, end: int) -> DataLost:
 
 
 def _page(
-    database: Database, queue: QueueRecord, partition: int, start: int, end: int, page_bytes: int
+    database: Database,
+    queue: QueueRecord,
+    partition: int,
+    start: int,
+    end: int,
+    page_bytes: int,
+    with_runs: bool,
 ) -> tuple[int, list[Any]]:
     def work(tx: Transaction) -> tuple[int, list[Any]]:
         rows = tx.all(
@@ -238,6 +247,7 @@ def _page(
             end_index=end,
             max_segments=PAGE_SEGMENTS,
             max_bytes=page_bytes,
+            with_runs=int(with_runs),
         )
         # Read after the page: a trim in between is seen, never hidden.
         found = tx.one("read_partition", queue_id=queue.queue_id, partition=partition)

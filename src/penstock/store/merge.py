@@ -22,6 +22,7 @@ from penstock.store.runs import Part, Runs
 
 SEGMENT_BYTES = 8 << 20
 _FULL = 99
+_PASSES = 10
 
 
 def merge_crowd(database: Database, queue: QueueRecord, partition: int) -> int:
@@ -36,9 +37,14 @@ def merge_crowd(database: Database, queue: QueueRecord, partition: int) -> int:
 
 def merge_all(database: Database, queue: QueueRecord, partition: int) -> int:
     """Merge every run of small segments as far as segments may grow; the number of segments that went."""
-    return sum(
-        _merge_run(database, queue, partition, run) for run in _small_runs(database, queue, partition)
-    )
+    went = 0
+    for _ in range(_PASSES):
+        runs = [run for run in _small_runs(database, queue, partition) if len(run) > 1]
+        if not runs:
+            break
+        # A run that somebody else merged or trimmed meanwhile comes up again, as it is by then.
+        went += sum(_merge_run(database, queue, partition, run) for run in runs)
+    return went
 
 
 def _tier(segment: Any) -> int:
@@ -127,6 +133,7 @@ def _payloads(database: Database, queue: QueueRecord, partition: int, run: Seque
             end_index=run[-1].end_index,
             max_segments=len(run),
             max_bytes=2 * SEGMENT_BYTES + run[0].bytes,
+            with_runs=1,
         ),
         write=False,
     )

@@ -91,7 +91,7 @@ values
 -- name: read_page
 select
     s.start_index, s.end_index, s.first_append, s.last_append, s.first_timestamp, s.last_timestamp, s.bytes,
-    s.payload_id, p.data, p.runs
+    s.payload_id, p.data, case when :with_runs = 1 then p.runs end as runs
 from (
     select *, sum(bytes) over (order by end_index) - bytes as bytes_before
     from (

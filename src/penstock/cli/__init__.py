@@ -1,0 +1,28 @@
+"""The command line ``penstock``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code: 0, 1 after an error, 2 for wrong usage, 130 when interrupted.
+
+    Parameters
+    ----------
+    arguments
+        The words behind ``penstock``; those of this process when None.
+    """
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        from penstock.cli.app import run
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] not in ("typer", "rich", "click"):
+            raise
+        print(
+            f"error: [MISSING_DEPENDENCY] the command line needs {error.name}: pip install 'penstock[cli]'",
+            file=sys.stderr,
+        )
+        return 1
+    return run(words)

@@ -1,0 +1,274 @@
+"""A schema in Spark's DDL, such as ``id bigint not null, tags array<string>``, into Spark's schema JSON, without Spark.
+
+The grammar is that of ``StructType.fromDDL``: columns separated by commas, each a name (back-quoted where it is no plain
+word), a type, and optionally ``not null`` and ``comment '…'``. Words are read without case.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.errors import InvalidInput
+from penstock.names import did_you_mean
+
+_TOKENS = re.compile(
+    r"""\s*(?:
+        (?P<word>\w+)
+      | `(?P<name>(?:[^`]|``)+)`
+      | '(?P<text>(?:[^'\\]|\\.|'')*)'
+      | "(?P<text2>(?:[^"\\]|\\.|"")*)"
+      | (?P<sign>[<>(),:])
+      | (?P<end>\Z)
+    )""",
+    re.VERBOSE | re.DOTALL,
+)
+_SIMPLE = {
+    "boolean": "boolean",
+    "tinyint": "byte",
+    "byte": "byte",
+    "smallint": "short",
+    "short": "short",
+    "int": "integer",
+    "integer": "integer",
+    "bigint": "long",
+    "long": "long",
+    "float": "float",
+    "real": "float",
+    "double": "double",
+    "date": "date",
+    "timestamp": "timestamp",
+    "timestamp_ltz": "timestamp",
+    "timestamp_ntz": "timestamp_ntz",
+    "binary": "binary",
+    "void": "void",
+    "variant": "variant",
+}
+_DECIMALS = ("decimal", "dec", "numeric")
+_INTERVALS = (("year", "month"), ("day", "hour", "minute", "second"))
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", "b": "\b"}
+
+
+def parse_ddl(text: str) -> dict[str, Any]:
+    """Return a schema's Spark JSON, parsed: what ``StructType.fromDDL(text).jsonValue()`` gives.
+
+    Parameters
+    ----------
+    text
+        Columns separated by commas, or one ``struct<…>``.
+
+    Raises
+    ------
+    InvalidInput
+        With the condition ``INVALID_SCHEMA``, the place and what is expected there.
+    """
+    reader = _Reader(text)
+    if reader.peek().word == "struct" and reader.peek(1).sign == "<":
+        schema: dict[str, Any] = reader.type()
+    else:
+        schema = {"type": "struct", "fields": reader.fields()}
+    reader.expect_end()
+    return schema
+
+
+@dataclass(frozen=True)
+class _Token:
+    start: int
+    kind: str
+    value: str
+
+    @property
+    def word(self) -> str | None:
+        return self.value.lower() if self.kind == "word" else None
+
+    @property
+    def sign(self) -> str | None:
+        return self.value if self.kind == "sign" else None
+
+    def __str__(self) -> str:
+        return "the end" if self.kind == "end" else repr(self.value)
+
+
+class _Reader:
+    """Recursive descent over the tokens; each method reads one part of the grammar."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._tokens = self._scan()
+        self._at = 0
+
+    def _scan(self) -> list[_Token]:
+        tokens: list[_Token] = []
+        position = 0
+        while not tokens or tokens[-1].kind != "end":
+            found = _TOKENS.match(self._text, position)
+            if found is None:
+                start = position + len(self._text[position:]) - len(self._text[position:].lstrip())
+                raise self._error(start, f"{self._text[start]!r} does not belong here")
+            kind = str(found.lastgroup)
+            tokens.append(_Token(found.start(kind), kind, found[kind]))
+            position = found.end()
+        return tokens
+
+    def _error(self, position: int, message: str) -> InvalidInput:
+        return InvalidInput(
+            f"the schema, at character {position + 1}: {message}",
+            condition="INVALID_SCHEMA",
+            schema=self._text,
+            position=position,
+        )
+
+    def peek(self, ahead: int = 0) -> _Token:
+        return self._tokens[min(self._at + ahead, len(self._tokens) - 1)]
+
+    def next(self) -> _Token:
+        token = self.peek()
+        self._at += 1
+        return token
+
+    def _accept(self, value: str) -> bool:
+        token = self.peek()
+        if token.sign == value or token.word == value:
+            self._at += 1
+            return True
+        return False
+
+    def _expect(self, value: str) -> None:
+        if not self._accept(value):
+            raise self._error(self.peek().start, f"{value!r} is expected, not {self.peek()}")
+
+    def expect_end(self) -> None:
+        if self.peek().kind != "end":
+            raise self._error(
+                self.peek().start, f"a comma or the end is expected, not {self.peek()}; a column is: name type"
+            )
+
+    def fields(self) -> list[dict[str, Any]]:
+        fields = [self._field()]
+        while self._accept(","):
+            fields.append(self._field())
+        return fields
+
+    def _field(self) -> dict[str, Any]:
+        name = self.next()
+        if name.kind not in ("word", "name"):
+            raise self._error(
+                name.start, f"a column's name is expected, not {name}; put unusual names in back-quotes"
+            )
+        self._accept(":")
+        field = {
+            "name": name.value.replace("``", "`") if name.kind == "name" else name.value,
+            "type": self.type(),
+            "nullable": True,
+            "metadata": {},
+        }
+        while self.peek().word in ("not", "comment"):
+            if self.next().word == "not":
+                self._expect("null")
+                field["nullable"] = False
+            else:
+                field["metadata"] = {"comment": self._string()}
+        return field
+
+    def _string(self) -> str:
+        token = self.next()
+        if token.kind not in ("text", "text2"):
+            raise self._error(token.start, f"a text in quotes is expected, not {token}")
+        doubled = "''" if token.kind == "text" else '""'
+        return re.sub(
+            r"\\(.)|" + doubled,
+            lambda match: _ESCAPES.get(match[1], match[1]) if match[1] else doubled[0],
+            token.value,
+            flags=re.DOTALL,
+        )
+
+    def type(self) -> Any:
+        token = self.next()
+        word = token.word
+        if word in _SIMPLE:
+            return _SIMPLE[word]
+        read = self._others().get(word or "")
+        if read is None:
+            hint = did_you_mean(token.value, [*_SIMPLE, *self._others()]) if word else ""
+            raise self._error(token.start, f"a type is expected, not {token}.{hint}")
+        return read()
+
+    def _others(self) -> dict[str, Callable[[], Any]]:
+        return {
+            "string": self._string_type,
+            "char": lambda: self._sized("char"),
+            "character": lambda: self._sized("char"),
+            "varchar": lambda: self._sized("varchar"),
+            "time": self._time,
+            "interval": self._interval,
+            "array": self._array,
+            "map": self._map,
+            "struct": self._struct,
+            **dict.fromkeys(_DECIMALS, self._decimal),
+        }
+
+    def _string_type(self) -> str:
+        return f"string collate {self.next().value}" if self._accept("collate") else "string"
+
+    def _number(self) -> int:
+        token = self.next()
+        if token.word is None or not token.value.isdecimal():
+            raise self._error(token.start, f"a number is expected, not {token}")
+        return int(token.value)
+
+    def _sized(self, name: str) -> str:
+        self._expect("(")
+        size = self._number()
+        self._expect(")")
+        return f"{name}({size})"
+
+    def _time(self) -> str:
+        return self._sized("time") if self.peek().sign == "(" else "time(6)"
+
+    def _decimal(self) -> str:
+        start, precision, scale = self.peek().start, 10, 0
+        if self._accept("("):
+            precision = self._number()
+            if self._accept(","):
+                scale = self._number()
+            self._expect(")")
+        if not (1 <= precision <= 38 and scale <= precision):
+            raise self._error(
+                start, f"decimal({precision},{scale}): it has 1 to 38 digits, and no more of them behind the point"
+            )
+        return f"decimal({precision},{scale})"
+
+    def _interval(self) -> str:
+        start = self.peek().start
+        family = next((units for units in _INTERVALS if self.peek().word in units), None)
+        if family is None:
+            return "interval"
+        first = str(self.next().word)
+        if not self._accept("to"):
+            return f"interval {first}"
+        last = self.next().word
+        if last not in family or family.index(last) <= family.index(first):
+            raise self._error(start, f"there is no interval {first} to {last}; write interval day to second")
+        return f"interval {first} to {last}"
+
+    def _array(self) -> dict[str, Any]:
+        self._expect("<")
+        element = self.type()
+        self._expect(">")
+        return {"type": "array", "elementType": element, "containsNull": True}
+
+    def _map(self) -> dict[str, Any]:
+        self._expect("<")
+        key = self.type()
+        self._expect(",")
+        value = self.type()
+        self._expect(">")
+        return {"type": "map", "keyType": key, "valueType": value, "valueContainsNull": True}
+
+    def _struct(self) -> dict[str, Any]:
+        self._expect("<")
+        fields = [] if self.peek().sign == ">" else self.fields()
+        self._expect(">")
+        return {"type": "struct", "fields": fields}

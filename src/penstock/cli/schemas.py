@@ -1,0 +1,151 @@
+"""Where a new queue's schema comes from: DDL, a file of Spark's JSON, or a file with rows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from penstock.arrow.types import canonical_schema
+from penstock.cli.ddl import parse_ddl
+from penstock.errors import InvalidInput
+
+SAMPLE_BYTES = 16 << 20
+
+
+def choose_schema(ddl: str | None, file: Path | None, like: Path | None) -> pa.Schema:
+    """Return the canonical schema from the one source that is given.
+
+    Raises
+    ------
+    InvalidInput
+        None or several are given, or the one cannot be read.
+    """
+    given = [value for value in (ddl, file, like) if value is not None]
+    if len(given) != 1:
+        raise InvalidInput("say the schema once: with --schema, --schema-file or --like")
+    if ddl is not None:
+        return canonical_schema(parse_ddl(ddl))
+    return _from_file(file) if file is not None else infer_schema(like or Path())
+
+
+def _from_file(path: Path) -> pa.Schema:
+    """Spark's schema JSON, or DDL."""
+    text = read_bytes(path).decode("utf-8-sig", errors="replace").strip()
+    if not text.startswith("{"):
+        return canonical_schema(parse_ddl(text))
+    try:
+        return canonical_schema(json.loads(text))
+    except (KeyError, json.JSONDecodeError, RecursionError) as error:
+        raise InvalidInput(
+            f"{str(path)!r} is no schema in Spark's JSON ({error}); write what StructType.json() gives",
+            condition="INVALID_SCHEMA",
+            file=str(path),
+        ) from error
+
+
+def read_bytes(path: Path, size: int = -1) -> bytes:
+    """Return a file's bytes, the first ``size`` of them.
+
+    Raises
+    ------
+    InvalidInput
+        It cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            return file.read(size)
+    except OSError as error:
+        raise unreadable(str(path), error) from error
+
+
+def unreadable(path: str, error: OSError) -> InvalidInput:
+    return InvalidInput(
+        f"cannot read {path!r}: {error.strerror or error}", condition="FILE_UNREADABLE", file=path
+    )
+
+
+def infer_schema(path: Path) -> pa.Schema:
+    """Return the canonical schema of a CSV, JSON lines, Parquet or Arrow file.
+
+    Of text files the first 16 MB count; a column without a value there becomes a string, and every column takes nulls.
+    """
+    readers = {
+        ".csv": _csv_schema,
+        ".tsv": _csv_schema,
+        ".jsonl": _json_schema,
+        ".ndjson": _json_schema,
+        ".json": _json_schema,
+        ".parquet": _parquet_schema,
+        ".arrow": _arrow_schema,
+        ".feather": _arrow_schema,
+        ".ipc": _arrow_schema,
+    }
+    reader = readers.get(path.suffix.lower())
+    if reader is None:
+        raise InvalidInput(
+            f"--like goes by a file's ending, one of {', '.join(readers)}, not {path.suffix!r}", file=str(path)
+        )
+    try:
+        found = reader(path)
+    except OSError as error:
+        raise unreadable(str(path), error) from error
+    except pa.ArrowException as error:
+        raise InvalidInput(
+            f"cannot tell the schema of {str(path)!r}: {error}", condition="INVALID_SCHEMA", file=str(path)
+        ) from error
+    return canonical_schema(pa.schema([_named(field) for field in found]))
+
+
+def _named(field: pa.Field) -> pa.Field:
+    return field.with_type(pa.string()) if pa.types.is_null(field.type) else field
+
+
+def _sample(path: Path) -> Any:
+    data = read_bytes(path, SAMPLE_BYTES)
+    if len(data) == SAMPLE_BYTES:
+        data = data[: data.rfind(b"\n") + 1] or data
+    return pa.BufferReader(data)
+
+
+def _csv_schema(path: Path) -> pa.Schema:
+    import pyarrow.csv
+
+    delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
+    return pyarrow.csv.read_csv(
+        _sample(path),
+        read_options=pyarrow.csv.ReadOptions(block_size=SAMPLE_BYTES),
+        parse_options=pyarrow.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
+    ).schema
+
+
+def _json_schema(path: Path) -> pa.Schema:
+    import pyarrow.json
+
+    sample = _sample(path)
+    # The reader of pyarrow dies on a line that is no object.
+    if any(line.strip()[:1] not in (b"", b"{") for line in sample.read_buffer().to_pybytes().splitlines()):
+        raise InvalidInput(
+            f"{str(path)!r} is no file of JSON lines: each line is one object", condition="INVALID_SCHEMA"
+        )
+    sample.seek(0)
+    return pyarrow.json.read_json(
+        sample, read_options=pyarrow.json.ReadOptions(block_size=SAMPLE_BYTES)
+    ).schema
+
+
+def _parquet_schema(path: Path) -> pa.Schema:
+    import pyarrow.parquet
+
+    return pyarrow.parquet.read_schema(path)
+
+
+def _arrow_schema(path: Path) -> pa.Schema:
+    with pa.OSFile(str(path), "rb") as file:
+        try:
+            return pa.ipc.open_file(file).schema
+        except pa.ArrowInvalid:
+            file.seek(0)
+            return pa.ipc.open_stream(file).schema

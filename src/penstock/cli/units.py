@@ -1,0 +1,112 @@
+"""Numbers, sizes and ages as people write and read them."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+from decimal import Decimal
+
+from penstock.errors import InvalidInput
+from penstock.names import did_you_mean
+
+_COUNTS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
+_SIZES = {
+    "": 1,
+    "b": 1,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
+    "kib": 2**10,
+    "mib": 2**20,
+    "gib": 2**30,
+    "tib": 2**40,
+}
+_SECONDS = {"w": 604_800, "d": 86_400, "h": 3_600, "m": 60, "min": 60, "s": 1, "ms": Decimal("0.001")}
+
+_NUMBER = r"(\d[\d_]*(?:\.\d+)?)"
+_QUANTITY = re.compile(rf"{_NUMBER}\s*([A-Za-z]*)")
+_PARTS = re.compile(rf"(?:{_NUMBER}\s*([A-Za-z]+)\s*)+")
+_PART = re.compile(rf"{_NUMBER}\s*([A-Za-z]+)")
+
+
+def parse_count(text: str, what: str) -> int:
+    """Return a number of things: ``1000``, ``1_000``, ``10k``, ``1.5M``.
+
+    Raises
+    ------
+    InvalidInput
+        When it is none; ``what`` names the option.
+    """
+    return _quantity(text, what, _COUNTS, "a whole number such as 5000, 10k or 1M")
+
+
+def parse_size(text: str, what: str) -> int:
+    """Return a number of bytes: ``1000``, ``512KiB``, ``10GB``.
+
+    Raises
+    ------
+    InvalidInput
+        When it is none; ``what`` names the option.
+    """
+    return _quantity(text, what, _SIZES, "a size such as 1000000, 512MiB or 10GB")
+
+
+def _quantity(text: str, what: str, units: dict[str, int], wanted: str) -> int:
+    found = _QUANTITY.fullmatch(text.strip())
+    unit = units.get(found[2].lower()) if found else None
+    if found is None or unit is None:
+        hint = did_you_mean(found[2], units) if found and found[2] else ""
+        raise InvalidInput(f"{what} is {wanted}, not {text!r}.{hint}", value=text)
+    amount = Decimal(found[1]) * unit
+    if amount != int(amount):
+        raise InvalidInput(f"{what} is {wanted}, and {text!r} is no whole number", value=text)
+    return int(amount)
+
+
+def parse_age(text: str, what: str) -> timedelta:
+    """Return a duration: ``7d``, ``12h``, ``90 min``, ``1d12h``.
+
+    Raises
+    ------
+    InvalidInput
+        When it is none; ``what`` names the option.
+    """
+    if _PARTS.fullmatch(text.strip()):
+        parts = [(Decimal(number), _SECONDS.get(unit.lower())) for number, unit in _PART.findall(text)]
+        seconds = sum((number * unit for number, unit in parts if unit is not None), Decimal(0))
+        if all(unit is not None for _, unit in parts) and seconds <= 86_400 * 999_999:
+            return timedelta(seconds=int(seconds), microseconds=int(seconds % 1 * 1_000_000))
+    raise InvalidInput(f"{what} is a duration such as 7d, 12h, 90min or 30s, not {text!r}", value=text)
+
+
+def count_text(count: int) -> str:
+    return f"{count:,}"
+
+
+def counted(count: int, noun: str) -> str:
+    """Return ``1 row`` or ``1,234 rows``."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def size_text(size: int) -> str:
+    """Return a number of bytes with three digits at most: ``12.3 MB``."""
+    amount = float(size)
+    for unit in ("B", "kB", "MB", "GB"):
+        if amount < 999.5:
+            return f"{amount:.0f} {unit}" if unit == "B" or amount >= 99.95 else f"{amount:.1f} {unit}"
+        amount /= 1000
+    return f"{amount:,.1f} TB"
+
+
+def age_text(age: timedelta | float) -> str:
+    """Return a duration in its two greatest units: ``2 d 3 h``."""
+    seconds = age.total_seconds() if isinstance(age, timedelta) else age
+    if seconds < 60:
+        return f"{seconds:.3g} s"
+    left, parts = int(seconds), []
+    for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1)):
+        if left >= size:
+            parts.append(f"{left // size} {unit}")
+            left %= size
+    return " ".join(parts[:2])
