@@ -65,10 +65,13 @@ def parse_ddl(text: str) -> dict[str, Any]:
         With the condition ``INVALID_SCHEMA``, the place and what is expected there.
     """
     reader = _Reader(text)
-    if reader.peek().word == "struct" and reader.peek(1).sign == "<":
-        schema: dict[str, Any] = reader.type()
-    else:
-        schema = {"type": "struct", "fields": reader.fields()}
+    try:
+        if reader.peek().word == "struct" and reader.peek(1).sign == "<":
+            schema: dict[str, Any] = reader.type()
+        else:
+            schema = {"type": "struct", "fields": reader.fields()}
+    except RecursionError:
+        raise reader.error("it is nested too deeply") from None
     reader.expect_end()
     return schema
 
@@ -106,13 +109,16 @@ class _Reader:
             found = _TOKENS.match(self._text, position)
             if found is None:
                 start = position + len(self._text[position:]) - len(self._text[position:].lstrip())
-                raise self._error(start, f"{self._text[start]!r} does not belong here")
+                raise self.error(f"{self._text[start]!r} does not belong here", start)
             kind = str(found.lastgroup)
             tokens.append(_Token(found.start(kind), kind, found[kind]))
             position = found.end()
         return tokens
 
-    def _error(self, position: int, message: str) -> InvalidInput:
+    def error(self, message: str, position: int | None = None) -> InvalidInput:
+        """Return the error at a character, by default where the next token starts."""
+        if position is None:
+            position = self.peek().start
         return InvalidInput(
             f"the schema, at character {position + 1}: {message}",
             condition="INVALID_SCHEMA",
@@ -137,13 +143,11 @@ class _Reader:
 
     def _expect(self, value: str) -> None:
         if not self._accept(value):
-            raise self._error(self.peek().start, f"{value!r} is expected, not {self.peek()}")
+            raise self.error(f"{value!r} is expected, not {self.peek()}")
 
     def expect_end(self) -> None:
         if self.peek().kind != "end":
-            raise self._error(
-                self.peek().start, f"a comma or the end is expected, not {self.peek()}; a column is: name type"
-            )
+            raise self.error(f"a comma or the end is expected, not {self.peek()}; a column is: name type")
 
     def fields(self) -> list[dict[str, Any]]:
         fields = [self._field()]
@@ -154,8 +158,8 @@ class _Reader:
     def _field(self) -> dict[str, Any]:
         name = self.next()
         if name.kind not in ("word", "name"):
-            raise self._error(
-                name.start, f"a column's name is expected, not {name}; put unusual names in back-quotes"
+            raise self.error(
+                f"a column's name is expected, not {name}; put unusual names in back-quotes", name.start
             )
         self._accept(":")
         field = {
@@ -175,7 +179,7 @@ class _Reader:
     def _string(self) -> str:
         token = self.next()
         if token.kind not in ("text", "text2"):
-            raise self._error(token.start, f"a text in quotes is expected, not {token}")
+            raise self.error(f"a text in quotes is expected, not {token}", token.start)
         doubled = "''" if token.kind == "text" else '""'
         return re.sub(
             r"\\(.)|" + doubled,
@@ -192,7 +196,7 @@ class _Reader:
         read = self._others().get(word or "")
         if read is None:
             hint = did_you_mean(token.value, [*_SIMPLE, *self._others()]) if word else ""
-            raise self._error(token.start, f"a type is expected, not {token}.{hint}")
+            raise self.error(f"a type is expected, not {token}.{hint}", token.start)
         return read()
 
     def _others(self) -> dict[str, Callable[[], Any]]:
@@ -215,7 +219,7 @@ class _Reader:
     def _number(self) -> int:
         token = self.next()
         if token.word is None or not token.value.isdecimal():
-            raise self._error(token.start, f"a number is expected, not {token}")
+            raise self.error(f"a number is expected, not {token}", token.start)
         return int(token.value)
 
     def _sized(self, name: str) -> str:
@@ -235,8 +239,8 @@ class _Reader:
                 scale = self._number()
             self._expect(")")
         if not (1 <= precision <= 38 and scale <= precision):
-            raise self._error(
-                start, f"decimal({precision},{scale}): it has 1 to 38 digits, and no more of them behind the point"
+            raise self.error(
+                f"decimal({precision},{scale}): it has 1 to 38 digits, and no more of them behind the point", start
             )
         return f"decimal({precision},{scale})"
 
@@ -250,7 +254,7 @@ class _Reader:
             return f"interval {first}"
         last = self.next().word
         if last not in family or family.index(last) <= family.index(first):
-            raise self._error(start, f"there is no interval {first} to {last}; write interval day to second")
+            raise self.error(f"there is no interval {first} to {last}; write interval day to second", start)
         return f"interval {first} to {last}"
 
     def _array(self) -> dict[str, Any]:

@@ -100,7 +100,15 @@ def infer_schema(path: Path) -> pa.Schema:
 
 
 def _named(field: pa.Field) -> pa.Field:
-    return field.with_type(pa.string()) if pa.types.is_null(field.type) else field
+    """The field with strings in place of what has no values to tell its type by."""
+    kind = field.type
+    if pa.types.is_null(kind):
+        return field.with_type(pa.string())
+    if pa.types.is_list(kind):
+        return field.with_type(pa.list_(_named(kind.value_field)))
+    if pa.types.is_struct(kind):
+        return field.with_type(pa.struct([_named(each) for each in kind]))
+    return field
 
 
 def _sample(path: Path) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming import StreamingQuery
 
-from penstock.commit.offsets import QueueOffset, batch_ranges
+from penstock.commit.offsets import batch_ranges
 from penstock.commit.owner import drain, level
 from penstock.pipeline.failures import plain
 from penstock.queue.store import Store, connect
@@ -92,7 +92,9 @@ class Query:
     def awaitTermination(self, timeout: float | None = None) -> bool | None:
         """Wait until the query ends, or for ``timeout`` seconds; raise what ended it, if anything did."""
         try:
-            ended = self._query.awaitTermination() if timeout is None else self._query.awaitTermination(timeout)  # type: ignore[arg-type]  # Spark takes floats
+            ended = (
+                self._query.awaitTermination() if timeout is None else self._query.awaitTermination(timeout)
+            )  # type: ignore[arg-type]  # Spark takes floats
         except StreamingQueryException as error:
             raise plain(error) from None
         if ended is not False:

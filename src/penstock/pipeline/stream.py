@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 from urllib.parse import urlsplit
 
 from pyspark.sql import DataFrame, SparkSession
@@ -56,7 +55,9 @@ class Stream:
         register(self.spark)
         return self.spark.readStream.format("penstock").options(**self.source.given()).load()
 
-    def write(self, sink: QueueSink, *, guarantee: str = "exactly_once", output_mode: str = "append") -> Pipeline:
+    def write(
+        self, sink: QueueSink, *, guarantee: str = "exactly_once", output_mode: str = "append"
+    ) -> Pipeline:
         """Say where it goes.
 
         Parameters
@@ -111,7 +112,9 @@ class Pipeline:
     guarantee: str
     output_mode: str
 
-    def start(self, *, checkpoint: str | os.PathLike[str], name: str | None = None, trigger: Trigger | None = None) -> Query:
+    def start(
+        self, *, checkpoint: str | os.PathLike[str], name: str | None = None, trigger: Trigger | None = None
+    ) -> Query:
         """Start the query.
 
         Parameters

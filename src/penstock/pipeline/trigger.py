@@ -31,4 +31,6 @@ class Trigger:
 
     def arguments(self) -> dict[str, str | bool]:
         """The arguments of Spark's ``DataStreamWriter.trigger``."""
-        return {"availableNow": True} if self.kind == "available_now" else {"processingTime": str(self.interval)}
+        return (
+            {"availableNow": True} if self.kind == "available_now" else {"processingTime": str(self.interval)}
+        )

@@ -12,8 +12,8 @@ from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
 from penstock.errors import DataLost
 from penstock.queue.store import Store
-from penstock.spark.boundary import plain_errors
 from penstock.spark.admission import split
+from penstock.spark.boundary import plain_errors
 from penstock.spark.filters import expression, row_bounds
 from penstock.spark.options import SourceOptions
 from penstock.spark.stores import open_store
@@ -59,9 +59,11 @@ class QueueReader(DataSourceReader):
 class FilteringQueueReader(QueueReader):
     """A reader that takes filters; Spark refuses one while its setting spark.sql.python.filterPushdown.enabled is off."""
 
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         """Take the filters that mean the same to Arrow; the rest goes back to Spark."""
-        taken = {id(each): found for each in filters if (found := expression(each, self._scan.schema)) is not None}
+        taken = {
+            id(each): found for each in filters if (found := expression(each, self._scan.schema)) is not None
+        }
         if taken:
             self._scan = replace(self._scan, predicate=reduce(and_, taken.values()))
         if self._options.service_columns:
@@ -99,5 +101,6 @@ def within(tx: Transaction, options: SourceOptions, queue: QueueRecord, offsets:
                 end=part.first_index,
             )
     return [
-        max(offset, part.first_index) for part, offset in zip(catalog.partitions(tx, queue), offsets, strict=True)
+        max(offset, part.first_index)
+        for part, offset in zip(catalog.partitions(tx, queue), offsets, strict=True)
     ]

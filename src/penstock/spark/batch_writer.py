@@ -64,4 +64,6 @@ def stage_task(
     for segments in pieces.groups(batches):
         database.run(lambda tx, s=segments, n=staged: staging.stage(tx, queue, attempt, s, n))  # type: ignore[misc]  # bound now
         staged += len(segments)
-    return Wrote(app_id, batch_id, task, attempt.attempt, staged, pieces.rows, partitions=placement.partitions)
+    return Wrote(
+        app_id, batch_id, task, attempt.attempt, staged, pieces.rows, partitions=placement.partitions
+    )

@@ -31,7 +31,7 @@ class Checkpoint:
         """Whether the checkpoint's files can be reached from here."""
         try:
             self._files.get_file_info(self._path("metadata"))
-        except Exception:  # noqa: BLE001 - each driver has errors of its own
+        except Exception:
             return False
         return True
 
@@ -61,7 +61,7 @@ class Checkpoint:
         try:
             with self._files.open_input_stream(self._path(name)) as stream:
                 return bytes(stream.read()).decode()
-        except Exception as error:  # noqa: BLE001 - each driver has errors of its own
+        except Exception as error:
             raise CommitRefused(
                 f"the checkpoint's file {name} cannot be read at {redact(self.location)}: {type(error).__name__}; "
                 "is it another query's, or was it deleted?",
@@ -73,7 +73,9 @@ def parse_offsets(text: str) -> list[Any]:
     """The JSON of each source's line in an offset log file; None for a source that has no offset yet."""
     version, _, *lines = text.split("\n")
     if version not in ("v1", "v2"):
-        raise CommitRefused(f"the offset log has format {version[:20]!r}, known are v1 and v2: upgrade Penstock")
+        raise CommitRefused(
+            f"the offset log has format {version[:20]!r}, known are v1 and v2: upgrade Penstock"
+        )
     return [_json(line) for line in lines if line]
 
 
@@ -106,7 +108,7 @@ def _by_fsspec(location: str) -> tuple[fs.FileSystem, str]:
 
         # Spark writes these files at the same time: nothing of them may be cached.
         found, path = url_to_fs(location, use_listings_cache=False, skip_instance_cache=True)
-    except Exception as error:  # noqa: BLE001 - each driver has errors of its own
+    except Exception as error:
         raise CommitRefused(
             f"the checkpoint at {redact(location)} cannot be read from Python ({type(error).__name__}: {error}), and an "
             "exactly-once sink must read its offset log: install an fsspec driver for the scheme (pip install fsspec), "

@@ -66,7 +66,9 @@ def source_options(given: Mapping[str, str], *, streaming: bool) -> SourceOption
     InvalidOption
         For an unknown option (naming the nearest), a bad value, a missing one, or two that exclude each other.
     """
-    read = _Reader(given, STREAM_SOURCE if streaming else BATCH_SOURCE, "streaming read" if streaming else "batch read")
+    read = _Reader(
+        given, STREAM_SOURCE if streaming else BATCH_SOURCE, "streaming read" if streaming else "batch read"
+    )
     options = SourceOptions(
         url=read.required("url"),
         queue=read.queue(),
@@ -108,7 +110,9 @@ def sink_options(given: Mapping[str, str], *, streaming: bool) -> SinkOptions:
     InvalidOption
         As for :func:`source_options`.
     """
-    read = _Reader(given, STREAM_SINK if streaming else BATCH_SINK, "streaming write" if streaming else "batch write")
+    read = _Reader(
+        given, STREAM_SINK if streaming else BATCH_SINK, "streaming write" if streaming else "batch write"
+    )
     return SinkOptions(
         url=read.required("url"),
         queue=read.queue(),
@@ -130,7 +134,9 @@ class _Reader:
         for name in self._given.keys() - by_lower.keys() - SPARKS_OWN:
             elsewhere = next((other for other in ALL if other.lower() == name), None)
             if elsewhere is not None:
-                raise InvalidOption(f"option {elsewhere!r} does not apply to a {what}: leave it out", option=elsewhere)
+                raise InvalidOption(
+                    f"option {elsewhere!r} does not apply to a {what}: leave it out", option=elsewhere
+                )
             raise InvalidOption(
                 f"unknown option {name!r} of a {what}.{did_you_mean(name, by_lower.values())} "
                 f"Known ones: {', '.join(sorted(by_lower.values()))}",
@@ -202,7 +208,9 @@ def _offsets(text: str) -> str | dict[int, int]:
         parsed = json.loads(text)
         offsets = {int(partition): int(index) for partition, index in parsed.items()}
     except (ValueError, AttributeError, TypeError):
-        raise ValueError('give earliest, latest, consumer, or row indexes such as {"0": 120, "1": 80}') from None
+        raise ValueError(
+            'give earliest, latest, consumer, or row indexes such as {"0": 120, "1": 80}'
+        ) from None
     return offsets
 
 

@@ -16,10 +16,19 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from penstock.errors import InvalidOption
-from penstock.spark.boundary import plain_errors
 from penstock.spark.batch_reader import FilteringQueueReader, QueueReader
 from penstock.spark.batch_writer import QueueWriter
-from penstock.spark.options import BATCH_SINK, BATCH_SOURCE, STREAM_SINK, STREAM_SOURCE, SinkOptions, SourceOptions, sink_options, source_options
+from penstock.spark.boundary import plain_errors
+from penstock.spark.options import (
+    BATCH_SINK,
+    BATCH_SOURCE,
+    STREAM_SINK,
+    STREAM_SOURCE,
+    SinkOptions,
+    SourceOptions,
+    sink_options,
+    source_options,
+)
 from penstock.spark.schemas import check_writable, projection, source_schema, to_struct
 from penstock.spark.stores import check_reach, open_store
 from penstock.spark.stream_reader import QueueStreamReader
@@ -48,7 +57,9 @@ class PenstockDataSource(DataSource):
     def schema(self) -> StructType:
         """The queue's schema, and the service columns if they are asked for."""
         # Spark does not say here whether it is for a stream; the readers check the rest.
-        given = {name: value for name, value in self.options.items() if name.lower() in ("url", "queue", "path")}
+        given = {
+            name: value for name, value in self.options.items() if name.lower() in ("url", "queue", "path")
+        }
         options = source_options(self._given(("url", "queue"), given), streaming=False)
         service = str(self.options.get("includeServiceColumns", "false")).lower() == "true"
         return to_struct(source_schema(self._queue(options).schema, service))
@@ -60,7 +71,7 @@ class PenstockDataSource(DataSource):
         kind = FilteringQueueReader if _PUSHDOWN_WORKER in sys.modules else QueueReader
         return kind(options, queue, projection(schema, source_schema(queue.schema, options.service_columns)))
 
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """A streaming read."""
         options = source_options(self._given(STREAM_SOURCE), streaming=True)
         queue = self._queue(options)
@@ -70,14 +81,18 @@ class PenstockDataSource(DataSource):
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         """A batch write."""
         if overwrite:
-            raise InvalidOption("a queue is append-only: write with mode('append'), and trim the queue to drop old rows")
+            raise InvalidOption(
+                "a queue is append-only: write with mode('append'), and trim the queue to drop old rows"
+            )
         options = sink_options(self._given(BATCH_SINK), streaming=False)
         return QueueWriter(options, self._sink(options, schema))
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802 - Spark's name
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         """A streaming write."""
         if overwrite:
-            raise InvalidOption("a queue is append-only: use outputMode('append'); complete mode rewrites all rows")
+            raise InvalidOption(
+                "a queue is append-only: use outputMode('append'); complete mode rewrites all rows"
+            )
         options = sink_options(self._given(STREAM_SINK), streaming=True)
         return QueueStreamWriter(options, self._sink(options, schema))
 

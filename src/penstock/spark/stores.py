@@ -34,7 +34,12 @@ def check_reach(url: str, master: str | None) -> None:
     if master is None:
         context = TaskContext.get()
         master = context.getLocalProperty("spark.master") if context is not None else None
-    if master is None or parse_url(url).dialect != "sqlite" or master == "local" or master.startswith("local["):
+    if (
+        master is None
+        or parse_url(url).dialect != "sqlite"
+        or master == "local"
+        or master.startswith("local[")
+    ):
         return
     raise InvalidOption(
         f"a SQLite store is one machine's file, and this session runs on {master!r}, whose executors may be elsewhere: "

@@ -14,9 +14,9 @@ from penstock.commit.offsets import QueueOffset, pad
 from penstock.commit.owner import Owner
 from penstock.errors import CheckpointMismatch
 from penstock.queue.store import Store
-from penstock.spark.boundary import plain_errors
 from penstock.spark.admission import next_end, split
 from penstock.spark.batch_reader import start_positions
+from penstock.spark.boundary import plain_errors
 from penstock.spark.options import SourceOptions
 from penstock.spark.sizes import BatchSizeWatch
 from penstock.spark.stores import open_store
@@ -46,23 +46,23 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # The calls of one run, in Spark's order (4.2 and 4.3).
 
-    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
+    def prepareForTriggerAvailableNow(self) -> None:
         """Note where the queue ends now; later rows are another run's."""
         self._own()
         self._cap = tuple(part.next_index for part in self._now()[1])
 
-    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
+    def getDefaultReadLimit(self) -> ReadLimit:
         """No limit of Spark's; this source has its own."""
         self._own()
         return ReadAllAvailable()
 
-    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
+    def initialOffset(self) -> dict[str, Any]:
         """Where a query with a new checkpoint starts."""
         owner = self._own()
         start = self._store().database.run(self._start, write=False)
         return self._offset(start, start, owner).to_dict()
 
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 - Spark's name
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """The end of the next micro-batch; ``start`` itself when there is nothing for one."""
         owner = self._own()
         began = self._parsed(start)
@@ -78,7 +78,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         first = pad(began.end, len(end))
         return start if end == first else self._offset(first, end, owner).to_dict()
 
-    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's name
+    def reportLatestOffset(self) -> dict[str, Any] | None:
         """Where the queue ends now, for the query's progress."""
         ends = tuple(part.next_index for part in self._now()[1])
         return self._offset(ends, ends, self._own()).to_dict()
@@ -143,4 +143,3 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 "query; use that query's source, or a new checkpoint"
             )
         return parsed
-

@@ -16,8 +16,8 @@ from penstock.commit.offsets import QueueOffset, batch_ranges
 from penstock.errors import CheckpointMismatch, CommitRefused
 from penstock.queue.maintenance import upkeep
 from penstock.queue.queue import placement_of
-from penstock.spark.boundary import plain_errors
 from penstock.spark.batch_writer import stage_task
+from penstock.spark.boundary import plain_errors
 from penstock.spark.checkpoint import Checkpoint
 from penstock.spark.options import SinkOptions
 from penstock.spark.stores import check_reach, open_store
@@ -71,9 +71,11 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
         if self._options.guarantee == "idempotent":
             key = LedgerKey(sink_name(self._queue), app_id, batch_id, task)
             append_task(database, self._queue, key, written)
-        return Wrote(app_id, batch_id, task, str(uuid.uuid4()), count, pieces.rows, partitions=placement.partitions)
+        return Wrote(
+            app_id, batch_id, task, str(uuid.uuid4()), count, pieces.rows, partitions=placement.partitions
+        )
 
-    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
         """Commit a micro-batch, on the driver."""
         wrote = [message for message in messages if isinstance(message, Wrote)]
         store = open_store(self._options.url)
@@ -139,5 +141,5 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
             )
         return Checkpoint(location)
 
-    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
         """Nothing: it is also called when a commit failed after its transaction, and an error here would hide that one."""

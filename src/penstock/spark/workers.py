@@ -11,9 +11,7 @@ from pyspark.sql import SparkSession
 from penstock.errors import MissingDependency
 
 _NEEDS = ("pyarrow", "pandas", "penstock")
-_PROBE = (
-    "import importlib.util as u, sys; print(','.join(n for n in sys.argv[1:] if u.find_spec(n) is None))"
-)
+_PROBE = "import importlib.util as u, sys; print(','.join(n for n in sys.argv[1:] if u.find_spec(n) is None))"
 
 
 def check_workers(spark: SparkSession) -> None:
@@ -28,8 +26,10 @@ def check_workers(spark: SparkSession) -> None:
     if context is None:
         return
     python = str(context.pythonExec)
-    lacking = _local(python) if str(context.master).startswith("local[") or context.master == "local" else _remote(
-        str(context.applicationId)
+    lacking = (
+        _local(python)
+        if str(context.master).startswith("local[") or context.master == "local"
+        else _remote(str(context.applicationId))
     )
     if lacking:
         raise MissingDependency(
@@ -49,7 +49,9 @@ def _local(python: str) -> tuple[str, ...]:
     if python == sys.executable:
         return ()
     try:
-        found = subprocess.run([python, "-c", _PROBE, *_NEEDS], capture_output=True, text=True, timeout=60, check=True)
+        found = subprocess.run(
+            [python, "-c", _PROBE, *_NEEDS], capture_output=True, text=True, timeout=60, check=True
+        )
     except (OSError, subprocess.SubprocessError) as error:
         raise MissingDependency(
             f"the Python of Spark's workers ({python}) cannot be run ({type(error).__name__}): set spark.pyspark.python "

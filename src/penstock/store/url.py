@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass, field
-from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
+from typing import NoReturn
+from urllib.parse import parse_qsl, quote, unquote, urlencode
 
 from penstock.errors import InvalidUrl
 from penstock.names import did_you_mean
@@ -14,6 +15,10 @@ _FORMS = "sqlite:///relative.db, sqlite:////absolute.db or postgresql://user@hos
 _SQLITE_OPTIONS = ("synchronous", "busy_timeout")
 _SYNCHRONOUS = ("full", "normal")
 _SCHEMES = {"sqlite": "sqlite", "postgresql": "postgres", "postgres": "postgres"}
+_HOST = re.compile(r"(\[[^\]]*\]|[^:]*)(:\d*)?")
+# What may be shown of a URL's query: where it leads, and nothing that opens a door.
+_SHOWN = ("host", "hostaddr", "port", "dbname", "user", "service", "sslmode", "target_session_attrs", "schema")
+_SECRET = ("password", "sslpassword")
 
 
 @dataclass(frozen=True)
@@ -26,9 +31,18 @@ class StoreUrl:
     schema: str
     redacted: str
     options: dict[str, str] = field(default_factory=dict)
+    secrets: tuple[str, ...] = field(default=(), repr=False)
+    """What no message may contain."""
 
     def __str__(self) -> str:
         return self.redacted
+
+    def scrubbed(self, text: str) -> str:
+        """The text in one line, without the URL's secrets."""
+        text = " ".join(text.split())
+        for secret in self.secrets:
+            text = text.replace(secret, "***")
+        return text
 
 
 def parse_url(url: str) -> StoreUrl:
@@ -48,6 +62,8 @@ def parse_url(url: str) -> StoreUrl:
     """
     if not isinstance(url, str) or "://" not in url:
         raise InvalidUrl(f"a store URL is one of {_FORMS}, not {_shown(url)}")
+    if "\0" in url:
+        raise InvalidUrl("a store URL may not contain NUL")
     scheme = url.split("://", 1)[0].lower()
     if scheme not in _SCHEMES:
         raise InvalidUrl(f"stores are sqlite or postgresql, not {scheme!r}: use one of {_FORMS}", scheme=scheme)
@@ -55,41 +71,76 @@ def parse_url(url: str) -> StoreUrl:
 
 
 def _shown(url: object) -> str:
-    return repr(re.sub(r"//[^/@]*@", "//***@", str(url)))
+    hidden = re.sub(r"(^|//).*@", r"\1***@", str(url), count=1, flags=re.DOTALL)
+    return repr(re.sub(r"((?:ssl)?password=)[^&\s]*", r"\1***", hidden))
 
 
 def _sqlite(url: str) -> StoreUrl:
     rest = url.split("://", 1)[1]
     path, _, query = rest.partition("?")
     if not path.startswith("/") or path == "/":
-        raise InvalidUrl(f"{url!r} names no file: write sqlite:///relative.db or sqlite:////absolute.db")
-    options = dict(parse_qsl(query))
+        raise InvalidUrl(
+            f"{_shown(url)} names no file: write sqlite:///relative.db or sqlite:////absolute.db"
+        )
+    if path == "/:memory:":
+        raise InvalidUrl("a store outlives its process, so it cannot be in memory: name a file")
+    options = dict(parse_qsl(query, keep_blank_values=True))
     for name in options:
         if name not in _SQLITE_OPTIONS:
-            raise InvalidUrl(f"unknown SQLite option {name!r}.{did_you_mean(name, _SQLITE_OPTIONS)}", option=name)
+            raise InvalidUrl(
+                f"unknown SQLite option {name!r}.{did_you_mean(name, _SQLITE_OPTIONS)}", option=name
+            )
     if options.get("synchronous", "full") not in _SYNCHRONOUS:
         raise InvalidUrl(f"synchronous is full or normal, not {options['synchronous']!r}")
-    if not options.get("busy_timeout", "0").isdigit():
+    if not re.fullmatch(r"[0-9]{1,9}", options.get("busy_timeout", "0")):
         raise InvalidUrl(f"busy_timeout is a number of milliseconds, not {options['busy_timeout']!r}")
     target = os.path.abspath(unquote(path[1:]))
-    return StoreUrl("sqlite", target, "main", f"sqlite:///{target}", options)
+    # Only what would end the path is encoded, so that what people read still is a URL that leads there.
+    shown = re.sub(r"[%?]", lambda found: quote(found[0]), target)
+    return StoreUrl("sqlite", target, "main", f"sqlite:///{shown}", options)
 
 
 def _postgres(url: str) -> StoreUrl:
-    try:
-        parts = urlsplit(url)
-        _ = parts.port
-    except ValueError as error:
-        raise InvalidUrl(f"{_shown(url)} is not a URL: {error}") from None
-    query = parse_qsl(parts.query, keep_blank_values=True)
-    schema = dict(query).get("schema") or "penstock"
-    if "\0" in schema or len(schema.encode()) > 63:
+    rest = url.split("://", 1)[1]
+    authority, path, query = _parts(rest)
+    credentials, at, hosts = authority.rpartition("@")
+    if not all(_HOST.fullmatch(host) for host in hosts.split(",")):
+        # Not shown: it may be a password whose host was forgotten.
+        raise InvalidUrl("a PostgreSQL URL has : and a port number behind its host: postgresql://user@host:5432/database")
+    user, _, password = credentials.partition(":")
+    parameters = parse_qsl(query, keep_blank_values=True)
+    schema = dict(parameters).get("schema") or "penstock"
+    if "\0" in schema or len(schema.encode(errors="replace")) > 63:
         raise InvalidUrl("a PostgreSQL schema's name has 1 to 63 bytes", schema=schema)
-    libpq = [(name, value) for name, value in query if name != "schema"]
-    target = parts._replace(scheme="postgresql", query=urlencode(libpq, quote_via=quote)).geturl()
-    shown = [(name, value) for name, value in query if name not in ("password", "sslpassword")]
-    host = parts.netloc.rpartition("@")
-    user = host[0].split(":", 1)[0]
-    netloc = (user + "@" if user else "") + host[2]
-    redacted = parts._replace(scheme="postgresql", netloc=netloc, query=urlencode(shown, quote_via=quote)).geturl()
-    return StoreUrl("postgres", target, '"' + schema.replace('"', '""') + '"', redacted, {"schema": schema})
+    libpq = [(name, value) for name, value in parameters if name != "schema"]
+    opens = user + (":" + quote(unquote(password), safe="") if password else "")
+    shown = [(name, value) for name, value in parameters if name in _SHOWN]
+    secrets = {password, unquote(password), *(value for name, value in parameters if name in _SECRET)}
+    return StoreUrl(
+        "postgres",
+        f"postgresql://{opens}{at}{hosts}{path}{_query(libpq)}",
+        '"' + schema.replace('"', '""') + '"',
+        f"postgresql://{user}{at if user else ''}{hosts}{path}{_query(shown)}",
+        {"schema": schema},
+        tuple(sorted(filter(None, secrets), key=len, reverse=True)),
+    )
+
+
+def _parts(rest: str) -> tuple[str, str, str]:
+    found = re.fullmatch(r"([^/?#]*)(/[^?#]*)?(?:\?([^#]*))?", rest, flags=re.DOTALL)
+    if found is None:
+        _refuse_unencoded()
+    authority, path, query = found[1], found[2] or "", found[3] or ""
+    if "@" in path or ("@" in query and "@" not in authority and "=" not in query.split("@")[0]):
+        _refuse_unencoded()
+    return authority, path, query
+
+
+def _refuse_unencoded() -> NoReturn:
+    raise InvalidUrl(
+        "the PostgreSQL URL has one of / ? # @ in its user or password: percent-encode them, such as %2F for /"
+    )
+
+
+def _query(parameters: list[tuple[str, str]]) -> str:
+    return "?" + urlencode(parameters, quote_via=quote) if parameters else ""

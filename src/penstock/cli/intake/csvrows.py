@@ -1,0 +1,239 @@
+"""CSV as RFC 4180 has it: a header with the columns' names, and quotes around whole fields only.
+
+A field without quotes that holds nothing is a null, ``""`` is the empty text. Nested values are written as JSON, binaries in
+base64. Sloppy quoting is refused rather than guessed at, because a wrong guess swallows the lines up to the next quote.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+import sys
+from collections.abc import Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+import pyarrow.types as pat
+
+from penstock.arrow.casts import Misfit, match_names
+from penstock.arrow.nulls import nested_fields
+from penstock.arrow.rows import to_table
+from penstock.cli.intake.jsonlines import JsonLines, has_infinity, infinite_rows
+from penstock.cli.intake.rows import Complaint, Record, Refused, not_utf8, wrong_value
+from penstock.cli.intake.source import Source
+from penstock.errors import InvalidInput, SchemaMismatch
+
+_RECORD = re.compile(rb'[^"\n]*(?:"[^"]*"[^"\n]*)*(?:\n|\Z)')
+_LINE = re.compile(rb"[^\n]*\n?")
+_HEADER_BYTES = 1 << 20
+
+
+class CsvRows:
+    """Rows in CSV for a queue of the given schema.
+
+    Parameters
+    ----------
+    header
+        The names in the first record, which need be neither all of the columns nor in their order.
+    delimiter
+        One ASCII character.
+    nulls
+        What stands for a null where it is not quoted.
+
+    Raises
+    ------
+    SchemaMismatch
+        The header names a column that the queue does not have, one twice, or lacks one that takes no nulls.
+    """
+
+    def __init__(
+        self, schema: pa.Schema, header: Sequence[str], *, delimiter: str = ",", nulls: Sequence[str] = ("",)
+    ) -> None:
+        self._schema = schema
+        self._fields = _columns(header, schema)
+        self._delimiter = delimiter
+        self._nulls = list(nulls)
+        mark = re.escape(delimiter).encode()
+        self._quoted = re.compile(rb'(?:(?<=[\n%s])|\A)"[^"]*(?:""[^"]*)*"(?=[\r\n%s]|\Z)' % (mark, mark))
+
+    def cut(self, data: bytes) -> int:
+        # A newline ends a row when the quotes up to it are paired.
+        total, after, end = data.count(b'"'), 0, len(data)
+        while (at := data.rfind(b"\n", 0, end)) >= 0:
+            after += data.count(b'"', at, end)
+            if (total - after) % 2 == 0:
+                return at + 1
+            end = at
+        return 0
+
+    def parse(self, data: bytes) -> pa.Table:
+        return self.parse_ready(data)
+
+    def parse_ready(self, data: bytes) -> pa.Table:
+        if not data.strip(b"\r\n"):
+            return self._schema.empty_table()
+        has_quotes = b'"' in data
+        if has_quotes and b'"' in self._quoted.sub(b"", data):
+            raise Refused("a quote is not around a whole field")
+        try:
+            found = self._read(data, has_quotes)
+            arrays = {
+                field.name: _decoded(column.combine_chunks(), field)
+                for field, column in zip(self._fields, found.columns, strict=True)
+            }
+            table = to_table(pa.table(arrays), self._schema)
+        except ValueError as error:
+            raise Refused(str(error)) from error
+        self._refuse_overflow(table, data)
+        return table
+
+    def _read(self, data: bytes, has_quotes: bool) -> pa.Table:
+        return pyarrow.csv.read_csv(
+            pa.BufferReader(data),
+            read_options=pyarrow.csv.ReadOptions(
+                column_names=[field.name for field in self._fields],
+                block_size=len(data) + 1 if has_quotes else 1 << 20,
+            ),
+            parse_options=pyarrow.csv.ParseOptions(
+                delimiter=self._delimiter, newlines_in_values=has_quotes
+            ),
+            convert_options=pyarrow.csv.ConvertOptions(
+                column_types={field.name: _reader_type(field.type) for field in self._fields},
+                null_values=self._nulls,
+                strings_can_be_null=True,
+                quoted_strings_can_be_null=False,
+            ),
+        )
+
+    def _refuse_overflow(self, table: pa.Table, data: bytes) -> None:
+        if has_infinity(table):
+            records = self.records(data)
+            if any(b"nf" not in records[row].raw.lower() for row in infinite_rows(table)):
+                raise Refused("a number is too large for 64 bits")
+
+    def records(self, data: bytes) -> list[Record]:
+        records, position, line = [], 0, 0
+        while position < len(data):
+            found = _RECORD.match(data, position) or _LINE.match(data, position)
+            raw = found[0] if found else data[position:]
+            if raw.strip(b"\r\n"):
+                records.append(Record(line, raw, raw))
+            position += len(raw)
+            line += raw.count(b"\n")
+        return records
+
+    def explain(self, record: Record) -> Complaint:
+        if b'"' in self._quoted.sub(b"", record.raw):
+            return Complaint(
+                "has a quote that is not around a whole field, or is never closed: quote the whole field, double the "
+                "quotes in it"
+            )
+        try:
+            fields = split_record(record.raw, self._delimiter)
+        except UnicodeDecodeError as error:
+            return not_utf8(error)
+        except csv.Error as error:
+            return Complaint(f"is no CSV: {error}")
+        if len(fields) != len(self._fields):
+            return Complaint(f"has {len(fields)} fields, the header has {len(self._fields)}")
+        for field, text in zip(self._fields, fields, strict=True):
+            complaint = self._explain_value(field, text)
+            if complaint is not None:
+                return complaint
+        return Complaint("does not fit the queue's schema")
+
+    def _explain_value(self, field: pa.Field, text: str) -> Complaint | None:
+        if text in self._nulls:
+            return None if field.nullable else Complaint("takes no nulls", field.name)
+        quoted = '"' + text.replace('"', '""') + '"\n'
+        alone = CsvRows(pa.schema([field]), [field.name], delimiter=self._delimiter, nulls=self._nulls)
+        try:
+            alone.parse_ready(quoted.encode())
+        except Refused as error:
+            return wrong_value(field, text, error)
+        return None
+
+
+def _columns(header: Sequence[str], schema: pa.Schema) -> list[pa.Field]:
+    try:
+        places = match_names(list(header), list(schema), "")
+    except Misfit as misfit:
+        error = misfit.error()
+        raise SchemaMismatch(
+            f"the header (the first line of a CSV names the columns): {misfit.message}", **error.parameters
+        ) from None
+    by_place = {place: field for place, field in zip(places, schema, strict=True) if place is not None}
+    return [by_place[place] for place in range(len(header))]
+
+
+def _reader_type(kind: pa.DataType) -> pa.DataType:
+    if pat.is_float32(kind):
+        return pa.float64()
+    return pa.string() if pat.is_binary(kind) or pat.is_nested(kind) else kind
+
+
+def _decoded(array: pa.Array, field: pa.Field) -> pa.Array:
+    kind = field.type
+    if not pat.is_nested(kind):
+        from penstock.cli.wire import decode
+
+        return decode(array, kind)
+    value = pa.field("value", kind)
+    texts = pc.coalesce(pc.replace_substring(array, "\n", " "), "null")
+    lines = pc.binary_join_element_wise('{"value":', texts, "}\n", "")
+    data = pc.binary_join(pa.ListArray.from_arrays([0, len(lines)], lines), "")[0].as_py().encode()
+    reader = JsonLines(pa.schema([value]))
+    if any(_has_map(value) for value in [value]):
+        records = reader.records(data)
+        if any(record.ready is None for record in records):
+            raise ValueError("a nested value is no JSON")
+        data = b"".join(record.ready or b"" for record in records)
+    table = reader.parse_ready(data)
+    if table.num_rows != len(array):
+        raise ValueError("a nested value is no JSON")
+    return table.column(0).combine_chunks()
+
+
+def _has_map(field: pa.Field) -> bool:
+    return pat.is_map(field.type) or any(_has_map(below) for below in nested_fields(field.type))
+
+
+def split_record(raw: bytes, delimiter: str) -> list[str]:
+    """Return the fields of one record.
+
+    Raises
+    ------
+    UnicodeDecodeError, csv.Error
+    """
+    csv.field_size_limit(sys.maxsize)
+    text = raw.decode().rstrip("\r\n")
+    return next(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True), [])
+
+
+def read_header(source: Source, delimiter: str) -> tuple[list[str], int]:
+    """Take the first record off the source: its fields, and the number of lines up to its end.
+
+    Raises
+    ------
+    InvalidInput
+        It is no header.
+    """
+    data = b""
+    while more := source.read(_HEADER_BYTES):
+        data += more
+        blank = len(data) - len(data.lstrip(b"\r\n"))
+        found = _RECORD.match(data, blank)
+        if found and found[0].endswith(b"\n"):
+            break
+    blank = len(data) - len(data.lstrip(b"\r\n"))
+    found = _RECORD.match(data, blank) or _LINE.match(data, blank)
+    end = found.end() if found else len(data)
+    source.put_back(data[end:])
+    try:
+        return split_record(data[blank:end], delimiter), data.count(b"\n", 0, end)
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise InvalidInput(
+            f"{source.name} does not start with a CSV header in UTF-8: {error}", condition="FILE_UNREADABLE"
+        ) from None

@@ -1,0 +1,185 @@
+"""Rows as JSON has them, and back: what ``peek --json`` writes, ``put`` reads.
+
+JSON has fewer types than a queue. Dates, times and timestamps are texts in ISO 8601, decimals are texts (numbers are read
+too), binaries are base64, day-time intervals are whole microseconds, maps are objects, and NaN and the infinities are the
+texts that Spark writes. On the way in, an Arrow reader first gives the *wire* types, which take nothing that would have to
+be guessed; ``decode`` then casts them strictly.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
+
+from penstock.arrow.nulls import map_entries
+
+NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+_AS_TEXT = (pat.is_date, pat.is_timestamp, pat.is_time, pat.is_binary)
+
+
+def wire_type(kind: pa.DataType) -> pa.DataType:
+    """Return the type in which an Arrow reader shall read JSON values for a canonical type."""
+    if any(test(kind) for test in _AS_TEXT):
+        return pa.string()
+    if pat.is_float32(kind):
+        return pa.float64()
+    if pat.is_duration(kind):
+        return pa.int64()
+    if pat.is_map(kind):
+        entry = [("key", wire_type(kind.key_type)), ("value", wire_type(kind.item_type))]
+        return pa.list_(pa.struct(entry))
+    if pat.is_list(kind):
+        return pa.list_(wire_type(kind.value_type))
+    if pat.is_struct(kind):
+        return pa.struct([(field.name, wire_type(field.type)) for field in kind])
+    return kind
+
+
+def decode(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return an array of the wire type in its canonical type.
+
+    Raises
+    ------
+    ValueError
+        A text is no such value, or a value does not fit.
+    """
+    if array.type.equals(kind, check_metadata=True):
+        return array
+    if pat.is_map(kind):
+        entries = array.flatten()
+        keys, values = decode(entries.field(0), kind.key_type), decode(entries.field(1), kind.item_type)
+        return pa.MapArray.from_arrays(_offsets(array), keys, values, type=kind, mask=_mask(array))
+    if pat.is_list(kind):
+        values = decode(array.flatten(), kind.value_type)
+        return pa.ListArray.from_arrays(_offsets(array), values, type=kind, mask=_mask(array))
+    if pat.is_struct(kind):
+        children = [decode(child, field.type) for child, field in zip(array.flatten(), kind, strict=True)]
+        # Without children there is nothing but the mask to tell the length.
+        mask = array.is_null() if array.null_count or not children else None
+        return pa.StructArray.from_arrays(children, fields=list(kind), mask=mask)
+    return _decoded_leaf(array, kind)
+
+
+def _offsets(array: pa.Array) -> pa.Array:
+    lengths = pc.list_value_length(array).cast(pa.int32()).fill_null(0)
+    return pa.concat_arrays([pa.array([0], pa.int32()), pc.cumulative_sum_checked(lengths)])
+
+
+def _mask(array: pa.Array) -> pa.Array | None:
+    return array.is_null() if array.null_count else None
+
+
+def _decoded_leaf(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    if pat.is_binary(kind):
+        # Arrow has no base64, so that this is the one type whose values pass through Python.
+        texts = array.to_pylist()
+        return pa.array([None if text is None else base64.b64decode(text, validate=True) for text in texts], kind)
+    if pat.is_time(kind):
+        dated = pc.binary_join_element_wise("1970-01-01T", array, "")
+        return dated.cast(pa.timestamp("ns")).cast(kind)
+    if pat.is_float32(kind):
+        return _narrowed(array, kind)
+    return array.cast(kind)
+
+
+def _narrowed(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Round to 32 bits, as any reader of decimal digits does, but never to infinity."""
+    narrow = array.cast(kind, safe=False)
+    if pc.any(pc.and_not(pc.is_inf(narrow), pc.is_inf(array))).as_py():
+        raise ValueError("a number is too large for 32 bits")
+    return narrow
+
+
+def plain_rows(table: pa.Table) -> list[dict[str, Any]]:
+    """Return rows as ``json.dumps`` takes them, columns in the schema's order."""
+    columns = [_plain_values(column, column.type) for column in table.columns]
+    if not columns:
+        return []
+    return [dict(zip(table.column_names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def _plain_values(column: pa.ChunkedArray, kind: pa.DataType) -> list[Any]:
+    values = [value for chunk in column.chunks for value in _encoded(chunk, kind).to_pylist()]
+    finish = _finisher(kind)
+    return values if finish is None else [None if value is None else finish(value) for value in values]
+
+
+def _encoded(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Turn times and decimals into texts. Arrow does it for every date; Python knows the years 1 to 9999 alone."""
+    if pat.is_map(kind):
+        array = map_entries(array)
+        entries = array.flatten()
+        parts = [_encoded(entries.field(0), kind.key_type), _encoded(entries.field(1), kind.item_type)]
+        pairs = pa.StructArray.from_arrays(parts, names=["key", "value"])
+        return pa.ListArray.from_arrays(_offsets(array), pairs, mask=_mask(array))
+    if pat.is_list(kind):
+        values = _encoded(array.flatten(), kind.value_type)
+        return pa.ListArray.from_arrays(_offsets(array), values, mask=_mask(array))
+    if pat.is_struct(kind):
+        children = [_encoded(child, field.type) for child, field in zip(array.flatten(), kind, strict=True)]
+        fields = [pa.field(field.name, child.type) for field, child in zip(kind, children, strict=True)]
+        mask = array.is_null() if array.null_count or not children else None
+        return pa.StructArray.from_arrays(children, fields=fields, mask=mask)
+    return _encoded_leaf(array, kind)
+
+
+def _encoded_leaf(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    if pat.is_timestamp(kind):
+        texts = pc.replace_substring(array.cast(pa.timestamp("us")).cast(pa.string()), " ", "T")
+        return pc.binary_join_element_wise(texts, "Z", "") if kind.tz else texts
+    if pat.is_time(kind):
+        return pc.utf8_slice_codeunits(array.cast(pa.string()), 0, len("00:00:00.000000"))
+    if pat.is_date(kind) or pat.is_decimal(kind):
+        return array.cast(pa.string())
+    return array.cast(pa.int64()) if pat.is_duration(kind) else array
+
+
+Finish = Callable[[Any], Any]
+
+
+def _finisher(kind: pa.DataType) -> Finish | None:
+    """Return what is left to do to a Python value that is not None; None when nothing is."""
+    if pat.is_floating(kind):
+        return lambda value: value if math.isfinite(value) else _not_finite(value)
+    if pat.is_binary(kind):
+        return lambda value: base64.b64encode(value).decode()
+    if pat.is_map(kind):
+        return _map_finisher(kind)
+    if pat.is_list(kind):
+        inner = _finisher(kind.value_type)
+        return None if inner is None else lambda value: [_optional(inner, each) for each in value]
+    if pat.is_struct(kind):
+        below = {field.name: _finisher(field.type) for field in kind}
+        if any(below.values()):
+            return lambda value: {name: _optional(below[name], each) for name, each in value.items()}
+    return None
+
+
+def _optional(finish: Finish | None, value: Any) -> Any:
+    return value if value is None or finish is None else finish(value)
+
+
+def _map_finisher(kind: pa.DataType) -> Finish:
+    key, item = _finisher(kind.key_type), _finisher(kind.item_type)
+
+    def finish(entries: list[dict[str, Any]]) -> dict[str, Any]:
+        return {key_text(_optional(key, each["key"])): _optional(item, each["value"]) for each in entries}
+
+    return finish
+
+
+def key_text(key: Any) -> str:
+    """Return a map's key as an object's key."""
+    return key if isinstance(key, str) else json.dumps(key)
+
+
+def _not_finite(value: float) -> str:
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"

@@ -1,0 +1,29 @@
+"""``python -m penstock.demo``: see ``--help``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from penstock.errors import PenstockError
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the demo; 0 when its proof holds."""
+    parser = argparse.ArgumentParser(prog="penstock demo", description=__doc__)
+    parser.add_argument("--folder", type=Path, default=Path("demo-output"), help="for store, checkpoints and plot")
+    parser.add_argument("--url", help="the store; a SQLite file in the folder by default")
+    parser.add_argument("--until", type=int, help="the last simulated hour; the whole year by default")
+    given = parser.parse_args(arguments)
+    try:
+        from penstock.demo.run import run
+
+        return 0 if run(given.folder, url=given.url, until=given.until).holds else 1
+    except PenstockError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
