@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
@@ -28,11 +28,13 @@ CONF_PREFIX = "spark.penstock."
 class SourceOptions:
     """Options of a read."""
 
-    url: str
+    url: str = field(repr=False)
     queue: str
     consumer: str | None = None
     starting_offsets: str | dict[int, int] | None = None
+    """``earliest``, ``latest``, ``consumer``, or row indexes by partition, the others at ``earliest``."""
     ending_offsets: str | dict[int, int] = "latest"
+    """``earliest``, ``latest``, or row indexes by partition, the others at ``latest``."""
     starting_timestamp: int | None = None
     """Microseconds since 1970."""
     fail_on_data_loss: bool = True
@@ -48,13 +50,14 @@ class SourceOptions:
 class SinkOptions:
     """Options of a write."""
 
-    url: str
+    url: str = field(repr=False)
     queue: str
     guarantee: str = "exactly_once"
     app_id: str | None = None
     max_rows_per_write: int = 65_536
     allow_new_checkpoint: bool = False
-    checkpoint: str | None = None
+    checkpoint: str | None = field(default=None, repr=False)
+    """Where Spark keeps the query's progress; the URL may have a password."""
     query_name: str | None = None
 
 
@@ -74,7 +77,7 @@ def source_options(given: Mapping[str, str], *, streaming: bool) -> SourceOption
         queue=read.queue(),
         consumer=read.text("consumer"),
         starting_offsets=read.value("startingOffsets", _offsets),
-        ending_offsets=read.value("endingOffsets", _offsets) or "latest",
+        ending_offsets=read.value("endingOffsets", _ending, SourceOptions.ending_offsets),
         starting_timestamp=read.value("startingTimestamp", _timestamp),
         fail_on_data_loss=read.value("failOnDataLoss", _boolean, True),
         service_columns=read.value("includeServiceColumns", _boolean, False),
@@ -212,6 +215,12 @@ def _offsets(text: str) -> str | dict[int, int]:
             'give earliest, latest, consumer, or row indexes such as {"0": 120, "1": 80}'
         ) from None
     return offsets
+
+
+def _ending(text: str) -> str | dict[int, int]:
+    if text.lower() == "consumer":
+        raise ValueError("a read ends at latest, or at row indexes")
+    return _offsets(text)
 
 
 def _timestamp(text: str) -> int:

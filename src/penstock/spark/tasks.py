@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
+from penstock.spark.positions import report_loss
 from penstock.spark.schemas import output
 from penstock.spark.stores import check_reach, open_store
 from penstock.store import log
@@ -46,7 +47,15 @@ class Scan:
         return self._filtered(_worthwhile(self._batches(task)))
 
     def _batches(self, task: RangePartition) -> Iterator[pa.RecordBatch]:
-        chunks = log.read(
+        position = task.start
+        for chunk in self._chunks(task):
+            self._note_loss(task.partition, position, chunk.start)
+            position = chunk.end
+            yield output(chunk, self.queue.name, task.partition, self.schema)
+        self._note_loss(task.partition, position, task.end)
+
+    def _chunks(self, task: RangePartition) -> Iterator[log.Chunk]:
+        return log.read(
             open_store(self.url).database,
             self.queue,
             task.partition,
@@ -54,9 +63,11 @@ class Scan:
             task.end,
             columns=self._columns(),
             on_lost="fail" if self.fail_on_data_loss else "skip",
-            with_runs="_timestamp" in self.schema.names,
         )
-        return (output(chunk, self.queue.name, task.partition, self.schema) for chunk in chunks)
+
+    def _note_loss(self, partition: int, start: int, end: int) -> None:
+        if start < end:
+            report_loss(self.queue.name, partition, start, end, fail=False)
 
     def _columns(self) -> list[str] | None:
         """The queue's columns to decode; None for all."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import re
 import sys
 from collections.abc import Sequence
@@ -18,15 +19,14 @@ import pyarrow.csv
 import pyarrow.types as pat
 
 from penstock.arrow.casts import Misfit, match_names
-from penstock.arrow.nulls import nested_fields
 from penstock.arrow.rows import to_table
 from penstock.cli.intake.jsonlines import JsonLines, has_infinity, infinite_rows
 from penstock.cli.intake.rows import Complaint, Record, Refused, not_utf8, wrong_value
 from penstock.cli.intake.source import Source
+from penstock.cli.wire import decode
 from penstock.errors import InvalidInput, SchemaMismatch
 
 _RECORD = re.compile(rb'[^"\n]*(?:"[^"]*"[^"\n]*)*(?:\n|\Z)')
-_LINE = re.compile(rb"[^\n]*\n?")
 _HEADER_BYTES = 1 << 20
 
 
@@ -84,7 +84,7 @@ class CsvRows:
                 for field, column in zip(self._fields, found.columns, strict=True)
             }
             table = to_table(pa.table(arrays), self._schema)
-        except ValueError as error:
+        except (ValueError, pa.ArrowException) as error:
             raise Refused(str(error)) from error
         self._refuse_overflow(table, data)
         return table
@@ -116,13 +116,20 @@ class CsvRows:
     def records(self, data: bytes) -> list[Record]:
         records, position, line = [], 0, 0
         while position < len(data):
-            found = _RECORD.match(data, position) or _LINE.match(data, position)
-            raw = found[0] if found else data[position:]
+            raw = self._next_record(data, position)
             if raw.strip(b"\r\n"):
                 records.append(Record(line, raw, raw))
             position += len(raw)
             line += raw.count(b"\n")
         return records
+
+    def _next_record(self, data: bytes, position: int) -> bytes:
+        found = _RECORD.match(data, position)
+        if found and (b'"' not in found[0] or b'"' not in self._quoted.sub(b"", found[0])):
+            return found[0]
+        # A wrong quote is its own line's trouble, not that of the lines up to the next quote.
+        line = data.find(b"\n", position) + 1
+        return data[position:line] if line else data[position:]
 
     def explain(self, record: Record) -> Complaint:
         if b'"' in self._quoted.sub(b"", record.raw):
@@ -177,27 +184,13 @@ def _reader_type(kind: pa.DataType) -> pa.DataType:
 def _decoded(array: pa.Array, field: pa.Field) -> pa.Array:
     kind = field.type
     if not pat.is_nested(kind):
-        from penstock.cli.wire import decode
-
         return decode(array, kind)
-    value = pa.field("value", kind)
+    prefix = "{" + json.dumps(field.name) + ":"
     texts = pc.coalesce(pc.replace_substring(array, "\n", " "), "null")
-    lines = pc.binary_join_element_wise('{"value":', texts, "}\n", "")
+    lines = pc.binary_join_element_wise(prefix, texts, "}\n", "")
     data = pc.binary_join(pa.ListArray.from_arrays([0, len(lines)], lines), "")[0].as_py().encode()
-    reader = JsonLines(pa.schema([value]))
-    if any(_has_map(value) for value in [value]):
-        records = reader.records(data)
-        if any(record.ready is None for record in records):
-            raise ValueError("a nested value is no JSON")
-        data = b"".join(record.ready or b"" for record in records)
-    table = reader.parse_ready(data)
-    if table.num_rows != len(array):
-        raise ValueError("a nested value is no JSON")
-    return table.column(0).combine_chunks()
-
-
-def _has_map(field: pa.Field) -> bool:
-    return pat.is_map(field.type) or any(_has_map(below) for below in nested_fields(field.type))
+    reader = JsonLines(pa.schema([field.with_nullable(True)]))
+    return reader.parse_or_rewrite(data).column(0).combine_chunks()
 
 
 def split_record(raw: bytes, delimiter: str) -> list[str]:
@@ -213,22 +206,18 @@ def split_record(raw: bytes, delimiter: str) -> list[str]:
 
 
 def read_header(source: Source, delimiter: str) -> tuple[list[str], int]:
-    """Take the first record off the source: its fields, and the number of lines up to its end.
+    """Take the first record off the source: its fields (none when it is empty), and the number of lines up to its end.
 
     Raises
     ------
     InvalidInput
         It is no header.
     """
-    data = b""
-    while more := source.read(_HEADER_BYTES):
+    data, blank, found = b"", 0, None
+    while not (found and found[0].endswith(b"\n")) and (more := source.read(_HEADER_BYTES)):
         data += more
         blank = len(data) - len(data.lstrip(b"\r\n"))
         found = _RECORD.match(data, blank)
-        if found and found[0].endswith(b"\n"):
-            break
-    blank = len(data) - len(data.lstrip(b"\r\n"))
-    found = _RECORD.match(data, blank) or _LINE.match(data, blank)
     end = found.end() if found else len(data)
     source.put_back(data[end:])
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
@@ -17,6 +18,7 @@ from penstock.arrow.nulls import nested_fields
 from penstock.arrow.rows import to_table
 from penstock.cli.intake.rows import Complaint, Record, Refused, not_utf8, shortened, wrong_value
 from penstock.cli.wire import NOT_FINITE, decode, wire_type
+from penstock.names import did_you_mean
 
 _BLANK = b" \t\r"
 _THREAD_BYTES = 1 << 20
@@ -45,6 +47,16 @@ class JsonLines:
             raise Refused("maps are objects in JSON, which Arrow does not read")
         return self.parse_ready(data)
 
+    def parse_or_rewrite(self, data: bytes) -> pa.Table:
+        """As ``parse``, or else from the rows one by one."""
+        try:
+            return self.parse(data)
+        except Refused:
+            ready = [record.ready for record in self.records(data)]
+        if None in ready:
+            raise Refused("a line is no object that fits")
+        return self.parse_ready(b"".join(line for line in ready if line is not None))
+
     def parse_ready(self, data: bytes) -> pa.Table:
         rows = _count_objects(data)
         if rows == 0:
@@ -60,13 +72,13 @@ class JsonLines:
                 for column, field in zip(found.columns, self._schema, strict=True)
             ]
             table = to_table(pa.Table.from_arrays(arrays, schema=self._schema), self._schema)
-        except ValueError as error:
+        except (ValueError, pa.ArrowException) as error:
             raise Refused(str(error)) from error
         self._refuse_overflow(table, data)
         return table
 
     def _read(self, data: bytes) -> pa.Table:
-        longest = len(data) if len(data) <= _THREAD_BYTES else max(map(len, data.splitlines())) + 2
+        longest = len(data) if len(data) <= _THREAD_BYTES else max(map(len, data.split(b"\n"))) + 2
         return pyarrow.json.read_json(
             pa.BufferReader(data),
             read_options=pyarrow.json.ReadOptions(block_size=max(_THREAD_BYTES, longest)),
@@ -101,13 +113,13 @@ class JsonLines:
         except json.JSONDecodeError as error:
             return Complaint(f"is no JSON object in one line: {error.msg} at character {error.pos + 1}")
         except (ValueError, RecursionError) as error:
-            return Complaint(f"is no JSON that can be read: {error}")
+            return Complaint(f"cannot be read: {error}")
         if not isinstance(value, dict):
             return Complaint("is no JSON object", value=shortened(value))
         try:
             places = match_names(list(value), list(self._schema), "")
         except Misfit as misfit:
-            return Complaint(_uncapitalised(misfit), misfit.column)
+            return Complaint(_name_trouble(misfit, self._schema.names), misfit.column)
         found = list(value.values())
         for place, field in zip(places, self._schema, strict=True):
             complaint = None if place is None else self._explain_value(field, found[place])
@@ -124,9 +136,10 @@ class JsonLines:
         return None
 
 
-def _uncapitalised(misfit: Misfit) -> str:
-    text = misfit.message.removeprefix(f"column {misfit.column!r} ").rstrip()
-    return text[:-1] if text.endswith(".") else text
+def _name_trouble(misfit: Misfit, names: list[str]) -> str:
+    if misfit.expected.startswith("one of "):
+        return f"is unknown; it has to be {misfit.expected}.{did_you_mean(misfit.found, names)}"
+    return misfit.message.removeprefix(f"column {misfit.column!r} ").rstrip(".")
 
 
 def has_infinity(table: pa.Table) -> bool:
@@ -203,7 +216,12 @@ def _a(kind: type, value: Any) -> Any:
 def _float(value: Any) -> Any:
     if isinstance(value, str):
         return NOT_FINITE.get(value, value)
-    return float(value) if isinstance(value, Decimal) else value
+    if not isinstance(value, Decimal):
+        return value
+    number = float(value)
+    if math.isinf(number):
+        raise ValueError(f"{value} is too large for 64 bits")
+    return number
 
 
 def _object_rewriter(fields: list[pa.Field]) -> Rewrite:

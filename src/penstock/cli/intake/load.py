@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from penstock.cli.intake.csvrows import CsvRows, read_header
 from penstock.cli.intake.jsonlines import JsonLines
-from penstock.cli.intake.rejected import BadRow, RowsRejected
+from penstock.cli.intake.rejected import BadRow, rows_rejected
 from penstock.cli.intake.rows import Record, Refused, RowFormat
 from penstock.cli.intake.source import Source
 
@@ -61,6 +61,8 @@ def load(
         The header of a CSV does not.
     """
     rows, line = _format(source, schema, intake)
+    if rows is None:
+        return schema.empty_table()
     tables: list[pa.Table] = []
     found = _Found(intake.shown_errors)
     for block in _blocks(source, rows, line, intake.block_bytes):
@@ -72,17 +74,17 @@ def load(
         if found.room == 0:
             break
     if found.count:
-        raise RowsRejected(queue, found.shown, found.count, more=found.room == 0)
+        raise rows_rejected(queue, found.shown, found.count, more=found.room == 0)
     return pa.concat_tables(tables) if tables else schema.empty_table()
 
 
-def _format(source: Source, schema: pa.Schema, intake: Intake) -> tuple[RowFormat, int]:
+def _format(source: Source, schema: pa.Schema, intake: Intake) -> tuple[RowFormat | None, int]:
     if source.format(intake.format) == "jsonl":
         return JsonLines(schema), 1
     delimiter = intake.delimiter or source.delimiter()
     header, lines = read_header(source, delimiter)
     if not header:
-        return JsonLines(schema), 1
+        return None, lines
     return CsvRows(schema, header, delimiter=delimiter, nulls=intake.nulls), 1 + lines
 
 

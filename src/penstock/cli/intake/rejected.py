@@ -24,32 +24,47 @@ class BadRow:
 class RowsRejected(SchemaMismatch):
     """Rows do not fit the queue's schema; none of the input was appended.
 
-    ``parameters`` has their ``count``, whether there are ``more`` that were not looked for, and the first of them as
+    ``parameters`` has their ``count``, whether there may be ``more`` that were not looked for, and the first of them as
     ``rows`` with line, column, value and reason.
     """
 
     condition = "ROWS_REJECTED"
 
-    def __init__(self, queue: str, bad: Sequence[BadRow], count: int, more: bool) -> None:
-        found = f"at least {counted(count, 'row')}" if more else counted(count, "row")
-        shown = f" (the first {len(bad)} are above)" if 0 < len(bad) < count else ""
-        super().__init__(
-            f"{found} of the input {'does' if found == '1 row' else 'do'} not fit queue {queue!r}{shown}; "
-            "nothing was appended",
-            queue=queue,
-            count=count,
-            more=more,
-            rows=[
-                {
-                    "line": row.line,
-                    "column": row.complaint.column,
-                    "value": row.complaint.value,
-                    "reason": row.complaint.reason,
-                }
-                for row in bad
-            ],
-        )
-        self.details = [str(row) for row in bad]
+    @property
+    def details(self) -> list[str]:
+        """A line of text for each of the rows that are shown."""
+        return [
+            str(BadRow(row["line"], Complaint(row["reason"], row["column"], row["value"])))
+            for row in self.parameters["rows"]
+        ]
 
-    def __reduce__(self) -> tuple[object, ...]:
-        raise TypeError("it is shown where it is raised")
+
+def rows_rejected(queue: str, bad: Sequence[BadRow], count: int, more: bool) -> RowsRejected:
+    """Return the error.
+
+    Parameters
+    ----------
+    bad
+        The rows to show.
+    count
+        How many there are.
+    more
+        Whether that is the number at which the search ended.
+    """
+    found = f"{'at least ' if more else ''}{counted(count, 'row')} of the input {'does' if count == 1 else 'do'}"
+    shown = f" (the first {len(bad)} of them are above)" if 0 < len(bad) < count else ""
+    return RowsRejected(
+        f"{found} not fit queue {queue!r}{shown}; nothing was appended",
+        queue=queue,
+        count=count,
+        more=more,
+        rows=[
+            {
+                "line": row.line,
+                "column": row.complaint.column,
+                "value": row.complaint.value,
+                "reason": row.complaint.reason,
+            }
+            for row in bad
+        ],
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -67,7 +68,7 @@ class RowFormat(Protocol):
 
 def shortened(value: Any) -> str:
     """Return a value's JSON, cut to what fits a line."""
-    text = json.dumps(value, ensure_ascii=False, default=str)
+    text = str(value) if isinstance(value, Decimal) else json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= SHOWN_CHARACTERS else f"{text[: SHOWN_CHARACTERS - 1]}…"
 
 

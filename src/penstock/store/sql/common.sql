@@ -132,6 +132,17 @@ where queue_id = :queue_id and partition = :partition and end_index > :row_index
 order by end_index
 limit 1;
 
+-- The segment of a row, with its runs where it is a merged one.
+-- name: appends_at
+select s.start_index, s.end_index, s.first_append, s.last_append, p.runs
+from (
+    select * from penstock.segment
+    where queue_id = :queue_id and partition = :partition and end_index > :row_index
+    order by end_index
+    limit 1
+) as s
+join penstock.payload as p on p.payload_id = s.payload_id;
+
 -- name: read_runs
 select runs from penstock.payload where payload_id = :payload_id;
 

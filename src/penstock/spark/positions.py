@@ -1,0 +1,117 @@
+"""Where reads start and end, for one view of a queue's partitions."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+
+from penstock.commit.offsets import pad
+from penstock.errors import DataLost, InvalidPosition
+from penstock.spark.options import SourceOptions
+from penstock.store import consumers
+from penstock.store.catalog import PartitionRecord, QueueRecord
+from penstock.store.database import Transaction
+
+log = logging.getLogger("penstock.spark")
+
+
+def start_positions(
+    tx: Transaction, options: SourceOptions, queue: QueueRecord, there: Sequence[PartitionRecord]
+) -> list[int]:
+    """Where a read without a checkpoint starts, by partition.
+
+    Raises
+    ------
+    DataLost
+        When the rows from there on have been trimmed.
+    InvalidPosition
+        When a row index that was given is past the newest row, or its partition does not exist.
+    """
+    if options.consumer is not None:
+        registration = consumers.find_registration(tx, options.consumer, queue.name)
+        offsets = pad(consumers.read_offsets(tx, registration)[0], len(there))
+        return still_there(options, there, offsets)
+    if options.starting_timestamp is not None:
+        found = consumers.resolve(tx, queue, options.starting_timestamp)
+        return [min(index, part.next_index) for index, part in zip(found, there, strict=False)]
+    start = options.starting_offsets or "earliest"
+    if isinstance(start, str):
+        return [part.first_index if start == "earliest" else part.next_index for part in there]
+    return still_there(options, there, _given(queue, there, start, [part.first_index for part in there]))
+
+
+def end_positions(
+    options: SourceOptions, queue: QueueRecord, there: Sequence[PartitionRecord], start: Sequence[int]
+) -> list[int]:
+    """Where a batch read ends, by partition; nowhere before its start.
+
+    Raises
+    ------
+    InvalidPosition
+        When a row index that was given is past the newest row or before the start that was given.
+    """
+    end = options.ending_offsets
+    if isinstance(end, str):
+        found = [part.first_index if end == "earliest" else part.next_index for part in there]
+    else:
+        found = _given(queue, there, end, [part.next_index for part in there])
+    if isinstance(options.starting_offsets, Mapping) and isinstance(end, Mapping):
+        for partition in options.starting_offsets.keys() & end.keys():
+            if found[partition] < options.starting_offsets[partition]:
+                raise InvalidPosition(
+                    f"endingOffsets has row {found[partition]} for partition {partition}, before startingOffsets' "
+                    f"{options.starting_offsets[partition]}: exchange them",
+                    partition=partition,
+                )
+    return [max(first, last) for first, last in zip(start, found, strict=True)]
+
+
+def _given(
+    queue: QueueRecord, there: Sequence[PartitionRecord], given: Mapping[int, int], others: Sequence[int]
+) -> list[int]:
+    offsets = list(others)
+    for partition, index in given.items():
+        if not 0 <= partition < len(there):
+            raise InvalidPosition(
+                f"queue {queue.name!r} has partitions 0 to {len(there) - 1}, not {partition}", partition=partition
+            )
+        if not 0 <= index <= there[partition].next_index:
+            raise InvalidPosition(
+                f"queue {queue.name!r}, partition {partition}, has rows up to {there[partition].next_index}, "
+                f"not {index}: a position lies between 0 and that",
+                partition=partition,
+            )
+        offsets[partition] = index
+    return offsets
+
+
+def still_there(
+    options: SourceOptions, there: Sequence[PartitionRecord], offsets: Sequence[int]
+) -> list[int]:
+    """The offsets, moved to the first row that is there where data loss is accepted.
+
+    Raises
+    ------
+    DataLost
+        When rows from an offset on have been trimmed, and ``failOnDataLoss`` is true.
+    """
+    for part, offset in zip(there, offsets, strict=True):
+        if offset < part.first_index:
+            report_loss(options.queue, part.partition, offset, part.first_index, fail=options.fail_on_data_loss)
+    return [max(offset, part.first_index) for part, offset in zip(there, offsets, strict=True)]
+
+
+def report_loss(queue: str, partition: int, start: int, end: int, *, fail: bool) -> None:
+    """Raise, or write to the log, that rows [start, end) have been trimmed before they were read."""
+    lost = f"rows [{start}, {end}) of queue {queue!r}, partition {partition}, were trimmed before they were read"
+    if not fail:
+        log.warning("%s; going on without them", lost, extra={"action": "data_lost"})
+        return
+    raise DataLost(
+        f"{lost}: set failOnDataLoss=false to go on without them, or start anew from rows that are there (seek the "
+        "consumer to 'earliest', and a stream needs a new checkpoint then)",
+        queue=queue,
+        partition=partition,
+        start=start,
+        end=end,
+    )

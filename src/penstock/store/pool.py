@@ -1,0 +1,100 @@
+"""A small pool of connections, for the threads of one process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.errors import StoreError
+from penstock.store import forks
+
+SIZE = 16
+
+
+@dataclass
+class Lease:
+    """A connection that one thread has for the time of a transaction."""
+
+    connection: Any
+    sound: bool = False
+    """Whether the connection may be used again."""
+
+
+class Pool:
+    """Connections that are made when they are needed and kept for the next transaction.
+
+    Parameters
+    ----------
+    connect, disconnect
+        Make and close a connection.
+    name
+        What the pool leads to, for messages.
+    """
+
+    def __init__(self, connect: Callable[[], Any], disconnect: Callable[[Any], None], name: str) -> None:
+        self._connect = connect
+        self._disconnect = disconnect
+        self._name = name
+        self._closed = False
+        self._reset()
+        forks.watch(self)
+
+    def _reset(self) -> None:
+        self._idle: list[Any] = []
+        self._guard = threading.Lock()
+        self._slots = threading.BoundedSemaphore(SIZE)
+
+    @contextmanager
+    def lease(self) -> Iterator[Lease]:
+        """A connection of one's own; it comes back to the pool if the lease is marked as sound.
+
+        Raises
+        ------
+        StoreError
+            When the pool has been closed.
+        """
+        with self._slots:
+            lease = Lease(self._checkout())
+            try:
+                yield lease
+            finally:
+                self._checkin(lease)
+
+    def _checkout(self) -> Any:
+        with self._guard:
+            if self._closed:
+                raise StoreError(f"the store {self._name} has been closed; connect again", condition="STORE_CLOSED")
+            if self._idle:
+                return self._idle.pop()
+        return self._connect()
+
+    def _checkin(self, lease: Lease) -> None:
+        with self._guard:
+            if lease.sound and not self._closed:
+                self._idle.append(lease.connection)
+                return
+        self._disconnect(lease.connection)
+        if not lease.sound:
+            # Where one connection broke, those that wait are broken too as a rule: a server that went away took them all.
+            self._drain()
+
+    def _drain(self) -> None:
+        with self._guard:
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            self._disconnect(connection)
+
+    def close(self) -> None:
+        """Close the idle connections; those in use are closed when they come back."""
+        with self._guard:
+            self._closed = True
+        self._drain()
+
+    def before_fork(self) -> None:
+        self._drain()
+
+    def after_fork_in_child(self) -> None:
+        self._reset()
