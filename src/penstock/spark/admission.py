@@ -33,9 +33,7 @@ def next_end(
     """
     starts = pad(start, len(there))
     caps = [part.next_index for part in there] if cap is None else [*cap, *starts[len(cap) :]]
-    waiting = [
-        _waiting(part, first, limit) for part, first, limit in zip(there, starts, caps, strict=True)
-    ]
+    waiting = [_waiting(part, first, limit) for part, first, limit in zip(there, starts, caps, strict=True)]
     limited = waiting
     if options.max_rows_per_partition is not None:
         limited = [b.upto(b.start + options.max_rows_per_partition) for b in limited]

@@ -14,7 +14,7 @@ from penstock.spark.admission import split
 from penstock.spark.boundary import plain_errors
 from penstock.spark.filters import NO_ROW, expression, row_bounds
 from penstock.spark.options import SourceOptions
-from penstock.spark.positions import end_positions, start_positions
+from penstock.spark.positions import end_positions, start_positions, still_there
 from penstock.spark.stores import open_store
 from penstock.spark.tasks import RangePartition, Scan
 from penstock.store import catalog
@@ -44,7 +44,8 @@ class QueueReader(DataSourceReader):
     def _range(self, tx: Transaction) -> tuple[list[int], list[int]]:
         # One statement's view of all partitions, so that the read has whole appends.
         there = catalog.partitions(tx, self._scan.queue)
-        start = start_positions(tx, self._options, self._scan.queue, there)
+        wanted = start_positions(tx, self._options, self._scan.queue, there)
+        start = still_there(self._options, there, wanted)
         return start, end_positions(self._options, self._scan.queue, there, start)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -18,26 +18,23 @@ log = logging.getLogger("penstock.spark")
 def start_positions(
     tx: Transaction, options: SourceOptions, queue: QueueRecord, there: Sequence[PartitionRecord]
 ) -> list[int]:
-    """Where a read without a checkpoint starts, by partition.
+    """Where a read without a checkpoint starts, by partition; the rows there may have been trimmed.
 
     Raises
     ------
-    DataLost
-        When the rows from there on have been trimmed.
     InvalidPosition
         When a row index that was given is past the newest row, or its partition does not exist.
     """
     if options.consumer is not None:
         registration = consumers.find_registration(tx, options.consumer, queue.name)
-        offsets = pad(consumers.read_offsets(tx, registration)[0], len(there))
-        return still_there(options, there, offsets)
+        return list(pad(consumers.read_offsets(tx, registration)[0], len(there))[: len(there)])
     if options.starting_timestamp is not None:
         found = consumers.resolve(tx, queue, options.starting_timestamp)
         return [min(index, part.next_index) for index, part in zip(found, there, strict=False)]
     start = options.starting_offsets or "earliest"
     if isinstance(start, str):
         return [part.first_index if start == "earliest" else part.next_index for part in there]
-    return still_there(options, there, _given(queue, there, start, [part.first_index for part in there]))
+    return _given(queue, there, start, [part.first_index for part in there])
 
 
 def end_positions(
@@ -73,7 +70,8 @@ def _given(
     for partition, index in given.items():
         if not 0 <= partition < len(there):
             raise InvalidPosition(
-                f"queue {queue.name!r} has partitions 0 to {len(there) - 1}, not {partition}", partition=partition
+                f"queue {queue.name!r} has partitions 0 to {len(there) - 1}, not {partition}",
+                partition=partition,
             )
         if not 0 <= index <= there[partition].next_index:
             raise InvalidPosition(
@@ -88,7 +86,7 @@ def _given(
 def still_there(
     options: SourceOptions, there: Sequence[PartitionRecord], offsets: Sequence[int]
 ) -> list[int]:
-    """The offsets, moved to the first row that is there where data loss is accepted.
+    """The offsets, moved to the first rows that are there where data loss is accepted.
 
     Raises
     ------
@@ -97,13 +95,17 @@ def still_there(
     """
     for part, offset in zip(there, offsets, strict=True):
         if offset < part.first_index:
-            report_loss(options.queue, part.partition, offset, part.first_index, fail=options.fail_on_data_loss)
+            report_loss(
+                options.queue, part.partition, offset, part.first_index, fail=options.fail_on_data_loss
+            )
     return [max(offset, part.first_index) for part, offset in zip(there, offsets, strict=True)]
 
 
 def report_loss(queue: str, partition: int, start: int, end: int, *, fail: bool) -> None:
     """Raise, or write to the log, that rows [start, end) have been trimmed before they were read."""
-    lost = f"rows [{start}, {end}) of queue {queue!r}, partition {partition}, were trimmed before they were read"
+    lost = (
+        f"rows [{start}, {end}) of queue {queue!r}, partition {partition}, were trimmed before they were read"
+    )
     if not fail:
         log.warning("%s; going on without them", lost, extra={"action": "data_lost"})
         return

@@ -3,24 +3,69 @@
 from __future__ import annotations
 
 import os
-from functools import lru_cache
+import threading
+from dataclasses import dataclass
 
 from pyspark import TaskContext
 
-from penstock.errors import InvalidOption
+from penstock.errors import InvalidOption, StoreError
 from penstock.queue.store import Store, connect
-from penstock.store.url import parse_url
+from penstock.store.url import StoreUrl, parse_url
 
 
-def open_store(url: str) -> Store:
-    """The store at a URL, opened once for each process."""
+@dataclass(frozen=True)
+class _Opened:
+    store: Store
+    file: tuple[int, int] | None
+
+
+_open: dict[tuple[str, int], _Opened] = {}
+_guard = threading.Lock()
+
+
+def open_store(url: str, *, verify: bool = False) -> Store:
+    """The store at a URL, opened once for each process.
+
+    Parameters
+    ----------
+    verify
+        Whether to ask the database if it still is the same store: Spark keeps its Python workers, and a store may have
+        been dropped and made anew since.
+    """
     # A forked worker must not share its parent's connections.
-    return _open(url, os.getpid())
+    key = (url, os.getpid())
+    with _guard:
+        opened = _open.get(key)
+        if opened is not None and not _same(opened, parse_url(url), verify):
+            opened.store.close()
+            opened = None
+        if opened is None:
+            store = connect(url, create=False)
+            opened = _open[key] = _Opened(store, _file(parse_url(url)))
+        return opened.store
 
 
-@lru_cache(maxsize=16)
-def _open(url: str, _process: int) -> Store:
-    return connect(url, create=False)
+def _same(opened: _Opened, url: StoreUrl, verify: bool) -> bool:
+    if opened.file != _file(url):
+        return False
+    if not verify or url.dialect == "sqlite":
+        return True
+    try:
+        found = opened.store.database.run(lambda tx: tx.one("read_store"), write=False)
+    except StoreError:
+        return False
+    return found is not None and found.uuid == opened.store.uuid
+
+
+def _file(url: StoreUrl) -> tuple[int, int] | None:
+    """What a SQLite store's file is, whatever its name."""
+    if url.dialect != "sqlite":
+        return None
+    try:
+        found = os.stat(url.target)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def check_reach(url: str, master: str | None) -> None:
@@ -34,12 +79,7 @@ def check_reach(url: str, master: str | None) -> None:
     if master is None:
         context = TaskContext.get()
         master = context.getLocalProperty("spark.master") if context is not None else None
-    if (
-        master is None
-        or parse_url(url).dialect != "sqlite"
-        or master == "local"
-        or master.startswith("local[")
-    ):
+    if master is None or parse_url(url).dialect != "sqlite" or is_local(master):
         return
     raise InvalidOption(
         f"a SQLite store is one machine's file, and this session runs on {master!r}, whose executors may be elsewhere: "
@@ -47,3 +87,8 @@ def check_reach(url: str, master: str | None) -> None:
         option="url",
         master=master,
     )
+
+
+def is_local(master: str) -> bool:
+    """Whether a master URL means this machine and this process alone."""
+    return master == "local" or master.startswith("local[")

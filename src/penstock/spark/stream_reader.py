@@ -15,9 +15,9 @@ from penstock.commit.owner import Owner
 from penstock.errors import CheckpointMismatch
 from penstock.queue.store import Store
 from penstock.spark.admission import next_end, split
-from penstock.spark.batch_reader import start_positions
 from penstock.spark.boundary import plain_errors
 from penstock.spark.options import SourceOptions
+from penstock.spark.positions import start_positions, still_there
 from penstock.spark.sizes import BatchSizeWatch
 from penstock.spark.stores import open_store
 from penstock.spark.tasks import RangePartition, Scan
@@ -73,7 +73,9 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             queue, there, draining = owner.observe(began)
         if draining:
             return start
-        end = next_end(self._store().database, queue, there, began.end, self._options, self._cap)
+        if self._options.fail_on_data_loss:
+            still_there(self._options, there, pad(began.end, len(there)))
+        end = self._next_end(queue, there, began.end)
         self._sizes.observe(began.end, end, there)
         first = pad(began.end, len(end))
         return start if end == first else self._offset(first, end, owner).to_dict()
@@ -114,8 +116,16 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._owner = Owner(store.database, store.uuid, self._options.consumer, self._queue.name)
         return self._owner
 
-    def _start(self, tx: Transaction) -> tuple[int, ...]:
-        return tuple(start_positions(tx, self._options, self._queue))
+    def _start(self, tx: Transaction) -> list[int]:
+        return start_positions(tx, self._options, self._queue, catalog.partitions(tx, self._queue))
+
+    def _next_end(
+        self, queue: QueueRecord, there: Sequence[PartitionRecord], start: Sequence[int]
+    ) -> tuple[int, ...]:
+        def work(tx: Transaction) -> tuple[int, ...]:
+            return next_end(tx, queue, there, start, self._options, self._cap)
+
+        return self._store().database.run(work, write=False)
 
     def _now(self) -> tuple[QueueRecord, list[PartitionRecord]]:
         def work(tx: Transaction) -> tuple[QueueRecord, list[PartitionRecord]]:

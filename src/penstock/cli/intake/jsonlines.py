@@ -36,6 +36,7 @@ class JsonLines:
     def __init__(self, schema: pa.Schema) -> None:
         self._schema = schema
         self._wire = pa.schema([(field.name, wire_type(field.type)) for field in schema])
+        self._nullable = [field.with_nullable(True) for field in schema]
         self._needs_rewriting = any(_has_map(field) for field in schema)
         self._rewrite = _object_rewriter(list(schema))
 
@@ -78,14 +79,32 @@ class JsonLines:
         return table
 
     def _read(self, data: bytes) -> pa.Table:
-        longest = len(data) if len(data) <= _THREAD_BYTES else max(map(len, data.split(b"\n"))) + 2
+        """Read in the wire types, on all cores unless a row is longer than a thread's share."""
+        try:
+            return self._read_by(_THREAD_BYTES, data)
+        except pa.ArrowInvalid:
+            if len(data) <= _THREAD_BYTES:
+                raise
+            return self._read_by(len(data), data)
+
+    def _read_by(self, block_size: int, data: bytes) -> pa.Table:
         return pyarrow.json.read_json(
             pa.BufferReader(data),
-            read_options=pyarrow.json.ReadOptions(block_size=max(_THREAD_BYTES, longest)),
+            read_options=pyarrow.json.ReadOptions(block_size=block_size),
             parse_options=pyarrow.json.ParseOptions(
-                explicit_schema=self._wire, unexpected_field_behavior="error"
+                explicit_schema=self._spelled_as(data), unexpected_field_behavior="error"
             ),
         )
+
+    def _spelled_as(self, data: bytes) -> pa.Schema:
+        """The wire types under the names as the first row has them: it may write them in another case."""
+        try:
+            found = list(_load(data[: data.find(b"\n") + 1] or data))
+            places = match_names(found, self._nullable, "")
+        except (ValueError, TypeError, RecursionError, Misfit):
+            return self._wire
+        names = [field.name if place is None else found[place] for place, field in zip(places, self._wire, strict=True)]
+        return pa.schema([field.with_name(name) for name, field in zip(names, self._wire, strict=True)])
 
     def _refuse_overflow(self, table: pa.Table, data: bytes) -> None:
         lines = [line for line in data.split(b"\n") if line.strip(_BLANK)] if has_infinity(table) else []

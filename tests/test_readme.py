@@ -1,0 +1,44 @@
+"""The README's examples run as they stand there, in order."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+README = Path(__file__).resolve().parents[1] / "README.md"
+_BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def blocks(language: str) -> list[str]:
+    return [body for found, body in _BLOCK.findall(README.read_text()) if found == language]
+
+
+def test_the_readme_names_the_two_commands() -> None:
+    assert {"make demo", "make test"} <= {line.split("  ")[0].strip() for line in "\n".join(blocks("sh")).splitlines()}
+
+
+@pytest.mark.timeout(300)
+def test_python_and_shell_examples_run_one_after_the_other(tmp_path: Path) -> None:
+    program = "\n".join(blocks("python"))
+    printed = _run([sys.executable, "-c", program], tmp_path)
+    assert "{'id': 2, 'amount': 99.0}" in printed
+    shell = next(block for block in blocks("sh") if "PENSTOCK_URL" in block)
+    printed = _run(["bash", "-euo", "pipefail", "-c", shell], tmp_path)
+    assert "dee" in printed
+
+
+def _run(command: list[str], folder: Path) -> str:
+    scripts = str(Path(sys.executable).parent)
+    environment = os.environ | {
+        "PATH": os.pathsep.join([scripts, os.environ["PATH"]]),
+        "PYSPARK_PYTHON": sys.executable,
+        "SPARK_LOCAL_IP": "127.0.0.1",
+    }
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout
