@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from bench import append, read, streaming
-from bench.harness import Result, report
+from bench.harness import Result, save
 from tests.support.postgres import drop_schema, start_postgres, with_schema
 
 SQLITE = "sqlite:///{folder}/store.db"
@@ -38,7 +38,15 @@ def _merged() -> Result:
 
 def _memory() -> Result:
     peak = read.worker_memory() / 2**20
-    return Result("worker reads 10M rows, peak MiB", peak / 1000, 0.5, peak / 500, "<= 1", peak <= 500, f"{peak:.0f} MiB")
+    return Result(
+        "worker reads 10M rows, peak MiB",
+        peak / 1000,
+        0.5,
+        peak / 500,
+        "<= 1",
+        peak <= 500,
+        f"{peak:.0f} MiB",
+    )
 
 
 @contextmanager
@@ -56,15 +64,15 @@ def _server() -> Iterator[str]:
 
 def main(names: list[str]) -> int:
     with _server() as pg_url:
-        chosen = {name: case for name, case in cases(pg_url).items() if not names or name in names}
         results = []
-        for name, case in chosen.items():
-            results.append(case())
-            print(results[-1].line(), flush=True)
+        for name, case in cases(pg_url).items():
+            if not names or name in names:
+                results.append(case())
+                print(results[-1].line(), flush=True)
         drop_schema(pg_url, "bench")
     build = Path("build")
     build.mkdir(exist_ok=True)
-    report(results, build / "bench.json")
+    save(results, build / "bench.json")
     return 0 if all(result.met for result in results) else 1
 
 

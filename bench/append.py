@@ -7,10 +7,10 @@ import struct
 from collections.abc import Sequence
 from pathlib import Path
 
-import penstock as ps
 import psycopg
 import pyarrow as pa
 
+import penstock as ps
 from bench.data import SCHEMA, rows
 from bench.harness import Result, scratch, speed, timed
 from penstock.arrow.segments import encode
@@ -24,7 +24,10 @@ FSYNCS = 3
 def sqlite() -> Result:
     with scratch() as folder:
         return speed(
-            "append 2M rows, SQLite / Arrow IPC file", lambda: _sqlite(folder), lambda: _ipc(folder), least=0.5
+            "append 2M rows, SQLite / Arrow IPC file",
+            lambda: _sqlite(folder),
+            lambda: _ipc(folder),
+            least=0.5,
         )
 
 

@@ -35,13 +35,17 @@ class Result:
         )
 
 
-def speed(name: str, ours: Callable[[], float], peer: Callable[[], float], *, least: float, rounds: int = ROUNDS) -> Result:
+def speed(
+    name: str, ours: Callable[[], float], peer: Callable[[], float], *, least: float, rounds: int = ROUNDS
+) -> Result:
     """Ours must reach ``least`` times the peer's speed."""
     mine, other = pairs(ours, peer, rounds)
     return Result(name, mine, other, other / mine, f">= {least}", other / mine >= least)
 
 
-def cost(name: str, ours: Callable[[], float], peer: Callable[[], float], *, most: float, rounds: int = ROUNDS) -> Result:
+def cost(
+    name: str, ours: Callable[[], float], peer: Callable[[], float], *, most: float, rounds: int = ROUNDS
+) -> Result:
     """Ours may cost at most ``most`` times the peer's time."""
     mine, other = pairs(ours, peer, rounds)
     return Result(name, mine, other, mine / other, f"<= {most}", mine / other <= most)
@@ -70,7 +74,5 @@ def scratch() -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def report(results: list[Result], file: Path) -> None:
-    for result in results:
-        print(result.line(), flush=True)
+def save(results: list[Result], file: Path) -> None:
     file.write_text(json.dumps([asdict(result) for result in results], indent=1) + "\n")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import penstock as ps
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
 
+import penstock as ps
 from bench.arrow_files import ArrowFiles, write_files
 from bench.data import SCHEMA, rows
 from bench.harness import Result, cost, scratch, speed, timed

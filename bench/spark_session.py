@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from functools import cache
 
-import penstock as ps
 from pyspark.sql import SparkSession
+
+import penstock as ps
 
 
 @cache

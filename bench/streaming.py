@@ -6,7 +6,6 @@ import statistics
 from pathlib import Path
 
 import penstock as ps
-
 from bench.data import SCHEMA, rows
 from bench.harness import Result, cost, scratch
 from bench.spark_session import spark
@@ -19,7 +18,10 @@ LARGE_ROWS = 500_000
 def small(url: str, name: str) -> Result:
     """The median time of a trigger of 1,000 rows."""
     return _compare(
-        f"exactly_once / at_least_once, trigger of 1,000 rows, {name}", url, SMALL_ROWS, SMALL_ROWS * SMALL_BATCHES
+        f"exactly_once / at_least_once, trigger of 1,000 rows, {name}",
+        url,
+        SMALL_ROWS,
+        SMALL_ROWS * SMALL_BATCHES,
     )
 
 
@@ -32,7 +34,9 @@ def _compare(name: str, url: str, batch: int, total: int) -> Result:
     with scratch() as folder:
         where = url.format(folder=folder)
         with ps.connect(where) as store:
-            store.create_queue("in", SCHEMA, partitions=2).append(rows(total).slice(0, total // 2), partition=0)
+            store.create_queue("in", SCHEMA, partitions=2).append(
+                rows(total).slice(0, total // 2), partition=0
+            )
             store.queue("in").append(rows(total).slice(total // 2), partition=1)
             runs = iter(range(1000))
             try:
@@ -54,7 +58,9 @@ def _run(store: ps.Store, url: str, checkpoint: Path, guarantee: str, batch: int
     store.queue("in").register(consumer)
     store.create_queue("out", SCHEMA, partitions=2)
     query = (
-        ps.stream(spark(), ps.QueueSource("in", consumer=consumer, url=url, options={"maxRowsPerTrigger": batch}))
+        ps.stream(
+            spark(), ps.QueueSource("in", consumer=consumer, url=url, options={"maxRowsPerTrigger": batch})
+        )
         .transform(lambda frame: frame.where("id % 10 != 3"))
         .write(ps.QueueSink("out", url=url), guarantee=guarantee)
         .start(checkpoint=checkpoint, trigger=ps.Trigger.available_now())

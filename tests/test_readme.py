@@ -19,7 +19,9 @@ def blocks(language: str) -> list[str]:
 
 
 def test_the_readme_names_the_two_commands() -> None:
-    assert {"make demo", "make test"} <= {line.split("  ")[0].strip() for line in "\n".join(blocks("sh")).splitlines()}
+    assert {"make demo", "make test"} <= {
+        line.split("  ")[0].strip() for line in "\n".join(blocks("sh")).splitlines()
+    }
 
 
 @pytest.mark.timeout(300)

@@ -9,10 +9,27 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from penstock import errors as errors
+    from penstock.errors import PenstockError as PenstockError
+    from penstock.pipeline.ends import QueueSink as QueueSink
+    from penstock.pipeline.ends import QueueSource as QueueSource
+    from penstock.pipeline.query import Query as Query
+    from penstock.pipeline.stream import Pipeline as Pipeline
+    from penstock.pipeline.stream import Stream as Stream
+    from penstock.pipeline.stream import stream as stream
+    from penstock.pipeline.trigger import Trigger as Trigger
+    from penstock.queue.consumer import Consumer as Consumer
+    from penstock.queue.consumer import Lag as Lag
+    from penstock.queue.consumer import Pull as Pull
+    from penstock.queue.producer import Producer as Producer
     from penstock.queue.queue import AppendResult as AppendResult
+    from penstock.queue.queue import Queue as Queue
+    from penstock.queue.queue import QueueInfo as QueueInfo
     from penstock.queue.retention import Retention as Retention
     from penstock.queue.store import Store as Store
     from penstock.queue.store import connect as connect
+    from penstock.spark.register import register as register
+    from penstock.spark.session import session as session
 
 __version__ = "0.1.0"
 

@@ -43,7 +43,7 @@ what happened, with which value, and the way out.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 
 class PenstockError(Exception):
@@ -59,7 +59,7 @@ class PenstockError(Exception):
         The values the message is about.
     """
 
-    condition: ClassVar[str] | str = "PENSTOCK_ERROR"
+    condition: str = "PENSTOCK_ERROR"
 
     def __init__(self, message: str, *, condition: str | None = None, **parameters: Any) -> None:
         super().__init__(message)

@@ -12,7 +12,9 @@ from penstock.errors import PenstockError
 def main(arguments: list[str] | None = None) -> int:
     """Run the demo; 0 when its proof holds."""
     parser = argparse.ArgumentParser(prog="penstock demo", description=__doc__)
-    parser.add_argument("--folder", type=Path, default=Path("demo-output"), help="for store, checkpoints and plot")
+    parser.add_argument(
+        "--folder", type=Path, default=Path("demo-output"), help="for store, checkpoints and plot"
+    )
     parser.add_argument("--url", help="the store; a SQLite file in the folder by default")
     parser.add_argument("--until", type=int, help="the last simulated hour; the whole year by default")
     given = parser.parse_args(arguments)

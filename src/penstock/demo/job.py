@@ -67,7 +67,9 @@ def main(url: str, checkpoints: Path) -> None:
     spark.stop()
 
 
-def _start(spark: SparkSession, name: str, transform: Callable[[DataFrame], DataFrame], sink: str, checkpoints: Path) -> Query:
+def _start(
+    spark: SparkSession, name: str, transform: Callable[[DataFrame], DataFrame], sink: str, checkpoints: Path
+) -> Query:
     limit = {"maxRowsPerTrigger": ROWS_PER_TRIGGER, "alignToAppends": True}
     return (
         ps.stream(spark, ps.QueueSource(CHANGES, consumer=name, options=limit))

@@ -60,7 +60,9 @@ def _expected_delays(feed: pa.Table) -> pa.Table:
     totals = grouped.aggregate([("flight_id", "count"), ("arr_delay", "sum")])
     totals = totals.rename_columns([*_HOUR, "arrivals", "delay_minutes"])
     newest = pc.max(arrived["_commit_timestamp"])
-    return totals.filter(pc.less_equal(pc.add(totals["hour"], pa.scalar(3_600_000_000, pa.duration("us"))), newest))
+    return totals.filter(
+        pc.less_equal(pc.add(totals["hour"], pa.scalar(3_600_000_000, pa.duration("us"))), newest)
+    )
 
 
 def _compare(name: str, expected: pa.Table, found: pa.Table, key: list[str]) -> Proof:

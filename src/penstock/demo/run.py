@@ -40,7 +40,9 @@ class DemoResult:
         return all(proof.holds for proof in self.proofs) and self.kills == 1
 
 
-def run(folder: Path, *, url: str | None = None, until: int | None = None, console: Console | None = None) -> DemoResult:
+def run(
+    folder: Path, *, url: str | None = None, until: int | None = None, console: Console | None = None
+) -> DemoResult:
     """Run the demo.
 
     Parameters
@@ -100,11 +102,15 @@ def _stream(store: ps.Store, url: str, checkpoints: Path, rows: int, out: Consol
         os.killpg(first.pid, signal.SIGKILL)
         kills = 1
         done = store.queue(ROWS).info().rows
-        out.print(f"  killed it (SIGKILL, driver and JVM) with {done:,} of {rows:,} rows through; starting it again …")
+        out.print(
+            f"  killed it (SIGKILL, driver and JVM) with {done:,} of {rows:,} rows through; starting it again …"
+        )
     first.wait()
     second = _job(url, checkpoints)
     if second.wait(JOB_SECONDS):
-        raise QueryFailed(f"the streaming job ended with exit code {second.returncode}: see {checkpoints.parent}/job.log")
+        raise QueryFailed(
+            f"the streaming job ended with exit code {second.returncode}: see {checkpoints.parent}/job.log"
+        )
     return time.perf_counter() - started, kills
 
 

@@ -32,7 +32,9 @@ def plot(delays: pa.Table, file: Path) -> None:
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    largest = delays.group_by("carrier").aggregate([("arrivals", "sum")]).sort_by([("arrivals_sum", "descending")])
+    largest = (
+        delays.group_by("carrier").aggregate([("arrivals", "sum")]).sort_by([("arrivals_sum", "descending")])
+    )
     figure, axes = plt.subplots(figsize=(9, 5))
     for carrier in largest["carrier"].to_pylist()[:_CARRIERS]:
         one = delays.filter(pc.equal(delays["carrier"], carrier))

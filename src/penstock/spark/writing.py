@@ -1,36 +1,60 @@
-"""What a write task does: rows into compressed segments, in pieces of bounded size."""
+"""What a write task does: rows into compressed segments, in pieces of bounded size, staged or appended."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
+from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 
 from penstock.arrow.rows import conform_batch
 from penstock.queue.placement import Placement
+from penstock.queue.queue import placement_of
+from penstock.spark.options import SinkOptions
+from penstock.spark.stores import check_reach, open_store
+from penstock.store import staging
 from penstock.store.catalog import QueueRecord
 from penstock.store.log import Segment, to_segments
+from penstock.store.staging import Attempt
 
 FLUSH_SEGMENTS = 8
+
+
+@dataclass(frozen=True)
+class StreamTask:
+    """The micro-batch that a task belongs to, by the task's own properties (Spark 4.2 and 4.3)."""
+
+    query_id: str
+    batch_id: int
+    checkpoint_root: str | None = field(repr=False)
+    """The session's own checkpoint location, for a query that was given none; the URL may have a password."""
+
+    @classmethod
+    def current(cls) -> StreamTask:
+        context = TaskContext.get()
+        assert context is not None, "Spark writes in tasks"
+        return cls(
+            str(context.getLocalProperty("sql.streaming.queryId")),
+            int(str(context.getLocalProperty("streaming.sql.batchId"))),
+            context.getLocalProperty("spark.sql.streaming.checkpointLocation"),
+        )
 
 
 @dataclass(frozen=True)
 class Wrote(WriterCommitMessage):
     """What one task tells the driver."""
 
-    app_id: str
-    batch_id: int
-    task: int
     attempt: str
     segments: int
     rows: int
-    query_id: str | None = None
-    checkpoint_root: str | None = None
-    """The session's own checkpoint location, for a query that was given none."""
-    partitions: int = 0
+    partitions: int
     """How many partitions the queue had when the task placed its rows."""
+    crowded: tuple[int, ...] = ()
+    """Partitions in which it is time to look for small segments to merge."""
+    stream: StreamTask | None = None
 
 
 @dataclass
@@ -41,8 +65,8 @@ class Pieces:
     placement: Placement
     fallback: int
     max_rows: int
-    _waiting: list[pa.RecordBatch] = field(default_factory=list)
     rows: int = 0
+    _waiting: list[pa.RecordBatch] = field(default_factory=list)
 
     def groups(self, batches: Iterator[pa.RecordBatch]) -> Iterator[list[Segment]]:
         """Segments of the batches, a bounded number at a time, in the order of the rows."""
@@ -67,3 +91,21 @@ class Pieces:
             for partition, rows in self.placement.split(table, self.fallback)
             for segment in to_segments(rows, partition, max_rows=self.max_rows)
         ]
+
+
+def write_task(
+    options: SinkOptions,
+    queue: QueueRecord,
+    batches: Iterator[pa.RecordBatch],
+    store: Callable[[Pieces, Iterator[list[Segment]]], Wrote],
+) -> Wrote:
+    """Cut the rows of the running task into segments and ``store`` them."""
+    check_reach(options.url, None)
+    placement = placement_of(open_store(options.url).database, queue)
+    pieces = Pieces(queue, placement, current_task(), options.max_rows_per_write)
+    return store(pieces, pieces.groups(batches))
+
+
+def current_task() -> int:
+    context = TaskContext.get()
+    return 0 if context is None else int(context.partitionId())

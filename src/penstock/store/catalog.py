@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.arrow.types import schema_from_bytes, schema_to_bytes
-from penstock.errors import AlreadyExists, QueueNotFound
+from penstock.errors import AlreadyExists, CommitRefused, QueueNotFound
 from penstock.names import did_you_mean
 from penstock.store.database import Transaction
 
@@ -112,6 +112,26 @@ def find_queue(tx: Transaction, name: str, *, lock: bool = False) -> QueueRecord
         known = [queue.name for queue in tx.all("list_queues")]
         raise QueueNotFound(f"there is no queue {name!r}.{did_you_mean(name, known)}", queue=name)
     return _record(row)
+
+
+def require_unchanged(tx: Transaction, queue: QueueRecord) -> None:
+    """Refuse rows that were placed for a queue which is another one by now, or whose keys go elsewhere by now.
+
+    To be called after the partitions have been locked: from then on the queue stays as it is.
+
+    Raises
+    ------
+    CommitRefused
+        Its transaction must not be committed.
+    """
+    now = find_queue(tx, queue.name)
+    if now.queue_id != queue.queue_id or (queue.key and now.partitions != queue.partitions):
+        what = "was made anew" if now.queue_id != queue.queue_id else "got more partitions"
+        raise CommitRefused(
+            f"queue {queue.name!r} {what} while rows were written to it; nothing of them is visible: start again, a "
+            "restarted query repeats the micro-batch",
+            queue=queue.name,
+        )
 
 
 def list_queues(tx: Transaction) -> list[QueueRecord]:

@@ -32,8 +32,18 @@ def enter(tx: Transaction, key: LedgerKey, ranges: str, rows: int) -> LedgerEntr
     """Write the entry; the one that was there before, if there was one."""
     if tx.run("insert_ledger", ranges=ranges, row_count=rows, now=tx.now(), **key.fields()):
         return None
+    return find(tx, key)
+
+
+def find(tx: Transaction, key: LedgerKey) -> LedgerEntry | None:
     row = tx.one("find_ledger", **key.fields())
-    return LedgerEntry(row.ranges, row.row_count)
+    return None if row is None else LedgerEntry(row.ranges, row.row_count)
+
+
+def tasks(tx: Transaction, key: LedgerKey) -> dict[int, int]:
+    """The rows of each task of a micro-batch that has an entry of its own."""
+    rows = tx.all("ledger_tasks", sink=key.sink, app_id=key.app_id, batch_id=key.batch_id)
+    return {row.task: row.row_count for row in rows}
 
 
 def last_batch(tx: Transaction, key: LedgerKey) -> int | None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from penstock.errors import CommitRefused
-from penstock.store.catalog import QueueRecord
+from penstock.store.catalog import QueueRecord, require_unchanged
 from penstock.store.database import Database, Transaction
 from penstock.store.log import Appended, Segment, allocate_payloads, place, publish, store_payloads
 
@@ -60,30 +61,39 @@ def promote(
     Raises
     ------
     CommitRefused
-        When what an attempt staged is not all there any more.
+        When what an attempt staged is not all there any more, or the rows would go to partitions where they do not
+        belong by now.
     """
-    rows = [
-        row
-        for row in tx.all("read_staged", app_id=app_id, batch_id=batch_id)
-        if row.attempt in attempts and row.queue_id == queue.queue_id
-    ]
+    staged = take(tx, queue, app_id, batch_id)
+    rows = [row for row in staged if row.batch_id == batch_id and row.attempt in attempts]
     if len(rows) != sum(attempts.values()):
         raise CommitRefused(
             f"micro-batch {batch_id} staged {sum(attempts.values())} segments and {len(rows)} are left: "
             "they were swept; restart the query, it repeats the micro-batch",
             batch_id=batch_id,
         )
-    discard(tx, queue, app_id, batch_id, keep=[row.payload_id for row in rows])
+    kept = {row.payload_id for row in rows}
+    _delete_payloads(tx, [row.payload_id for row in staged if row.payload_id not in kept])
+    rows.sort(key=lambda row: (row.partition, row.task, row.attempt, row.ordinal))
     places = place(tx, queue, [(row.partition, row.row_count, row.bytes) for row in rows])
     # The id is taken under the partitions' locks, so that append ids ascend inside each partition.
-    return publish(tx, queue, places, [row.payload_id for row in rows], allocate_payloads(tx, 1)[0])
+    appended = publish(tx, queue, places, [row.payload_id for row in rows], allocate_payloads(tx, 1)[0])
+    require_unchanged(tx, queue)
+    return appended
 
 
-def discard(tx: Transaction, queue: QueueRecord, app_id: str, batch_id: int, keep: Collection[int] = ()) -> None:
-    """Drop what an app staged for micro-batches up to ``batch_id``, and the payloads but those to ``keep``."""
-    staged = tx.all("delete_staged_batch", app_id=app_id, queue_id=queue.queue_id, batch_id=batch_id)
-    unwanted = {row.payload_id for row in staged}.difference(keep)
-    tx.many("delete_payload", [{"payload_id": payload_id} for payload_id in sorted(unwanted)])
+def take(tx: Transaction, queue: QueueRecord, app_id: str, batch_id: int) -> list[Any]:
+    """Forget what an app staged for micro-batches up to ``batch_id``; the payloads are the caller's now."""
+    return tx.all("delete_staged_batch", app_id=app_id, queue_id=queue.queue_id, batch_id=batch_id)
+
+
+def discard(tx: Transaction, queue: QueueRecord, app_id: str, batch_id: int) -> None:
+    """Drop what an app staged for micro-batches up to ``batch_id``."""
+    _delete_payloads(tx, [row.payload_id for row in take(tx, queue, app_id, batch_id)])
+
+
+def _delete_payloads(tx: Transaction, payload_ids: Sequence[int]) -> None:
+    tx.many("delete_payload", [{"payload_id": payload_id} for payload_id in sorted(payload_ids)])
 
 
 def sweep(database: Database, *, older_than: int) -> int:
@@ -94,7 +104,7 @@ def sweep(database: Database, *, older_than: int) -> int:
 
     def work(tx: Transaction) -> int:
         staged = tx.all("delete_staged_before", created_at=tx.now() - older_than)
-        tx.many("delete_payload", [{"payload_id": row.payload_id} for row in staged])
+        _delete_payloads(tx, [row.payload_id for row in staged])
         return len(staged)
 
     return database.run(work, idempotent=True)

@@ -186,15 +186,10 @@ insert into penstock.staged
 values
     (:app_id, :batch_id, :attempt, :task, :ordinal, :queue_id, :partition, :row_count, :bytes, :payload_id, :now);
 
--- name: read_staged
-select attempt, task, ordinal, queue_id, partition, row_count, bytes, payload_id
-from penstock.staged
-where app_id = :app_id and batch_id = :batch_id
-order by partition, task, attempt, ordinal;
-
+-- Taking them is reading them: what somebody sweeps meanwhile comes back to one of the two only.
 -- name: delete_staged_batch
 delete from penstock.staged where app_id = :app_id and batch_id <= :batch_id and queue_id = :queue_id
-returning payload_id;
+returning batch_id, attempt, task, ordinal, partition, row_count, bytes, payload_id;
 
 -- name: delete_staged_before
 delete from penstock.staged where created_at < :created_at
@@ -338,6 +333,11 @@ on conflict (sink, app_id, batch_id, task) do nothing;
 -- name: find_ledger
 select ranges, row_count from penstock.ledger
 where sink = :sink and app_id = :app_id and batch_id = :batch_id and task = :task;
+
+-- name: ledger_tasks
+select task, row_count from penstock.ledger
+where sink = :sink and app_id = :app_id and batch_id = :batch_id and task >= 0
+order by task;
 
 -- name: last_batch
 select max(batch_id) as batch_id from penstock.ledger where sink = :sink and app_id = :app_id and task = -1;
