@@ -40,6 +40,6 @@ def write_files(table: pa.Table, folder: Path, files: int, batch_rows: int) -> N
     rows = -(-table.num_rows // files)
     for number in range(files):
         part = table.slice(number * rows, rows).combine_chunks()
-        options = pa.ipc.IpcWriteOptions(compression="lz4")
+        options = pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd", compression_level=1))
         with pa.ipc.new_file(str(folder / f"{number}.arrow"), table.schema, options=options) as writer:
             writer.write_table(part, max_chunksize=batch_rows)

@@ -240,7 +240,8 @@ class _Reader:
             self._expect(")")
         if not (1 <= precision <= 38 and scale <= precision):
             raise self.error(
-                f"decimal({precision},{scale}): it has 1 to 38 digits, and no more of them behind the point", start
+                f"decimal({precision},{scale}): it has 1 to 38 digits, and no more of them behind the point",
+                start,
             )
         return f"decimal({precision},{scale})"
 

@@ -8,7 +8,9 @@ from typing import Any
 
 from penstock.errors import InvalidPosition
 
-FORMS = "earliest, latest, a time such as 2024-01-31T12:00:00Z, or row indexes by partition such as '{\"0\": 5}'"
+FORMS = (
+    "earliest, latest, a time such as 2024-01-31T12:00:00Z, or row indexes by partition such as '{\"0\": 5}'"
+)
 
 
 def parse_position(text: str) -> str | datetime | dict[int, int]:
@@ -40,5 +42,7 @@ def _indexes(text: str) -> dict[int, int]:
     except (ValueError, RecursionError):
         indexes = {-1: -1}
     if not indexes or any(isinstance(i, bool) or not isinstance(i, int) or i < 0 for i in indexes.values()):
-        raise InvalidPosition(f"row indexes by partition look like '{{\"0\": 5, \"1\": 7}}', not {text!r}", value=text)
+        raise InvalidPosition(
+            f'row indexes by partition look like \'{{"0": 5, "1": 7}}\', not {text!r}', value=text
+        )
     return indexes

@@ -86,7 +86,8 @@ def infer_schema(path: Path) -> pa.Schema:
     reader = readers.get(path.suffix.lower())
     if reader is None:
         raise InvalidInput(
-            f"--like goes by a file's ending, one of {', '.join(readers)}, not {path.suffix!r}", file=str(path)
+            f"--like goes by a file's ending, one of {', '.join(readers)}, not {path.suffix!r}",
+            file=str(path),
         )
     try:
         found = reader(path)

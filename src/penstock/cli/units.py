@@ -22,7 +22,15 @@ _SIZES = {
     "gib": 2**30,
     "tib": 2**40,
 }
-_SECONDS = {"w": 604_800, "d": 86_400, "h": 3_600, "m": 60, "min": 60, "s": 1, "ms": Decimal("0.001")}
+_SECONDS = {
+    "w": Decimal(604_800),
+    "d": Decimal(86_400),
+    "h": Decimal(3_600),
+    "m": Decimal(60),
+    "min": Decimal(60),
+    "s": Decimal(1),
+    "ms": Decimal("0.001"),
+}
 
 _NUMBER = r"(\d[\d_]*(?:\.\d+)?)"
 _QUANTITY = re.compile(rf"{_NUMBER}\s*([A-Za-z]*)")

@@ -81,7 +81,9 @@ def _decoded_leaf(array: pa.Array, kind: pa.DataType) -> pa.Array:
     if pat.is_binary(kind):
         # Arrow has no base64, so that this is the one type whose values pass through Python.
         texts = array.to_pylist()
-        return pa.array([None if text is None else base64.b64decode(text, validate=True) for text in texts], kind)
+        return pa.array(
+            [None if text is None else base64.b64decode(text, validate=True) for text in texts], kind
+        )
     if pat.is_time(kind):
         dated = pc.binary_join_element_wise("1970-01-01T", array, "")
         return dated.cast(pa.timestamp("ns")).cast(kind)

@@ -2,51 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
-from penstock.commit.offsets import QueueOffset
-from penstock.errors import (
-    CheckpointMismatch,
-    CheckpointRewound,
-    CommitRefused,
-    ConsumerBound,
-    OffsetConflict,
-    PlanMismatch,
-)
-from penstock.store import consumers, ledger, log, staging
-from penstock.store.catalog import QueueRecord, find_queue
+from penstock.commit.microbatch import BatchCommit
+from penstock.commit.moves import lock_consumer, move_consumer, move_mark
+from penstock.commit.offsets import QueueOffset, plan_text
+from penstock.errors import CheckpointMismatch, CheckpointRewound, CommitRefused
+from penstock.store import catalog, ledger, log, staging
+from penstock.store.catalog import QueueRecord
 from penstock.store.consumers import Registration
 from penstock.store.database import Database, Transaction
 from penstock.store.ledger import LedgerKey
 from penstock.store.log import Segment
-
-
-@dataclass(frozen=True)
-class BatchCommit:
-    """A micro-batch whose tasks are done."""
-
-    sink: QueueRecord
-    app_id: str
-    batch_id: int
-    rows: int
-    sources: Sequence[QueueOffset] = ()
-    """What it covers of each source of ours."""
-    attempts: dict[str, int] = field(default_factory=dict)
-    """The number of segments that each acknowledged attempt staged."""
-    stateful: bool = False
-    """Whether the query keeps state, so that another checkpoint could not carry it on."""
-    rebind: bool = False
-    """Whether a stateful query may take a consumer over from another checkpoint all the same."""
-
-    @property
-    def key(self) -> LedgerKey:
-        return LedgerKey(sink_name(self.sink), self.app_id, self.batch_id)
-
-
-def sink_name(sink: QueueRecord) -> str:
-    return f"queue:{sink.name}:{sink.generation}"
 
 
 def commit_batch(database: Database, store_uuid: str, batch: BatchCommit) -> log.Appended | None:
@@ -63,139 +30,140 @@ def commit_batch(database: Database, store_uuid: str, batch: BatchCommit) -> log
 
 
 def _commit(tx: Transaction, store_uuid: str, batch: BatchCommit) -> log.Appended | None:
-    moved = [source for source in batch.sources if source.consumer is not None]
-    own = sorted(
-        (source for source in moved if source.store == store_uuid), key=lambda source: source.identity
+    moved = sorted(
+        (source for source in batch.sources if source.consumer is not None),
+        key=lambda source: source.identity,
     )
-    locked = [(source, _locked(tx, source)) for source in own]
-    ranges = _ranges(batch.sources)
-    _refuse_rewound(tx, batch)
-    before = ledger.enter(tx, batch.key, ranges, batch.rows)
+    # All commits lock in this order, before anything else.
+    locked = [(source, lock_consumer(tx, source)) for source in moved if source.store == store_uuid]
+    _refuse_rewound(tx, batch.key)
+    before = ledger.enter(tx, batch.key, batch.ranges(), batch.rows)
     if before is not None:
-        _same(batch, ranges, before.ranges)
+        _same(batch, before.ranges)
+        _settle(tx, batch, locked)
         return None
+    _check_tasks(tx, batch)
     for source, registration in locked:
-        _move(tx, batch, source, registration)
+        move_consumer(tx, batch, source, registration)
     for source in moved:
         if source.store != store_uuid:
-            _move_mark(tx, batch, source)
-    if find_queue(tx, batch.sink.name) != batch.sink:
-        raise CommitRefused(
-            f"queue {batch.sink.name!r} was changed while micro-batch {batch.batch_id} was written: "
-            "restart the query, it repeats the micro-batch"
-        )
+            move_mark(tx, batch, source)
     appended = staging.promote(tx, batch.sink, batch.app_id, batch.batch_id, batch.attempts)
     ledger.prune(tx, batch.key)
     return appended
 
 
-def _locked(tx: Transaction, source: QueueOffset) -> Registration:
-    return consumers.find_registration(tx, source.consumer or "", source.queue, lock=True)
-
-
-def _ranges(sources: Sequence[QueueOffset]) -> str:
-    """What the ledger remembers of a micro-batch's input."""
-    lines = [[*source.identity, list(source.start), list(source.end)] for source in sources]
-    return json.dumps(sorted(lines))
-
-
-def _same(batch: BatchCommit, ranges: str, before: str) -> None:
-    if ranges != before:
+def _same(batch: BatchCommit, before: str) -> None:
+    if batch.ranges() != before:
         raise CheckpointMismatch(
             f"app {batch.app_id!r} has committed micro-batch {batch.batch_id} into queue {batch.sink.name!r} before, "
-            "with other input: a new checkpoint needs a new appId (leave the option out to get one)",
+            "with other input: the checkpoint is an old copy, or a new one under the appId of another. Use the newest "
+            "checkpoint; a new one needs a new appId (leave the option out to get one)",
             app_id=batch.app_id,
             batch_id=batch.batch_id,
             committed=before,
-            found=ranges,
+            found=batch.ranges(),
         )
 
 
-def _refuse_rewound(tx: Transaction, batch: BatchCommit) -> None:
-    last = ledger.last_batch(tx, batch.key)
-    oldest = None if last is None else last - ledger.KEEP
-    if oldest is not None and batch.batch_id < oldest:
+def _settle(tx: Transaction, batch: BatchCommit, locked: Sequence[tuple[QueueOffset, Registration]]) -> None:
+    """A replay of what had been committed: what it staged goes, and its plan is done."""
+    staging.discard(tx, batch.sink, batch.app_id, batch.batch_id)
+    for source, registration in locked:
+        if registration.plan == plan_text(source):
+            tx.run("close_plan", **registration.keys)
+
+
+def _refuse_rewound(tx: Transaction, key: LedgerKey) -> None:
+    last = ledger.rewound(tx, key)
+    if last is not None:
         raise CheckpointRewound(
-            f"app {batch.app_id!r} is at micro-batch {last} in queue {batch.sink.name!r} and its checkpoint at "
-            f"{batch.batch_id}, further back than the ledger remembers: it is an old copy; use the newest one",
-            app_id=batch.app_id,
-            batch_id=batch.batch_id,
+            f"app {key.app_id!r} is at micro-batch {last} in {key.sink} and its checkpoint at {key.batch_id}, "
+            "further back than the ledger remembers: it is an old copy; use the newest one",
+            app_id=key.app_id,
+            batch_id=key.batch_id,
             last=last,
         )
 
 
-def _move(tx: Transaction, batch: BatchCommit, source: QueueOffset, registration: Registration) -> None:
-    source.require(source.store, registration.queue, registration.consumer, registration.generation)
-    _bind(tx, batch, source, registration)
-    if source.empty:
+def _check_tasks(tx: Transaction, batch: BatchCommit) -> None:
+    """What single tasks have appended before must be just what is committed now."""
+    appended = ledger.tasks(tx, batch.key)
+    if appended == dict(batch.tasks or {}):
         return
-    planned = json.dumps(source.to_dict())
-    if not registration.plan_open or registration.plan != planned:
-        raise PlanMismatch(
-            f"micro-batch {batch.batch_id} of app {batch.app_id!r} is not what the owner of consumer "
-            f"{source.consumer!r} has planned: another query took the consumer over, or the checkpoint is a copy; "
-            "run one query for each consumer",
-            consumer=source.consumer,
-            committed=planned,
-            planned=registration.plan,
-        )
-    for partition, (old, new) in enumerate(zip(source.start, source.end, strict=True)):
-        if old != new:
-            consumers.advance(tx, registration, partition, old, new, safe=False)
-    tx.run("close_plan", **registration.keys)
-
-
-def _bind(tx: Transaction, batch: BatchCommit, source: QueueOffset, registration: Registration) -> None:
-    if registration.app_id == batch.app_id:
-        return
-    if registration.app_id is not None:
-        _refuse_bound(batch, source, registration.app_id)
-    tx.run("bind_app", app_id=batch.app_id, **registration.keys)
-
-
-def _refuse_bound(batch: BatchCommit, source: QueueOffset, app_id: str) -> None:
-    if batch.stateful and not batch.rebind:
-        raise ConsumerBound(
-            f"consumer {source.consumer!r} on queue {source.queue!r} belongs to the checkpoint of app {app_id!r}; a "
-            "stateful query with a new checkpoint would go on from there without its state. Use that checkpoint, or "
-            "seek the consumer and drop the query's output, or set allowNewCheckpoint=true to start with empty state",
-            consumer=source.consumer,
-            bound=app_id,
+    if batch.tasks is None:
+        raise CommitRefused(
+            f"micro-batch {batch.batch_id} of app {batch.app_id!r} was begun with guarantee=idempotent, and rows of it "
+            f"are in queue {batch.sink.name!r} already: let a run with that guarantee finish it first",
             app_id=batch.app_id,
+            batch_id=batch.batch_id,
         )
+    raise _unrepeatable(batch.key, appended, dict(batch.tasks))
 
 
-def _move_mark(tx: Transaction, batch: BatchCommit, source: QueueOffset) -> None:
-    """A consumer of another store: this store's own mark stands for it, and the consumer follows."""
-    name = json.dumps([*source.identity, sink_name(batch.sink)])
-    marks = {row.partition: row for row in tx.all("read_marks", source=name)}
-    for bound in {row.app_id for row in marks.values()} - {batch.app_id}:
-        _refuse_bound(batch, source, bound)
-    for partition, (old, new) in enumerate(zip(source.start, source.end, strict=True)):
-        if old == new:
-            continue
-        where = {"source": name, "partition": partition, "app_id": batch.app_id}
-        if not tx.run("insert_mark", next_index=new, **where) and not tx.run("advance_mark", old=old, new=new, **where):
-            raise OffsetConflict(
-                f"queue {batch.sink.name!r} already has the rows of consumer {source.consumer!r} on queue "
-                f"{source.queue!r}, partition {partition}, up to {marks[partition].next_index}, and the micro-batch "
-                f"starts at {old}: seek the consumer to {{{partition}: {marks[partition].next_index}}}",
-                consumer=source.consumer,
-                queue=source.queue,
-                partition=partition,
-                expected=old,
-                found=marks[partition].next_index,
-            )
+def _unrepeatable(key: LedgerKey, before: object, now: object) -> CommitRefused:
+    return CommitRefused(
+        f"micro-batch {key.batch_id} of app {key.app_id!r} was cut into other tasks, or gave other rows, when it was "
+        f"repeated (rows by task: {before} before, {now} now), so guarantee=idempotent cannot tell which of them are "
+        "there already: repeat it with the settings it was begun with, and use guarantee=exactly_once from then on",
+        app_id=key.app_id,
+        batch_id=key.batch_id,
+    )
 
 
 def append_task(
-    database: Database, sink: QueueRecord, key: LedgerKey, segments: Sequence[Segment]
+    database: Database,
+    sink: QueueRecord,
+    key: LedgerKey | None,
+    segments: Sequence[Segment],
+    *,
+    origin: str = "",
 ) -> log.Appended | None:
-    """Append what one task of an idempotent sink has written; None when the task did so before."""
+    """Append what one task has written; None when the task, or its micro-batch, did so before.
+
+    Parameters
+    ----------
+    key
+        The task's entry in the ledger, which makes a repeat a no-op; None for a sink that may repeat rows.
+    origin
+        The id of the checkpoint that the task's micro-batch belongs to.
+
+    Raises
+    ------
+    CheckpointMismatch
+        When another checkpoint has made the entry.
+    CheckpointRewound
+        When the ledger does not reach back so far.
+    CommitRefused
+        When the task wrote another number of rows before, or the queue is not the one that the rows were placed for.
+    """
+    rows = sum(segment.rows for segment in segments)
 
     def work(tx: Transaction) -> log.Appended | None:
-        if ledger.enter(tx, key, "", sum(segment.rows for segment in segments)) is not None:
+        if key is not None and _appended_before(tx, key, origin, rows):
             return None
-        return log.append(tx, sink, segments)
+        appended = log.append(tx, sink, segments)
+        catalog.require_unchanged(tx, sink)
+        return appended
 
+    # Without a key it may repeat rows anyway.
     return database.run(work, idempotent=True)
+
+
+def _appended_before(tx: Transaction, key: LedgerKey, origin: str, rows: int) -> bool:
+    _refuse_rewound(tx, key)
+    if ledger.find(tx, key.whole) is not None:
+        return True
+    before = ledger.enter(tx, key, origin, rows)
+    if before is None:
+        return False
+    if before.ranges != origin:
+        raise CheckpointMismatch(
+            f"app {key.app_id!r} has written micro-batch {key.batch_id} from another checkpoint before: a new "
+            "checkpoint needs a new appId (leave the option out to get one)",
+            app_id=key.app_id,
+            batch_id=key.batch_id,
+        )
+    if before.rows != rows:
+        raise _unrepeatable(key, {key.task: before.rows}, {key.task: rows})
+    return True

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock.errors import CheckpointMismatch
@@ -44,7 +45,13 @@ class QueueOffset:
             return None
         start, end = pad(value["from"], len(value["to"])), tuple(value["to"])
         return cls(
-            value["store"], value["queue"], value.get("consumer"), value["generation"], value.get("epoch", 0), start, end
+            value["store"],
+            value["queue"],
+            value.get("consumer"),
+            value["generation"],
+            value.get("epoch", 0),
+            start,
+            end,
         )
 
     @property
@@ -80,6 +87,11 @@ class QueueOffset:
                 found=found,
                 expected=value,
             )
+
+
+def plan_text(offset: QueueOffset) -> str:
+    """The plan of a micro-batch as the store keeps it."""
+    return json.dumps(offset.to_dict())
 
 
 def pad(offsets: Sequence[int], length: int) -> tuple[int, ...]:
@@ -121,7 +133,10 @@ def batch_ranges(now: Sequence[Any], before: Sequence[Any]) -> list[QueueOffset]
     return list(found.values())
 
 
+def other_offsets(now: Sequence[Any]) -> list[Any]:
+    """The parsed lines of sources that are not ours."""
+    return [value for value in now if QueueOffset.of(value) is None]
+
+
 def _at_end(offset: QueueOffset) -> QueueOffset:
-    return QueueOffset(
-        offset.store, offset.queue, offset.consumer, offset.generation, offset.epoch, offset.end, offset.end
-    )
+    return replace(offset, start=offset.end)

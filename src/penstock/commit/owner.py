@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Sequence
-from typing import Any
 
-from penstock.commit.offsets import QueueOffset, pad
-from penstock.errors import OwnerFenced
+from penstock.commit.offsets import QueueOffset, plan_text
+from penstock.errors import CheckpointMismatch, OwnerFenced, StoreUnavailable
 from penstock.store import catalog, consumers
 from penstock.store.catalog import PartitionRecord, QueueRecord
 from penstock.store.consumers import Registration
@@ -31,15 +30,17 @@ class Owner:
         registration = database.run(self._find, write=False)
         self._lock = database.owner_lock(registration.lock_name(store_uuid))
         self._warn_when_held(registration)
-        owned = database.run(lambda tx: tx.one("own_registration", **registration.keys), idempotent=True)
-        self.epoch: int = owned.epoch
-        self.generation: int = owned.generation
+        self.epoch, self.generation = database.run(self._take_over, idempotent=True)
+
+    def _take_over(self, tx: Transaction) -> tuple[int, int]:
+        owned = tx.one("own_registration", **self._find(tx, lock=True).keys)
+        return owned.epoch, owned.generation
 
     def _find(self, tx: Transaction, *, lock: bool = False) -> Registration:
         return consumers.find_registration(tx, self.consumer, self.queue, lock=lock)
 
     def _warn_when_held(self, registration: Registration) -> None:
-        if not self._lock.acquire():
+        if not self._hold():
             log.warning(
                 "consumer %r on queue %r had a running owner; it is fenced now and will fail",
                 registration.consumer,
@@ -49,7 +50,9 @@ class Owner:
 
     def positions(self) -> tuple[int, ...]:
         """The consumer's offsets."""
-        return tuple(self._database.run(lambda tx: consumers.read_offsets(tx, self._checked(tx))[0], write=False))
+        return tuple(
+            self._database.run(lambda tx: consumers.read_offsets(tx, self._checked(tx))[0], write=False)
+        )
 
     def observe(self, logged: QueueOffset) -> tuple[QueueRecord, list[PartitionRecord], bool]:
         """Take note that Spark has logged everything up to ``logged``; the queue now, and whether to drain.
@@ -61,31 +64,54 @@ class Owner:
         OwnerFenced
             When somebody else owns the consumer by now.
         CheckpointMismatch
-            When the consumer has been sought elsewhere.
+            When the consumer has been sought elsewhere, or the store is older than the checkpoint.
         """
-        self._lock.acquire()
         registration, safe, queue, there = self._database.run(self._state, write=False)
         logged.require(self._store_uuid, self.queue, self.consumer, registration.generation)
         if any(have < wanted for have, wanted in zip(safe, logged.end, strict=False)):
             self._database.run(lambda tx: self._raise_safe(tx, logged), idempotent=True)
+        self._hold()
         return queue, there, registration.draining
 
-    def _state(self, tx: Transaction) -> tuple[Registration, Sequence[int], QueueRecord, list[PartitionRecord]]:
+    def _hold(self) -> bool:
+        """Take the lock where it was lost, or another owner had it until now."""
+        try:
+            return self._lock.acquire()
+        except StoreUnavailable as error:
+            log.warning(
+                "no lock for consumer %r for now: %s",
+                self.consumer,
+                error,
+                extra={"action": "owner_unlocked"},
+            )
+            return False
+
+    def _state(
+        self, tx: Transaction
+    ) -> tuple[Registration, Sequence[int], QueueRecord, list[PartitionRecord]]:
         registration = self._checked(tx)
         queue = catalog.find_queue(tx, self.queue)
         return registration, consumers.read_offsets(tx, registration)[1], queue, catalog.partitions(tx, queue)
 
     def _raise_safe(self, tx: Transaction, logged: QueueOffset) -> None:
         registration = self._checked(tx, lock=True)
-        for partition, index in enumerate(logged.end):
-            tx.run("raise_safe", partition=partition, safe_index=index, **registration.keys)
+        # A consumer that is bound to an app is moved by its sink: only a checkpoint of another time could be ahead of it.
+        if registration.app_id is not None and _ahead(tx, registration, logged):
+            raise CheckpointMismatch(
+                f"the checkpoint has committed consumer {self.consumer!r} on queue {self.queue!r} up to "
+                f"{list(logged.end)}, and the store knows of {consumers.read_offsets(tx, registration)[0]}: was the "
+                "store restored from an older copy? Use a new checkpoint; the consumer's offset says where it goes on",
+                consumer=self.consumer,
+                queue=self.queue,
+            )
+        _raise_safe(tx, registration, logged)
 
-    def plan(self, end: dict[str, Any], split: Split) -> Split:
+    def plan(self, end: QueueOffset, split: Split) -> Split:
         """Store the micro-batch in hand; the split to use, which is the first one when it is planned again."""
 
         def work(tx: Transaction) -> Split:
             registration = self._checked(tx, lock=True)
-            text = json.dumps(end)
+            text = plan_text(end)
             again = registration.plan == text and registration.split is not None
             kept: Split = json.loads(registration.split) if again and registration.split else split
             tx.run("open_plan", epoch=self.epoch, plan=text, split=json.dumps(kept), **registration.keys)
@@ -98,11 +124,19 @@ class Owner:
         if registration.epoch != self.epoch:
             raise OwnerFenced(
                 f"another query took over consumer {self.consumer!r} on queue {self.queue!r} "
-                f"(owner epoch {registration.epoch}, this query's is {self.epoch}): run one query for each consumer",
+                f"(owner epoch {registration.epoch}, this query's is {self.epoch}): run one query for each consumer, "
+                "and read it once in a query",
                 consumer=self.consumer,
                 queue=self.queue,
                 epoch=self.epoch,
                 current=registration.epoch,
+            )
+        if registration.generation != self.generation:
+            raise CheckpointMismatch(
+                f"consumer {self.consumer!r} on queue {self.queue!r} was sought elsewhere, or registered anew, while "
+                "this query ran: start it with a new checkpoint; the consumer's offset says where it goes on",
+                consumer=self.consumer,
+                queue=self.queue,
             )
         return registration
 
@@ -111,15 +145,27 @@ class Owner:
         self._lock.release()
 
 
+def _ahead(tx: Transaction, registration: Registration, logged: QueueOffset) -> bool:
+    """Whether what Spark has logged is ahead of the consumer, and not just because its sink leaves the move to the source."""
+    offsets = consumers.read_offsets(tx, registration)[0]
+    ahead = any(have < wanted for have, wanted in zip(offsets, logged.end, strict=False))
+    return ahead and registration.plan != plan_text(logged)
+
+
+def _raise_safe(tx: Transaction, registration: Registration, logged: QueueOffset) -> None:
+    for partition, index in enumerate(logged.end):
+        tx.run("raise_safe", partition=partition, safe_index=index, **registration.keys)
+
+
 def level(database: Database, store_uuid: str, ended: QueueOffset) -> None:
     """After a query has ended: what its checkpoint has committed is processed and safe."""
 
     def work(tx: Transaction) -> None:
         registration = consumers.find_registration(tx, ended.consumer or "", ended.queue, lock=True)
-        if ended.store == store_uuid and ended.generation == registration.generation:
-            offsets = consumers.read_offsets(tx, registration)[0]
-            for partition, index in enumerate(pad(ended.end, len(offsets))):
-                tx.run("raise_safe", partition=partition, safe_index=index, **registration.keys)
+        same = ended.store == store_uuid and ended.generation == registration.generation
+        # Another query may have gone on from where the consumer stands.
+        if same and not _ahead(tx, registration, ended):
+            _raise_safe(tx, registration, ended)
 
     database.run(work, idempotent=True)
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pyarrow as pa
 
-from penstock.errors import ConsumerInUse, InvalidPosition, PartitionNotFound
+from penstock.errors import ConsumerInUse, InvalidInput, InvalidPosition, PartitionNotFound
 from penstock.queue.maintenance import Maintainer
 from penstock.store import catalog, consumers, log
+from penstock.store.catalog import QueueRecord
 from penstock.store.consumers import Registration
 from penstock.store.database import Database, Transaction
+from penstock.store.trim import time_of
 
 PULL_ROWS = 10_000
 
@@ -98,9 +100,13 @@ class Consumer:
 
     def unregister(self, queue: str) -> None:
         """Forget the offsets on a queue; refused while a live query owns them."""
-        registration = self._registration(queue)
-        self._refuse_when_owned(registration, "unregister")
-        self._database.run(lambda tx: tx.run("delete_registration", **registration.keys), idempotent=True)
+
+        def work(tx: Transaction) -> None:
+            registration = consumers.find_registration(tx, self.name, queue, lock=True)
+            self._refuse_when_owned(tx, registration, "unregister")
+            tx.run("delete_registration", **registration.keys)
+
+        self._database.run(work)
 
     def queues(self) -> list[str]:
         """The names of the queues that the consumer is registered on."""
@@ -120,18 +126,29 @@ class Consumer:
         return dict(enumerate(self._database.run(work, write=False)))
 
     def pull(self, queue: str, partition: int, *, max_rows: int = PULL_ROWS) -> Pull:
-        """The next rows of a partition; the offset stays until :meth:`advance`."""
+        """The next rows of a partition; the offset stays until :meth:`advance`.
 
-        def work(tx: Transaction) -> tuple[catalog.QueueRecord, int, int]:
+        Raises
+        ------
+        DataLost
+            When they have been trimmed.
+        NotRegistered, PartitionNotFound
+        """
+        if type(max_rows) is not int or max_rows < 1:
+            raise InvalidInput(f"max_rows is 1 or more, not {max_rows!r}")
+
+        def work(tx: Transaction) -> tuple[QueueRecord, int, int]:
             registration = consumers.find_registration(tx, self.name, queue)
             record = catalog.find_queue(tx, queue)
             offset = _at(registration, consumers.read_offsets(tx, registration)[0], partition)
-            there = tx.one("read_partition", queue_id=record.queue_id, partition=partition)
+            there = catalog.lock_partition(tx, record, partition)
             return record, offset, min(offset + max_rows, there.next_index)
 
         record, start, end = self._database.run(work, write=False)
         chunks = log.read(self._database, record, partition, start, end)
-        return Pull(pa.Table.from_batches([chunk.batch for chunk in chunks], schema=record.schema), start, end)
+        return Pull(
+            pa.Table.from_batches([chunk.batch for chunk in chunks], schema=record.schema), start, end
+        )
 
     def advance(self, queue: str, partition: int, *, old: int, new: int, connection: Any = None) -> None:
         """Move the offset of a partition from ``old`` to ``new``, by compare-and-set.
@@ -153,10 +170,10 @@ class Consumer:
             When ``new`` is before ``old`` or behind the newest row.
         """
 
-        def work(tx: Transaction) -> None:
+        def work(tx: Transaction) -> QueueRecord | None:
             registration = consumers.find_registration(tx, self.name, queue, lock=True)
             if registration.plan_open:
-                self._refuse_when_owned(registration, "move")
+                self._refuse_when_owned(tx, registration, "move")
             there = tx.one("read_partition", queue_id=registration.queue_id, partition=partition)
             if there is None:
                 raise _no_partition(registration, partition)
@@ -166,16 +183,14 @@ class Consumer:
                     f"{max(old, there.next_index)}, not {new}; use seek to go elsewhere"
                 )
             consumers.advance(tx, registration, partition, old, new, safe=True)
+            # Only a vital consumer was in the way of a trim.
+            return catalog.find_queue(tx, queue) if registration.vital else None
 
         if connection is not None:
-            work(self._database.borrowed(connection))
-            return
-        self._database.run(work)
-        self._after_change(queue)
-
-    def _after_change(self, queue: str) -> None:
-        record = self._database.run(lambda tx: catalog.find_queue(tx, queue), write=False)
-        self._maintainer.after_change(record, ())
+            with self._database.borrowed(connection) as tx:
+                work(tx)
+        elif (freed := self._database.run(work)) is not None:
+            self._maintainer.after_change(freed, ())
 
     def seek(self, queue: str, *, to: Position, dry_run: bool = False) -> dict[int, int]:
         """Go elsewhere; the new offsets.
@@ -207,7 +222,7 @@ class Consumer:
                 position = kept | dict(position)
             offsets = consumers.resolve(tx, record, position)
             if not dry_run:
-                self._refuse_when_owned(registration, "seek")
+                self._refuse_when_owned(tx, registration, "seek")
                 consumers.seek(tx, registration, offsets)
             return offsets
 
@@ -233,9 +248,8 @@ class Consumer:
     def _registration(self, queue: str) -> Registration:
         return self._database.run(lambda tx: consumers.find_registration(tx, self.name, queue), write=False)
 
-    def _refuse_when_owned(self, registration: Registration, action: str) -> None:
-        lock = self._database.owner_lock(registration.lock_name(self._store_uuid))
-        if lock.held_elsewhere():
+    def _refuse_when_owned(self, tx: Transaction, registration: Registration, action: str) -> None:
+        if tx.owner_alive(registration.lock_name(self._store_uuid)):
             raise ConsumerInUse(
                 f"cannot {action} consumer {self.name!r} on queue {registration.queue!r}: a running query owns it; "
                 "stop the query first",
@@ -245,12 +259,13 @@ class Consumer:
 
 
 def _partition_lag(
-    tx: Transaction, record: catalog.QueueRecord, there: catalog.PartitionRecord, offset: int, now: int
+    tx: Transaction, record: QueueRecord, there: catalog.PartitionRecord, offset: int, now: int
 ) -> PartitionLag:
-    where = {"queue_id": record.queue_id, "partition": there.partition, "row_index": max(offset, there.first_index)}
-    segment = tx.one("segment_at", **where)
-    size = int(tx.one("bytes_after", **where).bytes)
-    seconds = max(0.0, (now - segment.first_timestamp) / 1e6) if segment else 0.0
+    where = {"queue_id": record.queue_id, "partition": there.partition}
+    row_index = max(offset, there.first_index)
+    size = int(tx.one("bytes_after", row_index=row_index, **where).bytes)
+    since = time_of(tx, record, there.partition, row_index)
+    seconds = 0.0 if since is None else max(0.0, (now - since) / 1e6)
     return PartitionLag(there.partition, offset, there.next_index, size, seconds)
 
 
@@ -261,14 +276,16 @@ def _at(registration: Registration, offsets: list[int], partition: int) -> int:
 
 
 def _no_partition(registration: Registration, partition: int) -> PartitionNotFound:
-    return PartitionNotFound(f"queue {registration.queue!r} has no partition {partition}", partition=partition)
+    return PartitionNotFound(
+        f"queue {registration.queue!r} has no partition {partition}", partition=partition
+    )
 
 
 def _position(position: Position) -> consumers.Position:
     if isinstance(position, datetime):
         if position.tzinfo is None:
             raise InvalidPosition(f"{position!r} has no time zone: say which, such as tzinfo=datetime.UTC")
-        return int((position - datetime(1970, 1, 1, tzinfo=UTC)).total_seconds() * 1_000_000)
+        return (position - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
     if isinstance(position, int):
         raise InvalidPosition(f"a row index belongs to a partition: write {{partition: {position}}}")
     return position

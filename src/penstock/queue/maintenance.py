@@ -7,97 +7,147 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
-from penstock.errors import PenstockError
-from penstock.store import merge
-from penstock.store.catalog import QueueRecord, partitions
+from penstock.errors import NotFound, StoreUnavailable
+from penstock.store import catalog, forks, merge
+from penstock.store.catalog import QueueRecord
 from penstock.store.consumers import owner_name
 from penstock.store.database import Database, Transaction
-from penstock.store.trim import trim
+from penstock.store.log import MERGE_FAN_IN
+from penstock.store.trim import retention_bound, trim
 
 log = logging.getLogger("penstock.queue")
 
 RETENTION_SECONDS = 1.0
 
+_Key = tuple[int, int | None]
+
 
 class Maintainer:
-    """Does a store's upkeep in a thread of its own, so that no append waits for it."""
+    """Does a store's upkeep in a thread of its own, so that no append waits for it.
+
+    The thread lives while there is something to do, and the program does not end before it.
+    """
 
     def __init__(self, database: Database, store_uuid: str) -> None:
         self._database = database
         self._store_uuid = store_uuid
-        self._pending: dict[tuple[int, int], QueueRecord] = {}
-        self._trimmed: dict[int, float] = {}
-        self._wake = threading.Condition()
-        self._thread: threading.Thread | None = None
         self._closing = False
+        self._reset()
+        forks.watch(self)
+
+    def _reset(self) -> None:
+        self._wake = threading.Condition()
+        # What to look after, a partition or, for retention, all of a queue; and when.
+        self._pending: dict[_Key, tuple[QueueRecord, float]] = {}
+        self._retention_due: dict[int, float] = {}
+        self._thread: threading.Thread | None = None
 
     def after_change(self, queue: QueueRecord, crowded: Iterable[int]) -> None:
-        """Ask for upkeep: of crowded partitions, and of retention now and then."""
-        wanted = list(crowded)
-        if not queue.retention.unlimited and time.monotonic() - self._trimmed.get(queue.queue_id, 0) > RETENTION_SECONDS:
-            self._trimmed[queue.queue_id] = time.monotonic()
-            wanted = list(range(queue.partitions))
-        if wanted:
-            self._submit(queue, wanted)
-
-    def _submit(self, queue: QueueRecord, wanted: Iterable[int]) -> None:
+        """Ask for upkeep: of crowded partitions now, and of retention now and then."""
+        now = time.monotonic()
         with self._wake:
             if self._closing:
                 return
-            self._pending.update({(queue.queue_id, partition): queue for partition in wanted})
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name="penstock-upkeep", daemon=True)
+            for partition in crowded:
+                self._pending[queue.queue_id, partition] = queue, now
+            if not queue.retention.unlimited:
+                self._plan_retention(queue, now)
+            if self._pending and self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="penstock-upkeep")
                 self._thread.start()
             self._wake.notify_all()
+
+    def _plan_retention(self, queue: QueueRecord, now: float) -> None:
+        last = self._retention_due.get(queue.queue_id, now - RETENTION_SECONDS)
+        if last <= now:
+            due = max(now, last + RETENTION_SECONDS)
+            self._retention_due[queue.queue_id] = due
+            self._pending[queue.queue_id, None] = queue, due
 
     def close(self) -> None:
         """Finish what was asked for, then end the thread."""
         with self._wake:
             self._closing = True
             self._wake.notify_all()
-        if self._thread is not None:
-            self._thread.join()
+            thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
 
     def _work(self) -> None:
-        while True:
-            with self._wake:
-                self._wake.wait_for(lambda: self._pending or self._closing)
-                if not self._pending:
-                    return
-                (_, partition), queue = self._pending.popitem()
+        while (task := self._next()) is not None:
+            queue, partition = task
             try:
-                upkeep(self._database, self._store_uuid, queue, [partition])
-            except PenstockError as error:
-                # The next append asks again; nothing is lost by a merge that did not happen.
-                log.warning("upkeep of queue %r failed: %s", queue.name, error, extra={"action": "upkeep_failed"})
+                upkeep(
+                    self._database,
+                    self._store_uuid,
+                    queue,
+                    range(queue.partitions) if partition is None else [partition],
+                )
+            except NotFound:
+                log.debug("queue %r was dropped before its upkeep", queue.name)
+            except Exception as error:  # noqa: BLE001 - the next append asks again, and must not be the one that fails
+                log.warning(
+                    "upkeep of queue %r failed: %s", queue.name, error, extra={"action": "upkeep_failed"}
+                )
+                if isinstance(error, StoreUnavailable):
+                    self._forget()
+
+    def _next(self) -> tuple[QueueRecord, int | None] | None:
+        with self._wake:
+            while self._pending:
+                key, (queue, due) = min(self._pending.items(), key=lambda item: item[1][1])
+                left = due - time.monotonic()
+                if left <= 0 or self._closing:
+                    del self._pending[key]
+                    return queue, key[1]
+                self._wake.wait(left)
+            self._thread = None
+            return None
+
+    def _forget(self) -> None:
+        """Nothing is lost by upkeep that is not done, and a store that is away would hold each of them up."""
+        with self._wake:
+            self._pending.clear()
+
+    def before_fork(self) -> None:
+        """The thread stays with the parent."""
+
+    def after_fork_in_child(self) -> None:
+        self._reset()
 
 
 def upkeep(database: Database, store_uuid: str, queue: QueueRecord, wanted: Iterable[int]) -> None:
-    """Merge crowds of small segments, then apply the queue's retention."""
-    for partition in wanted:
-        merge.merge_crowd(database, queue, partition)
-        if not queue.retention.unlimited:
-            trim_partition(database, store_uuid, queue, partition, None)
+    """Apply the retention that the queue has by now, then merge crowds of small segments.
+
+    Raises
+    ------
+    QueueNotFound
+        When the queue was dropped meanwhile.
+    """
+
+    def look(tx: Transaction) -> tuple[QueueRecord, list[int], list[int]]:
+        now = catalog.reread(tx, queue)
+        there = [part for part in catalog.partitions(tx, now) if part.partition in chosen]
+        old = [part.partition for part in there if retention_bound(tx, now, part) > part.first_index]
+        return now, old, [part.partition for part in there if part.segments >= MERGE_FAN_IN]
+
+    chosen = set(wanted)
+    current, old, crowded = database.run(look, write=False)
+    for partition in old:
+        trim_partition(database, store_uuid, current, partition, None)
+    for partition in crowded:
+        merge.merge_crowd(database, current, partition)
 
 
 def trim_partition(
     database: Database, store_uuid: str, queue: QueueRecord, partition: int, before: int | None
 ) -> tuple[int, int]:
     def work(tx: Transaction) -> tuple[int, int]:
-        return trim(tx, queue, partition, before=before, alive=liveness(database, store_uuid, queue))
+        return trim(tx, queue, partition, before=before, alive=liveness(tx, store_uuid, queue))
 
     return database.run(work, idempotent=True)
 
 
-def liveness(database: Database, store_uuid: str, queue: QueueRecord) -> Callable[[str], bool]:
+def liveness(tx: Transaction, store_uuid: str, queue: QueueRecord) -> Callable[[str], bool]:
     """Whether a consumer has a live owner on the queue."""
-
-    def alive(consumer: str) -> bool:
-        return database.owner_lock(owner_name(store_uuid, consumer, queue.queue_id)).held_elsewhere()
-
-    return alive
-
-
-def retained(database: Database, queue: QueueRecord) -> int:
-    """Rows that are there now."""
-    return database.run(lambda tx: sum(p.rows for p in partitions(tx, queue)), write=False)
+    return lambda consumer: tx.owner_alive(owner_name(store_uuid, consumer, queue.queue_id))

@@ -9,6 +9,7 @@ the bit map is the same for every writer.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -18,6 +19,7 @@ import pyarrow.compute as pc
 from penstock.arrow.keys import key_hash
 
 _SMALLEST, _LARGEST = 1 << 16, 1 << 27
+_BLOCK = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -33,15 +35,58 @@ class Home:
         return bitmap.take(pc.bit_wise_and(hashes, pa.scalar(size - 1, pa.uint32())))
 
 
+class Hashes:
+    """Distinct hashes, gathered part by part."""
+
+    def __init__(self, distinct: pa.Array | None = None) -> None:
+        self._distinct = pa.array([], pa.uint32()) if distinct is None else distinct
+        self._parts: list[pa.Array] = []
+        self._waiting = 0
+
+    def add(self, hashes: pa.Array) -> None:
+        part = pc.unique(hashes)
+        self._parts.append(part)
+        self._waiting += len(part)
+        # Seldom enough that all of it is linear in the number of hashes.
+        if self._waiting > max(_BLOCK, len(self._distinct)):
+            self.distinct()
+
+    def distinct(self) -> pa.Array:
+        if self._parts:
+            self._distinct = pc.unique(pa.concat_arrays([self._distinct, *self._parts]))
+            self._parts, self._waiting = [], 0
+        return self._distinct
+
+    def copy(self) -> Hashes:
+        return Hashes(self.distinct())
+
+
 def home_of(partitions: int, hashes: Iterable[pa.Array]) -> Home:
     """The home of all keys with these hashes; the bit map has 16 bits for each, so 6 % of new keys stay as well."""
-    seen = pa.array([], pa.uint32())
+    gathered = Hashes()
     for part in hashes:
-        seen = pc.unique(pa.concat_arrays([seen, pc.unique(part)]))
+        gathered.add(part)
+    seen = gathered.distinct()
     size = min(max(_SMALLEST, 1 << (16 * len(seen)).bit_length()), _LARGEST)
-    slots = pc.unique(pc.bit_wise_and(seen, pa.scalar(size - 1, pa.uint32())))
-    every = pc.subtract(pc.cumulative_sum(pa.repeat(pa.scalar(1, pa.uint32()), size)), pa.scalar(1, pa.uint32()))
-    return Home(partitions, pc.is_in(every, value_set=slots).buffers()[1].to_pybytes()[: size // 8])
+    return Home(
+        partitions, _bit_map(pc.unique(pc.bit_wise_and(seen, pa.scalar(size - 1, pa.uint32()))), size)
+    )
+
+
+def _bit_map(slots: pa.Array, size: int) -> bytes:
+    """A bit for each of ``size`` slots, in blocks so that it takes little more memory than the bits."""
+    ascending = slots.take(pc.array_sort_indices(slots))
+    block = min(_BLOCK, size)
+    counted = pc.subtract(
+        pc.cumulative_sum(pa.repeat(pa.scalar(1, pa.uint32()), block)), pa.scalar(1, pa.uint32())
+    )
+    bits, first = bytearray(), 0
+    for start in range(0, size, block):
+        end = bisect_left(ascending, start + block, lo=first, key=lambda slot: slot.as_py())
+        mine = pc.subtract(ascending.slice(first, end - first), pa.scalar(start, pa.uint32()))
+        bits += pc.is_in(counted, value_set=mine).buffers()[1].to_pybytes()[: block // 8]
+        first = end
+    return bytes(bits)
 
 
 @dataclass(frozen=True)

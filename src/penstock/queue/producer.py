@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 from penstock.errors import InvalidInput
 from penstock.queue.queue import AppendResult, Queue, Rows
 from penstock.store import producers
@@ -18,6 +20,7 @@ class Producer:
         self._database = database
         self._queue = queue
         self._session = database.run(lambda tx: producers.open_session(tx, queue.record, session))
+        self._turn = threading.Lock()
         self.sequence = self._session.sequence
         """The last sequence number that was appended; -1 before the first."""
         self.skipped = 0
@@ -27,7 +30,9 @@ class Producer:
     def epoch(self) -> int:
         return self._session.epoch
 
-    def append(self, rows: Rows, sequence: int | None = None, *, partition: int | None = None) -> AppendResult:
+    def append(
+        self, rows: Rows, sequence: int | None = None, *, partition: int | None = None
+    ) -> AppendResult:
         """Append rows once, however often it is tried.
 
         Parameters
@@ -36,16 +41,20 @@ class Producer:
             A table, a batch, or dicts.
         sequence
             Ascending, gaps allowed; the one behind the last by default. One that is not above the last was appended
-            before and is skipped.
+            before and is skipped. After an error repeat the same rows first: it may have happened all the same.
 
         Raises
         ------
         ProducerFenced
             When the session has been opened again by somebody else.
         """
-        number = self.sequence + 1 if sequence is None else sequence
-        if not isinstance(number, int) or number < 0:
-            raise InvalidInput(f"a sequence number is 0 or more, not {number!r}")
+        # Without it two threads could take the same number, and one's rows would pass for a repeat of the other's.
+        with self._turn:
+            return self._append(rows, self.sequence + 1 if sequence is None else sequence, partition)
+
+    def _append(self, rows: Rows, number: int, partition: int | None) -> AppendResult:
+        if type(number) is not int or not 0 <= number < 2**63:
+            raise InvalidInput(f"a sequence number is a whole number from 0, not {number!r}")
         repeated = False
 
         def first(tx: Transaction) -> bool:

@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from penstock.arrow.keys import key_hash
 from penstock.arrow.rows import to_table
-from penstock.errors import InvalidInput, InvalidPosition, PartitionNotFound
+from penstock.errors import InvalidInput, InvalidPosition, PartitionNotFound, SchemaMismatch, StoreError
+from penstock.names import did_you_mean
 from penstock.queue.consumer import Consumer
+from penstock.queue.growth import grow
+from penstock.queue.info import QueueInfo, queue_info
 from penstock.queue.maintenance import Maintainer, trim_partition, upkeep
-from penstock.queue.placement import Home, Placement, home_of
+from penstock.queue.placement import Home, Placement
 from penstock.queue.retention import Retention
-from penstock.store import catalog, consumers, log, merge
+from penstock.store import catalog, log, merge
 from penstock.store.catalog import PartitionRecord, QueueRecord
 from penstock.store.database import Database, Transaction
 from penstock.store.log import Segment
+
+_GROWTHS = 10
 
 Rows = pa.Table | pa.RecordBatch | Iterable[Mapping[str, Any]]
 
@@ -40,50 +44,17 @@ class AppendResult:
         return sum(end - first for first, end in self.ranges.values())
 
 
-@dataclass(frozen=True)
-class PartitionInfo:
-    partition: int
-    first_index: int
-    next_index: int
-    bytes: int
-    segments: int
-    last_append: datetime | None
-
-    @property
-    def rows(self) -> int:
-        return self.next_index - self.first_index
-
-
-@dataclass(frozen=True)
-class QueueInfo:
-    """What a queue is and holds; bytes are compressed ones."""
-
-    name: str
-    schema: pa.Schema
-    key: tuple[str, ...]
-    retention: Retention
-    created_at: datetime
-    partitions: tuple[PartitionInfo, ...]
-    consumers: tuple[str, ...]
-
-    @property
-    def rows(self) -> int:
-        return sum(partition.rows for partition in self.partitions)
-
-    @property
-    def bytes(self) -> int:
-        return sum(partition.bytes for partition in self.partitions)
-
-
 class Queue:
     """An ordered, append-only, partitioned table with a fixed schema; get one from ``Store.queue``."""
 
-    def __init__(self, database: Database, store_uuid: str, record: QueueRecord, maintainer: Maintainer) -> None:
+    def __init__(
+        self, database: Database, store_uuid: str, record: QueueRecord, maintainer: Maintainer
+    ) -> None:
         self._database = database
         self._store_uuid = store_uuid
         self._record = record
         self._maintainer = maintainer
-        self._placement: Placement | None = None
+        self._placed: tuple[QueueRecord, Placement] | None = None
         self._turn = itertools.count(random.randrange(1 << 16))
 
     @property
@@ -120,7 +91,9 @@ class Queue:
             The partition; by default that of each row's key, or any one when the queue has no key.
         connection
             The caller's own ``sqlite3`` or ``psycopg`` connection: the append becomes part of its transaction, which
-            the caller commits.
+            the caller commits. Until then it holds up the other appends to the partitions it touches (in SQLite, to the
+            file). SQLite commits a transaction over several attached files at once unless the machine stops meanwhile;
+            tables in the store's own file have no such gap.
 
         Raises
         ------
@@ -128,6 +101,11 @@ class Queue:
             When a row does not fit; nothing is appended then.
         PartitionNotFound
             When there is no such partition.
+        InvalidInput
+            When a row's key does not belong into the partition, or the connection is not one to this store or has no
+            transaction.
+        CommitOutcomeUnknown
+            When the connection broke while the append was committing; a producer session knows.
         """
         appended = self.append_with(rows, partition, connection=connection)
         return AppendResult(appended.ranges)
@@ -138,43 +116,48 @@ class Queue:
         partition: int | None = None,
         *,
         connection: Any = None,
-        first: Any = None,
+        first: Callable[[Transaction], bool] | None = None,
         idempotent: bool = False,
     ) -> log.Appended:
         """Append in one transaction with ``first``, which may end it by returning False."""
         table = to_table(rows, self.schema)
         if partition is not None:
             self._check_partition(partition)
-        while True:
-            placement = self._current_placement()
+        for _ in range(_GROWTHS):
+            record, placement = self._current_placement()
             segments = self._segments(table, partition, placement)
-
-            def work(tx: Transaction, segments: list[Segment] = segments, placement: Placement = placement) -> Any:
-                if first is not None and first(tx) is False:
-                    return log.Appended({})
-                appended = log.append(tx, self._record, segments)
-                if self.key and catalog.find_queue(tx, self.name).partitions != placement.partitions:
-                    raise _GrownError
-                return appended
-
+            if not segments and first is None:
+                return log.Appended({})
             try:
-                if connection is not None:
-                    appended: log.Appended = work(self._database.borrowed(connection))
-                else:
-                    appended = self._database.run(work, idempotent=idempotent)
-            except _GrownError:
-                if connection is not None:
-                    raise InvalidInput(
-                        f"queue {self.name!r} got more partitions meanwhile: roll your transaction back and repeat it"
-                    ) from None
+                return self._append(record, segments, connection, first, idempotent)
+            except log.QueueGrown:
+                # Nothing of it has happened: place the rows anew.
                 self.refresh()
-                continue
-            if connection is None:
-                self._maintainer.after_change(self._record, appended.crowded)
-            return appended
+        raise StoreError(f"queue {self.name!r} gets more partitions all the time: try again")
+
+    def _append(
+        self,
+        record: QueueRecord,
+        segments: list[Segment],
+        connection: Any,
+        first: Callable[[Transaction], bool] | None,
+        idempotent: bool,
+    ) -> log.Appended:
+        def work(tx: Transaction) -> log.Appended:
+            if first is not None and not first(tx):
+                return log.Appended({})
+            return log.append(tx, record, segments)
+
+        if connection is not None:
+            with self._database.borrowed(connection) as tx:
+                return work(tx)
+        appended = self._database.run(work, idempotent=idempotent)
+        self._maintainer.after_change(record, appended.crowded)
+        return appended
 
     def _segments(self, table: pa.Table, partition: int | None, placement: Placement) -> list[Segment]:
         if partition is not None:
+            self._check_keys(table, partition, placement)
             return log.to_segments(table, partition)
         return [
             segment
@@ -182,17 +165,32 @@ class Queue:
             for segment in log.to_segments(rows, target)
         ]
 
-    def _current_placement(self) -> Placement:
-        if self._placement is None:
-            self._placement = placement_of(self._database, self._record)
-        return self._placement
+    def _check_keys(self, table: pa.Table, partition: int, placement: Placement) -> None:
+        if not placement.key or table.num_rows == 0:
+            return
+        astray = pc.index(pc.not_equal(placement.targets(table), partition), True).as_py()
+        if astray >= 0:
+            raise InvalidInput(
+                f"queue {self.name!r} keeps equal keys together, and the key of row {astray} does not belong into "
+                f"partition {partition}: leave the partition out",
+                row=astray,
+                partition=partition,
+            )
+
+    def _current_placement(self) -> tuple[QueueRecord, Placement]:
+        if self._placed is None:
+            record = self._record
+            self._placed = record, placement_of(self._database, record)
+        return self._placed
 
     def refresh(self) -> None:
         """Read the queue's record again: its partitions and retention may have changed."""
         self._record = self._database.run(lambda tx: catalog.find_queue(tx, self.name), write=False)
-        self._placement = None
+        self._placed = None
 
     def _check_partition(self, partition: int) -> None:
+        if type(partition) is not int:
+            raise InvalidInput(f"a partition is a whole number, not {partition!r}")
         if not 0 <= partition < self.partitions:
             self.refresh()
         if not 0 <= partition < self.partitions:
@@ -210,7 +208,7 @@ class Queue:
         *,
         max_rows: int | None = None,
         max_bytes: int | None = None,
-        columns: list[str] | None = None,
+        columns: Sequence[str] | None = None,
     ) -> pa.Table:
         """Rows [start, end) of a partition.
 
@@ -231,6 +229,9 @@ class Queue:
             When there is no such partition, or the range is reversed or starts behind the newest row.
         """
         self._check_partition(partition)
+        for name, limit in (("max_rows", max_rows), ("max_bytes", max_bytes)):
+            if limit is not None and limit < 1:
+                raise InvalidInput(f"{name} is 1 or more, not {limit!r}")
         there = self._partition(partition)
         if not 0 <= start <= there.next_index or (end is not None and end < start):
             raise InvalidPosition(
@@ -240,12 +241,12 @@ class Queue:
         stop = min(there.next_index if end is None else end, there.next_index)
         if max_rows is not None:
             stop = min(stop, start + max_rows)
-        schema = self.schema if columns is None else pa.schema([self.schema.field(name) for name in columns])
+        schema = self.schema if columns is None else _selected(self.schema, columns)
         chunks = log.read(self._database, self._record, partition, start, stop, columns=columns)
         return pa.Table.from_batches(_within(chunks, max_bytes), schema=schema)
 
     def _partition(self, partition: int) -> PartitionRecord:
-        return self._database.run(lambda tx: catalog.partitions(tx, self._record), write=False)[partition]
+        return self._database.run(lambda tx: catalog.lock_partition(tx, self._record, partition), write=False)
 
     def register(self, consumer: str, *, vital: bool = False, start: Any = "earliest") -> Consumer:
         """Register a consumer on this queue; see :meth:`Consumer.register`."""
@@ -264,9 +265,11 @@ class Queue:
             Drop the rows below this row index; by default what the retention lets go. Never past what the
             retention keeps, the safe offset of a vital consumer, or the micro-batch that a live query has in hand.
         """
+        if before is not None and type(before) is not int:
+            raise InvalidInput(f"a row index is a whole number, not {before!r}")
+        self.refresh()
         if partition is not None:
             self._check_partition(partition)
-        self.refresh()
         wanted = range(self.partitions) if partition is None else [partition]
         cuts = [trim_partition(self._database, self._store_uuid, self._record, p, before) for p in wanted]
         return sum(after - first for first, after in cuts)
@@ -282,7 +285,9 @@ class Queue:
 
     def set_retention(self, retention: Retention) -> None:
         """Replace the queue's retention."""
-        self._database.run(lambda tx: catalog.set_retention(tx, self._record, retention.limits()), idempotent=True)
+        self._database.run(
+            lambda tx: catalog.set_retention(tx, self._record, retention.limits()), idempotent=True
+        )
         self.refresh()
 
     def add_partitions(self, count: int) -> int:
@@ -293,78 +298,24 @@ class Queue:
         if not isinstance(count, int) or count < 1:
             raise InvalidInput(f"the number of partitions to add is 1 or more, not {count!r}")
         self.refresh()
-        seen, upto = self._hashes({}) if self.key else ([], {})
-
-        def work(tx: Transaction) -> None:
-            record = catalog.find_queue(tx, self.name, lock=True)
-            for partition in range(record.partitions):
-                catalog.lock_partition(tx, record, partition)
-            if self.key:
-                rest = self._hashes(upto, tx)[0]
-                home = home_of(record.partitions, [*seen, *rest])
-                tx.run("insert_key_home", queue_id=record.queue_id, partitions=home.partitions, hashes=home.bits)
-            grown = record.partitions + count
-            tx.run("set_partitions", queue_id=record.queue_id, partitions=grown)
-            tx.many(
-                "insert_partition",
-                [{"queue_id": record.queue_id, "partition": p} for p in range(record.partitions, grown)],
-            )
-            consumers.add_partition_positions(tx, record, record.partitions, grown)
-
-        self._database.run(work)
+        grow(self._database, self._record, count)
         self.refresh()
         return self.partitions
 
-    def _hashes(self, upto: dict[int, int], tx: Transaction | None = None) -> tuple[list[pa.Array], dict[int, int]]:
-        """The key hashes of the rows from ``upto`` on, and where they end; inside ``tx`` when it is given."""
-        source = self._database if tx is None else _Inside(tx)
-        found, ends = [], {}
-        for there in source.run(lambda tx: catalog.partitions(tx, self._record), write=False):
-            start = max(there.first_index, upto.get(there.partition, 0))
-            ends[there.partition] = there.next_index
-            for chunk in log.read(
-                source, self._record, there.partition, start, there.next_index, columns=self.key, on_lost="skip"
-            ):
-                found.append(key_hash(chunk.batch, self.key))
-        return found, ends
-
     def info(self) -> QueueInfo:
         """What the queue is and holds now."""
+        return self._database.run(lambda tx: queue_info(tx, self.name), write=False)
 
-        def work(tx: Transaction) -> QueueInfo:
-            record = catalog.find_queue(tx, self.name)
-            return QueueInfo(
-                record.name,
-                record.schema,
-                record.key,
-                Retention.of(record.retention),
-                datetime.fromtimestamp(record.created_at / 1e6, UTC),
-                tuple(_partition_info(partition) for partition in catalog.partitions(tx, record)),
-                tuple(registration.consumer for registration in consumers.registrations_of(tx, record)),
+
+def _selected(schema: pa.Schema, columns: Sequence[str]) -> pa.Schema:
+    for name in columns:
+        if name not in schema.names:
+            raise SchemaMismatch(
+                f"there is no column {name!r}; the columns are {', '.join(schema.names)}."
+                f"{did_you_mean(name, schema.names)}",
+                column=name,
             )
-
-        return self._database.run(work, write=False)
-
-
-class _GrownError(Exception):
-    """The queue got more partitions between the placing of the rows and their append."""
-
-
-class _Inside:
-    """A database whose every run is the transaction in hand."""
-
-    def __init__(self, tx: Transaction) -> None:
-        self._tx = tx
-
-    def run(self, work: Any, *, write: bool = True) -> Any:
-        return work(self._tx)
-
-
-def _partition_info(record: PartitionRecord) -> PartitionInfo:
-    appended = datetime.fromtimestamp(record.last_timestamp / 1e6, UTC) if record.last_timestamp else None
-    return PartitionInfo(
-        record.partition, record.first_index, record.next_index, record.bytes, record.segments, appended
-    )
+    return pa.schema([schema.field(name) for name in columns])
 
 
 def placement_of(database: Database, record: QueueRecord) -> Placement:
@@ -372,7 +323,9 @@ def placement_of(database: Database, record: QueueRecord) -> Placement:
     if not record.key:
         return Placement((), record.partitions)
     rows = database.run(lambda tx: tx.all("read_key_homes", queue_id=record.queue_id), write=False)
-    homes = tuple(Home(row.partitions, bytes(row.hashes)) for row in rows if row.partitions < record.partitions)
+    homes = tuple(
+        Home(row.partitions, bytes(row.hashes)) for row in rows if row.partitions < record.partitions
+    )
     return Placement(record.key, record.partitions, homes)
 
 
@@ -384,11 +337,13 @@ def _within(chunks: Iterator[log.Chunk], max_bytes: int | None) -> Iterator[pa.R
             continue
         size = chunk.batch.nbytes
         if size > left:
-            rows = max(1, chunk.batch.num_rows * left // size) if left == max_bytes else chunk.batch.num_rows * left // size
+            rows = (
+                max(1, chunk.batch.num_rows * left // size)
+                if left == max_bytes
+                else chunk.batch.num_rows * left // size
+            )
             if rows:
                 yield chunk.batch.slice(0, rows)
             return
         left -= size
         yield chunk.batch
-
-

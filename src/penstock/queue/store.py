@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -11,7 +11,8 @@ from penstock.arrow.keys import check_key
 from penstock.arrow.types import canonical_schema
 from penstock.errors import ConsumerInUse, InvalidInput
 from penstock.queue.consumer import Consumer
-from penstock.queue.maintenance import Maintainer, liveness
+from penstock.queue.growth import MAX_PARTITIONS
+from penstock.queue.maintenance import Maintainer
 from penstock.queue.names import check_name
 from penstock.queue.producer import Producer
 from penstock.queue.queue import Queue
@@ -22,7 +23,7 @@ from penstock.store.database import Database, Transaction
 from penstock.store.migrate import StoreIdentity, open_database
 
 STAGING_AGE = timedelta(days=1)
-MAX_PARTITIONS = 4096
+PATIENCE = 2.0
 
 
 @dataclass(frozen=True)
@@ -124,6 +125,7 @@ class Store:
 
     def queue(self, name: str) -> Queue:
         """An existing queue."""
+        check_name("queue", name)
         return self._queue(self._database.run(lambda tx: catalog.find_queue(tx, name), write=False))
 
     def queues(self) -> list[str]:
@@ -138,19 +140,20 @@ class Store:
         ConsumerInUse
             When a running query owns a consumer of it, or, unless ``force``, a vital consumer is registered.
         """
+        check_name("queue", name)
 
         def work(tx: Transaction) -> None:
             record = catalog.find_queue(tx, name, lock=True)
             for registration in consumers.registrations_of(tx, record):
-                self._refuse_drop(record, registration, force)
-            for partition in range(record.partitions):
-                catalog.lock_partition(tx, record, partition)
+                self._refuse_drop(tx, record, registration, force)
             catalog.drop_queue(tx, record)
 
         self._database.run(work)
 
-    def _refuse_drop(self, record: catalog.QueueRecord, registration: Registration, force: bool) -> None:
-        if liveness(self._database, self.uuid, record)(registration.consumer):
+    def _refuse_drop(
+        self, tx: Transaction, record: catalog.QueueRecord, registration: Registration, force: bool
+    ) -> None:
+        if tx.owner_alive(registration.lock_name(self.uuid)):
             raise ConsumerInUse(
                 f"queue {record.name!r} is being read by a running query through consumer "
                 f"{registration.consumer!r}: stop the query first"
@@ -179,6 +182,7 @@ class Store:
 
     def consumer(self, name: str) -> Consumer:
         """An existing consumer."""
+        check_name("consumer", name)
         self._database.run(lambda tx: consumers.find_consumer(tx, name), write=False)
         return self._consumer(name)
 
@@ -192,11 +196,11 @@ class Store:
 
     def drop_consumer(self, name: str) -> None:
         """Drop a consumer with its offsets; refused while a running query owns it."""
+        check_name("consumer", name)
 
         def work(tx: Transaction) -> None:
             for registration in consumers.list_registrations(tx):
-                lock = self._database.owner_lock(registration.lock_name(self.uuid))
-                if registration.consumer == name and lock.held_elsewhere():
+                if registration.consumer == name and tx.owner_alive(registration.lock_name(self.uuid)):
                     raise ConsumerInUse(
                         f"consumer {name!r} is owned by a running query on queue {registration.queue!r}: "
                         "stop the query first"
@@ -215,6 +219,16 @@ class Store:
 
     # The whole store.
 
+    def tend(self, queue: catalog.QueueRecord, crowded: Iterable[int]) -> None:
+        """Start the upkeep that is due after an append, beside what the caller does next.
+
+        Parameters
+        ----------
+        crowded
+            The partitions in which it is time to merge small segments.
+        """
+        self._maintainer.after_change(queue, crowded)
+
     def maintain(self) -> None:
         """Do the upkeep of every queue now: merge crowds of small segments, apply retentions."""
         for name in self.queues():
@@ -231,26 +245,25 @@ class Store:
         """What the store holds."""
 
         def work(tx: Transaction) -> StoreInfo:
-            queues = catalog.list_queues(tx)
-            parts = [partition for queue in queues for partition in catalog.partitions(tx, queue)]
+            totals = tx.one("store_totals")
             staged = tx.all("staged_apps")
             return StoreInfo(
                 url=self.url,
                 uuid=self.uuid,
                 version=self._identity.version,
-                queues=len(queues),
+                queues=len(tx.all("list_queues")),
                 consumers=len(consumers.list_consumers(tx)),
-                rows=sum(part.rows for part in parts),
-                bytes=sum(part.bytes for part in parts),
-                commits=int(tx.one("count_ledger").commits),
-                staged_segments=sum(int(app.segments) for app in staged),
-                staged_bytes=sum(int(app.bytes) for app in staged),
+                rows=totals.row_count,
+                bytes=totals.bytes,
+                commits=tx.one("count_ledger").commits,
+                staged_segments=sum(app.segments for app in staged),
+                staged_bytes=sum(app.bytes for app in staged),
             )
 
         return self._database.run(work, write=False)
 
 
-def connect(url: str, *, create: bool = True) -> Store:
+def connect(url: str, *, create: bool = True, patience: float = PATIENCE) -> Store:
     """Open a store, making it first where there is none.
 
     Parameters
@@ -259,10 +272,13 @@ def connect(url: str, *, create: bool = True) -> Store:
         ``sqlite:///relative.db``, ``sqlite:////absolute.db``, or ``postgresql://user@host/database?schema=penstock``.
     create
         False for an error where there is no store.
+    patience
+        For how many seconds to go on trying where the database does not answer; once the store is open, every operation
+        does so for 20.
 
     Raises
     ------
     InvalidUrl, MissingDependency, StoreNotFound, StoreTooNew, StoreUnavailable, StoreReadOnly
     """
-    database, identity = open_database(url, create=create)
+    database, identity = open_database(url, create=create, patience=patience)
     return Store(database, identity)

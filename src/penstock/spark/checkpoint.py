@@ -8,12 +8,16 @@ the sink's commit; ``state`` exists for stateful queries only (Spark 4.3.0).
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
 from pyarrow import fs
 
 from penstock.errors import CommitRefused
+
+_LOCATION = re.compile(r"(?:([A-Za-z][A-Za-z0-9+.-]*):)?(//[^/]*)?(.*)", re.DOTALL)
+# Up to the last @, in case the password has one.
+_PASSWORD = re.compile(r"//[^/:@]*:(.*)@")
 
 
 class Checkpoint:
@@ -22,10 +26,13 @@ class Checkpoint:
     def __init__(self, location: str) -> None:
         self.location = location
         self._files, self._root = _open(location)
+        self._query_id: str | None = None
 
     def query_id(self) -> str:
         """The id that Spark gave the query when the checkpoint was made."""
-        return str(json.loads(self._read("metadata"))["id"])
+        if self._query_id is None:
+            self._query_id = str(json.loads(self._read("metadata"))["id"])
+        return self._query_id
 
     def is_readable(self) -> bool:
         """Whether the checkpoint's files can be reached from here."""
@@ -70,33 +77,33 @@ class Checkpoint:
 
 
 def parse_offsets(text: str) -> list[Any]:
-    """The JSON of each source's line in an offset log file; None for a source that has no offset yet."""
+    """Each source's offset in an offset log file: its JSON, or the text that another source wrote; None for no offset yet."""
     version, _, *lines = text.split("\n")
     if version not in ("v1", "v2"):
         raise CommitRefused(
             f"the offset log has format {version[:20]!r}, known are v1 and v2: upgrade Penstock"
         )
-    return [_json(line) for line in lines if line]
+    named = version == "v2"
+    return [_offset(line.partition(":")[2] if named else line) for line in lines if line]
 
 
-def _json(line: str) -> Any:
-    if line.startswith("-"):
+def _offset(text: str) -> Any:
+    if text == "-":
         return None
-    text = line if line.startswith("{") else line.partition(":")[2]
     try:
         return json.loads(text)
     except ValueError:
-        # Another source's offset need not be JSON.
-        return None
+        return text
 
 
 def _open(location: str) -> tuple[fs.FileSystem, str]:
-    parts = urlsplit(location)
-    if parts.scheme in ("", "file"):
-        return fs.LocalFileSystem(), unquote(parts.path).rstrip("/")
-    scheme_known = location.replace("s3a://", "s3://", 1).replace("s3n://", "s3://", 1)
+    """The file system of a location and the path there, taken literally as Hadoop does: no escapes, no query."""
+    scheme, authority, path = _LOCATION.fullmatch(location).groups()  # type: ignore[union-attr]  # it matches any text
+    if scheme in (None, "file"):
+        return fs.LocalFileSystem(), path.rstrip("/")
     try:
-        files, path = fs.FileSystem.from_uri(scheme_known)
+        known = {"s3a": "s3", "s3n": "s3"}.get(scheme, scheme)
+        files, path = fs.FileSystem.from_uri(f"{known}:{authority or ''}{path}")
     except (OSError, ValueError, NotImplementedError):
         files, path = _by_fsspec(location)
     return files, path.rstrip("/")
@@ -110,17 +117,20 @@ def _by_fsspec(location: str) -> tuple[fs.FileSystem, str]:
         found, path = url_to_fs(location, use_listings_cache=False, skip_instance_cache=True)
     except Exception as error:
         raise CommitRefused(
-            f"the checkpoint at {redact(location)} cannot be read from Python ({type(error).__name__}: {error}), and an "
-            "exactly-once sink must read its offset log: install an fsspec driver for the scheme (pip install fsspec), "
+            f"the checkpoint at {redact(location)} cannot be read from Python ({_cause(error, location)}), and the sink "
+            "must read its offset log for this guarantee: install an fsspec driver for the scheme (pip install fsspec), "
             "or put the checkpoint where pyarrow or fsspec reach it, or use guarantee=at_least_once",
             checkpoint=redact(location),
         ) from error
     return fs.PyFileSystem(fs.FSSpecHandler(found)), path
 
 
+def _cause(error: Exception, location: str) -> str:
+    text = f"{type(error).__name__}: {error}"
+    password = _PASSWORD.search(location)
+    return text.replace(password[1], "***") if password else text
+
+
 def redact(location: str) -> str:
     """The location without a password."""
-    parts = urlsplit(location)
-    if not parts.password:
-        return location
-    return parts._replace(netloc=f"{parts.username}:***@{parts.netloc.rpartition('@')[2]}").geturl()
+    return _PASSWORD.sub(lambda found: found[0].replace(f":{found[1]}@", ":***@"), location)

@@ -18,9 +18,10 @@ SOURCE = (*COMMON, "consumer", "startingOffsets", "startingTimestamp", "failOnDa
           "rowsPerTask")  # fmt: skip
 BATCH_SOURCE = (*SOURCE, "endingOffsets")
 STREAM_SOURCE = (*SOURCE, "maxRowsPerPartition", "maxRowsPerTrigger", "maxBytesPerTrigger", "alignToAppends")
+ANY_SOURCE = tuple(dict.fromkeys((*BATCH_SOURCE, *STREAM_SOURCE)))
 BATCH_SINK = (*COMMON, "maxRowsPerWrite")
 STREAM_SINK = (*BATCH_SINK, "guarantee", "appId", "allowNewCheckpoint")
-ALL = tuple(dict.fromkeys((*BATCH_SOURCE, *STREAM_SOURCE, *STREAM_SINK)))
+ALL = tuple(dict.fromkeys((*ANY_SOURCE, *STREAM_SINK)))
 CONF_PREFIX = "spark.penstock."
 
 
@@ -61,17 +62,20 @@ class SinkOptions:
     query_name: str | None = None
 
 
-def source_options(given: Mapping[str, str], *, streaming: bool) -> SourceOptions:
-    """Parse the options of a read.
+def source_options(given: Mapping[str, str], *, streaming: bool | None) -> SourceOptions:
+    """Parse the options of a read; ``streaming`` is None where Spark has not said yet which kind of read it is.
 
     Raises
     ------
     InvalidOption
         For an unknown option (naming the nearest), a bad value, a missing one, or two that exclude each other.
     """
-    read = _Reader(
-        given, STREAM_SOURCE if streaming else BATCH_SOURCE, "streaming read" if streaming else "batch read"
-    )
+    known, what = {
+        None: (ANY_SOURCE, "read"),
+        False: (BATCH_SOURCE, "batch read"),
+        True: (STREAM_SOURCE, "streaming read"),
+    }[streaming]
+    read = _Reader(given, known, what)
     options = SourceOptions(
         url=read.required("url"),
         queue=read.queue(),

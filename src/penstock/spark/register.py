@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pyspark.sql import SparkSession
 
+from penstock.errors import InvalidOption
+from penstock.names import did_you_mean
 from penstock.spark.options import ALL, CONF_PREFIX
 from penstock.spark.source import PenstockDataSource
 from penstock.spark.workers import check_workers
@@ -24,14 +26,32 @@ def register(spark: SparkSession) -> None:
     ------
     MissingDependency
         When the Python of Spark's workers lacks a package.
+    InvalidOption
+        For a setting ``spark.penstock.…`` that is no option.
     """
     check_workers(spark)
-    names = {name: spark.conf.get(CONF_PREFIX + name, None) for name in ALL}
     baked = {
-        "defaults": {name: value for name, value in names.items() if value is not None},
+        "defaults": _defaults(spark),
         "master": spark.conf.get("spark.master", None),
         "__module__": PenstockDataSource.__module__,
         "__doc__": PenstockDataSource.__doc__,
     }
     # A class made here is pickled by value, so what is baked into it reaches every Python worker.
     spark.dataSource.register(type(PenstockDataSource.__name__, (PenstockDataSource,), baked))
+
+
+def _defaults(spark: SparkSession) -> dict[str, str]:
+    known = {name.lower(): name for name in ALL}
+    found = {}
+    for setting, value in spark.conf.getAll.items():
+        if not setting.startswith(CONF_PREFIX):
+            continue
+        name = setting.removeprefix(CONF_PREFIX)
+        if name.lower() not in known:
+            raise InvalidOption(
+                f"unknown setting {setting!r}.{did_you_mean(name, ALL)} Settings are {CONF_PREFIX}<option>, with one of "
+                f"the options {', '.join(sorted(ALL))}",
+                option=name,
+            )
+        found[known[name.lower()]] = value
+    return found

@@ -20,6 +20,7 @@ from penstock.spark.batch_reader import FilteringQueueReader, QueueReader
 from penstock.spark.batch_writer import QueueWriter
 from penstock.spark.boundary import plain_errors
 from penstock.spark.options import (
+    ANY_SOURCE,
     BATCH_SINK,
     BATCH_SOURCE,
     STREAM_SINK,
@@ -57,12 +58,8 @@ class PenstockDataSource(DataSource):
     def schema(self) -> StructType:
         """The queue's schema, and the service columns if they are asked for."""
         # Spark does not say here whether it is for a stream; the readers check the rest.
-        given = {
-            name: value for name, value in self.options.items() if name.lower() in ("url", "queue", "path")
-        }
-        options = source_options(self._given(("url", "queue"), given), streaming=False)
-        service = str(self.options.get("includeServiceColumns", "false")).lower() == "true"
-        return to_struct(source_schema(self._queue(options).schema, service))
+        options = source_options(self._given(ANY_SOURCE), streaming=None)
+        return to_struct(source_schema(self._queue(options).schema, options.service_columns))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """A batch read."""
@@ -98,19 +95,19 @@ class PenstockDataSource(DataSource):
 
     def _queue(self, options: SourceOptions | SinkOptions) -> QueueRecord:
         check_reach(options.url, self.master)
-        return open_store(options.url).queue(options.queue).record
+        return open_store(options.url, verify=True).queue(options.queue).record
 
     def _sink(self, options: SinkOptions, schema: StructType) -> QueueRecord:
         queue = self._queue(options)
         check_writable(schema, queue.schema, queue.name)
         return queue
 
-    def _given(self, names: Sequence[str], options: Mapping[str, str] | None = None) -> dict[str, str]:
+    def _given(self, names: Sequence[str]) -> dict[str, str]:
         """The options, with the session's defaults for those of ``names`` that are not given."""
         known = {name.lower() for name in names}
-        defaults = {name: value for name, value in lowered(self.defaults).items() if name in known}
-        return defaults | lowered(self.options if options is None else options)
+        defaults = {name: value for name, value in _lowered(self.defaults).items() if name in known}
+        return defaults | _lowered(self.options)
 
 
-def lowered(options: Mapping[str, str]) -> dict[str, str]:
+def _lowered(options: Mapping[str, str]) -> dict[str, str]:
     return {name.lower(): value for name, value in options.items()}

@@ -92,7 +92,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         tasks = split(batch.start, batch.end, self._options.rows_per_task)
         if owner is not None:
             batch.require(self._store().uuid, self._queue.name, self._options.consumer, owner.generation)
-            tasks = owner.plan(batch.to_dict(), tasks)
+            tasks = owner.plan(batch, tasks)
         return [RangePartition(*task) for task in tasks]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -1,10 +1,9 @@
-"""What a write task does: rows into compressed segments, in pieces of bounded size, staged or appended."""
+"""What a write task is about: the rows it is given, cut into segments, and what it tells the driver."""
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -12,13 +11,8 @@ from pyspark.sql.datasource import WriterCommitMessage
 
 from penstock.arrow.rows import conform_batch
 from penstock.queue.placement import Placement
-from penstock.queue.queue import placement_of
-from penstock.spark.options import SinkOptions
-from penstock.spark.stores import check_reach, open_store
-from penstock.store import staging
 from penstock.store.catalog import QueueRecord
 from penstock.store.log import Segment, to_segments
-from penstock.store.staging import Attempt
 
 FLUSH_SEGMENTS = 8
 
@@ -35,7 +29,8 @@ class StreamTask:
     @classmethod
     def current(cls) -> StreamTask:
         context = TaskContext.get()
-        assert context is not None, "Spark writes in tasks"
+        if context is None:
+            raise RuntimeError("Spark writes a stream in tasks, and this is none")
         return cls(
             str(context.getLocalProperty("sql.streaming.queryId")),
             int(str(context.getLocalProperty("streaming.sql.batchId"))),
@@ -47,6 +42,7 @@ class StreamTask:
 class Wrote(WriterCommitMessage):
     """What one task tells the driver."""
 
+    task: int
     attempt: str
     segments: int
     rows: int
@@ -64,6 +60,7 @@ class Pieces:
     queue: QueueRecord
     placement: Placement
     fallback: int
+    """The partition of rows without a key."""
     max_rows: int
     rows: int = 0
     _waiting: list[pa.RecordBatch] = field(default_factory=list)
@@ -91,21 +88,3 @@ class Pieces:
             for partition, rows in self.placement.split(table, self.fallback)
             for segment in to_segments(rows, partition, max_rows=self.max_rows)
         ]
-
-
-def write_task(
-    options: SinkOptions,
-    queue: QueueRecord,
-    batches: Iterator[pa.RecordBatch],
-    store: Callable[[Pieces, Iterator[list[Segment]]], Wrote],
-) -> Wrote:
-    """Cut the rows of the running task into segments and ``store`` them."""
-    check_reach(options.url, None)
-    placement = placement_of(open_store(options.url).database, queue)
-    pieces = Pieces(queue, placement, current_task(), options.max_rows_per_write)
-    return store(pieces, pieces.groups(batches))
-
-
-def current_task() -> int:
-    context = TaskContext.get()
-    return 0 if context is None else int(context.partitionId())

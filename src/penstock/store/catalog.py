@@ -83,7 +83,13 @@ def _record(row: Any) -> QueueRecord:
 
 
 def create_queue(
-    tx: Transaction, name: str, schema: pa.Schema, *, partitions: int, key: Sequence[str], retention: RetentionLimits
+    tx: Transaction,
+    name: str,
+    schema: pa.Schema,
+    *,
+    partitions: int,
+    key: Sequence[str],
+    retention: RetentionLimits,
 ) -> QueueRecord:
     row = tx.one(
         "insert_queue",
@@ -97,9 +103,25 @@ def create_queue(
         **_retention(retention),
     )
     if row is None:
-        raise AlreadyExists(f"queue {name!r} exists already; drop it first, or choose another name", queue=name)
-    tx.many("insert_partition", [{"queue_id": row.queue_id, "partition": p} for p in range(partitions)])
+        raise AlreadyExists(
+            f"queue {name!r} exists already; drop it first, or choose another name", queue=name
+        )
+    _insert_partitions(tx, row.queue_id, 0, partitions)
     return find_queue(tx, name)
+
+
+def _insert_partitions(tx: Transaction, queue_id: int, first: int, total: int) -> None:
+    tx.many(
+        "insert_partition",
+        [{"queue_id": queue_id, "partition": partition, "total": total} for partition in range(first, total)],
+    )
+
+
+def grow(tx: Transaction, queue: QueueRecord, total: int) -> None:
+    """Add partitions until there are ``total``, under the locks of the queue and of all its partitions."""
+    tx.run("set_partitions", queue_id=queue.queue_id, partitions=total)
+    tx.run("set_total", queue_id=queue.queue_id, total=total)
+    _insert_partitions(tx, queue.queue_id, queue.partitions, total)
 
 
 def _retention(limits: RetentionLimits) -> dict[str, int | None]:
@@ -107,7 +129,7 @@ def _retention(limits: RetentionLimits) -> dict[str, int | None]:
 
 
 def find_queue(tx: Transaction, name: str, *, lock: bool = False) -> QueueRecord:
-    row = tx.one("lock_queue" if lock else "find_queue", name=name)
+    row = tx.one("lock_queue" if lock and tx.write else "find_queue", name=name)
     if row is None:
         known = [queue.name for queue in tx.all("list_queues")]
         raise QueueNotFound(f"there is no queue {name!r}.{did_you_mean(name, known)}", queue=name)
@@ -134,6 +156,18 @@ def require_unchanged(tx: Transaction, queue: QueueRecord) -> None:
         )
 
 
+def reread(tx: Transaction, queue: QueueRecord) -> QueueRecord:
+    """The queue as it is now; a queue of the same name that was made anew is another one."""
+    row = tx.one("find_queue_by_id", queue_id=queue.queue_id)
+    if row is None:
+        raise dropped(queue)
+    return _record(row)
+
+
+def dropped(queue: QueueRecord) -> QueueNotFound:
+    return QueueNotFound(f"queue {queue.name!r} was dropped meanwhile", queue=queue.name)
+
+
 def list_queues(tx: Transaction) -> list[QueueRecord]:
     return [_record(row) for row in tx.all("list_queues")]
 
@@ -143,7 +177,18 @@ def set_retention(tx: Transaction, queue: QueueRecord, limits: RetentionLimits) 
 
 
 def drop_queue(tx: Transaction, queue: QueueRecord) -> None:
-    for statement in ("delete_queue_payloads", "delete_queue_segments", "delete_queue_staged", "delete_queue"):
+    """Drop a queue that is locked; whoever is at its consumers, sessions or partitions ends first."""
+    # In the order in which everybody else takes these locks.
+    tx.all("lock_registrations", queue_id=queue.queue_id)
+    for statement in ("delete_registrations", "delete_producers"):
+        tx.run(statement, queue_id=queue.queue_id)
+    lock_partitions(tx, queue)
+    for statement in (
+        "delete_queue_payloads",
+        "delete_queue_segments",
+        "delete_queue_staged",
+        "delete_queue",
+    ):
         tx.run(statement, queue_id=queue.queue_id)
 
 
@@ -157,5 +202,16 @@ def _partition(row: Any) -> PartitionRecord:
     )
 
 
+def lock_partitions(tx: Transaction, queue: QueueRecord) -> list[PartitionRecord]:
+    """All partitions, locked in ascending order."""
+    return [lock_partition(tx, queue, found.partition) for found in partitions(tx, queue)]
+
+
 def lock_partition(tx: Transaction, queue: QueueRecord, partition: int) -> PartitionRecord:
-    return _partition(tx.one("lock_partition", queue_id=queue.queue_id, partition=partition))
+    """A partition, locked until the transaction ends when that is one which writes."""
+    row = tx.one(
+        "lock_partition" if tx.write else "read_partition", queue_id=queue.queue_id, partition=partition
+    )
+    if row is None:
+        raise dropped(queue)
+    return _partition(row)

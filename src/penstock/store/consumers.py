@@ -9,7 +9,7 @@ from typing import Any
 
 from penstock.errors import AlreadyExists, ConsumerNotFound, InvalidPosition, NotRegistered, OffsetConflict
 from penstock.names import did_you_mean
-from penstock.store.catalog import PartitionRecord, QueueRecord, find_queue, lock_partition, partitions
+from penstock.store.catalog import PartitionRecord, QueueRecord, find_queue, lock_partitions
 from penstock.store.database import Transaction
 from penstock.store.trim import first_since
 
@@ -91,7 +91,9 @@ def drop_consumer(tx: Transaction, name: str) -> None:
 
 
 def find_registration(tx: Transaction, consumer: str, queue: str, *, lock: bool = False) -> Registration:
-    row = tx.one("lock_registration" if lock else "find_registration", consumer=consumer, queue=queue)
+    row = tx.one(
+        "lock_registration" if lock and tx.write else "find_registration", consumer=consumer, queue=queue
+    )
     if row is not None:
         return _registration(row)
     find_consumer(tx, consumer)
@@ -112,12 +114,16 @@ def registrations_of(tx: Transaction, queue: QueueRecord) -> list[Registration]:
     return [_registration(row) for row in tx.all("registrations_of_queue", queue_id=queue.queue_id)]
 
 
-def register(tx: Transaction, consumer: str, queue: QueueRecord, *, vital: bool, start: Position) -> Registration:
+def register(
+    tx: Transaction, consumer: str, queue: QueueRecord, *, vital: bool, start: Position
+) -> Registration:
     """Register a consumer; one that is registered already keeps its offsets and takes the new ``vital``."""
     keys = {"consumer_id": find_consumer(tx, consumer), "queue_id": queue.queue_id}
     # A random generation: offsets of an earlier registration of the same names must not be taken for this one's.
     if not tx.run("insert_registration", vital=int(vital), generation=random.getrandbits(40), **keys):
         tx.run("set_vital", vital=int(vital), **keys)
+        # A trim that is under way has not seen it; once it is through, none is left that has not.
+        lock_partitions(tx, queue)
         return find_registration(tx, consumer, queue.name)
     offsets = resolve(tx, queue, start)
     tx.many("insert_position", [{"partition": p, "next_index": i, **keys} for p, i in enumerate(offsets)])
@@ -125,7 +131,7 @@ def register(tx: Transaction, consumer: str, queue: QueueRecord, *, vital: bool,
 
 
 def resolve(tx: Transaction, queue: QueueRecord, position: Position) -> list[int]:
-    """The row index of each partition that a position stands for, under the partitions' locks.
+    """The row index of each partition that a position stands for; in a transaction that writes, under their locks.
 
     Parameters
     ----------
@@ -133,12 +139,12 @@ def resolve(tx: Transaction, queue: QueueRecord, position: Position) -> list[int
         ``earliest``, ``latest``, microseconds since 1970 (the first row at or after that time), or row indexes by
         partition (the others: earliest).
     """
-    records = [lock_partition(tx, queue, p.partition) for p in partitions(tx, queue)]
+    records = lock_partitions(tx, queue)
     if position == "earliest":
         return [record.first_index for record in records]
     if position == "latest":
         return [record.next_index for record in records]
-    if isinstance(position, int):
+    if isinstance(position, int) and not isinstance(position, bool):
         return [first_since(tx, queue, record, position) for record in records]
     if isinstance(position, Mapping):
         return _given(queue, records, position)
@@ -150,8 +156,14 @@ def resolve(tx: Transaction, queue: QueueRecord, position: Position) -> list[int
 def _given(queue: QueueRecord, records: Sequence[PartitionRecord], position: Mapping[int, int]) -> list[int]:
     offsets = [record.first_index for record in records]
     for partition, index in position.items():
+        if type(partition) is not int or type(index) is not int:
+            raise InvalidPosition(
+                f"partitions and row indexes are whole numbers, not {partition!r}: {index!r}"
+            )
         if not 0 <= partition < len(records):
-            raise InvalidPosition(f"queue {queue.name!r} has partitions 0 to {len(records) - 1}, not {partition}")
+            raise InvalidPosition(
+                f"queue {queue.name!r} has partitions 0 to {len(records) - 1}, not {partition}"
+            )
         record = records[partition]
         if not record.first_index <= index <= record.next_index:
             raise InvalidPosition(
@@ -168,7 +180,9 @@ def read_offsets(tx: Transaction, registration: Registration) -> tuple[list[int]
     return [row.next_index for row in rows], [row.safe_index for row in rows]
 
 
-def advance(tx: Transaction, registration: Registration, partition: int, old: int, new: int, *, safe: bool) -> None:
+def advance(
+    tx: Transaction, registration: Registration, partition: int, old: int, new: int, *, safe: bool
+) -> None:
     """Compare-and-set of one offset.
 
     Parameters
@@ -178,7 +192,9 @@ def advance(tx: Transaction, registration: Registration, partition: int, old: in
     """
     statement = "advance_position_and_safe" if safe else "advance_position"
     if not tx.run(statement, partition=partition, old=old, new=new, **registration.keys):
-        found = next((row for row in tx.all("read_positions", **registration.keys) if row.partition == partition), None)
+        found = next(
+            (row for row in tx.all("read_positions", **registration.keys) if row.partition == partition), None
+        )
         stands = "has no such partition" if found is None else f"stands at {found.next_index}"
         raise OffsetConflict(
             f"consumer {registration.consumer!r} on queue {registration.queue!r}, partition {partition}, {stands}, "
@@ -200,13 +216,20 @@ def seek(tx: Transaction, registration: Registration, offsets: Sequence[int]) ->
     tx.run("next_generation", **registration.keys)
 
 
-def add_partition_positions(tx: Transaction, queue: QueueRecord, first: int, last: int) -> None:
-    """Positions at 0 for partitions [first, last) of every registration."""
+def lock_registrations(tx: Transaction, queue: QueueRecord) -> list[Registration]:
+    """All registrations on a queue, locked in the order of their consumers' names."""
+    return [_registration(row) for row in tx.all("lock_registrations", queue_id=queue.queue_id)]
+
+
+def add_partition_positions(
+    tx: Transaction, registrations: Sequence[Registration], first: int, last: int
+) -> None:
+    """Positions at 0 for partitions [first, last) of registrations."""
     tx.many(
         "insert_position",
         [
             {"partition": partition, "next_index": 0, **registration.keys}
-            for registration in registrations_of(tx, queue)
+            for registration in registrations
             for partition in range(first, last)
         ],
     )

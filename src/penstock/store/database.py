@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import logging
 import random
-import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
 
-from penstock.errors import CommitOutcomeUnknown, PenstockError, StoreUnavailable
+from penstock.errors import CommitOutcomeUnknown, PenstockError, StoreError, StoreUnavailable
 from penstock.store.owners import OwnerLock
+from penstock.store.pool import Pool
 from penstock.store.statements import statements
 from penstock.store.url import StoreUrl
 
@@ -20,14 +20,18 @@ log = logging.getLogger("penstock.store")
 
 T = TypeVar("T")
 RETRY_SECONDS = 20.0
-POOL_SIZE = 16
 
 
 class Transaction(ABC):
     """One transaction, given by :meth:`Database.transaction`; rows come as named tuples."""
 
     dialect: str
-    schema: str
+
+    def __init__(self, schema: str, *, write: bool) -> None:
+        self.schema = schema
+        self.write = write
+        """False where it only reads: then it takes no locks either."""
+        self._statements = statements(self.dialect, schema)
 
     @abstractmethod
     def run(self, name: str, /, **parameters: Any) -> int:
@@ -45,17 +49,25 @@ class Transaction(ABC):
     def execute(self, text: str) -> None:
         """Execute SQL that is not named: migrations only."""
 
+    @abstractmethod
+    def now(self) -> int:
+        """Microseconds since 1970, by the clock of the database where it has one."""
+
+    @abstractmethod
+    def stamp(self) -> int | None:
+        """The time for a row that is written now; None where the statement puts in the database's clock."""
+
+    @abstractmethod
+    def owner_alive(self, name: str) -> bool:
+        """Whether anybody holds the owner lock of that name; looks without touching it."""
+
     def one(self, name: str, /, **parameters: Any) -> Any:
         """The first row of a statement, or None."""
         rows = self.all(name, **parameters)
         return rows[0] if rows else None
 
-    def now(self) -> int:
-        """Microseconds since 1970, by the clock of the database where it has one."""
-        return int(self.one("clock", now=time.time_ns() // 1000).now)
-
     def text(self, name: str) -> str:
-        return statements(self.dialect, self.schema)[name]
+        return self._statements[name]
 
 
 class Database(ABC):
@@ -65,12 +77,17 @@ class Database(ABC):
 
     def __init__(self, url: StoreUrl) -> None:
         self.url = url
-        self._idle: list[Any] = []
-        self._guard = threading.Lock()
-        self._slots = threading.BoundedSemaphore(POOL_SIZE)
-        self._closed = False
+        self.may_create = False
+        """Whether connecting may make the database's file."""
+        self.uuid: str | None = None
+        """The store's identity, once it is known."""
+        self._pool = Pool(self._connected, self._disconnect, str(url))
 
     # What a dialect provides.
+
+    @abstractmethod
+    def exists(self) -> bool:
+        """Whether there is anything to connect to, as far as can be told without connecting."""
 
     @abstractmethod
     def _connect(self) -> Any: ...
@@ -92,18 +109,40 @@ class Database(ABC):
         """The store error for a driver's error; None for an error that is not the driver's."""
 
     @abstractmethod
+    def _commit_error(self, error: PenstockError) -> PenstockError:
+        """What it means that a commit failed with that error."""
+
+    @abstractmethod
     def owner_lock(self, name: str) -> OwnerLock:
         """A lock that this process holds until it releases it or dies."""
 
     @abstractmethod
-    def borrowed(self, connection: Any) -> Transaction:
-        """A transaction on the caller's own connection, which the caller commits."""
+    def _borrowed(self, connection: Any) -> AbstractContextManager[Transaction]: ...
 
     # What they share.
+
+    def borrowed(self, connection: Any) -> AbstractContextManager[Transaction]:
+        """A part of a transaction on the caller's own connection, which the caller commits.
+
+        All of the block takes effect or, when it raises, none of it; the caller's transaction goes on.
+
+        Raises
+        ------
+        InvalidInput
+            When the connection is another driver's, leads elsewhere, or commits each statement by itself.
+        """
+        return self._translating_block(self._borrowed(connection))
+
+    @contextmanager
+    def _translating_block(self, block: AbstractContextManager[Transaction]) -> Iterator[Transaction]:
+        with self._translating(), block as transaction:
+            yield transaction
 
     @contextmanager
     def transaction(self, *, write: bool = True) -> Iterator[Transaction]:
         """One transaction, committed when the block ends, rolled back when it raises.
+
+        One that only reads sees the store as it was at one moment.
 
         Raises
         ------
@@ -112,21 +151,41 @@ class Database(ABC):
         CommitOutcomeUnknown
             When the connection broke while it was committing.
         """
-        with self._connection() as connection:
+        with self._pool.lease() as lease:
+            connection = lease.connection
             try:
                 with self._translating():
-                    transaction = self._begin(connection, write=write)
-                    yield transaction
-            except BaseException:
-                self._rollback(connection)
+                    yield self._begin(connection, write=write)
+            except BaseException as error:
+                undone = self._undone(connection)
+                # After an error of the database's, or an interrupt, nobody knows what the connection is up to.
+                lease.sound = undone and isinstance(error, Exception) and not isinstance(error, StoreError)
                 raise
             try:
-                self._commit(connection)
-            except Exception as error:
-                self._rollback(connection)
-                raise self._commit_error(error) from error
+                with self._translating():
+                    self._commit(connection)
+            except PenstockError as error:
+                self._undone(connection)
+                raise self._commit_error(error) from error.__cause__
+            lease.sound = True
 
-    def run(self, work: Callable[[Transaction], T], *, write: bool = True, idempotent: bool = False) -> T:
+    def _undone(self, connection: Any) -> bool:
+        try:
+            self._rollback(connection)
+        except Exception as error:
+            if self._translated(error) is None:
+                raise
+            return False
+        return True
+
+    def run(
+        self,
+        work: Callable[[Transaction], T],
+        *,
+        write: bool = True,
+        idempotent: bool = False,
+        patience: float | None = None,
+    ) -> T:
         """Run ``work`` in a transaction, and again with back-off while the database is unavailable.
 
         Parameters
@@ -137,16 +196,26 @@ class Database(ABC):
             False for work that only reads.
         idempotent
             Whether the work may also be repeated when it is unknown whether its commit happened.
+        patience
+            For how many seconds to try again; 20 by default.
         """
-        deadline = time.monotonic() + RETRY_SECONDS
+
+        def once() -> T:
+            with self.transaction(write=write) as transaction:
+                return work(transaction)
+
+        return self.retried(once, idempotent=idempotent or not write, patience=patience)
+
+    def retried(self, once: Callable[[], T], *, idempotent: bool = True, patience: float | None = None) -> T:
+        """Call ``once``, and again with back-off while the database is unavailable; the rest as in :meth:`run`."""
+        deadline = time.monotonic() + (RETRY_SECONDS if patience is None else patience)
         pause = 0.02
         while True:
             try:
-                with self.transaction(write=write) as transaction:
-                    return work(transaction)
+                return once()
             except (StoreUnavailable, CommitOutcomeUnknown) as error:
-                unknown = isinstance(error, CommitOutcomeUnknown) and not (idempotent or not write)
-                if unknown or time.monotonic() > deadline:
+                unknown = isinstance(error, CommitOutcomeUnknown) and not idempotent
+                if unknown or time.monotonic() + pause > deadline:
                     raise
                 log.warning("store unavailable, trying again: %s", error, extra={"action": "store_retry"})
             time.sleep(pause * (0.5 + random.random()))
@@ -154,41 +223,11 @@ class Database(ABC):
 
     def close(self) -> None:
         """Close the idle connections; those in use are closed when they come back."""
-        with self._guard:
-            self._closed = True
-            idle, self._idle = self._idle, []
-        for connection in idle:
-            self._disconnect(connection)
+        self._pool.close()
 
-    @contextmanager
-    def _connection(self) -> Iterator[Any]:
-        with self._slots:
-            connection = self._checkout()
-            healthy = False
-            try:
-                yield connection
-                healthy = True
-            except PenstockError as error:
-                healthy = not isinstance(error, StoreUnavailable | CommitOutcomeUnknown)
-                raise
-            finally:
-                self._checkin(connection, healthy)
-
-    def _checkout(self) -> Any:
-        with self._guard:
-            if self._closed:
-                raise StoreUnavailable(f"the store {self.url} has been closed; connect again")
-            if self._idle:
-                return self._idle.pop()
+    def _connected(self) -> Any:
         with self._translating():
             return self._connect()
-
-    def _checkin(self, connection: Any, healthy: bool) -> None:
-        with self._guard:
-            if healthy and not self._closed:
-                self._idle.append(connection)
-                return
-        self._disconnect(connection)
 
     @contextmanager
     def _translating(self) -> Iterator[None]:
@@ -201,15 +240,3 @@ class Database(ABC):
             if translated is None:
                 raise
             raise translated from error
-
-    def _commit_error(self, error: Exception) -> Exception:
-        translated = self._translated(error)
-        if isinstance(translated, StoreUnavailable):
-            return CommitOutcomeUnknown(
-                f"the connection to {self.url} broke while a transaction was committing; "
-                "look whether it happened before trying again, or use a producer session, which knows"
-            )
-        return translated or error
-
-
-TransactionContext = AbstractContextManager[Transaction]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from penstock.store.database import Transaction
 
@@ -23,6 +23,11 @@ class LedgerKey:
     app_id: str
     batch_id: int
     task: int = WHOLE_BATCH
+
+    @property
+    def whole(self) -> LedgerKey:
+        """The key of the whole micro-batch."""
+        return replace(self, task=WHOLE_BATCH)
 
     def fields(self) -> dict[str, str | int]:
         return {"sink": self.sink, "app_id": self.app_id, "batch_id": self.batch_id, "task": self.task}
@@ -46,9 +51,10 @@ def tasks(tx: Transaction, key: LedgerKey) -> dict[int, int]:
     return {row.task: row.row_count for row in rows}
 
 
-def last_batch(tx: Transaction, key: LedgerKey) -> int | None:
-    row = tx.one("last_batch", sink=key.sink, app_id=key.app_id)
-    return None if row.batch_id is None else int(row.batch_id)
+def rewound(tx: Transaction, key: LedgerKey) -> int | None:
+    """The newest micro-batch of the sink and app, where it is so much newer that the ledger may have forgotten this one."""
+    row = tx.one("newest_batch", sink=key.sink, app_id=key.app_id, batch_id=key.batch_id + KEEP)
+    return None if row is None else int(row.batch_id)
 
 
 def prune(tx: Transaction, key: LedgerKey) -> None:

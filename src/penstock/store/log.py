@@ -10,8 +10,8 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.arrow.segments import decode, encode
-from penstock.errors import DataLost, QueueNotFound, StoreError
-from penstock.store.catalog import QueueRecord
+from penstock.errors import CommitRefused, DataLost, InvalidInput, StoreError
+from penstock.store.catalog import QueueRecord, dropped
 from penstock.store.database import Database, Transaction
 from penstock.store.runs import Runs
 
@@ -19,7 +19,14 @@ BLOCK = 4096
 PAGE_SEGMENTS = 1024
 PAGE_BYTES = 8 << 20
 SEGMENT_ROWS = 65_536
+SEGMENT_RAW_BYTES = 32 << 20
+MAX_PAYLOAD = 900_000_000
+"""Bytes of one segment that both databases still take; only a single huge row comes near it."""
 MERGE_FAN_IN = 64
+
+
+class QueueGrown(CommitRefused):
+    """The queue got more partitions between the placing of the rows and their append."""
 
 
 @dataclass(frozen=True)
@@ -50,14 +57,45 @@ class Chunk:
         return self.start + int(self.batch.num_rows)
 
 
-def to_segments(table: pa.Table | pa.RecordBatch, partition: int, *, max_rows: int = SEGMENT_ROWS) -> list[Segment]:
-    """Cut rows into compressed segments of at most ``max_rows``."""
+def to_segments(
+    table: pa.Table | pa.RecordBatch, partition: int, *, max_rows: int = SEGMENT_ROWS
+) -> list[Segment]:
+    """Cut rows into compressed segments of at most ``max_rows`` rows and about 32 MiB of Arrow data.
+
+    Raises
+    ------
+    InvalidInput
+        When a single row is too large for a database.
+    """
     if isinstance(table, pa.RecordBatch):
         batches = [table.slice(start, max_rows) for start in range(0, table.num_rows, max_rows)]
     else:
         combined = table.combine_chunks() if table.num_rows > 0 else table
         batches = [batch for batch in combined.to_batches(max_chunksize=max_rows) if batch.num_rows]
-    return [Segment(partition, batch.num_rows, encode(batch)) for batch in batches]
+    return [
+        Segment(partition, piece.num_rows, _encoded(piece)) for batch in batches for piece in _halved(batch)
+    ]
+
+
+def _halved(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    if batch.num_rows < 2 or batch.nbytes <= SEGMENT_RAW_BYTES:
+        yield batch
+        return
+    middle = batch.num_rows // 2
+    yield from _halved(batch.slice(0, middle))
+    yield from _halved(batch.slice(middle))
+
+
+def _encoded(batch: pa.RecordBatch) -> pa.Buffer:
+    payload = encode(batch)
+    if payload.size > MAX_PAYLOAD:
+        raise InvalidInput(
+            f"a row takes {payload.size} bytes, more than a database holds in one value: keep large objects in files and "
+            "append their paths",
+            size=payload.size,
+            limit=MAX_PAYLOAD,
+        )
+    return payload
 
 
 def allocate_payloads(tx: Transaction, count: int) -> list[int]:
@@ -96,11 +134,32 @@ class Appended:
 
 
 def append(tx: Transaction, queue: QueueRecord, segments: Sequence[Segment]) -> Appended:
-    """Append segments as one append."""
+    """Append segments as one append.
+
+    Raises
+    ------
+    QueueGrown
+        When the queue has keys and got more partitions than ``queue`` says: equal keys could part.
+    """
+    if len(segments) == 1 and tx.dialect == "postgres":
+        return _append_one(tx, queue, segments[0])
     ordered = sorted(segments, key=lambda segment: segment.partition)
     placed = place(tx, queue, [(segment.partition, segment.rows, segment.bytes) for segment in ordered])
     ids = store_payloads(tx, ordered)
     return publish(tx, queue, placed, ids, ids[0]) if ids else Appended({})
+
+
+def _append_one(tx: Transaction, queue: QueueRecord, segment: Segment) -> Appended:
+    row = tx.one(
+        "append_segment",
+        queue_id=queue.queue_id,
+        partition=segment.partition,
+        row_count=segment.rows,
+        bytes=segment.bytes,
+        data=memoryview(segment.payload),
+    )
+    (only,) = _spread(queue, row, segment.partition, [(segment.rows, segment.bytes)])
+    return Appended({only.partition: (only.start, only.end)}, (only.partition,) if only.crowded else ())
 
 
 @dataclass(frozen=True)
@@ -116,8 +175,14 @@ class Place:
 
 
 def place(tx: Transaction, queue: QueueRecord, sizes: Sequence[tuple[int, int, int]]) -> list[Place]:
-    """Lock the partitions in ascending order and give each (partition, rows, bytes) its row indexes."""
-    now = tx.now()
+    """Lock the partitions in ascending order and give each (partition, rows, bytes) its row indexes.
+
+    Raises
+    ------
+    QueueGrown
+        As :func:`append`.
+    """
+    now = tx.stamp()
     places: list[Place] = []
     for partition, group in groupby(sizes, key=lambda size: size[0]):
         members = list(group)
@@ -131,13 +196,27 @@ def place(tx: Transaction, queue: QueueRecord, sizes: Sequence[tuple[int, int, i
             segments=len(members),
             now=now,
         )
-        if row is None:
-            raise QueueNotFound(f"queue {queue.name!r} was dropped meanwhile", queue=queue.name)
-        start = row.next_index - rows
-        crowded = row.segments // MERGE_FAN_IN > (row.segments - len(members)) // MERGE_FAN_IN
-        for _, count, size in members:
-            places.append(Place(partition, start, start + count, size, row.last_timestamp, crowded))
-            start += count
+        places += _spread(queue, row, partition, [size[1:] for size in members])
+        now = places[-1].timestamp
+    return places
+
+
+def _spread(queue: QueueRecord, row: Any, partition: int, sizes: Sequence[tuple[int, int]]) -> list[Place]:
+    """One place behind the other, up to where the partition ends now."""
+    if row is None:
+        raise dropped(queue)
+    if queue.key and row.total != queue.partitions:
+        raise QueueGrown(
+            f"queue {queue.name!r} got more partitions while rows for {queue.partitions} of them were written: repeat "
+            "the append, or restart the query, which repeats the micro-batch",
+            queue=queue.name,
+        )
+    crowded = row.segments // MERGE_FAN_IN > (row.segments - len(sizes)) // MERGE_FAN_IN
+    start = row.next_index - sum(rows for rows, _ in sizes)
+    places = []
+    for rows, size in sizes:
+        places.append(Place(partition, start, start + rows, size, row.last_timestamp, crowded))
+        start += rows
     return places
 
 
@@ -213,6 +292,12 @@ def read(
                 "past the newest row"
             )
         for row in rows:
+            if row.start_index > position:
+                raise StoreError(
+                    f"queue {queue.name!r}, partition {partition}, lacks rows [{position}, {row.start_index}): the store "
+                    "is damaged; restore a backup",
+                    condition="SEGMENT_MISSING",
+                )
             chunk = _chunk(row, queue.schema, columns, position, end)
             position = chunk.end
             yield chunk
@@ -249,10 +334,9 @@ def _page(
             max_bytes=page_bytes,
             with_runs=int(with_runs),
         )
-        # Read after the page: a trim in between is seen, never hidden.
         found = tx.one("read_partition", queue_id=queue.queue_id, partition=partition)
         if found is None:
-            raise QueueNotFound(f"queue {queue.name!r} was dropped meanwhile", queue=queue.name)
+            raise dropped(queue)
         return found.first_index, rows
 
     return database.run(work, write=False)

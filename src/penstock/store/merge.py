@@ -3,8 +3,9 @@
 The segments are read and encoded outside any write transaction; the exchange is a short one that changes nothing when
 one of them has gone meanwhile. A reader pages by row index, so it meets the old segments or the new one, never a gap.
 
-An append merges by tiers, as log-structured merge trees do (O'Neil et al., "The Log-Structured Merge-Tree", 1996):
-64 neighbours of one size become one of the next, so each row is rewritten a logarithmic number of times.
+The newest segments are merged when there are 64 of them that together have at least twice the rows of the largest: each
+merge at least doubles what a row lies in, so that a row is rewritten a logarithmic number of times, whatever the sizes of the
+appends are (O'Neil et al., "The Log-Structured Merge-Tree", 1996).
 """
 
 from __future__ import annotations
@@ -17,64 +18,63 @@ import pyarrow as pa
 from penstock.arrow.segments import decode, encode
 from penstock.store.catalog import QueueRecord, lock_partition
 from penstock.store.database import Database, Transaction
-from penstock.store.log import MERGE_FAN_IN, PAGE_SEGMENTS, SEGMENT_ROWS, Segment, store_payloads
+from penstock.store.log import (
+    MERGE_FAN_IN,
+    PAGE_SEGMENTS,
+    SEGMENT_RAW_BYTES,
+    SEGMENT_ROWS,
+    Segment,
+    store_payloads,
+)
 from penstock.store.runs import Part, Runs
 
 SEGMENT_BYTES = 8 << 20
-_FULL = 99
+_NEWEST = 4 * MERGE_FAN_IN
 _PASSES = 10
 
 
 def merge_crowd(database: Database, queue: QueueRecord, partition: int) -> int:
-    """Merge the newest run of small segments, tier by tier; the number of segments that went."""
-    merged = 0
-    while run := _newest_run(database, queue, partition):
-        if not (went := _merge_run(database, queue, partition, run)):
-            break
-        merged += went
-    return merged
+    """Merge the newest segments when there are many small ones; the number of segments that went."""
+    newest = database.run(
+        lambda tx: tx.all(
+            "read_last_segments", queue_id=queue.queue_id, partition=partition, max_segments=_NEWEST
+        ),
+        write=False,
+    )
+    return sum(_merge_run(database, queue, partition, run) for run in _groups(_crowd(newest)))
 
 
 def merge_all(database: Database, queue: QueueRecord, partition: int) -> int:
     """Merge every run of small segments as far as segments may grow; the number of segments that went."""
     went = 0
+    before: list[list[Any]] = []
     for _ in range(_PASSES):
         runs = [run for run in _small_runs(database, queue, partition) if len(run) > 1]
-        if not runs:
+        if runs == before:
             break
         # A run that somebody else merged or trimmed meanwhile comes up again, as it is by then.
         went += sum(_merge_run(database, queue, partition, run) for run in runs)
+        before = runs
     return went
 
 
-def _tier(segment: Any) -> int:
-    rows, tier = segment.end_index - segment.start_index, 0
-    if rows >= SEGMENT_ROWS // 2 or segment.bytes >= SEGMENT_BYTES // 2:
-        return _FULL
-    while rows >= MERGE_FAN_IN:
-        rows //= MERGE_FAN_IN
-        tier += 1
-    return tier
+def _crowd(newest: Sequence[Any]) -> list[Any]:
+    """The longest run of the newest segments that is worth merging, oldest first; empty when there is none.
 
-
-def _newest_run(database: Database, queue: QueueRecord, partition: int) -> list[Any] | None:
-    """At least 64 neighbours of one tier among the newest segments, oldest first; None when there is no such run."""
-    newest = database.run(
-        lambda tx: tx.all(
-            "read_last_segments", queue_id=queue.queue_id, partition=partition, max_segments=PAGE_SEGMENTS
-        ),
-        write=False,
-    )
-    run: list[Any] = []
-    for segment in newest:
-        if run and _tier(run[-1]) != _tier(segment):
-            if len(run) >= MERGE_FAN_IN:
-                break
-            run = []
-        run.append(segment)
-    oldest_first = run[::-1]
-    chosen = next(_groups(oldest_first), None) if len(run) >= MERGE_FAN_IN else None
-    return chosen if chosen is not None and _tier(chosen[0]) != _FULL else None
+    Parameters
+    ----------
+    newest
+        Segments, the newest first.
+    """
+    length = rows = largest = 0
+    for count, segment in enumerate(newest, 1):
+        own = segment.end_index - segment.start_index
+        if own >= SEGMENT_ROWS // 2 or segment.bytes >= SEGMENT_BYTES // 2:
+            break
+        rows, largest = rows + own, max(largest, own)
+        if count >= MERGE_FAN_IN and rows >= 2 * largest:
+            length = count
+    return list(reversed(newest[:length]))
 
 
 def _small_runs(database: Database, queue: QueueRecord, partition: int) -> Iterator[list[Any]]:
@@ -111,16 +111,47 @@ def _groups(segments: Sequence[Any]) -> Iterator[list[Any]]:
 
 
 def _merge_run(database: Database, queue: QueueRecord, partition: int, run: Sequence[Any]) -> int:
-    if len(run) < 2:
-        return 0
-    rows = _payloads(database, queue, partition, run)
-    if [row.payload_id for row in rows] != [segment.payload_id for segment in run]:
-        return 0
-    batch = pa.concat_batches([decode(row.data, queue.schema) for row in rows])
-    parts = [Part(row.end_index - row.start_index, row.first_append, row.first_timestamp, row.runs) for row in rows]
+    """Merge neighbours, into several segments where one would take too much memory; the number of segments that went."""
+    went = 0
+    while len(run) > 1:
+        rows = _payloads(database, queue, partition, run)
+        if not rows or [row.payload_id for row in rows] != [found.payload_id for found in run[: len(rows)]]:
+            break
+        batches = _within_memory(queue, rows)
+        if len(batches) > 1:
+            if not _replace(database, queue, partition, rows[: len(batches)], batches):
+                break
+            went += len(batches) - 1
+        run = run[len(batches) :]
+    return went
+
+
+def _within_memory(queue: QueueRecord, rows: Sequence[Any]) -> list[pa.RecordBatch]:
+    """The decoded segments, the first of them at least, as far as they are small together."""
+    batches: list[pa.RecordBatch] = []
+    size = 0
+    for row in rows:
+        batch = decode(row.data, queue.schema)
+        size += batch.nbytes
+        if batches and size > SEGMENT_RAW_BYTES:
+            break
+        batches.append(batch)
+    return batches
+
+
+def _replace(
+    database: Database,
+    queue: QueueRecord,
+    partition: int,
+    rows: Sequence[Any],
+    batches: Sequence[pa.RecordBatch],
+) -> bool:
+    batch = pa.concat_batches(batches)
+    parts = [
+        Part(row.end_index - row.start_index, row.first_append, row.first_timestamp, row.runs) for row in rows
+    ]
     segment, runs = Segment(partition, batch.num_rows, encode(batch)), Runs.concat(parts).to_buffer()
-    exchanged = database.run(lambda tx: _exchange(tx, queue, rows, segment, runs))
-    return len(run) - 1 if exchanged else 0
+    return database.run(lambda tx: _exchange(tx, queue, rows, segment, runs), idempotent=True)
 
 
 def _payloads(database: Database, queue: QueueRecord, partition: int, run: Sequence[Any]) -> list[Any]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import uuid
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.errors import StoreNotFound, StoreTooNew
+from penstock.errors import StoreError, StoreNotFound, StoreReadOnly, StoreTooNew, StoreUnavailable
 from penstock.store.database import Database, Transaction
 from penstock.store.postgres import PostgresDatabase
 from penstock.store.sqlite import SqliteDatabase
@@ -24,8 +25,15 @@ class StoreIdentity:
     version: int
 
 
-def open_database(url: str, *, create: bool) -> tuple[Database, StoreIdentity]:
+def open_database(url: str, *, create: bool, patience: float | None = None) -> tuple[Database, StoreIdentity]:
     """Connect to a store's database and see to its schema.
+
+    Parameters
+    ----------
+    create
+        Whether to make a store where there is none.
+    patience
+        For how many seconds to try again while the database does not answer.
 
     Raises
     ------
@@ -36,60 +44,77 @@ def open_database(url: str, *, create: bool) -> tuple[Database, StoreIdentity]:
     """
     parsed = parse_url(url)
     database = SqliteDatabase(parsed) if parsed.dialect == "sqlite" else PostgresDatabase(parsed)
+    database.may_create = create
     try:
-        if not create and not database.exists():
-            raise _missing(database)
-        identity = _current(database) or database.run(lambda tx: _prepare(tx, database, create), idempotent=True)
+        identity = _opened(database, create, patience)
     except BaseException:
         database.close()
         raise
+    database.may_create = False
+    database.uuid = identity.uuid
     return database, identity
+
+
+def _opened(database: Database, create: bool, patience: float | None) -> StoreIdentity:
+    identity = None
+    if database.exists():
+        identity = database.run(lambda tx: _identity(tx, database), write=False, patience=patience)
+    if identity is None and not create:
+        raise _missing(database)
+    if isinstance(database, SqliteDatabase):
+        _use_wal(database, identity is None, patience)
+    if identity is None or identity.version < VERSION:
+        return database.run(lambda tx: _prepare(tx, database), idempotent=True, patience=patience)
+    return identity
+
+
+def _use_wal(database: SqliteDatabase, new: bool, patience: float | None) -> None:
+    if new:
+        database.retried(database.use_wal, patience=patience)
+        return
+    # A copy of a store may have lost the mode; where it cannot be set now the store works all the same.
+    with contextlib.suppress(StoreReadOnly, StoreUnavailable):
+        database.use_wal()
 
 
 def _missing(database: Database) -> StoreNotFound:
     return StoreNotFound(f"there is no store at {database.url}: make one with `penstock store init`")
 
 
-def _current(database: Database) -> StoreIdentity | None:
-    """The identity of a store that needs nothing done, read without a lock."""
-    if isinstance(database, SqliteDatabase) and not database.exists():
-        return None
-    return database.run(lambda tx: _identity(tx, database), write=False)
-
-
 def _identity(tx: Transaction, database: Database) -> StoreIdentity | None:
+    """Which store is there; None when there is none."""
     if not tx.one("store_exists", **_named_schema(database)).found:
         return None
     row = tx.one("read_store")
-    return StoreIdentity(row.uuid, row.version) if row is not None and row.version == VERSION else None
+    if row is None:
+        raise StoreError(
+            f"{database.url} has a store's tables and no identity: it is damaged; restore a backup"
+        )
+    if row.version > VERSION:
+        raise StoreTooNew(
+            f"{database.url} has schema version {row.version}, this Penstock knows {VERSION}: upgrade Penstock",
+            found=row.version,
+            known=VERSION,
+        )
+    return StoreIdentity(row.uuid, row.version)
 
 
 def _named_schema(database: Database) -> dict[str, Any]:
     return {"schema": database.url.options["schema"]} if database.dialect == "postgres" else {}
 
 
-def _prepare(tx: Transaction, database: Database, create: bool) -> StoreIdentity:
+def _prepare(tx: Transaction, database: Database) -> StoreIdentity:
     if database.dialect == "postgres":
         # One migration at a time; the lock goes with the transaction.
         tx.execute("select pg_advisory_xact_lock(7235416081274633)")
-    found = bool(tx.one("store_exists", **_named_schema(database)).found)
-    if not found and not create:
-        raise _missing(database)
-    row = tx.one("read_store") if found else None
-    version = row.version if row else 0
-    if version > VERSION:
-        raise StoreTooNew(
-            f"{database.url} has schema version {version}, this Penstock knows {VERSION}: upgrade Penstock",
-            found=version,
-            known=VERSION,
-        )
-    _migrate(tx, database, version)
-    if row is None:
-        row_uuid = str(uuid.uuid4())
-        tx.run("insert_store", uuid=row_uuid, version=VERSION, now=tx.now())
-        return StoreIdentity(row_uuid, VERSION)
-    tx.run("set_version", version=VERSION)
-    return StoreIdentity(row.uuid, VERSION)
+    found = _identity(tx, database)
+    _migrate(tx, database, 0 if found is None else found.version)
+    identity = StoreIdentity(str(uuid.uuid4()) if found is None else found.uuid, VERSION)
+    if found is None:
+        tx.run("insert_store", uuid=identity.uuid, version=VERSION, now=tx.now())
+    else:
+        tx.run("set_version", version=VERSION)
+    return identity
 
 
 def _migrate(tx: Transaction, database: Database, version: int) -> None:
@@ -98,7 +123,7 @@ def _migrate(tx: Transaction, database: Database, version: int) -> None:
     for target, script in migrations(database.dialect).items():
         if target > version:
             for statement in _statements(script):
-                tx.execute(qualify(statement, database.url.schema))
+                tx.execute(qualify(statement, database.dialect, database.url.schema))
 
 
 def _statements(script: str) -> list[str]:

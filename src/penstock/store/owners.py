@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
+import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from penstock.errors import StoreReadOnly
+from penstock.store import forks
+
+# Another process that looks whether a file lock is free holds it for an instant.
+_TRIES, _PAUSE = 5, 0.01
 
 
 class OwnerLock(ABC):
     """A lock with one holder among all processes that use the store; the holder's death releases it."""
+
+    def __init__(self) -> None:
+        forks.watch(self)
 
     @abstractmethod
     def acquire(self) -> bool:
@@ -20,28 +32,70 @@ class OwnerLock(ABC):
     def release(self) -> None:
         """Give the lock back; harmless when it is not held."""
 
+    @abstractmethod
     def held_elsewhere(self) -> bool:
         """Whether somebody else holds the lock."""
-        if not self.acquire():
-            return True
-        self.release()
+
+    def before_fork(self) -> None:
+        """The lock stays with the parent."""
+
+    @abstractmethod
+    def after_fork_in_child(self) -> None:
+        """Not to keep alive, in a child, what its parent's death must release."""
+
+
+def lock_file(folder: Path, name: str) -> Path:
+    return folder / hashlib.sha256(name.encode()).hexdigest()[:32]
+
+
+def file_held(path: Path) -> bool:
+    """Whether somebody holds the lock of that file."""
+    import fcntl
+
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
         return False
+    except PermissionError as error:
+        raise _no_right(path) from error
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(file)
+    return False
+
+
+def _no_right(path: Path) -> StoreReadOnly:
+    return StoreReadOnly(f"the lock file {path} cannot be opened: check the rights on it and on its folder")
 
 
 class FileOwnerLock(OwnerLock):
     """A POSIX ``flock`` on a file beside the SQLite file: one machine, and released by the kernel."""
 
     def __init__(self, folder: Path, name: str) -> None:
-        self._path = folder / hashlib.sha256(name.encode()).hexdigest()[:32]
         self._file: int | None = None
+        self._path = lock_file(folder, name)
+        super().__init__()
 
     def acquire(self) -> bool:
+        for attempt in range(_TRIES):
+            if self._file is not None or self._try():
+                return True
+            if attempt < _TRIES - 1:
+                time.sleep(_PAUSE)
+        return False
+
+    def _try(self) -> bool:
         import fcntl
 
-        if self._file is not None:
-            return True
-        self._path.parent.mkdir(exist_ok=True)
-        file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            self._path.parent.mkdir(exist_ok=True)
+            # Readable for all: a lock needs no right to write.
+            file = os.open(self._path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except PermissionError as error:
+            raise _no_right(self._path) from error
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -51,39 +105,80 @@ class FileOwnerLock(OwnerLock):
         return True
 
     def release(self) -> None:
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
+        file, self._file = self._file, None
+        if file is not None:
+            os.close(file)
+
+    def held_elsewhere(self) -> bool:
+        return self._file is None and file_held(self._path)
+
+    def after_fork_in_child(self) -> None:
+        # The parent's lock lasts until the last copy of the descriptor is closed; closing this one leaves it alone.
+        self.release()
+
+    def __del__(self) -> None:
+        self.release()
+
+
+def advisory_key(name: str) -> int:
+    """The 64-bit key of a PostgreSQL advisory lock."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big", signed=True)
+
+
+def advisory_halves(name: str) -> dict[str, int]:
+    """The key as ``pg_locks`` shows it."""
+    key = advisory_key(name)
+    return {"high": (key >> 32) & 0xFFFFFFFF, "low": key & 0xFFFFFFFF}
+
+
+_inherited: list[Any] = []
 
 
 class AdvisoryOwnerLock(OwnerLock):
-    """A PostgreSQL session advisory lock on a connection of its own."""
+    """A PostgreSQL session advisory lock on a connection of its own.
 
-    def __init__(self, connect: Any, name: str) -> None:
-        self._connect = connect
-        self._key = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big", signed=True)
+    Parameters
+    ----------
+    take
+        Takes the lock: the connection that holds it now, or None when somebody else does.
+    held
+        Tells whether anybody holds it.
+    """
+
+    def __init__(self, take: Callable[[], Any], held: Callable[[], bool]) -> None:
         self._connection: Any = None
+        self._take = take
+        self._held = held
+        super().__init__()
 
     def acquire(self) -> bool:
-        if self._connection is not None and self._alive():
-            return True
-        connection = self._connect()
-        connection.autocommit = True
-        if connection.execute("select pg_try_advisory_lock(%s)", (self._key,)).fetchone()[0]:
-            self._connection = connection
-            return True
-        connection.close()
-        return False
+        if self._connection is None or not self._alive():
+            self._connection = self._take()
+        return self._connection is not None
 
     def _alive(self) -> bool:
         try:
             self._connection.execute("select 1")
         except Exception:  # noqa: BLE001 - whatever went wrong with it, the lock is gone with the connection
-            self._connection = None
+            self.release()
             return False
         return True
 
     def release(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def held_elsewhere(self) -> bool:
+        return self._connection is None and self._held()
+
+    def after_fork_in_child(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            # Closing it in order would say goodbye to the server in the parent's name.
+            _inherited.append(connection)
+            with contextlib.suppress(OSError):
+                os.close(connection.fileno())
+
+    def __del__(self) -> None:
+        self.release()

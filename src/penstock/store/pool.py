@@ -66,7 +66,9 @@ class Pool:
     def _checkout(self) -> Any:
         with self._guard:
             if self._closed:
-                raise StoreError(f"the store {self._name} has been closed; connect again", condition="STORE_CLOSED")
+                raise StoreError(
+                    f"the store {self._name} has been closed; connect again", condition="STORE_CLOSED"
+                )
             if self._idle:
                 return self._idle.pop()
         return self._connect()

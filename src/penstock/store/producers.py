@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.errors import ProducerFenced
+from penstock.errors import ProducerFenced, QueueNotFound
 from penstock.store.catalog import QueueRecord
 from penstock.store.database import Transaction
 
@@ -32,6 +32,12 @@ def lock_session(tx: Transaction, session: ProducerSession) -> int:
         When the session has been opened again since.
     """
     row = tx.one("lock_producer", queue_id=session.queue_id, session=session.session, epoch=session.epoch)
+    if row is None and session.session not in (
+        row.session for row in tx.all("list_producers", queue_id=session.queue_id)
+    ):
+        raise QueueNotFound(
+            f"the queue of producer session {session.session!r} was dropped", session=session.session
+        )
     if row is None:
         raise ProducerFenced(
             f"producer session {session.session!r} was opened again by somebody else; this one may not append any "

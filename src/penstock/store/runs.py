@@ -74,7 +74,8 @@ class Runs:
         starts = pa.concat_arrays([pa.array([-offset], pa.int64()), ends[:-1]])
         within = pc.and_(pc.greater(ends, 0), pc.less(starts, length))
         batch = pa.RecordBatch.from_arrays(
-            [pc.min_element_wise(ends, pa.scalar(length, pa.int64())), *self.batch.columns[1:]], schema=_SCHEMA
+            [pc.min_element_wise(ends, pa.scalar(length, pa.int64())), *self.batch.columns[1:]],
+            schema=_SCHEMA,
         )
         return Runs(batch.filter(within))
 
@@ -93,6 +94,11 @@ class Runs:
         """The id of the append that brought a row."""
         index = pc.sum(pc.less_equal(self.batch.column("end"), row)).as_py() or 0
         return int(self.batch.column("append")[index].as_py())
+
+    def timestamp_at(self, row: int) -> int:
+        """The time of a row."""
+        index = pc.sum(pc.less_equal(self.batch.column("end"), row)).as_py() or 0
+        return int(self.batch.column("timestamp")[index].as_py())
 
     def rows_before(self, timestamp: int) -> int:
         """Rows that are older than ``timestamp``."""

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import time
 from collections import namedtuple
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
-from penstock.errors import InvalidInput, PenstockError, StoreError, StoreFull, StoreReadOnly, StoreUnavailable
+from penstock.errors import (
+    InvalidInput,
+    PenstockError,
+    StoreError,
+    StoreFull,
+    StoreReadOnly,
+    StoreUnavailable,
+)
 from penstock.store.database import Database, Transaction
-from penstock.store.owners import FileOwnerLock, OwnerLock
-from penstock.store.statements import statements
+from penstock.store.owners import FileOwnerLock, OwnerLock, file_held, lock_file
 
 _PAGE_SIZE = 32768
 _BUSY_MS = 30_000
@@ -25,30 +34,45 @@ def _row_type(columns: tuple[str, ...]) -> Any:
     return namedtuple("Row", columns, rename=True)  # type: ignore[misc]  # the columns are known when it runs
 
 
-def _named(cursor: sqlite3.Cursor, values: tuple[Any, ...]) -> Any:
-    return _row_type(tuple(column[0] for column in cursor.description))._make(values)
-
-
 class SqliteTransaction(Transaction):
     dialect = "sqlite"
 
-    def __init__(self, connection: sqlite3.Connection, schema: str = "main") -> None:
-        self.schema = schema
+    def __init__(
+        self, connection: sqlite3.Connection, path: str, *, schema: str = "main", write: bool = True
+    ) -> None:
+        super().__init__(schema, write=write)
+        self._path = path
         self._cursor = connection.cursor()
-        self._cursor.row_factory = _named
-        self._statements = statements(self.dialect, schema)
+        self._cursor.row_factory = None  # a caller's own connection may have one
 
     def run(self, name: str, /, **parameters: Any) -> int:
         return self._cursor.execute(self._statements[name], parameters).rowcount
 
     def all(self, name: str, /, **parameters: Any) -> list[Any]:
-        return self._cursor.execute(self._statements[name], parameters).fetchall()
+        rows = self._cursor.execute(self._statements[name], parameters).fetchall()
+        if not rows:
+            return []
+        make = _row_type(tuple(column[0] for column in self._cursor.description))._make
+        return [make(row) for row in rows]
 
     def many(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
         self._cursor.executemany(self._statements[name], rows)
 
     def execute(self, text: str) -> None:
         self._cursor.execute(text)
+
+    def now(self) -> int:
+        return time.time_ns() // 1000
+
+    def stamp(self) -> int:
+        return self.now()
+
+    def owner_alive(self, name: str) -> bool:
+        return file_held(lock_file(_owners(self._path), name))
+
+
+def _owners(path: str) -> Path:
+    return Path(f"{path}-owners")
 
 
 class SqliteDatabase(Database):
@@ -62,19 +86,40 @@ class SqliteDatabase(Database):
         return os.path.exists(self.path)
 
     def _connect(self) -> sqlite3.Connection:
-        busy = int(self.url.options.get("busy_timeout", _BUSY_MS))
+        # A file that somebody removed is not made anew under a store that is open.
+        mode = "rwc" if self.may_create else "rw"
         connection = sqlite3.connect(
-            self.path, timeout=busy / 1000, isolation_level=None, check_same_thread=False, cached_statements=256
+            f"file:{quote(self.path)}?mode={mode}",
+            uri=True,
+            timeout=int(self.url.options.get("busy_timeout", _BUSY_MS)) / 1000,
+            isolation_level=None,
+            check_same_thread=False,
+            cached_statements=256,
         )
-        connection.execute(f"pragma page_size = {_PAGE_SIZE}")
-        if connection.execute("pragma journal_mode").fetchone()[0] != "wal" and os.access(self.path, os.W_OK):
-            connection.execute("pragma journal_mode = wal")
-        connection.execute(f"pragma synchronous = {self.url.options.get('synchronous', 'full')}")
-        connection.execute("pragma foreign_keys = on")
-        connection.execute("pragma secure_delete = off")
-        connection.execute("pragma cache_size = -16384")
-        connection.execute("pragma journal_size_limit = 67108864")
+        try:
+            connection.execute(f"pragma page_size = {_PAGE_SIZE}")
+            connection.execute(f"pragma synchronous = {self.url.options.get('synchronous', 'full')}")
+            connection.execute("pragma foreign_keys = on")
+            connection.execute("pragma secure_delete = off")
+            connection.execute("pragma cache_size = -16384")
+            connection.execute("pragma journal_size_limit = 67108864")
+        except BaseException:
+            connection.close()
+            raise
         return connection
+
+    def use_wal(self) -> None:
+        """Let readers and the writer work side by side; the file remembers it.
+
+        Raises
+        ------
+        StoreUnavailable
+            When others are at the file in another mode.
+        """
+        with self._pool.lease() as lease, self._translating():
+            if lease.connection.execute("pragma journal_mode").fetchone()[0] != "wal":
+                lease.connection.execute("pragma journal_mode = wal")
+            lease.sound = True
 
     def _disconnect(self, connection: sqlite3.Connection) -> None:
         connection.close()
@@ -82,7 +127,7 @@ class SqliteDatabase(Database):
     def _begin(self, connection: sqlite3.Connection, *, write: bool) -> Transaction:
         # A write that began as a read could not wait for another writer: SQLite refuses to upgrade a stale snapshot.
         connection.execute("begin immediate" if write else "begin")
-        return SqliteTransaction(connection)
+        return SqliteTransaction(connection, self.path, write=write)
 
     def _commit(self, connection: sqlite3.Connection) -> None:
         connection.execute("commit")
@@ -91,9 +136,9 @@ class SqliteDatabase(Database):
         if connection.in_transaction:
             connection.execute("rollback")
 
-    def _commit_error(self, error: Exception) -> Exception:
-        # A failed SQLite commit has not happened.
-        return self._translated(error) or error
+    def _commit_error(self, error: PenstockError) -> PenstockError:
+        # A SQLite commit that failed has not happened.
+        return error
 
     def _translated(self, error: Exception) -> PenstockError | None:
         if not isinstance(error, sqlite3.Error):
@@ -102,22 +147,58 @@ class SqliteDatabase(Database):
         if code in _UNAVAILABLE:
             return StoreUnavailable(f"{self.url} is locked by another writer: {error}")
         if code == sqlite3.SQLITE_FULL:
-            return StoreFull(f"no space left for {self.url}: free some disk space; nothing of this was written")
+            return StoreFull(
+                f"no space left for {self.url}: free some disk space; nothing of this was written"
+            )
         if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM):
             return StoreReadOnly(f"{self.url} cannot be written: check the rights on the file and its folder")
+        if code == sqlite3.SQLITE_IOERR:
+            return StoreError(
+                f"{self.url} could not be read or written: the disk is full, over its quota, or failing; "
+                "nothing of this was written"
+            )
         if code == sqlite3.SQLITE_CANTOPEN:
-            return StoreError(f"{self.url} cannot be opened: does its folder exist, and may this user write there?")
+            return StoreError(
+                f"{self.url} cannot be opened: does its folder exist, and may this user write there?"
+            )
         if code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
             return StoreError(f"{self.url} is not a SQLite file, or a damaged one: {error}")
         return StoreError(f"{self.url}: {error}")
 
     def owner_lock(self, name: str) -> OwnerLock:
-        return FileOwnerLock(Path(f"{self.path}-owners"), name)
+        return FileOwnerLock(_owners(self.path), name)
 
-    def borrowed(self, connection: Any) -> Transaction:
+    def _borrowed(self, connection: Any) -> AbstractContextManager[Transaction]:
         if not isinstance(connection, sqlite3.Connection):
             raise InvalidInput(f"a SQLite store takes a sqlite3.Connection, not {type(connection).__name__}")
-        for _, schema, file in connection.execute("pragma database_list").fetchall():
+        return self._part(connection)
+
+    @contextmanager
+    def _part(self, connection: sqlite3.Connection) -> Iterator[Transaction]:
+        transaction = SqliteTransaction(connection, self.path, schema=self._attached(connection))
+        if not connection.in_transaction:
+            if connection.isolation_level is None:
+                raise InvalidInput(
+                    "the connection commits each statement by itself: execute BEGIN IMMEDIATE first"
+                )
+            connection.execute("begin immediate")
+        connection.execute("savepoint penstock")
+        try:
+            yield transaction
+        except BaseException:
+            # An error may have rolled back the whole transaction already.
+            if connection.in_transaction:
+                connection.execute("rollback to penstock")
+                connection.execute("release penstock")
+            raise
+        connection.execute("release penstock")
+
+    def _attached(self, connection: sqlite3.Connection) -> str:
+        cursor = connection.cursor()
+        cursor.row_factory = None
+        for _, schema, file in cursor.execute("pragma database_list").fetchall():
             if file and os.path.realpath(file) == os.path.realpath(self.path):
-                return SqliteTransaction(connection, f'"{schema}"')
-        raise InvalidInput(f"the connection has not opened {self.url}: connect to that file, or ATTACH it first")
+                return '"' + schema.replace('"', '""') + '"'
+        raise InvalidInput(
+            f"the connection has not opened {self.url}: connect to that file, or ATTACH it first"
+        )

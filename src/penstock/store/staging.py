@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,8 +23,16 @@ class Attempt:
     """Unique for each try, so that a retried or speculative twin cannot be mistaken for it."""
 
 
-def stage(tx: Transaction, queue: QueueRecord, attempt: Attempt, segments: Sequence[Segment], ordinal: int) -> None:
-    """Write segments invisibly; ``ordinal`` is the number of the first one inside the attempt."""
+def stage(
+    tx: Transaction, queue: QueueRecord, attempt: Attempt, segments: Sequence[Segment], ordinal: int
+) -> None:
+    """Write segments invisibly; ``ordinal`` is the number of the first one inside the attempt.
+
+    It may be repeated: what an earlier call has written from that number on makes way.
+    """
+    key = {"app_id": attempt.app_id, "batch_id": attempt.batch_id, "attempt": attempt.attempt}
+    before = tx.all("delete_staged_from", ordinal=ordinal, **key)
+    _delete_payloads(tx, [row.payload_id for row in before])
     ids = store_payloads(tx, segments)
     now = tx.now()
     tx.many(
@@ -49,7 +57,7 @@ def stage(tx: Transaction, queue: QueueRecord, attempt: Attempt, segments: Seque
 
 
 def promote(
-    tx: Transaction, queue: QueueRecord, app_id: str, batch_id: int, attempts: dict[str, int]
+    tx: Transaction, queue: QueueRecord, app_id: str, batch_id: int, attempts: Mapping[str, int]
 ) -> Appended:
     """Make the listed attempts visible as one append and drop everything else staged up to the batch.
 
@@ -74,6 +82,9 @@ def promote(
         )
     kept = {row.payload_id for row in rows}
     _delete_payloads(tx, [row.payload_id for row in staged if row.payload_id not in kept])
+    if not rows:
+        require_unchanged(tx, queue)
+        return Appended({})
     rows.sort(key=lambda row: (row.partition, row.task, row.attempt, row.ordinal))
     places = place(tx, queue, [(row.partition, row.row_count, row.bytes) for row in rows])
     # The id is taken under the partitions' locks, so that append ids ascend inside each partition.

@@ -9,6 +9,8 @@ from importlib import resources
 _NAME = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
 _COMMENT = re.compile(r"^\s*--.*\n", re.MULTILINE)
 _PARAMETER = re.compile(r"(?<![:\w]):([a-z_]+)")
+_LITERAL = re.compile(r"'penstock\.")
+_TABLE = re.compile(r"\bpenstock\.(sqlite_)?")
 
 
 def parse(text: str) -> dict[str, str]:
@@ -33,15 +35,23 @@ def statements(dialect: str, schema: str) -> dict[str, str]:
     dialect
         ``sqlite`` or ``postgres``.
     schema
-        The quoted name of the schema that holds the store's tables; it takes the place of ``penstock.``.
+        The quoted name of the schema that holds the store's tables.
     """
     found = parse(read("sql", "common.sql")) | parse(read("sql", f"{dialect}.sql"))
     quoted = schema if dialect == "sqlite" else schema.replace("%", "%%")
-    return {name: qualify(bind(text, dialect), quoted) for name, text in found.items()}
+    return {name: qualify(bind(text, dialect), dialect, quoted) for name, text in found.items()}
 
 
-def qualify(text: str, schema: str) -> str:
-    return text.replace("penstock.", f"{schema}.")
+def qualify(text: str, dialect: str, schema: str) -> str:
+    """Put the schema in the place of ``penstock``.
+
+    A SQLite store may share its file with other tables, where there are no schemas to keep them apart: its own have names
+    that begin with ``penstock_``.
+    """
+    if dialect == "sqlite":
+        return _TABLE.sub(lambda found: f"{schema}.{found[1] or 'penstock_'}", text)
+    in_literal = schema.replace("'", "''")
+    return _LITERAL.sub(lambda _: f"'{in_literal}.", text).replace("penstock.", f"{schema}.")
 
 
 def bind(text: str, dialect: str) -> str:
@@ -51,7 +61,7 @@ def bind(text: str, dialect: str) -> str:
 
 
 def migrations(dialect: str) -> dict[int, str]:
-    """The migration scripts of a dialect by the version that each leads to."""
+    """The migration scripts of a dialect by the version that each leads to, ascending."""
     folder = resources.files("penstock.store").joinpath("migrations")
     names = [entry.name for entry in folder.iterdir() if entry.name.endswith(f"_{dialect}.sql")]
     return {int(name[:4]): read("migrations", name) for name in sorted(names)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
-from penstock.store.catalog import PartitionRecord, QueueRecord, RetentionLimits, lock_partition
+from penstock.store.catalog import PartitionRecord, QueueRecord, RetentionLimits, lock_partition, reread
 from penstock.store.database import Transaction
 from penstock.store.log import PAGE_SEGMENTS
 from penstock.store.runs import Runs
@@ -33,11 +33,15 @@ def trim(
     tuple
         The first row index before and after.
     """
+    # Whoever calls may have read the retention long ago.
+    queue = reread(tx, queue)
     record = lock_partition(tx, queue, partition)
     wanted = retention_bound(tx, queue, record)
     if before is not None:
         wanted = before if queue.retention.unlimited else min(before, wanted)
-    bound = max(min(wanted, record.next_index, _consumers_bound(tx, queue, partition, alive)), record.first_index)
+    bound = max(
+        min(wanted, record.next_index, _consumers_bound(tx, queue, partition, alive)), record.first_index
+    )
     if bound > record.first_index:
         _cut(tx, queue, partition, bound)
     return record.first_index, bound
@@ -57,7 +61,9 @@ def _cut(tx: Transaction, queue: QueueRecord, partition: int, bound: int) -> Non
     )
 
 
-def _consumers_bound(tx: Transaction, queue: QueueRecord, partition: int, alive: Callable[[str], bool]) -> int:
+def _consumers_bound(
+    tx: Transaction, queue: QueueRecord, partition: int, alive: Callable[[str], bool]
+) -> int:
     """The lowest safe offset of a vital consumer, and the start of a live micro-batch of any other."""
     bounds = [2**62]
     vital = tx.one("lowest_vital", queue_id=queue.queue_id, partition=partition).safe_index
@@ -84,7 +90,9 @@ def retention_bound(tx: Transaction, queue: QueueRecord, record: PartitionRecord
     return bound
 
 
-def _bytes_bound(tx: Transaction, queue: QueueRecord, record: PartitionRecord, limits: RetentionLimits) -> int:
+def _bytes_bound(
+    tx: Transaction, queue: QueueRecord, record: PartitionRecord, limits: RetentionLimits
+) -> int:
     """Whole segments go, oldest first, until the rest fits; the newest one always stays."""
     excess = record.bytes - (limits.bytes or 0)
     bound = record.first_index
@@ -120,6 +128,17 @@ def first_since(tx: Transaction, queue: QueueRecord, record: PartitionRecord, ti
         else:
             return max(segment.start_index + _rows_before(tx, segment.payload_id, timestamp), low)
     return low
+
+
+def time_of(tx: Transaction, queue: QueueRecord, partition: int, row_index: int) -> int | None:
+    """When a row was appended, in microseconds; None where there is no such row."""
+    segment = tx.one("segment_at", queue_id=queue.queue_id, partition=partition, row_index=row_index)
+    if segment is None:
+        return None
+    if segment.first_timestamp == segment.last_timestamp:
+        return int(segment.first_timestamp)
+    runs = Runs.from_bytes(tx.one("read_runs", payload_id=segment.payload_id).runs)
+    return runs.timestamp_at(row_index - segment.start_index)
 
 
 def _rows_before(tx: Transaction, payload_id: int, timestamp: int) -> int:

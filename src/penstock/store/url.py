@@ -17,7 +17,17 @@ _SYNCHRONOUS = ("full", "normal")
 _SCHEMES = {"sqlite": "sqlite", "postgresql": "postgres", "postgres": "postgres"}
 _HOST = re.compile(r"(\[[^\]]*\]|[^:]*)(:\d*)?")
 # What may be shown of a URL's query: where it leads, and nothing that opens a door.
-_SHOWN = ("host", "hostaddr", "port", "dbname", "user", "service", "sslmode", "target_session_attrs", "schema")
+_SHOWN = (
+    "host",
+    "hostaddr",
+    "port",
+    "dbname",
+    "user",
+    "service",
+    "sslmode",
+    "target_session_attrs",
+    "schema",
+)
 _SECRET = ("password", "sslpassword")
 
 
@@ -66,7 +76,9 @@ def parse_url(url: str) -> StoreUrl:
         raise InvalidUrl("a store URL may not contain NUL")
     scheme = url.split("://", 1)[0].lower()
     if scheme not in _SCHEMES:
-        raise InvalidUrl(f"stores are sqlite or postgresql, not {scheme!r}: use one of {_FORMS}", scheme=scheme)
+        raise InvalidUrl(
+            f"stores are sqlite or postgresql, not {scheme!r}: use one of {_FORMS}", scheme=scheme
+        )
     return _sqlite(url) if _SCHEMES[scheme] == "sqlite" else _postgres(url)
 
 
@@ -106,7 +118,9 @@ def _postgres(url: str) -> StoreUrl:
     credentials, at, hosts = authority.rpartition("@")
     if not all(_HOST.fullmatch(host) for host in hosts.split(",")):
         # Not shown: it may be a password whose host was forgotten.
-        raise InvalidUrl("a PostgreSQL URL has : and a port number behind its host: postgresql://user@host:5432/database")
+        raise InvalidUrl(
+            "a PostgreSQL URL has : and a port number behind its host: postgresql://user@host:5432/database"
+        )
     user, _, password = credentials.partition(":")
     parameters = parse_qsl(query, keep_blank_values=True)
     schema = dict(parameters).get("schema") or "penstock"

@@ -20,8 +20,8 @@ import pyarrow.types as pat
 
 from penstock.arrow.casts import Misfit, match_names
 from penstock.arrow.rows import to_table
-from penstock.cli.intake.jsonlines import JsonLines, has_infinity, infinite_rows
-from penstock.cli.intake.rows import Complaint, Record, Refused, not_utf8, wrong_value
+from penstock.cli.intake.jsonlines import JsonLines
+from penstock.cli.intake.rows import Complaint, Record, Refused, infinite_rows, not_utf8, wrong_value
 from penstock.cli.intake.source import Source
 from penstock.cli.wire import decode
 from penstock.errors import InvalidInput, SchemaMismatch
@@ -96,9 +96,7 @@ class CsvRows:
                 column_names=[field.name for field in self._fields],
                 block_size=len(data) + 1 if has_quotes else 1 << 20,
             ),
-            parse_options=pyarrow.csv.ParseOptions(
-                delimiter=self._delimiter, newlines_in_values=has_quotes
-            ),
+            parse_options=pyarrow.csv.ParseOptions(delimiter=self._delimiter, newlines_in_values=has_quotes),
             convert_options=pyarrow.csv.ConvertOptions(
                 column_types={field.name: _reader_type(field.type) for field in self._fields},
                 null_values=self._nulls,
@@ -108,10 +106,10 @@ class CsvRows:
         )
 
     def _refuse_overflow(self, table: pa.Table, data: bytes) -> None:
-        if has_infinity(table):
-            records = self.records(data)
-            if any(b"nf" not in records[row].raw.lower() for row in infinite_rows(table)):
-                raise Refused("a number is too large for 64 bits")
+        rows = infinite_rows(table)
+        records = self.records(data) if rows else []
+        if any(b"nf" not in records[row].raw.lower() for row in rows):
+            raise Refused("a number is too large for 64 bits")
 
     def records(self, data: bytes) -> list[Record]:
         records, position, line = [], 0, 0

@@ -9,14 +9,21 @@ from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.json
 import pyarrow.types as pat
 
 from penstock.arrow.casts import Misfit, match_names
 from penstock.arrow.nulls import nested_fields
 from penstock.arrow.rows import to_table
-from penstock.cli.intake.rows import Complaint, Record, Refused, not_utf8, shortened, wrong_value
+from penstock.cli.intake.rows import (
+    Complaint,
+    Record,
+    Refused,
+    infinite_rows,
+    not_utf8,
+    shortened,
+    wrong_value,
+)
 from penstock.cli.wire import NOT_FINITE, decode, wire_type
 from penstock.names import did_you_mean
 
@@ -103,12 +110,16 @@ class JsonLines:
             places = match_names(found, self._nullable, "")
         except (ValueError, TypeError, RecursionError, Misfit):
             return self._wire
-        names = [field.name if place is None else found[place] for place, field in zip(places, self._wire, strict=True)]
+        names = [
+            field.name if place is None else found[place]
+            for place, field in zip(places, self._wire, strict=True)
+        ]
         return pa.schema([field.with_name(name) for name, field in zip(names, self._wire, strict=True)])
 
     def _refuse_overflow(self, table: pa.Table, data: bytes) -> None:
-        lines = [line for line in data.split(b"\n") if line.strip(_BLANK)] if has_infinity(table) else []
-        if any(b"nf" not in lines[row] for row in infinite_rows(table)):
+        rows = infinite_rows(table)
+        lines = [line for line in data.split(b"\n") if line.strip(_BLANK)] if rows else []
+        if any(b"nf" not in lines[row] for row in rows):
             raise Refused("a number is too large for 64 bits")
 
     def records(self, data: bytes) -> list[Record]:
@@ -159,21 +170,6 @@ def _name_trouble(misfit: Misfit, names: list[str]) -> str:
     if misfit.expected.startswith("one of "):
         return f"is unknown; it has to be {misfit.expected}.{did_you_mean(misfit.found, names)}"
     return misfit.message.removeprefix(f"column {misfit.column!r} ").rstrip(".")
-
-
-def has_infinity(table: pa.Table) -> bool:
-    return any(
-        pat.is_floating(column.type) and bool(pc.any(pc.is_inf(column)).as_py()) for column in table.columns
-    )
-
-
-def infinite_rows(table: pa.Table) -> list[int]:
-    """The rows with an infinity in a column: only where the text says so has it not come from a number too large."""
-    rows: set[int] = set()
-    for column in table.columns:
-        if pat.is_floating(column.type):
-            rows.update(pc.indices_nonzero(pc.is_inf(column).fill_null(False)).to_pylist())
-    return sorted(rows)
 
 
 def _has_map(field: pa.Field) -> bool:

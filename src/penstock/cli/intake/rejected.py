@@ -51,7 +51,9 @@ def rows_rejected(queue: str, bad: Sequence[BadRow], count: int, more: bool) -> 
     more
         Whether that is the number at which the search ended.
     """
-    found = f"{'at least ' if more else ''}{counted(count, 'row')} of the input {'does' if count == 1 else 'do'}"
+    found = (
+        f"{'at least ' if more else ''}{counted(count, 'row')} of the input {'does' if count == 1 else 'do'}"
+    )
     shown = f" (the first {len(bad)} of them are above)" if 0 < len(bad) < count else ""
     return RowsRejected(
         f"{found} not fit queue {queue!r}{shown}; nothing was appended",

@@ -8,6 +8,7 @@ from decimal import Decimal
 from typing import Any, Protocol
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from penstock.cli.ddl_text import type_ddl
@@ -59,6 +60,9 @@ class RowFormat(Protocol):
             A row does not fit, or the format cannot tell without looking at each row.
         """
 
+    def parse_ready(self, data: bytes) -> pa.Table:
+        """As ``parse``, for the ``ready`` bytes of some records."""
+
     def records(self, data: bytes) -> list[Record]:
         """The rows one by one."""
 
@@ -87,9 +91,16 @@ def wrong_value(field: pa.Field, value: Any, error: BaseException) -> Complaint:
 
 def _hint(kind: pa.DataType) -> str:
     if pat.is_timestamp(kind):
-        return (
-            "; it takes no zone" if kind.tz is None else "; it needs a zone, as in 2024-01-31T12:00:00Z"
-        )
+        return "; it takes no zone" if kind.tz is None else "; it needs a zone, as in 2024-01-31T12:00:00Z"
     if pat.is_binary(kind):
         return "; it is written in base64"
     return "; it is written in whole microseconds" if pat.is_duration(kind) else ""
+
+
+def infinite_rows(table: pa.Table) -> list[int]:
+    """Return the rows with an infinity in a column: where the text does not say so, it was a number too large."""
+    rows: set[int] = set()
+    for column in table.columns:
+        if pat.is_floating(column.type):
+            rows.update(pc.indices_nonzero(pc.is_inf(column).fill_null(False)).to_pylist())
+    return sorted(rows)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +70,8 @@ class Source:
         start = first.lstrip()[:1]
         if start == b"[":
             raise InvalidInput(
-                f"{self.name} is a JSON array: write one object in each line, as `jq -c '.[]'` does", value="["
+                f"{self.name} is a JSON array: write one object in each line, as `jq -c '.[]'` does",
+                value="[",
             )
         return "jsonl" if start == b"{" else "csv"
 
@@ -95,12 +96,17 @@ def open_source(path: str) -> Iterator[Source]:
     if path == "-":
         yield Source("standard input", sys.stdin.buffer, None)
         return
-    try:
-        stream = pa.input_stream(path, compression="detect") if path.lower().endswith(_PACKED) else Path(path).open("rb")
-    except OSError as error:
-        raise unreadable(path, error) from error
-    with stream:
-        yield Source(path, stream, None if path.lower().endswith(_PACKED) else _size(path))
+    packed = path.lower().endswith(_PACKED)
+    with ExitStack() as stack:
+        # Errors of what is done with the source are not those of opening it.
+        try:
+            if packed:
+                stream = stack.enter_context(pa.input_stream(path, compression="detect"))
+            else:
+                stream = stack.enter_context(Path(path).open("rb"))
+        except OSError as error:
+            raise unreadable(path, error) from error
+        yield Source(path, stream, None if packed else _size(path))
 
 
 def _size(path: str) -> int | None:

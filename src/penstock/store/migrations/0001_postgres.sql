@@ -1,4 +1,5 @@
 -- The first schema: queues with their segments, consumers, producer sessions, ledger and staging.
+-- Names compare byte by byte, as in SQLite, whatever the database's collation is.
 create table penstock.store (
     uuid            text   not null,
     version         bigint not null,
@@ -7,7 +8,7 @@ create table penstock.store (
 
 create table penstock.queue (
     queue_id        bigint generated always as identity primary key,
-    name            text   not null unique,
+    name            text collate "C"   not null unique,
     generation      bigint not null,
     schema          bytea  not null,
     key_columns     text   not null,
@@ -26,7 +27,8 @@ create table penstock.key_home (
     primary key (queue_id, partitions)
 );
 
--- One row for each partition: its row lock orders the appends.
+-- One row for each partition: its row lock orders the appends. total is the number of partitions that the queue has, here
+-- too, so that an append sees under its lock that the queue has grown.
 create table penstock.partition (
     queue_id        bigint not null references penstock.queue on delete cascade,
     partition       bigint not null,
@@ -35,12 +37,13 @@ create table penstock.partition (
     last_timestamp  bigint not null default 0,
     bytes           bigint not null default 0,
     segments        bigint not null default 0,
+    total           bigint not null,
     primary key (queue_id, partition)
 );
 
 create table penstock.payload (
     payload_id      bigint primary key,
-    runs       bytea,
+    runs            bytea,
     data            bytea  not null
 );
 
@@ -59,9 +62,9 @@ create table penstock.segment (
 );
 
 create table penstock.staged (
-    app_id          text   not null,
+    app_id          text collate "C"   not null,
     batch_id        bigint not null,
-    attempt         text   not null,
+    attempt         text collate "C"   not null,
     task            bigint not null,
     ordinal         bigint not null,
     queue_id        bigint not null,
@@ -75,7 +78,7 @@ create table penstock.staged (
 
 create table penstock.consumer (
     consumer_id     bigint generated always as identity primary key,
-    name            text   not null unique,
+    name            text collate "C"   not null unique,
     created_at      bigint not null
 );
 
@@ -87,10 +90,10 @@ create table penstock.registration (
     vital           bigint not null,
     generation      bigint not null,
     epoch           bigint not null default 0,
-    app_id      text,
-    plan_epoch  bigint,
-    plan        text,
-    split       text,
+    app_id          text,
+    plan_epoch      bigint,
+    plan            text,
+    split           text,
     draining        bigint not null default 0,
     primary key (consumer_id, queue_id)
 );
@@ -108,7 +111,7 @@ create table penstock.position (
 
 create table penstock.producer (
     queue_id        bigint not null references penstock.queue on delete cascade,
-    session         text   not null,
+    session         text collate "C"   not null,
     epoch           bigint not null,
     sequence        bigint not null,
     primary key (queue_id, session)
@@ -116,8 +119,8 @@ create table penstock.producer (
 
 -- task is -1 for a whole micro-batch.
 create table penstock.ledger (
-    sink            text   not null,
-    app_id          text   not null,
+    sink            text collate "C"   not null,
+    app_id          text collate "C"   not null,
     batch_id        bigint not null,
     task            bigint not null,
     ranges          text   not null,
@@ -128,8 +131,8 @@ create table penstock.ledger (
 
 -- How far a consumer of another store has been written into this one.
 create table penstock.mark (
-    source          text   not null,
-    app_id          text   not null,
+    source          text collate "C"   not null,
+    app_id          text collate "C"   not null,
     partition       bigint not null,
     next_index      bigint not null,
     primary key (source, partition)

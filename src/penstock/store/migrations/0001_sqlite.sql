@@ -21,21 +21,23 @@ create table penstock.queue (
 
 -- The hashes of keys that were in the queue when it grew: those keys stay where they are.
 create table penstock.key_home (
-    queue_id   integer not null references queue on delete cascade,
+    queue_id   integer not null references penstock_queue on delete cascade,
     partitions integer not null,
     hashes     blob    not null,
     primary key (queue_id, partitions)
 ) strict, without rowid;
 
--- One row for each partition: its row lock orders the appends.
+-- One row for each partition: its row lock orders the appends. total is the number of partitions that the queue has, here
+-- too, so that an append sees under its lock that the queue has grown.
 create table penstock.partition (
-    queue_id       integer not null references queue on delete cascade,
+    queue_id       integer not null references penstock_queue on delete cascade,
     partition      integer not null,
     first_index    integer not null default 0,
     next_index     integer not null default 0,
     last_timestamp integer not null default 0,
     bytes          integer not null default 0,
     segments       integer not null default 0,
+    total          integer not null,
     primary key (queue_id, partition)
 ) strict, without rowid;
 
@@ -83,8 +85,8 @@ create table penstock.consumer (
 -- plan is the end offset of the micro-batch in hand, split its division into tasks; the plan is open while
 -- plan_epoch is the owner's epoch.
 create table penstock.registration (
-    consumer_id integer not null references consumer on delete cascade,
-    queue_id    integer not null references queue on delete cascade,
+    consumer_id integer not null references penstock_consumer on delete cascade,
+    queue_id    integer not null references penstock_queue on delete cascade,
     vital       integer not null,
     generation  integer not null,
     epoch       integer not null default 0,
@@ -95,7 +97,7 @@ create table penstock.registration (
     draining    integer not null default 0,
     primary key (consumer_id, queue_id)
 ) strict, without rowid;
-create index penstock.registration_by_queue on registration (queue_id);
+create index penstock.registration_by_queue on penstock_registration (queue_id);
 
 create table penstock.position (
     consumer_id integer not null,
@@ -104,11 +106,11 @@ create table penstock.position (
     next_index  integer not null,
     safe_index  integer not null,
     primary key (consumer_id, queue_id, partition),
-    foreign key (consumer_id, queue_id) references registration on delete cascade
+    foreign key (consumer_id, queue_id) references penstock_registration on delete cascade
 ) strict, without rowid;
 
 create table penstock.producer (
-    queue_id integer not null references queue on delete cascade,
+    queue_id integer not null references penstock_queue on delete cascade,
     session  text    not null,
     epoch    integer not null,
     sequence integer not null,

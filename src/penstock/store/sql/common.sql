@@ -22,11 +22,18 @@ returning queue_id;
 -- name: find_queue
 select * from penstock.queue where name = :name;
 
+-- name: find_queue_by_id
+select * from penstock.queue where queue_id = :queue_id;
+
 -- name: list_queues
 select * from penstock.queue order by name;
 
 -- name: insert_partition
-insert into penstock.partition (queue_id, partition) values (:queue_id, :partition);
+insert into penstock.partition (queue_id, partition, total) values (:queue_id, :partition, :total);
+
+-- Every row is written, so that no append that began under the old number can end under it.
+-- name: set_total
+update penstock.partition set total = :total where queue_id = :queue_id;
 
 -- name: set_partitions
 update penstock.queue set partitions = :partitions where queue_id = :queue_id;
@@ -35,6 +42,12 @@ update penstock.queue set partitions = :partitions where queue_id = :queue_id;
 update penstock.queue
 set retention_rows = :retention_rows, retention_age = :retention_age, retention_bytes = :retention_bytes
 where queue_id = :queue_id;
+
+-- name: delete_registrations
+delete from penstock.registration where queue_id = :queue_id;
+
+-- name: delete_producers
+delete from penstock.producer where queue_id = :queue_id;
 
 -- name: delete_queue_payloads
 delete from penstock.payload where payload_id in (
@@ -58,6 +71,12 @@ insert into penstock.key_home (queue_id, partitions, hashes) values (:queue_id, 
 -- name: read_key_homes
 select partitions, hashes from penstock.key_home where queue_id = :queue_id order by partitions;
 
+-- name: store_totals
+select
+    cast(coalesce(sum(next_index - first_index), 0) as bigint) as row_count,
+    cast(coalesce(sum(bytes), 0) as bigint) as bytes
+from penstock.partition;
+
 -- the log
 
 -- name: read_partitions
@@ -65,16 +84,6 @@ select * from penstock.partition where queue_id = :queue_id order by partition;
 
 -- name: read_partition
 select * from penstock.partition where queue_id = :queue_id and partition = :partition;
-
--- The update takes the partition's row lock and holds it to the commit; timestamps never go back.
--- name: advance_partition
-update penstock.partition
-set next_index = next_index + :row_count,
-    bytes = bytes + :bytes,
-    segments = segments + :segments,
-    last_timestamp = case when last_timestamp > :now then last_timestamp else :now end
-where queue_id = :queue_id and partition = :partition
-returning next_index, last_timestamp, segments;
 
 -- name: insert_payload
 insert into penstock.payload (payload_id, runs, data) values (:payload_id, :runs, :data);
@@ -147,7 +156,7 @@ join penstock.payload as p on p.payload_id = s.payload_id;
 select runs from penstock.payload where payload_id = :payload_id;
 
 -- name: bytes_after
-select coalesce(sum(bytes), 0) as bytes
+select cast(coalesce(sum(bytes), 0) as bigint) as bytes
 from penstock.segment
 where queue_id = :queue_id and partition = :partition and end_index > :row_index;
 
@@ -191,12 +200,17 @@ values
 delete from penstock.staged where app_id = :app_id and batch_id <= :batch_id and queue_id = :queue_id
 returning batch_id, attempt, task, ordinal, partition, row_count, bytes, payload_id;
 
+-- name: delete_staged_from
+delete from penstock.staged
+where app_id = :app_id and batch_id = :batch_id and attempt = :attempt and ordinal >= :ordinal
+returning payload_id;
+
 -- name: delete_staged_before
 delete from penstock.staged where created_at < :created_at
 returning payload_id;
 
 -- name: staged_apps
-select app_id, max(created_at) as newest, count(*) as segments, sum(bytes) as bytes
+select app_id, max(created_at) as newest, count(*) as segments, cast(sum(bytes) as bigint) as bytes
 from penstock.staged group by app_id;
 
 -- consumers
@@ -307,8 +321,8 @@ where p.queue_id = :queue_id and p.partition = :partition and r.vital = 1;
 -- producer sessions
 
 -- name: open_producer
-insert into penstock.producer (queue_id, session, epoch, sequence) values (:queue_id, :session, 1, -1)
-on conflict (queue_id, session) do update set epoch = penstock.producer.epoch + 1
+insert into penstock.producer as p (queue_id, session, epoch, sequence) values (:queue_id, :session, 1, -1)
+on conflict (queue_id, session) do update set epoch = p.epoch + 1
 returning epoch, sequence;
 
 -- The update takes the session's row lock; nothing comes back where the session is fenced.
@@ -339,8 +353,11 @@ select task, row_count from penstock.ledger
 where sink = :sink and app_id = :app_id and batch_id = :batch_id and task >= 0
 order by task;
 
--- name: last_batch
-select max(batch_id) as batch_id from penstock.ledger where sink = :sink and app_id = :app_id and task = -1;
+-- name: newest_batch
+select batch_id from penstock.ledger
+where sink = :sink and app_id = :app_id and batch_id > :batch_id
+order by batch_id desc
+limit 1;
 
 -- name: prune_ledger
 delete from penstock.ledger where sink = :sink and app_id = :app_id and batch_id < :batch_id;
@@ -352,7 +369,7 @@ group by sink, app_id
 order by sink, app_id;
 
 -- name: count_ledger
-select count(*) as commits, coalesce(sum(row_count), 0) as row_count from penstock.ledger where task = -1;
+select count(*) as commits, cast(coalesce(sum(row_count), 0) as bigint) as row_count from penstock.ledger where task = -1;
 
 -- name: insert_mark
 insert into penstock.mark (source, partition, app_id, next_index) values (:source, :partition, :app_id, :next_index)

@@ -1,28 +1,86 @@
 -- Statements that differ from the other database's.
 
 -- name: store_exists
-select count(*) as found from information_schema.tables where table_schema = :schema and table_name = 'store';
+select count(*) as found
+from pg_class as c
+join pg_namespace as n on n.oid = c.relnamespace
+where n.nspname = :schema and c.relname = 'store';
 
 -- name: schema_exists
 select count(*) as found from pg_namespace where nspname = :schema;
+
+-- name: clock
+select (extract(epoch from clock_timestamp()) * 1000000)::bigint as now;
+
+-- name: advisory_holders
+select count(*) as found
+from pg_locks
+where locktype = 'advisory' and granted and objsubid = 1
+    and classid::bigint = :high and objid::bigint = :low
+    and database = (select oid from pg_database where datname = current_database());
 
 -- A block is 4096 payload ids, so that one call serves one append.
 -- name: allocate_block
 select nextval('penstock.payload_block') as block;
 
+-- The update takes the partition's row lock and holds it to the commit. Timestamps never go back.
+-- name: advance_partition
+update penstock.partition
+set next_index = next_index + :row_count,
+    bytes = bytes + :bytes,
+    segments = segments + :segments,
+    last_timestamp = greatest(
+        last_timestamp, coalesce(:now, (extract(epoch from clock_timestamp()) * 1000000)::bigint)
+    )
+where queue_id = :queue_id and partition = :partition
+returning next_index, last_timestamp, segments, total;
+
+-- An append of one segment in one round trip; the payload's id is drawn under the partition's lock.
+-- name: append_segment
+with placed as (
+    update penstock.partition
+    set next_index = next_index + :row_count,
+        bytes = bytes + :bytes,
+        segments = segments + 1,
+        last_timestamp = greatest(
+            last_timestamp, (extract(epoch from clock_timestamp()) * 1000000)::bigint
+        )
+    where queue_id = :queue_id and partition = :partition
+    returning next_index, last_timestamp, segments, total, nextval('penstock.payload_block') * 4096 as payload_id
+), stored as (
+    insert into penstock.payload (payload_id, data) select payload_id, :data from placed
+), published as (
+    insert into penstock.segment
+        (queue_id, partition, start_index, end_index, first_append, last_append, first_timestamp, last_timestamp,
+         bytes, payload_id)
+    select
+        :queue_id, :partition, next_index - :row_count, next_index, payload_id, payload_id, last_timestamp,
+        last_timestamp, :bytes, payload_id
+    from placed
+)
+select next_index, last_timestamp, segments, total from placed;
+
+-- Others may still refer to the row.
 -- name: lock_registration
 select r.*, c.name as consumer, q.name as queue
 from penstock.registration as r
 join penstock.consumer as c on c.consumer_id = r.consumer_id
 join penstock.queue as q on q.queue_id = r.queue_id
 where c.name = :consumer and q.name = :queue
-for update of r;
+for no key update of r;
+
+-- name: lock_registrations
+select r.*, c.name as consumer, q.name as queue
+from penstock.registration as r
+join penstock.consumer as c on c.consumer_id = r.consumer_id
+join penstock.queue as q on q.queue_id = r.queue_id
+where r.queue_id = :queue_id
+order by c.name
+for no key update of r;
 
 -- name: lock_partition
 select * from penstock.partition where queue_id = :queue_id and partition = :partition for update;
 
+-- Nobody may refer to the row meanwhile: no registration and no session begins.
 -- name: lock_queue
 select * from penstock.queue where name = :name for update;
-
--- name: clock
-select (extract(epoch from clock_timestamp()) * 1000000)::bigint as now;

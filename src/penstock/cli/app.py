@@ -1,0 +1,104 @@
+"""The command tree, and how a run of it ends."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+
+from penstock.cli import (
+    consumer_commands,
+    demo_command,
+    put_command,
+    queue_commands,
+    row_commands,
+    store_commands,
+)
+from penstock.cli.boundary import FAILED, INTERRUPTED, MISUSED, is_misuse
+from penstock.cli.commands import Common, DebugOption, JsonOption, UrlOption
+from penstock.cli.output import one_line, redact
+
+app = typer.Typer(
+    name="penstock",
+    help="Durable queues with consumers, in SQLite or PostgreSQL.",
+    epilog=(
+        "\b\nExamples:\n"
+        "  penstock store init\n"
+        "  penstock queue create orders --schema 'id bigint not null, amount decimal(10,2)'\n"
+        "  penstock queue put orders orders.jsonl\n"
+        "  penstock queue peek orders\n"
+        "  penstock consumer create billing\n"
+        "  penstock consumer register billing orders --vital\n"
+        "  penstock consumer lag billing"
+    ),
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    no_args_is_help=True,
+)
+app.add_typer(store_commands.group, name="store")
+app.add_typer(queue_commands.group, name="queue")
+app.add_typer(consumer_commands.group, name="consumer")
+put_command.add_to(queue_commands.group)
+row_commands.add_to(queue_commands.group)
+demo_command.add_to(app)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from penstock import __version__
+
+        print(f"penstock {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _before_every_command(
+    context: typer.Context,
+    url: UrlOption = None,
+    json: JsonOption = False,
+    debug: DebugOption = False,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_show_version, is_eager=True, show_default=False, help="Show the version."
+        ),
+    ] = False,
+) -> None:
+    context.obj = Common(url, json, debug)
+
+
+def run(words: Sequence[str]) -> int:
+    """Run a command line; the exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            # A name that the terminal's encoding does not have is shown with escapes.
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        code: Any = app(args=list(words), prog_name="penstock", standalone_mode=False)
+    except typer.Abort:
+        return INTERRUPTED
+    except Exception as error:
+        if not is_misuse(error):
+            raise
+        return _misused(error, as_json="--json" in words)
+    return code if isinstance(code, int) else 0
+
+
+def _misused(error: Any, *, as_json: bool) -> int:
+    context: Any = getattr(error, "ctx", None)
+    if type(error).__name__ == "NoArgsIsHelpError":
+        print(context.get_help(), file=sys.stderr)
+        return MISUSED
+    path = context.command_path if context is not None else "penstock"
+    message = one_line(redact(str(error.format_message())))
+    if as_json:
+        import json
+
+        line = {"error": "USAGE", "message": message, "parameters": {"command": path}}
+        print(json.dumps(line), file=sys.stderr)
+    else:
+        print(f"error: [USAGE] {message} See {path} --help", file=sys.stderr)
+    return int(error.exit_code) or FAILED

@@ -1,0 +1,169 @@
+"""What every command shares: its options, its store, its output and its way to fail."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from penstock.cli.boundary import guard
+from penstock.cli.output import Output
+from penstock.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from penstock.queue.store import Store
+
+URL_VARIABLE = "PENSTOCK_URL"
+DEFAULT_URL = "sqlite:///penstock.db"
+
+UrlOption = Annotated[
+    str | None,
+    typer.Option(
+        "--url",
+        metavar="URL",
+        show_default=False,
+        help=f"The store: sqlite:///FILE or postgresql://USER@HOST/DATABASE. [{URL_VARIABLE}, or else {DEFAULT_URL}]",
+    ),
+]
+JsonOption = Annotated[
+    bool, typer.Option("--json", show_default=False, help="Results and errors as JSON, for programs.")
+]
+DebugOption = Annotated[
+    bool, typer.Option("--debug", show_default=False, help="Show where an error comes from.")
+]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", show_default=False, help="Do not ask.")]
+
+
+@dataclass(frozen=True)
+class Common:
+    """The options that every command has."""
+
+    url: str | None = None
+    json: bool = False
+    debug: bool = False
+
+    def over(self, other: Common | None) -> Common:
+        """These options, and those given before the command where they are not given here."""
+        if other is None:
+            return self
+        return Common(self.url or other.url, self.json or other.json, self.debug or other.debug)
+
+
+class Run:
+    """One run of a command."""
+
+    def __init__(self, common: Common) -> None:
+        self.url = common.url or os.environ.get(URL_VARIABLE) or DEFAULT_URL
+        self.debug = common.debug
+        self.json = common.json
+        self.output = make_output(self.url, common.json)
+
+    def connect(self, *, create: bool = False) -> Store:
+        """Open the store; without ``create`` it has to be there."""
+        from penstock.queue.store import connect
+
+        return connect(self.url, create=create)
+
+    def confirm(self, question: str, yes: bool) -> None:
+        """Ask before something is lost.
+
+        Raises
+        ------
+        InvalidInput
+            There is nobody to ask, or the answer is no.
+        """
+        if yes:
+            return
+        if self.json or not sys.stdin.isatty():
+            raise InvalidInput(f"{question} Repeat it with --yes", condition="CONFIRMATION_NEEDED")
+        if not typer.confirm(question, err=True):
+            raise InvalidInput("nothing was done", condition="NOT_CONFIRMED")
+
+
+def make_output(url: str, json: bool) -> Output:
+    if json:
+        from penstock.cli.json_output import JsonOutput
+
+        return JsonOutput(url)
+    from penstock.cli.text_output import TextOutput
+
+    return TextOutput(url)
+
+
+Command = Callable[..., None]
+
+
+def command(
+    group: typer.Typer, name: str, *, examples: Sequence[str] = (), **settings: Any
+) -> Callable[[Command], Command]:
+    """Make a function a command of a group.
+
+    Its first parameter is the :class:`Run`, the others are as for typer; ``--url``, ``--json`` and ``--debug`` are added.
+
+    Parameters
+    ----------
+    examples
+        Lines that are shown under the help.
+    settings
+        Passed on to typer.
+    """
+
+    def add(function: Command) -> Command:
+        group.command(name, epilog=_examples(examples), **settings)(_with_common_options(function))
+        return function
+
+    return add
+
+
+def _examples(lines: Sequence[str]) -> str | None:
+    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines) if lines else None
+
+
+def _with_common_options(function: Command) -> Command:
+    signature = inspect.signature(function, eval_str=True)
+    own = list(signature.parameters.values())[1:]
+
+    @functools.wraps(function)
+    def call(**values: Any) -> None:
+        context: typer.Context = values.pop("context")
+        common = Common(values.pop("url"), values.pop("json"), values.pop("debug"))
+        run = Run(common.over(context.find_object(Common)))
+        with _log_as_notes(run.output):
+            guard(run.output, run.debug, lambda: function(run, **values))
+
+    parameters = [
+        inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context),
+        *(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own),
+        inspect.Parameter("url", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=UrlOption),
+        inspect.Parameter("json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=JsonOption),
+        inspect.Parameter("debug", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=DebugOption),
+    ]
+    # typer reads both.
+    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # a function takes any attribute
+    call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return call
+
+
+class _log_as_notes(logging.Handler):  # noqa: N801 - used as a context manager, like a function
+    """Shows warnings of the library, such as a store that is tried again, the way the command shows everything."""
+
+    def __init__(self, output: Output) -> None:
+        super().__init__(logging.WARNING)
+        self._output = output
+        self._logger = logging.getLogger("penstock")
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._output.note(f"{record.levelname.lower()}: {record.getMessage()}")
+
+    def __enter__(self) -> None:
+        self._logger.addHandler(self)
+
+    def __exit__(self, *_: object) -> None:
+        self._logger.removeHandler(self)

@@ -1,0 +1,270 @@
+"""``penstock consumer``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from penstock.cli.commands import Run, YesOption, command
+from penstock.cli.output import Column
+from penstock.cli.positions import parse_position
+from penstock.cli.queue_commands import QueueName
+from penstock.cli.units import age_text, count_text, counted, size_text
+from penstock.errors import QueueNotFound
+
+if TYPE_CHECKING:
+    from penstock.queue.consumer import Lag
+    from penstock.queue.store import Store
+    from penstock.store.consumers import Registration
+
+group = typer.Typer(
+    help="Make consumers, see how far behind they are, move them.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+ConsumerName = Annotated[str, typer.Argument(metavar="CONSUMER", help="The consumer's name.")]
+
+
+@command(group, "create", examples=["penstock consumer create billing"])
+def create(run: Run, name: ConsumerName) -> None:
+    """Create a consumer; register it on queues next."""
+    with run.connect() as store:
+        store.create_consumer(name)
+    run.output.done(f"created consumer {name!r}", {"consumer": name})
+
+
+@command(
+    group,
+    "register",
+    examples=[
+        "penstock consumer register billing orders --vital",
+        "penstock consumer register billing orders --start 2024-01-31T00:00:00Z",
+        """penstock consumer register billing orders --start '{"0": 5, "1": 7}'""",
+    ],
+)
+def register(
+    run: Run,
+    consumer: ConsumerName,
+    queue: QueueName,
+    vital: Annotated[
+        bool, typer.Option("--vital", show_default=False, help="Trimming waits for this consumer.")
+    ] = False,
+    start: Annotated[
+        str,
+        typer.Option(
+            "--start", metavar="POSITION", help="earliest, latest, a time with its zone, or row indexes."
+        ),
+    ] = "earliest",
+) -> None:
+    """Register a consumer on a queue. One that is registered keeps its offsets; only --vital changes then."""
+    position = parse_position(start)
+    with run.connect() as store:
+        found = store.consumer(consumer)
+        found.register(queue, vital=vital, start=position)
+        offsets = found.offsets(queue)
+    kind = "vital consumer" if vital else "consumer"
+    data = {"consumer": consumer, "queue": queue, "vital": vital, "offsets": _by_text(offsets)}
+    run.output.done(f"{kind} {consumer!r} is registered on queue {queue!r}, at {_shown(offsets)}", data)
+
+
+def _by_text(offsets: dict[int, int]) -> dict[str, int]:
+    return {str(partition): index for partition, index in offsets.items()}
+
+
+def _shown(offsets: dict[int, int]) -> str:
+    text = ", ".join(f"{partition}: {index}" for partition, index in list(offsets.items())[:8])
+    return "{" + text + (", …}" if len(offsets) > 8 else "}")
+
+
+@command(group, "unregister", examples=["penstock consumer unregister billing orders"])
+def unregister(run: Run, consumer: ConsumerName, queue: QueueName, yes: YesOption = False) -> None:
+    """Forget a consumer's offsets on a queue. Asks first."""
+    with run.connect() as store:
+        found = store.consumer(consumer)
+        found.registration(queue)
+        run.confirm(f"Forget the offsets of consumer {consumer!r} on queue {queue!r}?", yes)
+        found.unregister(queue)
+    run.output.done(
+        f"consumer {consumer!r} is not registered on queue {queue!r} any more",
+        {"consumer": consumer, "queue": queue},
+    )
+
+
+def _yes_no(value: bool | None) -> str:
+    return "" if value is None else "yes" if value else "no"
+
+
+_LIST_COLUMNS = (
+    Column("consumer", "consumer"),
+    Column("queue", "queue"),
+    Column("vital", "vital", _yes_no),
+    Column("live", "query runs", _yes_no),
+    Column("app_id", "app"),
+)
+
+
+@command(group, "list", examples=["penstock consumer list --json"])
+def list_consumers(run: Run) -> None:
+    """List the consumers and the queues that they are registered on."""
+    with run.connect() as store:
+        registrations = store.registrations()
+        rows = [_registration(store, each) for each in registrations]
+        registered = {each.consumer for each in registrations}
+        nothing = {"queue": None, "vital": None, "live": None, "app_id": None}
+        rows += [{"consumer": name, **nothing} for name in store.consumers() if name not in registered]
+    rows.sort(key=lambda row: (row["consumer"], row["queue"] or ""))
+    run.output.table("consumers", _LIST_COLUMNS, rows)
+
+
+def _registration(store: Store, registration: Registration) -> dict[str, Any]:
+    lock = store.database.owner_lock(registration.lock_name(store.uuid))
+    return {
+        "consumer": registration.consumer,
+        "queue": registration.queue,
+        "vital": registration.vital,
+        "live": lock.held_elsewhere(),
+        "app_id": registration.app_id,
+    }
+
+
+_LAG_COLUMNS = (
+    Column("consumer", "consumer"),
+    Column("queue", "queue"),
+    Column("rows", "rows", count_text, right=True),
+    Column("bytes", "size", size_text, right=True),
+    Column("seconds", "oldest", age_text, right=True),
+)
+_PARTITION_LAG_COLUMNS = (
+    Column("partition", "partition", count_text, right=True),
+    Column("offset", "offset", count_text, right=True),
+    Column("next_index", "next", count_text, right=True),
+    *_LAG_COLUMNS[2:],
+)
+
+
+@command(group, "lag", examples=["penstock consumer lag", "penstock consumer lag billing orders --json"])
+def lag(
+    run: Run,
+    consumer: Annotated[
+        str | None, typer.Argument(metavar="[CONSUMER]", show_default=False, help="One consumer alone.")
+    ] = None,
+    queue: Annotated[
+        str | None, typer.Argument(metavar="[QUEUE]", show_default=False, help="One queue alone.")
+    ] = None,
+) -> None:
+    """Show how far consumers are behind: rows, their size, and the age of the oldest of them."""
+    with run.connect() as store:
+        if consumer is not None and queue is not None:
+            found = _lag(consumer, queue, store.consumer(consumer).lag(queue))
+            run.output.describe({"lags": [found]}, _lag_sections(found))
+            return
+        names = store.consumers() if consumer is None else [store.consumer(consumer).name]
+        lags = [found for name in names for found in _lags(store, name)]
+    run.output.table("lags", _LAG_COLUMNS, lags)
+
+
+def _lags(store: Store, name: str) -> list[dict[str, Any]]:
+    consumer, found = store.consumer(name), []
+    for queue in consumer.queues():
+        try:
+            found.append(_lag(name, queue, consumer.lag(queue)))
+        except QueueNotFound:
+            continue
+    return found
+
+
+def _lag(consumer: str, queue: str, lag: Lag) -> dict[str, Any]:
+    return {
+        "consumer": consumer,
+        "queue": queue,
+        "rows": lag.rows,
+        "bytes": lag.bytes,
+        "seconds": round(lag.seconds, 3),
+        "partitions": [
+            {
+                "partition": each.partition,
+                "offset": each.offset,
+                "next_index": each.next_index,
+                "rows": each.rows,
+                "bytes": each.bytes,
+                "seconds": round(each.seconds, 3),
+            }
+            for each in lag.partitions
+        ],
+    }
+
+
+def _lag_sections(found: dict[str, Any]) -> list[Any]:
+    from penstock.cli.output import Section
+
+    text = f"{counted(found['rows'], 'row')}, {size_text(found['bytes'])}, the oldest {age_text(found['seconds'])} old"
+    pairs = [("consumer", found["consumer"]), ("queue", found["queue"]), ("behind", text)]
+    return [Section("", pairs), Section("", columns=_PARTITION_LAG_COLUMNS, rows=found["partitions"])]
+
+
+_SEEK_COLUMNS = (
+    Column("partition", "partition", count_text, right=True),
+    Column("from", "from", count_text, right=True),
+    Column("to", "to", count_text, right=True),
+    Column("rows", "rows", lambda rows: f"{rows:+,}" if rows else "0", right=True),
+)
+
+
+@command(
+    group,
+    "seek",
+    examples=[
+        "penstock consumer seek billing orders --to earliest --dry-run",
+        "penstock consumer seek billing orders --to 2024-01-31T00:00:00Z",
+        """penstock consumer seek billing orders --to '{"0": 5}'""",
+    ],
+)
+def seek(
+    run: Run,
+    consumer: ConsumerName,
+    queue: QueueName,
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to", metavar="POSITION", help="earliest, latest, a time with its zone, or row indexes."
+        ),
+    ],
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", show_default=False, help="Only show where it would go.")
+    ] = False,
+) -> None:
+    """Move a consumer to another position; with row indexes, the other partitions stay where they are.
+
+    Refused while a running query reads through the consumer. Checkpoints of queries from before are turned away afterwards.
+    """
+    from penstock.cli.output import Section
+
+    position = parse_position(to)
+    with run.connect() as store:
+        found = store.consumer(consumer)
+        before = found.offsets(queue)
+        after = found.seek(queue, to=position, dry_run=dry_run)
+    moves = [
+        {
+            "partition": partition,
+            "from": before.get(partition, 0),
+            "to": index,
+            "rows": index - before.get(partition, 0),
+        }
+        for partition, index in after.items()
+    ]
+    title = f"consumer {consumer!r} {'would go' if dry_run else 'went'} on queue {queue!r}"
+    data = {"consumer": consumer, "queue": queue, "dry_run": dry_run, "partitions": moves}
+    run.output.describe(data, [Section(title, columns=_SEEK_COLUMNS, rows=moves)])
+
+
+@command(group, "drop", examples=["penstock consumer drop billing --yes"])
+def drop(run: Run, name: ConsumerName, yes: YesOption = False) -> None:
+    """Drop a consumer with all its offsets. Asks first."""
+    with run.connect() as store:
+        queues = store.consumer(name).queues()
+        run.confirm(f"Drop consumer {name!r} with its offsets on {counted(len(queues), 'queue')}?", yes)
+        store.drop_consumer(name)
+    run.output.done(f"dropped consumer {name!r}", {"consumer": name, "queues": queues})

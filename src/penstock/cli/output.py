@@ -1,0 +1,132 @@
+"""What commands say, whichever way it is shown: one interface, with a text and a JSON form."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from penstock.errors import PenstockError
+
+Advance = Callable[[int], None]
+
+
+def as_text(value: Any) -> str:
+    return "" if value is None else str(value)
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a table: where its values are, what it is called and how they read."""
+
+    key: str
+    title: str
+    text: Callable[[Any], str] = as_text
+    right: bool = False
+
+
+class RowPrinter(Protocol):
+    """Prints rows of a queue, block by block."""
+
+    def __call__(self, partition: int, first_index: int, rows: Sequence[Mapping[str, Any]]) -> None: ...
+
+
+class Output(ABC):
+    """Where results, notes and errors go. Results go to standard output, all else to standard error.
+
+    Parameters
+    ----------
+    url
+        The store's URL, whose password is struck from everything that is shown.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._secrets = secrets_of(url)
+
+    @abstractmethod
+    def table(self, name: str, columns: Sequence[Column], rows: Sequence[Mapping[str, Any]]) -> None:
+        """Show things of one kind; ``name`` is what they are called in JSON."""
+
+    @abstractmethod
+    def describe(self, data: Mapping[str, Any], sections: Sequence[Section]) -> None:
+        """Show one thing: ``data`` in JSON, its ``sections`` in text."""
+
+    @abstractmethod
+    def done(self, text: str, data: Mapping[str, Any]) -> None:
+        """Say what was done."""
+
+    @abstractmethod
+    def row_printer(self, columns: Sequence[str], *, with_index: bool) -> RowPrinter:
+        """Return what shows rows as they come."""
+
+    @abstractmethod
+    def note(self, text: str) -> None:
+        """Say something beside the result."""
+
+    @abstractmethod
+    def error(self, error: PenstockError) -> None:
+        """Say what went wrong, in one line."""
+
+    @abstractmethod
+    def progress(self, text: str, total: int | None) -> AbstractContextManager[Advance]:
+        """Show how far a long step is, in units of ``total``, to people alone."""
+
+    def redact(self, text: str) -> str:
+        return redact(text, self._secrets)
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of a description: pairs of names and texts, or a table."""
+
+    title: str
+    pairs: Sequence[tuple[str, str]] = ()
+    columns: Sequence[Column] = ()
+    rows: Sequence[Mapping[str, Any]] = ()
+
+
+@contextmanager
+def no_progress() -> Iterator[Advance]:
+    yield lambda units: None
+
+
+_USER_INFO = re.compile(r"(\w://[^\s/:@]*):[^\s]*@")
+_SHORTEST_SECRET = 4
+
+
+def secrets_of(url: str) -> list[str]:
+    """Return the passwords in a URL, as written and as meant, the longest first."""
+    try:
+        query = parse_qs(urlsplit(url).query)
+    except ValueError:
+        query = {}
+    user_info = url.partition("://")[2].partition("?")[0].rpartition("@")[0]
+    found = {user_info.partition(":")[2], *query.get("password", []), *query.get("sslpassword", [])}
+    found |= {unquote(secret) for secret in found}
+    # A shorter one would strike out letters everywhere; it is still struck from URLs.
+    return sorted((secret for secret in found if len(secret) >= _SHORTEST_SECRET), key=len, reverse=True)
+
+
+def redact(text: str, secrets: Sequence[str] = ()) -> str:
+    """Return a text without passwords."""
+    for secret in secrets:
+        text = text.replace(secret, "***")
+    return _USER_INFO.sub(r"\1:***@", text)
+
+
+def printable(text: str, *, keep: str = "") -> str:
+    """Return a text with escapes in place of characters that would move the cursor or hide something."""
+    if text.isprintable():
+        return text
+    return "".join(
+        character if character.isprintable() or character in keep else repr(character)[1:-1]
+        for character in text
+    )
+
+
+def one_line(text: str) -> str:
+    return printable(" ".join(text.split()))

@@ -1,0 +1,142 @@
+"""Results for people: tables on standard output, progress on standard error, neither colour nor progress in a pipe."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+from rich.cells import cell_len
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from penstock.cli.output import Advance, Column, Output, RowPrinter, Section, no_progress, one_line, printable
+from penstock.errors import PenstockError
+
+_PIPE_WIDTH = 100_000
+_CELL_WIDTH = 60
+
+
+class TextOutput(Output):
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self._terminal = sys.stdout.isatty()
+        # In a pipe nothing is cut or wrapped: whoever reads it has no width.
+        self._console = Console(
+            file=sys.stdout, width=None if self._terminal else _PIPE_WIDTH, highlight=False, emoji=False
+        )
+
+    def table(self, name: str, columns: Sequence[Column], rows: Sequence[Mapping[str, Any]]) -> None:
+        if rows:
+            self._print_table(columns, rows)
+        else:
+            self._print(f"no {name}")
+
+    def describe(self, data: Mapping[str, Any], sections: Sequence[Section]) -> None:
+        for number, section in enumerate(sections):
+            if number:
+                self._console.print()
+            if section.title:
+                self._console.print(Text(section.title, style="bold"))
+            if section.pairs:
+                grid = Table.grid(padding=(0, 2))
+                for name, text in section.pairs:
+                    grid.add_row(Text(name, style="dim"), Text(printable(text, keep="\n")))
+                self._console.print(grid)
+            if section.columns:
+                self._print_table(section.columns, section.rows)
+
+    def _print_table(self, columns: Sequence[Column], rows: Sequence[Mapping[str, Any]]) -> None:
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+        for column in columns:
+            table.add_column(column.title, justify="right" if column.right else "left", overflow="fold")
+        for row in rows:
+            table.add_row(*(Text(printable(column.text(row[column.key]))) for column in columns))
+        self._console.print(table)
+
+    def done(self, text: str, data: Mapping[str, Any]) -> None:
+        self._print(text)
+
+    def _print(self, text: str) -> None:
+        self._console.print(Text(printable(text, keep="\n")), soft_wrap=True)
+
+    def row_printer(self, columns: Sequence[str], *, with_index: bool) -> RowPrinter:
+        return _Rows(self._console, columns, cell_width=_CELL_WIDTH if self._terminal else None)
+
+    def note(self, text: str) -> None:
+        print(one_line(self.redact(text)), file=sys.stderr)
+
+    def error(self, error: PenstockError) -> None:
+        for line in getattr(error, "details", []):
+            print(one_line(self.redact(line)), file=sys.stderr)
+        print(f"error: {one_line(self.redact(str(error)))}", file=sys.stderr)
+
+    def progress(self, text: str, total: int | None) -> AbstractContextManager[Advance]:
+        return _progress_bar(text, total) if sys.stderr.isatty() else no_progress()
+
+
+class _Rows:
+    """Lines of cells under one header; a cell that is wider than those before it widens its column from there on."""
+
+    def __init__(self, console: Console, columns: Sequence[str], cell_width: int | None) -> None:
+        self._console = console
+        self._columns = list(columns)
+        self._limit = cell_width
+        self._titles = ["partition", "index", *(printable(name) for name in columns)]
+        self._widths: list[int] = []
+
+    def __call__(self, partition: int, first_index: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        lines = [
+            [str(partition), str(index), *(self._cell(row[name]) for name in self._columns)]
+            for index, row in enumerate(rows, first_index)
+        ]
+        if not lines:
+            return
+        first = not self._widths
+        shown = [self._titles, *lines] if first else lines
+        found = [max(map(cell_len, cells)) for cells in zip(*shown, strict=True)]
+        self._widths = found if first else [max(pair) for pair in zip(self._widths, found, strict=True)]
+        for number, line in enumerate(shown):
+            self._print(line, style="bold" if first and number == 0 else "")
+        sys.stdout.flush()
+
+    def _print(self, cells: Sequence[str], style: str) -> None:
+        padded = [
+            cell + " " * (width - cell_len(cell)) for cell, width in zip(cells, self._widths, strict=True)
+        ]
+        line = Text("  ".join(padded).rstrip(), style=style)
+        self._console.print(line, soft_wrap=self._limit is None, no_wrap=True, overflow="ellipsis")
+
+    def _cell(self, value: Any) -> str:
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        if self._limit is not None and len(text) > self._limit:
+            text = f"{text[: self._limit - 1]}…"
+        return printable(text)
+
+
+@contextmanager
+def _progress_bar(text: str, total: int | None) -> Iterator[Advance]:
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        SpinnerColumn,
+        TextColumn,
+        TransferSpeedColumn,
+    )
+
+    bar = Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        console=Console(file=sys.stderr),
+        transient=True,
+    )
+    with bar:
+        task = bar.add_task(text, total=total)
+        yield lambda units: bar.advance(task, units)

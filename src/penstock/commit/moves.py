@@ -1,0 +1,112 @@
+"""How a micro-batch moves the consumers that it has read through."""
+
+from __future__ import annotations
+
+import json
+
+from penstock.commit.microbatch import BatchCommit, sink_name
+from penstock.commit.offsets import QueueOffset, pad, plan_text
+from penstock.errors import ConsumerBound, OffsetConflict, PlanMismatch
+from penstock.store import consumers
+from penstock.store.consumers import Registration
+from penstock.store.database import Transaction
+
+
+def lock_consumer(tx: Transaction, source: QueueOffset) -> Registration:
+    return consumers.find_registration(tx, source.consumer or "", source.queue, lock=True)
+
+
+def move_consumer(
+    tx: Transaction, batch: BatchCommit, source: QueueOffset, registration: Registration
+) -> None:
+    """Move a consumer of this store from the start of a micro-batch to its end.
+
+    Raises
+    ------
+    CheckpointMismatch, ConsumerBound, PlanMismatch, OffsetConflict
+        When the micro-batch is not the one that the consumer's owner has in hand.
+    """
+    source.require(source.store, registration.queue, registration.consumer, registration.generation)
+    _bind(tx, batch, source, registration)
+    if source.empty:
+        _require_there(tx, source, registration)
+        return
+    planned = plan_text(source)
+    if not registration.plan_open or registration.plan != planned:
+        raise PlanMismatch(
+            f"micro-batch {batch.batch_id} of app {batch.app_id!r} is not what the owner of consumer "
+            f"{source.consumer!r} has planned: another query took the consumer over, or the checkpoint is a copy; "
+            "run one query for each consumer",
+            consumer=source.consumer,
+            committed=planned,
+            planned=registration.plan,
+        )
+    for partition, (old, new) in enumerate(zip(source.start, source.end, strict=True)):
+        if old != new:
+            consumers.advance(tx, registration, partition, old, new, safe=False)
+    tx.run("close_plan", **registration.keys)
+
+
+def _require_there(tx: Transaction, source: QueueOffset, registration: Registration) -> None:
+    """A micro-batch without new rows has no plan to tell who owns the consumer; where it stands does."""
+    offsets = consumers.read_offsets(tx, registration)[0]
+    if tuple(offsets) != pad(source.end, len(offsets)):
+        raise OffsetConflict(
+            f"consumer {source.consumer!r} on queue {source.queue!r} stands at {offsets}, and the query at "
+            f"{list(source.end)}: somebody else moved it; run one query for each consumer",
+            consumer=source.consumer,
+            queue=source.queue,
+            expected=list(source.end),
+            found=offsets,
+        )
+
+
+def _bind(tx: Transaction, batch: BatchCommit, source: QueueOffset, registration: Registration) -> None:
+    if registration.app_id == batch.app_id:
+        return
+    if registration.app_id is not None:
+        _refuse_bound(batch, source, registration.app_id)
+    tx.run("bind_app", app_id=batch.app_id, **registration.keys)
+
+
+def _refuse_bound(batch: BatchCommit, source: QueueOffset, app_id: str) -> None:
+    if batch.stateful and not batch.rebind:
+        raise ConsumerBound(
+            f"consumer {source.consumer!r} on queue {source.queue!r} belongs to the checkpoint of app {app_id!r}; a "
+            "stateful query with a new checkpoint would go on from there without its state. Use that checkpoint, or "
+            "seek the consumer and drop the query's output, or set allowNewCheckpoint=true to start with empty state",
+            consumer=source.consumer,
+            bound=app_id,
+            app_id=batch.app_id,
+        )
+
+
+def move_mark(tx: Transaction, batch: BatchCommit, source: QueueOffset) -> None:
+    """A consumer of another store: this store's own mark stands for it, and the consumer follows."""
+    name = json.dumps([*source.identity, sink_name(batch.sink)])
+    for bound in {row.app_id for row in tx.all("read_marks", source=name)} - {batch.app_id}:
+        _refuse_bound(batch, source, bound)
+    for partition, (old, new) in enumerate(zip(source.start, source.end, strict=True)):
+        if old == new:
+            continue
+        where = {"source": name, "partition": partition, "app_id": batch.app_id}
+        if not tx.run("insert_mark", next_index=new, **where) and not tx.run(
+            "advance_mark", old=old, new=new, **where
+        ):
+            raise _mark_conflict(tx, batch, source, name, partition)
+
+
+def _mark_conflict(
+    tx: Transaction, batch: BatchCommit, source: QueueOffset, name: str, partition: int
+) -> OffsetConflict:
+    found = next(row.next_index for row in tx.all("read_marks", source=name) if row.partition == partition)
+    return OffsetConflict(
+        f"queue {batch.sink.name!r} already has the rows of consumer {source.consumer!r} on queue {source.queue!r}, "
+        f"partition {partition}, up to {found}, and the micro-batch starts at {source.start[partition]}: "
+        f"seek the consumer to {{{partition}: {found}}}",
+        consumer=source.consumer,
+        queue=source.queue,
+        partition=partition,
+        expected=source.start[partition],
+        found=found,
+    )

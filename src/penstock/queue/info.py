@@ -1,0 +1,74 @@
+"""What a queue is and holds, for people."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import pyarrow as pa
+
+from penstock.queue.retention import Retention
+from penstock.store import catalog, consumers
+from penstock.store.catalog import PartitionRecord
+from penstock.store.database import Transaction
+
+
+@dataclass(frozen=True)
+class PartitionInfo:
+    partition: int
+    first_index: int
+    next_index: int
+    bytes: int
+    segments: int
+    last_append: datetime | None
+
+    @property
+    def rows(self) -> int:
+        return self.next_index - self.first_index
+
+
+@dataclass(frozen=True)
+class QueueInfo:
+    """What a queue is and holds; bytes are compressed ones."""
+
+    name: str
+    schema: pa.Schema
+    key: tuple[str, ...]
+    retention: Retention
+    created_at: datetime
+    partitions: tuple[PartitionInfo, ...]
+    consumers: tuple[str, ...]
+
+    @property
+    def rows(self) -> int:
+        return sum(partition.rows for partition in self.partitions)
+
+    @property
+    def bytes(self) -> int:
+        return sum(partition.bytes for partition in self.partitions)
+
+
+def queue_info(tx: Transaction, name: str) -> QueueInfo:
+    record = catalog.find_queue(tx, name)
+    return QueueInfo(
+        record.name,
+        record.schema,
+        record.key,
+        Retention.of(record.retention),
+        _time(record.created_at),
+        tuple(_partition_info(partition) for partition in catalog.partitions(tx, record)),
+        tuple(registration.consumer for registration in consumers.registrations_of(tx, record)),
+    )
+
+
+def _partition_info(record: PartitionRecord) -> PartitionInfo:
+    appended = _time(record.last_timestamp) if record.last_timestamp else None
+    return PartitionInfo(
+        record.partition, record.first_index, record.next_index, record.bytes, record.segments, appended
+    )
+
+
+def _time(microseconds: int) -> datetime:
+    return datetime.fromtimestamp(microseconds // 1_000_000, UTC).replace(
+        microsecond=microseconds % 1_000_000
+    )
