@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import settings
 
 from tests.support.processes import ChildProcess
 from tests.support.processes import run_child as start_child
@@ -25,6 +26,10 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
     filter(None, [str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH")])
 )
 os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+
+# A shared machine stalls now and then: how long an example took says nothing about the code.
+settings.register_profile("penstock", deadline=None)
+settings.load_profile("penstock")
 
 
 @pytest.fixture(scope="session")

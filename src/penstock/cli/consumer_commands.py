@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from penstock.cli.commands import Run, YesOption, command
-from penstock.cli.output import Column
+from penstock.cli.output import Column, Section
 from penstock.cli.positions import parse_position
 from penstock.cli.queue_commands import QueueName
 from penstock.cli.units import age_text, count_text, counted, size_text
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from penstock.queue.consumer import Lag
     from penstock.queue.store import Store
     from penstock.store.consumers import Registration
+    from penstock.store.database import Transaction
 
 group = typer.Typer(
     help="Make consumers, see how far behind they are, move them.",
@@ -110,7 +112,8 @@ def list_consumers(run: Run) -> None:
     """List the consumers and the queues that they are registered on."""
     with run.connect() as store:
         registrations = store.registrations()
-        rows = [_registration(store, each) for each in registrations]
+        live = _live(store, registrations)
+        rows = [_registration(each, alive) for each, alive in zip(registrations, live, strict=True)]
         registered = {each.consumer for each in registrations}
         nothing = {"queue": None, "vital": None, "live": None, "app_id": None}
         rows += [{"consumer": name, **nothing} for name in store.consumers() if name not in registered]
@@ -118,15 +121,23 @@ def list_consumers(run: Run) -> None:
     run.output.table("consumers", _LIST_COLUMNS, rows)
 
 
-def _registration(store: Store, registration: Registration) -> dict[str, Any]:
-    lock = store.database.owner_lock(registration.lock_name(store.uuid))
+def _registration(registration: Registration, live: bool) -> dict[str, Any]:
     return {
         "consumer": registration.consumer,
         "queue": registration.queue,
         "vital": registration.vital,
-        "live": lock.held_elsewhere(),
+        "live": live,
         "app_id": registration.app_id,
     }
+
+
+def _live(store: Store, registrations: Sequence[Registration]) -> list[bool]:
+    """Whether a running query reads through each of them."""
+
+    def work(tx: Transaction) -> list[bool]:
+        return [tx.owner_alive(registration.lock_name(store.uuid)) for registration in registrations]
+
+    return store.database.run(work, write=False)
 
 
 _LAG_COLUMNS = (
@@ -196,9 +207,7 @@ def _lag(consumer: str, queue: str, lag: Lag) -> dict[str, Any]:
     }
 
 
-def _lag_sections(found: dict[str, Any]) -> list[Any]:
-    from penstock.cli.output import Section
-
+def _lag_sections(found: dict[str, Any]) -> list[Section]:
     text = f"{counted(found['rows'], 'row')}, {size_text(found['bytes'])}, the oldest {age_text(found['seconds'])} old"
     pairs = [("consumer", found["consumer"]), ("queue", found["queue"]), ("behind", text)]
     return [Section("", pairs), Section("", columns=_PARTITION_LAG_COLUMNS, rows=found["partitions"])]
@@ -239,8 +248,6 @@ def seek(
 
     Refused while a running query reads through the consumer. Checkpoints of queries from before are turned away afterwards.
     """
-    from penstock.cli.output import Section
-
     position = parse_position(to)
     with run.connect() as store:
         found = store.consumer(consumer)

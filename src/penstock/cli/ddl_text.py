@@ -11,7 +11,7 @@ import pyarrow as pa
 from penstock.arrow.types import spark_json
 
 _WORDS = {"byte": "tinyint", "short": "smallint", "integer": "int", "long": "bigint", "time(6)": "time"}
-_PLAIN = re.compile(r"[A-Za-z_]\w*")
+_PLAIN = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
 
 def schema_ddl(schema: pa.Schema) -> list[str]:

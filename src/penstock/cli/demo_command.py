@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from importlib import import_module
+
 import typer
 
-from penstock.cli.boundary import guard
+from penstock.cli.boundary import FAILED, guard
 from penstock.cli.commands import Common, Run
 from penstock.errors import MissingDependency
 
@@ -41,5 +42,8 @@ def _run_demo(words: list[str]) -> None:
         raise MissingDependency(
             f"the demonstration needs {error.name}: pip install 'penstock[demo]'", package=error.name
         ) from error
+    except SystemExit as end:
+        # Of argparse, behind --help or a wrong option; what it had to say it has said.
+        code = end.code
     if code:
-        raise typer.Exit(int(code))
+        raise typer.Exit(code if isinstance(code, int) else FAILED)

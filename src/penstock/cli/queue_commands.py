@@ -20,7 +20,7 @@ from penstock.cli.units import counted, parse_age, parse_count, parse_size, size
 from penstock.errors import InvalidInput, PartitionNotFound, QueueNotFound
 
 if TYPE_CHECKING:
-    from penstock.queue.queue import QueueInfo
+    from penstock.queue.info import QueueInfo
     from penstock.queue.retention import Retention
     from penstock.queue.store import Store
 

@@ -10,7 +10,7 @@ from penstock.cli.output import Column, Section
 from penstock.cli.units import age_text, count_text, size_text
 
 if TYPE_CHECKING:
-    from penstock.queue.queue import QueueInfo
+    from penstock.queue.info import QueueInfo
     from penstock.queue.retention import Retention
 
 

@@ -16,7 +16,8 @@ from penstock.cli.queue_commands import PartitionOption, QueueName, check_partit
 from penstock.errors import DataLost, InvalidInput, InvalidPosition
 
 if TYPE_CHECKING:
-    from penstock.queue.queue import PartitionInfo, Queue
+    from penstock.queue.info import PartitionInfo
+    from penstock.queue.queue import Queue
 
 _BLOCK_ROWS = 1000
 _FASTEST, _SLOWEST = 0.05, 1.0

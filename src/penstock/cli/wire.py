@@ -22,6 +22,7 @@ from penstock.arrow.nulls import map_entries
 
 NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
+_MOST_DIGITS = 38
 _AS_TEXT = (pat.is_date, pat.is_timestamp, pat.is_time, pat.is_binary)
 
 
@@ -33,6 +34,13 @@ def wire_type(kind: pa.DataType) -> pa.DataType:
         return pa.float64()
     if pat.is_duration(kind):
         return pa.int64()
+    if pat.is_null(kind):
+        # Of a list of nothing but nulls, Arrow's JSON reader makes an invalid array.
+        return pa.bool_()
+    if pat.is_decimal(kind):
+        # Arrow's readers check the digits of a text before they add those of the scale, and may overflow then: 38 digits
+        # and 38 more have room in 256 bits.
+        return pa.decimal256(_MOST_DIGITS, kind.scale)
     if pat.is_map(kind):
         entry = [("key", wire_type(kind.key_type)), ("value", wire_type(kind.item_type))]
         return pa.list_(pa.struct(entry))
@@ -87,8 +95,15 @@ def _decoded_leaf(array: pa.Array, kind: pa.DataType) -> pa.Array:
     if pat.is_time(kind):
         dated = pc.binary_join_element_wise("1970-01-01T", array, "")
         return dated.cast(pa.timestamp("ns")).cast(kind)
+    if pat.is_null(kind):
+        if array.null_count < len(array):
+            raise ValueError("a column without a type holds nulls alone")
+        return pa.nulls(len(array))
     if pat.is_float32(kind):
         return _narrowed(array, kind)
+    if pat.is_decimal256(array.type):
+        # Seen with all its digits, the cast checks the values instead of trusting the type.
+        return array.view(pa.decimal256(76, kind.scale)).cast(kind)
     return array.cast(kind)
 
 

@@ -85,7 +85,7 @@ class Maintainer:
                 )
             except NotFound:
                 log.debug("queue %r was dropped before its upkeep", queue.name)
-            except Exception as error:  # noqa: BLE001 - the next append asks again, and must not be the one that fails
+            except Exception as error:
                 log.warning(
                     "upkeep of queue %r failed: %s", queue.name, error, extra={"action": "upkeep_failed"}
                 )

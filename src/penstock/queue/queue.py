@@ -6,7 +6,7 @@ import itertools
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -16,18 +16,19 @@ from penstock.errors import InvalidInput, InvalidPosition, PartitionNotFound, Sc
 from penstock.names import did_you_mean
 from penstock.queue.consumer import Consumer
 from penstock.queue.growth import grow
-from penstock.queue.info import QueueInfo, queue_info
+from penstock.queue.info import QueueInfo as QueueInfo
+from penstock.queue.info import queue_info
 from penstock.queue.maintenance import Maintainer, trim_partition, upkeep
 from penstock.queue.placement import Home, Placement
 from penstock.queue.retention import Retention
 from penstock.store import catalog, log, merge
 from penstock.store.catalog import PartitionRecord, QueueRecord
+from penstock.store.cutting import Segment, to_segments
 from penstock.store.database import Database, Transaction
-from penstock.store.log import Segment
 
 _GROWTHS = 10
 
-Rows = pa.Table | pa.RecordBatch | Iterable[Mapping[str, Any]]
+Rows: TypeAlias = pa.Table | pa.RecordBatch | Iterable[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -156,13 +157,15 @@ class Queue:
         return appended
 
     def _segments(self, table: pa.Table, partition: int | None, placement: Placement) -> list[Segment]:
+        # In SQLite one writer holds up all others, so that nothing is left to do while it does.
+        lazy = self._database.dialect != "sqlite"
         if partition is not None:
             self._check_keys(table, partition, placement)
-            return log.to_segments(table, partition)
+            return to_segments(table, partition, lazy=lazy)
         return [
             segment
             for target, rows in placement.split(table, next(self._turn))
-            for segment in log.to_segments(rows, target)
+            for segment in to_segments(rows, target, lazy=lazy)
         ]
 
     def _check_keys(self, table: pa.Table, partition: int, placement: Placement) -> None:

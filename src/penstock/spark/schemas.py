@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.types as pat
 from pyspark.sql.types import StructType
 
 from penstock.arrow.types import canonical_schema, spark_json
@@ -70,6 +71,11 @@ def projection(requested: StructType, full: pa.Schema) -> pa.Schema:
                 column=field.name,
                 expected=str(full.field(index).type),
                 found=str(field.type),
+            )
+        if full.field(index).nullable and not field.nullable:
+            raise SchemaMismatch(
+                f"the schema given to the read has {field.name!r} as NOT NULL, and it may be null: leave that out",
+                column=field.name,
             )
     return wanted
 
@@ -146,15 +152,28 @@ def _index(names: Sequence[str], wanted: str) -> int | None:
 
 
 def _fits(found: pa.DataType, expected: pa.DataType) -> bool:
-    """Whether values may go from one type to the other without loss; nullability is checked where the data is."""
-    if found.equals(expected) or pa.types.is_null(found):
+    """Whether every value of one type is one of the other; nullability is checked where the data is."""
+    if found.equals(expected) or pat.is_null(found):
         return True
-    if pa.types.is_integer(found) and pa.types.is_integer(expected):
-        return bool(found.bit_width <= expected.bit_width)
-    if pa.types.is_floating(found) and pa.types.is_floating(expected):
-        return bool(found.bit_width <= expected.bit_width)
-    if pa.types.is_nested(found) and found.id == expected.id and found.num_fields == expected.num_fields:
-        return all(
-            _fits(found.field(index).type, expected.field(index).type) for index in range(found.num_fields)
-        )
-    return False
+    if pat.is_decimal(found) and pat.is_decimal(expected):
+        whole = expected.precision - expected.scale >= found.precision - found.scale
+        return bool(whole and expected.scale >= found.scale)
+    if pat.is_struct(found) and pat.is_struct(expected):
+        return _struct_fits(found, expected)
+    if pat.is_map(found) and pat.is_map(expected):
+        return _fits(found.key_type, expected.key_type) and _fits(found.item_type, expected.item_type)
+    if pat.is_list(found) and pat.is_list(expected):
+        return _fits(found.value_type, expected.value_type)
+    same_kind = any(kind(found) and kind(expected) for kind in (pat.is_integer, pat.is_floating))
+    return same_kind and bool(found.bit_width <= expected.bit_width)
+
+
+def _struct_fits(found: pa.StructType, expected: pa.StructType) -> bool:
+    names = [field.name for field in found]
+    places = [_index(names, field.name) for field in expected]
+    if len(set(places) - {None}) < len(names):
+        return False
+    return all(
+        field.nullable if place is None else _fits(found.field(place).type, field.type)
+        for place, field in zip(places, expected, strict=True)
+    )

@@ -63,6 +63,7 @@ class Scan:
             task.end,
             columns=self._columns(),
             on_lost="fail" if self.fail_on_data_loss else "skip",
+            with_runs="_timestamp" in set(self.schema.names).difference(self.queue.schema.names),
         )
 
     def _note_loss(self, partition: int, start: int, end: int) -> None:

@@ -6,7 +6,7 @@ import logging
 import random
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
 
@@ -42,7 +42,7 @@ class Transaction(ABC):
         """The rows of a statement."""
 
     @abstractmethod
-    def many(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    def many(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
         """Execute a statement once for each mapping."""
 
     @abstractmethod

@@ -9,37 +9,23 @@ from typing import Any
 
 import pyarrow as pa
 
-from penstock.arrow.segments import decode, encode
-from penstock.errors import CommitRefused, DataLost, InvalidInput, StoreError
+from penstock.arrow.segments import decode
+from penstock.errors import CommitRefused, DataLost, StoreError
 from penstock.store.catalog import QueueRecord, dropped
+from penstock.store.cutting import SEGMENT_ROWS as SEGMENT_ROWS
+from penstock.store.cutting import Segment as Segment
+from penstock.store.cutting import to_segments as to_segments
 from penstock.store.database import Database, Transaction
 from penstock.store.runs import Runs
 
 BLOCK = 4096
 PAGE_SEGMENTS = 1024
 PAGE_BYTES = 8 << 20
-SEGMENT_ROWS = 65_536
-SEGMENT_RAW_BYTES = 32 << 20
-MAX_PAYLOAD = 900_000_000
-"""Bytes of one segment that both databases still take; only a single huge row comes near it."""
 MERGE_FAN_IN = 64
 
 
 class QueueGrown(CommitRefused):
     """The queue got more partitions between the placing of the rows and their append."""
-
-
-@dataclass(frozen=True)
-class Segment:
-    """Consecutive rows of one partition, compressed and ready to be stored."""
-
-    partition: int
-    rows: int
-    payload: pa.Buffer
-
-    @property
-    def bytes(self) -> int:
-        return int(self.payload.size)
 
 
 @dataclass(frozen=True)
@@ -57,47 +43,6 @@ class Chunk:
         return self.start + int(self.batch.num_rows)
 
 
-def to_segments(
-    table: pa.Table | pa.RecordBatch, partition: int, *, max_rows: int = SEGMENT_ROWS
-) -> list[Segment]:
-    """Cut rows into compressed segments of at most ``max_rows`` rows and about 32 MiB of Arrow data.
-
-    Raises
-    ------
-    InvalidInput
-        When a single row is too large for a database.
-    """
-    if isinstance(table, pa.RecordBatch):
-        batches = [table.slice(start, max_rows) for start in range(0, table.num_rows, max_rows)]
-    else:
-        combined = table.combine_chunks() if table.num_rows > 0 else table
-        batches = [batch for batch in combined.to_batches(max_chunksize=max_rows) if batch.num_rows]
-    return [
-        Segment(partition, piece.num_rows, _encoded(piece)) for batch in batches for piece in _halved(batch)
-    ]
-
-
-def _halved(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    if batch.num_rows < 2 or batch.nbytes <= SEGMENT_RAW_BYTES:
-        yield batch
-        return
-    middle = batch.num_rows // 2
-    yield from _halved(batch.slice(0, middle))
-    yield from _halved(batch.slice(middle))
-
-
-def _encoded(batch: pa.RecordBatch) -> pa.Buffer:
-    payload = encode(batch)
-    if payload.size > MAX_PAYLOAD:
-        raise InvalidInput(
-            f"a row takes {payload.size} bytes, more than a database holds in one value: keep large objects in files and "
-            "append their paths",
-            size=payload.size,
-            limit=MAX_PAYLOAD,
-        )
-    return payload
-
-
 def allocate_payloads(tx: Transaction, count: int) -> list[int]:
     """Ids for ``count`` payloads, ascending; later calls give higher ones."""
     ids: list[int] = []
@@ -109,12 +54,13 @@ def allocate_payloads(tx: Transaction, count: int) -> list[int]:
 
 def store_payloads(tx: Transaction, segments: Sequence[Segment], runs: pa.Buffer | None = None) -> list[int]:
     ids = allocate_payloads(tx, len(segments))
+    # One by one, so that a segment is compressed while the one before is on its way.
     tx.many(
         "insert_payload",
-        [
+        (
             {"payload_id": payload_id, "runs": runs and memoryview(runs), "data": memoryview(segment.payload)}
             for payload_id, segment in zip(ids, segments, strict=True)
-        ],
+        ),
     )
     return ids
 
@@ -143,10 +89,14 @@ def append(tx: Transaction, queue: QueueRecord, segments: Sequence[Segment]) -> 
     """
     if len(segments) == 1 and tx.dialect == "postgres":
         return _append_one(tx, queue, segments[0])
+    if not segments:
+        return Appended({})
     ordered = sorted(segments, key=lambda segment: segment.partition)
-    placed = place(tx, queue, [(segment.partition, segment.rows, segment.bytes) for segment in ordered])
+    # The payloads come first, for nobody waits for them; then the partitions are locked, and an append's id is drawn under
+    # their locks, so that the ids ascend inside each partition.
     ids = store_payloads(tx, ordered)
-    return publish(tx, queue, placed, ids, ids[0]) if ids else Appended({})
+    places = place(tx, queue, [(segment.partition, segment.rows, segment.bytes) for segment in ordered])
+    return publish(tx, queue, places, ids, allocate_payloads(tx, 1)[0])
 
 
 def _append_one(tx: Transaction, queue: QueueRecord, segment: Segment) -> Appended:

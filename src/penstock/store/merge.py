@@ -15,17 +15,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from penstock.arrow.segments import decode, encode
+from penstock.arrow.segments import decode
 from penstock.store.catalog import QueueRecord, lock_partition
+from penstock.store.cutting import SEGMENT_RAW_BYTES, SEGMENT_ROWS, Segment
 from penstock.store.database import Database, Transaction
-from penstock.store.log import (
-    MERGE_FAN_IN,
-    PAGE_SEGMENTS,
-    SEGMENT_RAW_BYTES,
-    SEGMENT_ROWS,
-    Segment,
-    store_payloads,
-)
+from penstock.store.log import MERGE_FAN_IN, PAGE_SEGMENTS, store_payloads
 from penstock.store.runs import Part, Runs
 
 SEGMENT_BYTES = 8 << 20
@@ -150,7 +144,8 @@ def _replace(
     parts = [
         Part(row.end_index - row.start_index, row.first_append, row.first_timestamp, row.runs) for row in rows
     ]
-    segment, runs = Segment(partition, batch.num_rows, encode(batch)), Runs.concat(parts).to_buffer()
+    segment, runs = Segment(partition, batch), Runs.concat(parts).to_buffer()
+    _ = segment.payload  # compressed before anything is locked
     return database.run(lambda tx: _exchange(tx, queue, rows, segment, runs), idempotent=True)
 
 

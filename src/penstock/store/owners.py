@@ -36,8 +36,8 @@ class OwnerLock(ABC):
     def held_elsewhere(self) -> bool:
         """Whether somebody else holds the lock."""
 
-    def before_fork(self) -> None:
-        """The lock stays with the parent."""
+    def before_fork(self) -> None:  # noqa: B027 - the lock stays with the parent
+        """Nothing."""
 
     @abstractmethod
     def after_fork_in_child(self) -> None:
@@ -159,7 +159,8 @@ class AdvisoryOwnerLock(OwnerLock):
     def _alive(self) -> bool:
         try:
             self._connection.execute("select 1")
-        except Exception:  # noqa: BLE001 - whatever went wrong with it, the lock is gone with the connection
+        except Exception:
+            # Whatever went wrong with it, the lock is gone with the connection.
             self.release()
             return False
         return True
@@ -167,6 +168,9 @@ class AdvisoryOwnerLock(OwnerLock):
     def release(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
+            # The server would notice a closed connection only a moment later.
+            with contextlib.suppress(Exception):
+                connection.execute("select pg_advisory_unlock_all()")
             connection.close()
 
     def held_elsewhere(self) -> bool:

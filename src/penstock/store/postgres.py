@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +34,9 @@ _DEFAULTS: dict[str, Any] = {
     "keepalives_count": 3,
     "tcp_user_timeout": 50_000,
 }
+# Every statement is a walk along an index, and a log's newest rows are past what the planner's statistics know of: where it
+# expects a handful, it would collect and sort them, and meet millions.
+_PLANNING = "set enable_seqscan = off; set enable_bitmapscan = off; set enable_hashjoin = off; set enable_mergejoin = off"
 _CONDITIONS: dict[str, type[StoreError]] = {
     "53100": StoreFull,
     "25006": StoreReadOnly,
@@ -97,8 +100,10 @@ class PostgresTransaction(Transaction):
     def all(self, name: str, /, **parameters: Any) -> list[Any]:
         return self._cursor.execute(self._statements[name], parameters, binary=True).fetchall()
 
-    def many(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        if len(rows) == 1:
+    def many(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
+        if not isinstance(rows, Sequence):
+            self._cursor.executemany(self._statements[name], rows)
+        elif len(rows) == 1:
             self._cursor.execute(self._statements[name], rows[0])
         elif rows:
             self._cursor.executemany(self._statements[name], rows)
@@ -136,7 +141,9 @@ class PostgresDatabase(Database):
             raise InvalidUrl(
                 f"{self.url} is not a valid PostgreSQL URL: {self.url.scrubbed(str(error))}"
             ) from None
-        connection: psycopg.Connection[Any] = self._psycopg.connect(**(_DEFAULTS | given))
+        connection: psycopg.Connection[Any] = self._psycopg.connect(**(_DEFAULTS | given), autocommit=True)
+        connection.execute(_PLANNING)
+        connection.autocommit = False
         # By default the size of a number chooses its type, and each combination of types is a statement to prepare.
         connection.adapters.register_dumper(int, Int8BinaryDumper)
         return connection

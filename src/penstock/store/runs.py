@@ -62,7 +62,7 @@ class Runs:
     def _joined(self) -> Runs:
         """One run for neighbours of the same append."""
         appends = self.batch.column("append")
-        last = pc.not_equal(appends[:-1], appends[1:]).to_pylist() + [True]
+        last = [*pc.not_equal(appends[:-1], appends[1:]).to_pylist(), True]
         return Runs(self.batch.filter(pa.array(last)))
 
     def to_buffer(self) -> pa.Buffer:

@@ -6,7 +6,7 @@ import os
 import sqlite3
 import time
 from collections import namedtuple
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -31,7 +31,7 @@ _UNAVAILABLE = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTO
 
 @lru_cache(maxsize=256)
 def _row_type(columns: tuple[str, ...]) -> Any:
-    return namedtuple("Row", columns, rename=True)  # type: ignore[misc]  # the columns are known when it runs
+    return namedtuple("Row", columns, rename=True)
 
 
 class SqliteTransaction(Transaction):
@@ -55,7 +55,7 @@ class SqliteTransaction(Transaction):
         make = _row_type(tuple(column[0] for column in self._cursor.description))._make
         return [make(row) for row in rows]
 
-    def many(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    def many(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
         self._cursor.executemany(self._statements[name], rows)
 
     def execute(self, text: str) -> None:
@@ -198,7 +198,8 @@ class SqliteDatabase(Database):
         cursor.row_factory = None
         for _, schema, file in cursor.execute("pragma database_list").fetchall():
             if file and os.path.realpath(file) == os.path.realpath(self.path):
-                return '"' + schema.replace('"', '""') + '"'
+                quoted: str = schema.replace('"', '""')
+                return f'"{quoted}"'
         raise InvalidInput(
             f"the connection has not opened {self.url}: connect to that file, or ATTACH it first"
         )

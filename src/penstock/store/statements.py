@@ -9,8 +9,7 @@ from importlib import resources
 _NAME = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
 _COMMENT = re.compile(r"^\s*--.*\n", re.MULTILINE)
 _PARAMETER = re.compile(r"(?<![:\w]):([a-z_]+)")
-_LITERAL = re.compile(r"'penstock\.")
-_TABLE = re.compile(r"\bpenstock\.(sqlite_)?")
+_SCHEMA = re.compile(r"('?)\bpenstock\.(sqlite_)?")
 
 
 def parse(text: str) -> dict[str, str]:
@@ -49,9 +48,9 @@ def qualify(text: str, dialect: str, schema: str) -> str:
     that begin with ``penstock_``.
     """
     if dialect == "sqlite":
-        return _TABLE.sub(lambda found: f"{schema}.{found[1] or 'penstock_'}", text)
+        return _SCHEMA.sub(lambda found: f"{schema}.{found[2] or 'penstock_'}", text)
     in_literal = schema.replace("'", "''")
-    return _LITERAL.sub(lambda _: f"'{in_literal}.", text).replace("penstock.", f"{schema}.")
+    return _SCHEMA.sub(lambda found: f"'{in_literal}." if found[1] else f"{schema}.", text)
 
 
 def bind(text: str, dialect: str) -> str:

@@ -122,11 +122,11 @@ def first_since(tx: Transaction, queue: QueueRecord, record: PartitionRecord, ti
             "segment_at", queue_id=queue.queue_id, partition=record.partition, row_index=(low + high) // 2
         )
         if segment.last_timestamp < timestamp:
-            low = segment.end_index
+            low = int(segment.end_index)
         elif segment.first_timestamp >= timestamp:
-            high = max(segment.start_index, low)
+            high = max(int(segment.start_index), low)
         else:
-            return max(segment.start_index + _rows_before(tx, segment.payload_id, timestamp), low)
+            return max(int(segment.start_index) + _rows_before(tx, segment.payload_id, timestamp), low)
     return low
 
 

@@ -127,12 +127,17 @@ def _postgres(url: str) -> StoreUrl:
     if "\0" in schema or len(schema.encode(errors="replace")) > 63:
         raise InvalidUrl("a PostgreSQL schema's name has 1 to 63 bytes", schema=schema)
     libpq = [(name, value) for name, value in parameters if name != "schema"]
-    opens = user + (":" + quote(unquote(password), safe="") if password else "")
+    encoded = quote(unquote(password), safe="")
     shown = [(name, value) for name, value in parameters if name in _SHOWN]
-    secrets = {password, unquote(password), *(value for name, value in parameters if name in _SECRET)}
+    secrets = {
+        password,
+        encoded,
+        unquote(password),
+        *(value for name, value in parameters if name in _SECRET),
+    }
     return StoreUrl(
         "postgres",
-        f"postgresql://{opens}{at}{hosts}{path}{_query(libpq)}",
+        f"postgresql://{user}{':' if password else ''}{encoded}{at}{hosts}{path}{_query(libpq)}",
         '"' + schema.replace('"', '""') + '"',
         f"postgresql://{user}{at if user else ''}{hosts}{path}{_query(shown)}",
         {"schema": schema},

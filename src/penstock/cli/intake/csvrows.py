@@ -176,7 +176,8 @@ def _columns(header: Sequence[str], schema: pa.Schema) -> list[pa.Field]:
 def _reader_type(kind: pa.DataType) -> pa.DataType:
     if pat.is_float32(kind):
         return pa.float64()
-    return pa.string() if pat.is_binary(kind) or pat.is_nested(kind) else kind
+    as_text = pat.is_binary(kind) or pat.is_nested(kind) or pat.is_decimal(kind)
+    return pa.string() if as_text else kind
 
 
 def _decoded(array: pa.Array, field: pa.Field) -> pa.Array:

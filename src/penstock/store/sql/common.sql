@@ -278,7 +278,8 @@ update penstock.registration set plan_epoch = null where consumer_id = :consumer
 update penstock.registration set app_id = :app_id where consumer_id = :consumer_id and queue_id = :queue_id;
 
 -- name: next_generation
-update penstock.registration set generation = generation + 1, plan_epoch = null, plan = null, split = null
+update penstock.registration
+set generation = generation + 1, app_id = null, plan_epoch = null, plan = null, split = null
 where consumer_id = :consumer_id and queue_id = :queue_id;
 
 -- name: set_draining

@@ -1,0 +1,88 @@
+"""Rows cut into segments of a size that both databases and a reader's memory take well."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import pyarrow as pa
+
+from penstock.arrow.segments import encode
+from penstock.errors import InvalidInput
+
+SEGMENT_ROWS = 65_536
+SEGMENT_RAW_BYTES = 32 << 20
+MAX_PAYLOAD = 900_000_000
+"""Bytes of one segment that both databases still take; only a single huge row comes near it."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Consecutive rows of one partition, on their way into the store."""
+
+    partition: int
+    batch: pa.RecordBatch = field(repr=False)
+
+    @property
+    def rows(self) -> int:
+        return int(self.batch.num_rows)
+
+    @cached_property
+    def payload(self) -> pa.Buffer:
+        """The rows as they are stored.
+
+        Raises
+        ------
+        InvalidInput
+            When a row is too large for a database.
+        """
+        payload = encode(self.batch)
+        if payload.size > MAX_PAYLOAD:
+            raise InvalidInput(
+                f"a row takes {payload.size} bytes, more than a database holds in one value: keep large objects in files "
+                "and append their paths",
+                size=payload.size,
+                limit=MAX_PAYLOAD,
+            )
+        return payload
+
+    @property
+    def bytes(self) -> int:
+        return int(self.payload.size)
+
+
+def to_segments(
+    table: pa.Table | pa.RecordBatch, partition: int, *, max_rows: int = SEGMENT_ROWS, lazy: bool = False
+) -> list[Segment]:
+    """Cut rows into segments of at most ``max_rows`` rows and about 32 MiB of Arrow data.
+
+    Parameters
+    ----------
+    lazy
+        Whether to leave the compression until a segment is sent, where that does not hold up others.
+
+    Raises
+    ------
+    InvalidInput
+        When a single row is too large for a database.
+    """
+    if isinstance(table, pa.RecordBatch):
+        batches = [table.slice(start, max_rows) for start in range(0, table.num_rows, max_rows)]
+    else:
+        combined = table.combine_chunks() if table.num_rows > 0 else table
+        batches = [batch for batch in combined.to_batches(max_chunksize=max_rows) if batch.num_rows]
+    segments = [Segment(partition, piece) for batch in batches for piece in _halved(batch)]
+    if not lazy:
+        for segment in segments:
+            _ = segment.payload
+    return segments
+
+
+def _halved(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    if batch.num_rows < 2 or batch.nbytes <= SEGMENT_RAW_BYTES:
+        yield batch
+        return
+    middle = batch.num_rows // 2
+    yield from _halved(batch.slice(0, middle))
+    yield from _halved(batch.slice(middle))

@@ -1,0 +1,74 @@
+"""The command line, run in this process."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from penstock.cli import main
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a command ended and what it said."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+    @property
+    def error(self) -> Any:
+        return json.loads(self.err)
+
+    @property
+    def lines(self) -> list[Any]:
+        return [json.loads(line) for line in self.out.splitlines()]
+
+
+Penstock = Callable[..., Result]
+
+
+def run_penstock(*words: object, stdin: bytes | str = b"", code: int = 0) -> Result:
+    """Run a command that has to end with the given code."""
+    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", newline="") for _ in range(2))
+    data = stdin.encode() if isinstance(stdin, str) else stdin
+    with (
+        mock.patch.object(sys, "stdin", io.TextIOWrapper(io.BytesIO(data), encoding="utf-8")),
+        redirect_stdout(out),
+        redirect_stderr(err),
+    ):
+        ended = main([str(word) for word in words])
+    out.flush()
+    err.flush()
+    texts = [stream.buffer.getvalue().decode() for stream in (out, err)]  # type: ignore[attr-defined]
+    result = Result(ended, *texts)
+    assert ended == code, f"{words} ended with {ended}\n{result.out}\n{result.err}"
+    return result
+
+
+@pytest.fixture
+def penstock(store_url: str, monkeypatch: pytest.MonkeyPatch) -> Penstock:
+    """Commands on a new store, once for each kind of database."""
+    monkeypatch.setenv("PENSTOCK_URL", store_url)
+    run_penstock("store", "init")
+    return run_penstock
+
+
+@pytest.fixture
+def penstock_sqlite(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Penstock:
+    """Commands on a new SQLite store, where the database does not matter."""
+    monkeypatch.setenv("PENSTOCK_URL", f"sqlite:///{tmp_path}/penstock.db")
+    run_penstock("store", "init")
+    return run_penstock

@@ -1,0 +1,229 @@
+"""CSV: what is taken, what is refused, and in which line."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.errors import InvalidInput, SchemaMismatch
+from tests.cli.reading import complaints, read_rows, read_table, rejected, schema_of
+
+ORDERS = "id bigint not null, name string, amount decimal(10,2), tags array<string>"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "id,name\n1,x\n2,\n",
+        "id,name\n1,x\n2,",
+        "id,name\r\n1,x\r\n2,\r\n",
+        "\ufeffid,name\n1,x\n2,\n",
+        "\n\nid,name\n\n1,x\n\n\n2,\n\n",
+        'id,name\n1,"x"\n"2",\n',
+        '"id","name"\n1,x\n2,\n',
+        "NAME,ID\nx,1\n,2\n",
+    ],
+)
+def test_line_ends_blank_lines_marks_order_and_case_do_not_matter(text: str) -> None:
+    found = read_rows("id bigint not null, name string, more int", text, format="csv")
+    assert found == [{"id": 1, "name": "x", "more": None}, {"id": 2, "name": None, "more": None}]
+
+
+@pytest.mark.parametrize("text", ["", "\n\n", "id,name\n", "id,name", "id\n\n\n"])
+def test_no_rows_are_no_rows(text: str) -> None:
+    assert read_rows(ORDERS, text, format="csv") == []
+
+
+def test_values_take_their_column_types() -> None:
+    ddl = (
+        "t timestamp, n timestamp_ntz, d date, b binary, m map<int, struct<a: double>>, f float, g double, i tinyint, "
+        "o time, p interval day to second, x decimal(10,2), y boolean, l array<string>"
+    )
+    row = {
+        "t": "2024-01-01T02:00:00.5+02:00",
+        "n": "2024-01-01 00:00:00",
+        "d": "2024-02-29",
+        "b": "AP8=",
+        "m": '{"1": {"A": "NaN"}, "-2": null}',
+        "f": "0.5",
+        "g": "-inf",
+        "i": "-128",
+        "o": "12:34:56.789",
+        "p": "-5",
+        "x": "12.5",
+        "y": "true",
+        "l": '["a,b",\n"c"]',
+    }
+    out = io.StringIO()
+    writer = csv.DictWriter(out, row)
+    writer.writeheader()
+    writer.writerow(row)
+    assert read_rows(ddl, out.getvalue(), format="csv") == [
+        {
+            "t": "2024-01-01T00:00:00.500000Z",
+            "n": "2024-01-01T00:00:00.000000",
+            "d": "2024-02-29",
+            "b": "AP8=",
+            "m": {"1": {"a": "NaN"}, "-2": None},
+            "f": 0.5,
+            "g": "-Infinity",
+            "i": -128,
+            "o": "12:34:56.789000",
+            "p": -5,
+            "x": "12.50",
+            "y": True,
+            "l": ["a,b", "c"],
+        }
+    ]
+
+
+def test_nothing_is_null_and_quotes_are_the_empty_text() -> None:
+    assert read_rows("a string, b string", 'a,b\n,""\n""," "\n', format="csv") == [
+        {"a": None, "b": ""},
+        {"a": "", "b": " "},
+    ]
+
+
+def test_other_nulls_and_delimiters_can_be_named() -> None:
+    found = read_rows("a int, b string", 'a;b\nNA;NA\n;"NA"\n', format="csv", delimiter=";", nulls=("", "NA"))
+    assert found == [{"a": None, "b": None}, {"a": None, "b": "NA"}]
+
+
+@settings(deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(-(2**63), 2**63 - 1), st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+        ),
+        max_size=20,
+    ),
+    st.integers(1, 100),
+    st.sampled_from(["\n", "\r\n"]),
+)
+def test_any_text_survives_wherever_blocks_end(
+    rows: list[tuple[int, str]], block_bytes: int, end: str
+) -> None:
+    out = io.StringIO(newline="")
+    writer = csv.writer(out, quoting=csv.QUOTE_NONNUMERIC, lineterminator=end)
+    writer.writerows([("id", "name"), *rows])
+    table = read_table(
+        schema_of("id bigint, name string"), out.getvalue(), format="csv", block_bytes=block_bytes
+    )
+    assert [tuple(row.values()) for row in table.to_pylist()] == rows
+
+
+def test_each_bad_row_is_told_with_the_line_on_which_it_starts() -> None:
+    text = "\n".join(
+        [
+            "id,name,amount,tags",
+            '1,"two',
+            'lines",1.5,"[""a""]"',
+            'x,"two',
+            'lines",1,',
+            "",
+            "2,,1.555,",
+            '3,a"b,1,',
+            "4,5",
+            ",x,1,",
+            "7,x,1,{}",
+            '8,"x" y,,',
+            "9,x,1,[1]",
+            "10,ok,,[]",
+            '11,"never closed,,',
+        ]
+    )
+    quote = "has a quote that is not around a whole field, or is never closed: quote the whole field, double the quotes in it"
+    assert complaints(ORDERS, text, format="csv", shown_errors=100) == [
+        "line 4: column 'id': \"x\" is no bigint",
+        "line 7: column 'amount': \"1.555\" is no decimal(10,2)",
+        f"line 8: {quote}",
+        "line 9: has 2 fields, the header has 4",
+        "line 10: column 'id': takes no nulls",
+        "line 11: column 'tags': \"{}\" is no array<string>",
+        f"line 12: {quote}",
+        "line 13: column 'tags': \"[1]\" is no array<string>",
+        f"line 15: {quote}",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "said"),
+    [
+        ("timestamp", "2024-01-01 00:00:00", "it needs a zone"),
+        ("timestamp_ntz", "2024-01-01T00:00:00Z", "it takes no zone"),
+        ("date", "01/02/2024", "is no date"),
+        ("binary", "no base64!", "it is written in base64"),
+        ("float", "1e39", "is no float"),
+        ("double", "1e400", "is no double"),
+        ("int", "2147483648", "is no int"),
+        ("int", "1.0", "is no int"),
+        ("boolean", "yes", "is no boolean"),
+        ("decimal(4,2)", "123.4", "is no decimal(4,2)"),
+        ("array<int>", '"1} {""a"": 2"', "is no array<int>"),
+        ("array<int>", '"1, ""b"": 2"', "is no array<int>"),
+        ("struct<x:int not null>", "{}", "takes no nulls"),
+    ],
+)
+def test_a_value_that_would_have_to_be_guessed_or_changed_is_refused(kind: str, text: str, said: str) -> None:
+    (complaint,) = complaints(f"a {kind}", f"a\n{text}\n", format="csv")
+    assert complaint.startswith("line 2: column 'a")
+    assert said in complaint
+
+
+def test_bytes_that_are_no_utf8_are_refused() -> None:
+    (complaint,) = complaints("a string", b"a\nok\n\xff\n", format="csv")
+    assert complaint == "line 3: is not UTF-8: byte 1 of the row is 0xff"
+    with pytest.raises(InvalidInput, match="does not start with a CSV header in UTF-8"):
+        read_rows("a string", b"\xff\nok\n", format="csv")
+
+
+@pytest.mark.parametrize(
+    ("header", "said"),
+    [
+        ("id,nam", "there is no column 'nam'; the columns are id, name, amount, tags. Did you mean 'name'?"),
+        ("1,x", "the first line of a CSV names the columns"),
+        ("name", "column 'id' is missing and takes no nulls"),
+        ("id,ID", "both stand for column 'id'"),
+        ("id,", "there is no column ''"),
+    ],
+)
+def test_a_header_that_does_not_fit_is_told_at_once(header: str, said: str) -> None:
+    with pytest.raises(SchemaMismatch, match=re.escape(said)):
+        read_rows(ORDERS, f"{header}\n1,2\n", format="csv")
+
+
+def test_a_quote_that_is_never_closed_does_not_swallow_the_rest() -> None:
+    lines = ["id,name", *(f"{number},x" for number in range(1000))]
+    lines[500] = '499,"x'
+    error = rejected("id bigint, name string", "\n".join(lines), format="csv", block_bytes=100)
+    assert [row["line"] for row in error.parameters["rows"]] == [501]
+    assert error.parameters["count"] == 1
+
+
+def test_a_giant_field_is_read_whatever_the_blocks() -> None:
+    giant = "x\n" * 300_000
+    text = f'id,name\n1,"{giant}"\n2,y\n'
+    found = read_rows("id int, name string", text, format="csv", block_bytes=1000)
+    assert [(row["id"], row["name"]) for row in found] == [(1, giant), (2, "y")]
+
+
+@pytest.mark.parametrize("text", ["a\n" + '"' * 10_001, "a\n" + '"\n' * 5001, 'a\n"' + "x" * 200_000])
+def test_hostile_quotes_are_refused_in_reasonable_time(text: str) -> None:
+    assert rejected("a string", text, format="csv").parameters["count"] >= 1
+
+
+def test_the_format_is_found_from_the_first_character() -> None:
+    row: list[dict[str, Any]] = [{"id": 5}]
+    assert read_rows("id int", "id\n5\n") == row
+    assert read_rows("id int", '\n {"id": 5}\n') == row
+    with pytest.raises(InvalidInput, match=re.escape("write one object in each line")):
+        read_rows("id int", json.dumps(row))
+    with pytest.raises(InvalidInput, match="is utf-16, not UTF-8: convert it"):
+        read_rows("id int", "id\n5\n".encode("utf-16"))

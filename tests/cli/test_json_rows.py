@@ -1,0 +1,301 @@
+"""JSON lines: what is taken, what is refused, and in which line."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.types as pat
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.arrow.nulls import nested_fields
+from penstock.cli.intake.load import COUNTED_ERRORS
+from penstock.cli.wire import plain_rows
+from tests.arrow.strategies import tables
+from tests.cli.reading import complaints, read_rows, read_table, rejected, schema_of
+
+ORDERS = "id bigint not null, name string, amount decimal(10,2), tags array<string>"
+
+
+def as_lines(rows: list[dict[str, Any]]) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def _maps_take_null_structs(kind: pa.DataType) -> bool:
+    """Whether a struct that is null, in a map, would have a field that takes no nulls."""
+    strict = (
+        pat.is_map(kind)
+        and kind.item_field.nullable
+        and any(not field.nullable for field in _fields(kind.item_type))
+    )
+    return strict or any(_maps_take_null_structs(field.type) for field in nested_fields(kind))
+
+
+def _fields(kind: pa.DataType) -> list[pa.Field]:
+    found = list(kind) if pat.is_struct(kind) else []
+    return found + [below for field in found for below in _fields(field.type)]
+
+
+# pyarrow casts no map with such a null.
+TABLES = tables().filter(lambda found: not any(_maps_take_null_structs(field.type) for field in found[0]))
+
+
+@settings(deadline=None)
+@given(TABLES)
+def test_what_is_shown_as_json_reads_back_as_it_was(found: tuple[pa.Schema, list[dict[str, Any]]]) -> None:
+    schema, rows = found
+    table = pa.Table.from_pylist(rows, schema=schema)
+    text = as_lines(plain_rows(table))
+    assert read_table(schema, text, format="jsonl").equals(table)
+
+
+@settings(deadline=None)
+@given(TABLES, st.integers(1, 200))
+def test_rows_do_not_depend_on_where_blocks_end(
+    found: tuple[pa.Schema, list[dict[str, Any]]], block_bytes: int
+) -> None:
+    schema, rows = found
+    table = pa.Table.from_pylist(rows, schema=schema)
+    text = as_lines(plain_rows(table)).rstrip("\n")
+    assert read_table(schema, text, format="jsonl", block_bytes=block_bytes).equals(table)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"id":1}\n{"id":2}\n',
+        '{"id":1}\n{"id":2}',
+        '{"id":1}\r\n{"id":2}\r\n',
+        '\n\n{"id":1}\n  \n\t\n{"id":2}\n\r\n\n',
+        '\ufeff{"id":1}\n{"id":2}\n',
+        '  {"id":1}\n\t{"id" : 2 } \n',
+        '{"ID":1}\n{"Id":2}\n',
+        '{"id":1}\n{"ID":2}\n',
+    ],
+)
+def test_line_ends_blank_lines_marks_and_case_do_not_matter(text: str) -> None:
+    assert [row["id"] for row in read_rows(ORDERS, text, format="jsonl")] == [1, 2]
+
+
+@pytest.mark.parametrize("text", ["", "\n", "\ufeff", "  \n\n"])
+def test_nothing_is_no_rows(text: str) -> None:
+    assert read_rows(ORDERS, text, format="jsonl") == []
+
+
+def test_values_take_their_column_types() -> None:
+    ddl = (
+        "t timestamp, n timestamp_ntz, d date, b binary, m map<int, struct<a: date>>, f float, g double, i tinyint, "
+        "v void, o time, p interval day to second, x decimal(38,10), y boolean"
+    )
+    row = {
+        "t": "2024-01-01T02:00:00.5+02:00",
+        "n": "2024-01-01 00:00:00",
+        "d": "2024-02-29",
+        "b": "AP8=",
+        "m": {"1": {"a": "0001-01-01"}, "-2": None},
+        "f": 0.5,
+        "g": "-Infinity",
+        "i": -128,
+        "v": None,
+        "o": "12:34:56.789",
+        "p": -5,
+        "x": "1234567890123456789012345678.0123456789",
+        "y": False,
+    }
+    assert read_rows(ddl, json.dumps(row), format="jsonl") == [
+        {
+            **row,
+            "t": "2024-01-01T00:00:00.500000Z",
+            "n": "2024-01-01T00:00:00.000000",
+            "o": "12:34:56.789000",
+        }
+    ]
+
+
+def test_decimals_may_be_numbers_and_lose_no_digit() -> None:
+    text = '{"x": 1234567890123456789012345678.0123456789}\n{"x": 5}\n{"x": 1e3}'
+    found = read_rows("x decimal(38,10)", text, format="jsonl")
+    assert [row["x"] for row in found] == [
+        "1234567890123456789012345678.0123456789",
+        "5.0000000000",
+        "1000.0000000000",
+    ]
+    assert read_rows("x decimal(38,10), m map<string,int>", text, format="jsonl") == [
+        {**row, "m": None} for row in found
+    ], "also on the way that maps take"
+
+
+def test_each_bad_row_is_told_with_its_line_column_value_and_reason() -> None:
+    text = "\n".join(
+        [
+            '{"id": 1}',
+            "",
+            '{"id": "x"}',
+            "null",
+            '{"id": 2, "amount": "1.555"}',
+            '{"id": 2, "amount": 123456789.5}',
+            '{"id": 2, "nam": "x"}',
+            '{"id": null}',
+            "{",
+            '{"name": "a"}',
+            '{"id": 1, "id": 2}',
+            '{"id": 1, "tags": [1]}',
+            "[1]",
+            '{"id": 1} {"id": 2}',
+            '{"id": 1.5}',
+            '{"id": true}',
+            '{"id": 9223372036854775808}',
+            '{"id": 1, "name": 5}',
+        ]
+    )
+    assert complaints(ORDERS, text, format="jsonl", shown_errors=100) == [
+        "line 3: column 'id': \"x\" is no bigint",
+        "line 4: null is no JSON object",
+        "line 5: column 'amount': \"1.555\" is no decimal(10,2)",
+        "line 6: column 'amount': 123456789.5 is no decimal(10,2)",
+        "line 7: column 'nam': is unknown; it has to be one of id, name, amount, tags. Did you mean 'name'?",
+        "line 8: column 'id': takes no nulls",
+        "line 9: is no JSON object in one line: Expecting property name enclosed in double quotes at character 2",
+        "line 10: column 'id': is missing and takes no nulls; add it",
+        "line 11: cannot be read: the key 'id' is there twice",
+        "line 12: column 'tags': [1] is no array<string>",
+        "line 13: [1] is no JSON object",
+        "line 14: is no JSON object in one line: Extra data at character 11",
+        "line 15: column 'id': 1.5 is no bigint",
+        "line 16: column 'id': true is no bigint",
+        "line 17: column 'id': 9223372036854775808 is no bigint",
+        "line 18: column 'name': 5 is no string",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "said"),
+    [
+        ("timestamp", '"2024-01-01T00:00:00"', "it needs a zone"),
+        ("timestamp", "1700000000", "is no timestamp"),
+        ("timestamp", '"2024-02-30T00:00:00Z"', "is no timestamp"),
+        ("timestamp", '"2024-01-01T00:00:00.1234567Z"', "is no timestamp"),
+        ("timestamp_ntz", '"2024-01-01T00:00:00Z"', "it takes no zone"),
+        ("date", "5", "is no date"),
+        ("date", '"2024-01-01T00:00:00"', "is no date"),
+        ("binary", '"no base64!"', "it is written in base64"),
+        ("float", "1e39", "is no float"),
+        ("double", "1e400", "is no double"),
+        ("double", "1.7976931348623157e309", "is no double"),
+        ("double", '"5"', "is no double"),
+        ("tinyint", "128", "is no tinyint"),
+        ("boolean", "1", "is no boolean"),
+        ("string", "true", "is no string"),
+        ("time", '"24:00:00"', "is no time"),
+        ("interval day to second", "1.5", "it is written in whole microseconds"),
+        ("map<string,int>", '[["a", 1]]', "is no map<string, int>"),
+        ("map<int,int>", '{"a": 1}', "is no map<int, int>"),
+        ("map<string,int>", '{"a": "b"}', "is no map<string, int>"),
+        ("struct<a:int>", '{"b": 1}', "is no struct<a: int>"),
+        ("struct<a:int not null>", "{}", "takes no nulls"),
+        ("array<struct<a:int not null>>", '[{"a": 1}, {"a": null}]', "takes no nulls"),
+        ("void", "1", "is no void"),
+        ("string", '"\\ud800"', "is no string"),
+    ],
+)
+def test_a_value_that_would_have_to_be_guessed_or_changed_is_refused(
+    kind: str, value: str, said: str
+) -> None:
+    (complaint,) = complaints(f"a {kind}", f'{{"a": {value}}}', format="jsonl")
+    assert said in complaint
+    assert complaint.startswith("line 1: column 'a")
+
+
+def test_infinities_are_taken_where_they_are_written_so() -> None:
+    text = '{"a": Infinity}\n{"a": "-Infinity"}\n{"a": "NaN"}\n{"a": NaN}\n{"a": 1e308}'
+    found = [row["a"] for row in read_rows("a double", text, format="jsonl")]
+    assert found == ["Infinity", "-Infinity", "NaN", "NaN", 1e308]
+    (complaint,) = complaints("a double", '{"a": Infinity}\n{"a": 1.7976931348623157e309}', format="jsonl")
+    assert complaint.startswith("line 2:")
+
+
+def test_bytes_that_are_no_utf8_are_refused() -> None:
+    data = b'{"id": 1, "name": "ok"}\n{"id": 2, "name": "\xff"}\n'
+    assert complaints(ORDERS, data, format="jsonl") == ["line 2: is not UTF-8: byte 20 of the row is 0xff"]
+
+
+@pytest.mark.parametrize(
+    "line", ["null", "null\nnull", "[" * 100_000, '{"id":' + "[" * 100_000, '{"id": 1, "a": ' * 50_000]
+)
+def test_hostile_lines_are_refused_and_nothing_dies(line: str) -> None:
+    assert rejected(ORDERS, line, format="jsonl").parameters["count"] >= 1
+
+
+def test_a_long_row_is_read_whatever_the_blocks() -> None:
+    name = "x" * 3_000_000
+    found = read_rows(
+        ORDERS, as_lines([{"id": 1, "name": name}, {"id": 2}]), format="jsonl", block_bytes=1000
+    )
+    assert [(row["id"], row["name"]) for row in found] == [(1, name), (2, None)]
+
+
+def test_bad_rows_in_later_blocks_have_their_line_in_the_input() -> None:
+    rows = [{"id": number} for number in range(5000)]
+    lines = as_lines(rows).splitlines()
+    lines[1234] = '{"id": "bad"}'
+    lines[4999] = '{"id": "worse"}'
+    error = rejected(ORDERS, "\n".join(lines), format="jsonl", block_bytes=500)
+    assert [(row["line"], row["value"]) for row in error.parameters["rows"]] == [
+        (1235, '"bad"'),
+        (5000, '"worse"'),
+    ]
+    assert error.parameters["count"] == 2
+
+
+def test_bad_rows_are_counted_and_the_first_of_them_shown() -> None:
+    text = as_lines([{"id": "x" if number % 3 == 0 else number} for number in range(300)])
+    error = rejected(ORDERS, text, format="jsonl", shown_errors=2)
+    assert error.parameters["count"] == 100
+    assert not error.parameters["more"]
+    assert [row["line"] for row in error.parameters["rows"]] == [1, 4]
+    assert (
+        "100 rows of the input do not fit queue 'q' (the first 2 of them are above); nothing was appended"
+        in str(error)
+    )
+
+
+def test_the_search_for_bad_rows_ends_at_a_thousand() -> None:
+    error = rejected(ORDERS, '{"idx": 1}\n' * (COUNTED_ERRORS + 1), format="jsonl", block_bytes=2000)
+    assert error.parameters["count"] == COUNTED_ERRORS
+    assert error.parameters["more"]
+    assert "at least 1,000 rows" in str(error)
+
+
+def test_the_reader_agrees_with_python_on_random_mistakes() -> None:
+    schema = schema_of("a array<bigint>, s string, o struct<x: double>")
+    base = '{"a": [1, 2], "s": "x", "o": {"x": 1.5}}'
+
+    @settings(deadline=None, max_examples=300)
+    @given(
+        st.integers(0, len(base)),
+        st.integers(0, 4),
+        st.sampled_from(["", "null", "[", "}", '"', ",", "1", "\\", " "]),
+    )
+    def check(at: int, cut: int, put: str) -> None:
+        line = base[:at] + put + base[at + cut :]
+        try:
+            table = read_table(schema, line, format="jsonl")
+        except ValueError:
+            return
+        assert table.num_rows == (1 if line.strip() else 0)
+        for row in plain_rows(table):
+            assert {name: value for name, value in row.items() if value is not None} == _without_nulls(
+                json.loads(line)
+            )
+
+    check()
+
+
+def _without_nulls(row: dict[str, Any]) -> dict[str, Any]:
+    found = {name.lower(): value for name, value in row.items() if value is not None}
+    if "o" in found:
+        found["o"] = {"x": found["o"].get("x")}
+    return found

@@ -1,0 +1,227 @@
+"""A streaming query's driver as Spark runs it, one step at a time, so that a test can kill it between any two."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Generator, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pyarrow as pa
+
+from penstock.commit.batch import append_task, commit_batch
+from penstock.commit.microbatch import BatchCommit, sink_name
+from penstock.commit.offsets import QueueOffset, batch_ranges, pad
+from penstock.commit.owner import Owner
+from penstock.store import log, staging
+from penstock.store.catalog import QueueRecord
+from penstock.store.ledger import LedgerKey
+from penstock.store.staging import Attempt
+
+OUTPUT = pa.schema([("id", pa.int64()), ("nth", pa.int64())])
+"""`nth` is how many rows of its source partition a stateful query had seen, 0 from a stateless one."""
+
+State = Mapping[tuple[str, int], int]
+Steps = Generator[str, int, None]
+"""Yields the name of the state it has reached, takes a number to decide by."""
+
+
+class LogConflictError(Exception):
+    """Spark's CONCURRENT_STREAM_LOG_UPDATE: another driver has written the same entry of the checkpoint."""
+
+
+@dataclass
+class Checkpoint:
+    """What survives of a query: Spark's two logs and its state store."""
+
+    stateful: bool
+    id: str = field(default_factory=lambda: str(uuid.uuid4()))
+    offsets: dict[int, str] = field(default_factory=dict)
+    commits: dict[int, str] = field(default_factory=dict)
+    states: dict[int, State] = field(default_factory=dict)
+
+    def write(self, entries: dict[int, str], batch_id: int, text: str) -> None:
+        if batch_id in entries:
+            raise LogConflictError
+        entries[batch_id] = text
+
+    def parsed(self, batch_id: int) -> list[Any]:
+        return json.loads(self.offsets[batch_id]) if batch_id >= 0 else []
+
+
+@dataclass
+class Query:
+    """The fixed parts of a query."""
+
+    store: Any
+    queues: tuple[str, ...]
+    consumer: str
+    sink: QueueRecord
+    checkpoint: Checkpoint
+    idempotent: bool = False
+
+
+class Driver:
+    """One run of a query."""
+
+    def __init__(self, query: Query) -> None:
+        self.query = query
+        self.database = query.store.database
+        self.owners: dict[str, Owner] = {}
+        self.steps = self._run()
+        self.error: Exception | None = None
+        self.state = ""
+        self.batches = 0
+
+    def step(self, choice: int) -> None:
+        """Go on to the next state; an error ends the driver, as it ends Spark's query."""
+        try:
+            self.state = self.steps.send(choice) if self.state else next(self.steps)
+        except Exception as error:
+            self.error = error
+            self.die()
+
+    def die(self) -> None:
+        """SIGKILL: the generator is dropped where it stands, and the kernel frees the locks."""
+        self.steps.close()
+        for owner in self.owners.values():
+            owner.release()
+
+    def _run(self) -> Steps:
+        check = self.query.checkpoint
+        for queue in self.query.queues:
+            self.owners[queue] = Owner(self.database, self.query.store.uuid, self.query.consumer, queue)
+            yield "OWN"
+        last = max(check.offsets, default=-1)
+        if last >= 0 and last not in check.commits:
+            yield from self._batch(last)
+        while True:
+            choice = yield "READY"
+            offsets = self._next(last, choice)
+            if offsets is None:
+                continue
+            last += 1
+            check.write(check.offsets, last, json.dumps(offsets))
+            yield "OFFSETS"
+            yield from self._batch(last)
+
+    def _next(self, last: int, choice: int) -> list[Any] | None:
+        """Spark's constructNextBatch: None when there is nothing to do."""
+        before = self.query.checkpoint.parsed(last)
+        found = []
+        for place, queue in enumerate(self.query.queues):
+            found.append(self._latest(queue, before[place] if before else None, choice))
+        without_data = self.query.checkpoint.stateful and last >= 0 and choice % 5 == 0
+        with_data = any(not offset.empty for offset in batch_ranges(found, before))
+        return found if with_data or without_data else None
+
+    def _latest(self, queue: str, before: Any, choice: int) -> Any:
+        owner = self.owners[queue]
+        began = QueueOffset.of(before) if before else self._initial(queue)
+        assert began is not None
+        _, there, draining = owner.observe(began)
+        start = pad(began.end, len(there))
+        most = 1 + choice % 4
+        end = tuple(min(part.next_index, first + most) for part, first in zip(there, start, strict=True))
+        if draining or end == start:
+            return before or began.to_dict()
+        return replace(began, epoch=owner.epoch, start=start, end=end).to_dict()
+
+    def _initial(self, queue: str) -> QueueOffset:
+        owner = self.owners[queue]
+        start = owner.positions()
+        return QueueOffset(
+            self.query.store.uuid, queue, self.query.consumer, owner.generation, owner.epoch, start, start
+        )
+
+    def _batch(self, batch_id: int) -> Iterator[str]:
+        check = self.query.checkpoint
+        ranges = batch_ranges(check.parsed(batch_id), check.parsed(batch_id - 1))
+        tasks: list[tuple[str, list[int]]] = []
+        for offset in ranges:
+            if not offset.empty:
+                owner = self.owners[offset.queue]
+                offset.require(self.query.store.uuid, offset.queue, self.query.consumer, owner.generation)
+                tasks += [(offset.queue, task) for task in owner.plan(offset, self._cut(offset))]
+                yield f"PLANNED {batch_id}"
+        attempts, counts = {}, {}
+        state = dict(check.states.get(batch_id - 1, {}))
+        for number, (queue, (partition, start, end)) in enumerate(tasks):
+            ids = self.query.store.queue(queue).read(partition, start, end)["id"].to_pylist()
+            rows = self._transform(state, queue, partition, ids)
+            counts[number] = len(rows)
+            attempts |= self._write(batch_id, number, rows)
+            yield f"STAGED {batch_id}.{number}"
+        if not tasks:
+            # Rows that a query makes of time alone, such as windows that close.
+            attempts |= self._write(batch_id, 0, [(tick(check.id, batch_id), 0)])
+            counts[0] = 1
+        check.states[batch_id] = state
+        yield f"STAGED {batch_id}"
+        self._commit(batch_id, ranges, attempts, counts)
+        self.batches += 1
+        yield f"COMMITTED {batch_id}"
+        check.write(check.commits, batch_id, "")
+        yield f"LOGGED {batch_id}"
+
+    def _cut(self, offset: QueueOffset) -> list[list[int]]:
+        """Another cut in each run, as after a change of settings."""
+        size = 1 + offset.epoch % 2 + self.owners[offset.queue].epoch % 3
+        return [
+            [partition, at, min(at + size, end)]
+            for partition, (start, end) in enumerate(zip(offset.start, offset.end, strict=True))
+            for at in range(start, end, size)
+        ]
+
+    def _transform(
+        self, state: dict[tuple[str, int], int], queue: str, partition: int, ids: list[int]
+    ) -> list[tuple[int, int]]:
+        if not self.query.checkpoint.stateful:
+            return [(i, 0) for i in ids]
+        seen = state.get((queue, partition), 0)
+        state[queue, partition] = seen + len(ids)
+        return [(i, seen + n + 1) for n, i in enumerate(ids)]
+
+    def _write(self, batch_id: int, task: int, rows: list[tuple[int, int]]) -> dict[str, int]:
+        query = self.query
+        table = pa.table([[i for i, _ in rows], [n for _, n in rows]], schema=OUTPUT)
+        segments = log.to_segments(table, task % query.sink.partitions)
+        if query.idempotent:
+            key = LedgerKey(sink_name(query.sink), query.checkpoint.id, batch_id, task)
+            append_task(self.database, query.sink, key, segments, origin=query.checkpoint.id)
+            return {}
+        attempt = str(uuid.uuid4())
+        for at in (attempt, f"twin of {attempt}"):
+            # A speculative twin stages the same and is not acknowledged.
+            self.database.run(
+                lambda tx, at=at: staging.stage(
+                    tx, query.sink, Attempt(query.checkpoint.id, batch_id, task, at), segments, 0
+                )
+            )
+        return {attempt: len(segments)}
+
+    def _commit(
+        self, batch_id: int, ranges: list[QueueOffset], attempts: dict[str, int], counts: dict[int, int]
+    ) -> None:
+        query = self.query
+        batch = BatchCommit(
+            query.sink,
+            query.checkpoint.id,
+            batch_id,
+            sum(counts.values()),
+            origin=query.checkpoint.id,
+            sources=ranges,
+            attempts=attempts,
+            tasks=counts if query.idempotent else None,
+            stateful=query.checkpoint.stateful,
+        )
+        commit_batch(self.database, query.store.uuid, batch)
+        if batch_id % 3 == 0:
+            # As after a commit whose outcome was unknown.
+            assert commit_batch(self.database, query.store.uuid, batch) is None
+
+
+def tick(checkpoint: str, batch_id: int) -> int:
+    """The row of a micro-batch without new rows; negative, and one of its own for each."""
+    return -(int(uuid.UUID(checkpoint)) % 10**12) * 1000 - batch_id - 1

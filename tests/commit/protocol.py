@@ -1,0 +1,119 @@
+"""The protocol's calls as a streaming query makes them, without Spark."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+
+from penstock.commit.batch import commit_batch
+from penstock.commit.microbatch import BatchCommit
+from penstock.commit.offsets import QueueOffset
+from penstock.commit.owner import Owner
+from penstock.store import log, staging
+from penstock.store.catalog import QueueRecord
+from penstock.store.staging import Attempt
+
+SCHEMA = pa.schema([("id", pa.int64())])
+
+
+def numbers(start: int, end: int) -> pa.Table:
+    return pa.table({"id": pa.array(range(start, end), pa.int64())})
+
+
+def rows_of(queue: Any) -> list[int]:
+    """All ids in a queue, partition by partition."""
+    queue.refresh()
+    return [i for p in range(queue.partitions) for i in queue.read(p, 0)["id"].to_pylist()]
+
+
+def stage(
+    store: Any, sink: QueueRecord, app_id: str, batch_id: int, task: int, ids: Sequence[int]
+) -> dict[str, int]:
+    """One attempt of one task; what it tells the driver."""
+    attempt = str(uuid.uuid4())
+    segments = log.to_segments(pa.table({"id": pa.array(ids, pa.int64())}), task % sink.partitions)
+    store.database.run(
+        lambda tx: staging.stage(tx, sink, Attempt(app_id, batch_id, task, attempt), segments, 0)
+    )
+    return {attempt: len(segments)}
+
+
+@dataclass
+class Pair:
+    """A source queue with a consumer and a sink queue, in one store unless `into` is another."""
+
+    store: Any
+    source: Any
+    sink: Any
+    into: Any
+    consumer: str = "billing"
+
+    def own(self) -> Owner:
+        return Owner(self.store.database, self.store.uuid, self.consumer, self.source.name)
+
+    def offset(self, owner: Owner, start: Sequence[int], end: Sequence[int]) -> QueueOffset:
+        return QueueOffset(
+            self.store.uuid,
+            self.source.name,
+            self.consumer,
+            owner.generation,
+            owner.epoch,
+            tuple(start),
+            tuple(end),
+        )
+
+    def planned(self, owner: Owner, start: Sequence[int], end: Sequence[int]) -> QueueOffset:
+        """The offset of a micro-batch after its PLANNED state."""
+        offset = self.offset(owner, start, end)
+        owner.plan(offset, [[p, s, e] for p, (s, e) in enumerate(zip(start, end, strict=True))])
+        return offset
+
+    def batch(
+        self, app_id: str, batch_id: int, *sources: QueueOffset, ids: Sequence[int] | None = (), **more: Any
+    ) -> BatchCommit:
+        """A micro-batch whose tasks have staged `ids`; None for the rows of its ranges."""
+        record = self.into.queue(self.sink.name).record
+        given = [i for source in sources for i in self.ids(source)] if ids is None else ids
+        attempts = stage(self.into, record, app_id, batch_id, 0, given) if given else {}
+        fields: dict[str, Any] = {"origin": app_id, "attempts": attempts, **more}
+        return BatchCommit(record, app_id, batch_id, len(given), sources=sources, **fields)
+
+    def ids(self, source: QueueOffset) -> list[int]:
+        """The source's rows in a range."""
+        tables = [
+            self.source.read(partition, start, end)
+            for partition, (start, end) in enumerate(zip(source.start, source.end, strict=True))
+        ]
+        return [i for table in tables for i in table["id"].to_pylist()]
+
+    def commit(self, batch: BatchCommit) -> Any:
+        return commit_batch(self.into.database, self.into.uuid, batch)
+
+    def offsets(self) -> list[int]:
+        return list(self.store.consumer(self.consumer).offsets(self.source.name).values())
+
+    def registration(self) -> Any:
+        return self.store.consumer(self.consumer).registration(self.source.name)
+
+    def safe(self) -> list[int]:
+        keys: Mapping[str, int] = self.registration().keys
+        found = self.store.database.run(lambda tx: tx.all("read_positions", **keys), write=False)
+        return [row.safe_index for row in found]
+
+
+def make_pair(store: Any, *, partitions: int = 2, into: Any = None, rows: int = 20, **sink: Any) -> Pair:
+    """Source `orders` with `rows` ids in each partition (0.., 1000..), consumer `billing`, sink `big`."""
+    source = store.create_queue("orders", SCHEMA, partitions=partitions)
+    for partition in range(partitions):
+        source.append(numbers(1000 * partition, 1000 * partition + rows), partition=partition)
+    store.create_consumer("billing").register("orders", vital=True)
+    target = into or store
+    return Pair(store, source, target.create_queue("big", SCHEMA, **sink), target)
+
+
+def with_attempts(batch: BatchCommit, attempts: Mapping[str, int]) -> BatchCommit:
+    return replace(batch, attempts=attempts)

@@ -1,0 +1,366 @@
+"""COMMITTED: rows, the consumer's move and the ledger row, in one transaction, once."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from penstock import Retention
+from penstock.commit.batch import commit_batch
+from penstock.errors import (
+    CheckpointMismatch,
+    CheckpointRewound,
+    CommitOutcomeUnknown,
+    CommitRefused,
+    ConsumerBound,
+    NotRegistered,
+    OffsetConflict,
+    PlanMismatch,
+    QueueNotFound,
+)
+from penstock.store import ledger
+from tests.commit.protocol import Pair, make_pair, rows_of, stage, with_attempts
+
+
+@pytest.fixture
+def pair(store: Any) -> Pair:
+    return make_pair(store)
+
+
+def test_a_micro_batch_moves_rows_and_consumer_together(pair: Pair) -> None:
+    owner = pair.own()
+    appended = pair.commit(pair.batch("app", 0, pair.planned(owner, (0, 0), (5, 2)), ids=None))
+    assert appended.rows == 7
+    assert rows_of(pair.sink) == [0, 1, 2, 3, 4, 1000, 1001]
+    assert (pair.offsets(), pair.safe()) == ([5, 2], [0, 0])
+    registration = pair.registration()
+    assert (registration.app_id, registration.plan_open) == ("app", False)
+    assert pair.store.info().staged_segments == 0
+
+
+def test_a_replay_changes_nothing_and_leaves_nothing_behind(pair: Pair) -> None:
+    owner = pair.own()
+    offset = pair.planned(owner, (0, 0), (5, 2))
+    pair.commit(pair.batch("app", 0, offset, ids=None))
+    again = pair.own()
+    again.plan(offset, [])
+    assert pair.commit(pair.batch("app", 0, offset, ids=None)) is None
+    assert len(rows_of(pair.sink)) == 7
+    assert pair.offsets() == [5, 2]
+    assert pair.store.info().staged_segments == 0
+    assert not pair.registration().plan_open
+
+
+def test_a_replay_after_the_consumer_went_on_changes_nothing(pair: Pair) -> None:
+    owner = pair.own()
+    first = pair.planned(owner, (0, 0), (5, 2))
+    pair.commit(pair.batch("app", 0, first, ids=None))
+    second = pair.planned(owner, (5, 2), (9, 9))
+    pair.commit(pair.batch("app", 1, second, ids=None))
+    assert pair.commit(pair.batch("app", 0, first, ids=None)) is None
+    assert len(rows_of(pair.sink)) == 18
+    assert pair.offsets() == [9, 9]
+
+
+def test_a_replay_with_other_input_is_refused(pair: Pair) -> None:
+    owner = pair.own()
+    pair.commit(pair.batch("app", 0, pair.planned(owner, (0, 0), (5, 2)), ids=None))
+    other = pair.planned(owner, (5, 2), (9, 9))
+    with pytest.raises(CheckpointMismatch, match="with other input"):
+        pair.commit(pair.batch("app", 0, other, ids=None))
+    assert pair.offsets() == [5, 2]
+
+
+def test_an_app_id_of_another_checkpoint_is_refused_even_with_equal_input(pair: Pair) -> None:
+    pair.commit(pair.batch("app", 0, ids=[1, 2], origin="one", others=[{"logOffset": 0}]))
+    with pytest.raises(CheckpointMismatch):
+        pair.commit(pair.batch("app", 0, ids=[1, 2], origin="two", others=[{"logOffset": 0}]))
+    with pytest.raises(CheckpointMismatch):
+        pair.commit(pair.batch("app", 0, ids=[1, 2], origin="one", others=[{"logOffset": 1}]))
+    assert pair.commit(pair.batch("app", 0, ids=[1, 2], origin="one", others=[{"logOffset": 0}])) is None
+    assert rows_of(pair.sink) == [1, 2]
+
+
+def test_only_acknowledged_attempts_become_visible(pair: Pair) -> None:
+    batch = pair.batch("app", 0, ids=[1, 2])
+    stage(pair.store, batch.sink, "app", 0, 0, [1, 2])
+    stage(pair.store, batch.sink, "app", 0, 1, [3])
+    stage(pair.store, batch.sink, "other", 0, 0, [4])
+    pair.commit(batch)
+    assert rows_of(pair.sink) == [1, 2]
+    assert pair.store.info().staged_segments == 1
+
+
+def test_what_a_slow_attempt_stages_later_goes_with_the_next_commit(pair: Pair) -> None:
+    pair.commit(pair.batch("app", 0, ids=[1]))
+    stage(pair.store, pair.sink.record, "app", 0, 0, [1])
+    pair.commit(pair.batch("app", 1, ids=[2]))
+    assert rows_of(pair.sink) == [1, 2]
+    assert pair.store.info().staged_segments == 0
+
+
+def test_a_micro_batch_that_was_swept_in_hand_is_refused_whole(pair: Pair) -> None:
+    owner = pair.own()
+    batch = pair.batch("app", 0, pair.planned(owner, (0, 0), (5, 2)), ids=None)
+    assert pair.store.sweep(timedelta(seconds=-1)) == 1
+    with pytest.raises(CommitRefused, match="staged 1 segments and 0 are left"):
+        pair.commit(batch)
+    assert (rows_of(pair.sink), pair.offsets(), pair.store.info().commits) == ([], [0, 0], 0)
+    pair.commit(pair.batch("app", 0, batch.sources[0], ids=None))
+    assert len(rows_of(pair.sink)) == 7
+
+
+def test_a_micro_batch_that_was_not_planned_is_refused(pair: Pair) -> None:
+    owner = pair.own()
+    with pytest.raises(PlanMismatch, match="is not what the owner"):
+        pair.commit(pair.batch("app", 0, pair.offset(owner, (0, 0), (5, 2)), ids=None))
+    pair.planned(owner, (0, 0), (5, 2))
+    with pytest.raises(PlanMismatch):
+        pair.commit(pair.batch("app", 0, pair.offset(owner, (0, 0), (5, 3)), ids=None))
+    assert (rows_of(pair.sink), pair.offsets()) == ([], [0, 0])
+
+
+def test_a_zombie_with_another_checkpoint_and_an_equal_range_is_refused(pair: Pair) -> None:
+    zombie = pair.batch("zombie", 0, pair.planned(pair.own(), (0, 0), (5, 2)), ids=None)
+    owner = pair.own()
+    with pytest.raises(PlanMismatch):
+        pair.commit(zombie)
+    pair.planned(owner, (0, 0), (5, 2))
+    with pytest.raises(PlanMismatch):
+        pair.commit(zombie)
+    assert (rows_of(pair.sink), pair.registration().app_id) == ([], None)
+
+
+def test_a_zombie_with_the_same_checkpoint_and_its_successor_commit_once(pair: Pair) -> None:
+    offset = pair.planned(pair.own(), (0, 0), (5, 2))
+    zombie = pair.batch("app", 0, offset, ids=None)
+    owner = pair.own()
+    with pytest.raises(PlanMismatch):
+        pair.commit(zombie)
+    owner.plan(offset, [])
+    mine = pair.batch("app", 0, offset, ids=None)
+    assert pair.commit(zombie).rows == 7
+    assert pair.commit(mine) is None
+    assert len(rows_of(pair.sink)) == 7
+    assert pair.offsets() == [5, 2]
+
+
+def test_a_consumer_that_somebody_moved_is_a_conflict_and_nothing_happens(pair: Pair) -> None:
+    owner = pair.own()
+    offset = pair.planned(owner, (0, 0), (5, 2))
+    owner.release()
+    pair.store.consumer("billing").advance("orders", 1, old=0, new=1)
+    with pytest.raises(OffsetConflict, match="partition 1, stands at 1, not at 0"):
+        pair.commit(pair.batch("app", 0, offset, ids=None))
+    assert (rows_of(pair.sink), pair.offsets(), pair.store.info().commits) == ([], [0, 1], 0)
+
+
+def test_a_micro_batch_without_new_rows_needs_the_consumer_where_it_left_it(pair: Pair) -> None:
+    owner = pair.own()
+    first = pair.planned(owner, (0, 0), (5, 2))
+    pair.commit(pair.batch("app", 0, first, ids=None))
+    still = replace(first, start=first.end)
+    pair.commit(pair.batch("app", 1, still, ids=[77]))
+    assert pair.commit(pair.batch("app", 1, still, ids=[77])) is None
+    assert rows_of(pair.sink).count(77) == 1
+    pair.commit(pair.batch("other", 0, pair.planned(pair.own(), (5, 2), (6, 2)), ids=None))
+    with pytest.raises(OffsetConflict, match="somebody else moved it"):
+        pair.commit(pair.batch("app", 2, still, ids=[78]))
+    assert 78 not in rows_of(pair.sink)
+
+
+def test_another_app_may_go_on_when_the_query_keeps_no_state(pair: Pair) -> None:
+    pair.commit(pair.batch("app", 0, pair.planned(pair.own(), (0, 0), (5, 2)), ids=None))
+    pair.commit(pair.batch("new", 0, pair.planned(pair.own(), (5, 2), (9, 2)), ids=None))
+    assert (pair.offsets(), pair.registration().app_id) == ([9, 2], "new")
+    assert len(rows_of(pair.sink)) == 11
+
+
+def test_another_app_with_state_is_refused_unless_it_is_told_to_start_empty(pair: Pair) -> None:
+    pair.commit(pair.batch("app", 0, pair.planned(pair.own(), (0, 0), (5, 2)), ids=None, stateful=True))
+    offset = pair.planned(pair.own(), (5, 2), (9, 2))
+    with pytest.raises(ConsumerBound, match="allowNewCheckpoint=true"):
+        pair.commit(pair.batch("new", 0, offset, ids=None, stateful=True))
+    assert (pair.offsets(), len(rows_of(pair.sink))) == ([5, 2], 7)
+    pair.commit(pair.batch("new", 0, offset, ids=None, stateful=True, rebind=True))
+    assert (pair.offsets(), pair.registration().app_id) == ([9, 2], "new")
+
+
+def test_a_seek_turns_the_micro_batch_in_hand_away(pair: Pair) -> None:
+    owner = pair.own()
+    batch = pair.batch("app", 0, pair.planned(owner, (0, 0), (5, 2)), ids=None)
+    owner.release()
+    pair.store.consumer("billing").seek("orders", to="earliest")
+    with pytest.raises(CheckpointMismatch, match="sought elsewhere"):
+        pair.commit(batch)
+    assert rows_of(pair.sink) == []
+
+
+def test_a_seek_sets_a_stateful_consumer_free_for_a_new_checkpoint(pair: Pair) -> None:
+    owner = pair.own()
+    pair.commit(pair.batch("app", 0, pair.planned(owner, (0, 0), (5, 2)), ids=None, stateful=True))
+    owner.release()
+    pair.store.consumer("billing").seek("orders", to="earliest")
+    pair.commit(pair.batch("new", 0, pair.planned(pair.own(), (0, 0), (9, 2)), ids=None, stateful=True))
+    assert (pair.offsets(), pair.registration().app_id) == ([9, 2], "new")
+
+
+@pytest.mark.parametrize("what", ["consumer", "registration"])
+def test_a_consumer_that_was_made_anew_is_not_the_old_one(pair: Pair, what: str) -> None:
+    owner = pair.own()
+    batch = pair.batch("app", 0, pair.planned(owner, (0, 0), (5, 2)), ids=None)
+    owner.release()
+    if what == "consumer":
+        pair.store.drop_consumer("billing")
+        pair.store.create_consumer("billing")
+    else:
+        pair.store.consumer("billing").unregister("orders")
+    with pytest.raises(NotRegistered):
+        pair.commit(batch)
+    pair.store.consumer("billing").register("orders")
+    # As far as its own owner has come, so that nothing but the generation differs.
+    pair.own()
+    with pytest.raises(CheckpointMismatch):
+        pair.commit(batch)
+    assert (rows_of(pair.sink), pair.offsets()) == ([], [0, 0])
+
+
+def test_a_source_queue_that_was_made_anew_is_not_the_old_one(pair: Pair) -> None:
+    owner = pair.own()
+    batch = pair.batch("app", 0, pair.planned(owner, (0, 0), (5, 2)), ids=None)
+    owner.release()
+    pair.store.drop_queue("orders", force=True)
+    again = make_source(pair)
+    with pytest.raises(CheckpointMismatch):
+        pair.commit(batch)
+    assert (rows_of(pair.sink), again.offsets()) == ([], [0, 0])
+
+
+def make_source(pair: Pair) -> Pair:
+    source = pair.store.create_queue("orders", pair.source.schema, partitions=2)
+    pair.store.consumer("billing").register("orders")
+    return replace(pair, source=source)
+
+
+def test_a_sink_that_was_dropped_takes_nothing(pair: Pair) -> None:
+    owner = pair.own()
+    offset = pair.planned(owner, (0, 0), (5, 2))
+    batch = pair.batch("app", 0, offset, ids=None)
+    empty = with_attempts(batch, {})
+    pair.store.drop_queue("big")
+    for each in (batch, empty):
+        with pytest.raises((CommitRefused, QueueNotFound)):
+            commit_batch(pair.store.database, pair.store.uuid, each)
+    pair.store.create_queue("big", pair.source.schema)
+    for each in (batch, empty):
+        with pytest.raises(CommitRefused):
+            commit_batch(pair.store.database, pair.store.uuid, each)
+    assert pair.offsets() == [0, 0]
+
+
+def test_a_sink_whose_retention_changed_is_still_the_same_sink(pair: Pair) -> None:
+    batch = pair.batch("app", 0, pair.planned(pair.own(), (0, 0), (5, 2)), ids=None)
+    pair.sink.set_retention(Retention(rows=1_000_000))
+    assert pair.commit(batch).rows == 7
+
+
+def test_a_sink_without_a_key_may_grow_meanwhile(pair: Pair) -> None:
+    batch = pair.batch("app", 0, pair.planned(pair.own(), (0, 0), (5, 2)), ids=None)
+    pair.sink.add_partitions(2)
+    assert pair.commit(batch).rows == 7
+
+
+def test_a_keyed_sink_that_grew_meanwhile_refuses_rows_placed_before(store: Any) -> None:
+    pair = make_pair(store, key=["id"])
+    owner = pair.own()
+    offset = pair.planned(owner, (0, 0), (5, 2))
+    batch = pair.batch("app", 0, offset, ids=None)
+    pair.sink.add_partitions(2)
+    with pytest.raises(CommitRefused, match="got more partitions"):
+        pair.commit(batch)
+    assert (rows_of(pair.sink), pair.offsets()) == ([], [0, 0])
+    assert pair.commit(pair.batch("app", 0, offset, ids=None)).rows == 7
+
+
+def test_two_sources_move_together_or_not_at_all(pair: Pair) -> None:
+    other = pair.store.create_queue("returns", pair.source.schema)
+    other.append([{"id": 1}, {"id": 2}])
+    pair.store.consumer("billing").register("returns")
+    second = replace(pair, source=other)
+    one = pair.planned(pair.own(), (0, 0), (5, 2))
+    two = second.planned(second.own(), (0,), (2,))
+    wrong = replace(two, end=(1,))
+    with pytest.raises(PlanMismatch):
+        pair.commit(pair.batch("app", 0, one, wrong, ids=[1]))
+    assert (pair.offsets(), second.offsets(), rows_of(pair.sink)) == ([0, 0], [0], [])
+    pair.commit(pair.batch("app", 0, two, one, ids=[1]))
+    assert (pair.offsets(), second.offsets(), rows_of(pair.sink)) == ([5, 2], [2], [1])
+
+
+def test_sources_that_are_not_queues_have_the_ledger_alone(pair: Pair) -> None:
+    assert pair.commit(pair.batch("app", 0, ids=[1], others=["5"])).rows == 1
+    assert pair.commit(pair.batch("app", 0, ids=[1], others=["5"])) is None
+    assert pair.commit(pair.batch("app", 1, ids=[2], others=["6"])).rows == 1
+    assert rows_of(pair.sink) == [1, 2]
+
+
+def test_a_read_without_a_consumer_moves_nothing(pair: Pair) -> None:
+    free = replace(pair.offset(pair.own(), (0, 0), (5, 2)), consumer=None)
+    assert pair.commit(pair.batch("app", 0, free, ids=None)).rows == 7
+    assert pair.offsets() == [0, 0]
+
+
+def test_the_ledger_remembers_a_bounded_number_of_micro_batches(pair: Pair) -> None:
+    sink = pair.sink.record
+    for batch_id in (0, 1, ledger.KEEP, ledger.KEEP + 1):
+        pair.commit(pair.batch("app", batch_id, ids=[batch_id]))
+    key = pair.batch("app", 0).key
+    kept = [
+        batch_id
+        for batch_id in (0, 1, ledger.KEEP, ledger.KEEP + 1)
+        if pair.store.database.run(
+            lambda tx, n=batch_id: ledger.find(tx, replace(key, batch_id=n)), write=False
+        )
+    ]
+    assert kept == [1, ledger.KEEP, ledger.KEEP + 1]
+    with pytest.raises(CheckpointRewound, match="it is an old copy"):
+        pair.commit(pair.batch("app", 0, ids=[0]))
+    assert pair.commit(pair.batch("app", 1, ids=[1])) is None
+    assert pair.commit(pair.batch("other", 0, ids=[9])).rows == 1
+    assert rows_of(pair.sink) == [0, 1, ledger.KEEP, ledger.KEEP + 1, 9]
+    assert sink.name == "big"
+
+
+def test_a_commit_whose_outcome_is_unknown_is_repeated_and_happens_once(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The connection breaks after the database has committed, before it says so."""
+    owner = pair.own()
+    batch = pair.batch("app", 0, pair.planned(owner, (0, 0), (5, 2)), ids=None)
+    database = pair.store.database
+    commit, broken = database._commit, []
+
+    def break_after(connection: Any) -> None:
+        commit(connection)
+        if not broken:
+            broken.append(True)
+            raise CommitOutcomeUnknown("gone")
+
+    monkeypatch.setattr(database, "_commit", break_after)
+    monkeypatch.setattr(database, "_commit_error", lambda error: error)
+    assert pair.commit(batch) is None
+    assert broken
+    assert len(rows_of(pair.sink)) == 7
+    assert pair.offsets() == [5, 2]
+
+
+def test_the_ledger_says_what_a_micro_batch_read(pair: Pair) -> None:
+    batch = pair.batch("app", 0, pair.planned(pair.own(), (0, 0), (5, 2)), ids=None)
+    pair.commit(batch)
+    entry = pair.store.database.run(lambda tx: ledger.find(tx, batch.key), write=False)
+    origin, [line] = json.loads(entry.ranges)
+    assert (origin, line[1:3], line[4:], entry.rows) == ("app", ["orders", "billing"], [[0, 0], [5, 2]], 7)

@@ -1,0 +1,263 @@
+"""The whole protocol against a plain model: drivers that die between any two steps, zombies, lost checkpoints.
+
+At every moment the sink holds just the rows that the consumer has passed, each once.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from penstock import connect
+from penstock.errors import ConsumerInUse
+from tests.commit.driver import OUTPUT, Checkpoint, Driver, Query
+from tests.commit.protocol import SCHEMA
+
+_numbers = itertools.count()
+
+
+class Protocol(RuleBasedStateMachine):
+    """One consumer on one or two queues, one sink, any number of drivers and checkpoints."""
+
+    store: Any
+
+    @initialize(
+        sources=st.integers(1, 2), kind=st.sampled_from(["stateless", "stateful", "idempotent"]), rows=st.integers(1, 9)
+    )
+    def begin(self, sources: int, kind: str, rows: int) -> None:
+        run = next(_numbers)
+        self.kind = kind
+        self.queues = tuple(f"source-{place}-{run}" for place in range(sources))
+        self.consumer = f"consumer-{run}"
+        self.ids = itertools.count()
+        self.written: dict[tuple[str, int], list[int]] = {}
+        self.expected: Counter[int] = Counter()
+        self.base: dict[tuple[str, int], int] = {}
+        consumer = self.store.create_consumer(self.consumer)
+        for queue in self.queues:
+            self.store.create_queue(queue, SCHEMA, partitions=2)
+            consumer.register(queue, vital=True)
+            for partition in range(2):
+                self.append(queue, partition, rows)
+        self.sink = self.store.create_queue(f"sink-{run}", OUTPUT, partitions=2)
+        self.drivers: list[Driver] = []
+        self.checkpoints = [self.new_checkpoint()]
+
+    def append(self, queue: str, partition: int, rows: int) -> None:
+        ids = [next(self.ids) for _ in range(rows)]
+        self.store.queue(queue).append([{"id": i} for i in ids], partition=partition)
+        self.written.setdefault((queue, partition), []).extend(ids)
+
+    def new_checkpoint(self) -> Checkpoint:
+        return Checkpoint(self.kind == "stateful")
+
+    def start(self, checkpoint: Checkpoint) -> Driver:
+        record = self.store.queue(self.sink.name).record
+        driver = Driver(
+            Query(self.store, self.queues, self.consumer, record, checkpoint, self.kind == "idempotent")
+        )
+        self.drivers.append(driver)
+        return driver
+
+    # What happens to a query.
+
+    @precondition(lambda self: len(self.drivers) < 3)
+    @rule(which=st.integers(0, 3))
+    def start_driver(self, which: int) -> None:
+        """On the newest checkpoint mostly: a restart, or a second driver while the first one still runs."""
+        self.start(self.checkpoints[-1] if which else self.checkpoints[0])
+
+    @precondition(lambda self: self.drivers)
+    @rule(which=st.integers(0, 2), choices=st.lists(st.integers(0, 30), min_size=1, max_size=12))
+    def go_on(self, which: int, choices: list[int]) -> None:
+        driver = self.drivers[which % len(self.drivers)]
+        for choice in choices:
+            if driver.error is None:
+                driver.step(choice)
+        if driver.error is not None:
+            self.drivers.remove(driver)
+
+    @precondition(lambda self: self.drivers)
+    @rule(which=st.integers(0, 2))
+    def kill(self, which: int) -> None:
+        driver = self.drivers.pop(which % len(self.drivers))
+        driver.die()
+
+    @precondition(lambda self: self.kind != "idempotent")
+    @rule()
+    def lose_the_checkpoint(self) -> None:
+        """Drivers that still have it are zombies from now on."""
+        self.checkpoints.append(self.new_checkpoint())
+
+    # What happens to the store.
+
+    @rule(queue=st.integers(0, 1), partition=st.integers(0, 1), rows=st.integers(1, 5))
+    def write(self, queue: int, partition: int, rows: int) -> None:
+        self.append(self.queues[queue % len(self.queues)], partition, rows)
+
+    @rule(queue=st.integers(0, 1))
+    def grow(self, queue: int) -> None:
+        name = self.queues[queue % len(self.queues)]
+        if self.store.queue(name).partitions < 4:
+            partition = self.store.queue(name).add_partitions(1) - 1
+            self.append(name, partition, 2)
+
+    @rule()
+    def grow_the_sink(self) -> None:
+        if self.store.queue(self.sink.name).partitions < 4:
+            self.sink.add_partitions(1)
+
+    @rule()
+    def sweep(self) -> None:
+        self.store.sweep(timedelta(seconds=-1))
+
+    @rule(queue=st.integers(0, 1))
+    def trim(self, queue: int) -> None:
+        source = self.store.queue(self.queues[queue % len(self.queues)])
+        source.trim(before=2**40)
+        for part in source.info().partitions:
+            assert part.first_index <= min(self.offset(source.name, part.partition), part.next_index)
+
+    @precondition(lambda self: self.kind != "idempotent" or not self.in_hand())
+    @rule(back=st.integers(0, 6))
+    def seek(self, back: int) -> None:
+        consumer = self.store.consumer(self.consumer)
+        queue = self.queues[0]
+        offsets = consumer.offsets(queue)
+        try:
+            to = consumer.seek(queue, to={p: max(self.first(queue, p), o - back) for p, o in offsets.items()})
+        except ConsumerInUse:
+            return
+        for other in self.queues[1:]:
+            # A new checkpoint begins everywhere where the consumer stands.
+            consumer.seek(other, to=consumer.offsets(other))
+        self.settle()
+        self.base |= {(queue, partition): index for partition, index in to.items()}
+        self.checkpoints.append(self.new_checkpoint())
+
+    def settle(self) -> None:
+        self.expected = self.passed()
+        for queue in self.queues:
+            for partition, offset in self.store.consumer(self.consumer).offsets(queue).items():
+                self.base[queue, partition] = offset
+
+    # What must hold.
+
+    def offset(self, queue: str, partition: int) -> int:
+        return int(self.store.consumer(self.consumer).offsets(queue)[partition])
+
+    def first(self, queue: str, partition: int) -> int:
+        return int(self.store.queue(queue).info().partitions[partition].first_index)
+
+    def passed(self) -> Counter[int]:
+        """The rows that must be there: what the consumer has passed, and what it had passed before it was sought."""
+        found = Counter(self.expected)
+        for queue in self.queues:
+            for partition, offset in self.store.consumer(self.consumer).offsets(queue).items():
+                ids = self.written.get((queue, partition), [])
+                found.update(ids[self.base.get((queue, partition), 0) : offset])
+        return found
+
+    def there(self) -> list[tuple[int, int]]:
+        sink = self.store.queue(self.sink.name)
+        tables = [sink.read(partition, 0) for partition in range(sink.partitions)]
+        return [(row["id"], row["nth"]) for table in tables for row in table.to_pylist()]
+
+    def in_hand(self) -> bool:
+        return Counter(i for i, _ in self.there() if i >= 0) != self.passed()
+
+    @invariant()
+    def rows_are_there_once(self) -> None:
+        rows = self.there()
+        ids = Counter(i for i, _ in rows if i >= 0)
+        if self.kind == "idempotent":
+            assert not self.passed() - ids
+        else:
+            assert ids == self.passed()
+        assert max(Counter(i for i, _ in rows if i < 0).values(), default=1) == 1
+
+    @invariant()
+    def state_has_seen_every_row_once(self) -> None:
+        if self.kind != "stateful" or self.base:
+            return
+        nth = {i: n for i, n in self.there() if i >= 0}
+        for ids in self.written.values():
+            assert all(nth[i] == place + 1 for place, i in enumerate(ids) if i in nth)
+
+    @invariant()
+    def safe_offsets_do_not_pass_the_offsets(self) -> None:
+        for queue in self.queues:
+            keys = self.store.consumer(self.consumer).registration(queue).keys
+            rows = self.store.database.run(lambda tx, keys=keys: tx.all("read_positions", **keys), write=False)
+            assert all(row.safe_index <= row.next_index for row in rows)
+
+    def teardown(self) -> None:
+        """Once the trouble is over, one driver on the consumer's checkpoint brings everything through."""
+        for driver in self.drivers:
+            driver.die()
+        if not hasattr(self, "queues"):
+            return
+        bound = self.store.consumer(self.consumer).registration(self.queues[0]).app_id
+        mine = [check for check in self.checkpoints if check.id == bound] or [self.new_checkpoint()]
+        if self.kind == "idempotent":
+            mine = self.checkpoints[-1:]
+        driver = self.start(mine[0])
+        for choice in itertools.cycle(range(1, 5)):
+            driver.step(choice)
+            assert driver.error is None, repr(driver.error)
+            if driver.state == "READY" and all(
+                self.store.consumer(self.consumer).lag(queue).rows == 0 for queue in self.queues
+            ):
+                break
+        driver.step(1)
+        driver.die()
+        self.rows_are_there_once()
+        self.state_has_seen_every_row_once()
+        assert not self.in_hand()
+
+
+def check(store: Any, examples: int) -> None:
+    machine = type("StoreProtocol", (Protocol,), {"store": store})
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            max_examples=examples,
+            stateful_step_count=40,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+
+
+@pytest.mark.timeout(600)
+def test_rows_go_through_once_whatever_dies_in_an_embedded_store(tmp_path: Path) -> None:
+    # Nothing pulls the plug here, so that the disk need not be waited for.
+    with connect(f"sqlite:///{tmp_path}/model.db?synchronous=off") as store:
+        check(store, 100)
+
+
+@pytest.mark.timeout(600)
+def test_rows_go_through_once_whatever_dies_in_a_shared_store(pg_url: str) -> None:
+    import uuid
+
+    from tests.support.postgres import drop_schema, with_schema
+
+    schema = f"t_{uuid.uuid4().hex}"
+    with connect(with_schema(pg_url, schema)) as store:
+        check(store, 25)
+    drop_schema(pg_url, schema)

@@ -1,0 +1,81 @@
+"""A source in one store and the sink in another: the sink's mark stands for the consumer, which follows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock import connect
+from penstock.errors import CheckpointMismatch, ConsumerBound, OffsetConflict
+from tests.commit.protocol import Pair, make_pair, rows_of
+
+
+@pytest.fixture
+def pair(store: Any, tmp_path: Path) -> Iterator[Pair]:
+    with connect(f"sqlite:///{tmp_path}/source.db") as source:
+        yield make_pair(source, into=store)
+
+
+def test_the_rows_are_there_first_and_the_consumer_follows_when_spark_has_logged(pair: Pair) -> None:
+    owner = pair.own()
+    offset = pair.planned(owner, (0, 0), (5, 2))
+    assert pair.commit(pair.batch("app", 0, offset, ids=None)).rows == 7
+    assert pair.offsets() == [0, 0]
+    owner.observe(offset)
+    assert (pair.offsets(), pair.safe()) == ([5, 2], [5, 2])
+
+
+def test_a_replay_is_a_no_op(pair: Pair) -> None:
+    offset = pair.planned(pair.own(), (0, 0), (5, 2))
+    pair.commit(pair.batch("app", 0, offset, ids=None))
+    assert pair.commit(pair.batch("app", 0, offset, ids=None)) is None
+    assert len(rows_of(pair.sink)) == 7
+
+
+def test_another_checkpoint_that_would_repeat_rows_is_a_conflict_that_says_where_to_seek(pair: Pair) -> None:
+    """The first query died between the sink's commit and Spark's log, and its checkpoint was lost."""
+    pair.commit(pair.batch("app", 0, pair.planned(pair.own(), (0, 0), (5, 0)), ids=None))
+    owner = pair.own()
+    with pytest.raises(OffsetConflict, match=r"seek the consumer to \{0: 5\}"):
+        pair.commit(pair.batch("new", 0, pair.planned(owner, (0, 0), (9, 9)), ids=None))
+    assert len(rows_of(pair.sink)) == 5
+    owner.release()
+    pair.store.consumer("billing").seek("orders", to={0: 5})
+    pair.commit(pair.batch("new", 0, pair.planned(pair.own(), (5, 0), (9, 9)), ids=None))
+    assert sorted(rows_of(pair.sink)) == [*range(9), *range(1000, 1009)]
+
+
+def test_a_stateful_query_does_not_take_over_another_checkpoints_mark(pair: Pair) -> None:
+    owner = pair.own()
+    offset = pair.planned(owner, (0, 0), (5, 2))
+    pair.commit(pair.batch("app", 0, offset, ids=None, stateful=True))
+    owner.observe(offset)
+    later = pair.planned(pair.own(), (5, 2), (9, 9))
+    with pytest.raises(ConsumerBound):
+        pair.commit(pair.batch("new", 0, later, ids=None, stateful=True))
+    assert len(rows_of(pair.sink)) == 7
+    assert pair.commit(pair.batch("new", 0, later, ids=None, stateful=True, rebind=True)).rows == 11
+
+
+def test_each_sink_has_a_mark_of_its_own(pair: Pair) -> None:
+    owner = pair.own()
+    offset = pair.planned(owner, (0, 0), (5, 2))
+    pair.commit(pair.batch("app", 0, offset, ids=None))
+    second = Pair(pair.store, pair.source, pair.into.create_queue("copy", pair.source.schema), pair.into)
+    second.commit(second.batch("copier", 0, offset, ids=None))
+    assert len(rows_of(second.sink)) == len(rows_of(pair.sink)) == 7
+
+
+def test_after_a_seek_the_rows_go_through_again(pair: Pair) -> None:
+    owner = pair.own()
+    offset = pair.planned(owner, (0, 0), (5, 2))
+    pair.commit(pair.batch("app", 0, offset, ids=None))
+    owner.release()
+    pair.store.consumer("billing").seek("orders", to="earliest")
+    again = pair.own()
+    with pytest.raises(CheckpointMismatch):
+        again.observe(offset)
+    assert pair.commit(pair.batch("new", 0, pair.planned(again, (0, 0), (5, 2)), ids=None)).rows == 7

@@ -1,0 +1,197 @@
+"""Owning a consumer: epochs, plans, safe offsets, the lock."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from penstock import connect
+from penstock.commit.owner import drain, level
+from penstock.errors import CheckpointMismatch, ConsumerInUse, NotRegistered, OwnerFenced
+from tests.commit.protocol import Pair, make_pair, numbers
+
+
+@pytest.fixture
+def pair(store: Any) -> Pair:
+    return make_pair(store)
+
+
+def test_a_later_owner_fences_the_earlier_one(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
+    first = pair.own()
+    offset = pair.offset(first, (0, 0), (5, 5))
+    with caplog.at_level(logging.WARNING, "penstock.commit"):
+        second = pair.own()
+    assert second.epoch == first.epoch + 1
+    assert "had a running owner" in caplog.text
+    calls: list[Callable[[], object]] = [lambda: first.observe(offset), lambda: first.plan(offset, [[0, 0, 5]])]
+    for call in calls:
+        with pytest.raises(OwnerFenced, match="another query took over consumer 'billing'"):
+            call()
+    second.observe(offset)
+
+
+def test_taking_over_closes_the_plan_in_hand_and_keeps_its_split(pair: Pair) -> None:
+    first = pair.own()
+    offset = pair.offset(first, (0, 0), (10, 0))
+    first.plan(offset, [[0, 0, 4], [0, 4, 10]])
+    assert pair.registration().plan_open
+    second = pair.own()
+    assert not pair.registration().plan_open
+    assert second.plan(offset, [[0, 0, 10]]) == [[0, 0, 4], [0, 4, 10]]
+    assert pair.registration().plan_open
+
+
+def test_another_micro_batch_gets_its_own_split(pair: Pair) -> None:
+    owner = pair.own()
+    owner.plan(pair.offset(owner, (0, 0), (10, 0)), [[0, 0, 4], [0, 4, 10]])
+    assert owner.plan(pair.offset(owner, (0, 0), (11, 0)), [[0, 0, 11]]) == [[0, 0, 11]]
+
+
+def test_what_spark_has_logged_becomes_safe_and_never_less(pair: Pair) -> None:
+    owner = pair.own()
+    logged = pair.planned(owner, (0, 0), (5, 3))
+    owner.observe(logged)
+    assert (pair.offsets(), pair.safe()) == ([5, 3], [5, 3])
+    owner.observe(pair.offset(owner, (0, 0), (2, 3)))
+    assert (pair.offsets(), pair.safe()) == ([5, 3], [5, 3])
+
+
+def test_a_queue_that_grew_is_observed_with_the_older_shorter_offset(pair: Pair) -> None:
+    owner = pair.own()
+    logged = pair.planned(owner, (0, 0), (5, 3))
+    pair.source.add_partitions(1)
+    queue, there, _ = owner.observe(logged)
+    assert (queue.partitions, len(there)) == (3, 3)
+    assert pair.safe() == [5, 3, 0]
+
+
+def test_a_checkpoint_ahead_of_a_consumer_that_its_sink_moves_is_refused(pair: Pair) -> None:
+    """As after restoring the store from an older copy: the sink has lost those rows, so they must not be skipped."""
+    owner = pair.own()
+    pair.commit(pair.batch("app", 0, pair.planned(owner, (0, 0), (5, 5)), ids=None))
+    with pytest.raises(CheckpointMismatch, match="restored from an older copy"):
+        owner.observe(pair.offset(owner, (5, 5), (9, 9)))
+    assert (pair.offsets(), pair.safe()) == ([5, 5], [0, 0])
+
+
+def test_a_seek_turns_the_running_owner_away(pair: Pair) -> None:
+    """It takes the lock's loss to get there, as when the database ended the owner's session."""
+    owner = pair.own()
+    offset = pair.planned(owner, (0, 0), (5, 5))
+    owner.release()
+    pair.store.consumer("billing").seek("orders", to="latest")
+    with pytest.raises(CheckpointMismatch, match="sought elsewhere"):
+        owner.plan(offset, [])
+    with pytest.raises(CheckpointMismatch):
+        owner.observe(offset)
+    assert pair.offsets() == [20, 20]
+
+
+def test_seek_is_refused_while_an_owner_lives(pair: Pair) -> None:
+    owner = pair.own()
+    with pytest.raises(ConsumerInUse):
+        pair.store.consumer("billing").seek("orders", to="latest")
+    owner.release()
+    pair.store.consumer("billing").seek("orders", to="latest")
+
+
+def test_a_new_owner_gets_the_lock_once_the_fenced_one_is_gone(pair: Pair) -> None:
+    first, second = pair.own(), pair.own()
+    first.release()
+    second.observe(pair.offset(second, (0, 0), (0, 0)))
+    with pytest.raises(ConsumerInUse):
+        pair.store.consumer("billing").seek("orders", to="latest")
+
+
+def test_offsets_of_an_earlier_registration_of_the_same_names_are_refused(pair: Pair) -> None:
+    owner = pair.own()
+    offset = pair.planned(owner, (0, 0), (5, 5))
+    owner.release()
+    pair.store.drop_consumer("billing")
+    pair.store.create_consumer("billing").register("orders")
+    again = pair.own()
+    with pytest.raises(CheckpointMismatch, match="made anew"):
+        again.observe(offset)
+    with pytest.raises((OwnerFenced, CheckpointMismatch)):
+        owner.plan(offset, [])
+
+
+def test_a_consumer_without_registration_cannot_be_owned(pair: Pair) -> None:
+    pair.store.consumer("billing").unregister("orders")
+    with pytest.raises(NotRegistered):
+        pair.own()
+
+
+def test_a_drain_request_holds_until_the_next_owner(pair: Pair) -> None:
+    owner = pair.own()
+    stand = pair.offset(owner, (0, 0), (0, 0))
+    assert owner.observe(stand)[2] is False
+    drain(pair.store.database, "billing", "orders")
+    assert owner.observe(stand)[2] is True
+    assert pair.own().observe(stand)[2] is False
+
+
+def test_levelling_after_the_end_makes_consumer_and_safe_offset_equal(pair: Pair) -> None:
+    owner = pair.own()
+    ended = pair.planned(owner, (0, 0), (5, 5))
+    level(pair.store.database, pair.store.uuid, ended)
+    assert (pair.offsets(), pair.safe()) == ([5, 5], [5, 5])
+
+
+def test_levelling_leaves_another_querys_micro_batch_alone(pair: Pair) -> None:
+    ended = pair.planned(pair.own(), (0, 0), (5, 5))
+    pair.planned(pair.own(), (0, 0), (9, 9))
+    level(pair.store.database, pair.store.uuid, ended)
+    assert pair.offsets() == [0, 0]
+
+
+def test_levelling_after_a_seek_does_nothing(pair: Pair) -> None:
+    owner = pair.own()
+    ended = pair.planned(owner, (0, 0), (5, 5))
+    owner.release()
+    pair.store.consumer("billing").seek("orders", to={0: 2})
+    level(pair.store.database, pair.store.uuid, ended)
+    assert pair.offsets() == [2, 0]
+
+
+def test_vital_rows_stay_until_they_are_safe(pair: Pair) -> None:
+    owner = pair.own()
+    offset = pair.planned(owner, (0, 0), (5, 5))
+    pair.commit(pair.batch("app", 0, offset, ids=None))
+    assert pair.source.trim(before=20) == 0
+    owner.observe(offset)
+    assert pair.source.trim(before=20) == 10
+
+
+def test_the_rows_of_a_live_plan_stay_without_being_vital(store: Any) -> None:
+    pair = make_pair(store)
+    store.consumer("billing").register("orders", vital=False)
+    owner = pair.own()
+    pair.planned(owner, (3, 0), (5, 5))
+    pair.source.trim(before=20)
+    assert pair.source.read(0, 3, 5)["id"].to_pylist() == [3, 4]
+    assert [p.first_index for p in pair.source.info().partitions] == [3, 0]
+    owner.release()
+    pair.source.append(numbers(50, 51), partition=0)
+    pair.source.trim(before=20)
+    assert [p.first_index for p in pair.source.info().partitions] == [20, 20]
+
+
+def test_an_owner_survives_the_loss_of_the_connection_that_holds_its_lock(pg_url: str) -> None:
+    from tests.support.postgres import drop_schema, with_schema
+
+    schema = f"t_{uuid.uuid4().hex}"
+    with connect(with_schema(pg_url, schema)) as store:
+        pair = make_pair(store)
+        owner = pair.own()
+        backend = owner._lock._connection.info.backend_pid  # type: ignore[attr-defined]  # the PostgreSQL lock has one
+        store.database.run(lambda tx: tx.execute(f"select pg_terminate_backend({backend})"))
+        owner.observe(pair.offset(owner, (0, 0), (0, 0)))
+        with pytest.raises(ConsumerInUse):
+            store.consumer("billing").seek("orders", to="latest")
+        owner.release()
+    drop_schema(pg_url, schema)

@@ -1,0 +1,117 @@
+"""guarantee=idempotent: each task appends for itself, once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from penstock.commit.batch import append_task
+from penstock.errors import CheckpointMismatch, CheckpointRewound, CommitRefused
+from penstock.store import ledger, log
+from tests.commit.protocol import Pair, make_pair, rows_of
+
+
+@pytest.fixture
+def pair(store: Any) -> Pair:
+    return make_pair(store)
+
+
+def write(
+    pair: Pair, task: int, ids: Sequence[int], *, batch_id: int = 0, app: str = "app", origin: str = "check"
+) -> Any:
+    sink = pair.sink.record
+    key = replace(pair.batch(app, batch_id).key, task=task)
+    segments = log.to_segments(pa.table({"id": pa.array(ids, pa.int64())}), 0)
+    return append_task(pair.store.database, sink, key, segments, origin=origin)
+
+
+def test_a_task_that_is_repeated_appends_once(pair: Pair) -> None:
+    assert write(pair, 0, [1, 2]).rows == 2
+    assert write(pair, 1, [3]).rows == 1
+    assert write(pair, 0, [1, 2]) is None
+    assert rows_of(pair.sink) == [1, 2, 3]
+
+
+def test_a_task_without_rows_counts_as_done(pair: Pair) -> None:
+    assert write(pair, 0, []).rows == 0
+    assert write(pair, 0, []) is None
+
+
+def test_the_micro_batch_is_complete_with_just_the_tasks_that_appended(pair: Pair) -> None:
+    write(pair, 0, [1, 2])
+    write(pair, 1, [3])
+    offset = pair.planned(pair.own(), (0, 0), (5, 2))
+    batch = pair.batch("app", 0, offset, tasks={0: 2, 1: 1})
+    for other in ({0: 2}, {0: 2, 1: 2}, {0: 2, 1: 1, 2: 0}):
+        with pytest.raises(CommitRefused, match="cut into other tasks"):
+            pair.commit(replace(batch, tasks=other))
+    pair.commit(batch)
+    assert pair.offsets() == [5, 2]
+    assert pair.commit(batch) is None
+
+
+def test_a_task_with_another_number_of_rows_is_no_repeat(pair: Pair) -> None:
+    write(pair, 0, [1, 2])
+    with pytest.raises(CommitRefused, match="cut into other tasks, or gave other rows"):
+        write(pair, 0, [1, 2, 3])
+    assert rows_of(pair.sink) == [1, 2]
+
+
+def test_a_task_of_a_committed_micro_batch_appends_nothing_however_it_is_cut(pair: Pair) -> None:
+    write(pair, 0, [1, 2])
+    pair.commit(pair.batch("app", 0, tasks={0: 2}))
+    assert write(pair, 0, [1]) is None
+    assert write(pair, 1, [2]) is None
+    assert rows_of(pair.sink) == [1, 2]
+
+
+def test_a_task_of_another_checkpoint_with_the_same_app_id_is_refused(pair: Pair) -> None:
+    write(pair, 0, [1, 2], origin="one")
+    with pytest.raises(CheckpointMismatch, match="from another checkpoint"):
+        write(pair, 0, [1, 2], origin="two")
+    assert write(pair, 0, [1, 2], origin="two", app="other").rows == 2
+
+
+def test_exactly_once_does_not_repeat_what_tasks_have_appended(pair: Pair) -> None:
+    """The guarantee was changed between a crash and the restart."""
+    write(pair, 0, [1, 2])
+    with pytest.raises(CommitRefused, match="begun with guarantee=idempotent"):
+        pair.commit(pair.batch("app", 0, ids=[1, 2, 3]))
+    assert rows_of(pair.sink) == [1, 2]
+
+
+def test_tasks_do_not_repeat_what_exactly_once_has_committed(pair: Pair) -> None:
+    pair.commit(pair.batch("app", 0, ids=[1, 2]))
+    assert write(pair, 0, [1, 2]) is None
+    assert rows_of(pair.sink) == [1, 2]
+
+
+def test_a_task_of_a_forgotten_micro_batch_is_refused_before_it_appends(pair: Pair) -> None:
+    write(pair, 0, [1])
+    pair.commit(pair.batch("app", 0, tasks={0: 1}))
+    pair.commit(pair.batch("app", ledger.KEEP + 1, ids=[2]))
+    with pytest.raises(CheckpointRewound):
+        write(pair, 0, [1])
+    assert rows_of(pair.sink) == [1, 2]
+
+
+def test_a_keyed_sink_that_grew_takes_no_rows_placed_before(store: Any) -> None:
+    pair = make_pair(store, key=["id"])
+    placed = pair.sink.record
+    pair.sink.add_partitions(1)
+    segments = log.to_segments(pa.table({"id": [1]}), 0)
+    for key in (None, replace(pair.batch("app", 0).key, task=0)):
+        with pytest.raises(CommitRefused, match="got more partitions"):
+            append_task(store.database, placed, key, segments)
+    assert rows_of(pair.sink) == []
+
+
+def test_without_a_key_repeats_are_repeated(pair: Pair) -> None:
+    segments = log.to_segments(pa.table({"id": [1]}), 0)
+    for _ in range(2):
+        append_task(pair.store.database, pair.sink.record, None, segments)
+    assert rows_of(pair.sink) == [1, 1]

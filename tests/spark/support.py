@@ -1,0 +1,86 @@
+"""Small queues, and short ways to read and write them with Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import StreamingQuery
+
+from penstock import Queue, Store
+
+SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
+
+
+def make_queue(store: Store, name: str = "orders", *, partitions: int = 1, **options: Any) -> Queue:
+    return store.create_queue(name, SCHEMA, partitions=partitions, **options)
+
+
+def table(ids: Iterable[int]) -> pa.Table:
+    numbers = list(ids)
+    return pa.table({"id": numbers, "name": [f"n{number}" for number in numbers]}, schema=SCHEMA)
+
+
+def fill(queue: Queue, ids: Iterable[int], *, partition: int = 0, each: int | None = None) -> None:
+    """Append rows with these ids, `each` of them at a time."""
+    numbers = list(ids)
+    step = each or len(numbers) or 1
+    for start in range(0, len(numbers), step):
+        queue.append(table(numbers[start : start + step]), partition=partition)
+
+
+def ids_in(queue: Queue, column: str = "id") -> list[Any]:
+    """What a queue holds, partition by partition."""
+    queue.refresh()
+    there = queue.info().partitions
+    return [
+        value for part in there for value in queue.read(part.partition, part.first_index)[column].to_pylist()
+    ]
+
+
+def batch(spark: SparkSession, url: str, queue: str = "orders", **options: Any) -> DataFrame:
+    return spark.read.format("penstock").options(url=url, **options).load(queue)
+
+
+def stream(spark: SparkSession, url: str, queue: str = "orders", **options: Any) -> DataFrame:
+    return spark.readStream.format("penstock").options(url=url, **options).load(queue)
+
+
+def start(
+    frame: DataFrame, url: str, queue: str, checkpoint: Path | str, *, trigger: dict[str, Any] | None = None, **options: Any
+) -> StreamingQuery:
+    """Start a query into a queue; all that is there and no more, unless a trigger is given."""
+    writer = frame.writeStream.format("penstock").options(url=url, checkpointLocation=str(checkpoint), **options)
+    return writer.trigger(**(trigger or {"availableNow": True})).start(queue)
+
+
+def run(frame: DataFrame, url: str, queue: str, checkpoint: Path | str, **options: Any) -> StreamingQuery:
+    """Run a query to its end."""
+    query = start(frame, url, queue, checkpoint, **options)
+    query.awaitTermination()
+    return query
+
+
+def column(frame: DataFrame, name: str = "id") -> list[Any]:
+    return [row[name] for row in frame.select(name).collect()]
+
+
+def forget_commit(checkpoint: Path, batch_id: int | None = None) -> int:
+    """Delete a micro-batch's entry in Spark's commit log, the last one's by default, so that Spark repeats it."""
+    logged = sorted(int(entry.name) for entry in (checkpoint / "commits").iterdir() if entry.name.isdigit())
+    which = logged[-1] if batch_id is None else batch_id
+    for name in (f"{which}", f".{which}.crc"):
+        (checkpoint / "commits" / name).unlink(missing_ok=True)
+    return which
+
+
+def message(error: BaseException | Any) -> str:
+    return str(error)
+
+
+def batches(query: StreamingQuery) -> Sequence[int]:
+    """The rows of each micro-batch that had any."""
+    return [progress.numInputRows for progress in query.recentProgress if progress.numInputRows]

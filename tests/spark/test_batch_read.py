@@ -1,0 +1,216 @@
+"""Batch reads: where they start and end, what they return, what they refuse."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+from penstock import Store
+from tests.spark.support import batch, column, fill, make_queue, table
+from tests.support.waiting import wait_until
+
+
+def test_all_rows_of_all_partitions(spark: SparkSession, store: Store, store_url: str) -> None:
+    queue = make_queue(store, partitions=3)
+    for partition in range(3):
+        fill(queue, range(partition * 10, partition * 10 + 10), partition=partition, each=4)
+    frame = batch(spark, store_url)
+    assert frame.schema.simpleString() == "struct<id:bigint,name:string>"
+    assert sorted(tuple(row) for row in frame.collect()) == [(i, f"n{i}") for i in range(30)]
+
+
+def test_an_empty_queue(spark: SparkSession, store: Store, store_url: str) -> None:
+    make_queue(store, partitions=2)
+    frame = batch(spark, store_url, includeServiceColumns=True)
+    assert frame.collect() == []
+    assert frame.count() == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"startingOffsets": "earliest", "endingOffsets": "latest"}, [0, 1, 2, 3, 10, 11, 12, 13]),
+        ({"startingOffsets": "latest"}, []),
+        ({"endingOffsets": "earliest"}, []),
+        ({"startingOffsets": '{"0": 2}'}, [2, 3, 10, 11, 12, 13]),
+        ({"startingOffsets": '{"0": 2, "1": 4}'}, [2, 3]),
+        ({"endingOffsets": '{"1": 1}'}, [0, 1, 2, 3, 10]),
+        ({"startingOffsets": '{"1": 3}', "endingOffsets": '{"0": 1, "1": 3}'}, [0]),
+    ],
+)
+def test_positions(
+    spark: SparkSession, tmp_path: Any, options: dict[str, str], expected: list[int]
+) -> None:
+    url = f"sqlite:///{tmp_path}/penstock.db"
+    with _two_partitions(url):
+        assert sorted(column(batch(spark, url, **options))) == expected
+
+
+def _two_partitions(url: str) -> Store:
+    import penstock
+
+    store = penstock.connect(url)
+    queue = make_queue(store, partitions=2)
+    fill(queue, range(4), partition=0, each=3)
+    fill(queue, range(10, 14), partition=1, each=3)
+    return store
+
+
+def test_from_a_time_on_inside_a_merged_segment(spark: SparkSession, store: Store, store_url: str) -> None:
+    queue = make_queue(store)
+    fill(queue, [1, 2])
+    first = _last_time(store)
+    wait_until(lambda: datetime.now(UTC) > first)
+    fill(queue, [3, 4])
+    second = _last_time(store)
+    queue.merge()
+    assert column(batch(spark, store_url, startingTimestamp=second.isoformat())) == [3, 4]
+    assert column(batch(spark, store_url, startingTimestamp=first.isoformat())) == [1, 2, 3, 4]
+    later = int(datetime(2100, 1, 1, tzinfo=UTC).timestamp() * 1000)
+    assert column(batch(spark, store_url, startingTimestamp=later)) == []
+
+
+def _last_time(store: Store) -> datetime:
+    found = store.queue("orders").info().partitions[0].last_append
+    assert found is not None
+    return found
+
+
+def test_from_where_a_consumer_stands(spark: SparkSession, store: Store, store_url: str) -> None:
+    queue = make_queue(store, partitions=2)
+    fill(queue, range(5))
+    store.create_consumer("billing").register("orders")
+    store.consumer("billing").advance("orders", 0, old=0, new=3)
+    fill(queue, [9], partition=1)
+    assert column(batch(spark, store_url, consumer="billing")) == [3, 4, 9]
+    assert column(batch(spark, store_url, consumer="billing", startingOffsets="consumer")) == [3, 4, 9]
+    assert store.consumer("billing").offsets("orders") == {0: 3, 1: 0}, "a batch read moves nothing"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"startingOffsets": '{"0": 99}'}, ["rows up to 4", "99"]),
+        ({"startingOffsets": '{"7": 0}'}, ["partitions 0 to 1", "7"]),
+        ({"endingOffsets": '{"0": 99}'}, ["rows up to 4", "99"]),
+        ({"startingOffsets": '{"0": 3}', "endingOffsets": '{"0": 1}'}, ["before startingOffsets", "exchange"]),
+        ({"consumer": "biling"}, ["no consumer 'biling'", "Did you mean 'billing'"]),
+        ({"queue": "orders", "consumer": "idle"}, ["not registered"]),
+    ],
+)
+def test_positions_that_cannot_be(spark: SparkSession, tmp_path: Any, options: dict[str, str], words: list[str]) -> None:
+    url = f"sqlite:///{tmp_path}/penstock.db"
+    with _two_partitions(url) as store:
+        store.create_consumer("billing")
+        store.create_consumer("idle")
+        with pytest.raises(Exception, match="penstock.errors") as caught:
+            batch(spark, url, **options).collect()
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_trimmed_rows_fail_the_read_or_are_left_out(spark: SparkSession, store: Store, store_url: str) -> None:
+    queue = make_queue(store)
+    fill(queue, range(10), each=2)
+    store.create_consumer("slow").register("orders")
+    queue.trim(0, before=5)
+    assert column(batch(spark, store_url)) == list(range(5, 10)), "earliest is what is there"
+    for options in ({"startingOffsets": '{"0": 3}'}, {"consumer": "slow"}):
+        with pytest.raises(Exception, match="DATA_LOST") as caught:
+            batch(spark, store_url, **options).collect()
+        assert "rows [" in str(caught.value)
+        assert ", 5) of queue 'orders', partition 0" in str(caught.value)
+        assert "failOnDataLoss=false" in str(caught.value)
+        assert column(batch(spark, store_url, failOnDataLoss=False, **options)) == list(range(5, 10))
+
+
+def test_a_read_is_planned_once(spark: SparkSession, store: Store, store_url: str) -> None:
+    """A DataFrame means the same rows at each action; what is trimmed of them meanwhile is missed, not passed over."""
+    queue = make_queue(store, partitions=2, key=["id"])
+    queue.append(table(range(50)))
+    strict, lenient = batch(spark, store_url), batch(spark, store_url, failOnDataLoss=False)
+    assert strict.count() == lenient.count() == 50
+    queue.append(table(range(50)))
+    assert strict.count() == 50
+    assert batch(spark, store_url).count() == 100
+    queue.trim(0, before=1)
+    assert lenient.count() == 49
+    with pytest.raises(Exception, match="DATA_LOST"):
+        strict.count()
+
+
+def test_service_columns(spark: SparkSession, store: Store, store_url: str) -> None:
+    queue = make_queue(store, partitions=2)
+    fill(queue, [1, 2], partition=1)
+    first = datetime.now(UTC)
+    wait_until(lambda: datetime.now(UTC) > first)
+    fill(queue, [3], partition=1)
+    before = _service(spark, store_url)
+    queue.merge()
+    assert _service(spark, store_url) == before, "a merged segment tells the times of its appends"
+    assert [row[:4] for row in before] == [(1, "orders", 1, 0), (2, "orders", 1, 1), (3, "orders", 1, 2)]
+    times = [row[4] for row in before]
+    assert times[0] == times[1] < times[2]
+    only = batch(spark, store_url, includeServiceColumns=True).select("_row_index").collect()
+    assert sorted(row[0] for row in only) == [0, 1, 2]
+
+
+def _service(spark: SparkSession, url: str) -> list[tuple[Any, ...]]:
+    frame = batch(spark, url, includeServiceColumns=True).drop("name")
+    return sorted(tuple(row) for row in frame.collect())
+
+
+def test_a_queue_with_columns_of_those_names(spark: SparkSession, store: Store, store_url: str) -> None:
+    import pyarrow as pa
+
+    store.create_queue("own", pa.schema([("_Row_Index", pa.int64())])).append([{"_Row_Index": 7}])
+    assert column(batch(spark, store_url, "own"), "_Row_Index") == [7]
+    with pytest.raises(Exception, match="leave the option out"):
+        batch(spark, store_url, "own", includeServiceColumns=True)
+
+
+def test_a_schema_of_ones_own_is_a_projection(spark: SparkSession, store: Store, store_url: str) -> None:
+    fill(make_queue(store), [1, 2])
+
+    def read(schema: str, **options: Any) -> list[tuple[Any, ...]]:
+        reader = spark.read.format("penstock").options(url=store_url, **options).schema(schema)
+        return [tuple(row) for row in reader.load("orders").collect()]
+
+    assert read("name string") == [("n1",), ("n2",)]
+    assert read("name string, id bigint") == [("n1", 1), ("n2", 2)]
+    assert read("_row_index bigint", includeServiceColumns=True) == [(0,), (1,)]
+    assert read("_partition int, name string", includeServiceColumns=True) == [(0, "n1"), (0, "n2")]
+    for schema, words in (
+        ("nme string", "Did you mean 'name'"),
+        ("id int", "read it as it is, then cast it"),
+        ("name string not null", "NOT NULL"),
+        ("_row_index bigint", "not there"),
+    ):
+        with pytest.raises(Exception, match=words):
+            read(schema)
+
+
+def test_large_partitions_are_split_over_tasks(spark: SparkSession, store: Store, store_url: str) -> None:
+    queue = make_queue(store, partitions=2)
+    fill(queue, range(10), each=3)
+    fill(queue, range(10, 12), partition=1)
+    frame = batch(spark, store_url, rowsPerTask=4)
+    tasks = frame.withColumn("task", F.spark_partition_id()).groupBy("task").agg(F.collect_list("id")).collect()
+    assert sorted(sorted(row[1]) for row in tasks) == [[0, 1, 2], [3, 4, 5], [6, 7, 8, 9], [10, 11]]
+
+
+def test_a_crowd_of_small_appends_is_read_in_few_batches(spark: SparkSession, store: Store, store_url: str) -> None:
+    queue = make_queue(store)
+    fill(queue, range(100), each=1)
+    counted = batch(spark, store_url).mapInArrow(_count_batches, "batches int").collect()
+    assert [row[0] for row in counted] == [1]
+
+
+def _count_batches(batches: Any) -> Any:
+    import pyarrow as pa
+
+    yield pa.RecordBatch.from_pydict({"batches": pa.array([sum(1 for _ in batches)], pa.int32())})

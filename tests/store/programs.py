@@ -1,0 +1,103 @@
+"""Programs that the store's tests start as processes of their own: ``python -m tests.store.programs NAME ARGUMENT…``."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import pyarrow as pa
+
+import penstock
+
+SCHEMA = pa.schema([("n", pa.int64()), ("s", pa.string())])
+
+
+def wait_for(file: str) -> None:
+    while not Path(file).exists():
+        time.sleep(0.002)
+
+
+def open_at_once(url: str, go: str) -> None:
+    """Open the store when the file appears, together with others; print its identity."""
+    print("ready", flush=True)
+    wait_for(go)
+    with penstock.connect(url, patience=20) as store:
+        print("uuid", store.uuid)
+
+
+def without_psycopg(url: str) -> None:
+    sys.modules["psycopg"] = None  # type: ignore[assignment]  # this is how an import is made to fail
+    try:
+        penstock.connect(url)
+    except ImportError as error:
+        print(type(error).__name__, error)
+
+
+def as_nobody(url: str) -> None:
+    """Read and append as a user who may only read the file."""
+    import pwd
+
+    store = penstock.connect(url, create=False)
+    store.queue("q").read(0, 0)
+    store.close()
+    if os.geteuid() == 0:
+        nobody = pwd.getpwnam("nobody")
+        os.setgroups([])
+        os.setgid(nobody.pw_gid)
+        os.setuid(nobody.pw_uid)
+    store = penstock.connect(url, create=False)
+    print("rows", store.queue("q").read(0, 0).num_rows)
+    for what, work in (
+        ("append", lambda: store.queue("q").append([{"n": 1}])),
+        ("create", lambda: store.create_queue("r", SCHEMA)),
+    ):
+        try:
+            work()
+        except penstock.PenstockError as error:
+            print(what, type(error).__name__, error)
+
+
+def with_little_room(url: str, limit: str) -> None:
+    """Append until files may not grow any more; print what was appended and how it ended."""
+    import resource
+
+    store = penstock.connect(url)
+    queue = store.create_queue("q", SCHEMA)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (int(limit), int(limit)))
+    table = pa.table({"n": range(2000), "s": [os.urandom(200).hex() for _ in range(2000)]}, schema=SCHEMA)
+    done = 0
+    try:
+        while True:
+            queue.append(table)
+            done += 1
+    except penstock.PenstockError as error:
+        print("failed", type(error).__name__, error)
+    print("appended", done)
+    print("rows", queue.info().rows, queue.read(0, 0).num_rows)
+
+
+def hold_owner(url: str, name: str) -> None:
+    """Hold an owner lock until killed."""
+    store = penstock.connect(url, create=False)
+    lock = store.database.owner_lock(name)
+    print("held", lock.acquire(), flush=True)
+    time.sleep(600)
+
+
+def hold_owner_and_fork(url: str, name: str) -> None:
+    """Hold an owner lock, and have a forked child that lives on without it."""
+    store = penstock.connect(url, create=False)
+    lock = store.database.owner_lock(name)
+    held = lock.acquire()
+    child = os.fork()
+    if child == 0:
+        time.sleep(600)
+        os._exit(0)
+    print("held", held, child, flush=True)
+    time.sleep(600)
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](*sys.argv[2:])

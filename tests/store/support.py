@@ -1,0 +1,61 @@
+"""What the store's tests share: raw SQL on a store's database, and what its schema looks like."""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import Any
+
+from penstock.store.database import Database
+
+
+def raw_connection(database: Database) -> Any:
+    """A connection of one's own, each statement a transaction."""
+    if database.dialect == "sqlite":
+        return sqlite3.connect(database.url.target, isolation_level=None)
+    import psycopg
+
+    return psycopg.connect(database.url.target, autocommit=True)
+
+
+def run_sql(database: Database, text: str, *, transaction: bool = True) -> list[tuple[Any, ...]]:
+    """Execute one statement outside the store's own connections; its rows."""
+    connection = raw_connection(database)
+    try:
+        cursor = connection.execute(text)
+        return cursor.fetchall() if cursor.description else []
+    finally:
+        connection.close()
+
+
+def described(database: Database) -> list[tuple[Any, ...]]:
+    """Tables, columns, types, keys and indexes, in an order that does not depend on how they came about."""
+    if database.dialect == "sqlite":
+        tables = [
+            row[0]
+            for row in run_sql(database, "select name from sqlite_schema where type = 'table' order by name")
+        ]
+        columns = [
+            (table, *row) for table in tables for row in run_sql(database, f"pragma table_info('{table}')")
+        ]
+        indexes = run_sql(
+            database, "select tbl_name, name from sqlite_schema where type = 'index' order by 1, 2"
+        )
+        return columns + indexes
+    schema = database.url.options["schema"]
+    columns = run_sql(
+        database,
+        "select table_name, column_name, ordinal_position, data_type, is_nullable, collation_name, column_default "
+        f"from information_schema.columns where table_schema = '{schema}' order by 1, 3",
+    )
+    indexes = run_sql(
+        database,
+        f"select tablename, replace(indexdef, '{schema}', '') from pg_indexes where schemaname = '{schema}' order by 1, 2",
+    )
+    constraints = run_sql(
+        database,
+        "select conname, contype::text, replace(pg_get_constraintdef(oid), '"
+        + schema
+        + "', '') from pg_constraint "
+        f"where connamespace = '{schema}'::regnamespace order by 1",
+    )
+    return [tuple(str(value).replace(schema, "") for value in row) for row in columns + indexes + constraints]

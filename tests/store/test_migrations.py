@@ -1,0 +1,148 @@
+"""The schema's version."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import penstock
+from penstock.errors import StoreNotFound, StoreTooNew
+from penstock.store import migrate, statements
+from penstock.store.database import Database
+from penstock.store.statements import qualify
+from tests.store.support import described, run_sql
+
+NEXT = {
+    "sqlite": "alter table penstock.consumer add column remark text;\n-- why\ncreate table penstock.later (n integer) strict;",
+    "postgres": "alter table penstock.consumer add column remark text;\n-- why\ncreate table penstock.later (n bigint);",
+}
+
+
+@pytest.fixture
+def next_version(monkeypatch: pytest.MonkeyPatch) -> int:
+    """As if there were one more migration."""
+    version = migrate.VERSION + 1
+    real = statements.migrations
+
+    def with_one_more(dialect: str) -> dict[int, str]:
+        return real(dialect) | {version: NEXT[dialect]}
+
+    monkeypatch.setattr(migrate, "migrations", with_one_more)
+    monkeypatch.setattr(migrate, "VERSION", version)
+    return version
+
+
+def test_the_version_is_that_of_the_last_migration() -> None:
+    for dialect in ("sqlite", "postgres"):
+        assert max(statements.migrations(dialect)) == migrate.VERSION
+
+
+def test_a_migrated_store_equals_a_fresh_one(
+    store_url: str, tmp_path, request: pytest.FixtureRequest
+) -> None:
+    with penstock.connect(store_url) as old:
+        old.create_queue("kept", _schema()).append([{"n": 1}])
+        uuid = old.uuid
+    request.getfixturevalue("next_version")
+    with penstock.connect(store_url) as migrated:
+        assert migrated.info().version == migrate.VERSION
+        assert migrated.uuid == uuid
+        assert migrated.queue("kept").read(0, 0).to_pylist() == [{"n": 1}]
+        ours = described(migrated.database)
+    other = store_url.replace("penstock.db", "fresh.db").replace("schema=t_", "schema=f_")
+    with penstock.connect(other) as fresh:
+        assert described(fresh.database) == ours
+        if fresh.database.dialect == "postgres":
+            run_sql(fresh.database, f"drop schema {fresh.database.url.schema} cascade")
+
+
+def test_a_store_of_a_newer_version_is_refused_and_left_alone(store_url: str) -> None:
+    with penstock.connect(store_url) as store:
+        _set_version(store.database, migrate.VERSION + 1)
+        before = described(store.database)
+        for create in (True, False):
+            with pytest.raises(StoreTooNew, match="upgrade Penstock") as caught:
+                penstock.connect(store_url, create=create)
+            assert caught.value.parameters == {"found": migrate.VERSION + 1, "known": migrate.VERSION}
+        assert described(store.database) == before
+        assert _versions(store.database) == [migrate.VERSION + 1]
+
+
+def test_a_migration_that_fails_leaves_nothing_half_done(
+    store_url: str, next_version: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(migrate, "VERSION", next_version - 1)
+    with penstock.connect(store_url) as store:
+        before = described(store.database)
+        _set_version(store.database, next_version - 1)
+    monkeypatch.setattr(migrate, "VERSION", next_version)
+    broken = statements.migrations(store.database.dialect) | {
+        next_version: "create table penstock.half (n int);\nselect nonsense;"
+    }
+    monkeypatch.setattr(migrate, "migrations", lambda dialect: broken)
+    with pytest.raises(penstock.PenstockError):
+        penstock.connect(store_url)
+    monkeypatch.undo()
+    with penstock.connect(store_url) as store:
+        assert "half" not in str(described(store.database))
+        assert "half" not in str(before)
+
+
+def test_a_store_is_not_made_where_that_is_not_wanted(store_url: str, tmp_path) -> None:
+    with pytest.raises(StoreNotFound, match="penstock store init"):
+        penstock.connect(store_url, create=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_database_of_something_else_is_no_store_and_stays_as_it_is(tmp_path) -> None:
+    import sqlite3
+
+    path = tmp_path / "app.db"
+    with sqlite3.connect(path) as connection:
+        connection.execute("create table store (n integer)")
+    connection.close()
+    before = path.read_bytes()
+    with pytest.raises(StoreNotFound):
+        penstock.connect(f"sqlite:///{path}", create=False)
+    assert path.read_bytes() == before
+    (tmp_path / "empty.db").touch()
+    with pytest.raises(StoreNotFound):
+        penstock.connect(f"sqlite:///{tmp_path}/empty.db", create=False)
+
+
+def test_a_store_lives_beside_the_tables_of_an_application(tmp_path) -> None:
+    import sqlite3
+
+    connection = sqlite3.connect(tmp_path / "app.db")
+    for table in ("store", "queue", "partition", "segment", "consumer", "position", "ledger"):
+        connection.execute(f"create table {table} (n integer)")
+    connection.close()
+    with penstock.connect(f"sqlite:///{tmp_path}/app.db") as store:
+        queue = store.create_queue("q", _schema())
+        queue.append([{"n": 5}])
+        assert queue.read(0, 0).to_pylist() == [{"n": 5}]
+
+
+def test_a_copy_of_a_store_that_lost_the_write_ahead_log_gets_it_back(tmp_path) -> None:
+    with penstock.connect(f"sqlite:///{tmp_path}/a.db") as store:
+        store.create_queue("q", _schema()).append([{"n": 5}])
+        run_sql(store.database, f"vacuum into '{tmp_path}/b.db'", transaction=False)
+    with penstock.connect(f"sqlite:///{tmp_path}/b.db", create=False) as copy:
+        assert run_sql(copy.database, "pragma journal_mode") == [("wal",)]
+        assert copy.queue("q").read(0, 0).to_pylist() == [{"n": 5}]
+
+
+def _schema() -> Any:
+    import pyarrow as pa
+
+    return pa.schema([("n", pa.int64())])
+
+
+def _set_version(database: Database, version: int) -> None:
+    database.run(lambda tx: tx.run("set_version", version=version))
+
+
+def _versions(database: Database) -> list[int]:
+    text = qualify("select version from penstock.store", database.dialect, database.url.schema)
+    return [row[0] for row in run_sql(database, text)]

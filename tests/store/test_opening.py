@@ -1,0 +1,209 @@
+"""Opening a store: at the same time as others, and where it cannot be done."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+import penstock
+from penstock.errors import PenstockError, StoreError, StoreUnavailable
+from tests.store.programs import SCHEMA
+from tests.support.processes import ChildProcess
+from tests.support.waiting import wait_until
+
+RunChild = Callable[..., ChildProcess]
+
+
+def test_processes_that_open_a_new_store_at_once_get_the_same_one(
+    store_url: str, tmp_path: Path, run_child: RunChild
+) -> None:
+    go = tmp_path / "go"
+    children = [run_child("tests.store.programs", "open_at_once", store_url, go) for _ in range(5)]
+    for child in children:
+        child.wait_for_line("ready")
+    go.touch()
+    assert [child.wait() for child in children] == [0] * len(children), [child.output for child in children]
+    uuids = {child.wait_for_line("uuid") for child in children}
+    with penstock.connect(store_url, create=False) as store:
+        assert uuids == {f"uuid {store.uuid}"}
+
+
+def test_a_store_is_the_same_one_whenever_it_is_opened(store_url: str) -> None:
+    with penstock.connect(store_url) as one, penstock.connect(store_url, create=False) as two:
+        assert one.uuid == two.uuid
+
+
+def _failure(url: str, **options: object) -> str:
+    with pytest.raises(PenstockError) as caught:
+        penstock.connect(url, **options)  # type: ignore[arg-type]
+    return "".join(traceback.format_exception(caught.value))
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    shown = _failure(f"sqlite:///{tmp_path}/no/such/x.db")
+    assert f"{tmp_path}/no/such/x.db cannot be opened: does its folder exist" in shown
+
+
+def test_a_folder_is_no_store(tmp_path: Path) -> None:
+    assert "cannot be opened" in _failure(f"sqlite:///{tmp_path}")
+
+
+@pytest.mark.parametrize(
+    "content", [b"not a database, but long enough to be looked at" * 100, b"\x89PNG" * 4]
+)
+def test_a_file_that_is_no_database_is_refused_and_kept(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "x.db"
+    file.write_bytes(content)
+    for create in (True, False):
+        assert "is not a SQLite file, or a damaged one" in _failure(f"sqlite:///{file}", create=create)
+    assert file.read_bytes() == content
+
+
+def test_a_file_that_one_may_only_read_can_be_read(tmp_path: Path, run_child: RunChild) -> None:
+    tmp_path.chmod(0o755)
+    for parent in tmp_path.parents:
+        if parent != Path("/") and parent.stat().st_uid == os.geteuid() and parent.name.startswith("pytest"):
+            parent.chmod(0o755)
+    with penstock.connect(f"sqlite:///{tmp_path}/x.db") as store:
+        store.create_queue("q", SCHEMA).append([{"n": 1}])
+        (tmp_path / "x.db").chmod(0o444)
+        child = run_child("tests.store.programs", "as_nobody", f"sqlite:///{tmp_path}/x.db")
+        assert child.wait() == 0, child.output
+    assert "rows 1" in child.output
+    for what in ("append", "create"):
+        assert f"{what} StoreReadOnly [STORE_READ_ONLY]" in child.output
+    assert "check the rights on the file and its folder" in child.output
+
+
+def test_a_role_that_may_only_read_can_read_and_no_more(pg_url: str) -> None:
+    import psycopg
+
+    from tests.support.postgres import drop_schema, with_schema
+
+    url = with_schema(pg_url, "readers")
+    parts = urlsplit(url)
+    with penstock.connect(url) as store, psycopg.connect(pg_url, autocommit=True) as admin:
+        store.create_queue("q", SCHEMA).append([{"n": 1}])
+        admin.execute("create role reader login password 'pw'")
+        try:
+            admin.execute("grant usage on schema readers to reader")
+            admin.execute("grant select on all tables in schema readers to reader")
+            theirs = parts._replace(netloc=f"reader:pw@{parts.hostname}:{parts.port}").geturl()
+            with penstock.connect(theirs, create=False) as limited:
+                assert limited.queue("q").read(0, 0).num_rows == 1
+                with pytest.raises(penstock.errors.StoreReadOnly, match="check its grants"):
+                    limited.queue("q").append([{"n": 2}])
+            admin.execute("revoke all on all tables in schema readers from reader")
+            assert "STORE_READ_ONLY" in _failure(theirs)
+        finally:
+            admin.execute("drop owned by reader")
+            admin.execute("drop role reader")
+            drop_schema(pg_url, "readers")
+
+
+def test_a_wrong_password_is_said_at_once_and_never_shown(
+    pg_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    parts = urlsplit(pg_url)
+    url = parts._replace(netloc=f"penstock:s3cr3t@{parts.hostname}:{parts.port}").geturl()
+    if os.environ.get("PENSTOCK_TEST_PG_URL"):
+        pytest.skip("that server may trust everybody")
+    began = time.monotonic()
+    with caplog.at_level(logging.DEBUG):
+        shown = _failure(url)
+    assert time.monotonic() - began < 5
+    assert "refused the login: check user and password" in shown
+    assert "s3cr3t" not in shown + caplog.text
+
+
+def test_a_database_that_is_not_there_is_said_at_once(pg_url: str) -> None:
+    began = time.monotonic()
+    shown = _failure(urlsplit(pg_url)._replace(path="/nosuchdb").geturl())
+    assert time.monotonic() - began < 5
+    assert 'database "nosuchdb" does not exist' in shown
+
+
+def test_a_server_that_is_not_there_is_tried_for_a_moment(caplog: pytest.LogCaptureFixture) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        url = f"postgresql://me:s3cr3t@127.0.0.1:{probe.getsockname()[1]}/x"
+    began = time.monotonic()
+    with (
+        caplog.at_level(logging.DEBUG),
+        pytest.raises(StoreUnavailable, match="the server is away") as caught,
+    ):
+        penstock.connect(url, patience=0.3)
+    assert time.monotonic() - began < 5
+    assert "trying again" in caplog.text
+    assert "s3cr3t" not in caplog.text + "".join(traceback.format_exception(caught.value))
+
+
+@pytest.mark.parametrize("query", ["sslmode=nonsense", "nosuchoption=1", "connect_timeout=x"])
+def test_an_option_that_libpq_does_not_know_is_refused(pg_url: str, query: str) -> None:
+    shown = _failure(f"{pg_url}?{query}", patience=0)
+    password = urlsplit(pg_url).password
+    assert password is not None
+    assert query.split("=")[0] in shown or query.split("=")[1] in shown
+    assert password not in shown
+
+
+def test_a_percent_sign_that_encodes_nothing_is_refused_without_showing_it() -> None:
+    shown = _failure("postgresql://me@host/x?options=%zz", patience=0)
+    assert "INVALID_URL" in shown or "STORE" in shown
+
+
+def test_the_missing_driver_is_named_with_what_to_install(run_child: RunChild) -> None:
+    child = run_child("tests.store.programs", "without_psycopg", "postgresql://host/db")
+    assert child.wait() == 0, child.output
+    assert "MissingDependency [MISSING_DEPENDENCY]" in child.output
+    assert "pip install 'penstock[postgres]'" in child.output
+
+
+def test_a_closed_store_says_so_at_once(store_url: str) -> None:
+    store = penstock.connect(store_url)
+    queue = store.create_queue("q", SCHEMA)
+    store.close()
+    store.close()
+    began = time.monotonic()
+    with pytest.raises(StoreError, match="has been closed; connect again") as caught:
+        queue.append([{"n": 1}])
+    assert caught.value.condition == "STORE_CLOSED"
+    assert time.monotonic() - began < 2
+
+
+def test_a_file_that_was_removed_under_an_open_store_is_not_made_anew(tmp_path: Path) -> None:
+    store = penstock.connect(f"sqlite:///{tmp_path}/x.db")
+    store.database.close()
+    with penstock.connect(f"sqlite:///{tmp_path}/y.db") as other:
+        for file in tmp_path.glob("y.db*"):
+            file.unlink() if file.is_file() else None
+        other.database._pool._drain()
+        with pytest.raises(StoreError):
+            other.queues()
+    assert not (tmp_path / "y.db").exists()
+
+
+def test_opening_and_closing_leaves_no_file_and_no_thread_behind(store_url: str) -> None:
+    import threading
+
+    def open_files() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    with penstock.connect(store_url) as store:
+        store.create_queue("q", SCHEMA, retention=penstock.Retention(rows=1000))
+    before, threads = open_files(), threading.active_count()
+    for _ in range(10):
+        with penstock.connect(store_url, create=False) as store:
+            for n in range(3):
+                store.queue("q").append([{"n": n}])
+            store.queue("q").read(0, 0)
+    wait_until(lambda: open_files() <= before, message="all files are closed")
+    assert threading.active_count() == threads

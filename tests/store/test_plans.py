@@ -1,0 +1,241 @@
+"""The hot statements go through indexes: no scan of a table that grows, no sort of a log."""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock
+from penstock.store.database import Database
+from penstock.store.statements import qualify, statements
+from tests.store.support import raw_connection
+
+SEGMENTS = 30_000
+SERIES = {
+    "sqlite": "(with recursive s(i) as (select 0 union all select i + 1 from s where i < {n} - 1) select i from s)",
+    "postgres": "generate_series(0, {n} - 1) as s(i)",
+}
+EMPTY = {"sqlite": "x'00'", "postgres": r"'\x00'"}
+# A queue with its consumers, and one partition in a hundred with a long log: `{rows:N}` stands for the numbers below N.
+FILL = [
+    (
+        "insert into penstock.queue (name, generation, schema, key_columns, partitions, created_at) "
+        "select 'q' || i, i, {empty}, '[]', 4, 0 from {rows:2000}"
+    ),
+    (
+        "insert into penstock.partition (queue_id, partition, total, next_index) "
+        "select 1 + i / 4, i % 4, 4, 1000000 from {rows:8000}"
+    ),
+    f"insert into penstock.payload (payload_id, data) select i, {{empty}} from {{rows:{SEGMENTS}}}",
+    (
+        "insert into penstock.segment (queue_id, partition, start_index, end_index, first_append, last_append, "
+        "first_timestamp, last_timestamp, bytes, payload_id) "
+        f"select 6 + i % 3, 0, i / 3, i / 3 + 1, i, i, i, i, 100, i from {{rows:{SEGMENTS}}}"
+    ),
+    "insert into penstock.consumer (name, created_at) select 'c' || i, 0 from {rows:2000}",
+    (
+        "insert into penstock.registration (consumer_id, queue_id, vital, generation) "
+        "select 1 + i / 4, 1 + (i / 4 + i % 4 * 7) % 2000, i % 2, i from {rows:8000}"
+    ),
+    (
+        "insert into penstock.position (consumer_id, queue_id, partition, next_index, safe_index) "
+        "select consumer_id, queue_id, i, 0, 0 from penstock.registration, {rows:4}"
+    ),
+    (
+        "insert into penstock.producer (queue_id, session, epoch, sequence) "
+        "select 1 + i % 2000, 's' || (i / 2000), 1, 0 from {rows:8000}"
+    ),
+    (
+        "insert into penstock.ledger (sink, app_id, batch_id, task, ranges, row_count, committed_at) "
+        "select 's' || (i % 10), 'a' || (i % 3), i / 10, i % 2 - 1, '', 0, 0 from {rows:20000}"
+    ),
+    (
+        "insert into penstock.mark (source, app_id, partition, next_index) "
+        "select 's' || (i / 4), 'a', i % 4, 0 from {rows:8000}"
+    ),
+    (
+        "insert into penstock.staged (app_id, batch_id, attempt, task, ordinal, queue_id, partition, row_count, bytes, "
+        "payload_id, created_at) select 'a' || (i % 10), i / 1000, 't' || (i % 1000), 0, i % 7, 1 + i % 20, 0, 1, 100, i, i "
+        "from {rows:20000}"
+    ),
+    "insert into penstock.key_home (queue_id, partitions, hashes) select 1 + i, 2, {empty} from {rows:1000}",
+]
+IN_QUEUE = {"queue_id": 7, "partition": 0}
+IN_CONSUMER = {"consumer_id": 7, "queue_id": 8}
+STAGED = {"app_id": "a3", "batch_id": 2}
+LEDGER = {"sink": "s3", "app_id": "a1", "batch_id": 500}
+HOT: dict[str, dict[str, Any]] = {
+    "find_queue": {"name": "q7"},
+    "find_queue_by_id": {"queue_id": 7},
+    "lock_queue": {"name": "q7"},
+    "read_key_homes": {"queue_id": 7},
+    "read_partitions": {"queue_id": 7},
+    "read_partition": IN_QUEUE,
+    "lock_partition": IN_QUEUE,
+    "advance_partition": IN_QUEUE | {"row_count": 1, "bytes": 1, "segments": 1, "now": 1},
+    "read_page": IN_QUEUE
+    | {"start_index": 700, "end_index": 900, "max_segments": 1024, "max_bytes": 8 << 20, "with_runs": 0},
+    "read_segments": IN_QUEUE | {"start_index": 700, "max_segments": 1024},
+    "read_last_segments": IN_QUEUE | {"max_segments": 256},
+    "segment_at": IN_QUEUE | {"row_index": 700},
+    "appends_at": IN_QUEUE | {"row_index": 700},
+    "read_runs": {"payload_id": 700},
+    "bytes_after": IN_QUEUE | {"row_index": 9900},
+    "delete_payloads_before": IN_QUEUE | {"row_index": 20},
+    "delete_segments_before": IN_QUEUE | {"row_index": 20},
+    "set_first_index": IN_QUEUE | {"first_index": 1, "bytes": 1, "segments": 1},
+    "delete_segment": IN_QUEUE | {"end_index": 700},
+    "delete_payload": {"payload_id": 700},
+    "account_merge": IN_QUEUE | {"bytes": 1, "segments": 1},
+    "find_consumer": {"name": "c7"},
+    "find_registration": {"consumer": "c7", "queue": "q7"},
+    "lock_registration": {"consumer": "c7", "queue": "q7"},
+    "registrations_of_queue": {"queue_id": 7},
+    "lock_registrations": {"queue_id": 7},
+    "own_registration": IN_CONSUMER,
+    "open_plan": IN_CONSUMER | {"epoch": 1, "plan": "", "split": ""},
+    "close_plan": IN_CONSUMER,
+    "read_positions": IN_CONSUMER,
+    "advance_position": IN_CONSUMER | {"partition": 0, "old": 0, "new": 1},
+    "advance_position_and_safe": IN_CONSUMER | {"partition": 0, "old": 0, "new": 1},
+    "raise_safe": IN_CONSUMER | {"partition": 0, "safe_index": 1},
+    "set_position": IN_CONSUMER | {"partition": 0, "next_index": 1},
+    "lowest_vital": IN_QUEUE,
+    "lock_producer": {"queue_id": 7, "session": "s1", "epoch": 1},
+    "set_sequence": {"queue_id": 7, "session": "s1", "sequence": 1},
+    "find_ledger": LEDGER | {"task": -1},
+    "newest_batch": LEDGER,
+    "ledger_tasks": LEDGER,
+    "prune_ledger": LEDGER | {"batch_id": 5},
+    "read_marks": {"source": "s7"},
+    "advance_mark": {"source": "s7", "partition": 0, "old": 0, "new": 1, "app_id": "a"},
+    "delete_staged_batch": STAGED | {"queue_id": 7},
+    "delete_staged_from": STAGED | {"attempt": "t3", "ordinal": 0},
+}
+# An order that people see, over a handful of rows.
+MAY_SORT = {"registrations_of_queue", "lock_registrations", "read_marks"}
+
+
+@pytest.fixture(scope="module", params=["sqlite", "postgres"])
+def filled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
+    """A store with many rows in every table."""
+    if request.param == "sqlite":
+        url = f"sqlite:///{tmp_path_factory.mktemp('plans')}/x.db?synchronous=normal"
+    else:
+        from tests.support.postgres import with_schema
+
+        url = with_schema(request.getfixturevalue("pg_url"), f"t_{uuid.uuid4().hex}")
+    with penstock.connect(url) as store:
+        database = store.database
+        connection = raw_connection(database)
+        for text in FILL:
+            connection.execute(_sql(database, text))
+        connection.execute("analyze")
+        yield database
+        if request.param == "postgres":
+            connection.execute(f"drop schema {database.url.schema} cascade")
+        connection.close()
+
+
+@contextmanager
+def as_the_store(database: Database) -> Iterator[Any]:
+    connection = database._connect()
+    yield connection
+    connection.close()
+
+
+def _sql(database: Database, text: str) -> str:
+    text = re.sub(
+        r"\{rows:(\d+)\}", lambda found: SERIES[database.dialect].format(n=int(found[1])), text
+    ).replace("{empty}", EMPTY[database.dialect])
+    return qualify(text, database.dialect, database.url.schema)
+
+
+@pytest.mark.parametrize("name", sorted(HOT))
+def test_a_hot_statement_reads_no_more_than_it_needs(filled: Database, name: str) -> None:
+    with as_the_store(filled) as connection:
+        text = statements(filled.dialect, filled.url.schema)[name]
+        check = _sqlite_faults if filled.dialect == "sqlite" else _postgres_faults
+        assert check(connection, text, HOT[name], name) == []
+
+
+def test_an_append_of_one_segment_finds_its_partition_by_index(filled: Database) -> None:
+    if filled.dialect != "postgres":
+        assert "append_segment" not in statements(filled.dialect, filled.url.schema)
+        return
+    parameters = IN_QUEUE | {"row_count": 1, "bytes": 1, "data": b"x"}
+    with as_the_store(filled) as connection:
+        text = statements("postgres", filled.url.schema)["append_segment"]
+        assert _postgres_faults(connection, text, parameters, "append_segment") == []
+
+
+def _sqlite_faults(connection: Any, text: str, parameters: dict[str, Any], name: str) -> list[str]:
+    plan = [row[3] for row in connection.execute(f"explain query plan {text}", parameters)]
+    inner = {line.split()[1] for line in plan if line.startswith(("CO-ROUTINE", "MATERIALIZE"))}
+    scans = [line for line in plan if line.startswith("SCAN") and line.split()[1] not in inner | {"CONSTANT"}]
+    sorts = [line for line in plan if "TEMP B-TREE" in line and name not in MAY_SORT]
+    return scans + sorts
+
+
+def _postgres_faults(connection: Any, text: str, parameters: dict[str, Any], name: str) -> list[str]:
+    with connection.transaction(force_rollback=True):
+        plan = connection.execute(f"explain (format json) {text}", parameters).fetchone()[0]
+    plan = json.loads(plan) if isinstance(plan, str) else plan
+    return list(_faulty(plan[0]["Plan"], name))
+
+
+def _faulty(node: dict[str, Any], name: str) -> Iterator[str]:
+    kind = node["Node Type"]
+    if kind == "Seq Scan" or (kind in ("Sort", "Incremental Sort") and name not in MAY_SORT):
+        yield f"{kind} {node.get('Relation Name', '')}{node.get('Sort Key', '')}"
+    for child in node.get("Plans", []):
+        yield from _faulty(child, name)
+
+
+def test_the_check_sees_a_scan_and_a_sort(filled: Database) -> None:
+    text = qualify(
+        "select * from penstock.segment where bytes = 5 order by payload_id",
+        filled.dialect,
+        filled.url.schema,
+    )
+    check = _sqlite_faults if filled.dialect == "sqlite" else _postgres_faults
+    with as_the_store(filled) as connection:
+        assert len(check(connection, text, {}, "bad")) == 2
+
+
+def test_every_hot_statement_that_has_a_parameter_for_a_partition_is_listed() -> None:
+    """A new statement on a log has to be listed above, or named here as one that inserts."""
+    listed = set(HOT) | {"append_segment"}
+    for dialect in ("sqlite", "postgres"):
+        for name, text in statements(dialect, "x").items():
+            in_log = re.search(r"\b(from|update|join) x\.(penstock_)?(segment|payload|position)\b", text)
+            if in_log and not name.startswith(("delete_queue", "insert_")):
+                assert name in listed, name
+
+
+def test_a_page_is_read_by_its_end_and_not_by_all_behind_it(tmp_path: Path) -> None:
+    """The plan may be right and the work too much: counted in the virtual machine's steps."""
+    with penstock.connect(f"sqlite:///{tmp_path}/x.db") as store:
+        connection = raw_connection(store.database)
+        for text in FILL[:4]:
+            connection.execute(_sql(store.database, text))
+        steps = 0
+
+        def step() -> int:
+            nonlocal steps
+            steps += 1
+            return 0
+
+        text = statements("sqlite", store.database.url.schema)["read_page"]
+        connection.set_progress_handler(step, 1)
+        rows = connection.execute(text, HOT["read_page"] | {"end_index": 705}).fetchall()
+        connection.close()
+        assert len(rows) == 5
+        assert steps < 1000

@@ -1,0 +1,95 @@
+"""Store URLs: what they mean, what is refused, and that no password is shown."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.errors import InvalidUrl
+from penstock.store.url import parse_url
+
+SECRET = "s3cr3t"
+
+
+def test_a_sqlite_path_is_absolute_or_relative_to_the_working_directory(
+    tmp_path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert parse_url("sqlite:///a/b.db").target == f"{tmp_path}/a/b.db"
+    assert parse_url("sqlite:////a/b.db").target == "/a/b.db"
+
+
+@pytest.mark.parametrize("name", ["a b", "50%", "what?", "ü", "x#y", "a;b"])
+def test_what_a_sqlite_url_shows_leads_to_the_same_file(name: str) -> None:
+    from urllib.parse import quote
+
+    url = parse_url(f"sqlite:////tmp/{quote(name)}")
+    assert url.target == f"/tmp/{name}"
+    assert parse_url(str(url)).target == url.target
+
+
+@pytest.mark.parametrize(
+    ("url", "word"),
+    [
+        ("sqlite://x.db", "sqlite:///relative.db"),
+        ("sqlite:///", "names no file"),
+        ("sqlite:///:memory:", "in memory"),
+        ("sqlite:///x.db?sinchronous=full", "'synchronous'"),
+        ("sqlite:///x.db?synchronous=off", "full or normal"),
+        ("sqlite:///x.db?busy_timeout=-1", "milliseconds"),
+        ("sqlite:///x\0.db", "NUL"),
+        ("mysql://host/x", "sqlite or postgresql"),
+        ("x.db", "sqlite:///relative.db"),
+        ("", "sqlite:///relative.db"),
+        (None, "sqlite:///relative.db"),
+        ("postgresql://host:port/db", "port number"),
+        ("postgresql://host/db?schema=" + "x" * 64, "63 bytes"),
+    ],
+)
+def test_a_bad_url_is_refused_with_what_to_write(url: str, word: str) -> None:
+    with pytest.raises(InvalidUrl) as caught:
+        parse_url(url)
+    assert word in str(caught.value)
+
+
+def test_a_postgresql_url_keeps_everything_of_libpqs_but_the_schema() -> None:
+    url = parse_url("postgres://me:pw@h1:1,[::1]:2/db?schema=a%20b&sslmode=require&options=-c%20x%3Dy")
+    assert url.target == "postgresql://me:pw@h1:1,[::1]:2/db?sslmode=require&options=-c%20x%3Dy"
+    assert (url.schema, url.options) == ('"a b"', {"schema": "a b"})
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"postgresql://me:{SECRET}@host/db",
+        f"postgresql://me:{SECRET}@x@host/db",
+        f"postgresql://me@host/db?password={SECRET}&sslpassword={SECRET}2",
+        f"postgresql:///db?user=me&password={SECRET}",
+        f"postgresql://me:%20{SECRET}@host/db",
+    ],
+)
+def test_no_text_of_a_url_has_its_password(url: str) -> None:
+    parsed = parse_url(url)
+    for text in (str(parsed), repr(parsed), parsed.redacted, f"{parsed}"):
+        assert SECRET not in text
+    assert SECRET not in parsed.scrubbed(f"failed\n  in {parsed.target}")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"postgresql://me:{SECRET}/x@host/db",
+        f"postgresql://me:{SECRET}?x@host/db",
+        f"postgresql://me:{SECRET}#x@host/db",
+        f"postgresql://me:1?{SECRET}@host/db",
+        f"postgresql://me:{SECRET}",
+        f"mysql://me:{SECRET}@host/db",
+        f"sqlite://me:{SECRET}@host/db",
+        f"me:{SECRET}@host",
+        f"x://host/db?password={SECRET}",
+        f"//me:{SECRET}@x@y/z",
+    ],
+)
+def test_no_refusal_of_a_url_has_its_password(url: str) -> None:
+    with pytest.raises(InvalidUrl) as caught:
+        parse_url(url)
+    assert SECRET not in f"{caught.value} {caught.value!r} {caught.value.parameters}"
