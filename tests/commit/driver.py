@@ -92,7 +92,7 @@ class Driver:
         check = self.query.checkpoint
         for queue in self.query.queues:
             self.owners[queue] = Owner(self.database, self.query.store.uuid, self.query.consumer, queue)
-            yield "OWN"
+        yield "OWN"
         last = max(check.offsets, default=-1)
         if last >= 0 and last not in check.commits:
             yield from self._batch(last)

@@ -81,10 +81,14 @@ class Run:
         """
         if yes:
             return
-        if self.json or not sys.stdin.isatty():
+        if self.json or not _is_asked():
             raise InvalidInput(f"{question} Repeat it with --yes", condition="CONFIRMATION_NEEDED")
         if not typer.confirm(question, err=True):
             raise InvalidInput("nothing was done", condition="NOT_CONFIRMED")
+
+
+def _is_asked() -> bool:
+    return sys.stdin.isatty()
 
 
 def make_output(url: str, json: bool) -> Output:

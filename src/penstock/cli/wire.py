@@ -18,8 +18,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from penstock.arrow.nulls import map_entries
-
 NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 _MOST_DIGITS = 38
@@ -132,11 +130,13 @@ def _plain_values(column: pa.ChunkedArray, kind: pa.DataType) -> list[Any]:
 def _encoded(array: pa.Array, kind: pa.DataType) -> pa.Array:
     """Turn times and decimals into texts. Arrow does it for every date; Python knows the years 1 to 9999 alone."""
     if pat.is_map(kind):
-        array = map_entries(array)
-        entries = array.flatten()
-        parts = [_encoded(entries.field(0), kind.key_type), _encoded(entries.field(1), kind.item_type)]
+        first, end = array.offsets[0].as_py(), array.offsets[-1].as_py()
+        parts = [
+            _encoded(array.keys.slice(first, end - first), kind.key_type),
+            _encoded(array.items.slice(first, end - first), kind.item_type),
+        ]
         pairs = pa.StructArray.from_arrays(parts, names=["key", "value"])
-        return pa.ListArray.from_arrays(_offsets(array), pairs, mask=_mask(array))
+        return pa.ListArray.from_arrays(pc.subtract(array.offsets, first), pairs, mask=_mask(array))
     if pat.is_list(kind):
         values = _encoded(array.flatten(), kind.value_type)
         return pa.ListArray.from_arrays(_offsets(array), values, mask=_mask(array))

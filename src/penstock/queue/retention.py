@@ -32,7 +32,7 @@ class Retention:
     def __post_init__(self) -> None:
         for name in ("rows", "bytes"):
             value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or value < 0):
+            if value is not None and (type(value) is not int or value < 0):
                 raise InvalidInput(f"retention {name} is a number from 0, not {value!r}")
         if self.age is not None and (not isinstance(self.age, timedelta) or self.age < timedelta(0)):
             raise InvalidInput(f"retention age is a timedelta from 0, not {self.age!r}")

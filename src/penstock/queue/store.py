@@ -109,7 +109,7 @@ class Store:
         AlreadyExists, UnsupportedType, SchemaMismatch, InvalidName, InvalidInput
         """
         check_name("queue", name)
-        if not isinstance(partitions, int) or not 1 <= partitions <= MAX_PARTITIONS:
+        if type(partitions) is not int or not 1 <= partitions <= MAX_PARTITIONS:
             raise InvalidInput(f"a queue has 1 to {MAX_PARTITIONS} partitions, not {partitions!r}")
         canonical = canonical_schema(schema)
         columns = (key,) if isinstance(key, str) else tuple(key)

@@ -42,6 +42,10 @@ class Transaction(ABC):
         """The rows of a statement."""
 
     @abstractmethod
+    def page(self, *, max_bytes: int, **parameters: Any) -> list[Any]:
+        """The segments of ``read_page`` with their payloads, until these have ``max_bytes`` or more; one at the least."""
+
+    @abstractmethod
     def many(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
         """Execute a statement once for each mapping."""
 

@@ -274,8 +274,7 @@ def _page(
     with_runs: bool,
 ) -> tuple[int, list[Any]]:
     def work(tx: Transaction) -> tuple[int, list[Any]]:
-        rows = tx.all(
-            "read_page",
+        rows = tx.page(
             queue_id=queue.queue_id,
             partition=partition,
             start_index=start,

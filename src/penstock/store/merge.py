@@ -151,8 +151,7 @@ def _replace(
 
 def _payloads(database: Database, queue: QueueRecord, partition: int, run: Sequence[Any]) -> list[Any]:
     return database.run(
-        lambda tx: tx.all(
-            "read_page",
+        lambda tx: tx.page(
             queue_id=queue.queue_id,
             partition=partition,
             start_index=run[0].start_index,

@@ -100,6 +100,9 @@ class PostgresTransaction(Transaction):
     def all(self, name: str, /, **parameters: Any) -> list[Any]:
         return self._cursor.execute(self._statements[name], parameters, binary=True).fetchall()
 
+    def page(self, *, max_bytes: int, **parameters: Any) -> list[Any]:
+        return self.all("read_page", max_bytes=max_bytes, **parameters)
+
     def many(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
         if not isinstance(rows, Sequence):
             self._cursor.executemany(self._statements[name], rows)

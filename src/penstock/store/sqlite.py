@@ -42,11 +42,19 @@ class SqliteTransaction(Transaction):
     ) -> None:
         super().__init__(schema, write=write)
         self._path = path
-        self._cursor = connection.cursor()
-        self._cursor.row_factory = None  # a caller's own connection may have one
+        self._connection = connection
+        self._cursor = self._opened()
+
+    def _opened(self) -> sqlite3.Cursor:
+        cursor = self._connection.cursor()
+        cursor.row_factory = None  # a caller's own connection may have one
+        return cursor
 
     def run(self, name: str, /, **parameters: Any) -> int:
-        return self._cursor.execute(self._statements[name], parameters).rowcount
+        cursor = self._cursor.execute(self._statements[name], parameters)
+        if cursor.description is not None:
+            cursor.fetchall()  # a statement whose rows nobody has read is in the way of the commit
+        return cursor.rowcount
 
     def all(self, name: str, /, **parameters: Any) -> list[Any]:
         rows = self._cursor.execute(self._statements[name], parameters).fetchall()
@@ -54,6 +62,20 @@ class SqliteTransaction(Transaction):
             return []
         make = _row_type(tuple(column[0] for column in self._cursor.description))._make
         return [make(row) for row in rows]
+
+    def page(self, *, max_bytes: int, **parameters: Any) -> list[Any]:
+        # Row by row: SQLite fetches a payload when it is asked for, and an order by bytes would copy them all.
+        cursor = self._opened().execute(self._statements["read_page"], parameters)
+        make = _row_type(tuple(column[0] for column in cursor.description))._make
+        rows: list[Any] = []
+        size = 0
+        for values in cursor:
+            rows.append(make(values))
+            size += rows[-1].bytes
+            if size >= max_bytes:
+                break
+        cursor.close()
+        return rows
 
     def many(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
         self._cursor.executemany(self._statements[name], rows)

@@ -84,3 +84,25 @@ select * from penstock.partition where queue_id = :queue_id and partition = :par
 -- Nobody may refer to the row meanwhile: no registration and no session begins.
 -- name: lock_queue
 select * from penstock.queue where name = :name for update;
+
+-- One page of a range: the segments from the one that holds row `start`, while their payloads stay within max_bytes.
+-- name: read_page
+select
+    s.start_index, s.end_index, s.first_append, s.last_append, s.first_timestamp, s.last_timestamp, s.bytes,
+    s.payload_id, p.data, case when :with_runs = 1 then p.runs end as runs
+from (
+    select *, sum(bytes) over (order by end_index) - bytes as bytes_before
+    from (
+        select * from penstock.segment
+        where queue_id = :queue_id and partition = :partition and end_index > :start_index
+            and end_index <= (
+                select min(end_index) from penstock.segment
+                where queue_id = :queue_id and partition = :partition and end_index >= :end_index
+            )
+        order by end_index
+        limit :max_segments
+    ) as ahead
+) as s
+join penstock.payload as p on p.payload_id = s.payload_id
+where s.bytes_before < :max_bytes
+order by s.end_index;

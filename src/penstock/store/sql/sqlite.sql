@@ -37,3 +37,18 @@ select * from penstock.partition where queue_id = :queue_id and partition = :par
 
 -- name: lock_queue
 select * from penstock.queue where name = :name;
+
+-- One page of a range: the segments from the one that holds row `start`; whoever reads stops when there are enough bytes.
+-- name: read_page
+select
+    s.start_index, s.end_index, s.first_append, s.last_append, s.first_timestamp, s.last_timestamp, s.bytes,
+    s.payload_id, p.data, case when :with_runs = 1 then p.runs end as runs
+from penstock.segment as s
+cross join penstock.payload as p on p.payload_id = s.payload_id
+where s.queue_id = :queue_id and s.partition = :partition and s.end_index > :start_index
+    and s.end_index <= (
+        select min(end_index) from penstock.segment
+        where queue_id = :queue_id and partition = :partition and end_index >= :end_index
+    )
+order by s.end_index
+limit :max_segments;

@@ -1,0 +1,96 @@
+"""``penstock store``, in text and in JSON, on both kinds of database."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from penstock.queue.store import connect
+from tests.cli.conftest import Penstock, run_penstock
+
+
+def test_init_makes_a_store_once(store_url: str) -> None:
+    first = run_penstock("store", "init", "--url", store_url, "--json").json
+    again = run_penstock("store", "init", "--url", store_url, "--json").json
+    assert (first["created"], again["created"]) == (True, False)
+    assert first["uuid"] == again["uuid"]
+    with connect(store_url, create=False) as store:
+        assert store.uuid == first["uuid"]
+    assert "there is already the store" in run_penstock("store", "init", "--url", store_url).out
+
+
+def test_info_says_what_is_there(penstock: Penstock, store_url: str) -> None:
+    with connect(store_url) as store:
+        store.create_consumer("c")
+        queue = store.create_queue("q", _schema(), partitions=2)
+        queue.append([{"id": 1}, {"id": 2}])
+        expected = store.info()
+    found = penstock("store", "info", "--json").json
+    assert found == {
+        "url": expected.url,
+        "uuid": expected.uuid,
+        "version": expected.version,
+        "queues": 1,
+        "consumers": 1,
+        "rows": 2,
+        "bytes": expected.bytes,
+        "commits": 0,
+        "staged_segments": 0,
+        "staged_bytes": 0,
+    }
+    text = penstock("store", "info").out
+    assert expected.uuid in text
+    assert "0 segments, 0 B" in text
+
+
+def _schema() -> object:
+    import pyarrow as pa
+
+    return pa.schema([("id", pa.int64())])
+
+
+def test_sweep_says_how_much_went(penstock: Penstock) -> None:
+    assert penstock("store", "sweep", "--older-than", "6h", "--json").json == {
+        "swept_segments": 0,
+        "older_than_seconds": 21600.0,
+    }
+    assert "swept 0 segments staged more than 1 d ago" in penstock("store", "sweep").out
+    assert "is a duration such as" in penstock("store", "sweep", "--older-than", "soon", code=1).err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["store", "info"],
+        ["store", "sweep"],
+        ["queue", "list"],
+        ["queue", "put", "q"],
+        ["queue", "peek", "q"],
+        ["queue", "create", "q", "--schema", "id int"],
+        ["consumer", "create", "c"],
+        ["consumer", "lag"],
+    ],
+)
+def test_nothing_but_init_makes_a_store(store_url: str, words: list[str]) -> None:
+    told = run_penstock(*words, "--url", store_url, "--json", code=1).error
+    assert told["error"] == "STORE_NOT_FOUND"
+    assert "penstock store init" in told["message"]
+    assert run_penstock("store", "init", "--url", store_url, "--json").json["created"]
+
+
+def test_without_a_url_the_store_is_a_file_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("PENSTOCK_URL", raising=False)
+    monkeypatch.chdir(tmp_path)
+    run_penstock("store", "init")
+    assert (tmp_path / "penstock.db").exists()
+
+
+def test_the_url_may_stand_before_or_behind_the_command_and_beats_the_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PENSTOCK_URL", f"sqlite:///{tmp_path}/environment.db")
+    run_penstock("--url", f"sqlite:///{tmp_path}/before.db", "store", "init")
+    run_penstock("store", "init", "--url", f"sqlite:///{tmp_path}/behind.db")
+    run_penstock("store", "init")
+    assert {path.name for path in tmp_path.glob("*.db")} == {"before.db", "behind.db", "environment.db"}

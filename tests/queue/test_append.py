@@ -1,0 +1,194 @@
+"""Appending: where rows go, all of them or none, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import penstock
+from penstock.errors import InvalidInput, PartitionNotFound, QueueNotFound, SchemaMismatch
+from tests.queue.support import SCHEMA, everything, numbers, rows
+
+TABLE = pa.table({"n": [1, 2, 3], "s": ["a", None, "c"]}, schema=SCHEMA)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        TABLE,
+        TABLE.to_batches()[0],
+        TABLE.to_pylist(),
+        lambda: iter(TABLE.to_pylist()),
+        TABLE.select(["s", "n"]),
+        pa.concat_tables([TABLE.slice(0, 1), TABLE.slice(1)]),
+        TABLE.cast(pa.schema([("n", pa.int32()), ("s", pa.large_string())])),
+        TABLE.slice(0, 3),
+    ],
+    ids=["table", "batch", "dicts", "iterator", "other order", "chunks", "other types", "slice"],
+)
+def test_rows_of_any_shape_are_appended(store: penstock.Store, given: Any) -> None:
+    queue = store.create_queue("q", SCHEMA)
+    result = queue.append(given() if callable(given) else given)
+    assert (result.ranges, result.rows, result.skipped) == ({0: (0, 3)}, 3, False)
+    assert queue.read(0, 0).equals(TABLE)
+
+
+@pytest.mark.parametrize("given", [[], TABLE.slice(0, 0), TABLE.to_batches()[0].slice(0, 0)])
+def test_no_rows_are_no_append(store: penstock.Store, given: Any) -> None:
+    queue = store.create_queue("q", SCHEMA, partitions=2)
+    for target in (None, 1):
+        result = queue.append(given, target)
+        assert (result.ranges, result.rows) == ({}, 0)
+    assert queue.info().rows == 0
+
+
+def test_row_indexes_go_on_from_append_to_append(store: penstock.Store) -> None:
+    queue = store.create_queue("q", SCHEMA, partitions=2)
+    assert queue.append(rows(0, 1), 0).ranges == {0: (0, 2)}
+    assert queue.append(rows(2), 1).ranges == {1: (0, 1)}
+    assert queue.append(rows(3, 4, 5), 0).ranges == {0: (2, 5)}
+    assert everything(queue) == {0: [0, 1, 3, 4, 5], 1: [2]}
+
+
+def test_rows_without_a_key_stay_together_and_take_turns(store: penstock.Store) -> None:
+    queue = store.create_queue("q", SCHEMA, partitions=4)
+    touched = [queue.append(rows(*range(10))).ranges for _ in range(8)]
+    assert all(len(ranges) == 1 for ranges in touched)
+    assert {next(iter(ranges)) for ranges in touched} == {0, 1, 2, 3}
+    assert all(part.rows == 20 for part in queue.info().partitions)
+
+
+def test_rows_with_equal_keys_share_a_partition_in_their_order(store: penstock.Store) -> None:
+    queue = store.create_queue("q", SCHEMA, partitions=4, key=["s"])
+    for start in range(0, 300, 100):
+        queue.append([{"n": n, "s": f"key {n % 13}" if n % 13 else None} for n in range(start, start + 100)])
+    homes: dict[Any, set[int]] = {}
+    for part in range(4):
+        table = queue.read(part, 0)
+        for key in set(table["s"].to_pylist()):
+            homes.setdefault(key, set()).add(part)
+            values = [row["n"] for row in table.to_pylist() if row["s"] == key]
+            assert values == sorted(values)
+    assert len(homes) == 13
+    assert all(len(parts) == 1 for parts in homes.values())
+    assert len(set.union(*homes.values())) == 4
+
+
+def test_a_key_has_the_same_partition_in_every_database_and_shape(store: penstock.Store) -> None:
+    queue = store.create_queue("q", pa.schema([("k", pa.int32())]), partitions=5, key=["k"])
+    one_by_one = {k: next(iter(queue.append([{"k": k}]).ranges)) for k in range(40)}
+    together = queue.append(pa.table({"k": pa.array(range(40), pa.int32())}))
+    found = {
+        row["k"]: part
+        for part, (start, end) in together.ranges.items()
+        for row in queue.read(part, start, end).to_pylist()
+    }
+    assert found == one_by_one
+    assert [one_by_one[k] for k in range(10)] == [2, 0, 4, 3, 2, 0, 3, 2, 0, 4], "and in every version"
+
+
+def test_a_partition_that_is_not_there_is_refused(store: penstock.Store) -> None:
+    queue = store.create_queue("q", SCHEMA, partitions=2)
+    for partition in (2, -1, 10**9):
+        with pytest.raises(PartitionNotFound, match="has partitions 0 to 1"):
+            queue.append(TABLE, partition)
+    for partition in ("0", 0.0, True):
+        with pytest.raises(InvalidInput):
+            queue.append(TABLE, partition)  # type: ignore[arg-type]
+    assert queue.info().rows == 0
+
+
+def test_a_keyed_row_goes_nowhere_but_to_its_partition(store: penstock.Store) -> None:
+    queue = store.create_queue("q", SCHEMA, partitions=2, key=["n"])
+    home = next(iter(queue.append(rows(7)).ranges))
+    assert queue.append(rows(7, 7), home).rows == 2
+    with pytest.raises(InvalidInput, match="the key of row 0 does not belong"):
+        queue.append(rows(7), 1 - home)
+    astray = next(n for n in range(100) if next(iter(queue.append(rows(n)).ranges)) != home)
+    before = queue.info().rows
+    with pytest.raises(InvalidInput, match="the key of row 2 does not belong"):
+        queue.append(rows(7, 7, astray), home)
+    assert queue.info().rows == before
+
+
+@pytest.mark.parametrize(
+    ("given", "column"),
+    [
+        ([{"n": "x"}], "n"),
+        ([{"n": 1}, {"n": 2**63}], "n"),
+        ([{"m": 1}], "m"),
+        (pa.table({"n": ["x"], "s": ["y"]}), "n"),
+        (pa.table({"n": [1], "s": ["a"], "t": [1]}), "t"),
+        ([{"n": None}], "n"),
+        (pa.table({"n": pa.array([1, None]), "s": ["a", "b"]}), "n"),
+        (pa.table({"s": ["a"]}), "n"),
+    ],
+)
+def test_rows_that_do_not_fit_are_refused_and_nothing_is_appended(
+    store: penstock.Store, given: Any, column: str
+) -> None:
+    schema = pa.schema([pa.field("n", pa.int64(), nullable=False), ("s", pa.string())])
+    queue = store.create_queue("q", schema, partitions=2)
+    with pytest.raises(SchemaMismatch) as caught:
+        queue.append(given)
+    assert caught.value.parameters["column"] == column
+    assert queue.info().rows == 0
+
+
+def test_a_queue_that_was_dropped_takes_nothing(store: penstock.Store) -> None:
+    queue = store.create_queue("q", SCHEMA, partitions=2)
+    keyed = store.create_queue("k", SCHEMA, partitions=2, key=["n"])
+    for each in (queue, keyed):
+        store.drop_queue(each.name)
+        store.create_queue(each.name, SCHEMA, partitions=2)
+        for work in (
+            lambda each=each: each.append(rows(1)),
+            lambda each=each: each.append(rows(*range(30))),
+            lambda each=each: each.read(0, 0),
+            lambda each=each: each.append(pa.concat_tables([TABLE] * 50)),
+        ):
+            with pytest.raises(QueueNotFound, match="was dropped meanwhile"):
+                work()
+        assert store.queue(each.name).info().rows == 0
+
+
+def test_a_large_append_is_cut_into_segments_and_stays_one(store: penstock.Store) -> None:
+    queue = store.create_queue("q", SCHEMA, partitions=2)
+    table = pa.table({"n": range(200_000), "s": pa.nulls(200_000, pa.string())}, schema=SCHEMA)
+    assert queue.append(table, 1).ranges == {1: (0, 200_000)}
+    assert queue.info().partitions[1].segments == 4
+    assert queue.read(1, 0).equals(table)
+    assert numbers(queue.read(1, 65_000, 66_000)) == list(range(65_000, 66_000))
+
+
+def test_the_time_of_an_append_never_goes_back(
+    store: penstock.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = store.create_queue("q", SCHEMA)
+    queue.append(rows(1))
+    first = queue.info().partitions[0].last_append
+    monkeypatch.setattr("time.time_ns", lambda: 10**18)
+    queue.append(rows(2))
+    second = queue.info().partitions[0].last_append
+    assert first is not None
+    assert second is not None
+    assert second >= first
+
+
+def test_the_bytes_of_a_queue_are_those_of_its_segments(store: penstock.Store) -> None:
+    queue = store.create_queue("q", SCHEMA, partitions=3, key=["n"])
+    for _ in range(5):
+        queue.append(rows(*range(50)))
+    queue.merge()
+    queue.trim(0, 3)
+    for part in queue.info().partitions:
+        segments = store.database.run(
+            lambda tx, part=part: tx.all(  # type: ignore[misc]
+                "read_segments", queue_id=1, partition=part.partition, start_index=-1, max_segments=10**6
+            ),
+            write=False,
+        )
+        assert (part.bytes, part.segments) == (sum(s.bytes for s in segments), len(segments))
+    assert store.info().bytes == queue.info().bytes

@@ -1,0 +1,197 @@
+"""Creating queues and consumers, under any name."""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+
+import pyarrow as pa
+import pytest
+
+import penstock
+from penstock.errors import (
+    AlreadyExists,
+    ConsumerNotFound,
+    InvalidInput,
+    InvalidName,
+    PenstockError,
+    QueueNotFound,
+    UnsupportedType,
+)
+from tests.queue.support import SCHEMA, everything, numbers, rows
+
+NAMES = [
+    "orders",
+    "with \"double\" and 'single' quotes",
+    "a/b\\c/../../etc/passwd",
+    "line\nbreak\ttab\r",
+    "'; drop table penstock_queue; --",
+    "%s %(name)s :name ? {0} ${x}",
+    "penstock.queue",
+    " leading and trailing ",
+    "😀" * 255,
+    "x" * 255,
+    "ñ",
+    "n\u0303",
+    "\x01\x7f\u200b\ufeff",
+    "CON",
+    "null",
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_any_name_is_data(store: penstock.Store, name: str) -> None:
+    queue = store.create_queue(name, SCHEMA, partitions=2)
+    queue.append(rows(1), 1)
+    consumer = store.create_consumer(name)
+    queue.register(name, vital=True)
+    producer = store.producer(name, session=name)
+    producer.append(rows(2), 0, partition=1)
+    assert producer.append(rows(2), 0, partition=1).skipped
+    pull = consumer.pull(name, 1)
+    assert numbers(pull.table) == [1, 2]
+    consumer.advance(name, 1, old=0, new=2)
+    assert consumer.seek(name, to={1: 1}) == {0: 0, 1: 1}
+    assert consumer.lag(name).rows == 1
+    assert queue.trim(before=5) == 1
+    assert (store.queues(), store.consumers(), consumer.queues()) == ([name], [name], [name])
+    assert store.queue(name).info().consumers == (name,)
+    store.drop_consumer(name)
+    store.drop_queue(name)
+    assert (store.queues(), store.consumers()) == ([], [])
+
+
+def test_names_that_look_alike_are_different(store: penstock.Store) -> None:
+    names = ["a", "A", "á", "a\u0301", " a", "a "]
+    for number, name in enumerate(names):
+        store.create_queue(name, SCHEMA).append(rows(number))
+    for number, name in enumerate(names):
+        assert everything(store.queue(name)) == {0: [number]}
+
+
+def test_names_come_in_one_order_in_every_database(store: penstock.Store) -> None:
+    names = ["b", "B", "a", "Ä", "ä", "_", "1", "😀", "a b", "a-b"]
+    for name in names:
+        store.create_queue(name, SCHEMA)
+        store.create_consumer(name)
+    assert store.queues() == sorted(names, key=str.encode)
+    assert store.consumers() == sorted(names, key=str.encode)
+
+
+@pytest.mark.parametrize("name", ["", "x" * 256, "😀" * 256, "nul\0", "\ud800", None, 5, b"x"])
+def test_what_is_no_name_is_refused_everywhere(store: penstock.Store, name: str) -> None:
+    store.create_queue("q", SCHEMA)
+    for work in (
+        lambda: store.create_queue(name, SCHEMA),
+        lambda: store.create_consumer(name),
+        lambda: store.producer("q", session=name),
+        lambda: store.queue(name),
+        lambda: store.consumer(name),
+        lambda: store.drop_queue(name),
+        lambda: store.drop_consumer(name),
+    ):
+        with pytest.raises(InvalidName):
+            work()
+    assert store.queues() == ["q"]
+
+
+def test_a_queue_is_what_it_was_created_as(store: penstock.Store) -> None:
+    retention = penstock.Retention(rows=10, age=timedelta(hours=1), bytes=1 << 20)
+    store.create_queue("q", SCHEMA, partitions=3, key=["n", "s"], retention=retention)
+    info = store.queue("q").info()
+    assert (info.name, info.key, info.retention) == ("q", ("n", "s"), retention)
+    assert info.schema.equals(SCHEMA)
+    assert [part.partition for part in info.partitions] == [0, 1, 2]
+    assert (info.rows, info.bytes, info.consumers) == (0, 0, ())
+    assert all(part.last_append is None for part in info.partitions)
+
+
+def test_a_spark_schema_will_do(store: penstock.Store) -> None:
+    from pyspark.sql.types import LongType, StringType, StructType
+
+    schema = StructType().add("n", LongType()).add("s", StringType(), nullable=False)
+    queue = store.create_queue("q", schema)
+    assert queue.schema.equals(pa.schema([("n", pa.int64()), pa.field("s", pa.string(), nullable=False)]))
+
+
+def test_a_name_is_given_once(store: penstock.Store) -> None:
+    store.create_queue("q", SCHEMA)
+    with pytest.raises(AlreadyExists, match="'q' exists already"):
+        store.create_queue("q", SCHEMA)
+    store.create_consumer("c")
+    with pytest.raises(AlreadyExists, match="'c' exists already"):
+        store.create_consumer("c")
+
+
+def test_of_many_that_create_one_queue_one_gets_it(store: penstock.Store) -> None:
+    outcomes: list[str] = []
+
+    def create() -> None:
+        try:
+            store.create_queue("q", SCHEMA, partitions=2)
+            outcomes.append("created")
+        except AlreadyExists:
+            outcomes.append("exists")
+
+    threads = [threading.Thread(target=create) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(outcomes) == ["created"] + ["exists"] * 7
+    assert len(store.queue("q").info().partitions) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"partitions": 0}, InvalidInput),
+        ({"partitions": 4097}, InvalidInput),
+        ({"partitions": 1.5}, InvalidInput),
+        ({"partitions": True}, InvalidInput),
+        ({"key": ["nobody"]}, PenstockError),
+        ({"key": ["n", "n"]}, PenstockError),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    store: penstock.Store, options: dict[str, object], error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        store.create_queue("q", SCHEMA, **options)  # type: ignore[arg-type]
+    assert store.queues() == []
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"rows": -1}, {"rows": 1.5}, {"bytes": -1}, {"age": timedelta(-1)}, {"age": 5}, {"rows": True}],
+)
+def test_a_retention_has_bounds_that_make_sense(options: dict[str, object]) -> None:
+    with pytest.raises(InvalidInput):
+        penstock.Retention(**options)  # type: ignore[arg-type]
+
+
+def test_a_type_that_spark_lacks_is_refused(store: penstock.Store) -> None:
+    with pytest.raises(UnsupportedType, match="uint64"):
+        store.create_queue("q", pa.schema([("n", pa.uint64())]))
+
+
+def test_what_is_not_there_is_named_with_the_nearest(store: penstock.Store) -> None:
+    queue = store.create_queue("orders", SCHEMA)
+    store.create_consumer("billing")
+    with pytest.raises(QueueNotFound, match="Did you mean 'orders'"):
+        store.queue("order")
+    with pytest.raises(QueueNotFound, match="Did you mean 'orders'"):
+        store.producer("Orders", "s")
+    with pytest.raises(ConsumerNotFound, match="Did you mean 'billing'"):
+        queue.register("biling")
+    with pytest.raises(ConsumerNotFound):
+        store.drop_consumer("nobody")
+    with pytest.raises(QueueNotFound):
+        store.drop_queue("nothing")
+
+
+def test_the_largest_queue_works(store: penstock.Store) -> None:
+    queue = store.create_queue("q", SCHEMA, partitions=4096)
+    queue.append(rows(1), 4095)
+    assert queue.read(4095, 0).num_rows == 1
+    assert store.info().rows == 1

@@ -1,0 +1,75 @@
+"""A TCP proxy between a client and PostgreSQL that can lose the answer to a commit."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+
+@dataclass
+class Proxy:
+    """Forwards bytes both ways until it is told to fail."""
+
+    url: str
+    fail_on: bytes = b""
+    """A client's message with these bytes is the last thing that goes through."""
+    deliver: bool = True
+    """Whether the server still gets that message."""
+    failures: int = 0
+    """How often it will still fail."""
+    _open: list[socket.socket] = field(default_factory=list)
+
+    def lose(self, message: bytes, *, deliver: bool, times: int = 1) -> None:
+        self.fail_on, self.deliver, self.failures = message, deliver, times
+
+
+@contextmanager
+def proxied(url: str) -> Iterator[Proxy]:
+    """A proxy in front of the server of a PostgreSQL URL."""
+    parts = urlsplit(url)
+    target = (parts.hostname or "127.0.0.1", parts.port or 5432)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        credentials = parts.netloc.rpartition("@")[0]
+        netloc = f"{credentials}@127.0.0.1:{listener.getsockname()[1]}"
+        proxy = Proxy(parts._replace(netloc=netloc).geturl())
+        threading.Thread(target=_accept, args=(listener, target, proxy), daemon=True).start()
+        yield proxy
+    for each in proxy._open:
+        each.close()
+
+
+def _accept(listener: socket.socket, target: tuple[str, int], proxy: Proxy) -> None:
+    while True:
+        try:
+            client, _ = listener.accept()
+        except OSError:
+            return
+        server = socket.create_connection(target)
+        proxy._open += [client, server]
+        threading.Thread(target=_forward, args=(client, server, proxy, True), daemon=True).start()
+        threading.Thread(target=_forward, args=(server, client, proxy, False), daemon=True).start()
+
+
+def _forward(source: socket.socket, sink: socket.socket, proxy: Proxy, upstream: bool) -> None:
+    try:
+        while data := source.recv(1 << 16):
+            if upstream and proxy.failures and proxy.fail_on in data:
+                proxy.failures -= 1
+                source.shutdown(socket.SHUT_RDWR)
+                if proxy.deliver:
+                    sink.sendall(data)
+                    while sink.recv(1 << 16):
+                        break
+                sink.shutdown(socket.SHUT_RDWR)
+                return
+            sink.sendall(data)
+    except OSError:
+        pass
+    finally:
+        for each in (source, sink):
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,117 @@
+"""Owner locks: one holder, and none when its process is gone."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import penstock
+from penstock.errors import ConsumerInUse
+from tests.store.programs import SCHEMA
+from tests.support.processes import ChildProcess
+from tests.support.waiting import wait_until
+
+RunChild = Callable[..., ChildProcess]
+NAME = "owner / of 'it'\nü"
+
+
+def test_a_lock_has_one_holder_in_a_process_too(store: penstock.Store) -> None:
+    one, two = (store.database.owner_lock(NAME) for _ in range(2))
+    other = store.database.owner_lock(NAME + "!")
+    assert one.acquire()
+    assert one.acquire(), "its holder may ask again"
+    assert not two.acquire()
+    assert other.acquire()
+    assert two.held_elsewhere()
+    assert not one.held_elsewhere()
+    one.release()
+    one.release()
+    assert not two.held_elsewhere()
+    assert two.acquire()
+
+
+def test_looking_does_not_disturb_the_next_holder(store: penstock.Store) -> None:
+    one, two = (store.database.owner_lock(NAME) for _ in range(2))
+    for _ in range(20):
+        assert not one.held_elsewhere()
+        assert two.acquire()
+        two.release()
+
+
+@pytest.mark.parametrize("program", ["hold_owner", "hold_owner_and_fork"])
+def test_a_lock_dies_with_its_process(
+    store: penstock.Store, store_url: str, run_child: RunChild, program: str
+) -> None:
+    child = run_child("tests.store.programs", program, store_url, NAME)
+    said = child.wait_for_line("held").split()
+    assert said[1] == "True"
+    lock = store.database.owner_lock(NAME)
+    assert lock.held_elsewhere()
+    assert not lock.acquire()
+    os.kill(child.pid, signal.SIGKILL)
+    wait_until(lambda: not lock.held_elsewhere(), 10, "the lock is free")
+    assert lock.acquire()
+
+
+def test_a_lock_that_nobody_refers_to_is_free(store: penstock.Store) -> None:
+    lock = store.database.owner_lock(NAME)
+    assert lock.acquire()
+    del lock
+    wait_until(lambda: not store.database.owner_lock(NAME).held_elsewhere(), 10)
+
+
+def test_looking_leaves_no_file(tmp_path: Path) -> None:
+    with penstock.connect(f"sqlite:///{tmp_path}/x.db") as store:
+        assert not store.database.owner_lock(NAME).held_elsewhere()
+        assert not (tmp_path / "x.db-owners").exists()
+
+
+def test_a_lock_whose_session_was_killed_is_taken_again_or_known_to_be_lost(pg_url: str) -> None:
+    from tests.store.support import run_sql
+    from tests.support.postgres import drop_schema, with_schema
+
+    with penstock.connect(with_schema(pg_url, "locks")) as store:
+        lock, other = (store.database.owner_lock(NAME) for _ in range(2))
+        assert lock.acquire()
+        run_sql(
+            store.database,
+            "select pg_terminate_backend(pid) from pg_locks where locktype = 'advisory' and pid <> pg_backend_pid()",
+        )
+        wait_until(lambda: not other.held_elsewhere(), 10)
+        assert lock.acquire()
+        assert not other.acquire()
+        run_sql(
+            store.database,
+            "select pg_terminate_backend(pid) from pg_locks where locktype = 'advisory' and pid <> pg_backend_pid()",
+        )
+        wait_until(other.acquire, 10)
+        assert not lock.acquire()
+        lock.release()
+        other.release()
+    drop_schema(pg_url, "locks")
+
+
+def test_what_would_pull_the_rug_from_under_an_owner_is_refused(store: penstock.Store) -> None:
+    queue = store.create_queue("q", SCHEMA)
+    queue.append([{"n": 1}])
+    consumer = store.create_consumer("c")
+    queue.register("c")
+    lock = store.database.owner_lock(consumer.registration("q").lock_name(store.uuid))
+    assert lock.acquire()
+    for refused in (
+        lambda: consumer.seek("q", to="latest"),
+        lambda: consumer.unregister("q"),
+        lambda: store.drop_consumer("c"),
+        lambda: store.drop_queue("q"),
+        lambda: store.drop_queue("q", force=True),
+    ):
+        with pytest.raises(ConsumerInUse, match="stop the query first"):
+            refused()
+    assert consumer.seek("q", to="latest", dry_run=True) == {0: 1}
+    assert consumer.offsets("q") == {0: 0}
+    lock.release()
+    assert consumer.seek("q", to="latest") == {0: 1}
