@@ -166,6 +166,8 @@ def test_each_bad_row_is_told_with_the_line_on_which_it_starts() -> None:
         ("int", "1.0", "is no int"),
         ("boolean", "yes", "is no boolean"),
         ("decimal(4,2)", "123.4", "is no decimal(4,2)"),
+        ("decimal(38,10)", "999999999999999999999999999999", "is no decimal(38,10)"),
+        ("decimal(38,10)", "332306998946228968225951765070086144", "is no decimal(38,10)"),
         ("array<int>", '"1} {""a"": 2"', "is no array<int>"),
         ("array<int>", '"1, ""b"": 2"', "is no array<int>"),
         ("struct<x:int not null>", "{}", "takes no nulls"),

@@ -224,27 +224,30 @@ HOSTILE = [
     "🎈 größe",
     "%s {name} $PATH `id`",
     "   ",
-    "--json"[2:],
     "x" * 255,
 ]
 
 
-@pytest.mark.parametrize("name", HOSTILE)
-def test_any_name_works(penstock: Penstock, name: str) -> None:
-    penstock("queue", "create", name, "--schema", "`a``b [red]` int")
-    penstock("queue", "put", name, stdin='{"a`b [red]": 1}')
-    penstock("consumer", "create", name)
-    penstock("consumer", "register", name, name)
-    assert penstock("queue", "list", "--json").json["queues"][0]["name"] == name
-    assert penstock("consumer", "list", "--json").json["consumers"][0]["consumer"] == name
-    assert penstock("consumer", "lag", name, name, "--json").json["lags"][0]["rows"] == 1
-    assert penstock("queue", "peek", name, "--json").lines == [{"a`b [red]": 1}]
+def test_any_name_works(penstock: Penstock) -> None:
+    for name in HOSTILE:
+        penstock("queue", "create", name, "--schema", "`a``b [red]` int")
+        penstock("queue", "put", name, stdin='{"a`b [red]": 1}')
+        penstock("consumer", "create", name)
+        penstock("consumer", "register", name, name)
+        assert penstock("consumer", "lag", name, name, "--json").json["lags"][0]["rows"] == 1
+        assert penstock("queue", "peek", name, "--json").lines == [{"a`b [red]": 1}]
+    assert {queue["name"] for queue in penstock("queue", "list", "--json").json["queues"]} == set(HOSTILE)
+    assert {each["queue"] for each in penstock("consumer", "list", "--json").json["consumers"]} == set(
+        HOSTILE
+    )
     lists = [penstock("queue", "list").out, penstock("consumer", "list").out, penstock("consumer", "lag").out]
-    shown = [*lists, penstock("queue", "show", name).out, penstock("queue", "peek", name).out]
-    for text in shown:
+    for text in lists:
+        assert len(text.splitlines()) == 1 + len(HOSTILE), "a name takes no line of its own"
+    for name in HOSTILE:
+        lists += [penstock("queue", "show", name).out, penstock("queue", "peek", name).out]
+        penstock("queue", "drop", name, "--yes")
+    for text in lists:
         assert all(character.isprintable() or character == "\n" for character in text), text
-    assert all(len(text.splitlines()) == 2 for text in lists), "a name takes no line of its own"
-    penstock("queue", "drop", name, "--yes")
 
 
 def test_a_name_that_begins_like_an_option_comes_behind_two_dashes(penstock_sqlite: Penstock) -> None:

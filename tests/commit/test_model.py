@@ -25,7 +25,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from penstock import connect
+from penstock import Retention, connect
 from penstock.errors import ConsumerInUse
 from tests.commit.driver import OUTPUT, Checkpoint, Driver, Query
 from tests.commit.protocol import SCHEMA
@@ -59,6 +59,7 @@ class Protocol(RuleBasedStateMachine):
         self.sink = self.store.create_queue(f"sink-{run}", OUTPUT, partitions=2)
         self.drivers: list[Driver] = []
         self.checkpoints = [self.new_checkpoint()]
+        self.start(self.checkpoints[0])
 
     def append(self, queue: str, partition: int, rows: int) -> None:
         ids = [next(self.ids) for _ in range(rows)]
@@ -85,14 +86,26 @@ class Protocol(RuleBasedStateMachine):
         self.start(self.checkpoints[-1] if which else self.checkpoints[0])
 
     @precondition(lambda self: self.drivers)
-    @rule(which=st.integers(0, 2), choices=st.lists(st.integers(0, 30), min_size=1, max_size=12))
-    def go_on(self, which: int, choices: list[int]) -> None:
+    @rule(which=st.integers(0, 2), steps=st.integers(1, 9), choice=st.integers(0, 30))
+    def go_on_a_little(self, which: int, steps: int, choice: int) -> None:
         driver = self.drivers[which % len(self.drivers)]
-        for choice in choices:
+        for step in range(steps):
             if driver.error is None:
-                driver.step(choice)
+                driver.step(choice + step)
         if driver.error is not None:
             self.drivers.remove(driver)
+
+    @precondition(lambda self: self.drivers)
+    @rule(which=st.integers(0, 2), batches=st.integers(1, 3), then=st.integers(0, 7), choice=st.integers(0, 30))
+    def go_on(self, which: int, batches: int, then: int, choice: int) -> None:
+        """Through whole micro-batches, and a few steps into the next one."""
+        driver = self.drivers[which % len(self.drivers)]
+        wanted, idle = driver.batches + batches, 0
+        while driver.error is None and driver.batches < wanted and idle < 4:
+            choice += 1
+            driver.step(choice)
+            idle = idle + 1 if driver.state == "READY" else 0
+        self.go_on_a_little(which, then, choice)
 
     @precondition(lambda self: self.drivers)
     @rule(which=st.integers(0, 2))
@@ -108,32 +121,23 @@ class Protocol(RuleBasedStateMachine):
 
     # What happens to the store.
 
-    @rule(queue=st.integers(0, 1), partition=st.integers(0, 1), rows=st.integers(1, 5))
+    @rule(queue=st.integers(0, 1), partition=st.integers(0, 1), rows=st.integers(1, 9))
     def write(self, queue: int, partition: int, rows: int) -> None:
         self.append(self.queues[queue % len(self.queues)], partition, rows)
 
-    @rule(queue=st.integers(0, 1))
-    def grow(self, queue: int) -> None:
-        name = self.queues[queue % len(self.queues)]
-        if self.store.queue(name).partitions < 4:
-            partition = self.store.queue(name).add_partitions(1) - 1
-            self.append(name, partition, 2)
-
-    @rule()
-    def grow_the_sink(self) -> None:
-        if self.store.queue(self.sink.name).partitions < 4:
-            self.sink.add_partitions(1)
-
-    @rule()
-    def sweep(self) -> None:
-        self.store.sweep(timedelta(seconds=-1))
-
-    @rule(queue=st.integers(0, 1))
-    def trim(self, queue: int) -> None:
+    @rule(what=st.sampled_from(["grow", "grow the sink", "sweep", "trim", "retention"]), queue=st.integers(0, 1))
+    def tend(self, what: str, queue: int) -> None:
         source = self.store.queue(self.queues[queue % len(self.queues)])
-        source.trim(before=2**40)
-        for part in source.info().partitions:
-            assert part.first_index <= min(self.offset(source.name, part.partition), part.next_index)
+        if what == "grow" and source.partitions < 4:
+            self.append(source.name, source.add_partitions(1) - 1, 2)
+        elif what == "grow the sink" and self.store.queue(self.sink.name).partitions < 4:
+            self.sink.add_partitions(1)
+        elif what == "sweep":
+            self.store.sweep(timedelta(seconds=-1))
+        elif what == "trim":
+            source.trim(before=2**40)
+        elif what == "retention":
+            self.sink.set_retention(Retention(rows=10**6 + queue))
 
     # With guarantee=idempotent rows show before the commit can be refused, so that another checkpoint must not begin
     # while a micro-batch is in hand: that is what the guarantee asks for.

@@ -7,6 +7,8 @@ from typing import Any
 import pyarrow as pa
 
 import penstock
+from penstock.store.statements import qualify
+from tests.store.support import run_sql
 
 SCHEMA = pa.schema([("n", pa.int64()), ("s", pa.string())])
 
@@ -32,3 +34,13 @@ def settle(store: penstock.Store) -> None:
     thread = store._maintainer._thread
     if thread is not None:
         thread.join(30)
+
+
+def backdate(store: penstock.Store, seconds: int) -> None:
+    """As if everything so far had been appended earlier."""
+    database = store.database
+    for text in (
+        "update penstock.segment set first_timestamp = first_timestamp - {0}, last_timestamp = last_timestamp - {0}",
+        "update penstock.partition set last_timestamp = last_timestamp - {0}",
+    ):
+        run_sql(database, qualify(text.format(seconds * 1_000_000), database.dialect, database.url.schema))

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pytest
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
 from penstock import Queue, Store
+
+# Where the kind of database makes no difference, one of them will do.
+one_store = pytest.mark.parametrize("store_url", ["sqlite"], indirect=True)
 
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
 
@@ -50,10 +55,18 @@ def stream(spark: SparkSession, url: str, queue: str = "orders", **options: Any)
 
 
 def start(
-    frame: DataFrame, url: str, queue: str, checkpoint: Path | str, *, trigger: dict[str, Any] | None = None, **options: Any
+    frame: DataFrame,
+    url: str,
+    queue: str,
+    checkpoint: Path | str,
+    *,
+    trigger: dict[str, Any] | None = None,
+    **options: Any,
 ) -> StreamingQuery:
     """Start a query into a queue; all that is there and no more, unless a trigger is given."""
-    writer = frame.writeStream.format("penstock").options(url=url, checkpointLocation=str(checkpoint), **options)
+    writer = frame.writeStream.format("penstock").options(
+        url=url, checkpointLocation=str(checkpoint), **options
+    )
     return writer.trigger(**(trigger or {"availableNow": True})).start(queue)
 
 
@@ -77,10 +90,22 @@ def forget_commit(checkpoint: Path, batch_id: int | None = None) -> int:
     return which
 
 
-def message(error: BaseException | Any) -> str:
-    return str(error)
-
-
 def batches(query: StreamingQuery) -> Sequence[int]:
     """The rows of each micro-batch that had any."""
     return [progress.numInputRows for progress in query.recentProgress if progress.numInputRows]
+
+
+def failure(query: StreamingQuery, timeout: float = 60) -> str:
+    """What ended a query that is bound to fail."""
+    try:
+        ended = query.awaitTermination(int(timeout))
+    except StreamingQueryException as error:
+        return str(error)
+    raise AssertionError("the query ended without an error" if ended else "the query goes on")
+
+
+def refusal(action: Callable[[], Any]) -> str:
+    """What Penstock says to something that it does not do."""
+    with pytest.raises(Exception, match=r"penstock\.errors") as caught:
+        action()
+    return str(caught.value)

@@ -56,7 +56,9 @@ def keys(shared: Store) -> list[int]:
     return [homes[partition] for partition in range(PARTITIONS)]
 
 
-def end_of(store: Store, queue: Queue, start: Any, options: SourceOptions, cap: Any = None) -> tuple[int, ...]:
+def end_of(
+    store: Store, queue: Queue, start: Any, options: SourceOptions, cap: Any = None
+) -> tuple[int, ...]:
     def work(tx: Any) -> tuple[int, ...]:
         return next_end(tx, queue.record, catalog.partitions(tx, queue.record), start, options, cap)
 
@@ -73,7 +75,8 @@ def scenes(draw: st.DrawFn) -> tuple[list[tuple[list[int], bool]], SourceOptions
     appends = draw(
         st.lists(
             st.tuples(
-                st.lists(st.integers(0, 4), min_size=PARTITIONS, max_size=PARTITIONS).filter(any), st.booleans()
+                st.lists(st.integers(0, 4), min_size=PARTITIONS, max_size=PARTITIONS).filter(any),
+                st.booleans(),
             ),
             min_size=1,
             max_size=8,
@@ -134,7 +137,9 @@ def test_bytes_are_kept_to_except_for_a_single_row(shared: Store) -> None:
         fill(queue, range(100), partition=partition, each=10)
     sizes = [part.bytes for part in queue.info().partitions]
     assert end_of(shared, queue, (0, 0), options_of(max_bytes_per_trigger=sum(sizes))) == (100, 100)
-    assert end_of(shared, queue, (0, 0), options_of(max_bytes_per_trigger=sum(sizes) // 2)) == pytest.approx((50, 50), abs=1)
+    assert end_of(shared, queue, (0, 0), options_of(max_bytes_per_trigger=sum(sizes) // 2)) == pytest.approx(
+        (50, 50), abs=1
+    )
     assert sum(end_of(shared, queue, (0, 0), options_of(max_bytes_per_trigger=1))) == 1
     assert sum(end_of(shared, queue, (99, 100), options_of(max_bytes_per_trigger=1))) == 200
 
@@ -202,7 +207,9 @@ def test_aligned_on_postgresql_too(store: Store) -> None:
     owners = _appends_of(queue)
     start: tuple[int, ...] = (0, 0)
     seen = []
-    while start != (end := end_of(store, queue, start, options_of(max_rows_per_trigger=25, align_to_appends=True))):
+    while start != (
+        end := end_of(store, queue, start, options_of(max_rows_per_trigger=25, align_to_appends=True))
+    ):
         rows = [owners[p][start[p] : end[p]] for p in (0, 1)]
         seen.append({number for part in rows for number in part})
         assert sum(len(part) for part in rows) == 10 * len(seen[-1]) <= 25

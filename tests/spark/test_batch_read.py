@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
-from pyspark.sql import functions as F
+from pyspark.sql import functions as fn
 
 from penstock import Store
 from tests.spark.support import batch, column, fill, make_queue, table
@@ -42,9 +42,7 @@ def test_an_empty_queue(spark: SparkSession, store: Store, store_url: str) -> No
         ({"startingOffsets": '{"1": 3}', "endingOffsets": '{"0": 1, "1": 3}'}, [0]),
     ],
 )
-def test_positions(
-    spark: SparkSession, tmp_path: Any, options: dict[str, str], expected: list[int]
-) -> None:
+def test_positions(spark: SparkSession, tmp_path: Any, options: dict[str, str], expected: list[int]) -> None:
     url = f"sqlite:///{tmp_path}/penstock.db"
     with _two_partitions(url):
         assert sorted(column(batch(spark, url, **options))) == expected
@@ -97,23 +95,30 @@ def test_from_where_a_consumer_stands(spark: SparkSession, store: Store, store_u
         ({"startingOffsets": '{"0": 99}'}, ["rows up to 4", "99"]),
         ({"startingOffsets": '{"7": 0}'}, ["partitions 0 to 1", "7"]),
         ({"endingOffsets": '{"0": 99}'}, ["rows up to 4", "99"]),
-        ({"startingOffsets": '{"0": 3}', "endingOffsets": '{"0": 1}'}, ["before startingOffsets", "exchange"]),
+        (
+            {"startingOffsets": '{"0": 3}', "endingOffsets": '{"0": 1}'},
+            ["before startingOffsets", "exchange"],
+        ),
         ({"consumer": "biling"}, ["no consumer 'biling'", "Did you mean 'billing'"]),
         ({"queue": "orders", "consumer": "idle"}, ["not registered"]),
     ],
 )
-def test_positions_that_cannot_be(spark: SparkSession, tmp_path: Any, options: dict[str, str], words: list[str]) -> None:
+def test_positions_that_cannot_be(
+    spark: SparkSession, tmp_path: Any, options: dict[str, str], words: list[str]
+) -> None:
     url = f"sqlite:///{tmp_path}/penstock.db"
     with _two_partitions(url) as store:
         store.create_consumer("billing")
         store.create_consumer("idle")
-        with pytest.raises(Exception, match="penstock.errors") as caught:
+        with pytest.raises(Exception, match=r"penstock\.errors") as caught:
             batch(spark, url, **options).collect()
     for word in words:
         assert word in str(caught.value)
 
 
-def test_trimmed_rows_fail_the_read_or_are_left_out(spark: SparkSession, store: Store, store_url: str) -> None:
+def test_trimmed_rows_fail_the_read_or_are_left_out(
+    spark: SparkSession, store: Store, store_url: str
+) -> None:
     queue = make_queue(store)
     fill(queue, range(10), each=2)
     store.create_consumer("slow").register("orders")
@@ -199,11 +204,15 @@ def test_large_partitions_are_split_over_tasks(spark: SparkSession, store: Store
     fill(queue, range(10), each=3)
     fill(queue, range(10, 12), partition=1)
     frame = batch(spark, store_url, rowsPerTask=4)
-    tasks = frame.withColumn("task", F.spark_partition_id()).groupBy("task").agg(F.collect_list("id")).collect()
+    tasks = (
+        frame.withColumn("task", fn.spark_partition_id()).groupBy("task").agg(fn.collect_list("id")).collect()
+    )
     assert sorted(sorted(row[1]) for row in tasks) == [[0, 1, 2], [3, 4, 5], [6, 7, 8, 9], [10, 11]]
 
 
-def test_a_crowd_of_small_appends_is_read_in_few_batches(spark: SparkSession, store: Store, store_url: str) -> None:
+def test_a_crowd_of_small_appends_is_read_in_few_batches(
+    spark: SparkSession, store: Store, store_url: str
+) -> None:
     queue = make_queue(store)
     fill(queue, range(100), each=1)
     counted = batch(spark, store_url).mapInArrow(_count_batches, "batches int").collect()

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
+from pyspark.sql import functions as fn
 
 from penstock import Store
 from tests.spark.support import batch, column, fill, ids_in, make_queue
@@ -28,7 +28,9 @@ def test_rows_of_all_tasks_in_one_append(spark: SparkSession, store: Store, stor
     write(numbers(spark, 10, 20, tasks=4), store_url)
     assert sorted(ids_in(queue)) == list(range(20))
     queue.merge()
-    times = batch(spark, store_url, includeServiceColumns=True).groupBy("_timestamp").agg(F.collect_set("id"))
+    times = (
+        batch(spark, store_url, includeServiceColumns=True).groupBy("_timestamp").agg(fn.collect_set("id"))
+    )
     assert sorted(sorted(row[1]) for row in times.collect()) == [list(range(10)), list(range(10, 20))]
 
 
@@ -67,7 +69,9 @@ def _fail_late(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     ("mode", "words"),
     [("overwrite", "append-only"), ("error", "Append"), ("ignore", "Append")],
 )
-def test_other_modes_are_refused(spark: SparkSession, store: Store, store_url: str, mode: str, words: str) -> None:
+def test_other_modes_are_refused(
+    spark: SparkSession, store: Store, store_url: str, mode: str, words: str
+) -> None:
     queue = make_queue(store)
     fill(queue, [1])
     with pytest.raises(Exception, match=words):
@@ -97,8 +101,10 @@ def test_equal_keys_share_a_partition(spark: SparkSession, store: Store, store_u
     frame = spark.range(0, 60, 1, 4).selectExpr("id", "concat('k', id % 7) as name")
     write(frame, store_url)
     queue.append([{"id": 100 + i, "name": f"k{i}"} for i in range(7)])
-    homes = batch(spark, store_url, includeServiceColumns=True).groupBy("name").agg(
-        F.count_distinct("_partition").alias("homes"), F.count("*").alias("rows")
+    homes = (
+        batch(spark, store_url, includeServiceColumns=True)
+        .groupBy("name")
+        .agg(fn.count_distinct("_partition").alias("homes"), fn.count("*").alias("rows"))
     )
     assert {row.homes for row in homes.collect()} == {1}
     assert len({row._partition for row in batch(spark, store_url, includeServiceColumns=True).collect()}) > 1
@@ -110,7 +116,11 @@ def test_keys_stay_home_when_the_queue_grows(spark: SparkSession, store: Store, 
     write(frame, store_url)
     queue.add_partitions(3)
     write(frame.selectExpr("id + 100 as id", "name"), store_url)
-    homes = batch(spark, store_url, includeServiceColumns=True).groupBy("name").agg(F.count_distinct("_partition"))
+    homes = (
+        batch(spark, store_url, includeServiceColumns=True)
+        .groupBy("name")
+        .agg(fn.count_distinct("_partition"))
+    )
     assert {row[1] for row in homes.collect()} == {1}
 
 
@@ -178,7 +188,9 @@ from (select cast(id as int) as n from range(3))
 
 def test_every_type_comes_back_as_it_went(spark: SparkSession, store: Store, store_url: str) -> None:
     frame = spark.sql(ALL_TYPES)
-    nothing = frame.select(*[F.when(F.lit(False), F.col(name)).alias(name) for name in frame.columns]).limit(1)
+    nothing = frame.select(
+        *[fn.when(fn.lit(False), fn.col(name)).alias(name) for name in frame.columns]
+    ).limit(1)
     rows = frame.unionByName(nothing)
     store.create_queue("types", rows.schema)
     write(rows, store_url, "types")
@@ -189,7 +201,7 @@ def test_every_type_comes_back_as_it_went(spark: SparkSession, store: Store, sto
 
 
 def _texts(frame: DataFrame) -> list[str]:
-    return sorted(str(row) for row in frame.withColumn("a_variant", F.to_json("a_variant")).collect())
+    return sorted(str(row) for row in frame.withColumn("a_variant", fn.to_json("a_variant")).collect())
 
 
 def test_rows_go_from_queue_to_queue(spark: SparkSession, store: Store, store_url: str) -> None:

@@ -22,19 +22,29 @@ from tests.spark.support import batch, fill, make_queue
 
 SETTING = "spark.sql.python.filterPushdown.enabled"
 NAN = float("nan")
+NAIVE = datetime.fromisoformat("2024-01-01")
 
 ROWS: dict[str, tuple[pa.DataType, list[Any]]] = {
     "i": (pa.int32(), [1, 2, None, -5, 2**31 - 1, 0]),
     "l": (pa.int64(), [1, None, 3, -(2**63), 2**63 - 1, 5]),
     "s": (pa.string(), ["a", "", None, "ab", "B", "ünï"]),
-    "d": (pa.decimal128(10, 2), [Decimal("1.50"), Decimal("-0.01"), None, Decimal("99999999.99"), Decimal(0), Decimal(2)]),
+    "d": (
+        pa.decimal128(10, 2),
+        [Decimal("1.50"), Decimal("-0.01"), None, Decimal("99999999.99"), Decimal(0), Decimal(2)],
+    ),
     "t": (
         pa.timestamp("us", "UTC"),
         [datetime(2024, 1, 1, tzinfo=UTC), None, datetime(1969, 12, 31, 23, 59, 59, 999999, UTC)]
         + [datetime(2024, 1, 1, 5, tzinfo=UTC)] * 3,
     ),
-    "n": (pa.timestamp("us"), [datetime(2024, 1, 1), None, datetime(2024, 1, 1, 5)] + [datetime(1, 1, 1)] * 3),  # noqa: DTZ001
-    "dt": (pa.date32(), [date(2024, 1, 1), None, date(1969, 12, 31), date(9999, 12, 31)] + [date(2024, 2, 29)] * 2),
+    "n": (
+        pa.timestamp("us"),
+        [NAIVE, None, NAIVE.replace(hour=5)] + [NAIVE.replace(year=1)] * 3,
+    ),
+    "dt": (
+        pa.date32(),
+        [date(2024, 1, 1), None, date(1969, 12, 31), date(9999, 12, 31)] + [date(2024, 2, 29)] * 2,
+    ),
     "b": (pa.bool_(), [True, False, None, True, False, None]),
     "f": (pa.float64(), [1.5, NAN, None, float("inf"), -0.0, 0.0]),
     "bin": (pa.binary(), [b"\x00", b"", None, b"\xff", b"a", b"ab"]),
@@ -130,7 +140,13 @@ def _bag(frame: DataFrame) -> list[str]:
 
 @pytest.mark.usefixtures("pushing")
 def test_a_pushed_filter_is_not_left_to_spark(spark: SparkSession, both: tuple[str, DataFrame]) -> None:
-    plan = batch(spark, both[0]).where("i = 1 and s like 'a%' and f > 1")._jdf.queryExecution().executedPlan().toString()
+    plan = (
+        batch(spark, both[0])
+        .where("i = 1 and s like 'a%' and f > 1")
+        ._jdf.queryExecution()
+        .executedPlan()
+        .toString()
+    )
     left = plan[: plan.index("BatchScan")]
     assert "Filter" in left
     assert "i#" not in left[left.index("Filter") :].split("\n")[0]
@@ -148,7 +164,9 @@ def test_service_columns_choose_the_tasks(spark: SparkSession, store: Store, sto
             few = frame.where("_partition = 1 and _row_index >= 3 and _row_index < 5")
             assert sorted(row["id"] for row in few.collect()) == [103, 104]
             assert few.rdd.getNumPartitions() == (2 if pushdown == "true" else 10)
-            none = batch(spark, store_url, includeServiceColumns=True).where("_partition = 0 and _partition = 1")
+            none = batch(spark, store_url, includeServiceColumns=True).where(
+                "_partition = 0 and _partition = 1"
+            )
             assert none.collect() == []
         finally:
             spark.conf.unset(SETTING)

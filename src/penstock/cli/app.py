@@ -93,7 +93,7 @@ def _misused(error: Any, *, as_json: bool) -> int:
         print(context.get_help(), file=sys.stderr)
         return MISUSED
     path = context.command_path if context is not None else "penstock"
-    message = one_line(redact(str(error.format_message())))
+    message = one_line(redact(str(error.format_message()))).rstrip(".") + "."
     if as_json:
         import json
 

@@ -95,6 +95,7 @@ def no_progress() -> Iterator[Advance]:
 
 
 _USER_INFO = re.compile(r"(\w://[^\s/:@]*):[^\s]*@")
+_IN_QUERY = re.compile(r"([?&](?:ssl)?password=)[^\s&'\")]*", re.IGNORECASE)
 _SHORTEST_SECRET = 4
 
 
@@ -115,7 +116,7 @@ def redact(text: str, secrets: Sequence[str] = ()) -> str:
     """Return a text without passwords."""
     for secret in secrets:
         text = text.replace(secret, "***")
-    return _USER_INFO.sub(r"\1:***@", text)
+    return _IN_QUERY.sub(r"\1***", _USER_INFO.sub(r"\1:***@", text))
 
 
 def printable(text: str, *, keep: str = "") -> str:

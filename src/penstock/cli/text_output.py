@@ -20,12 +20,18 @@ _PIPE_WIDTH = 100_000
 _CELL_WIDTH = 60
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        # Not rich's own way, which ends the process: the boundary does that for all of us.
+        raise BrokenPipeError
+
+
 class TextOutput(Output):
     def __init__(self, url: str) -> None:
         super().__init__(url)
         self._terminal = sys.stdout.isatty()
         # In a pipe nothing is cut or wrapped: whoever reads it has no width.
-        self._console = Console(
+        self._console = _Console(
             file=sys.stdout, width=None if self._terminal else _PIPE_WIDTH, highlight=False, emoji=False
         )
 

@@ -60,12 +60,12 @@ def decode(array: pa.Array, kind: pa.DataType) -> pa.Array:
     if array.type.equals(kind, check_metadata=True):
         return array
     if pat.is_map(kind):
-        entries = array.flatten()
+        offsets, entries = _taken_apart(array, array.values)
         keys, values = decode(entries.field(0), kind.key_type), decode(entries.field(1), kind.item_type)
-        return pa.MapArray.from_arrays(_offsets(array), keys, values, type=kind, mask=_mask(array))
+        return pa.MapArray.from_arrays(offsets, keys, values, type=kind, mask=_mask(array))
     if pat.is_list(kind):
-        values = decode(array.flatten(), kind.value_type)
-        return pa.ListArray.from_arrays(_offsets(array), values, type=kind, mask=_mask(array))
+        offsets, values = _taken_apart(array, array.values)
+        return pa.ListArray.from_arrays(offsets, decode(values, kind.value_type), type=kind, mask=_mask(array))
     if pat.is_struct(kind):
         children = [decode(child, field.type) for child, field in zip(array.flatten(), kind, strict=True)]
         # Without children there is nothing but the mask to tell the length.
@@ -74,9 +74,11 @@ def decode(array: pa.Array, kind: pa.DataType) -> pa.Array:
     return _decoded_leaf(array, kind)
 
 
-def _offsets(array: pa.Array) -> pa.Array:
-    lengths = pc.list_value_length(array).cast(pa.int32()).fill_null(0)
-    return pa.concat_arrays([pa.array([0], pa.int32()), pc.cumulative_sum_checked(lengths)])
+def _taken_apart(array: pa.Array, child: pa.Array) -> tuple[pa.Array, pa.Array]:
+    """The offsets of a list or map from 0 on, and the part of its child that they are about."""
+    first, end = array.offsets[0].as_py(), array.offsets[-1].as_py()
+    offsets = array.offsets if first == 0 else pc.subtract(array.offsets, first)
+    return offsets, child.slice(first, end - first)
 
 
 def _mask(array: pa.Array) -> pa.Array | None:
@@ -130,16 +132,14 @@ def _plain_values(column: pa.ChunkedArray, kind: pa.DataType) -> list[Any]:
 def _encoded(array: pa.Array, kind: pa.DataType) -> pa.Array:
     """Turn times and decimals into texts. Arrow does it for every date; Python knows the years 1 to 9999 alone."""
     if pat.is_map(kind):
-        first, end = array.offsets[0].as_py(), array.offsets[-1].as_py()
-        parts = [
-            _encoded(array.keys.slice(first, end - first), kind.key_type),
-            _encoded(array.items.slice(first, end - first), kind.item_type),
-        ]
+        offsets, keys = _taken_apart(array, array.keys)
+        _, values = _taken_apart(array, array.items)
+        parts = [_encoded(keys, kind.key_type), _encoded(values, kind.item_type)]
         pairs = pa.StructArray.from_arrays(parts, names=["key", "value"])
-        return pa.ListArray.from_arrays(pc.subtract(array.offsets, first), pairs, mask=_mask(array))
+        return pa.ListArray.from_arrays(offsets, pairs, mask=_mask(array))
     if pat.is_list(kind):
-        values = _encoded(array.flatten(), kind.value_type)
-        return pa.ListArray.from_arrays(_offsets(array), values, mask=_mask(array))
+        offsets, values = _taken_apart(array, array.values)
+        return pa.ListArray.from_arrays(offsets, _encoded(values, kind.value_type), mask=_mask(array))
     if pat.is_struct(kind):
         children = [_encoded(child, field.type) for child, field in zip(array.flatten(), kind, strict=True)]
         fields = [pa.field(field.name, child.type) for field, child in zip(kind, children, strict=True)]

@@ -298,7 +298,7 @@ class Queue:
 
         Equal keys stay together: keys that are in the queue remain in their partitions, new keys spread over all.
         """
-        if not isinstance(count, int) or count < 1:
+        if type(count) is not int or count < 1:
             raise InvalidInput(f"the number of partitions to add is 1 or more, not {count!r}")
         self.refresh()
         grow(self._database, self._record, count)

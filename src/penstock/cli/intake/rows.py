@@ -102,5 +102,5 @@ def infinite_rows(table: pa.Table) -> list[int]:
     rows: set[int] = set()
     for column in table.columns:
         if pat.is_floating(column.type):
-            rows.update(pc.indices_nonzero(pc.is_inf(column).fill_null(False)).to_pylist())
+            rows.update(pc.indices_nonzero(pc.is_inf(column)).to_pylist())
     return sorted(rows)

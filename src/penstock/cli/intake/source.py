@@ -16,7 +16,7 @@ from penstock.errors import InvalidInput
 
 _BOM = b"\xef\xbb\xbf"
 _WIDE_BOMS = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
-_PACKED = (".gz", ".bz2", ".zst", ".lz4")
+_PACKED = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}
 _FORMATS = {
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
@@ -81,7 +81,7 @@ class Source:
 
 
 def _unpacked(name: str) -> str:
-    return name[: -len(Path(name).suffix)] if name.lower().endswith(_PACKED) else name
+    return name[: -len(Path(name).suffix)] if Path(name).suffix.lower() in _PACKED else name
 
 
 @contextmanager
@@ -96,12 +96,12 @@ def open_source(path: str) -> Iterator[Source]:
     if path == "-":
         yield Source("standard input", sys.stdin.buffer, None)
         return
-    packed = path.lower().endswith(_PACKED)
+    packed = _PACKED.get(Path(path).suffix.lower())
     with ExitStack() as stack:
         # Errors of what is done with the source are not those of opening it.
         try:
             if packed:
-                stream = stack.enter_context(pa.input_stream(path, compression="detect"))
+                stream = stack.enter_context(pa.input_stream(path, compression=packed))
             else:
                 stream = stack.enter_context(Path(path).open("rb"))
         except OSError as error:

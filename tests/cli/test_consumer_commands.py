@@ -1,0 +1,193 @@
+"""``penstock consumer``, in text and in JSON, on both kinds of database."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+
+from penstock.cli.positions import parse_position
+from penstock.errors import InvalidPosition
+from penstock.queue.store import connect
+from tests.cli.conftest import Penstock
+
+
+@pytest.fixture
+def filled(penstock: Penstock, store_url: str) -> Penstock:
+    """A queue of 10 rows in partition 0 and 4 in partition 1, and a consumer."""
+    penstock("queue", "create", "q", "--schema", "id int", "--partitions", 2)
+    with connect(store_url) as store:
+        queue = store.queue("q")
+        queue.append([{"id": number} for number in range(10)], 0)
+        queue.append([{"id": number} for number in range(4)], 1)
+    penstock("consumer", "create", "c")
+    return penstock
+
+
+def offsets(store_url: str, queue: str = "q") -> dict[int, int]:
+    with connect(store_url) as store:
+        return store.consumer("c").offsets(queue)
+
+
+def test_create_and_drop(penstock: Penstock) -> None:
+    assert penstock("consumer", "create", "c", "--json").json == {"consumer": "c"}
+    assert penstock("consumer", "create", "c", "--json", code=1).error["error"] == "ALREADY_EXISTS"
+    assert penstock("consumer", "drop", "c", "--json", code=1).error["error"] == "CONFIRMATION_NEEDED"
+    assert penstock("consumer", "drop", "c", "--yes", "--json").json == {"consumer": "c", "queues": []}
+    told = penstock("consumer", "drop", "c", "--yes", "--json", code=1).error
+    assert told["error"] == "CONSUMER_NOT_FOUND"
+    assert "created consumer 'c'" in penstock("consumer", "create", "c").out
+    assert "dropped consumer 'c'" in penstock("consumer", "drop", "c", "-y").out
+
+
+@pytest.mark.parametrize(
+    ("start", "found"),
+    [
+        ((), {0: 0, 1: 0}),
+        (("--start", "latest"), {0: 10, 1: 4}),
+        (("--start", "EARLIEST"), {0: 0, 1: 0}),
+        (("--start", '{"0": 5, "1": 2}'), {0: 5, 1: 2}),
+        (("--start", '{"1": 2}'), {0: 0, 1: 2}),
+        (("--start", "2000-01-01T00:00:00Z"), {0: 0, 1: 0}),
+        (("--start", "2999-01-01T00:00:00+02:00"), {0: 10, 1: 4}),
+    ],
+)
+def test_register_at_a_position(
+    filled: Penstock, store_url: str, start: tuple[str, ...], found: dict[int, int]
+) -> None:
+    made = filled("consumer", "register", "c", "q", *start, "--json").json
+    assert made["offsets"] == {str(partition): index for partition, index in found.items()}
+    assert offsets(store_url) == found
+
+
+def test_registering_again_changes_vital_alone(filled: Penstock, store_url: str) -> None:
+    filled("consumer", "register", "c", "q", "--start", "latest")
+    said = filled("consumer", "register", "c", "q", "--vital").out
+    assert "vital consumer 'c' is registered on queue 'q', at {0: 10, 1: 4}" in said
+    assert offsets(store_url) == {0: 10, 1: 4}
+    filled("consumer", "unregister", "c", "q", "--yes")
+    assert filled("consumer", "lag", "c", "q", "--json", code=1).error["error"] == "CONSUMER_NOT_REGISTERED"
+    assert (
+        filled("consumer", "unregister", "c", "q", "--yes", "--json", code=1).error["error"]
+        == "CONSUMER_NOT_REGISTERED"
+    )
+
+
+def test_list(filled: Penstock, store_url: str) -> None:
+    assert "no consumers" not in filled("consumer", "list").out
+    filled("consumer", "create", "idle")
+    filled("consumer", "register", "c", "q", "--vital")
+    with connect(store_url) as store:
+        (registration,) = store.registrations()
+        lock = store.database.owner_lock(registration.lock_name(store.uuid))
+        assert filled("consumer", "list", "--json").json["consumers"][0]["live"] is False
+        assert lock.acquire()
+        found = filled("consumer", "list", "--json").json["consumers"]
+        lock.release()
+    assert found == [
+        {"consumer": "c", "queue": "q", "vital": True, "live": True, "app_id": None},
+        {"consumer": "idle", "queue": None, "vital": None, "live": None, "app_id": None},
+    ]
+    assert filled("consumer", "list").out.splitlines()[1].split() == ["c", "q", "yes", "no"]
+
+
+def test_lag(filled: Penstock) -> None:
+    filled("consumer", "register", "c", "q", "--start", '{"0": 7, "1": 4}')
+    (found,) = filled("consumer", "lag", "--json").json["lags"]
+    assert (found["consumer"], found["queue"], found["rows"]) == ("c", "q", 3)
+    assert found["bytes"] > 0
+    assert found["seconds"] > 0
+    assert [(part["offset"], part["next_index"], part["rows"]) for part in found["partitions"]] == [
+        (7, 10, 3),
+        (4, 4, 0),
+    ]
+    for words in (["c"], ["c", "q"]):
+        (again,) = filled("consumer", "lag", *words, "--json").json["lags"]
+        assert again["rows"] == 3
+    assert filled("consumer", "lag").out.splitlines()[1].split()[:3] == ["c", "q", "3"]
+    text = filled("consumer", "lag", "c", "q").out
+    assert "3 rows" in text
+    assert text.splitlines()[-2].split()[:4] == ["0", "7", "10", "3"]
+
+
+def test_lag_of_what_is_not_there(filled: Penstock) -> None:
+    assert filled("consumer", "lag", "--json").json == {"lags": []}
+    assert filled("consumer", "lag").out == "no lags\n"
+    told = filled("consumer", "lag", "cc", "--json", code=1).error
+    assert told["error"] == "CONSUMER_NOT_FOUND"
+    assert "Did you mean 'c'?" in told["message"]
+    assert filled("consumer", "lag", "c", "qq", "--json", code=1).error["error"] == "QUEUE_NOT_FOUND"
+
+
+def test_seek_shows_first_and_moves_then(filled: Penstock, store_url: str) -> None:
+    filled("consumer", "register", "c", "q")
+    move = ("consumer", "seek", "c", "q", "--to")
+    tried = filled(*move, "latest", "--dry-run", "--json").json
+    assert offsets(store_url) == {0: 0, 1: 0}
+    done = filled(*move, "latest", "--json").json
+    assert offsets(store_url) == {0: 10, 1: 4}
+    assert tried["dry_run"]
+    assert not done["dry_run"]
+    assert (
+        tried["partitions"]
+        == done["partitions"]
+        == [
+            {"partition": 0, "from": 0, "to": 10, "rows": 10},
+            {"partition": 1, "from": 0, "to": 4, "rows": 4},
+        ]
+    )
+    text = filled(*move, '{"0": 5}').out
+    assert "consumer 'c' went on queue 'q'" in text
+    assert [line.split() for line in text.splitlines()[-2:]] == [["0", "10", "5", "-5"], ["1", "4", "4", "0"]]
+    assert offsets(store_url) == {0: 5, 1: 4}
+    assert "would go" in filled(*move, "2000-01-01T00:00:00Z", "--dry-run").out
+
+
+def test_a_consumer_in_use_stays(filled: Penstock, store_url: str) -> None:
+    filled("consumer", "register", "c", "q")
+    with connect(store_url) as store:
+        (registration,) = store.registrations()
+        lock = store.database.owner_lock(registration.lock_name(store.uuid))
+        assert lock.acquire()
+        for words in (
+            ["seek", "c", "q", "--to", "latest"],
+            ["drop", "c", "--yes"],
+            ["unregister", "c", "q", "--yes"],
+        ):
+            told = filled("consumer", *words, "--json", code=1).error
+            assert told["error"] == "CONSUMER_IN_USE", words
+        assert filled("consumer", "seek", "c", "q", "--to", "latest", "--dry-run").code == 0
+        lock.release()
+    assert offsets(store_url) == {0: 0, 1: 0}
+
+
+@pytest.mark.parametrize(
+    ("position", "condition"),
+    [
+        ("yesterday", "INVALID_POSITION"),
+        ("2024-01-01T00:00:00", "INVALID_POSITION"),
+        ("5", "INVALID_POSITION"),
+        ("{", "INVALID_POSITION"),
+        ('{"0": -1}', "INVALID_POSITION"),
+        ('{"9": 0}', "INVALID_POSITION"),
+        ('{"0": 99}', "INVALID_POSITION"),
+    ],
+)
+def test_positions_that_cannot_be_are_refused(
+    filled: Penstock, store_url: str, position: str, condition: str
+) -> None:
+    filled("consumer", "register", "c", "q")
+    told = filled("consumer", "seek", "c", "q", "--to", position, "--json", code=1).error
+    assert told["error"] == condition
+    assert offsets(store_url) == {0: 0, 1: 0}
+
+
+def test_positions_in_words() -> None:
+    assert parse_position("Latest") == "latest"
+    assert parse_position("2024-01-31T12:00:00Z") == datetime(2024, 1, 31, 12, tzinfo=UTC)
+    assert parse_position(' {"0": 5, "12": 0}') == {0: 5, 12: 0}
+    for text in ("", "{}", "[]", '{"a": 1}', '{"0": "x"}', '{"0": true}', '{"0": 1.5}', "{" * 100_000):
+        with pytest.raises(InvalidPosition):
+            parse_position(text)
+    with pytest.raises(InvalidPosition, match=r"write 2024-01-31T00:00:00Z or"):
+        parse_position("2024-01-31")

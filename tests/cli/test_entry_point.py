@@ -1,0 +1,93 @@
+"""The program itself: how fast it starts, what it imports, and how it ends in a pipe."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import penstock
+
+PROGRAM = [sys.executable, "-m", "penstock.cli"]
+
+
+def run(*words: object, **options: object) -> subprocess.CompletedProcess[str]:
+    command = [*PROGRAM, *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, **options)  # type: ignore[call-overload, no-any-return]  # options of subprocess
+
+
+def test_the_version_is_shown_without_loading_anything_heavy() -> None:
+    done = run("--version")
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"penstock {penstock.__version__}\n", "")
+    program = (
+        "import sys; from penstock.cli import main; main(['--version']); "
+        "print([m for m in ('pyarrow', 'numpy', 'pandas', 'pyspark', 'psycopg', 'sqlite3', 'rich') if m in sys.modules])"
+    )
+    loaded = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert loaded.stdout.splitlines()[1] == "[]"
+
+
+def test_it_starts_fast() -> None:
+    bare = min(_seconds([sys.executable, "-c", "import typer"]) for _ in range(3))
+    version = min(_seconds([*PROGRAM, "--version"]) for _ in range(3))
+    # Beyond typer itself, so that a busy machine does not decide; alone it takes a sixth of a second.
+    assert version - bare < 0.15
+
+
+def _seconds(command: list[str]) -> float:
+    started = time.perf_counter()
+    subprocess.run(command, check=True, capture_output=True, timeout=60)
+    return time.perf_counter() - started
+
+
+def test_a_whole_day_at_the_command_line(tmp_path: Path) -> None:
+    environment = {**os.environ, "PENSTOCK_URL": f"sqlite:///{tmp_path}/shop.db"}
+
+    def shell(script: str) -> str:
+        text = f'set -euo pipefail; penstock() {{ {" ".join(PROGRAM)} "$@"; }}; {script}'
+        done = subprocess.run(
+            ["bash", "-c", text], capture_output=True, text=True, timeout=120, env=environment
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    shell(
+        "penstock store init; penstock queue create orders --schema 'id bigint not null, amount decimal(10,2)'"
+    )
+    shell("""echo '{"id": 1, "amount": 9.99}' | penstock queue put orders -""")
+    shell("printf 'id,amount\\n2,5\\n3,\\n' | penstock queue put orders --format csv")
+    shell("penstock consumer create billing; penstock consumer register billing orders --vital")
+    assert json.loads(shell("penstock consumer lag billing --json"))["lags"][0]["rows"] == 3
+    assert shell("penstock queue peek orders --json | head -n 1") == '{"id": 1, "amount": "9.99"}\n'
+    shell("penstock queue create copy --schema 'id bigint, amount decimal(12,2)'")
+    shell("penstock queue peek orders --json | penstock queue put copy")
+    assert "3" in shell("penstock queue list").splitlines()[1]
+
+
+def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
+    environment = {**os.environ, "PENSTOCK_URL": f"sqlite:///{tmp_path}/shop.db"}
+    run("store", "init", env=environment)
+    run("queue", "create", "q", "--schema", "id int, name string", env=environment)
+    rows = "".join(f'{{"id": {number}, "name": "{"x" * 100}"}}\n' for number in range(5000))
+    run("queue", "put", "q", env=environment, input=rows)
+    for words in ("queue peek q -n 5000 --json", "queue peek q -n 5000"):
+        script = f"{' '.join(PROGRAM)} {words} | head -n 1 >/dev/null; echo ${{PIPESTATUS[0]}}"
+        done = subprocess.run(
+            ["bash", "-c", script], capture_output=True, text=True, timeout=60, env=environment
+        )
+        assert done.stderr == ""
+        assert done.stdout == "141\n"
+
+
+def test_an_encoding_without_the_letter_shows_an_escape(tmp_path: Path) -> None:
+    environment = {**os.environ, "PENSTOCK_URL": f"sqlite:///{tmp_path}/shop.db", "PYTHONIOENCODING": "ascii"}
+    run("store", "init", env=environment)
+    assert "\\u017c" in run("queue", "create", "\u017cagle", "--schema", "id int", env=environment).stdout
+    listed = run("queue", "list", "--json", env=environment)
+    assert json.loads(listed.stdout)["queues"][0]["name"] == "\u017cagle"
+    assert "\\u017cagle" in run("queue", "list", env=environment).stdout

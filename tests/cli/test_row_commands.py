@@ -1,0 +1,171 @@
+"""``penstock queue peek`` and ``tail``."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from penstock.queue.store import connect
+from tests.cli.conftest import Penstock
+from tests.support.waiting import wait_until
+
+
+@pytest.fixture
+def filled(penstock: Penstock, store_url: str) -> Penstock:
+    """A queue of 12 rows in partition 0, 3 in partition 2 and none in partition 1; the first 2 are trimmed."""
+    penstock("queue", "create", "q", "--schema", "id int, name string", "--partitions", 3)
+    with connect(store_url) as store:
+        queue = store.queue("q")
+        queue.append([{"id": number, "name": f"n{number}"} for number in range(12)], 0)
+        queue.append([{"id": 100 + number} for number in range(3)], 2)
+        queue.trim(0, 2)
+    return penstock
+
+
+def ids(penstock: Penstock, *words: object) -> list[int]:
+    return [row["id"] for row in penstock("queue", *words, "--json").lines]
+
+
+def test_peek_starts_at_the_oldest_row_and_goes_through_the_partitions(filled: Penstock) -> None:
+    assert ids(filled, "peek", "q") == list(range(2, 12))
+    assert ids(filled, "peek", "q", "-n", 12) == [*range(2, 12), 100, 101]
+    assert ids(filled, "peek", "q", "-n", 0) == []
+    assert ids(filled, "peek", "q", "--partition", 2, "--rows", 2) == [100, 101]
+    assert ids(filled, "peek", "q", "--partition", 0, "--from", 10) == [10, 11]
+    assert ids(filled, "peek", "q", "--partition", 0, "--from", 12) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "condition"),
+    [
+        (["--from", 3], "INVALID_INPUT"),
+        (["--partition", 0, "--from", 13], "INVALID_POSITION"),
+        (["--partition", 0, "--from", 1], "DATA_LOST"),
+        (["--partition", 0, "--from", -1], "INVALID_POSITION"),
+        (["--partition", 3], "PARTITION_NOT_FOUND"),
+        (["--columns", "id,nam"], "INVALID_INPUT"),
+    ],
+)
+def test_peek_refuses_what_is_not_there(filled: Penstock, words: list[object], condition: str) -> None:
+    assert filled("queue", "peek", "q", *words, "--json", code=1).error["error"] == condition
+
+
+def test_tail_shows_the_newest_rows_of_each_partition(filled: Penstock) -> None:
+    assert ids(filled, "tail", "q", "-n", 2) == [10, 11, 101, 102]
+    assert ids(filled, "tail", "q") == [*range(2, 12), 100, 101, 102]
+    assert ids(filled, "tail", "q", "-n", 1, "--partition", 2) == [102]
+
+
+def test_rows_are_shown_with_where_they_are(filled: Penstock) -> None:
+    rows = filled("queue", "tail", "q", "-n", 1, "--json", "--with-index").lines
+    assert rows == [
+        {"id": 11, "name": "n11", "_partition": 0, "_row_index": 11},
+        {"id": 102, "name": None, "_partition": 2, "_row_index": 2},
+    ]
+    assert [line.split() for line in filled("queue", "tail", "q", "-n", 1).out.splitlines()] == [
+        ["partition", "index", "id", "name"],
+        ["0", "11", "11", "n11"],
+        ["2", "2", "102", "null"],
+    ]
+
+
+def test_columns_can_be_chosen(filled: Penstock) -> None:
+    assert filled("queue", "peek", "q", "-n", 1, "--columns", "name", "--json").lines == [{"name": "n2"}]
+    assert "id" not in filled("queue", "peek", "q", "-n", 1, "--columns", "name").out
+
+
+def test_text_cannot_play_with_the_terminal(penstock_sqlite: Penstock) -> None:
+    penstock_sqlite("queue", "create", "q", "--schema", "a string")
+    penstock_sqlite("queue", "put", "q", stdin=json.dumps({"a": "x\x1b[2J\ny\u202e[red]"}))
+    assert "x\\x1b[2J\\ny\\u202e[red]" in penstock_sqlite("queue", "peek", "q").out
+    assert len(penstock_sqlite("queue", "peek", "q").out.splitlines()) == 2
+
+
+class Follower:
+    """A running ``tail --follow`` and the rows that it has printed."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self.rows: list[object] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.rows.append(json.loads(line)["id"])
+
+    def wait_for(self, rows: list[int]) -> None:
+        wait_until(lambda: self.rows == rows or self.process.poll() is not None, 60, f"the rows {rows}")
+        assert self.rows == rows
+
+
+@contextmanager
+def following(*words: str) -> Iterator[Follower]:
+    command = [sys.executable, "-m", "penstock.cli", "queue", "tail", *words, "--follow", "--json"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        yield Follower(process)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_following_shows_new_rows_until_it_is_interrupted(filled: Penstock, store_url: str) -> None:
+    with following("q", "-n", "1") as follower, connect(store_url) as store:
+        queue = store.queue("q")
+        follower.wait_for([11, 102])
+        queue.append([{"id": 12}], 0)
+        follower.wait_for([11, 102, 12])
+        queue.append([{"id": 13}, {"id": 14}], 1)
+        follower.wait_for([11, 102, 12, 13, 14])
+        queue.add_partitions(1)
+        queue.append([{"id": 15}], 3)
+        follower.wait_for([11, 102, 12, 13, 14, 15])
+        follower.process.send_signal(signal.SIGINT)
+        assert follower.process.wait(30) == 130
+        assert follower.process.stderr is not None
+        assert follower.process.stderr.read() == ""
+
+
+@pytest.mark.skipif(not hasattr(select, "poll"), reason="the system has no poll")
+def test_following_ends_when_nobody_reads_any_more(penstock_sqlite: Penstock) -> None:
+    penstock_sqlite("queue", "create", "q", "--schema", "id int")
+    penstock_sqlite("queue", "put", "q", stdin='{"id": 1}\n')
+    command = (
+        f"{sys.executable} -m penstock.cli queue tail q --follow --json | head -n 1; exit ${{PIPESTATUS[0]}}"
+    )
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, env=os.environ)
+    assert done.stdout == '{"id": 1}\n'
+    assert done.stderr == ""
+    assert done.returncode in (0, 141)
+
+
+def test_rows_that_are_trimmed_while_following_are_passed_over(penstock_sqlite: Penstock) -> None:
+    from penstock.cli.commands import Common, Run
+    from penstock.cli.row_commands import _show_new, _View
+
+    penstock_sqlite("queue", "create", "q", "--schema", "id int")
+    with connect(os.environ["PENSTOCK_URL"]) as store:
+        queue = store.queue("q")
+        queue.append([{"id": number} for number in range(10)])
+        before = list(queue.info().partitions)
+        queue.trim(0, 5)
+        shown: list[int] = []
+        view = _View(Run(Common(json=True)), queue, "", False)
+        view._print = lambda partition, first, rows: shown.extend(row["id"] for row in rows)
+        stands = {0: 2}
+        _show_new(view, before, stands)
+        assert (shown, stands) == ([], {0: 10}), "a trim between the look and the read is noted"
+        stands = {0: 2}
+        _show_new(view, list(queue.info().partitions), stands)
+        assert shown == [5, 6, 7, 8, 9]

@@ -1,0 +1,78 @@
+"""Programs that the queue's tests start as processes of their own: ``python -m tests.queue.programs NAME ARGUMENT…``."""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from pathlib import Path
+
+import penstock
+
+
+def append_keys(url: str, queue: str, seed: str, appends: str) -> None:
+    """Append so many times twenty rows, with ever more keys."""
+    random_ = random.Random(int(seed))
+    with penstock.connect(url, create=False) as store:
+        target = store.queue(queue)
+        for n in range(int(appends)):
+            target.append([{"n": random_.randrange(30 * (n + 1)), "s": seed} for _ in range(20)])
+            if n == 5:
+                print("appended", flush=True)
+
+
+def append_numbered(url: str, queue: str, writer: str, appends: str, go: str) -> None:
+    """Append one to four rows at a time, numbered, each row with the number of its append and the append's rows."""
+    number = int(writer)
+    random_ = random.Random(number)
+    with penstock.connect(url, create=False) as store:
+        target = store.queue(queue)
+        print("ready", flush=True)
+        while not Path(go).exists():
+            time.sleep(0.002)
+        for n in range(int(appends)):
+            count = random_.randint(1, 4)
+            result = target.append([{"n": n * 1000 + number, "s": f"{i}/{count}"} for i in range(count)], 0)
+            if n == 5:
+                print("appended", flush=True)
+            assert result.rows == count
+    print("done", flush=True)
+
+
+def read_prefixes(url: str, queue: str, rows: str) -> None:
+    """Read the partition over and over until it has so many rows: each time a longer prefix of whole appends."""
+    with penstock.connect(url, create=False) as store:
+        target = store.queue(queue)
+        print("ready", flush=True)
+        seen: list[tuple[int, str]] = []
+        while len(seen) < int(rows):
+            there = target.info().partitions[0].next_index
+            table = target.read(0, len(seen), there)
+            assert table.num_rows == there - len(seen), (table.num_rows, there, len(seen))
+            seen += zip(table["n"].to_pylist(), table["s"].to_pylist(), strict=True)
+            check(seen)
+            again = target.read(0, 0, there, max_rows=50)
+            assert (
+                list(zip(again["n"].to_pylist(), again["s"].to_pylist(), strict=True))
+                == seen[: again.num_rows]
+            )
+    print("done", flush=True)
+
+
+def check(seen: list[tuple[int, str]]) -> None:
+    """Appends are whole and unbroken, and each writer's are in their order without a gap."""
+    position = 0
+    last: dict[int, int] = {}
+    while position < len(seen):
+        value, text = seen[position]
+        count = int(text.split("/")[1])
+        expected = [(value, f"{i}/{count}") for i in range(count)]
+        assert seen[position : position + count] == expected, (position, seen[position : position + count])
+        append, writer = divmod(value, 1000)
+        assert append == last.get(writer, -1) + 1, (writer, append, last.get(writer))
+        last[writer] = append
+        position += count
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](*sys.argv[2:])

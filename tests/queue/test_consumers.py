@@ -1,0 +1,226 @@
+"""Consumers: pull, advance, registration, lag."""
+
+from __future__ import annotations
+
+import threading
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+import penstock
+from penstock.errors import (
+    DataLost,
+    InvalidInput,
+    InvalidPosition,
+    NotRegistered,
+    OffsetConflict,
+    PartitionNotFound,
+)
+from tests.queue.support import SCHEMA, backdate, numbers, rows
+
+
+@pytest.fixture
+def queue(store: penstock.Store) -> penstock.Queue:
+    queue = store.create_queue("q", SCHEMA, partitions=2)
+    for n in range(5):
+        queue.append(rows(2 * n, 2 * n + 1), 0)
+    queue.append(rows(100), 1)
+    return queue
+
+
+@pytest.fixture
+def consumer(store: penstock.Store, queue: penstock.Queue) -> penstock.Consumer:
+    store.create_consumer("c")
+    return queue.register("c")
+
+
+def test_pulled_rows_stay_until_they_are_advanced_past(consumer: penstock.Consumer) -> None:
+    for _ in range(2):
+        pull = consumer.pull("q", 0, max_rows=3)
+        assert (numbers(pull.table), pull.start, pull.end) == ([0, 1, 2], 0, 3)
+    consumer.advance("q", 0, old=pull.start, new=pull.end)
+    assert consumer.offsets("q") == {0: 3, 1: 0}
+    pull = consumer.pull("q", 0)
+    assert (numbers(pull.table), pull.start, pull.end) == ([3, 4, 5, 6, 7, 8, 9], 3, 10)
+    consumer.advance("q", 0, old=3, new=10)
+    pull = consumer.pull("q", 0)
+    assert (pull.table.num_rows, pull.table.schema, pull.start, pull.end) == (0, SCHEMA, 10, 10)
+    consumer.advance("q", 0, old=10, new=10)
+
+
+def test_pull_says_what_it_cannot_do(consumer: penstock.Consumer, queue: penstock.Queue) -> None:
+    for limit in (0, -1, 2.5, None):
+        with pytest.raises(InvalidInput, match="max_rows is 1 or more"):
+            consumer.pull("q", 0, max_rows=limit)  # type: ignore[arg-type]
+    with pytest.raises(PartitionNotFound):
+        consumer.pull("q", 2)
+    queue.trim(0, 3)
+    with pytest.raises(DataLost, match=r"rows \[0, 3\) of queue 'q', partition 0"):
+        consumer.pull("q", 0)
+
+
+def test_an_offset_moves_from_where_it_is_or_not_at_all(consumer: penstock.Consumer) -> None:
+    consumer.advance("q", 0, old=0, new=4)
+    with pytest.raises(OffsetConflict, match="stands at 4, not at 0") as caught:
+        consumer.advance("q", 0, old=0, new=6)
+    assert caught.value.parameters["found"] == 4
+    assert consumer.offsets("q") == {0: 4, 1: 0}
+
+
+@pytest.mark.parametrize(("old", "new"), [(0, 11), (0, -1), (4, 3)])
+def test_an_offset_moves_forward_to_the_newest_row_at_most(
+    consumer: penstock.Consumer, old: int, new: int
+) -> None:
+    with pytest.raises(InvalidPosition, match="use seek to go elsewhere"):
+        consumer.advance("q", 0, old=old, new=new)
+    with pytest.raises(PartitionNotFound):
+        consumer.advance("q", 2, old=0, new=0)
+    assert consumer.offsets("q") == {0: 0, 1: 0}
+
+
+def test_of_many_that_advance_from_one_offset_one_succeeds(consumer: penstock.Consumer) -> None:
+    outcomes: list[str] = []
+
+    def advance() -> None:
+        try:
+            consumer.advance("q", 0, old=0, new=5)
+            outcomes.append("moved")
+        except OffsetConflict:
+            outcomes.append("conflict")
+
+    threads = [threading.Thread(target=advance) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(outcomes) == ["conflict"] * 7 + ["moved"]
+
+
+def test_registering_again_keeps_the_offsets(store: penstock.Store, consumer: penstock.Consumer) -> None:
+    consumer.advance("q", 0, old=0, new=4)
+    before = consumer.registration("q")
+    consumer.register("q", start="latest")
+    assert consumer.offsets("q") == {0: 4, 1: 0}
+    assert consumer.registration("q") == before
+    consumer.register("q", vital=True)
+    assert consumer.registration("q").vital
+    consumer.register("q")
+    assert not consumer.registration("q").vital
+
+
+def test_of_many_that_register_at_once_all_find_one_registration(
+    store: penstock.Store, queue: penstock.Queue
+) -> None:
+    store.create_consumer("c")
+    failures: list[BaseException] = []
+
+    def register() -> None:
+        try:
+            queue.register("c", start="latest")
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=register) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert store.consumer("c").offsets("q") == {0: 10, 1: 1}
+    assert len(store.registrations()) == 1
+
+
+def test_a_new_registration_is_not_taken_for_an_old_one(consumer: penstock.Consumer) -> None:
+    before = consumer.registration("q").generation
+    consumer.unregister("q")
+    with pytest.raises(NotRegistered, match="is not registered on queue 'q'"):
+        consumer.offsets("q")
+    consumer.register("q")
+    assert consumer.registration("q").generation != before
+
+
+def test_a_consumer_reads_many_queues_and_a_queue_has_many_consumers(
+    store: penstock.Store, queue: penstock.Queue
+) -> None:
+    other = store.create_queue("r", SCHEMA)
+    for name in ("b", "a"):
+        store.create_consumer(name)
+        queue.register(name)
+    other.register("a", vital=True)
+    store.consumer("a").advance("q", 0, old=0, new=2)
+    assert store.consumer("a").queues() == ["q", "r"]
+    assert queue.info().consumers == ("a", "b")
+    assert store.consumer("b").offsets("q") == {0: 0, 1: 0}
+    assert store.consumer("a").offsets("r") == {0: 0}
+    store.drop_queue("q")
+    assert store.consumer("a").queues() == ["r"]
+    with pytest.raises(penstock.errors.QueueNotFound):
+        store.consumer("a").offsets("q")
+
+
+def test_lag_is_counted_in_rows_bytes_and_seconds(
+    store: penstock.Store, queue: penstock.Queue, consumer: penstock.Consumer
+) -> None:
+    lag = consumer.lag("q")
+    assert (lag.rows, lag.bytes) == (11, queue.info().bytes)
+    assert 0 < lag.seconds < 60
+    assert [(part.partition, part.offset, part.next_index, part.rows) for part in lag.partitions] == [
+        (0, 0, 10, 10),
+        (1, 0, 1, 1),
+    ]
+    consumer.seek("q", to="latest")
+    lag = consumer.lag("q")
+    assert (lag.rows, lag.bytes, lag.seconds) == (0, 0, 0.0)
+
+
+def test_lag_in_seconds_is_the_age_of_the_oldest_row_also_in_a_merged_segment(
+    store: penstock.Store, queue: penstock.Queue, consumer: penstock.Consumer
+) -> None:
+    backdate(store, 1000)
+    queue.append(rows(99), 0)
+    queue.merge()
+    assert consumer.lag("q").partitions[0].seconds > 1000
+    consumer.advance("q", 0, old=0, new=10)
+    assert consumer.lag("q").partitions[0].seconds < 60
+
+
+def test_lag_of_a_consumer_behind_a_trim_counts_what_it_missed(
+    queue: penstock.Queue, consumer: penstock.Consumer
+) -> None:
+    queue.trim(0, 4)
+    lag = consumer.lag("q").partitions[0]
+    assert (lag.offset, lag.rows) == (0, 10)
+    assert lag.seconds > 0
+
+
+def test_a_consumer_may_start_anywhere(store: penstock.Store, queue: penstock.Queue) -> None:
+    now = datetime.now(UTC)
+    starts: dict[str, tuple[object, dict[int, int]]] = {
+        "a": ("earliest", {0: 2, 1: 0}),
+        "b": ("latest", {0: 10, 1: 1}),
+        "c": ({0: 7}, {0: 7, 1: 0}),
+        "d": (now - timedelta(days=1), {0: 2, 1: 0}),
+        "e": (now + timedelta(days=1), {0: 10, 1: 1}),
+    }
+    queue.trim(0, 2)
+    for name, (start, expected) in starts.items():
+        store.create_consumer(name)
+        assert queue.register(name, start=start).offsets("q") == expected
+    for start in (
+        {2: 0},
+        {0: 11},
+        {0: 1},
+        {0: -1},
+        {"0": 3},
+        {0: "3"},
+        {0: True},
+        "newest",
+        5,
+        None,
+        datetime(2020, 1, 1),  # noqa: DTZ001 - that is the mistake
+    ):
+        store.create_consumer(str(start))
+        with pytest.raises(InvalidPosition):
+            queue.register(str(start), start=start)
+        with pytest.raises(NotRegistered):
+            store.consumer(str(start)).offsets("q")

@@ -1,0 +1,284 @@
+"""Merging small segments: fewer of them, and the same rows, times and appends."""
+
+from __future__ import annotations
+
+import random
+import threading
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import penstock
+from penstock.store import log, merge
+from penstock.store.log import MERGE_FAN_IN
+from penstock.store.runs import Runs
+from tests.queue.support import SCHEMA, numbers, rows, settle
+
+
+def _segments(queue: penstock.Queue, partition: int = 0) -> list[Any]:
+    return queue._database.run(
+        lambda tx: tx.all(
+            "read_segments",
+            queue_id=queue.record.queue_id,
+            partition=partition,
+            start_index=-1,
+            max_segments=10**6,
+        ),
+        write=False,
+    )
+
+
+def _appends(queue: penstock.Queue) -> list[tuple[int, int]]:
+    """The append and the time of every row."""
+    found: list[tuple[int, int]] = []
+    segments = {segment.start_index: segment for segment in _segments(queue)}
+    end = queue.info().partitions[0].next_index
+    for chunk in log.read(queue._database, queue.record, 0, 0, end, with_runs=True):
+        count = chunk.end - chunk.start
+        if chunk.runs is None:
+            segment = segments[chunk.start]
+            assert segment.first_append == segment.last_append
+            found += [(segment.first_append, chunk.first_timestamp)] * count
+        else:
+            times = chunk.runs.timestamps().to_pylist()
+            found += [(chunk.runs.append_at(row), times[row]) for row in range(count)]
+            assert [chunk.runs.timestamp_at(row) for row in range(count)] == times
+    return found
+
+
+def test_a_merge_keeps_rows_appends_and_times(store: penstock.Store) -> None:
+    queue = store.create_queue("q", SCHEMA)
+    for n in range(20):
+        queue.append(rows(*[n] * (n % 4 + 1)))
+    before, table = _appends(queue), queue.read(0, 0)
+    assert len(set(before)) == 20
+    assert before == sorted(before)
+    assert queue.merge() == 19
+    assert len(_segments(queue)) == 1
+    assert _appends(queue) == before
+    assert queue.read(0, 0).equals(table)
+    for n in range(20):
+        queue.append(rows(*[n] * 3))
+    before = _appends(queue)
+    assert queue.merge() == 20
+    assert _appends(queue) == before
+    assert queue.merge() == 0
+
+
+def test_a_part_of_a_merged_segment_knows_its_appends(store: penstock.Store) -> None:
+    queue = store.create_queue("q", SCHEMA)
+    for n in range(5):
+        queue.append(rows(n, n, n))
+    before = _appends(queue)
+    queue.merge()
+    for start in range(15):
+        for end in range(start + 1, 16):
+            (chunk,) = log.read(store.database, queue.record, 0, start, end, with_runs=True)
+            runs = chunk.runs
+            assert runs is not None
+            assert [(runs.append_at(row), runs.timestamp_at(row)) for row in range(end - start)] == before[
+                start:end
+            ]
+
+
+def test_runs_can_be_cut_joined_and_asked() -> None:
+    runs = Runs.of([2, 3, 7], [10, 11, 12], [100, 100, 300])
+    assert runs.timestamps().to_pylist() == [100, 100, 100, 300, 300, 300, 300]
+    assert [runs.append_at(row) for row in range(7)] == [10, 10, 11, 12, 12, 12, 12]
+    assert [runs.rows_before(time) for time in (100, 101, 300, 301)] == [0, 3, 3, 7]
+    assert [runs.end_of(append) for append in (9, 10, 11, 12, 13)] == [0, 2, 3, 7, 7]
+    cut = runs.slice(1, 4)
+    assert cut.timestamps().to_pylist() == [100, 100, 300, 300]
+    assert Runs.from_bytes(runs.to_buffer()).batch.equals(runs.batch)
+
+
+def test_segments_are_merged_beside_appends(store: penstock.Store) -> None:
+    queue = store.create_queue("q", SCHEMA)
+    for n in range(4 * MERGE_FAN_IN):
+        queue.append(rows(n))
+    settle(store)
+    assert len(_segments(queue)) < 3 * MERGE_FAN_IN
+    assert numbers(queue.read(0, 0)) == list(range(4 * MERGE_FAN_IN))
+
+
+@pytest.mark.parametrize("sizes", [[1], [1, 100], [100, 1, 1], [1] * 40 + [3000], [500, 3], [7, 70, 700]])
+def test_the_number_of_segments_stays_low_and_rows_are_seldom_rewritten(
+    monkeypatch: pytest.MonkeyPatch, sizes: list[int]
+) -> None:
+    """The policy alone, without a store: appends of mixed sizes for a long time."""
+    from dataclasses import dataclass
+
+    @dataclass
+    class Fake:
+        start_index: int
+        end_index: int
+        bytes: int = 10
+
+    segments: list[Fake] = []
+    end = rewritten = most = 0
+    for step in range(6000):
+        size = sizes[step % len(sizes)]
+        segments.append(Fake(end, end + size))
+        end += size
+        if len(segments) // MERGE_FAN_IN > (len(segments) - 1) // MERGE_FAN_IN:
+            for group in merge._groups(merge._crowd(segments[: -merge._NEWEST - 1 : -1])):
+                if len(group) > 1:
+                    first = segments.index(group[0])
+                    segments[first : first + len(group)] = [Fake(group[0].start_index, group[-1].end_index)]
+                    rewritten += group[-1].end_index - group[0].start_index
+        most = max(most, len(segments) - end // (log.SEGMENT_ROWS // 2))
+    assert most < 6 * MERGE_FAN_IN
+    assert rewritten < 6 * end
+
+
+def test_a_merge_makes_no_segment_too_large(store: penstock.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (merge, log):
+        monkeypatch.setattr(module, "SEGMENT_ROWS", 10)
+    queue = store.create_queue("q", SCHEMA)
+    for n in range(12):
+        queue.append(rows(n, n, n))
+    assert queue.merge() == 8
+    assert [segment.end_index - segment.start_index for segment in _segments(queue)] == [9, 9, 9, 9]
+    assert queue.merge() == 0
+    assert numbers(queue.read(0, 0)) == [n for n in range(12) for _ in range(3)]
+
+
+def test_a_merge_takes_no_more_memory_than_it_may(
+    store: penstock.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows that compress well would otherwise make segments that no reader can hold."""
+    monkeypatch.setattr(merge, "SEGMENT_RAW_BYTES", 50_000)
+    queue = store.create_queue("q", SCHEMA)
+    for n in range(20):
+        queue.append([{"n": n, "s": "x" * 10_000}])
+    assert queue.merge() > 10
+    assert all(segment.end_index - segment.start_index <= 5 for segment in _segments(queue))
+    assert numbers(queue.read(0, 0)) == list(range(20))
+
+
+def test_a_merge_that_comes_too_late_changes_nothing(store: penstock.Store) -> None:
+    """Others trimmed, or merged, between the reading and the exchange."""
+    queue = store.create_queue("q", SCHEMA)
+    for n in range(10):
+        queue.append(rows(n))
+    run = _segments(queue)
+    queue.trim(0, 3)
+    assert merge._merge_run(store.database, queue.record, 0, run) == 0
+    run = _segments(queue)
+    assert queue.merge() == 6
+    assert merge._merge_run(store.database, queue.record, 0, run) == 0
+    assert numbers(queue.read(0, 3)) == list(range(3, 10))
+
+
+def test_an_exchange_that_comes_too_late_changes_nothing(store: penstock.Store) -> None:
+    queue = store.create_queue("q", SCHEMA)
+    for n in range(4):
+        queue.append(rows(n))
+    run = _segments(queue)
+    loaded = merge._payloads(store.database, queue.record, 0, run)
+    queue.trim(0, 1)
+    batches = merge._within_memory(queue.record, loaded)
+    assert not merge._replace(store.database, queue.record, 0, loaded, batches)
+    assert numbers(queue.read(0, 1)) == [1, 2, 3]
+
+
+def test_mergers_at_the_same_time_merge_everything_once(store: penstock.Store) -> None:
+    queue = store.create_queue("q", SCHEMA)
+    for n in range(200):
+        queue.append(rows(n))
+    settle(store)
+    before = len(_segments(queue))
+    went: list[int] = []
+    threads = [threading.Thread(target=lambda: went.append(queue.merge())) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sum(went) == before - 1
+    assert len(_segments(queue)) == 1
+    assert numbers(queue.read(0, 0)) == list(range(200))
+
+
+def test_a_reader_in_mid_read_sees_every_row_once_while_others_merge_append_and_trim(
+    store: penstock.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log, "PAGE_SEGMENTS", 2)
+    queue = store.create_queue("q", SCHEMA)
+    for n in range(100):
+        queue.append(rows(n))
+    settle(store)
+    random_ = random.Random(1)
+    expected = 0
+    for chunk in log.read(store.database, queue.record, 0, 0, 100):
+        assert chunk.start == expected
+        assert chunk.batch.column("n").to_pylist() == list(range(chunk.start, chunk.end))
+        expected = chunk.end
+        action = random_.choice(
+            [queue.merge, lambda: queue.append(rows(-1)), lambda e=expected: queue.trim(0, e)]
+        )
+        action()
+    assert expected == 100
+
+
+def test_readers_and_mergers_in_threads(store: penstock.Store) -> None:
+    queue = store.create_queue("q", SCHEMA)
+    queue.append(rows(*range(10)))
+    stop = threading.Event()
+    failures: list[BaseException] = []
+
+    def until_stopped(work: Any) -> threading.Thread:
+        def loop() -> None:
+            try:
+                while not stop.is_set():
+                    work()
+            except BaseException as error:
+                failures.append(error)
+
+        thread = threading.Thread(target=loop)
+        thread.start()
+        return thread
+
+    def read() -> None:
+        found = numbers(queue.read(0, 0))
+        assert found == list(range(len(found)))
+
+    threads = [until_stopped(read), until_stopped(queue.merge)]
+    for n in range(10, 150):
+        queue.append(rows(n))
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert numbers(queue.read(0, 0)) == list(range(150))
+
+
+def test_upkeep_that_fails_is_logged_and_the_next_append_works(
+    store: penstock.Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: object) -> int:
+        raise pa.ArrowInvalid("too large")
+
+    monkeypatch.setattr(merge, "merge_crowd", broken)
+    queue = store.create_queue("q", SCHEMA)
+    for n in range(2 * MERGE_FAN_IN):
+        queue.append(rows(n))
+    settle(store)
+    assert "upkeep of queue 'q' failed: too large" in caplog.text
+    monkeypatch.undo()
+    for n in range(2 * MERGE_FAN_IN):
+        queue.append(rows(n))
+    settle(store)
+    assert len(_segments(queue)) < 3 * MERGE_FAN_IN
+
+
+def test_upkeep_of_a_queue_that_was_dropped_is_no_matter(
+    store: penstock.Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue = store.create_queue("q", SCHEMA, retention=penstock.Retention(rows=1))
+    queue.append(rows(1))
+    store.drop_queue("q")
+    settle(store)
+    store._maintainer.after_change(queue.record, [0])
+    settle(store)
+    assert caplog.text == ""

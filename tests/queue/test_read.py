@@ -1,0 +1,134 @@
+"""Reading ranges."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import penstock
+from penstock.errors import DataLost, InvalidInput, InvalidPosition, PartitionNotFound, SchemaMismatch
+from tests.queue.support import SCHEMA, numbers
+
+
+@pytest.fixture
+def queue(store: penstock.Store) -> penstock.Queue:
+    """Rows 0 to 29 in appends of 1, 2, …, 7 and 2 rows; partition 1 is empty."""
+    queue = store.create_queue("q", SCHEMA, partitions=2)
+    start = 0
+    for count in (1, 2, 3, 4, 5, 6, 7, 2):
+        queue.append([{"n": n, "s": str(n)} for n in range(start, start + count)], 0)
+        start += count
+    return queue
+
+
+@pytest.mark.parametrize("merged", [False, True])
+@pytest.mark.parametrize(
+    "range_", [(0, 30), (0, 1), (1, 3), (2, 17), (14, 15), (29, 30), (0, 0), (30, 30), (7, 7)]
+)
+def test_a_range_has_its_rows_and_no_others(
+    queue: penstock.Queue, range_: tuple[int, int], merged: bool
+) -> None:
+    if merged:
+        queue.merge()
+    start, end = range_
+    found = queue.read(0, start, end)
+    assert numbers(found) == list(range(start, end))
+    assert found.schema.equals(SCHEMA)
+
+
+def test_a_range_without_an_end_goes_to_the_newest_row(queue: penstock.Queue) -> None:
+    assert numbers(queue.read(0, 25)) == [25, 26, 27, 28, 29]
+    assert numbers(queue.read(0, 25, 10**12)) == [25, 26, 27, 28, 29]
+    assert queue.read(1, 0).num_rows == 0
+
+
+@pytest.mark.parametrize("range_", [(31, None), (-1, None), (5, 4), (31, 40)])
+def test_a_range_that_cannot_be_is_refused(queue: penstock.Queue, range_: tuple[int, Any]) -> None:
+    with pytest.raises(InvalidPosition, match="has rows 0 to 30"):
+        queue.read(0, *range_)
+
+
+def test_a_partition_that_cannot_be_is_refused(queue: penstock.Queue) -> None:
+    with pytest.raises(PartitionNotFound, match="has partitions 0 to 1, not 2"):
+        queue.read(2, 0)
+
+
+@pytest.mark.parametrize("limit", [1, 2, 5, 29, 30, 31])
+def test_max_rows_is_an_upper_bound(queue: penstock.Queue, limit: int) -> None:
+    assert numbers(queue.read(0, 0, max_rows=limit)) == list(range(min(limit, 30)))
+    assert numbers(queue.read(0, 28, max_rows=limit)) == list(range(28, min(28 + limit, 30)))
+
+
+def test_max_bytes_is_an_upper_bound_but_for_one_row(queue: penstock.Queue) -> None:
+    whole = queue.read(0, 0)
+    assert queue.read(0, 0, max_bytes=whole.nbytes * 2).num_rows == 30
+    assert queue.read(0, 0, max_bytes=1).num_rows == 1
+    for limit in (50, 100, 200, 400):
+        found = queue.read(0, 0, max_bytes=limit)
+        assert numbers(found) == list(range(found.num_rows))
+        assert found.num_rows == 1 or found.combine_chunks().nbytes <= limit * 1.5
+    sizes = [queue.read(0, 0, max_bytes=limit).num_rows for limit in range(10, 500, 10)]
+    assert sizes == sorted(sizes)
+
+
+def test_one_can_go_on_where_a_limit_stopped(queue: penstock.Queue) -> None:
+    found: list[int] = []
+    while len(found) < 30:
+        found += numbers(queue.read(0, len(found), max_bytes=60, max_rows=4))
+    assert found == list(range(30))
+
+
+@pytest.mark.parametrize("limit", [{"max_rows": 0}, {"max_rows": -1}, {"max_bytes": 0}])
+def test_a_limit_of_nothing_is_refused(queue: penstock.Queue, limit: dict[str, int]) -> None:
+    with pytest.raises(InvalidInput, match="is 1 or more"):
+        queue.read(0, 0, **limit)
+
+
+def test_columns_come_in_the_order_in_which_they_are_named(queue: penstock.Queue) -> None:
+    assert queue.read(0, 0, 2, columns=["s", "n"]).to_pydict() == {"s": ["0", "1"], "n": [0, 1]}
+    assert queue.read(0, 0, 2, columns=["s"]).to_pydict() == {"s": ["0", "1"]}
+    assert queue.read(1, 0, columns=["s"]).schema.names == ["s"]
+
+
+def test_a_column_that_is_not_there_is_named_with_the_nearest(queue: penstock.Queue) -> None:
+    for range_ in ((0, 0), (0, 5)):
+        with pytest.raises(SchemaMismatch, match="there is no column 'm'; the columns are n, s"):
+            queue.read(0, *range_, columns=["n", "m"])
+
+
+def test_rows_that_were_trimmed_are_an_error(queue: penstock.Queue) -> None:
+    queue.trim(0, 4)
+    with pytest.raises(
+        DataLost, match=r"rows \[0, 4\) of queue 'q', partition 0, have been trimmed"
+    ) as caught:
+        queue.read(0, 0)
+    assert caught.value.parameters == {"queue": "q", "partition": 0, "start": 0, "end": 4}
+    with pytest.raises(DataLost):
+        queue.read(0, 3, 4)
+    assert numbers(queue.read(0, 4)) == list(range(4, 30))
+    assert queue.read(0, 3, 3).num_rows == 0
+
+
+def test_a_long_range_is_read_page_by_page(store: penstock.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    from penstock.store import log
+
+    monkeypatch.setattr(log, "PAGE_SEGMENTS", 3)
+    queue = store.create_queue("long", SCHEMA)
+    for n in range(20):
+        queue.append([{"n": n, "s": "x" * 50}])
+    assert numbers(queue.read(0, 0)) == list(range(20))
+    assert numbers(queue.read(0, 5, 16)) == list(range(5, 16))
+    for page_bytes in (1, 300, 10**6):
+        chunks = list(log.read(store.database, queue.record, 0, 2, 19, page_bytes=page_bytes))
+        assert [chunk.start for chunk in chunks] == list(range(2, 19))
+        assert [chunk.end for chunk in chunks] == list(range(3, 20))
+
+
+def test_a_reader_may_skip_what_was_trimmed(store: penstock.Store, queue: penstock.Queue) -> None:
+    from penstock.store import log
+
+    queue.trim(0, 8)
+    chunks = list(log.read(store.database, queue.record, 0, 0, 30, on_lost="skip"))
+    assert numbers(pa.Table.from_batches([chunk.batch for chunk in chunks])) == list(range(8, 30))

@@ -1,0 +1,239 @@
+"""Dropping, sweeping, info, and one store used by many threads."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from datetime import timedelta
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import penstock
+from penstock.errors import CommitRefused, ConsumerInUse, QueueNotFound
+from penstock.store import log, staging
+from penstock.store.staging import Attempt
+from penstock.store.statements import qualify
+from tests.queue.support import SCHEMA, everything, rows
+from tests.store.support import run_sql
+
+TABLES = "queue key_home partition payload segment staged consumer registration position producer ledger mark".split()
+
+
+def _rows_in_tables(store: penstock.Store) -> dict[str, int]:
+    database = store.database
+    return {
+        table: run_sql(
+            database, qualify(f"select count(*) from penstock.{table}", database.dialect, database.url.schema)
+        )[0][0]
+        for table in TABLES
+    }
+
+
+def _stage(
+    store: penstock.Store, queue: penstock.Queue, app: str, batch: int, attempt: str, *values: int
+) -> None:
+    segments = log.to_segments(pa.table({"n": values, "s": ["x"] * len(values)}, schema=SCHEMA), 0)
+    store.database.run(
+        lambda tx: staging.stage(tx, queue.record, Attempt(app, batch, 0, attempt), segments, 0)
+    )
+
+
+def test_a_dropped_queue_leaves_nothing(store: penstock.Store) -> None:
+    queue = store.create_queue("q", SCHEMA, partitions=3, key=["n"])
+    queue.append(rows(*range(50)))
+    queue.add_partitions(1)
+    store.create_consumer("c")
+    queue.register("c")
+    store.producer("q", "s").append(rows(1), 0)
+    _stage(store, queue, "app", 0, "try", 1, 2)
+    store.drop_queue("q")
+    assert {table: count for table, count in _rows_in_tables(store).items() if count} == {"consumer": 1}
+    with pytest.raises(QueueNotFound):
+        queue.info()
+    again = store.create_queue("q", SCHEMA)
+    assert again.record.generation != queue.record.generation
+    assert again.info().rows == 0
+
+
+def test_other_queues_are_not_touched_by_a_drop(store: penstock.Store) -> None:
+    one, two = store.create_queue("one", SCHEMA), store.create_queue("two", SCHEMA)
+    for queue in (one, two):
+        queue.append(rows(1, 2, 3))
+    store.drop_queue("one")
+    assert everything(two) == {0: [1, 2, 3]}
+
+
+def test_a_queue_with_a_vital_consumer_is_dropped_by_force_alone(store: penstock.Store) -> None:
+    queue = store.create_queue("q", SCHEMA)
+    store.create_consumer("c")
+    queue.register("c", vital=True)
+    with pytest.raises(ConsumerInUse, match="unregister it, or drop with force"):
+        store.drop_queue("q")
+    store.drop_queue("q", force=True)
+    assert store.queues() == []
+
+
+def test_a_dropped_consumer_leaves_its_queues(store: penstock.Store) -> None:
+    queue = store.create_queue("q", SCHEMA)
+    queue.append(rows(1))
+    store.create_consumer("c")
+    queue.register("c")
+    store.drop_consumer("c")
+    assert store.registrations() == []
+    assert _rows_in_tables(store)["position"] == 0
+    assert queue.info().rows == 1
+
+
+def test_a_drop_while_others_append_ends_in_one_clear_error(store: penstock.Store) -> None:
+    queue = store.create_queue("q", SCHEMA, partitions=2)
+    producer = store.producer("q", "s")
+    store.create_consumer("c")
+    consumer = queue.register("c")
+    failures: list[BaseException] = []
+
+    def until_dropped(work: Any) -> threading.Thread:
+        def loop() -> None:
+            try:
+                while True:
+                    work()
+            except BaseException as error:
+                failures.append(error)
+
+        thread = threading.Thread(target=loop)
+        thread.start()
+        return thread
+
+    threads = [
+        until_dropped(lambda: queue.append(rows(1), 0)),
+        until_dropped(lambda: queue.append(rows(1, 2), 1)),
+        until_dropped(lambda: producer.append(rows(3))),
+        until_dropped(lambda: consumer.seek("q", to="latest")),
+    ]
+    while queue.info().rows < 30:
+        pass
+    store.drop_queue("q")
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive()
+    assert {type(error) for error in failures} <= {QueueNotFound, penstock.errors.NotRegistered}, failures
+    assert {table: count for table, count in _rows_in_tables(store).items() if count} == {"consumer": 1}
+
+
+def test_what_nobody_committed_is_swept_when_it_is_old(store: penstock.Store) -> None:
+    queue = store.create_queue("q", SCHEMA)
+    queue.append(rows(0))
+    _stage(store, queue, "dead", 0, "a", 1, 2)
+    _stage(store, queue, "live", 0, "b", 3)
+    assert (store.info().staged_segments, store.info().rows) == (2, 1)
+    assert store.sweep() == 0
+    assert store.sweep(timedelta(0)) == 2
+    assert (store.info().staged_segments, store.info().staged_bytes) == (0, 0)
+    assert _rows_in_tables(store)["payload"] == 1
+    assert everything(queue) == {0: [0]}
+
+
+def test_a_commit_whose_rows_were_swept_is_refused_and_leaves_nothing(store: penstock.Store) -> None:
+    queue = store.create_queue("q", SCHEMA)
+    _stage(store, queue, "app", 0, "a", 1)
+    store.sweep(timedelta(0))
+    with pytest.raises(CommitRefused, match="they were swept; restart the query"):
+        store.database.run(lambda tx: staging.promote(tx, queue.record, "app", 0, {"a": 1}))
+    assert queue.info().rows == 0
+
+
+def test_a_sweep_and_a_commit_at_once_keep_the_rows_or_drop_them_whole(store: penstock.Store) -> None:
+    queue = store.create_queue("q", SCHEMA)
+    committed = 0
+    for batch in range(25):
+        for attempt in ("a", "b"):
+            _stage(store, queue, "app", batch, attempt, batch)
+        sweeper = threading.Thread(target=store.sweep, args=(timedelta(0),))
+        sweeper.start()
+        try:
+            store.database.run(
+                lambda tx, batch=batch: staging.promote(tx, queue.record, "app", batch, {"a": 1})  # type: ignore[misc]
+            )
+            committed += 1
+        except CommitRefused:
+            pass
+        sweeper.join()
+    assert queue.info().rows == committed
+    assert queue.read(0, 0).num_rows == committed
+    store.sweep(timedelta(0))
+    assert _rows_in_tables(store)["payload"] == queue.info().partitions[0].segments
+
+
+def test_a_promotion_takes_the_acknowledged_attempts_alone(store: penstock.Store) -> None:
+    queue = store.create_queue("q", SCHEMA)
+    _stage(store, queue, "app", 4, "older", 1)
+    _stage(store, queue, "app", 5, "kept", 2)
+    _stage(store, queue, "app", 5, "twin", 2)
+    _stage(store, queue, "app", 6, "newer", 3)
+    _stage(store, queue, "other", 5, "kept", 4)
+    store.database.run(lambda tx: staging.promote(tx, queue.record, "app", 5, {"kept": 1}))
+    assert everything(queue) == {0: [2]}
+    assert store.info().staged_segments == 2
+    assert _rows_in_tables(store)["payload"] == 3
+
+
+def test_info_counts_what_is_there(store: penstock.Store) -> None:
+    assert (store.info().rows, store.info().bytes, store.info().queues) == (0, 0, 0)
+    for name in ("a", "b"):
+        store.create_queue(name, SCHEMA, partitions=2, key=["n"]).append(rows(*range(10)))
+    store.create_consumer("c")
+    info = store.info()
+    assert (info.uuid, info.version, info.queues, info.consumers) == (store.uuid, 1, 2, 1)
+    assert (info.rows, info.commits) == (20, 0)
+    assert info.bytes == sum(store.queue(name).info().bytes for name in ("a", "b"))
+    assert info.url == store.url
+
+
+def test_one_store_serves_many_threads(store: penstock.Store) -> None:
+    failures: list[BaseException] = []
+
+    def work(number: int) -> None:
+        try:
+            queue = store.create_queue(
+                f"q{number}", SCHEMA, partitions=2, retention=penstock.Retention(rows=50)
+            )
+            store.create_consumer(f"c{number}")
+            consumer = queue.register(f"c{number}", vital=True)
+            producer = store.producer(queue.name, "s")
+            position = 0
+            for n in range(15):
+                producer.append(rows(n), n, partition=0)
+                pull = consumer.pull(queue.name, 0)
+                assert pull.start == position
+                consumer.advance(queue.name, 0, old=pull.start, new=pull.end)
+                position = pull.end
+            assert position == 15
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert len(store.queues()) == 6
+
+
+def test_a_queue_works_after_its_store_object_is_gone(store_url: str) -> None:
+    queue = penstock.connect(store_url).create_queue("q", SCHEMA)
+    gc.collect()
+    for n in range(130):
+        queue.append(rows(n))
+    assert queue.read(0, 0).num_rows == 130
+
+
+def test_maintenance_by_command_does_every_queue(store: penstock.Store) -> None:
+    for name in ("a", "b"):
+        queue = store.create_queue(name, SCHEMA)
+        for n in range(10):
+            queue.append(rows(n))
+        queue.set_retention(penstock.Retention(rows=3))
+    store.maintain()
+    assert [store.queue(name).info().rows for name in ("a", "b")] == [3, 3]
