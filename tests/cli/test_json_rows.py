@@ -223,6 +223,15 @@ def test_bytes_that_are_no_utf8_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
+    "line", ['{"id": 1} {"id": 2}', '{"id": 1}{"id": 2}', '{"id": 1} null', '{"id": 1},', '{"id": 1} x']
+)
+def test_a_line_holds_one_row(line: str) -> None:
+    for text in (line, f'{{"id": 0}}\n{line}\n{{"id": 3}}'):
+        (complaint,) = complaints(ORDERS, text, format="jsonl")
+        assert "is no JSON object in one line: Extra data" in complaint
+
+
+@pytest.mark.parametrize(
     "line", ["null", "null\nnull", "[" * 100_000, '{"id":' + "[" * 100_000, '{"id": 1, "a": ' * 50_000]
 )
 def test_hostile_lines_are_refused_and_nothing_dies(line: str) -> None:

@@ -26,6 +26,7 @@ from hypothesis.stateful import (
 )
 
 from penstock import Retention, connect
+from penstock.commit.offsets import QueueOffset
 from penstock.errors import ConsumerInUse
 from tests.commit.driver import OUTPUT, Checkpoint, Driver, Query
 from tests.commit.protocol import SCHEMA
@@ -207,11 +208,22 @@ class Protocol(RuleBasedStateMachine):
             assert all(nth[i] == place + 1 for place, i in enumerate(ids) if i in nth)
 
     @invariant()
-    def safe_offsets_do_not_pass_the_offsets(self) -> None:
+    def only_what_spark_has_logged_is_safe(self) -> None:
+        logged = [
+            offset
+            for checkpoint in self.checkpoints
+            for batch_id in checkpoint.commits
+            for offset in map(QueueOffset.of, checkpoint.parsed(batch_id))
+            if offset is not None
+        ]
         for queue in self.queues:
             keys = self.store.consumer(self.consumer).registration(queue).keys
             rows = self.store.database.run(lambda tx, keys=keys: tx.all("read_positions", **keys), write=False)
-            assert all(row.safe_index <= row.next_index for row in rows)
+            for row in rows:
+                ends = [o.end[row.partition] for o in logged if o.queue == queue and row.partition < len(o.end)]
+                begun = self.base.get((queue, row.partition), 0)
+                assert row.safe_index <= row.next_index
+                assert row.safe_index <= max(ends, default=begun) or row.safe_index == begun
 
     def teardown(self) -> None:
         """Once the trouble is over, one driver on the consumer's checkpoint brings everything through."""

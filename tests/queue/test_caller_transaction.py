@@ -183,7 +183,7 @@ def test_a_connection_to_another_store_of_the_same_form_is_refused(
     own.rollback()
     own.close()
     assert queue.info().rows == 0
-    if store.database.dialect == "postgresql":
+    if store.database.dialect == "postgres":
         own = psycopg.connect(store.database.url.target, autocommit=True)
         own.execute("drop database elsewhere")
         own.close()

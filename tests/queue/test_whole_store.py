@@ -18,7 +18,20 @@ from penstock.store.statements import qualify
 from tests.queue.support import SCHEMA, everything, rows
 from tests.store.support import run_sql
 
-TABLES = "queue key_home partition payload segment staged consumer registration position producer ledger mark".split()
+TABLES = [
+    "queue",
+    "key_home",
+    "partition",
+    "payload",
+    "segment",
+    "staged",
+    "consumer",
+    "registration",
+    "position",
+    "producer",
+    "ledger",
+    "mark",
+]
 
 
 def _rows_in_tables(store: penstock.Store) -> dict[str, int]:

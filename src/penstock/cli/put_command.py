@@ -115,15 +115,16 @@ def put(
     """
     if delimiter is not None and (len(delimiter) != 1 or not delimiter.isascii() or delimiter in '"\r\n'):
         raise InvalidInput(f"--delimiter is one ASCII character, not {delimiter!r}", value=delimiter)
-    started = time.perf_counter()
     with run.connect() as store:
         queue = store.queue(name)
+        started = time.perf_counter()
         if partition is not None:
             # Fail before a long input is read, not after.
             check_partition(queue.name, queue.partitions, partition)
         rows = _read(run, queue, file, format, delimiter, ["", *(null or [])], max_errors)
         appends, skipped = _append(run, store, queue, rows, partition, session, batch_rows)
-    _report(run, name, appends, skipped, time.perf_counter() - started)
+        seconds = time.perf_counter() - started
+    _report(run, name, appends, skipped, seconds)
 
 
 def _read(

@@ -65,7 +65,9 @@ def decode(array: pa.Array, kind: pa.DataType) -> pa.Array:
         return pa.MapArray.from_arrays(offsets, keys, values, type=kind, mask=_mask(array))
     if pat.is_list(kind):
         offsets, values = _taken_apart(array, array.values)
-        return pa.ListArray.from_arrays(offsets, decode(values, kind.value_type), type=kind, mask=_mask(array))
+        return pa.ListArray.from_arrays(
+            offsets, decode(values, kind.value_type), type=kind, mask=_mask(array)
+        )
     if pat.is_struct(kind):
         children = [decode(child, field.type) for child, field in zip(array.flatten(), kind, strict=True)]
         # Without children there is nothing but the mask to tell the length.
@@ -101,9 +103,6 @@ def _decoded_leaf(array: pa.Array, kind: pa.DataType) -> pa.Array:
         return pa.nulls(len(array))
     if pat.is_float32(kind):
         return _narrowed(array, kind)
-    if pat.is_decimal256(array.type):
-        # Seen with all its digits, the cast checks the values instead of trusting the type.
-        return array.view(pa.decimal256(76, kind.scale)).cast(kind)
     return array.cast(kind)
 
 

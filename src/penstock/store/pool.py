@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -44,6 +45,8 @@ class Pool:
 
     def _reset(self) -> None:
         self._idle: list[Any] = []
+        # For a store that is forgotten rather than closed, and at the program's end.
+        weakref.finalize(self, _close_all, self._idle)
         self._guard = threading.Lock()
         self._slots = threading.BoundedSemaphore(SIZE)
 
@@ -85,7 +88,8 @@ class Pool:
 
     def _drain(self) -> None:
         with self._guard:
-            idle, self._idle = self._idle, []
+            idle = self._idle[:]
+            self._idle.clear()
         for connection in idle:
             self._disconnect(connection)
 
@@ -100,3 +104,8 @@ class Pool:
 
     def after_fork_in_child(self) -> None:
         self._reset()
+
+
+def _close_all(connections: list[Any]) -> None:
+    for connection in connections:
+        connection.close()
