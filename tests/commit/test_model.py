@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import uuid
 from collections import Counter
 from collections.abc import Iterator
 from datetime import timedelta
@@ -30,6 +31,7 @@ from penstock.commit.offsets import QueueOffset
 from penstock.errors import ConsumerInUse
 from tests.commit.driver import OUTPUT, Checkpoint, Driver, Query
 from tests.commit.protocol import SCHEMA
+from tests.support.postgres import drop_schema, with_schema
 
 _numbers = itertools.count()
 
@@ -40,7 +42,9 @@ class Protocol(RuleBasedStateMachine):
     store: Any
 
     @initialize(
-        sources=st.integers(1, 2), kind=st.sampled_from(["stateless", "stateful", "idempotent"]), rows=st.integers(1, 9)
+        sources=st.integers(1, 2),
+        kind=st.sampled_from(["stateless", "stateful", "idempotent"]),
+        rows=st.integers(1, 9),
     )
     def begin(self, sources: int, kind: str, rows: int) -> None:
         run = next(_numbers)
@@ -97,7 +101,9 @@ class Protocol(RuleBasedStateMachine):
             self.drivers.remove(driver)
 
     @precondition(lambda self: self.drivers)
-    @rule(which=st.integers(0, 2), batches=st.integers(1, 3), then=st.integers(0, 7), choice=st.integers(0, 30))
+    @rule(
+        which=st.integers(0, 2), batches=st.integers(1, 3), then=st.integers(0, 7), choice=st.integers(0, 30)
+    )
     def go_on(self, which: int, batches: int, then: int, choice: int) -> None:
         """Through whole micro-batches, and a few steps into the next one."""
         driver = self.drivers[which % len(self.drivers)]
@@ -126,7 +132,9 @@ class Protocol(RuleBasedStateMachine):
     def write(self, queue: int, partition: int, rows: int) -> None:
         self.append(self.queues[queue % len(self.queues)], partition, rows)
 
-    @rule(what=st.sampled_from(["grow", "grow the sink", "sweep", "trim", "retention"]), queue=st.integers(0, 1))
+    @rule(
+        what=st.sampled_from(["grow", "grow the sink", "sweep", "trim", "retention"]), queue=st.integers(0, 1)
+    )
     def tend(self, what: str, queue: int) -> None:
         source = self.store.queue(self.queues[queue % len(self.queues)])
         if what == "grow" and source.partitions < 4:
@@ -162,7 +170,9 @@ class Protocol(RuleBasedStateMachine):
             for partition, offset in consumer.offsets(queue).items()
         }
         used = {driver.query.checkpoint.id for driver in self.drivers}
-        self.checkpoints = [c for c in self.checkpoints if c.offsets or c.id in used] + [self.new_checkpoint()]
+        self.checkpoints = [c for c in self.checkpoints if c.offsets or c.id in used] + [
+            self.new_checkpoint()
+        ]
 
     # What must hold.
 
@@ -218,9 +228,13 @@ class Protocol(RuleBasedStateMachine):
         ]
         for queue in self.queues:
             keys = self.store.consumer(self.consumer).registration(queue).keys
-            rows = self.store.database.run(lambda tx, keys=keys: tx.all("read_positions", **keys), write=False)
+            rows = self.store.database.run(
+                lambda tx, keys=keys: tx.all("read_positions", **keys), write=False
+            )
             for row in rows:
-                ends = [o.end[row.partition] for o in logged if o.queue == queue and row.partition < len(o.end)]
+                ends = [
+                    o.end[row.partition] for o in logged if o.queue == queue and row.partition < len(o.end)
+                ]
                 begun = self.base.get((queue, row.partition), 0)
                 assert row.safe_index <= row.next_index
                 assert row.safe_index <= max(ends, default=begun) or row.safe_index == begun
@@ -273,20 +287,31 @@ def check(store: Any, examples: int) -> None:
     )
 
 
-@pytest.mark.timeout(600)
-def test_rows_go_through_once_whatever_dies_in_an_embedded_store(tmp_path: Path) -> None:
-    # Nothing pulls the plug here, so that the disk need not be waited for.
-    with connect(f"sqlite:///{tmp_path}/model.db?synchronous=normal") as store:
-        check(store, 100)
-
-
-@pytest.mark.timeout(600)
-def test_rows_go_through_once_whatever_dies_in_a_shared_store(pg_url: str) -> None:
-    import uuid
-
-    from tests.support.postgres import drop_schema, with_schema
-
+@pytest.fixture
+def shared(pg_url: str) -> Iterator[Any]:
     schema = f"t_{uuid.uuid4().hex}"
     with connect(with_schema(pg_url, schema)) as store:
-        check(store, 25)
+        yield store
     drop_schema(pg_url, schema)
+
+
+@pytest.fixture
+def embedded(tmp_path: Path) -> Iterator[Any]:
+    # Nothing pulls the plug here, so that the disk need not be waited for.
+    with connect(f"sqlite:///{tmp_path}/model.db?synchronous=normal") as store:
+        yield store
+
+
+def test_rows_go_through_once_whatever_dies_in_an_embedded_store(embedded: Any) -> None:
+    check(embedded, 50)
+
+
+def test_rows_go_through_once_whatever_dies_in_a_shared_store(shared: Any) -> None:
+    check(shared, 15)
+
+
+@pytest.mark.crash_full
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("kind", ["embedded", "shared"])
+def test_rows_go_through_once_whatever_dies_at_length(kind: str, request: pytest.FixtureRequest) -> None:
+    check(request.getfixturevalue(kind), 600)

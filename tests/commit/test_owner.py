@@ -27,7 +27,10 @@ def test_a_later_owner_fences_the_earlier_one(pair: Pair, caplog: pytest.LogCapt
         second = pair.own()
     assert second.epoch == first.epoch + 1
     assert "had a running owner" in caplog.text
-    calls: list[Callable[[], object]] = [lambda: first.observe(offset), lambda: first.plan(offset, [[0, 0, 5]])]
+    calls: list[Callable[[], object]] = [
+        lambda: first.observe(offset),
+        lambda: first.plan(offset, [[0, 0, 5]]),
+    ]
     for call in calls:
         with pytest.raises(OwnerFenced, match="another query took over consumer 'billing'"):
             call()

@@ -13,6 +13,13 @@ from tests.store.support import run_sql
 SCHEMA = pa.schema([("n", pa.int64()), ("s", pa.string())])
 
 
+def hurried(url: str) -> str:
+    """The same store, for what does not have to survive a power cut: nothing waits for the disk."""
+    return url + (
+        "?synchronous=normal" if url.startswith("sqlite") else "&options=-c%20synchronous_commit%3Doff"
+    )
+
+
 def numbers(rows: pa.Table) -> list[Any]:
     return list(rows.column("n").to_pylist())
 

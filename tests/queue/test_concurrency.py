@@ -12,7 +12,7 @@ import pytest
 
 import penstock
 from tests.queue.programs import check
-from tests.queue.support import SCHEMA
+from tests.queue.support import SCHEMA, hurried
 from tests.support.processes import ChildProcess
 
 RunChild = Callable[..., ChildProcess]
@@ -36,10 +36,12 @@ def test_eight_processes_append_while_two_read(
     go = tmp_path / "go"
     total = sum(_rows_of(writer) for writer in range(WRITERS))
     writers = [
-        run_child("tests.queue.programs", "append_numbered", store_url, "q", writer, APPENDS, go)
+        run_child("tests.queue.programs", "append_numbered", hurried(store_url), "q", writer, APPENDS, go)
         for writer in range(WRITERS)
     ]
-    readers = [run_child("tests.queue.programs", "read_prefixes", store_url, "q", total) for _ in range(2)]
+    readers = [
+        run_child("tests.queue.programs", "read_prefixes", hurried(store_url), "q", total) for _ in range(2)
+    ]
     for child in writers + readers:
         child.wait_for_line("ready")
     go.touch()

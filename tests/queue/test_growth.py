@@ -12,7 +12,7 @@ import penstock
 from penstock.errors import InvalidInput
 from penstock.queue.placement import Hashes, home_of
 from penstock.store.log import QueueGrown
-from tests.queue.support import SCHEMA, everything, numbers, rows
+from tests.queue.support import SCHEMA, everything, hurried, numbers, rows
 from tests.support.processes import ChildProcess
 
 
@@ -178,7 +178,8 @@ def test_equal_keys_stay_together_while_other_processes_append(
 ) -> None:
     queue = store.create_queue("q", SCHEMA, partitions=1, key=["n"])
     children: list[ChildProcess] = [
-        run_child("tests.queue.programs", "append_keys", store_url, "q", seed, 60) for seed in range(3)
+        run_child("tests.queue.programs", "append_keys", hurried(store_url), "q", seed, 60)
+        for seed in range(3)
     ]
     for child in children:
         child.wait_for_line("appended")

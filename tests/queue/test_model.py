@@ -25,6 +25,7 @@ from hypothesis.stateful import (
 
 import penstock
 from penstock.errors import DataLost, InvalidPosition, OffsetConflict, ProducerFenced
+from tests.queue.support import hurried
 
 SCHEMA = pa.schema([("k", pa.int64()), ("n", pa.int64())])
 KEYS = st.integers(0, 12)
@@ -330,8 +331,4 @@ def _profile() -> settings:
 
 
 def test_a_store_does_what_its_model_does(store_url: str) -> None:
-    # Nothing here survives a power cut, so nothing waits for the disk.
-    hurried = (
-        "?synchronous=normal" if store_url.startswith("sqlite") else "&options=-c%20synchronous_commit%3Doff"
-    )
-    run_state_machine_as_test(lambda: StoreMachine(store_url + hurried), settings=_profile())
+    run_state_machine_as_test(lambda: StoreMachine(hurried(store_url)), settings=_profile())

@@ -106,6 +106,6 @@ def failure(query: StreamingQuery, timeout: float = 60) -> str:
 
 def refusal(action: Callable[[], Any]) -> str:
     """What Penstock says to something that it does not do."""
-    with pytest.raises(Exception, match=r"penstock\.errors") as caught:
+    with pytest.raises(Exception, match=r"penstock\.\w+[.\w]*: \[") as caught:
         action()
     return str(caught.value)

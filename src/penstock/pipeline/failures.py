@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 from penstock import errors
 from penstock.errors import PenstockError, QueryFailed
 
-_OURS = re.compile(r"^\s*(?:Caused by: )?penstock\.errors\.(\w+): \[([A-Z_.]+)\] (.*)$", re.MULTILINE)
+# One line of a Python traceback: the error's class, its condition, its message.
+_OURS = re.compile(r"^\s*(?:Caused by: )?penstock\.[\w.]+: \[([A-Z_.]+)\] (.*)$", re.MULTILINE)
 
 
 def plain(error: Exception) -> Exception:
@@ -15,7 +17,12 @@ def plain(error: Exception) -> Exception:
     found = _OURS.findall(str(error))
     if not found:
         return error
-    kind, condition, message = found[-1]
-    known = getattr(errors, kind, QueryFailed)
-    made = known if isinstance(known, type) and issubclass(known, PenstockError) else QueryFailed
-    return made(message.strip(), condition=condition)
+    condition, message = found[-1]
+    kind = next((kind for kind in _kinds(PenstockError) if kind.condition == condition), QueryFailed)
+    return kind(message.strip(), condition=condition)
+
+
+def _kinds(base: type[PenstockError]) -> Iterator[type[PenstockError]]:
+    for kind in vars(errors).values():
+        if isinstance(kind, type) and issubclass(kind, base):
+            yield kind

@@ -23,9 +23,10 @@ from penstock.errors import (
 )
 from penstock.store.database import Database, Transaction
 from penstock.store.owners import FileOwnerLock, OwnerLock, file_held, lock_file
+from penstock.store.turns import Turn
 
 _PAGE_SIZE = 32768
-_BUSY_MS = 30_000
+_BUSY_MS = 60_000
 _UNAVAILABLE = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL}
 
 
@@ -97,6 +98,12 @@ def _owners(path: str) -> Path:
     return Path(f"{path}-owners")
 
 
+class _Connection(sqlite3.Connection):
+    """With its place in the line of writers."""
+
+    turn: Turn
+
+
 class SqliteDatabase(Database):
     dialect = "sqlite"
 
@@ -104,20 +111,26 @@ class SqliteDatabase(Database):
     def path(self) -> str:
         return self.url.target
 
+    @property
+    def _patience(self) -> float:
+        return int(self.url.options.get("busy_timeout", _BUSY_MS)) / 1000
+
     def exists(self) -> bool:
         return os.path.exists(self.path)
 
-    def _connect(self) -> sqlite3.Connection:
+    def _connect(self) -> _Connection:
         # A file that somebody removed is not made anew under a store that is open.
         mode = "rwc" if self.may_create else "rw"
         connection = sqlite3.connect(
             f"file:{quote(self.path)}?mode={mode}",
             uri=True,
-            timeout=int(self.url.options.get("busy_timeout", _BUSY_MS)) / 1000,
+            timeout=self._patience,
             isolation_level=None,
             check_same_thread=False,
             cached_statements=256,
+            factory=_Connection,
         )
+        connection.turn = Turn(f"{self.path}-lock")
         try:
             connection.execute(f"pragma page_size = {_PAGE_SIZE}")
             connection.execute(f"pragma synchronous = {self.url.options.get('synchronous', 'full')}")
@@ -143,20 +156,29 @@ class SqliteDatabase(Database):
                 lease.connection.execute("pragma journal_mode = wal")
             lease.sound = True
 
-    def _disconnect(self, connection: sqlite3.Connection) -> None:
+    def _disconnect(self, connection: _Connection) -> None:
         connection.close()
+        connection.turn.close()
 
-    def _begin(self, connection: sqlite3.Connection, *, write: bool) -> Transaction:
+    def _begin(self, connection: _Connection, *, write: bool) -> Transaction:
+        if write and not connection.turn.take(self._patience):
+            raise StoreUnavailable(
+                f"{self.url} is locked by another writer: it was not our turn within {self._patience} s"
+            )
         # A write that began as a read could not wait for another writer: SQLite refuses to upgrade a stale snapshot.
         connection.execute("begin immediate" if write else "begin")
         return SqliteTransaction(connection, self.path, write=write)
 
-    def _commit(self, connection: sqlite3.Connection) -> None:
+    def _commit(self, connection: _Connection) -> None:
         connection.execute("commit")
+        connection.turn.give_back()
 
-    def _rollback(self, connection: sqlite3.Connection) -> None:
-        if connection.in_transaction:
-            connection.execute("rollback")
+    def _rollback(self, connection: _Connection) -> None:
+        try:
+            if connection.in_transaction:
+                connection.execute("rollback")
+        finally:
+            connection.turn.give_back()
 
     def _commit_error(self, error: PenstockError) -> PenstockError:
         # A SQLite commit that failed has not happened.
@@ -203,7 +225,7 @@ class SqliteDatabase(Database):
                 raise InvalidInput(
                     "the connection commits each statement by itself: execute BEGIN IMMEDIATE first"
                 )
-            connection.execute("begin immediate")
+            self._begin_there(connection)
         connection.execute("savepoint penstock")
         try:
             yield transaction
@@ -214,6 +236,15 @@ class SqliteDatabase(Database):
                 connection.execute("release penstock")
             raise
         connection.execute("release penstock")
+
+    def _begin_there(self, connection: sqlite3.Connection) -> None:
+        """Begin in turn; whoever is next waits for the caller's commit then."""
+        turn = Turn(f"{self.path}-lock")
+        turn.take(self._patience)
+        try:
+            connection.execute("begin immediate")
+        finally:
+            turn.close()
 
     def _attached(self, connection: sqlite3.Connection) -> str:
         cursor = connection.cursor()

@@ -62,7 +62,7 @@ def parse_url(url: str) -> StoreUrl:
     ----------
     url
         ``sqlite:///file`` with the options ``synchronous`` (``full``, the default, or ``normal``) and
-        ``busy_timeout`` (milliseconds, 30000), or ``postgresql://…`` with ``schema`` (``penstock``); any other
+        ``busy_timeout`` (milliseconds, 60000), or ``postgresql://…`` with ``schema`` (``penstock``); any other
         query parameter of a PostgreSQL URL is libpq's.
 
     Raises

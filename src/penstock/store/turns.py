@@ -1,0 +1,76 @@
+"""Taking turns at writing into one SQLite file.
+
+SQLite lets a writer that has to wait look again now and then, ten times a second in the end. One that writes in a loop leaves
+the file free for a fraction of a millisecond, so that among several such writers some wait for minutes. A lock on a file beside
+it is given by the kernel to whoever has waited longest, as soon as it is free.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+
+
+class Turn:
+    """One connection's place in the line of writers.
+
+    Parameters
+    ----------
+    path
+        The lock file; it is made when it is first needed, and stays.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._file: int | None = None
+
+    def take(self, seconds: float) -> bool:
+        """Wait until it is this connection's turn; False when it was not within so many seconds."""
+        import fcntl
+
+        if self._file is None:
+            try:
+                self._file = os.open(self._path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            except OSError:
+                # Where no file can be made SQLite's own way has to do; as a rule it cannot write there either.
+                return True
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return self._wait(self._file, seconds)
+        return True
+
+    def _wait(self, file: int, seconds: float) -> bool:
+        import fcntl
+
+        mine = threading.Event()
+
+        def wait() -> None:
+            # The kernel has no time limit for this; a thread that waits can be left alone.
+            with contextlib.suppress(OSError):
+                fcntl.flock(file, fcntl.LOCK_EX)
+                mine.set()
+
+        threading.Thread(target=wait, name="penstock-turn", daemon=True).start()
+        if mine.wait(seconds):
+            return True
+        # Closed under the thread that waits for it, the lock is let go as soon as it comes.
+        self.close()
+        return False
+
+    def give_back(self) -> None:
+        """Let the next one write; harmless when it is not this connection's turn."""
+        import fcntl
+
+        if self._file is not None:
+            fcntl.flock(self._file, fcntl.LOCK_UN)
+
+    def close(self) -> None:
+        """Leave the line."""
+        file, self._file = self._file, None
+        if file is not None:
+            os.close(file)
+
+    def __del__(self) -> None:
+        self.close()

@@ -1,0 +1,50 @@
+"""Runs the queries of some cases until they have taken all that is there. Killed by its parent, mostly.
+
+Arguments: a folder for Spark, the master, and the cases as JSON.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import penstock as ps
+from tests.crash.cases import Case
+from tests.support.sparks import make_spark
+
+
+def start(spark: Any, case: Case, trigger: ps.Trigger) -> Any:
+    frames = [
+        spark.readStream.format("penstock")
+        .options(url=case.url, consumer=case.name, **case.options)
+        .load(queue)
+        for queue in case.sources
+    ]
+    sink = ps.QueueSink(case.name, url=case.target, options=dict(case.sink_options))
+    stream = ps.stream(spark, case.query.transform(frames))
+    return stream.write(sink, guarantee=case.guarantee).start(
+        checkpoint=case.checkpoint, name=case.name, trigger=trigger
+    )
+
+
+def main(folder: str, master: str, *texts: str) -> None:
+    began = time.monotonic()
+    spark = make_spark(Path(folder), master)
+    print(f"SPARK after {time.monotonic() - began:.1f} s", flush=True)
+    ps.register(spark)
+    cases = [Case.from_json(text) for text in texts]
+    queries = [start(spark, case, ps.Trigger.available_now()) for case in cases]
+    print("STARTED", flush=True)
+    for case, query in zip(cases, queries, strict=True):
+        try:
+            query.awaitTermination()
+        except Exception as error:
+            print(f"FAILED {case.name} {error}", flush=True)
+        else:
+            print(f"ENDED {case.name} after {time.monotonic() - began:.1f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

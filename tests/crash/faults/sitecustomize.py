@@ -1,0 +1,141 @@
+"""Stops a Python process of a Spark application at a chosen state of the commit protocol, for a test to kill it there.
+
+Every Python that Spark starts imports this at its start, when this folder is on PYTHONPATH. The variable FAULTS holds, by
+the name of a case (its consumer's and its sink's name), the state and micro-batch to stop at, the checkpoint, and the file
+that says that it has been reached.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.util
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+FAULTS: dict[str, dict[str, Any]] = json.loads(os.environ.get("FAULTS", "{}"))
+
+
+def stop(case: str, state: str, reached: Callable[[dict[str, Any]], bool]) -> None:
+    fault = FAULTS.get(case)
+    if fault is None or fault["state"] != state or not reached(fault):
+        return
+    try:
+        # One process of a case stops, the first one to get here.
+        os.close(os.open(fault["marker"], os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return
+    while True:
+        signal.pause()
+
+
+def in_batch(batch_id: int) -> Callable[[dict[str, Any]], bool]:
+    return lambda fault: fault["batch"] == batch_id
+
+
+def planned(fault: dict[str, Any]) -> bool:
+    return _newest(fault, "offsets") == fault["batch"]
+
+
+def logged(fault: dict[str, Any]) -> bool:
+    return _newest(fault, "commits") == fault["batch"]
+
+
+def _newest(fault: dict[str, Any], log: str) -> int:
+    names = [path.name for path in Path(fault["checkpoint"], log).glob("*")]
+    return max((int(name) for name in names if name.isdigit()), default=-1)
+
+
+def patch_owner(module: ModuleType) -> None:
+    owner = module.Owner
+    init, plan, observe = owner.__init__, owner.plan, owner.observe
+
+    def owning(self: Any, *arguments: Any) -> None:
+        init(self, *arguments)
+        stop(self.consumer, "OWN", lambda _: True)
+
+    def planning(self: Any, *arguments: Any) -> Any:
+        split = plan(self, *arguments)
+        stop(self.consumer, "PLANNED", planned)
+        return split
+
+    def observing(self: Any, *arguments: Any) -> Any:
+        stop(self.consumer, "LOGGED", logged)
+        found = observe(self, *arguments)
+        stop(self.consumer, "SAFE", logged)
+        return found
+
+    owner.__init__, owner.plan, owner.observe = owning, planning, observing
+
+
+def patch_tasks(module: ModuleType) -> None:
+    writer = module.TaskWriter
+    stage, append_once = writer.stage, writer.append_once
+
+    def staging(self: Any, app_id: str, batch_id: int, batches: Any) -> Any:
+        wrote = stage(self, app_id, batch_id, batches)
+        if self.task == 0:
+            stop(self._queue.name, "HALF", in_batch(batch_id))
+        return wrote
+
+    def appending(self: Any, key: Any, *arguments: Any) -> Any:
+        wrote = append_once(self, key, *arguments)
+        if self.task == 0:
+            stop(self._queue.name, "HALF", in_batch(key.batch_id))
+        return wrote
+
+    writer.stage, writer.append_once = staging, appending
+
+
+def patch_batch(module: ModuleType) -> None:
+    commit_batch = module.commit_batch
+
+    def committing(database: Any, store_uuid: str, batch: Any) -> Any:
+        stop(batch.sink.name, "STAGED", in_batch(batch.batch_id))
+        appended = commit_batch(database, store_uuid, batch)
+        stop(batch.sink.name, "COMMITTED", in_batch(batch.batch_id))
+        return appended
+
+    module.commit_batch = committing
+
+
+PATCHES = {
+    "penstock.commit.owner": patch_owner,
+    "penstock.commit.batch": patch_batch,
+    "penstock.spark.task_writer": patch_tasks,
+}
+
+
+class Patching(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Patches a module as soon as it has been imported, before anybody takes a function out of it."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name not in PATCHES:
+            return None
+        sys.meta_path.remove(self)
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            sys.meta_path.insert(0, self)
+        assert spec is not None
+        assert spec.loader is not None
+        run = spec.loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            run(module)
+            PATCHES[name](module)
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]  # of this loader alone
+        return spec
+
+
+if FAULTS:
+    sys.meta_path.insert(0, Patching())
