@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pyspark.errors import StreamingQueryException
-from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock.commit.offsets import batch_ranges
 from penstock.commit.owner import drain, level
@@ -92,9 +92,8 @@ class Query:
     def awaitTermination(self, timeout: float | None = None) -> bool | None:
         """Wait until the query ends, or for ``timeout`` seconds; raise what ended it, if anything did."""
         try:
-            ended = (
-                self._query.awaitTermination() if timeout is None else self._query.awaitTermination(timeout)
-            )  # type: ignore[arg-type]  # Spark takes floats
+            # Spark's annotation says int; it takes fractions of a second as well.
+            ended = self._query.awaitTermination(timeout)  # type: ignore[arg-type]  # as said
         except StreamingQueryException as error:
             raise plain(error) from None
         if ended is not False:

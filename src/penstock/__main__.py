@@ -1,0 +1,5 @@
+"""``python -m penstock`` is the command ``penstock``."""
+
+from penstock.cli import main
+
+raise SystemExit(main())
