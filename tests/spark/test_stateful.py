@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -13,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as fn
 
 from penstock import Queue, Store
-from tests.spark.support import forget_commit, run, stream
+from tests.spark.support import forget_commit, one_store, refusal, run, stream
 
 EVENTS = pa.schema([("id", pa.int64()), ("key", pa.string()), ("ts", pa.timestamp("us", "UTC"))])
 START = datetime(2024, 1, 1, tzinfo=UTC)
@@ -101,7 +102,18 @@ def append(queue: Queue, rows: list[Row]) -> None:
     queue.append([dict(zip(EVENTS.names, row, strict=True)) for row in rows])
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    ("store_url", "name"),
+    [
+        ("sqlite", "aggregate"),
+        ("postgresql", "aggregate"),
+        ("sqlite", "distinct"),
+        ("postgresql", "union"),
+        ("sqlite", "join"),
+        ("postgresql", "join"),
+    ],
+    indirect=["store_url"],
+)
 def test_a_replay_repeats_nothing(
     spark: SparkSession, store: Store, store_url: str, tmp_path: Path, name: str
 ) -> None:
@@ -129,26 +141,49 @@ def test_a_replay_repeats_nothing(
     assert store.info().staged_segments == 0
 
 
+@one_store
 def test_the_state_is_rebuilt_for_a_batch_that_was_committed(
-    spark: SparkSession, store: Store, store_url: str, tmp_path: Path
+    spark: SparkSession, store: Store, store_url: str, tmp_path: Path, without_no_data_batches: None
 ) -> None:
-    """Batch 0 is the one whose start Spark does not log."""
+    """Batch 0 is the one whose start Spark does not log, and the consumer has moved behind it."""
     queue = store.create_queue("left", EVENTS)
     queue.register(store.create_consumer("left").name)
     out = store.create_queue("out", EVENTS)
-    frame = aggregate(stream(spark, store_url, "left", consumer="left"), None)  # type: ignore[arg-type]
+    frame = stream(spark, store_url, "left", consumer="left")
     append(queue, ROUNDS[0])
-    run(frame, store_url, "out", tmp_path / "ck")
-    for batch_id in sorted(_logged(tmp_path / "ck"), reverse=True):
-        forget_commit(tmp_path / "ck", batch_id)
-        if batch_id:
-            for name in (f"{batch_id}", f".{batch_id}.crc"):
-                (tmp_path / "ck" / "offsets" / name).unlink(missing_ok=True)
-    assert _logged(tmp_path / "ck") == []
-    append(queue, ROUNDS[1])
-    run(frame, store_url, "out", tmp_path / "ck")
+    run(aggregate(frame, frame), store_url, "out", tmp_path / "ck")
+    assert forget_commit(tmp_path / "ck") == 0
+    for rows in ROUNDS[1:]:
+        append(queue, rows)
+        run(aggregate(frame, frame), store_url, "out", tmp_path / "ck")
+    # The last watermark counts from the next micro-batch on.
     assert rows_in(out) == sorted(windows(ROUNDS[0] + ROUNDS[1], []))
 
 
-def _logged(checkpoint: Path) -> list[int]:
-    return [int(entry.name) for entry in (checkpoint / "commits").iterdir() if entry.name.isdigit()]
+@pytest.fixture
+def without_no_data_batches(spark: SparkSession) -> Iterator[None]:
+    spark.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", "false")
+    yield
+    spark.conf.unset("spark.sql.streaming.noDataMicroBatches.enabled")
+
+
+@one_store
+def test_an_old_copy_of_a_checkpoint(
+    spark: SparkSession, store: Store, store_url: str, tmp_path: Path
+) -> None:
+    queue = store.create_queue("left", EVENTS)
+    queue.register(store.create_consumer("left").name)
+    out = store.create_queue("out", EVENTS)
+    frame = distinct(stream(spark, store_url, "left", consumer="left"), None)  # type: ignore[arg-type]
+    append(queue, ROUNDS[0][:1])
+    run(frame, store_url, "out", tmp_path / "ck")
+    shutil.copytree(tmp_path / "ck", tmp_path / "old")
+    append(queue, ROUNDS[0][1:])
+    run(frame, store_url, "out", tmp_path / "ck")
+    before = rows_in(out)
+    append(queue, ROUNDS[2])
+    said = refusal(lambda: run(frame, store_url, "out", tmp_path / "old"))
+    assert "CHECKPOINT_MISMATCH" in said
+    assert rows_in(out) == before
+    run(frame, store_url, "out", tmp_path / "ck")
+    assert len(rows_in(out)) == 2

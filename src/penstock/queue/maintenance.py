@@ -53,9 +53,19 @@ class Maintainer:
             if not queue.retention.unlimited:
                 self._plan_retention(queue, now)
             if self._pending and self._thread is None:
-                self._thread = threading.Thread(target=self._work, name="penstock-upkeep")
-                self._thread.start()
+                self._start()
             self._wake.notify_all()
+
+    def _start(self) -> None:
+        thread = threading.Thread(target=self._work, name="penstock-upkeep")
+        try:
+            thread.start()
+        except RuntimeError as error:
+            # No thread is to be had, as at the program's end; whoever appends next may have one.
+            log.debug("no upkeep: %s", error)
+            self._pending.clear()
+        else:
+            self._thread = thread
 
     def _plan_retention(self, queue: QueueRecord, now: float) -> None:
         last = self._retention_due.get(queue.queue_id, now - RETENTION_SECONDS)

@@ -93,10 +93,11 @@ def append(tx: Transaction, queue: QueueRecord, segments: Sequence[Segment]) -> 
         return Appended({})
     ordered = sorted(segments, key=lambda segment: segment.partition)
     # The payloads come first, for nobody waits for them; then the partitions are locked, and an append's id is drawn under
-    # their locks, so that the ids ascend inside each partition.
+    # their locks, so that the ids ascend inside each partition. In SQLite everybody waits anyway.
     ids = store_payloads(tx, ordered)
     places = place(tx, queue, [(segment.partition, segment.rows, segment.bytes) for segment in ordered])
-    return publish(tx, queue, places, ids, allocate_payloads(tx, 1)[0])
+    append_id = ids[0] if tx.dialect == "sqlite" else allocate_payloads(tx, 1)[0]
+    return publish(tx, queue, places, ids, append_id)
 
 
 def _append_one(tx: Transaction, queue: QueueRecord, segment: Segment) -> Appended:

@@ -145,8 +145,12 @@ class PostgresDatabase(Database):
                 f"{self.url} is not a valid PostgreSQL URL: {self.url.scrubbed(str(error))}"
             ) from None
         connection: psycopg.Connection[Any] = self._psycopg.connect(**(_DEFAULTS | given), autocommit=True)
-        connection.execute(_PLANNING)
-        connection.autocommit = False
+        try:
+            connection.execute(_PLANNING)
+            connection.autocommit = False
+        except BaseException:
+            connection.close()
+            raise
         # By default the size of a number chooses its type, and each combination of types is a statement to prepare.
         connection.adapters.register_dumper(int, Int8BinaryDumper)
         return connection

@@ -52,7 +52,11 @@ class Turn:
                 fcntl.flock(file, fcntl.LOCK_EX)
                 mine.set()
 
-        threading.Thread(target=wait, name="penstock-turn", daemon=True).start()
+        try:
+            threading.Thread(target=wait, name="penstock-turn", daemon=True).start()
+        except RuntimeError:
+            # No thread is to be had, as at the program's end: then without a limit.
+            wait()
         if mine.wait(seconds):
             return True
         # Closed under the thread that waits for it, the lock is let go as soon as it comes.
