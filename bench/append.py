@@ -52,7 +52,11 @@ def _ipc(folder: Path) -> float:
 
     def work() -> None:
         with path.open("wb") as file:
-            with pa.ipc.new_file(file, SCHEMA, options=pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd", compression_level=1))) as writer:
+            with pa.ipc.new_file(
+                file,
+                SCHEMA,
+                options=pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd", compression_level=1)),
+            ) as writer:
                 for batch in table.to_batches(max_chunksize=SEGMENT_ROWS):
                     writer.write_batch(batch)
             file.flush()

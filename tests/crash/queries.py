@@ -135,7 +135,9 @@ def _static_join(frames: Sequence[DataFrame]) -> DataFrame:
 
 def _static_join_rows(chunks: int) -> Counter[Row]:
     values = {0: 100, 1: 200}
-    return Counter((row["id"], values[row["k"]]) for n in range(chunks) for row in chunk(n) if row["k"] in values)
+    return Counter(
+        (row["id"], values[row["k"]]) for n in range(chunks) for row in chunk(n) if row["k"] in values
+    )
 
 
 _PAIR = pa.schema([("id", pa.int64()), ("v", pa.int64())])
