@@ -125,7 +125,3 @@ def check_complete(case: Case, chunks: int) -> None:
     positions = case.positions()
     assert all(offset == safe == end for offset, safe, end in positions), (case.name, positions)
     assert [end for ends in case.logged() for end in ends] == [end for _, _, end in positions]
-
-
-def any_of(value: Any) -> Any:
-    return value

@@ -143,6 +143,30 @@ def test_a_connection_that_commits_by_itself_is_refused(store: penstock.Store) -
     own.close()
 
 
+def test_the_connection_s_own_ways_do_not_matter(pg_url: str) -> None:
+    import psycopg
+    from psycopg.rows import dict_row
+
+    from tests.support.postgres import drop_schema, with_schema
+
+    with penstock.connect(with_schema(pg_url, "own_ways")) as store:
+        queue = store.create_queue("q", SCHEMA, partitions=2, key=["n"])
+        own = psycopg.connect(
+            pg_url, row_factory=dict_row, cursor_factory=psycopg.ClientCursor, prepare_threshold=None
+        )
+        with own, own.transaction():
+            queue.append(rows(*range(10)), connection=own)
+            queue.append(rows(5), connection=own)
+        assert queue.info().rows == 11
+        own = psycopg.connect(pg_url)
+        with own.pipeline():
+            queue.append(rows(*range(10)), connection=own)
+            own.commit()
+        own.close()
+        assert queue.info().rows == 21
+    drop_schema(pg_url, "own_ways")
+
+
 def test_a_connection_of_something_else_is_refused(store: penstock.Store, connection: Any) -> None:
     queue = store.create_queue("q", SCHEMA)
     other: Any = sqlite3.connect(":memory:") if store.database.dialect == "sqlite" else None
@@ -163,7 +187,6 @@ def test_a_connection_to_another_store_of_the_same_form_is_refused(
         own: Any = sqlite3.connect(tmp_path / "other.db")
     else:
         import psycopg
-        from psycopg import sql
 
         own = psycopg.connect(store.database.url.target, autocommit=True)
         own.execute("drop database if exists elsewhere")
@@ -174,8 +197,7 @@ def test_a_connection_to_another_store_of_the_same_form_is_refused(
         own = psycopg.connect(elsewhere)
         with pytest.raises(InvalidInput, match="does not lead to"):
             queue.append(rows(1), connection=own)
-        own.execute(sql.SQL("select 1"))
-        own.rollback()
+        assert own.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
         with penstock.connect(f"{elsewhere}?schema={schema}") as there:
             there.create_queue("q", SCHEMA)
     with pytest.raises(InvalidInput, match=r"does not lead to|has not opened"):

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import signal
+import threading
+import time
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 import penstock
+from penstock.store import consumers, log, staging
+from penstock.store.database import Transaction
+from penstock.store.staging import Attempt
 from tests.queue.programs import check
 from tests.queue.support import SCHEMA, hurried
 from tests.support.processes import ChildProcess
@@ -77,3 +85,72 @@ def test_killed_appenders_leave_whole_appends_alone(
     assert {value % 1000 for value, _ in seen} == {0, 1, 2, 3}
     assert len([1 for value, text in seen if value % 1000 == 0 and text.startswith("0/")]) == 200
     assert queue.append([{"n": 5, "s": ""}]).ranges == {0: (len(seen), len(seen) + 1)}
+
+
+def test_no_two_operations_wait_for_each_other(
+    store: penstock.Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Everything that takes locks, at once and over and over: none of it has to be ended by the database."""
+    queue = store.create_queue("q", SCHEMA, partitions=3, key=["n"])
+    store.create_queue("r", SCHEMA, partitions=2)
+    for name in ("a", "b"):
+        store.create_consumer(name)
+        queue.register(name, vital=name == "a")
+    producer = store.producer("q", "s")
+    numbers = itertools.count()
+
+    def append() -> None:
+        queue.append([{"n": n} for n in range(30)])
+
+    def commit() -> None:
+        """As a micro-batch does: the consumers by name, then the partitions."""
+        batch = next(numbers)
+        table = pa.table({"n": [1, 2], "s": ["x", "y"]}, schema=SCHEMA)
+        other = store.queue("r").record
+        attempt = Attempt("app", batch, 0, "try")
+        store.database.run(lambda tx: staging.stage(tx, other, attempt, log.to_segments(table, 1), 0))
+
+        def work(tx: Transaction) -> None:
+            for name in ("a", "b"):
+                consumers.find_registration(tx, name, "q", lock=True)
+            staging.promote(tx, other, "app", batch, {"try": 1})
+
+        store.database.run(work)
+
+    def come_and_go() -> None:
+        name = f"c{next(numbers)}"
+        store.create_consumer(name)
+        store.queue("q").register(name, vital=True, start="latest")
+        store.drop_consumer(name)
+
+    operations: list[Callable[[], object]] = [
+        append,
+        append,
+        lambda: producer.append([{"n": n} for n in range(20)]),
+        commit,
+        come_and_go,
+        lambda: store.consumer("a").seek("q", to="latest"),
+        lambda: store.consumer("b").register("q", vital=bool(next(numbers) % 2)),
+        lambda: store.queue("q").trim(before=next(numbers)),
+        lambda: store.queue("q").merge(),
+        lambda: store.queue("q").add_partitions(1) if store.queue("q").partitions < 12 else None,
+        lambda: store.sweep(timedelta(hours=1)),
+    ]
+    failures: list[BaseException] = []
+    deadline = time.monotonic() + 3
+
+    def loop(operation: Callable[[], object]) -> None:
+        try:
+            while time.monotonic() < deadline and not failures:
+                operation()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=loop, args=(operation,)) for operation in operations]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert "deadlock" not in caplog.text
+    assert caplog.text == ""

@@ -16,6 +16,7 @@ from penstock.errors import (
     OffsetConflict,
     PartitionNotFound,
 )
+from penstock.store import catalog, consumers
 from tests.queue.support import SCHEMA, backdate, numbers, rows
 
 
@@ -94,6 +95,32 @@ def test_of_many_that_advance_from_one_offset_one_succeeds(consumer: penstock.Co
     for thread in threads:
         thread.join()
     assert sorted(outcomes) == ["conflict"] * 7 + ["moved"]
+
+
+@pytest.mark.parametrize("safe", [True, False])
+def test_the_store_itself_moves_an_offset_from_where_it_is_alone(
+    store: penstock.Store, consumer: penstock.Consumer, safe: bool
+) -> None:
+    registration = consumer.registration("q")
+    with pytest.raises(OffsetConflict):
+        store.database.run(lambda tx: consumers.advance(tx, registration, 0, 3, 5, safe=safe))
+    store.database.run(lambda tx: consumers.advance(tx, registration, 0, 0, 5, safe=safe))
+    offsets = store.database.run(lambda tx: consumers.read_offsets(tx, registration))
+    assert offsets == ([5, 0], [5 if safe else 0, 0])
+
+
+def test_who_becomes_vital_waits_for_a_trim_that_is_under_way(
+    store: penstock.Store, queue: penstock.Queue, consumer: penstock.Consumer
+) -> None:
+    """It has not seen that the consumer is vital now, and is done with what it may drop when `register` returns."""
+    with store.database.transaction() as tx:
+        catalog.lock_partition(tx, queue.record, 1)
+        thread = threading.Thread(target=consumer.register, args=("q",), kwargs={"vital": True})
+        thread.start()
+        thread.join(0.3)
+        assert thread.is_alive()
+    thread.join(20)
+    assert consumer.registration("q").vital
 
 
 def test_registering_again_keeps_the_offsets(store: penstock.Store, consumer: penstock.Consumer) -> None:

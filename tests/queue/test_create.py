@@ -195,3 +195,19 @@ def test_the_largest_queue_works(store: penstock.Store) -> None:
     queue.append(rows(1), 4095)
     assert queue.read(4095, 0).num_rows == 1
     assert store.info().rows == 1
+
+
+def test_the_longest_names_go_together_in_every_table(store: penstock.Store) -> None:
+    """Index entries of PostgreSQL have less than 3 kB."""
+    import random
+
+    letters = [chr(code) for code in range(0x1F300, 0x1F5FF)]
+    longest = ["".join(random.Random(seed).choices(letters, k=255)) for seed in range(3)]
+    queue = store.create_queue(longest[0], SCHEMA)
+    store.create_consumer(longest[1])
+    queue.register(longest[1])
+    store.producer(longest[0], longest[2]).append(rows(1), 0)
+    ledger = {"sink": f"queue:{longest[0]}:{2**40}", "app_id": longest[1], "batch_id": 2**60, "task": -1}
+    assert store.database.run(
+        lambda tx: tx.run("insert_ledger", ranges="x" * 10_000, row_count=1, now=0, **ledger)
+    )

@@ -55,7 +55,9 @@ def test_a_merge_keeps_rows_appends_and_times(store: penstock.Store) -> None:
     assert len(set(before)) == 20
     assert before == sorted(before)
     assert queue.merge() == 19
-    assert len(_segments(queue)) == 1
+    (merged,) = _segments(queue)
+    assert (merged.first_append, merged.first_timestamp) == before[0]
+    assert (merged.last_append, merged.last_timestamp) == before[-1]
     assert _appends(queue) == before
     assert queue.read(0, 0).equals(table)
     for n in range(20):

@@ -165,6 +165,14 @@ def test_a_retention_that_somebody_else_set_counts(store: penstock.Store, store_
         assert everything(other.queue("q"))[0] == list(range(8, 20))
 
 
+def test_a_trim_goes_by_what_the_queue_is_now(store: penstock.Store) -> None:
+    from penstock.queue.maintenance import trim_partition
+
+    queue = _filled(store, penstock.Retention(rows=2))
+    store.queue("q").set_retention(penstock.Retention(rows=8))
+    assert trim_partition(store.database, store.uuid, queue.record, 0, None)[1] == 2
+
+
 def test_trimming_waits_for_vital_consumers(store: penstock.Store) -> None:
     queue = _filled(store)
     for name, vital in (("slow", True), ("fast", True), ("other", False)):

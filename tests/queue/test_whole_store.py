@@ -70,6 +70,28 @@ def test_a_dropped_queue_leaves_nothing(store: penstock.Store) -> None:
     assert again.info().rows == 0
 
 
+def test_what_was_a_dropped_queue_s_is_not_its_namesake_s(store: penstock.Store) -> None:
+    old = store.create_queue("q", SCHEMA, partitions=2)
+    store.drop_queue("q")
+    new = store.create_queue("q", pa.schema([("other", pa.string())]), partitions=3)
+    new.append([{"other": "x"}], 0)
+    for work in (
+        old.info,
+        old.refresh,
+        old.merge,
+        old.maintain,
+        lambda: old.append(rows(1), 2),
+        lambda: old.trim(0, 1),
+        lambda: old.read(2, 0),
+        lambda: old.add_partitions(1),
+        lambda: old.set_retention(penstock.Retention(rows=0)),
+    ):
+        with pytest.raises(QueueNotFound, match="was dropped meanwhile"):
+            work()
+    assert new.info().rows == 1
+    assert new.info().retention == penstock.Retention()
+
+
 def test_other_queues_are_not_touched_by_a_drop(store: penstock.Store) -> None:
     one, two = store.create_queue("one", SCHEMA), store.create_queue("two", SCHEMA)
     for queue in (one, two):

@@ -174,7 +174,8 @@ def test_an_old_copy_of_a_checkpoint(
     queue = store.create_queue("left", EVENTS)
     queue.register(store.create_consumer("left").name)
     out = store.create_queue("out", EVENTS)
-    frame = distinct(stream(spark, store_url, "left", consumer="left"), None)  # type: ignore[arg-type]
+    source = stream(spark, store_url, "left", consumer="left")
+    frame = distinct(source, source)
     append(queue, ROUNDS[0][:1])
     run(frame, store_url, "out", tmp_path / "ck")
     shutil.copytree(tmp_path / "ck", tmp_path / "old")

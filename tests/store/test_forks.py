@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import traceback
 from collections.abc import Callable
 
 import penstock
+from penstock.store import pool
+from penstock.store.database import Transaction
 from tests.store.programs import SCHEMA
 
 
@@ -40,6 +43,89 @@ def test_parent_and_child_both_append_after_a_fork(store: penstock.Store) -> Non
         _in_a_fork(child)
         queue.append([{"n": 0}])
     assert queue.read(0, 0).num_rows == 37
+
+
+def test_parent_and_child_append_at_the_same_time(store: penstock.Store) -> None:
+    queue = store.create_queue("q", SCHEMA)
+    queue.append([{"n": 0}])
+    reader, writer = os.pipe()
+
+    def work() -> None:
+        for n in range(40):
+            queue.append([{"n": n}])
+            assert queue.read(0, 0, 1).num_rows == 1
+
+    def child() -> None:
+        os.write(writer, b"!")
+        work()
+
+    def parent() -> None:
+        os.read(reader, 1)
+        work()
+
+    thread = threading.Thread(target=parent)
+    thread.start()
+    _in_a_fork(child)
+    thread.join()
+    os.close(reader)
+    os.close(writer)
+    assert queue.read(0, 0).num_rows == 81
+
+
+def test_what_a_child_appends_stays_when_its_parent_closes_the_store(store: penstock.Store) -> None:
+    """A child with its parent's SQLite file locks would not stop the parent from removing the log that it writes to."""
+    queue = store.create_queue("q", SCHEMA)
+    queue.append([{"n": 0}])
+    from_child, to_parent = os.pipe()
+    from_parent, to_child = os.pipe()
+
+    def child() -> None:
+        queue.append([{"n": 1}])
+        os.write(to_parent, b"!")
+        os.read(from_parent, 1)
+        queue.append([{"n": 2}])
+
+    def parent() -> None:
+        os.read(from_child, 1)
+        store.close()
+        os.write(to_child, b"!")
+
+    thread = threading.Thread(target=parent)
+    thread.start()
+    _in_a_fork(child)
+    thread.join()
+    with penstock.connect(_url(store), create=False) as again:
+        assert [row["n"] for row in again.queue("q").read(0, 0).to_pylist()] == [0, 1, 2]
+
+
+def test_a_child_has_all_the_connections_that_it_may_have(store: penstock.Store) -> None:
+    """Though its parent's threads have all of theirs in use, and will never give them back in the child."""
+    queue = store.create_queue("q", SCHEMA)
+    inside, done = threading.Barrier(pool.SIZE + 1), threading.Event()
+
+    def use(tx: Transaction) -> None:
+        inside.wait(20)
+        done.wait(20)
+
+    threads = [
+        threading.Thread(target=store.database.run, args=(use,), kwargs={"write": False})
+        for _ in range(pool.SIZE)
+    ]
+    for thread in threads:
+        thread.start()
+    inside.wait(20)
+
+    def child() -> None:
+        signal.alarm(20)
+        queue.append([{"n": 1}])
+
+    try:
+        _in_a_fork(child)
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join()
+    assert queue.info().rows == 1
 
 
 def test_a_child_has_an_upkeep_of_its_own(store: penstock.Store) -> None:
@@ -79,30 +165,3 @@ def test_an_owner_stays_with_the_parent(store: penstock.Store) -> None:
     _in_a_fork(child)
     assert lock.acquire()
     assert store.database.owner_lock("x").held_elsewhere()
-
-
-def test_a_fork_while_others_work_leaves_the_child_free_to_work(store: penstock.Store) -> None:
-    queue = store.create_queue("q", SCHEMA)
-    stop = threading.Event()
-
-    def others() -> None:
-        while not stop.is_set():
-            queue.append([{"n": 1}])
-
-    threads = [threading.Thread(target=others) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-
-    def child() -> None:
-        assert store.database._pool._slots.acquire(blocking=False)
-        assert store.database._pool._guard.acquire(blocking=False)
-
-    try:
-        for _ in range(5):
-            _in_a_fork(child)
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
-    count = queue.info().rows
-    assert queue.read(0, 0).num_rows == count

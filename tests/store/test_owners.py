@@ -64,6 +64,16 @@ def test_a_lock_that_nobody_refers_to_is_free(store: penstock.Store) -> None:
     wait_until(lambda: not store.database.owner_lock(NAME).held_elsewhere(), 10)
 
 
+def test_whatever_link_leads_to_a_store_the_lock_is_one(tmp_path: Path) -> None:
+    with penstock.connect(f"sqlite:///{tmp_path}/x.db") as store:
+        (tmp_path / "link.db").symlink_to(tmp_path / "x.db")
+        lock = store.database.owner_lock(NAME)
+        assert lock.acquire()
+        with penstock.connect(f"sqlite:///{tmp_path}/link.db") as same:
+            assert same.database.owner_lock(NAME).held_elsewhere()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link.db", "x.db", "x.db-lock", "x.db-owners"]
+
+
 def test_looking_leaves_no_file(tmp_path: Path) -> None:
     with penstock.connect(f"sqlite:///{tmp_path}/x.db") as store:
         assert not store.database.owner_lock(NAME).held_elsewhere()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 
 from penstock.commit.microbatch import BatchCommit, sink_name
@@ -83,7 +84,9 @@ def _refuse_bound(batch: BatchCommit, source: QueueOffset, app_id: str) -> None:
 
 def move_mark(tx: Transaction, batch: BatchCommit, source: QueueOffset) -> None:
     """A consumer of another store: this store's own mark stands for it, and the consumer follows."""
-    name = json.dumps([*source.identity, sink_name(batch.sink)])
+    # Names may be long, and a database's index entries may not.
+    text = json.dumps([*source.identity, sink_name(batch.sink)])
+    name = hashlib.sha256(text.encode()).hexdigest()
     for bound in {row.app_id for row in tx.all("read_marks", source=name)} - {batch.app_id}:
         _refuse_bound(batch, source, bound)
     for partition, (old, new) in enumerate(zip(source.start, source.end, strict=True)):

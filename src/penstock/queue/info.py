@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from penstock.queue.retention import Retention
 from penstock.store import catalog, consumers
-from penstock.store.catalog import PartitionRecord
+from penstock.store.catalog import PartitionRecord, QueueRecord
 from penstock.store.database import Transaction
 
 
@@ -48,8 +48,8 @@ class QueueInfo:
         return sum(partition.bytes for partition in self.partitions)
 
 
-def queue_info(tx: Transaction, name: str) -> QueueInfo:
-    record = catalog.find_queue(tx, name)
+def queue_info(tx: Transaction, queue: QueueRecord) -> QueueInfo:
+    record = catalog.reread(tx, queue)
     return QueueInfo(
         record.name,
         record.schema,

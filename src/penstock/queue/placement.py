@@ -17,6 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.arrow.keys import key_hash
+from penstock.store.catalog import QueueRecord
+from penstock.store.database import Database
 
 _SMALLEST, _LARGEST = 1 << 16, 1 << 27
 _BLOCK = 1 << 20
@@ -117,6 +119,17 @@ class Placement:
         for home in reversed(self.homes):
             targets = pc.if_else(home.holds(hashes), _modulo(hashes, home.partitions), targets)
         return targets
+
+
+def placement_of(database: Database, record: QueueRecord) -> Placement:
+    """How the queue places rows now."""
+    if not record.key:
+        return Placement((), record.partitions)
+    rows = database.run(lambda tx: tx.all("read_key_homes", queue_id=record.queue_id), write=False)
+    homes = tuple(
+        Home(row.partitions, bytes(row.hashes)) for row in rows if row.partitions < record.partitions
+    )
+    return Placement(record.key, record.partitions, homes)
 
 
 def _cut(ordered: pa.Table, partitions: Sequence[int], counts: Sequence[int]) -> list[tuple[int, pa.Table]]:

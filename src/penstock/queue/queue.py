@@ -19,7 +19,8 @@ from penstock.queue.growth import grow
 from penstock.queue.info import QueueInfo as QueueInfo
 from penstock.queue.info import queue_info
 from penstock.queue.maintenance import Maintainer, trim_partition, upkeep
-from penstock.queue.placement import Home, Placement
+from penstock.queue.placement import Placement
+from penstock.queue.placement import placement_of as placement_of
 from penstock.queue.retention import Retention
 from penstock.store import catalog, log, merge
 from penstock.store.catalog import PartitionRecord, QueueRecord
@@ -187,8 +188,14 @@ class Queue:
         return self._placed
 
     def refresh(self) -> None:
-        """Read the queue's record again: its partitions and retention may have changed."""
-        self._record = self._database.run(lambda tx: catalog.find_queue(tx, self.name), write=False)
+        """Read the queue's record again: its partitions and retention may have changed.
+
+        Raises
+        ------
+        QueueNotFound
+            When the queue was dropped, also where there is another one of that name by now.
+        """
+        self._record = self._database.run(lambda tx: catalog.reread(tx, self._record), write=False)
         self._placed = None
 
     def _check_partition(self, partition: int) -> None:
@@ -279,6 +286,7 @@ class Queue:
 
     def merge(self) -> int:
         """Merge small segments as far as they may grow; the number of segments that went."""
+        self.refresh()
         return sum(merge.merge_all(self._database, self._record, p) for p in range(self.partitions))
 
     def maintain(self) -> None:
@@ -307,7 +315,7 @@ class Queue:
 
     def info(self) -> QueueInfo:
         """What the queue is and holds now."""
-        return self._database.run(lambda tx: queue_info(tx, self.name), write=False)
+        return self._database.run(lambda tx: queue_info(tx, self._record), write=False)
 
 
 def _selected(schema: pa.Schema, columns: Sequence[str]) -> pa.Schema:
@@ -319,17 +327,6 @@ def _selected(schema: pa.Schema, columns: Sequence[str]) -> pa.Schema:
                 column=name,
             )
     return pa.schema([schema.field(name) for name in columns])
-
-
-def placement_of(database: Database, record: QueueRecord) -> Placement:
-    """How the queue places rows now."""
-    if not record.key:
-        return Placement((), record.partitions)
-    rows = database.run(lambda tx: tx.all("read_key_homes", queue_id=record.queue_id), write=False)
-    homes = tuple(
-        Home(row.partitions, bytes(row.hashes)) for row in rows if row.partitions < record.partitions
-    )
-    return Placement(record.key, record.partitions, homes)
 
 
 def _within(chunks: Iterator[log.Chunk], max_bytes: int | None) -> Iterator[pa.RecordBatch]:

@@ -13,7 +13,8 @@ _SHUFFLING = (
     "FlatMapGroupsInPandasWithState", "FlatMapGroupsInPandas", "FlatMapGroupsInArrow", "FlatMapCoGroupsInPandas",
     "TransformWithState", "TransformWithStateInPySpark", "Intersect", "Except", "Sample", "Offset", "Tail",
 )  # fmt: skip
-_NODE = re.compile(r"^[\s:+\-|]*([A-Z]\w+)", re.MULTILINE)
+# A streaming plan's nodes are marked with a tilde.
+_NODE = re.compile(r"^[\s:+\-|~]*([A-Z]\w+)", re.MULTILINE)
 
 
 def repeatable(frame: DataFrame) -> str | None:

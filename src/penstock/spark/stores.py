@@ -10,6 +10,7 @@ from pyspark import TaskContext
 
 from penstock.errors import InvalidOption, StoreError
 from penstock.queue.store import Store, connect
+from penstock.store.database import RETRY_SECONDS
 from penstock.store.url import StoreUrl, parse_url
 
 
@@ -40,7 +41,7 @@ def open_store(url: str, *, verify: bool = False) -> Store:
             opened.store.close()
             opened = None
         if opened is None:
-            store = connect(url, create=False)
+            store = connect(url, create=False, patience=RETRY_SECONDS)
             opened = _open[key] = _Opened(store, _file(parse_url(url)))
         return opened.store
 

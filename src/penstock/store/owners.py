@@ -56,7 +56,7 @@ def file_held(path: Path) -> bool:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return False
-    except PermissionError as error:
+    except OSError as error:
         raise _no_right(path) from error
     try:
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -68,7 +68,9 @@ def file_held(path: Path) -> bool:
 
 
 def _no_right(path: Path) -> StoreReadOnly:
-    return StoreReadOnly(f"the lock file {path} cannot be opened: check the rights on it and on its folder")
+    return StoreReadOnly(
+        f"the lock file {path} cannot be made or opened: check the rights on it and on its folder"
+    )
 
 
 class FileOwnerLock(OwnerLock):
@@ -94,7 +96,7 @@ class FileOwnerLock(OwnerLock):
             self._path.parent.mkdir(exist_ok=True)
             # Readable for all: a lock needs no right to write.
             file = os.open(self._path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        except PermissionError as error:
+        except OSError as error:
             raise _no_right(self._path) from error
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

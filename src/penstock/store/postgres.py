@@ -89,10 +89,12 @@ class PostgresTransaction(Transaction):
     dialect = "postgres"
 
     def __init__(self, connection: psycopg.Connection[Any], schema: str, *, write: bool = True) -> None:
+        from psycopg import Cursor
         from psycopg.rows import namedtuple_row
 
         super().__init__(schema, write=write)
-        self._cursor = connection.cursor(row_factory=namedtuple_row)
+        # Not the connection's own kind of cursor, which is the caller's choice where the connection is.
+        self._cursor: Cursor[Any] = Cursor(connection, row_factory=namedtuple_row)
 
     def run(self, name: str, /, **parameters: Any) -> int:
         return self._cursor.execute(self._statements[name], parameters).rowcount
@@ -242,7 +244,12 @@ class PostgresDatabase(Database):
                 "the connection is in autocommit mode: begin a transaction, with connection.transaction(), first"
             )
         transaction = PostgresTransaction(connection, self.url.schema)
-        self._check_identity(transaction)
+        try:
+            self._check_identity(transaction)
+        except BaseException:
+            if idle:
+                connection.rollback()
+            raise
         # Inside a transaction this is a savepoint.
         with connection.transaction():
             yield transaction

@@ -24,6 +24,7 @@ from penstock.errors import (
 from penstock.store.database import Database, Transaction
 from penstock.store.owners import FileOwnerLock, OwnerLock, file_held, lock_file
 from penstock.store.turns import Turn
+from penstock.store.url import StoreUrl
 
 _PAGE_SIZE = 32768
 _BUSY_MS = 60_000
@@ -107,9 +108,10 @@ class _Connection(sqlite3.Connection):
 class SqliteDatabase(Database):
     dialect = "sqlite"
 
-    @property
-    def path(self) -> str:
-        return self.url.target
+    def __init__(self, url: StoreUrl) -> None:
+        # The files beside it have one name, whatever link leads to it.
+        self.path = os.path.realpath(url.target)
+        super().__init__(url)
 
     @property
     def _patience(self) -> float:
@@ -250,7 +252,7 @@ class SqliteDatabase(Database):
         cursor = connection.cursor()
         cursor.row_factory = None
         for _, schema, file in cursor.execute("pragma database_list").fetchall():
-            if file and os.path.realpath(file) == os.path.realpath(self.path):
+            if file and os.path.realpath(file) == self.path:
                 quoted: str = schema.replace('"', '""')
                 return f'"{quoted}"'
         raise InvalidInput(

@@ -11,6 +11,8 @@ import contextlib
 import os
 import threading
 
+from penstock.store import forks
+
 
 class Turn:
     """One connection's place in the line of writers.
@@ -24,6 +26,14 @@ class Turn:
     def __init__(self, path: str) -> None:
         self._path = path
         self._file: int | None = None
+        forks.watch(self)
+
+    def before_fork(self) -> None:
+        """Whose turn it is does not change."""
+
+    def after_fork_in_child(self) -> None:
+        # Left open here, it would keep the turn of a parent that dies.
+        self.close()
 
     def take(self, seconds: float) -> bool:
         """Wait until it is this connection's turn; False when it was not within so many seconds."""

@@ -1,0 +1,108 @@
+"""Children that run cases, and die where they are told to."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.crash.cases import Case
+from tests.support.processes import ChildProcess
+from tests.support.waiting import wait_until
+
+FAULTS = Path(__file__).parent / "faults"
+PATIENCE = 240
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Where a child stops: after a state of a micro-batch (HALF: one of its tasks is done)."""
+
+    state: str
+    batch: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.state}({self.batch})"
+
+
+class Children:
+    """Starts children of one test, one after the other or side by side."""
+
+    def __init__(self, folder: Path, run_child: Callable[..., ChildProcess], archive: Path) -> None:
+        self._folder = folder
+        self._run_child = run_child
+        self._archive = archive
+        self._count = 0
+
+    def start(
+        self,
+        cases: Sequence[Case],
+        faults: Mapping[str, Fault] | None = None,
+        *,
+        master: str = "local[2]",
+        module: str = "tests.crash.child",
+        env: Mapping[str, str] | None = None,
+        java: str | None = None,
+    ) -> ChildProcess:
+        """A child that runs the cases, with a fault for those that are named."""
+        self._count += 1
+        prepared = {
+            case.name: self._prepare(case, (faults or {})[case.name])
+            for case in cases
+            if case.name in (faults or {})
+        }
+        environment = {
+            "FAULTS": json.dumps(prepared),
+            "PYTHONPATH": os.pathsep.join([str(FAULTS), os.environ["PYTHONPATH"]]),
+            "CHILD_JAVA": self._java() if java is None else java,
+            **(env or {}),
+        }
+        arguments = [str(self._folder / f"spark-{self._count}"), master, *(case.to_json() for case in cases)]
+        return self._run_child(module, *arguments, env=environment)
+
+    def _java(self) -> str:
+        return f"-XX:SharedArchiveFile={self._archive}" if self._archive.exists() else ""
+
+    def _prepare(self, case: Case, fault: Fault) -> dict[str, Any]:
+        Path(case.marker).unlink(missing_ok=True)
+        return {
+            "state": fault.state,
+            "batch": fault.batch,
+            "checkpoint": case.checkpoint,
+            "marker": case.marker,
+        }
+
+    def run(self, cases: Sequence[Case], **options: Any) -> ChildProcess:
+        """A child that comes to its end; the first one in a test run leaves its classes behind for the others."""
+        if not self._archive.exists():
+            options.setdefault("java", f"-XX:ArchiveClassesAtExit={self._archive}")
+        child = self.start(cases, **options)
+        code = child.wait(PATIENCE)
+        assert code == 0, child.output
+        for case in cases:
+            assert f"ENDED {case.name}" in child.output, child.output
+        return child
+
+    def kill_at(self, cases: Sequence[Case], faults: Mapping[str, Fault], **options: Any) -> ChildProcess:
+        """A child that is killed, with everything it has started, once all its faults have been reached."""
+        child = self.start(cases, faults, **options)
+        self.wait_for(child, [case for case in cases if case.name in faults])
+        child.kill_tree()
+        return child
+
+    def wait_for(self, child: ChildProcess, cases: Sequence[Case]) -> None:
+        def reached() -> bool:
+            waiting = [case.name for case in cases if not os.path.exists(case.marker)]
+            gone = [
+                name
+                for name in waiting
+                if f"ENDED {name}" in child.output or f"FAILED {name}" in child.output
+            ]
+            assert child.returncode is None, child.output
+            assert not gone, f"{gone} went past their fault\n{child.output}"
+            return not waiting
+
+        wait_until(reached, PATIENCE, f"faults of {[case.name for case in cases]} are reached", interval=0.05)

@@ -1,0 +1,51 @@
+"""What the crash tests share: stores of both kinds, and children that start fast."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.crash.cases import Case
+from tests.crash.children import Children
+from tests.support.postgres import drop_schema, with_schema
+
+
+@pytest.fixture
+def urls(tmp_path: Path, pg_url: str) -> Iterator[Mapping[str, str]]:
+    """A new store of each kind."""
+    schema = f"t_{uuid.uuid4().hex}"
+    yield {"sqlite": f"sqlite:///{tmp_path}/store.db", "postgresql": with_schema(pg_url, schema)}
+    drop_schema(pg_url, schema)
+
+
+@pytest.fixture
+def make_case(tmp_path: Path, urls: Mapping[str, str]) -> Callable[..., Case]:
+    """`make_case(store, kind, guarantee, chunks=1)`: a case whose queues are there."""
+
+    def make(store: str, kind: str, guarantee: str, *, chunks: int = 1, **more: Any) -> Case:
+        case = Case(f"{kind} {guarantee} {store}", urls[store], kind, guarantee, str(tmp_path), **more)
+        case.create()
+        for number in range(chunks):
+            case.append(number)
+        return case
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def java_archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The classes that Spark loads, as the first child leaves them behind: later JVMs start in half the time."""
+    return tmp_path_factory.mktemp("java") / "classes.jsa"
+
+
+@pytest.fixture
+def children(tmp_path: Path, run_child: Callable[..., Any], java_archive: Path) -> Children:
+    return Children(tmp_path, run_child, java_archive)
+
+
+def by_store(*guarantees: str) -> Sequence[Any]:
+    return [pytest.param(s, g, id=f"{g}-{s}") for s in ("sqlite", "postgresql") for g in guarantees]

@@ -1,0 +1,127 @@
+"""``ps.stream(…).transform(…).write(…).start(…)``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+import penstock as ps
+from penstock.errors import CheckpointMismatch, CommitRefused, ConsumerInUse, InvalidInput, InvalidOption
+from tests.spark.support import fill, ids_in, make_queue, one_store
+from tests.support.waiting import wait_until
+
+
+def prepare(store: ps.Store, rows: int = 30) -> None:
+    make_queue(store, "in", partitions=2)
+    make_queue(store, "out")
+    store.create_consumer("c").register("in")
+    for partition in range(2):
+        fill(
+            store.queue("in"), range(partition * rows // 2, (partition + 1) * rows // 2), partition=partition
+        )
+
+
+def even(spark: SparkSession, url: str) -> ps.Pipeline:
+    source = ps.QueueSource("in", consumer="c", url=url, options={"maxRowsPerTrigger": 10})
+    return (
+        ps.stream(spark, source)
+        .transform(lambda df: df.where("id % 2 = 0"))
+        .write(ps.QueueSink("out", url=url))
+    )
+
+
+def test_what_is_there_goes_through_once_and_all_is_level(
+    spark: SparkSession, store: ps.Store, store_url: str, tmp_path: Path
+) -> None:
+    prepare(store)
+    for _ in range(2):
+        query = even(spark, store_url).start(
+            name="even", checkpoint=tmp_path / "c", trigger=ps.Trigger.available_now()
+        )
+        query.awaitTermination()
+    assert sorted(ids_in(store.queue("out"))) == list(range(0, 30, 2))
+    assert store.consumer("c").lag("in").rows == 0
+    assert (query.exception(), query.isActive, query.name) == (None, False, "even")
+
+
+def test_a_running_query_owns_its_consumer_until_it_is_stopped(
+    spark: SparkSession, store: ps.Store, store_url: str, tmp_path: Path
+) -> None:
+    prepare(store)
+    query = even(spark, store_url).start(checkpoint=tmp_path / "c")
+    query.processAllAvailable()
+    with pytest.raises(ConsumerInUse):
+        store.consumer("c").seek("in", to="earliest")
+    fill(store.queue("in"), [100, 101])
+    wait_until(lambda: 100 in ids_in(store.queue("out")), 60, "the new row")
+    assert query.stop()
+    assert store.consumer("c").lag("in").rows == 0
+    assert store.consumer("c").seek("in", to="earliest") == {0: 0, 1: 0}
+
+
+@one_store
+def test_an_old_checkpoint_is_refused_with_our_own_error(
+    spark: SparkSession, store: ps.Store, store_url: str, tmp_path: Path
+) -> None:
+    prepare(store)
+    now = ps.Trigger.available_now()
+    even(spark, store_url).start(checkpoint=tmp_path / "c", trigger=now).awaitTermination()
+    store.consumer("c").seek("in", to="earliest")
+    query = even(spark, store_url).start(checkpoint=tmp_path / "c", trigger=now)
+    with pytest.raises(CheckpointMismatch, match="sought elsewhere"):
+        query.awaitTermination()
+    assert isinstance(query.exception(), CheckpointMismatch)
+
+
+@one_store
+def test_any_streaming_frame_is_a_source(
+    spark: SparkSession, store: ps.Store, store_url: str, tmp_path: Path
+) -> None:
+    make_queue(store, "out")
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "a.json").write_text('{"id": 1, "name": "x"}\n{"id": 2, "name": "y"}\n')
+    frame = spark.readStream.schema("id bigint, name string").json(str(tmp_path / "files"))
+    pipeline = ps.stream(spark, frame).write(ps.QueueSink("out", url=store_url))
+    pipeline.start(checkpoint=tmp_path / "c", trigger=ps.Trigger.available_now()).awaitTermination()
+    assert sorted(ids_in(store.queue("out"))) == [1, 2]
+
+
+@one_store
+def test_idempotent_refuses_what_may_be_cut_otherwise_the_next_time(
+    spark: SparkSession, store: ps.Store, store_url: str, tmp_path: Path
+) -> None:
+    prepare(store)
+    source = ps.stream(spark, ps.QueueSource("in", consumer="c", url=store_url))
+    shuffled = source.transform(lambda df: df.repartition(3))
+    with pytest.raises(CommitRefused, match="Repartition"):
+        shuffled.write(ps.QueueSink("out", url=store_url), guarantee="idempotent").start(
+            checkpoint=tmp_path / "c"
+        )
+
+
+@one_store
+def test_wrong_arguments_are_told_at_once(spark: SparkSession, store: ps.Store, store_url: str) -> None:
+    prepare(store)
+    stream = ps.stream(spark, ps.QueueSource("in", consumer="c", url=store_url))
+    sink = ps.QueueSink("out", url=store_url)
+    with pytest.raises(InvalidInput, match="streaming"):
+        ps.stream(spark, spark.range(3))
+    with pytest.raises(InvalidInput, match="QueueSource"):
+        ps.stream(spark, "in")  # type: ignore[arg-type]  # on purpose
+    with pytest.raises(InvalidInput, match="function"):
+        stream.transform("id > 3")  # type: ignore[arg-type]  # on purpose
+    with pytest.raises(InvalidInput, match="return"):
+        stream.transform(lambda df: None).frame()  # type: ignore[arg-type,return-value]  # on purpose
+    with pytest.raises(InvalidOption, match="Did you mean 'exactly_once'"):
+        stream.write(sink, guarantee="exactly_onse")
+    with pytest.raises(InvalidOption, match="append"):
+        stream.write(sink, output_mode="complete")
+    with pytest.raises(InvalidOption, match="interval"):
+        ps.Trigger.processing_time("soon")
+
+
+def test_no_end_of_a_pipeline_shows_its_url() -> None:
+    secret = "postgresql://u:geheim@h/d"
+    assert "geheim" not in repr(ps.QueueSource("q", url=secret)) + repr(ps.QueueSink("q", url=secret))

@@ -1,0 +1,103 @@
+"""Writers of one SQLite file take turns."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+import penstock
+from penstock.errors import StoreUnavailable
+from tests.store.programs import SCHEMA
+from tests.store.support import raw_connection
+
+
+def test_a_writer_waits_for_another_in_sqlite(tmp_path: Any) -> None:
+    with penstock.connect(f"sqlite:///{tmp_path}/x.db?busy_timeout=50") as store:
+        queue = store.create_queue("q", SCHEMA)
+        other = raw_connection(store.database)
+        other.execute("begin immediate")
+        done = threading.Thread(target=queue.append, args=([{"n": 1}],))
+        done.start()
+        done.join(0.3)
+        assert done.is_alive()
+        other.execute("rollback")
+        done.join(20)
+        assert queue.info().rows == 1
+        other.close()
+
+
+def test_a_writer_that_never_ends_is_reported_in_sqlite(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.store.database.RETRY_SECONDS", 0.2)
+    with penstock.connect(f"sqlite:///{tmp_path}/x.db?busy_timeout=50") as store:
+        queue = store.create_queue("q", SCHEMA)
+        other = raw_connection(store.database)
+        other.execute("begin immediate")
+        with pytest.raises(StoreUnavailable, match="locked by another writer"):
+            queue.append([{"n": 1}])
+        assert queue.info().rows == 0, "readers are not held up"
+        other.close()
+
+
+def test_writers_take_turns_in_sqlite(tmp_path: Any) -> None:
+    """One that writes in a loop does not keep others waiting."""
+    url = f"sqlite:///{tmp_path}/x.db?synchronous=normal"
+    with penstock.connect(url) as busy, penstock.connect(url) as patient:
+        queue = busy.create_queue("q", SCHEMA)
+        stop = threading.Event()
+
+        def loop() -> None:
+            while not stop.is_set():
+                queue.append([{"n": 1}])
+
+        threads = [threading.Thread(target=loop) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        own = patient.queue("q")
+        between = []
+        for _ in range(30):
+            before = queue.info().rows
+            (start, _), *_ = own.append([{"n": 2}]).ranges.values()
+            between.append(start - before)
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert sorted(between)[15] < 30
+
+
+def test_a_turn_that_does_not_come_is_reported(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from penstock.store.turns import Turn
+
+    monkeypatch.setattr("penstock.store.database.RETRY_SECONDS", 0.2)
+    with penstock.connect(f"sqlite:///{tmp_path}/x.db?busy_timeout=100") as store:
+        queue = store.create_queue("q", SCHEMA)
+        other = Turn(f"{tmp_path}/x.db-lock")
+        assert other.take(1)
+        with pytest.raises(StoreUnavailable, match=r"it was not our turn within 0.1 s"):
+            queue.append([{"n": 1}])
+        assert queue.info().rows == 0
+        other.give_back()
+        for n in range(3):
+            queue.append([{"n": n}])
+        assert queue.info().rows == 3
+
+
+def test_nobody_keeps_a_turn_that_came_too_late(tmp_path: Any) -> None:
+    from penstock.store.turns import Turn
+    from tests.support.waiting import wait_until
+
+    one, two, three = (Turn(f"{tmp_path}/lock") for _ in range(3))
+    assert one.take(1)
+    assert not two.take(0.05)
+    assert not two.take(0.05)
+    one.give_back()
+    wait_until(lambda: three.take(0.05), 10)
+    assert not two.take(0.05)
+    three.give_back()
+    wait_until(lambda: two.take(0.05), 10)
+    one.close()
+    two.close()
+    three.close()
