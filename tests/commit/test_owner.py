@@ -138,6 +138,16 @@ def test_a_drain_request_holds_until_the_next_owner(pair: Pair) -> None:
     assert pair.own().observe(stand)[2] is False
 
 
+def test_a_query_that_lost_its_consumer_does_not_drain_the_new_owner(pair: Pair) -> None:
+    lost = pair.own()
+    owner = pair.own()
+    stand = pair.offset(owner, (0, 0), (0, 0))
+    drain(pair.store.database, "billing", "orders", lost.epoch)
+    assert owner.observe(stand)[2] is False
+    drain(pair.store.database, "billing", "orders", owner.epoch)
+    assert owner.observe(stand)[2] is True
+
+
 def test_levelling_after_the_end_makes_consumer_and_safe_offset_equal(pair: Pair) -> None:
     owner = pair.own()
     ended = pair.planned(owner, (0, 0), (5, 5))

@@ -15,14 +15,17 @@ from tests.support.waiting import wait_until
 
 FAULTS = Path(__file__).parent / "faults"
 PATIENCE = 240
+ATTEMPTS = 4
 
 
 @dataclass(frozen=True)
 class Fault:
-    """Where a child stops: after a state of a micro-batch (HALF: one of its tasks is done)."""
+    """Where a child stops: after a state of a micro-batch (HALF: its first task has written)."""
 
     state: str
     batch: int = 0
+    raises: bool = False
+    """Whether it fails there, once, instead."""
 
     def __str__(self) -> str:
         return f"{self.state}({self.batch})"
@@ -67,10 +70,12 @@ class Children:
         return f"-XX:SharedArchiveFile={self._archive}" if self._archive.exists() else ""
 
     def _prepare(self, case: Case, fault: Fault) -> dict[str, Any]:
-        Path(case.marker).unlink(missing_ok=True)
+        for path in (case.marker, f"{case.marker}.released"):
+            Path(path).unlink(missing_ok=True)
         return {
             "state": fault.state,
             "batch": fault.batch,
+            "raises": fault.raises,
             "checkpoint": case.checkpoint,
             "marker": case.marker,
         }
@@ -79,8 +84,11 @@ class Children:
         """A child that comes to its end; the first one in a test run leaves its classes behind for the others."""
         if not self._archive.exists():
             options.setdefault("java", f"-XX:ArchiveClassesAtExit={self._archive}")
-        child = self.start(cases, **options)
-        code = child.wait(PATIENCE)
+        for _ in range(ATTEMPTS):
+            child = self.start(cases, **options)
+            code = child.wait(PATIENCE)
+            if not starved(child):
+                break
         assert code == 0, child.output
         for case in cases:
             assert f"ENDED {case.name}" in child.output, child.output
@@ -88,14 +96,23 @@ class Children:
 
     def kill_at(self, cases: Sequence[Case], faults: Mapping[str, Fault], **options: Any) -> ChildProcess:
         """A child that is killed, with everything it has started, once all its faults have been reached."""
-        child = self.start(cases, faults, **options)
-        self.wait_for(child, [case for case in cases if case.name in faults])
+        for _ in range(ATTEMPTS):
+            child = self.start(cases, faults, **options)
+            if self.reached(child, [case for case in cases if case.name in faults]):
+                break
+            child.kill_tree()
+        else:
+            raise AssertionError(child.output)
         child.kill_tree()
         return child
 
-    def wait_for(self, child: ChildProcess, cases: Sequence[Case]) -> None:
-        def reached() -> bool:
+    def reached(self, child: ChildProcess, cases: Sequence[Case]) -> bool:
+        """Wait until the child has stopped at the faults of those cases; False if the machine was too busy for Spark."""
+
+        def look() -> str | None:
             waiting = [case.name for case in cases if not os.path.exists(case.marker)]
+            if waiting and starved(child):
+                return "starved"
             gone = [
                 name
                 for name in waiting
@@ -103,6 +120,17 @@ class Children:
             ]
             assert child.returncode is None, child.output
             assert not gone, f"{gone} went past their fault\n{child.output}"
-            return not waiting
+            return None if waiting else "reached"
 
-        wait_until(reached, PATIENCE, f"faults of {[case.name for case in cases]} are reached", interval=0.05)
+        names = [case.name for case in cases]
+        return wait_until(look, PATIENCE, f"faults of {names} are reached", interval=0.05) == "reached"
+
+
+def release(case: Case) -> None:
+    """Let a child go on from where it stopped."""
+    Path(f"{case.marker}.released").touch()
+
+
+def starved(child: ChildProcess) -> bool:
+    """Spark gives a Python process ten seconds to start, whatever else the machine has to do."""
+    return "Python worker failed to connect back" in child.output

@@ -170,10 +170,18 @@ def level(database: Database, store_uuid: str, ended: QueueOffset) -> None:
     database.run(work, idempotent=True)
 
 
-def drain(database: Database, consumer: str, queue: str) -> None:
-    """Ask the owner of a consumer to plan nothing more."""
+def drain(database: Database, consumer: str, queue: str, epoch: int | None = None) -> None:
+    """Ask the owner of a consumer to plan nothing more.
+
+    Parameters
+    ----------
+    epoch
+        Only if the owner's epoch is this one: another owner is another query. Any owner when None.
+    """
 
     def work(tx: Transaction) -> None:
-        tx.run("set_draining", **consumers.find_registration(tx, consumer, queue).keys)
+        registration = consumers.find_registration(tx, consumer, queue, lock=True)
+        if epoch in (None, registration.epoch):
+            tx.run("set_draining", **registration.keys)
 
     database.run(work, idempotent=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ from typing import Any
 from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming.query import StreamingQuery
 
-from penstock.commit.offsets import batch_ranges
+from penstock.commit.offsets import QueueOffset, batch_ranges
 from penstock.commit.owner import drain, level
 from penstock.pipeline.failures import plain
 from penstock.queue.store import Store, connect
@@ -131,9 +132,12 @@ class Query:
 
     def _drained(self, timeout: float) -> bool:
         """Ask the sources for no more, and wait until the query rests."""
+        epochs = self._epochs()
         for source in self._sources:
             with connect(source.url, create=False) as store:
-                drain(store.database, source.consumer, source.queue)
+                drain(
+                    store.database, source.consumer, source.queue, epochs.get((source.queue, source.consumer))
+                )
         deadline = time.monotonic() + timeout
         quiet = 0
         while self.isActive and quiet < (_QUIET_POLLS if self._sources else 1):
@@ -143,6 +147,13 @@ class Query:
             quiet = quiet + 1 if _resting(status) else 0
             time.sleep(_POLL_SECONDS)
         return True
+
+    def _epochs(self) -> dict[tuple[str, str | None], int]:
+        """The owner epochs of this run, as its sources have reported them: another query may own the consumer by now."""
+        progress = self._query.lastProgress
+        reported = [] if progress is None else [source.latestOffset for source in progress.sources]
+        offsets = [QueueOffset.of(_json(text)) for text in reported]
+        return {(offset.queue, offset.consumer): offset.epoch for offset in offsets if offset is not None}
 
     def _level(self) -> None:
         """Bring the consumers to where the checkpoint's commit log ends, once their owner is gone."""
@@ -157,6 +168,14 @@ class Query:
                 for offset in offsets:
                     if (offset.queue, offset.consumer) == (source.queue, source.consumer):
                         level(store.database, store.uuid, offset)
+
+
+def _json(text: str | None) -> object:
+    try:
+        return json.loads(text or "null")
+    except ValueError:
+        # Another source's offset need not be JSON.
+        return None
 
 
 def _resting(status: dict[str, Any]) -> bool:

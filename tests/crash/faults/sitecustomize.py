@@ -1,7 +1,7 @@
 """Stops a Python process of a Spark application at a chosen state of the commit protocol, for a test to kill it there.
 
 Every Python that Spark starts imports this at its start, when this folder is on PYTHONPATH. The variable FAULTS holds, by
-the name of a case (its consumer's and its sink's name), the state and micro-batch to stop at, the checkpoint, and the file
+the name of a case (its consumer's and its sink's name), the state and micro-batch to stop at (or to fail at), the checkpoint, and the file
 that says that it has been reached.
 """
 
@@ -11,8 +11,8 @@ import importlib.abc
 import importlib.util
 import json
 import os
-import signal
 import sys
+import time
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -26,13 +26,16 @@ def stop(case: str, state: str, reached: Callable[[dict[str, Any]], bool]) -> No
     fault = FAULTS.get(case)
     if fault is None or fault["state"] != state or not reached(fault):
         return
+    marker = fault["marker"]
     try:
         # One process of a case stops, the first one to get here.
-        os.close(os.open(fault["marker"], os.O_CREAT | os.O_EXCL))
+        os.close(os.open(marker, os.O_CREAT | os.O_EXCL))
     except FileExistsError:
         return
-    while True:
-        signal.pause()
+    if fault["raises"]:
+        raise OSError(f"a fault of {case} after {state}")
+    while not os.path.exists(f"{marker}.released"):
+        time.sleep(0.02)
 
 
 def in_batch(batch_id: int) -> Callable[[dict[str, Any]], bool]:
