@@ -83,6 +83,7 @@ def test_every_row_comes_through_once_when_nothing_dies(four: Mapping[str, Case]
         check_complete(case, CHUNKS)
 
 
+@pytest.mark.crash_full
 def test_every_row_comes_through_once_with_a_kill_after_every_state(
     four: Mapping[str, Case], children: Children
 ) -> None:
