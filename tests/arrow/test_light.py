@@ -12,6 +12,7 @@ from penstock.arrow.keys import key_hash
 from penstock.arrow.rows import conform_batch
 from penstock.arrow.segments import decode, encode
 from penstock.arrow.types import canonical_schema, spark_json
+from penstock.queue.placement import Placement, home_of
 
 schema = canonical_schema(pa.schema([
     pa.field("id", pa.int64(), nullable=False),
@@ -30,6 +31,8 @@ for repeats in (1, 100):
     assert key_hash(batch, ["id", "name", "x"]).null_count == 0
     assert decode(encode(batch), schema).equals(batch)
     decode(encode(batch), schema, ["name"])
+    home = home_of(2, [key_hash(batch, ["id"])])
+    assert len(Placement(("id",), 3, (home,)).targets(batch)) == batch.num_rows
 found = {"pandas", "pyspark"} & set(sys.modules)
 assert not found, found
 """

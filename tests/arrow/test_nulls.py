@@ -91,3 +91,26 @@ def test_what_lies_below_a_null_struct_may_be_null() -> None:
         {"x": 1},
         None,
     ]
+
+
+def test_what_lies_below_a_null_value_of_a_map_may_be_null() -> None:
+    """Whatever is in the buffers there: some write a null of the field, some a zero."""
+    loose = pa.map_(pa.string(), pa.struct([pa.field("x", pa.int64())]))
+    strict = pa.map_(pa.string(), pa.struct([pa.field("x", pa.int64(), nullable=False)]))
+    value = [[("a", {"x": 1}), ("b", None)], None, [("c", {"x": 3})]]
+    column = pa.array(value, loose)
+    below = pa.StructArray.from_buffers(
+        strict.item_type, 3, column.items.buffers()[:1], children=[pa.array([1, None, 3])]
+    )
+    declared = pa.MapArray.from_arrays(column.offsets, column.keys, below, type=strict, mask=column.is_null())
+    for given in (column, declared):
+        assert (
+            to_table(pa.table({"c": given}), pa.schema([pa.field("c", strict)])).column(0).to_pylist()
+            == value
+        )
+        assert (
+            conform_batch(pa.record_batch({"c": given}).slice(1), pa.schema([pa.field("c", strict)]))
+            .column(0)
+            .to_pylist()
+            == value[1:]
+        )

@@ -54,7 +54,9 @@ TAKEN = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("kind", "value", "stored"), TAKEN, ids=[f"{k}-{v!r}" for k, v, _ in TAKEN])
+@pytest.mark.parametrize(
+    ("kind", "value", "stored"), TAKEN, ids=[f"{k}-{type(v).__name__}" for k, v, _ in TAKEN]
+)
 def test_a_value_that_fits_is_stored_as_itself(kind: pa.DataType, value: Any, stored: Any) -> None:
     assert to_table([{"c": value}, {"c": None}], one(kind)).column("c").to_pylist() == [stored, None]
     nested = to_table([{"c": [value, None]}], one(pa.list_(kind)))

@@ -176,6 +176,12 @@ def test_a_refused_nested_type_is_named_by_its_path() -> None:
         {"type": "struct", "fields": [{"type": "long"}]},
         "a INT",
         None,
+        {"type": "struct", "fields": [{"name": "a", "type": {"type": "struct"}}]},
+        {"type": "struct", "fields": [{"name": "a", "type": {"type": "array", "elementType": "long"}}]},
+        {
+            "type": "struct",
+            "fields": [{"name": "a", "type": {"type": "map", "keyType": "string", "valueType": "long"}}],
+        },
     ],
     ids=str,
 )

@@ -17,6 +17,11 @@ def u32_array(values: Sequence[int]) -> pa.Array:
     return _array(pa.uint32(), f"={len(values)}I", *values)
 
 
+def u32(value: int) -> pa.Scalar:
+    """Return an unsigned 32-bit constant."""
+    return u32_array([value])[0]
+
+
 def u64(value: int) -> pa.Scalar:
     """Return an unsigned 64-bit constant."""
     return _array(pa.uint64(), "=Q", value)[0]

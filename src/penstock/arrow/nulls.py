@@ -64,8 +64,15 @@ def _below(array: pa.Array) -> list[tuple[str, pa.Array, pa.Field]]:
 
 def map_entries(array: pa.Array) -> pa.Array:
     """Return a map array as a list array of key and value structs; unlike a map, a list can be flattened as it is sliced."""
-    value = array.type.item_field.with_nullable(True)
-    return array.cast(pa.list_(pa.struct([array.type.key_field, value])))
+    kind = array.type
+    # Put together rather than cast: a cast looks below null values too, and refuses what it finds there.
+    entries = pa.StructArray.from_arrays(
+        [array.keys, array.items], fields=[kind.key_field, kind.item_field.with_nullable(True)]
+    )
+    parts = array.buffers()[:2]
+    return pa.Array.from_buffers(
+        pa.list_(entries.type), len(array), parts, offset=array.offset, children=[entries]
+    )
 
 
 def first_row(length: int, is_bad: Callable[[int, int], bool]) -> int:

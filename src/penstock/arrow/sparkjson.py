@@ -47,6 +47,7 @@ _SRID_OF = {"SRID:0": 0, "EPSG:3857": 3857, "OGC:CRS84": 4326}
 _CRS_OF = {srid: crs for crs, srid in _SRID_OF.items()} | {MIXED_SRID: "SRID:ANY"}
 
 _DECIMAL = re.compile(r"decimal\(\s*(\d+)\s*,\s*(-?\d+)\s*\)")
+_TYPE = (str, dict)
 _SPATIAL = re.compile(r"(geometry|geography)(?:\(\s*(\w+:-?\w+)?\s*,?\s*(\w+)?\s*\))?")
 _PARAMETERISED: tuple[tuple[re.Pattern[str], pa.DataType], ...] = (
     (re.compile(r"time\(\s*\d+\s*\)"), pa.time64("ns")),
@@ -79,7 +80,7 @@ def fields_from_json(struct: dict[str, Any], path: str = "") -> list[pa.Field]:
     SchemaMismatch
         A name is empty or doubled, or the JSON is not Spark's.
     """
-    entries = [_field_json(entry, path) for entry in struct["fields"]]
+    entries = [_field_json(entry, path) for entry in _part(struct, "fields", (list,), path)]
     check_names([entry["name"] for entry in entries], path)
     return [
         pa.field(
@@ -90,6 +91,15 @@ def fields_from_json(struct: dict[str, Any], path: str = "") -> list[pa.Field]:
         )
         for entry in entries
     ]
+
+
+def _part(value: dict[str, Any], name: str, kinds: tuple[type, ...], path: str) -> Any:
+    found = value.get(name)
+    if isinstance(found, kinds):
+        return found
+    raise SchemaMismatch(
+        f"{value!r} is no type of Spark's schema JSON; its {name} is missing or wrong.", column=path
+    )
 
 
 def _field_json(entry: Any, path: str) -> dict[str, Any]:
@@ -108,16 +118,19 @@ def type_from_json(value: Any, path: str) -> pa.DataType:
     if kind == "struct":
         return pa.struct(fields_from_json(value, path))
     if kind == "array":
-        element = type_from_json(value["elementType"], join(path, "element"))
-        return pa.list_(pa.field("element", element, nullable=value["containsNull"]))
+        element = type_from_json(_part(value, "elementType", _TYPE, path), join(path, "element"))
+        return pa.list_(pa.field("element", element, nullable=_part(value, "containsNull", (bool,), path)))
     if kind == "map":
-        key = type_from_json(value["keyType"], join(path, "key"))
-        item = type_from_json(value["valueType"], join(path, "value"))
-        return pa.map_(
-            pa.field("key", key, nullable=False), pa.field("value", item, nullable=value["valueContainsNull"])
+        key = pa.field(
+            "key",
+            type_from_json(_part(value, "keyType", _TYPE, path), join(path, "key")),
+            nullable=False,
         )
+        item = type_from_json(_part(value, "valueType", _TYPE, path), join(path, "value"))
+        nullable = _part(value, "valueContainsNull", (bool,), path)
+        return pa.map_(key, pa.field("value", item, nullable=nullable))
     if kind == "udt":
-        return type_from_json(value["sqlType"], path)
+        return type_from_json(_part(value, "sqlType", _TYPE, path), path)
     raise unsupported(path, value, "a type that Spark SQL has")
 
 

@@ -38,7 +38,7 @@ def _from_file(path: Path) -> pa.Schema:
         return canonical_schema(parse_ddl(text))
     try:
         return canonical_schema(json.loads(text))
-    except (KeyError, json.JSONDecodeError, RecursionError) as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         raise InvalidInput(
             f"{str(path)!r} is no schema in Spark's JSON ({error}); write what StructType.json() gives",
             condition="INVALID_SCHEMA",

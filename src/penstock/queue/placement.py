@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.arrow.constants import u32, u32_array
 from penstock.arrow.keys import key_hash
 from penstock.store.catalog import QueueRecord
 from penstock.store.database import Database
@@ -34,14 +35,14 @@ class Home:
     def holds(self, hashes: pa.Array) -> pa.Array:
         size = len(self.bits) * 8
         bitmap = pa.Array.from_buffers(pa.bool_(), size, [None, pa.py_buffer(self.bits)])
-        return bitmap.take(pc.bit_wise_and(hashes, pa.scalar(size - 1, pa.uint32())))
+        return bitmap.take(pc.bit_wise_and(hashes, u32(size - 1)))
 
 
 class Hashes:
     """Distinct hashes, gathered part by part."""
 
     def __init__(self, distinct: pa.Array | None = None) -> None:
-        self._distinct = pa.array([], pa.uint32()) if distinct is None else distinct
+        self._distinct = u32_array([]) if distinct is None else distinct
         self._parts: list[pa.Array] = []
         self._waiting = 0
 
@@ -70,22 +71,18 @@ def home_of(partitions: int, hashes: Iterable[pa.Array]) -> Home:
         gathered.add(part)
     seen = gathered.distinct()
     size = min(max(_SMALLEST, 1 << (16 * len(seen)).bit_length()), _LARGEST)
-    return Home(
-        partitions, _bit_map(pc.unique(pc.bit_wise_and(seen, pa.scalar(size - 1, pa.uint32()))), size)
-    )
+    return Home(partitions, _bit_map(pc.unique(pc.bit_wise_and(seen, u32(size - 1))), size))
 
 
 def _bit_map(slots: pa.Array, size: int) -> bytes:
     """A bit for each of ``size`` slots, in blocks so that it takes little more memory than the bits."""
     ascending = slots.take(pc.array_sort_indices(slots))
     block = min(_BLOCK, size)
-    counted = pc.subtract(
-        pc.cumulative_sum(pa.repeat(pa.scalar(1, pa.uint32()), block)), pa.scalar(1, pa.uint32())
-    )
+    counted = pc.subtract(pc.cumulative_sum(pa.repeat(u32(1), block)), u32(1))
     bits, first = bytearray(), 0
     for start in range(0, size, block):
         end = bisect_left(ascending, start + block, lo=first, key=lambda slot: slot.as_py())
-        mine = pc.subtract(ascending.slice(first, end - first), pa.scalar(start, pa.uint32()))
+        mine = pc.subtract(ascending.slice(first, end - first), u32(start))
         bits += pc.is_in(counted, value_set=mine).buffers()[1].to_pybytes()[: block // 8]
         first = end
     return bytes(bits)
@@ -141,5 +138,5 @@ def _cut(ordered: pa.Table, partitions: Sequence[int], counts: Sequence[int]) ->
 
 
 def _modulo(hashes: pa.Array, partitions: int) -> pa.Array:
-    count = pa.scalar(partitions, pa.uint32())
+    count = u32(partitions)
     return pc.subtract(hashes, pc.multiply(pc.divide(hashes, count), count))
