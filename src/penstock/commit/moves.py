@@ -28,10 +28,19 @@ def move_consumer(
         When the micro-batch is not the one that the consumer's owner has in hand.
     """
     source.require(source.store, registration.queue, registration.consumer, registration.generation)
-    _bind(tx, batch, source, registration)
     if source.empty:
         _require_there(tx, source, registration)
+        _bind(tx, batch, source, registration)
         return
+    _require_planned(batch, source, registration)
+    _bind(tx, batch, source, registration)
+    for partition, (old, new) in enumerate(zip(source.start, source.end, strict=True)):
+        if old != new:
+            consumers.advance(tx, registration, partition, old, new, safe=False)
+    tx.run("close_plan", **registration.keys)
+
+
+def _require_planned(batch: BatchCommit, source: QueueOffset, registration: Registration) -> None:
     planned = plan_text(source)
     if not registration.plan_open or registration.plan != planned:
         raise PlanMismatch(
@@ -42,10 +51,6 @@ def move_consumer(
             committed=planned,
             planned=registration.plan,
         )
-    for partition, (old, new) in enumerate(zip(source.start, source.end, strict=True)):
-        if old != new:
-            consumers.advance(tx, registration, partition, old, new, safe=False)
-    tx.run("close_plan", **registration.keys)
 
 
 def _require_there(tx: Transaction, source: QueueOffset, registration: Registration) -> None:

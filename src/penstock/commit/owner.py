@@ -68,7 +68,8 @@ class Owner:
         """
         registration, safe, queue, there = self._database.run(self._state, write=False)
         logged.require(self._store_uuid, self.queue, self.consumer, registration.generation)
-        if any(have < wanted for have, wanted in zip(safe, logged.end, strict=False)):
+        # Where a new checkpoint starts, it has logged nothing yet: another one may still have to repeat what lies before.
+        if not logged.empty and any(have < wanted for have, wanted in zip(safe, logged.end, strict=False)):
             self._database.run(lambda tx: self._raise_safe(tx, logged), idempotent=True)
         self._hold()
         return queue, there, registration.draining
