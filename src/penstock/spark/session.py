@@ -6,10 +6,15 @@ import os
 import sys
 from collections.abc import Mapping
 
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from penstock.errors import InvalidInput
+from penstock.spark.options import CONF_PREFIX
 from penstock.spark.register import register
+
+# Spark's own default (4.2, 4.3), and the setting that may have a password in it.
+_REDACTED = r"(?i)secret|password|token|access[.]?key|credential|^spark\.penstock\.url$"
 
 
 def session(
@@ -42,27 +47,51 @@ def session(
     Raises
     ------
     InvalidInput
-        When a session with other static settings is running already, which could not take them.
+        When a session runs already, which could not take the settings that are made at the start.
+    MissingDependency
+        When the Python of Spark's workers lacks a package.
     """
-    running = SparkSession.getActiveSession()
-    if running is not None:
-        raise InvalidInput(
-            f"a Spark session runs already ({running.sparkContext.appName!r}), and what this one needs can only be set "
-            "at the start: use penstock.register(spark) with it, or stop it first"
-        )
+    _refuse_second()
     settings = _settings(stateful) | ({"spark.driver.memory": memory} if memory else {}) | dict(conf or {})
     if url is not None:
-        settings["spark.penstock.url"] = url
+        settings[f"{CONF_PREFIX}url"] = url
     builder = SparkSession.builder.appName(name)
     if master is not None:
         builder = builder.master(master)
-    for key, value in settings.items():
-        builder = builder.config(key, value)
-    if "spark.pyspark.python" not in settings:
-        # Without it executors take the first python3 of their PATH, which may lack pyarrow.
+    # What is given at the start becomes part of the JVM's command line, which everybody on the machine can read.
+    later = {key: value for key, value in settings.items() if key.startswith(CONF_PREFIX)}
+    for key in settings.keys() - later.keys():
+        builder = builder.config(key, settings[key])
+    _choose_python(settings)
+    return _registered(builder.getOrCreate(), later)
+
+
+def _refuse_second() -> None:
+    running = SparkContext._active_spark_context
+    if running is not None:
+        raise InvalidInput(
+            f"a Spark session runs already ({running.appName!r}), and what this one needs can only be set at the start: "
+            "use penstock.register(spark) with it, or stop it first"
+        )
+
+
+def _choose_python(settings: Mapping[str, str]) -> None:
+    """Without one, executors take the first python3 of their PATH, which may lack pyarrow."""
+    # Spark heeds the setting where spark-submit starts the program, and here the variable alone.
+    if "spark.pyspark.python" in settings:
+        os.environ["PYSPARK_PYTHON"] = settings["spark.pyspark.python"]
+    else:
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    spark = builder.getOrCreate()
-    register(spark)
+
+
+def _registered(spark: SparkSession, defaults: Mapping[str, str]) -> SparkSession:
+    try:
+        for key, value in defaults.items():
+            spark.conf.set(key, value)
+        register(spark)
+    except BaseException:
+        spark.stop()
+        raise
     return spark
 
 
@@ -73,6 +102,7 @@ def _settings(stateful: bool) -> dict[str, str]:
         "spark.sql.python.filterPushdown.enabled": "true",
         # Python workers live beside the JVM's heap: leave them room.
         "spark.memory.fraction": "0.5",
+        "spark.redaction.regex": _REDACTED,
         "spark.sql.streaming.metricsEnabled": "true",
     }
     if not stateful:
