@@ -14,6 +14,8 @@ from penstock.store import forks
 
 SIZE = 16
 
+_inherited: list[list[Any]] = []
+
 
 @dataclass
 class Lease:
@@ -46,7 +48,7 @@ class Pool:
     def _reset(self) -> None:
         self._idle: list[Any] = []
         # For a store that is forgotten rather than closed, and at the program's end.
-        weakref.finalize(self, _close_all, self._idle)
+        self._finalizer = weakref.finalize(self, _close_all, self._idle)
         self._guard = threading.Lock()
         self._slots = threading.BoundedSemaphore(SIZE)
 
@@ -103,6 +105,9 @@ class Pool:
         self._drain()
 
     def after_fork_in_child(self) -> None:
+        # What a thread has given back since is the parent's, and neither closed nor collected here.
+        self._finalizer.detach()
+        _inherited.append(self._idle)
         self._reset()
 
 

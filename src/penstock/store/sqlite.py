@@ -223,7 +223,7 @@ class SqliteDatabase(Database):
     def _part(self, connection: sqlite3.Connection) -> Iterator[Transaction]:
         transaction = SqliteTransaction(connection, self.path, schema=self._attached(connection))
         if not connection.in_transaction:
-            if connection.isolation_level is None:
+            if connection.isolation_level is None or getattr(connection, "autocommit", None) is True:
                 raise InvalidInput(
                     "the connection commits each statement by itself: execute BEGIN IMMEDIATE first"
                 )
