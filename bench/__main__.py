@@ -55,7 +55,7 @@ def _server() -> Iterator[str]:
     if given:
         yield given
         return
-    server = start_postgres()
+    server = start_postgres(fsync=True)
     try:
         yield server.url
     finally:

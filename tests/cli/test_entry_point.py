@@ -63,7 +63,7 @@ def test_a_whole_day_at_the_command_line(tmp_path: Path) -> None:
     shell("printf 'id,amount\\n2,5\\n3,\\n' | penstock queue put orders --format csv")
     shell("penstock consumer create billing; penstock consumer register billing orders --vital")
     assert json.loads(shell("penstock consumer lag billing --json"))["lags"][0]["rows"] == 3
-    assert shell("penstock queue peek orders --json | head -n 1") == '{"id": 1, "amount": "9.99"}\n'
+    assert shell("penstock queue peek orders --json -n 1") == '{"id": 1, "amount": "9.99"}\n'
     shell("penstock queue create copy --schema 'id bigint, amount decimal(12,2)'")
     shell("penstock queue peek orders --json | penstock queue put copy")
     assert "3" in shell("penstock queue list").splitlines()[1]

@@ -25,6 +25,7 @@ class Case:
     guarantee: str
     folder: str
     sink_url: str | None = None
+    checkpoint_name: str = "checkpoint"
     options: Mapping[str, str] = field(default_factory=dict)
     sink_options: Mapping[str, str] = field(default_factory=dict)
 
@@ -34,7 +35,7 @@ class Case:
 
     @property
     def checkpoint(self) -> str:
-        return str(Path(self.folder, "checkpoints", self.name))
+        return str(Path(self.folder, self.checkpoint_name, self.name))
 
     @property
     def marker(self) -> str:

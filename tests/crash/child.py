@@ -5,7 +5,6 @@ Arguments: a folder for Spark, the master, and the cases as JSON.
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from pathlib import Path
@@ -32,10 +31,8 @@ def start(spark: Any, case: Case, trigger: ps.Trigger) -> Any:
 
 def main(folder: str, master: str, *texts: str) -> None:
     began = time.monotonic()
-    spark = make_spark(
-        Path(folder), master, spark__driver__defaultJavaOptions=os.environ.get("CHILD_JAVA", "")
-    )
-    print(f"SPARK after {time.monotonic() - began:.1f} s", flush=True)
+    spark = make_spark(Path(folder), master)
+    print(f"SPARK {spark.sparkContext.applicationId} after {time.monotonic() - began:.1f} s", flush=True)
     ps.register(spark)
     cases = [Case.from_json(text) for text in texts]
     queries = [start(spark, case, ps.Trigger.available_now()) for case in cases]

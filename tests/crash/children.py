@@ -34,11 +34,11 @@ class Fault:
 class Children:
     """Starts children of one test, one after the other or side by side."""
 
-    def __init__(self, folder: Path, run_child: Callable[..., ChildProcess], archive: Path) -> None:
+    def __init__(self, folder: Path, run_child: Callable[..., ChildProcess]) -> None:
         self._folder = folder
         self._run_child = run_child
-        self._archive = archive
         self._count = 0
+        self._faults: dict[str, str] = {}
 
     def start(
         self,
@@ -48,10 +48,10 @@ class Children:
         master: str = "local[2]",
         module: str = "tests.crash.child",
         env: Mapping[str, str] | None = None,
-        java: str | None = None,
     ) -> ChildProcess:
         """A child that runs the cases, with a fault for those that are named."""
         self._count += 1
+        self._faults = {name: str(fault) for name, fault in (faults or {}).items()}
         prepared = {
             case.name: self._prepare(case, (faults or {})[case.name])
             for case in cases
@@ -60,14 +60,10 @@ class Children:
         environment = {
             "FAULTS": json.dumps(prepared),
             "PYTHONPATH": os.pathsep.join([str(FAULTS), os.environ["PYTHONPATH"]]),
-            "CHILD_JAVA": self._java() if java is None else java,
             **(env or {}),
         }
         arguments = [str(self._folder / f"spark-{self._count}"), master, *(case.to_json() for case in cases)]
         return self._run_child(module, *arguments, env=environment)
-
-    def _java(self) -> str:
-        return f"-XX:SharedArchiveFile={self._archive}" if self._archive.exists() else ""
 
     def _prepare(self, case: Case, fault: Fault) -> dict[str, Any]:
         for path in (case.marker, f"{case.marker}.released"):
@@ -81,9 +77,7 @@ class Children:
         }
 
     def run(self, cases: Sequence[Case], **options: Any) -> ChildProcess:
-        """A child that comes to its end; the first one in a test run leaves its classes behind for the others."""
-        if not self._archive.exists():
-            options.setdefault("java", f"-XX:ArchiveClassesAtExit={self._archive}")
+        """A child that comes to its end."""
         for _ in range(ATTEMPTS):
             child = self.start(cases, **options)
             code = child.wait(PATIENCE)
@@ -119,8 +113,9 @@ class Children:
                 if f"ENDED {name}" in child.output or f"FAILED {name}" in child.output
             ]
             assert child.returncode is None, child.output
-            assert not gone, f"{gone} went past their fault\n{child.output}"
-            return None if waiting else "reached"
+            assert not gone, f"{gone} went past their fault of {self._faults}\n{child.output}"
+            # The file is there a moment before what is in it.
+            return None if waiting or not all(Path(case.marker).read_text() for case in cases) else "reached"
 
         names = [case.name for case in cases]
         return wait_until(look, PATIENCE, f"faults of {names} are reached", interval=0.05) == "reached"

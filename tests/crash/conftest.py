@@ -36,15 +36,9 @@ def make_case(tmp_path: Path, urls: Mapping[str, str]) -> Callable[..., Case]:
     return make
 
 
-@pytest.fixture(scope="session")
-def java_archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The classes that Spark loads, as the first child leaves them behind: later JVMs start in half the time."""
-    return tmp_path_factory.mktemp("java") / "classes.jsa"
-
-
 @pytest.fixture
-def children(tmp_path: Path, run_child: Callable[..., Any], java_archive: Path) -> Children:
-    return Children(tmp_path, run_child, java_archive)
+def children(tmp_path: Path, run_child: Callable[..., Any]) -> Children:
+    return Children(tmp_path, run_child)
 
 
 def by_store(*guarantees: str) -> Sequence[Any]:

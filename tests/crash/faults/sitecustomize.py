@@ -29,9 +29,11 @@ def stop(case: str, state: str, reached: Callable[[dict[str, Any]], bool]) -> No
     marker = fault["marker"]
     try:
         # One process of a case stops, the first one to get here.
-        os.close(os.open(marker, os.O_CREAT | os.O_EXCL))
+        file = os.open(marker, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
     except FileExistsError:
         return
+    os.write(file, str(os.getpid()).encode())
+    os.close(file)
     if fault["raises"]:
         raise OSError(f"a fault of {case} after {state}")
     while not os.path.exists(f"{marker}.released"):

@@ -1,0 +1,32 @@
+"""A service: pipelines that run until they are told to end. The same arguments as tests.crash.child."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import penstock as ps
+from tests.crash.cases import Case
+from tests.support.sparks import make_spark
+
+
+def start(spark: Any, case: Case) -> Any:
+    (queue,) = case.sources
+    source = ps.QueueSource(queue, consumer=case.name, url=case.url)
+    stream = ps.stream(spark, source).transform(lambda frame: case.query.transform([frame]))
+    sink = ps.QueueSink(case.name, url=case.target)
+    return stream.write(sink, guarantee=case.guarantee).start(checkpoint=case.checkpoint, name=case.name)
+
+
+def main(folder: str, master: str, *texts: str) -> None:
+    spark = make_spark(Path(folder), master)
+    cases = [Case.from_json(text) for text in texts]
+    queries = [start(spark, case) for case in cases]
+    for case, query in zip(cases, queries, strict=True):
+        query.awaitTermination()
+        print(f"ENDED {case.name}", flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,137 @@
+"""The database goes away in the middle of a micro-batch, and comes back."""
+
+from __future__ import annotations
+
+import sqlite3
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.crash.cases import Case, check_complete
+from tests.crash.children import Children, Fault, release
+from tests.support.postgres import PostgresServer, start_postgres, with_schema
+from tests.support.postgres_guard import server_identity
+from tests.support.waiting import wait_until
+
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(600)]
+
+
+class Server:
+    """A PostgreSQL server that can be stopped hard and started again."""
+
+    def __init__(self, server: PostgresServer) -> None:
+        self.url = server.url
+        self._pid_file = server.directory / "data" / "postmaster.pid"
+        self._process = psutil.Process(int(self._pid_file.read_text().split()[0]))
+        self._command = self._process.cmdline()
+        self._log = server.directory / "log"
+
+    def stop(self) -> None:
+        """As in a crash: nobody gets an answer, nothing is written in order."""
+        children = self._process.children()
+        self._process.send_signal(3)  # SIGQUIT: PostgreSQL's immediate shutdown
+        wait_until(lambda: not any(map(_runs, [self._process, *children])), 30, "the server is gone")
+        self._pid_file.unlink(missing_ok=True)
+
+    def start(self) -> None:
+        with self._log.open("ab") as log:
+            popen = subprocess.Popen(
+                self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/", **server_identity()
+            )
+        self._process = psutil.Process(popen.pid)
+        self._popen = popen
+
+    def wait(self) -> None:
+        if _runs(self._process):
+            self.stop()
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    guarded = start_postgres()
+    server = Server(guarded)
+    yield server
+    server.wait()
+    guarded.stop()
+
+
+def make(server: Server, folder: Path, kind: str, guarantee: str) -> Case:
+    case = Case(f"{kind} {guarantee}", with_schema(server.url, "gone"), kind, guarantee, str(folder))
+    case.create()
+    case.append(0)
+    case.append(1)
+    return case
+
+
+def test_a_server_that_comes_back_is_waited_for(server: Server, children: Children, tmp_path: Path) -> None:
+    """Gone while the driver commits one query's micro-batch, and a task of another one has just written."""
+    committing = make(server, tmp_path, "watermark", "exactly_once")
+    writing = make(server, tmp_path, "stateless", "idempotent")
+    cases = [committing, writing]
+    child = children.start(cases, {committing.name: Fault("STAGED"), writing.name: Fault("HALF")})
+    assert children.reached(child, cases), child.output
+    server.stop()
+    for case in cases:
+        release(case)
+    child.wait_for_line("store unavailable, trying again")
+    server.start()
+    assert child.wait() == 0, child.output
+    for case in cases:
+        assert f"ENDED {case.name}" in child.output, child.output
+        check_complete(case, 2)
+
+
+@pytest.mark.crash_full
+def test_a_server_that_stays_away_fails_the_query_with_nothing_half_visible(
+    server: Server, children: Children, tmp_path: Path
+) -> None:
+    case = make(server, tmp_path, "watermark", "exactly_once")
+    child = children.start([case], {case.name: Fault("STAGED")})
+    assert children.reached(child, [case]), child.output
+    server.stop()
+    release(case)
+    assert child.wait() == 0, child.output
+    assert "STORE_UNAVAILABLE" in child.output
+    server.start()
+    wait_until(lambda: _answers(case), 60, "the server answers")
+    assert (case.rows().total(), case.positions()) == (0, [(0, 0, 40), (0, 0, 80)])
+    children.run([case])
+    check_complete(case, 2)
+
+
+def _answers(case: Case) -> bool:
+    from penstock.errors import StoreError
+
+    try:
+        case.rows()
+    except StoreError:
+        return False
+    return True
+
+
+def test_a_store_that_another_process_locks_is_waited_for(
+    make_case: Callable[..., Case], children: Children
+) -> None:
+    case = make_case("sqlite", "stateless", "exactly_once", chunks=2)
+    child = children.start([case], {case.name: Fault("STAGED")})
+    assert children.reached(child, [case]), child.output
+    with sqlite3.connect(case.url.removeprefix("sqlite:///"), isolation_level=None) as other:
+        other.execute("begin immediate")
+        release(case)
+        until = time.monotonic() + 1
+        while time.monotonic() < until:
+            assert not case.rows()
+        other.execute("rollback")
+    assert child.wait() == 0, child.output
+    check_complete(case, 2)

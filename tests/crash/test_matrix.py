@@ -1,0 +1,29 @@
+"""The cross product: every kind of query, on both stores, with both guarantees, killed after every state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.crash.cases import Case
+from tests.crash.chains import at_length, run_chain
+from tests.crash.children import Children
+from tests.crash.queries import KINDS
+
+pytestmark = [pytest.mark.crash_full, pytest.mark.timeout(3600)]
+
+# A join may be cut into other tasks when it is repeated, which guarantee=idempotent refuses.
+COMBINATIONS = [(kind, "exactly_once") for kind in KINDS] + [
+    ("stateless", "idempotent"),
+    ("union", "idempotent"),
+]
+
+
+@pytest.mark.parametrize(("kind", "guarantee"), COMBINATIONS)
+def test_every_row_comes_through_once(
+    make_case: Callable[..., Case], children: Children, kind: str, guarantee: str
+) -> None:
+    cases = [make_case(store, kind, guarantee) for store in ("sqlite", "postgresql")]
+    # A task that stops keeps its core.
+    run_chain(children, [(case, at_length(case)) for case in cases], master="local[4]")

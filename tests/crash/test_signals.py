@@ -1,0 +1,46 @@
+"""Being asked to end."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+
+import pytest
+
+from tests.crash.cases import Case, check_complete
+from tests.crash.children import Children, Fault, release
+from tests.support.waiting import wait_until
+
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(600)]
+
+
+def test_sigterm_finishes_the_micro_batch_in_hand_and_leaves_all_level(
+    make_case: Callable[..., Case], children: Children
+) -> None:
+    cases = [
+        make_case("sqlite", "stateless", "exactly_once", chunks=2),
+        make_case("postgresql", "watermark", "exactly_once", chunks=2),
+    ]
+    child = children.start(
+        cases, {case.name: Fault("STAGED") for case in cases}, module="tests.crash.serving"
+    )
+    assert children.reached(child, cases), child.output
+    child.popen.send_signal(signal.SIGTERM)
+    for case in cases:
+        wait_until(lambda case=case: draining(case), 60, "the query is asked to finish")
+        assert not case.rows()
+        release(case)
+    assert child.wait() == 0, child.output
+    for case in cases:
+        assert f"ENDED {case.name}" in child.output, child.output
+    check_complete(cases[0], 2)
+    offsets = cases[1].positions()
+    assert all(offset == safe == end for offset, safe, end in offsets), offsets
+
+
+def draining(case: Case) -> bool:
+    source, sink = case.stores()
+    found = source.consumer(case.name).registration(case.sources[0]).draining
+    source.close()
+    sink.close()
+    return bool(found)

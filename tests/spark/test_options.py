@@ -1,0 +1,240 @@
+"""Options: parsed once, helpful when they are wrong, silent about secrets."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+import penstock
+from penstock import Store
+from penstock.errors import InvalidOption, MissingDependency
+from penstock.spark.options import sink_options, source_options
+from penstock.spark.source import PenstockDataSource
+from penstock.spark.stores import check_reach, is_local
+from penstock.spark.tasks import Scan
+from tests.spark.support import batch, column, fill, ids_in, make_queue, one_store, refusal, run, stream
+
+SECRET = "s3cr3t-w0rd"
+URL = f"postgresql://user:{SECRET}@127.0.0.1:1/none"
+
+
+def read(streaming: bool = False, **given: str) -> Any:
+    return source_options({"url": "sqlite:///x.db", "queue": "orders", **given}, streaming=streaming)
+
+
+def write(streaming: bool = True, **given: str) -> Any:
+    return sink_options({"url": "sqlite:///x.db", "queue": "orders", **given}, streaming=streaming)
+
+
+def test_names_in_any_case() -> None:
+    assert read(streaming=True, MAXROWSPERTRIGGER="5").max_rows_per_trigger == 5
+    assert write(maxrowsperwrite="7", Guarantee="Idempotent").guarantee == "idempotent"
+
+
+def test_what_spark_adds_is_let_through() -> None:
+    options = write(path="orders", checkpointlocation="/ck", queryname="q")
+    assert (options.checkpoint, options.query_name) == ("/ck", "q")
+
+
+def test_positions() -> None:
+    assert read(startingOffsets='{"0": 5, "1": 7}').starting_offsets == {0: 5, 1: 7}
+    assert read(startingOffsets="LATEST").starting_offsets == "latest"
+    moment = datetime(2026, 1, 31, 12, tzinfo=UTC)
+    micros = int(moment.timestamp()) * 1_000_000
+    assert read(startingTimestamp="2026-01-31T12:00:00Z").starting_timestamp == micros
+    assert read(startingTimestamp="2026-01-31T13:00:00+01:00").starting_timestamp == micros
+    assert read(startingTimestamp=str(micros // 1000)).starting_timestamp == micros
+
+
+@pytest.mark.parametrize(
+    ("parse", "words"),
+    [
+        (lambda: read(consumr="x"), "unknown option 'consumr' of a batch read. Did you mean 'consumer'?"),
+        (lambda: read(streaming=True, maxRowsPerTriger="1"), "Did you mean 'maxRowsPerTrigger'?"),
+        (lambda: read(xyz="1"), "Known ones: consumer, endingOffsets"),
+        (lambda: read(maxRowsPerTrigger="1"), "'maxRowsPerTrigger' does not apply to a batch read"),
+        (lambda: read(streaming=True, endingOffsets="latest"), "does not apply to a streaming read"),
+        (lambda: read(guarantee="exactly_once"), "does not apply to a batch read"),
+        (lambda: write(streaming=False, appId="x"), "does not apply to a batch write"),
+        (lambda: write(consumer="x"), "does not apply to a streaming write"),
+        (
+            lambda: read(streaming=True, maxRowsPerTrigger="0"),
+            "maxRowsPerTrigger='0': give a whole number from 1",
+        ),
+        (lambda: read(rowsPerTask="many"), "give a whole number from 1"),
+        (lambda: read(failOnDataLoss="yes"), "failOnDataLoss='yes': give true or false"),
+        (lambda: write(guarantee="exactlyonce"), "Did you mean 'exactly_once'?"),
+        (lambda: read(startingOffsets="first"), "give earliest, latest, consumer, or row indexes"),
+        (lambda: read(startingOffsets="[1]"), "give earliest"),
+        (lambda: read(startingOffsets='{"a": 1}'), "give earliest"),
+        (lambda: read(endingOffsets="consumer"), "a read ends at latest"),
+        (lambda: read(startingTimestamp="2026-01-31T12:00:00"), "give the time zone too"),
+        (lambda: read(startingTimestamp="yesterday"), "give a time such as"),
+        (lambda: read(startingTimestamp="1", startingOffsets="latest"), "exclude each other"),
+        (lambda: read(startingOffsets="consumer"), "needs the option consumer"),
+        (lambda: read(consumer="c", startingOffsets="latest"), "says itself where to start"),
+        (lambda: read(path="other"), "two queues are named"),
+        (lambda: source_options({"url": "sqlite:///x.db"}, streaming=False), "no queue is named"),
+        (lambda: source_options({"queue": "x"}, streaming=False), "set spark.penstock.url"),
+    ],
+)
+def test_what_is_wrong_is_said(parse: Callable[[], Any], words: str) -> None:
+    with pytest.raises(InvalidOption) as caught:
+        parse()
+    assert words in str(caught.value)
+
+
+def test_no_secret_in_what_travels() -> None:
+    options = source_options({"url": URL, "queue": "orders"}, streaming=True)
+    sink = sink_options(
+        {"url": URL, "queue": "orders", "checkpointlocation": f"ftp://u:{SECRET}@h/ck"}, streaming=True
+    )
+    shown = f"{options!r} {options} {sink!r} {Scan(URL, None, pa.schema([]))!r}"  # type: ignore[arg-type]
+    assert SECRET not in shown
+    assert pickle.loads(pickle.dumps(options)).url == URL
+
+
+# Defaults.
+
+
+@pytest.fixture
+def defaults(spark: SparkSession) -> Iterator[Callable[..., None]]:
+    given: list[str] = []
+
+    def set_defaults(**values: Any) -> None:
+        for name, value in values.items():
+            spark.conf.set(f"spark.penstock.{name}", str(value))
+            given.append(f"spark.penstock.{name}")
+        penstock.register(spark)
+
+    yield set_defaults
+    for name in given:
+        spark.conf.unset(name)
+    penstock.register(spark)
+
+
+@one_store
+def test_defaults_of_the_session(
+    spark: SparkSession, store: Store, store_url: str, defaults: Callable[..., None], tmp_path: Any
+) -> None:
+    queue, out = make_queue(store), make_queue(store, "out")
+    fill(queue, range(6))
+    queue.register(store.create_consumer("billing").name)
+    defaults(
+        url=store_url, includeServiceColumns=True, maxRowsPerTrigger=4, queue="out", guarantee="at_least_once"
+    )
+    frame = spark.read.format("penstock").load("orders")
+    assert frame.columns == ["id", "name", "_queue", "_partition", "_row_index", "_timestamp"]
+    assert frame.count() == 6
+    assert spark.read.format("penstock").load().count() == 0, "the default queue"
+    assert spark.read.format("penstock").option("includeServiceColumns", False).load("orders").columns == [
+        "id",
+        "name",
+    ]
+    source = spark.readStream.format("penstock").option("includeServiceColumns", False).load("orders")
+    writer = source.writeStream.format("penstock").option("checkpointLocation", str(tmp_path / "ck"))
+    query = writer.trigger(availableNow=True).start("out")
+    query.awaitTermination()
+    assert [progress.numInputRows for progress in query.recentProgress] == [4, 2]
+    assert ids_in(out) == list(range(6))
+    assert store.info().commits == 0, "at least once needs no ledger"
+
+
+@one_store
+def test_what_is_given_beats_a_default_that_it_excludes(
+    spark: SparkSession, store: Store, store_url: str, defaults: Callable[..., None]
+) -> None:
+    queue = make_queue(store)
+    fill(queue, range(3))
+    queue.register(store.create_consumer("billing").name, start="latest")
+    defaults(url=store_url, startingOffsets="latest")
+    assert spark.read.format("penstock").load("orders").count() == 0
+    assert spark.read.format("penstock").option("startingOffsets", '{"0": 2}').load("orders").count() == 1
+    assert spark.read.format("penstock").option("consumer", "billing").load("orders").count() == 0
+
+
+def test_a_setting_that_is_no_option(defaults: Callable[..., None], spark: SparkSession) -> None:
+    with pytest.raises(InvalidOption, match=r"'spark\.penstock\.garantee'.* Did you mean 'guarantee'"):
+        defaults(garantee="exactly_once")
+
+
+# Errors on their way through Spark.
+
+
+@one_store
+def test_names_that_do_not_exist(spark: SparkSession, store: Store, store_url: str, tmp_path: Any) -> None:
+    make_queue(store)
+    assert "Did you mean 'orders'" in refusal(lambda: batch(spark, store_url, "ordes"))
+    assert "Did you mean 'orders'" in refusal(lambda: stream(spark, store_url, "ordes"))
+    assert "Did you mean 'consumer'" in refusal(lambda: batch(spark, store_url, consumr="x"))
+    assert "Did you mean 'maxRowsPerTrigger'" in refusal(lambda: stream(spark, store_url, maxRowPerTrigger=1))
+    frame = stream(spark, store_url)
+    assert "Did you mean 'orders'" in refusal(lambda: run(frame, store_url, "orderss", tmp_path / "ck"))
+    assert "Did you mean 'appId'" in refusal(
+        lambda: run(frame, store_url, "orders", tmp_path / "ck", apId="x")
+    )
+    missing = refusal(lambda: batch(spark, f"sqlite:///{tmp_path}/none.db"))
+    assert "STORE_NOT_FOUND" in missing
+
+
+HOSTILE = ["it's; drop table queue--", 'a/b\\c"d', "line\nbreak\ttab", "ünï ☂", "{'x': 1}", "$x`y`%s%%"]
+
+
+def test_hostile_names(spark: SparkSession, store: Store, store_url: str, tmp_path: Any) -> None:
+    for number, name in enumerate(HOSTILE):
+        queue = make_queue(store, name)
+        fill(queue, [number])
+        assert column(batch(spark, store_url, name, includeServiceColumns=True), "_queue") == [name]
+    queue = store.queue(HOSTILE[2])
+    queue.register(store.create_consumer(HOSTILE[0]).name)
+    make_queue(store, "'out' \n\"out\"")
+    run(
+        stream(spark, store_url, HOSTILE[2], consumer=HOSTILE[0]),
+        store_url,
+        "'out' \n\"out\"",
+        tmp_path / "ck",
+    )
+    assert ids_in(store.queue("'out' \n\"out\"")) == [2]
+
+
+# Where an embedded store may be used.
+
+
+@pytest.mark.parametrize("master", ["local", "local[2]", "local[*]", "local[2,4]"])
+def test_an_embedded_store_on_this_machine(master: str) -> None:
+    assert is_local(master)
+    check_reach("sqlite:///x.db", master)
+
+
+@pytest.mark.parametrize("master", ["spark://h:7077", "yarn", "k8s://https://h", "local-cluster[2,1,1024]"])
+def test_an_embedded_store_on_a_cluster(master: str) -> None:
+    check_reach(URL, master)
+    with pytest.raises(InvalidOption, match="use a postgresql store"):
+        check_reach("sqlite:///x.db", master)
+    kind = type("Baked", (PenstockDataSource,), {"master": master})
+    with pytest.raises(InvalidOption, match="one machine's file"):
+        kind({"url": "sqlite:///x.db", "path": "orders"}).schema()
+
+
+# Workers without what they need.
+
+
+def test_workers_that_lack_pyarrow(
+    spark: SparkSession, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import sys
+
+    bare = tmp_path / "bare-python"
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
+    bare.chmod(0o755)
+    for python, words in ((bare, "lacks penstock, pyarrow"), (tmp_path / "none", "cannot be run")):
+        monkeypatch.setattr(spark.sparkContext, "pythonExec", str(python))
+        with pytest.raises(MissingDependency, match=words) as caught:
+            penstock.register(spark)
+        assert "PYSPARK_PYTHON" in str(caught.value)

@@ -1,0 +1,60 @@
+"""Sessions of other kinds than the shared one, each in a process of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests.support.processes import ChildProcess
+
+PROGRAMS = Path(__file__).parent / "programs"
+Run = Callable[..., ChildProcess]
+postgres_only = pytest.mark.parametrize("store_url", ["postgresql"], indirect=True)
+
+
+def output(child: ChildProcess) -> str:
+    assert child.wait(180) == 0, child.output[-4000:]
+    return child.output
+
+
+@postgres_only
+def test_without_register_and_without_a_trace_of_the_password(run_child: Run, store_url: str) -> None:
+    said = output(run_child(PROGRAMS / "unregistered.py", store_url))
+    assert "READ 3\n" in said
+    assert "WROTE 6" in said
+    assert said.count("REFUSED") == 5
+    for words in (
+        "Did you mean 'orders'",
+        "Did you mean 'billing'",
+        "Did you mean 'id'",
+        "guarantee='often'",
+    ):
+        assert words in said
+    assert "INFO" in said, "the log has something to say"
+    assert said.count("UI ") >= 4
+    password = urlsplit(store_url).password
+    assert password
+    assert password not in said
+
+
+@postgres_only
+def test_tasks_that_fail_at_first(run_child: Run, store_url: str) -> None:
+    lines = output(run_child(PROGRAMS / "retries.py", store_url)).splitlines()
+    ids = [*range(5), *range(10, 15), *range(20, 25)]
+    assert f"exactly_once {ids} 0" in lines
+    assert f"idempotent {ids} 0" in lines
+    # The attempts that failed leave their staging to the sweep of old ones.
+    assert any(line.startswith(f"batch {list(range(9))}") for line in lines)
+
+
+@postgres_only
+@pytest.mark.crash_full
+def test_a_cluster(run_child: Run, store_url: str, tmp_path: Path) -> None:
+    said = output(run_child(PROGRAMS / "cluster.py", f"sqlite:///{tmp_path}/penstock.db", store_url))
+    assert [line.split()[:2] for line in said.splitlines() if line.startswith(("REFUSED", "TAKEN"))] == [
+        ["REFUSED", "True"]
+    ] * 3
+    assert "IDS [0, 1, 2]" in said
