@@ -25,7 +25,7 @@ class Checkpoint:
 
     def __init__(self, location: str) -> None:
         self.location = location
-        self._files, self._root = _open(location)
+        self.files, self.root = _open(location)
         self._query_id: str | None = None
 
     def query_id(self) -> str:
@@ -37,7 +37,7 @@ class Checkpoint:
     def is_readable(self) -> bool:
         """Whether the checkpoint's files can be reached from here."""
         try:
-            self._files.get_file_info(self._path("metadata"))
+            self.files.get_file_info(self._path("metadata"))
         except Exception:
             return False
         return True
@@ -53,20 +53,20 @@ class Checkpoint:
         return parse_offsets(self._read(f"offsets/{batch_id}")) if batch_id >= 0 else []
 
     def stateful(self) -> bool:
-        return bool(self._files.get_file_info(self._path("state")).type == fs.FileType.Directory)
+        return bool(self.files.get_file_info(self._path("state")).type == fs.FileType.Directory)
 
     def last_commit(self) -> int | None:
         """The last micro-batch in the commit log."""
         selector = fs.FileSelector(self._path("commits"), allow_not_found=True)
-        found = [info.base_name for info in self._files.get_file_info(selector)]
+        found = [info.base_name for info in self.files.get_file_info(selector)]
         return max((int(name) for name in found if name.isdigit()), default=None)
 
     def _path(self, name: str) -> str:
-        return f"{self._root}/{name}"
+        return f"{self.root}/{name}"
 
     def _read(self, name: str) -> str:
         try:
-            with self._files.open_input_stream(self._path(name)) as stream:
+            with self.files.open_input_stream(self._path(name)) as stream:
                 return bytes(stream.read()).decode()
         except Exception as error:
             raise CommitRefused(
