@@ -64,6 +64,12 @@ def timed(work: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
+def peak_memory() -> int:
+    """The most bytes that this process has had in memory; ``ru_maxrss`` would count its parent's, from before ``exec``."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) * 1024
+
+
 @contextmanager
 def scratch() -> Iterator[Path]:
     """A folder that is gone afterwards."""

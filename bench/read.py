@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
 
@@ -83,8 +81,10 @@ def worker_memory(count: int = 10_000_000) -> int:
             queue = store.create_queue("large", SCHEMA)
             for _ in range(count // 1_000_000):
                 queue.append(rows(1_000_000))
-        child = Path(__file__).with_name("read_worker.py")
         printed = subprocess.run(
-            [sys.executable, str(child), url, str(count)], check=True, capture_output=True, text=True
+            [sys.executable, "-m", "bench.read_worker", url, str(count)],
+            check=True,
+            capture_output=True,
+            text=True,
         ).stdout
         return int(printed)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import resource
 import sys
 
+from bench.harness import peak_memory
 from penstock.spark.stores import open_store
 from penstock.spark.tasks import RangePartition, Scan
 
@@ -15,7 +15,7 @@ def main(url: str, count: int) -> None:
     read = sum(batch.num_rows for batch in scan.read(RangePartition(0, 0, count)))
     if read != count:
         raise SystemExit(f"read {read} rows of {count}")
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+    print(peak_memory())
 
 
 if __name__ == "__main__":
