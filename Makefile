@@ -14,7 +14,7 @@ ARGS ?=
 
 WITH_JAVA = JAVA_HOME="$$(scripts/ensure_java.sh)" && export JAVA_HOME &&
 
-.PHONY: help demo test test-crash lint format bench clean env-demo env-dev
+.PHONY: help demo test test-crash test-soak lint format bench clean env-demo env-dev
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -27,6 +27,9 @@ test: env-dev ## run the tests; ARGS="-k sqlite" is for pytest, SPARK=4.2.1 choo
 
 test-crash: env-dev ## run every crash test, the slow cross product included
 	@$(WITH_JAVA) $(BIN)/python -m pytest -m "crash or crash_full" $(ARGS)
+
+test-soak: env-dev ## run the slow tests that `make test` leaves out, but for the crash tests
+	@$(WITH_JAVA) $(BIN)/python -m pytest -m soak $(ARGS)
 
 bench: env-dev ## measure speed against peers
 	@$(WITH_JAVA) $(BIN)/python -m bench $(ARGS)

@@ -40,7 +40,7 @@ def test_without_register_and_without_a_trace_of_the_password(run_child: Run, st
     assert password not in said
 
 
-@postgres_only
+@pytest.mark.crash_full
 def test_tasks_that_fail_at_first(run_child: Run, store_url: str) -> None:
     lines = output(run_child(PROGRAMS / "retries.py", store_url)).splitlines()
     ids = [*range(5), *range(10, 15), *range(20, 25)]

@@ -106,11 +106,11 @@ def append(queue: Queue, rows: list[Row]) -> None:
     ("store_url", "name"),
     [
         ("sqlite", "aggregate"),
-        ("postgresql", "aggregate"),
-        ("sqlite", "distinct"),
+        pytest.param("postgresql", "aggregate", marks=pytest.mark.soak),
+        pytest.param("sqlite", "distinct", marks=pytest.mark.soak),
         ("postgresql", "union"),
         ("sqlite", "join"),
-        ("postgresql", "join"),
+        pytest.param("postgresql", "join", marks=pytest.mark.soak),
     ],
     indirect=["store_url"],
 )

@@ -37,7 +37,18 @@ from tests.support.waiting import wait_until
 GUARANTEES = ["exactly_once", "idempotent", "at_least_once"]
 
 
-@pytest.mark.parametrize("guarantee", GUARANTEES)
+@pytest.mark.parametrize(
+    ("store_url", "guarantee"),
+    [
+        ("sqlite", "exactly_once"),
+        ("postgresql", "exactly_once"),
+        pytest.param("sqlite", "idempotent", marks=pytest.mark.soak),
+        ("postgresql", "idempotent"),
+        ("sqlite", "at_least_once"),
+        pytest.param("postgresql", "at_least_once", marks=pytest.mark.soak),
+    ],
+    indirect=["store_url"],
+)
 def test_a_replay_repeats_nothing(
     spark: SparkSession, store: Store, store_url: str, tmp_path: Path, guarantee: str
 ) -> None:
