@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from bench import append, read, streaming
+from bench import append, changes, read, streaming
 from bench.harness import Result, save
 from tests.support.postgres import drop_schema, start_postgres, with_schema
 
@@ -28,6 +28,11 @@ def cases(pg_url: str) -> dict[str, Callable[[], Result]]:
         "stream-small-postgres": lambda: streaming.small(shared, "PostgreSQL"),
         "stream-large-postgres": lambda: streaming.large(shared, "PostgreSQL"),
         "worker-memory": _memory,
+        "changes-stream-few": lambda: changes.stream(0.01, 5.0),
+        "changes-stream-all": lambda: changes.stream(1.0, 2.5),
+        "changes-batch-few": lambda: changes.batch(0.01),
+        "changes-batch-all": lambda: changes.batch(1.0),
+        "changes-memory": changes.worker_memory,
     }
 
 

@@ -9,7 +9,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from penstock import changes as changes
     from penstock import errors as errors
+    from penstock.changes.contract import ChangeContract as ChangeContract
     from penstock.errors import PenstockError as PenstockError
     from penstock.pipeline.ends import QueueSink as QueueSink
     from penstock.pipeline.ends import QueueSource as QueueSource
@@ -35,6 +37,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "AppendResult": "penstock.queue.queue",
+    "ChangeContract": "penstock.changes.contract",
     "Consumer": "penstock.queue.consumer",
     "Lag": "penstock.queue.consumer",
     "PenstockError": "penstock.errors",
@@ -56,7 +59,9 @@ _HOMES = {
     "stream": "penstock.pipeline.stream",
 }
 
-__all__ = sorted([*_HOMES, "__version__", "errors"])  # noqa: PLE0605 - one list of the names
+_MODULES = ("changes", "errors")
+
+__all__ = sorted([*_HOMES, *_MODULES, "__version__"])  # noqa: PLE0605 - one list of the names
 
 
 def __getattr__(name: str) -> Any:
@@ -64,8 +69,8 @@ def __getattr__(name: str) -> Any:
         value = getattr(import_module(_HOMES[name]), name)
         globals()[name] = value
         return value
-    if name == "errors":
-        return import_module("penstock.errors")
+    if name in _MODULES:
+        return import_module(f"penstock.{name}")
     raise AttributeError(f"module 'penstock' has no attribute {name!r}")
 
 

@@ -7,9 +7,11 @@
     │   ├── InvalidUrl
     │   ├── InvalidName
     │   ├── InvalidOption
+    │   │   └── InvalidChangeOption
     │   ├── InvalidPosition
     │   ├── UnsupportedType
     │   └── SchemaMismatch
+    │       └── InvalidChangelogSchema
     ├── NotFound (LookupError)
     │   ├── QueueNotFound
     │   ├── ConsumerNotFound
@@ -25,6 +27,7 @@
     │   ├── StoreTooNew
     │   └── CommitOutcomeUnknown
     ├── DataLost                      rows that were asked for have been trimmed
+    ├── ChangelogContractViolation    a change feed does not keep its promise
     ├── Conflict                      somebody else moved it first
     │   ├── OffsetConflict
     │   ├── ConsumerInUse
@@ -97,6 +100,10 @@ class InvalidOption(InvalidInput):
     condition = "INVALID_OPTION"
 
 
+class InvalidChangeOption(InvalidOption):
+    condition = "INVALID_CDC_OPTION"
+
+
 class InvalidPosition(InvalidInput):
     condition = "INVALID_POSITION"
 
@@ -107,6 +114,10 @@ class UnsupportedType(InvalidInput):
 
 class SchemaMismatch(InvalidInput):
     condition = "SCHEMA_MISMATCH"
+
+
+class InvalidChangelogSchema(SchemaMismatch):
+    condition = "INVALID_CHANGELOG_SCHEMA"
 
 
 class NotFound(PenstockError, LookupError):
@@ -171,6 +182,12 @@ class CommitOutcomeUnknown(StoreError):
 
 class DataLost(PenstockError):
     condition = "DATA_LOST"
+
+
+class ChangelogContractViolation(PenstockError):
+    """A change feed does not keep what its contract promises; a result would have been wrong without a word."""
+
+    condition = "CHANGELOG_CONTRACT_VIOLATION"
 
 
 class Conflict(PenstockError):

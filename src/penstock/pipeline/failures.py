@@ -18,7 +18,9 @@ def plain(error: Exception) -> Exception:
     if not found:
         return error
     condition, message = found[-1]
-    kind = next((kind for kind in _kinds(PenstockError) if kind.condition == condition), QueryFailed)
+    # A sub-condition follows its condition after a dot.
+    base = condition.partition(".")[0]
+    kind = next((kind for kind in _kinds(PenstockError) if kind.condition == base), QueryFailed)
     return kind(message.strip(), condition=condition)
 
 

@@ -13,6 +13,7 @@ from penstock.errors import CommitRefused, InvalidInput, InvalidOption
 from penstock.names import did_you_mean
 from penstock.pipeline.ends import QueueSink, QueueSource
 from penstock.pipeline.query import Query, QuerySource
+from penstock.pipeline.settings import no_data_batches
 from penstock.pipeline.shutdown import stop_on_sigterm
 from penstock.pipeline.trigger import Trigger
 from penstock.spark.checkpoint import Checkpoint
@@ -140,7 +141,8 @@ class Pipeline:
         writer = writer.trigger(**(trigger or Trigger.processing_time()).arguments())  # type: ignore[arg-type]  # overloads
         if name is not None:
             writer = writer.queryName(name)
-        query = Query(writer.start(), location, self._sources())
+        with no_data_batches(self.stream.spark):
+            query = Query(writer.start(), location, self._sources())
         stop_on_sigterm(query)
         return query
 

@@ -1,0 +1,203 @@
+"""Row-level change feeds against Spark's own shape, the rewrite of 4.3 in DataFrame operations."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame, Window
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
+
+import penstock as ps
+from bench.harness import Result, pairs, peak_memory, scratch, speed, timed
+from bench.spark_session import spark
+
+COMMITS = 20
+ROWS = 200_000
+PARTITIONS = 2
+PROVIDERS = {
+    "HDFS": "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider",
+    "RocksDB": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
+}
+
+
+def contract() -> ps.ChangeContract:
+    return ps.ChangeContract(
+        "id",
+        "rv",
+        carryover_rows=True,
+        intermediate_changes=True,
+        updates_as_delete_and_insert=True,
+        whole_commits=True,
+    )
+
+
+def write_feed(folder: Path, changed: float) -> int:
+    """A copy-on-write feed: each commit rewrites the same keys, of which a share has really changed; the rows it has."""
+    folder.mkdir()
+    keys = np.arange(ROWS // 2, dtype=np.int64)
+    random = np.random.default_rng(7)
+    version_of = np.zeros(len(keys), np.int64)
+    for commit in range(1, COMMITS + 1):
+        touched = random.random(len(keys)) < changed
+        after = np.where(touched, commit, version_of)
+        table = pa.concat_tables(
+            [_rows(keys, version_of, "delete", commit), _rows(keys, after, "insert", commit)]
+        )
+        path = folder / f"{commit:03}.parquet"
+        pq.write_table(table, path)
+        os.utime(path, (1_700_000_000 + commit, 1_700_000_000 + commit))
+        version_of = after
+    return COMMITS * len(keys) * 2
+
+
+def _rows(keys: np.ndarray, rv: np.ndarray, kind: str, commit: int) -> pa.Table:
+    count = len(keys)
+    text = pa.array(keys * 31 + rv).cast(pa.string())
+    return pa.table(
+        {
+            "id": keys,
+            "data": text,
+            "x": (keys * 0.5 + rv),
+            "rv": rv,
+            "_change_type": pa.repeat(pa.scalar(kind), count),
+            "_commit_version": np.full(count, commit, np.int64),
+            "_commit_timestamp": pa.repeat(
+                pa.scalar(1_700_000_000_000_000 + commit * 60_000_000), count
+            ).cast(pa.timestamp("us", tz="UTC")),
+        }
+    )
+
+
+def spark_stream(df: DataFrame) -> DataFrame:
+    """The streaming rewrite of Spark 4.3: watermark, collect, filter, inline, relabel."""
+    columns = df.columns
+    events = F.collect_list(F.struct(*columns)).alias("events")
+    grouped = (
+        df.withWatermark("_commit_timestamp", "0 seconds")
+        .groupBy("id", "_commit_version", "_commit_timestamp")
+        .agg(
+            events,
+            F.count_if(F.col("_change_type") == "delete").alias("d"),
+            F.count_if(F.col("_change_type") == "insert").alias("i"),
+            F.count("rv").alias("n"),
+            F.min("rv").alias("low"),
+            F.max("rv").alias("high"),
+        )
+    )
+    kept = grouped.where(
+        ~((F.col("d") == 1) & (F.col("i") == 1) & (F.col("n") == 2) & (F.col("low") == F.col("high")))
+    )
+    rows = kept.select("d", "i", F.inline("events"))
+    return rows.withColumn("_change_type", _relabelled()).select(*columns)
+
+
+def spark_batch(df: DataFrame) -> DataFrame:
+    """The batch rewrite of Spark 4.3: the same by a window."""
+    columns = df.columns
+    window = Window.partitionBy("id", "_commit_version")
+    counted = df.select(
+        *columns,
+        F.count_if(F.col("_change_type") == "delete").over(window).alias("d"),
+        F.count_if(F.col("_change_type") == "insert").over(window).alias("i"),
+        F.count("rv").over(window).alias("n"),
+        F.min("rv").over(window).alias("low"),
+        F.max("rv").over(window).alias("high"),
+    )
+    kept = counted.where(
+        ~((F.col("d") == 1) & (F.col("i") == 1) & (F.col("n") == 2) & (F.col("low") == F.col("high")))
+    )
+    return kept.withColumn("_change_type", _relabelled()).select(*columns)
+
+
+def _relabelled() -> F.Column:
+    pair = (F.col("d") == 1) & (F.col("i") == 1)
+    kind = F.col("_change_type")
+    return (
+        F.when(pair & (kind == "delete"), "update_preimage")
+        .when(pair & (kind == "insert"), "update_postimage")
+        .otherwise(kind)
+    )
+
+
+def ours(df: DataFrame) -> DataFrame:
+    return ps.changes.post_process(df, contract(), compute_updates=True)
+
+
+def stream(changed: float, least: float) -> Result:
+    """Seconds for the whole feed, a commit in each micro-batch."""
+    with scratch() as folder:
+        rows = write_feed(folder / "feed", changed)
+        session = spark()
+        session.conf.set("spark.sql.shuffle.partitions", str(PARTITIONS))
+        best = min(PROVIDERS, key=lambda name: _run(folder, spark_stream, name))
+        mine, peer = pairs(lambda: _run(folder, ours, best), lambda: _run(folder, spark_stream, best), 2)
+        ratio = peer / mine
+        note = f"{rows / mine:,.0f} rows/s, peer {rows / peer:,.0f} with {best}"
+        name = f"change feed, stream, {changed:.0%} changed"
+        return Result(name, mine, peer, ratio, f">= {least}", ratio >= least, note)
+
+
+def _run(folder: Path, process: object, provider: str) -> float:
+    session = spark()
+    session.conf.set("spark.sql.streaming.stateStore.providerClass", PROVIDERS[provider])
+    source = session.readStream.schema(session.read.parquet(str(folder / "feed")).schema)
+    frame = source.option("maxFilesPerTrigger", 1).parquet(str(folder / "feed"))
+    writer = process(frame).writeStream.format("noop")  # type: ignore[operator]  # one of the functions above
+    writer = writer.option("checkpointLocation", tempfile.mkdtemp(dir=folder)).trigger(availableNow=True)
+    return timed(lambda: writer.start().awaitTermination())
+
+
+def batch(changed: float) -> Result:
+    """Seconds for the whole feed at once."""
+    with scratch() as folder:
+        write_feed(folder / "feed", changed)
+        frame = spark().read.parquet(str(folder / "feed"))
+
+        def run(process: object) -> float:
+            done = process(frame)  # type: ignore[operator]  # as above
+            return timed(lambda: done.write.format("noop").mode("overwrite").save())
+
+        name = f"change feed, batch, {changed:.0%} changed"
+        return speed(name, lambda: run(ours), lambda: run(spark_batch), least=1.0, rounds=3)
+
+
+def memory(rows: int) -> int:
+    """The peak memory in bytes of a worker that has all rows of one micro-batch."""
+    program = f"from bench.changes import fill; fill({rows})"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    return int(done.stdout)
+
+
+def fill(rows: int) -> None:
+    """What a worker does with one micro-batch in which every row changed; prints the peak in bytes."""
+    from penstock.changes.options import ChangeOptions
+    from penstock.changes.passes import Passes
+    from penstock.changes.rows import Layout
+    from penstock.changes.stage import Guard, Whole
+
+    keys = np.arange(rows // 2, dtype=np.int64)
+    table = pa.concat_tables([_rows(keys, keys * 0, "delete", 1), _rows(keys, keys * 0 + 1, "insert", 1)])
+    layout = Layout(4, 5, 6, row_id=((0,),), data=((0,), (1,), (2,), (3,)), row_version=(3,))
+    passes = Passes.of(contract(), ChangeOptions("dropCarryovers", True, 0))
+    batches = table.to_batches(max_chunksize=10_000)
+    count = 0
+    for done in Whole(layout, passes)(Guard(layout, passes)(iter(batches))):
+        count += done.num_rows
+    assert count == rows
+    print(peak_memory())
+
+
+def worker_memory() -> Result:
+    """Megabytes for 2 million rows, and how they grow from 1 to 2 million."""
+    half, whole = memory(1_000_000) / 2**20, memory(2_000_000) / 2**20
+    note = f"{whole:.0f} MiB at 2 million rows, {half:.0f} at 1 million"
+    return Result(
+        "change feed, worker memory, MiB", whole, 1500, whole / 1500, "<= 1", whole < 1500 / 1.048576, note
+    )

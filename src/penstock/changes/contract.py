@@ -1,0 +1,63 @@
+"""What a change feed promises about its rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from penstock.errors import InvalidChangelogSchema
+
+CHANGE_TYPE, COMMIT_VERSION, COMMIT_TIMESTAMP = "_change_type", "_commit_version", "_commit_timestamp"
+INSERT, DELETE, PREIMAGE, POSTIMAGE = "insert", "delete", "update_preimage", "update_postimage"
+
+
+@dataclass(frozen=True)
+class ChangeContract:
+    """What a change feed promises about its rows, in the terms of Spark 4.2's ``Changelog``.
+
+    Parameters
+    ----------
+    row_id
+        The columns that tell rows of the table apart, nested ones as ``a.b``; never NULL.
+    row_version
+        The column that tells the contents of one row apart, such as the commit that last wrote it: equal for the two rows
+        of a carry-over pair, different before and after an update, never NULL. Without one, all data columns are compared.
+    carryover_rows
+        Whether rows that did not change may come as a delete and an insert, as copy-on-write tables give them.
+    intermediate_changes
+        Whether several changes of one row may come, so that only the first and the last of them count in the end.
+    updates_as_delete_and_insert
+        Whether an update comes as a delete and an insert, rather than as a pre-image and a post-image.
+    whole_commits
+        Whether all rows of a commit are in one micro-batch; None says nothing, which a stream does not accept.
+    sequence
+        The column that orders the changes of one row inside a commit, for feeds in which a commit may change a row more than
+        once.
+
+    Raises
+    ------
+    InvalidChangelogSchema
+        When no row id is given, or a column twice.
+    """
+
+    row_id: Sequence[str] | str
+    row_version: str | None = None
+    carryover_rows: bool = False
+    intermediate_changes: bool = False
+    updates_as_delete_and_insert: bool = False
+    whole_commits: bool | None = None
+    sequence: str | None = None
+
+    def __post_init__(self) -> None:
+        columns = (self.row_id,) if isinstance(self.row_id, str) else tuple(self.row_id)
+        if not columns or not all(isinstance(column, str) and column for column in columns):
+            raise InvalidChangelogSchema(
+                f"a contract needs the columns that tell rows apart (row_id), not {self.row_id!r}",
+                condition="INVALID_CHANGELOG_SCHEMA.MISSING_ROW_ID",
+            )
+        doubled = next((column for column in columns if columns.count(column) > 1), None)
+        if doubled is not None:
+            raise InvalidChangelogSchema(
+                f"row_id names the column {doubled!r} twice: name it once", column=doubled
+            )
+        object.__setattr__(self, "row_id", columns)

@@ -1,0 +1,35 @@
+"""Which of the rows in a table belong together, and what each group of them holds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from penstock.changes.codes import Codes
+
+
+class Groups:
+    """Rows in groups: ``of`` holds the number of each row's group, 0, 1, 2, … in the order of their first rows."""
+
+    def __init__(self, codes: Codes) -> None:
+        dense = codes.dense()
+        self.of, self.count = dense.values, dense.size
+
+    def counts(self, rows: Any) -> Any:
+        """How many of the rows that a mask chooses are in each group."""
+        return np.bincount(self.of[rows], minlength=self.count)
+
+    def holding(self, groups: Any) -> Any:
+        """The mask of the rows in those groups that a mask chooses."""
+        return groups[self.of]
+
+    def ranks(self, rows: Any) -> Any:
+        """For each of the rows (indexes, in order) how many of them before it are in the same group."""
+        order = np.argsort(self.of[rows], kind="stable")
+        ordered = self.of[rows][order]
+        starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]]) if len(ordered) else order
+        lengths = np.diff(np.r_[starts, len(ordered)])
+        ranks = np.empty(len(ordered), np.int64)
+        ranks[order] = np.arange(len(ordered)) - np.repeat(starts, lengths)
+        return ranks

@@ -1,0 +1,95 @@
+"""The options of a change feed, as Spark 4.2+ names them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from penstock.errors import InvalidChangeOption
+from penstock.names import did_you_mean
+
+MODES = ("none", "dropCarryovers", "netChanges")
+STRATEGIES = ("auto", "micro_batch", "watermark")
+EVER = 0
+"""The net changes of all that is there."""
+COMMIT = -1
+"""The net changes of each commit."""
+_UNITS = {
+    "microsecond": 1,
+    "millisecond": 1_000,
+    "second": 1_000_000,
+    "minute": 60_000_000,
+    "hour": 3_600_000_000,
+    "day": 86_400_000_000,
+    "week": 604_800_000_000,
+}
+_INTERVAL = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]+?)s?(?=\s|\d|$)")
+
+
+@dataclass(frozen=True)
+class ChangeOptions:
+    """What is asked for."""
+
+    mode: str
+    compute_updates: bool
+    net_window: int
+
+    @property
+    def drop_carryovers(self) -> bool:
+        return self.mode != "none"
+
+    @property
+    def net_changes(self) -> bool:
+        return self.mode == "netChanges"
+
+
+def one_of(name: str, value: str, known: tuple[str, ...], condition: str) -> str:
+    """The known value that is meant, whatever its case."""
+    found = {each.lower(): each for each in known}.get(str(value).lower())
+    if found is None:
+        raise InvalidChangeOption(
+            f"{name}={value!r}: give one of {', '.join(known)}.{did_you_mean(str(value), known)}",
+            condition=f"INVALID_CDC_OPTION.{condition}",
+            option=name,
+            value=value,
+        )
+    return found
+
+
+def flag(name: str, value: object) -> bool:
+    """A truth value, also as text."""
+    found = {"true": True, "false": False}.get(str(value).lower())
+    if found is None:
+        raise InvalidChangeOption(f"{name}={value!r}: give true or false", option=name, value=value)
+    return found
+
+
+def interval(name: str, text: str) -> int:
+    """The microseconds of an interval such as ``1 hour`` or ``1 minute 30 seconds``."""
+    words = str(text).strip().lower().removeprefix("interval ").strip()
+    parts = list(_INTERVAL.finditer(words))
+    rest = _INTERVAL.sub("", words).strip()
+    if not parts or rest or any(part[2] not in _UNITS for part in parts):
+        raise InvalidChangeOption(
+            f"{name}={text!r}: give an interval such as '10 seconds' or '1 hour' ({', '.join(_UNITS)}; no months or years, "
+            "whose length varies)",
+            option=name,
+            value=text,
+        )
+    return round(sum(float(part[1]) * _UNITS[part[2]] for part in parts))
+
+
+def net_window(text: str | None) -> int:
+    """COMMIT, the microseconds of a window, or EVER where none is named."""
+    if text is None:
+        return EVER
+    if text.strip().lower() == "commit":
+        return COMMIT
+    size = interval("net_window", text)
+    if size <= 0:
+        raise InvalidChangeOption(
+            f"net_window={text!r}: give 'commit', or an interval of some length",
+            option="net_window",
+            value=text,
+        )
+    return size

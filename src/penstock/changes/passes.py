@@ -1,0 +1,102 @@
+"""Which passes a contract and the options ask for, and all of them on one table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.changes.carryovers import changed
+from penstock.changes.codes import both, codes_of
+from penstock.changes.contract import ChangeContract
+from penstock.changes.groups import Groups
+from penstock.changes.net import net
+from penstock.changes.options import COMMIT, EVER, ChangeOptions
+from penstock.changes.rows import (
+    IS_DELETE,
+    IS_INSERT,
+    IS_POSTIMAGE,
+    IS_PREIMAGE,
+    ChangeRows,
+    column_at,
+)
+from penstock.changes.violations import check_order_known, check_single
+
+
+@dataclass(frozen=True)
+class Passes:
+    """What is done to the change rows; the rules are Spark 4.3's, without its defects."""
+
+    carryovers: bool = False
+    updates: bool = False
+    net: int | None = None
+    """The net changes of all time (EVER), of each commit (COMMIT), or of each window of so many microseconds; or none."""
+    compute_updates: bool = False
+    ordered: bool = False
+    """Whether a column orders the changes of a row inside a commit."""
+    intermediate: bool = False
+
+    def __bool__(self) -> bool:
+        return self.carryovers or self.updates or self.net is not None
+
+    @property
+    def needs_content(self) -> bool:
+        """Whether rows are compared by row version or data."""
+        return self.carryovers or (
+            self.intermediate and not self.ordered and (self.updates or self.net is not None)
+        )
+
+    @classmethod
+    def of(cls, contract: ChangeContract, options: ChangeOptions) -> Passes:
+        """A pass that the feed has no need of is left out."""
+        net_changes = options.net_changes and contract.intermediate_changes
+        return cls(
+            carryovers=options.drop_carryovers and contract.carryover_rows,
+            updates=options.compute_updates and contract.updates_as_delete_and_insert,
+            net=options.net_window if net_changes else None,
+            compute_updates=options.compute_updates,
+            ordered=contract.sequence is not None,
+            intermediate=contract.intermediate_changes,
+        )
+
+    def first(self, rows: ChangeRows) -> ChangeRows:
+        """What can be done to any part of the rows, wherever the others are."""
+        return rows.filter(changed(rows)) if self.carryovers else rows
+
+    def whole(self, rows: ChangeRows) -> ChangeRows:
+        """Everything, where all changes of a row in a commit (or in a window, for its net changes) are there."""
+        rows = self.first(rows)
+        if self.updates and self.net is None:
+            return self._with_updates(rows)
+        if self.net is not None:
+            self._check_order(rows)
+            return net(rows, self._windows(rows), updates=self.compute_updates)
+        return rows
+
+    def _with_updates(self, rows: ChangeRows) -> ChangeRows:
+        self._check_order(rows)
+        if self.ordered:
+            return net(rows, rows.change.values, updates=True)
+        deletes, inserts = rows.kinds == IS_DELETE, rows.kinds == IS_INSERT
+        groups = Groups(rows.change)
+        pairs = groups.holding((groups.counts(deletes) == 1) & (groups.counts(inserts) == 1))
+        kinds = np.where(pairs & deletes, IS_PREIMAGE, np.where(pairs & inserts, IS_POSTIMAGE, rows.kinds))
+        return rows.with_kinds(kinds.astype(np.int8))
+
+    def _check_order(self, rows: ChangeRows) -> None:
+        if self.ordered:
+            return
+        check_single(rows, asks_for_sequence=self.intermediate)
+        if self.intermediate and not self.carryovers:
+            check_order_known(rows)
+
+    def _windows(self, rows: ChangeRows) -> Any:
+        if self.net == COMMIT:
+            return rows.change.values
+        if self.net == EVER:
+            return rows.row.values
+        assert self.net is not None
+        times = column_at(rows.table, (rows.layout.timestamp,)).cast(pa.int64()).to_numpy()
+        return both(rows.row, codes_of([pa.array(times // self.net)])).values

@@ -1,0 +1,232 @@
+"""``changes.post_process``: the passes as operations on a DataFrame."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
+from pyspark.sql.types import StructField, StructType
+
+from penstock.changes.contract import ChangeContract
+from penstock.changes.options import (
+    COMMIT,
+    EVER,
+    MODES,
+    STRATEGIES,
+    ChangeOptions,
+    flag,
+    interval,
+    one_of,
+)
+from penstock.changes.options import (
+    net_window as parse_net_window,
+)
+from penstock.changes.passes import Passes
+from penstock.changes.rows import Layout, Path
+from penstock.changes.schema import layout_of
+from penstock.changes.stage import Guard, Stage, Whole, Witnessing
+from penstock.changes.witness.witness import address_of_witness
+from penstock.errors import InvalidChangeOption
+
+_EVENT_TIME = "__penstock_event_time"
+_KEY = "__penstock_key_"
+# Both the name and the mark make Spark refuse update and complete mode at the start (4.2: the name, 4.3: the mark).
+_EVENTS = "__spark_cdc_events"
+_MARK = {"spark.cdc.streamingPostProcessing": True}
+_WATERMARK = "spark.watermarkDelayMs"
+_OBJECT = re.compile(r"@[0-9a-f]+|#\d+L?")
+
+
+def post_process(
+    df: DataFrame,
+    contract: ChangeContract,
+    *,
+    deduplication_mode: str = "dropCarryovers",
+    compute_updates: bool = False,
+    strategy: str = "auto",
+    watermark_delay: str = "0 seconds",
+    keep_watermark: bool = False,
+    net_window: str | None = None,
+) -> DataFrame:
+    """Remove carry-over rows, detect updates and work out net changes, as the contract allows.
+
+    The rules are those of Spark 4.3's ``changes()``; a pass that the feed has no need of is left out, and where none is left
+    the result is ``df`` itself.
+
+    Parameters
+    ----------
+    df
+        Change rows, batch or streaming: data columns with ``_change_type`` (string), ``_commit_version`` (bigint or string)
+        and ``_commit_timestamp`` (timestamp).
+    contract
+        What the feed promises.
+    deduplication_mode
+        ``none``, ``dropCarryovers`` or ``netChanges`` (carry-overs are dropped too).
+    compute_updates
+        Whether a delete and an insert of one row in one commit become ``update_preimage`` and ``update_postimage``.
+    strategy
+        On a stream, ``micro_batch`` for commits that are whole in a micro-batch (stateless; append and update mode),
+        ``watermark`` for others (append mode), or ``auto``, which goes by the contract.
+    watermark_delay
+        For ``watermark``: how far, in commit time, a commit may come behind the newest one, such as ``10 seconds``.
+    keep_watermark
+        Whether ``_commit_timestamp`` keeps an event-time watermark for operators behind this.
+    net_window
+        For ``netChanges``: ``commit``, or an interval of commit time such as ``1 hour``; a stream needs one. The windows of
+        an interval begin at 1970-01-01 00:00 UTC.
+
+    Raises
+    ------
+    InvalidChangeOption, InvalidChangelogSchema
+        At once. A feed that breaks its promise fails the query with ``ChangelogContractViolation``.
+    """
+    options = ChangeOptions(
+        one_of("deduplicationMode", deduplication_mode, MODES, "INVALID_DEDUPLICATION_MODE"),
+        flag("computeUpdates", compute_updates),
+        parse_net_window(net_window),
+    )
+    chosen = one_of("strategy", strategy, STRATEGIES, "INVALID_STRATEGY")
+    case_sensitive = df.sparkSession.conf.get("spark.sql.caseSensitive") == "true"
+    layout = layout_of(df.schema, contract, case_sensitive=case_sensitive)
+    _check_combination(contract, options)
+    passes = Passes.of(contract, options)
+    if not passes:
+        return df
+    plan = Plan(df, layout, passes, _feed_name(df, contract))
+    if not df.isStreaming:
+        return plan.stateless()
+    delay = interval("watermark_delay", watermark_delay)
+    if _stream_strategy(chosen, contract, passes) == "watermark":
+        return plan.by_watermark(delay // 1000, keep_watermark=keep_watermark)
+    done = plan.stateless()
+    name = _quoted(df.schema, (layout.timestamp,))
+    return done.withWatermark(name.strip("`"), f"{delay // 1000} milliseconds") if keep_watermark else done
+
+
+def _check_combination(contract: ChangeContract, options: ChangeOptions) -> None:
+    both_rows = contract.updates_as_delete_and_insert and contract.carryover_rows
+    if options.compute_updates and both_rows and not options.drop_carryovers:
+        raise InvalidChangeOption(
+            "computeUpdates cannot tell updates from carry-overs while deduplicationMode is none: use dropCarryovers",
+            condition="INVALID_CDC_OPTION.UPDATE_DETECTION_REQUIRES_CARRY_OVER_REMOVAL",
+        )
+
+
+def _stream_strategy(chosen: str, contract: ChangeContract, passes: Passes) -> str:
+    if passes.net == EVER:
+        raise InvalidChangeOption(
+            "the net changes of a stream are never complete: give net_window='commit' for those of each commit, or an "
+            "interval such as net_window='1 hour'; or read the feed as a batch",
+            condition="INVALID_CDC_OPTION.STREAMING_NET_CHANGES_NOT_SUPPORTED",
+        )
+    windowed = passes.net not in (None, COMMIT)
+    if chosen == "auto":
+        if contract.whole_commits is None:
+            raise InvalidChangeOption(
+                "a stream needs to know whether a commit is whole in one micro-batch: say ChangeContract(whole_commits=True) "
+                "for the micro_batch strategy (stateless, nothing is delayed; a commit that comes in two parts fails the "
+                "query), or whole_commits=False for the watermark strategy (rows wait in the state store until "
+                "watermark_delay has passed; append mode only)",
+                condition="INVALID_CDC_OPTION.STRATEGY_UNKNOWN",
+            )
+        return "micro_batch" if contract.whole_commits and not windowed else "watermark"
+    if chosen == "micro_batch" and (not contract.whole_commits or windowed):
+        why = (
+            "a net_window of some length is longer than a micro-batch"
+            if windowed
+            else "the contract does not say whole_commits=True"
+        )
+        raise InvalidChangeOption(
+            f"strategy='micro_batch' does not serve, because {why}: use 'watermark', or 'auto'",
+            condition="INVALID_CDC_OPTION.STRATEGY_NOT_APPLICABLE",
+        )
+    return chosen
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One feed and what is to be done to it."""
+
+    df: DataFrame
+    layout: Layout
+    passes: Passes
+    feed: str
+
+    def stateless(self) -> DataFrame:
+        """Rows that belong together meet in one task, and pairs that are together already do not go there."""
+        if not self.passes.carryovers:
+            return self._run(self._meet(self.df), self._guard(Passes.whole))
+        return self._run(
+            self._meet(self._run(self.df, self._guard(Passes.first))), Whole(self.layout, self.passes)
+        )
+
+    def by_watermark(self, delay_ms: int, *, keep_watermark: bool) -> DataFrame:
+        """Rows that belong together meet in the state store, and leave it when nothing can join them any more.
+
+        Spark 4.3's rewrite, with one event time for each millisecond, which is what its watermark counts in.
+        """
+        guarded = self._run(self.df, self._guard(Passes.first, delay_ms))
+        timed = guarded.withColumn(
+            _EVENT_TIME, F.timestamp_millis(F.unix_millis(self._column((self.layout.timestamp,))))
+        )
+        marked = timed.withWatermark(_EVENT_TIME, f"{delay_ms} milliseconds")
+        row = F.struct(*[F.col(_quote(name)) for name in self.df.columns])
+        events = F.collect_list(row).alias(_EVENTS, metadata=_MARK)
+        met = marked.groupBy(*self._keys(), *self._times()).agg(events).select(F.inline(_EVENTS))
+        schema = self._with_watermark(delay_ms) if keep_watermark else self.df.schema
+        return self._run(met, Whole(self.layout, self.passes), schema)
+
+    def _keys(self) -> list[Column]:
+        return [self._column(path).alias(f"{_KEY}{place}") for place, path in enumerate(self.layout.row_id)]
+
+    def _times(self) -> list[Column]:
+        size = self.passes.net
+        if size in (None, COMMIT):
+            return [self._column((self.layout.version,)).alias(f"{_KEY}version"), F.col(_EVENT_TIME)]
+        return [F.window(_EVENT_TIME, f"{size} microseconds").alias(f"{_KEY}window")]
+
+    def _meet(self, df: DataFrame) -> DataFrame:
+        return df.repartition(*[self._column(path) for path in self.layout.row_id])
+
+    def _guard(self, step: object, delay_ms: int | None = None) -> Guard:
+        session = self.df.sparkSession
+        classic = hasattr(session, "_jsparkSession")
+        witness = Witnessing(address_of_witness(session), self.feed, delay_ms) if classic else None
+        return Guard(self.layout, self.passes, witness, step)  # type: ignore[arg-type]  # one of Passes' methods
+
+    def _run(self, df: DataFrame, stage: Stage, schema: StructType | None = None) -> DataFrame:
+        return df.mapInArrow(stage, schema or self.df.schema)
+
+    def _column(self, path: Path) -> Column:
+        return F.col(_quoted(self.df.schema, path))
+
+    def _with_watermark(self, delay_ms: int) -> StructType:
+        fields = list(self.df.schema.fields)
+        found = fields[self.layout.timestamp]
+        metadata = {**found.metadata, _WATERMARK: delay_ms}
+        fields[self.layout.timestamp] = StructField(found.name, found.dataType, found.nullable, metadata)
+        return StructType(fields)
+
+
+def _feed_name(df: DataFrame, contract: ChangeContract) -> str:
+    """A name that is the same whenever the same program makes the same query."""
+    java = getattr(df, "_jdf", None)
+    plan = "" if java is None else str(java.queryExecution().analyzed().canonicalized().toString())
+    told = f"{contract!r}\n{df.schema.json()}\n{_OBJECT.sub('', plan)}"
+    return hashlib.sha256(told.encode()).hexdigest()[:16]
+
+
+def _quoted(schema: StructType, path: Path) -> str:
+    names, struct = [], schema
+    for place in path:
+        field = struct.fields[place]
+        names.append(_quote(field.name))
+        struct = field.dataType  # type: ignore[assignment]  # a struct, but for the last one
+    return ".".join(names)
+
+
+def _quote(name: str) -> str:
+    return f"`{name.replace('`', '``')}`"

@@ -1,0 +1,128 @@
+"""Change rows as the passes see them: what each row is a change of, as numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.changes.codes import Codes, both, codes_of, order_codes
+from penstock.changes.contract import DELETE, INSERT, POSTIMAGE, PREIMAGE
+
+TYPES = (INSERT, DELETE, POSTIMAGE, PREIMAGE)
+"""Their places are the change types' numbers in here."""
+IS_INSERT, IS_DELETE, IS_POSTIMAGE, IS_PREIMAGE = range(4)
+Path = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the columns of a contract are; a path goes down into nested columns."""
+
+    change_type: int
+    version: int
+    timestamp: int
+    row_id: tuple[Path, ...]
+    data: tuple[Path, ...]
+    """All columns that are the row's own."""
+    row_version: Path | None = None
+    sequence: Path | None = None
+
+    @property
+    def content(self) -> tuple[Path, ...]:
+        """What the two rows of a carry-over pair have in common: the row version, or else all data.
+
+        Where a commit may change a row several times, all that it wrote has one row version, which says too little.
+        """
+        return self.data if self.row_version is None or self.sequence is not None else (self.row_version,)
+
+
+class ChangeRows:
+    """A table of change rows; each attribute has a number for each row, worked out when it is first asked for."""
+
+    def __init__(self, table: pa.Table, layout: Layout) -> None:
+        self.table = table
+        self.layout = layout
+
+    def __len__(self) -> int:
+        return int(self.table.num_rows)
+
+    def columns(self, paths: Sequence[Path]) -> list[pa.Array]:
+        return [column_at(self.table, path) for path in paths]
+
+    @cached_property
+    def kinds(self) -> Any:
+        """Places in TYPES; a change type that is not there, or none at all, is -1."""
+        known = pa.array(TYPES, self.table.schema.field(self.layout.change_type).type)
+        places = pc.index_in(column_at(self.table, (self.layout.change_type,)), value_set=known)
+        return places.fill_null(-1).to_numpy().astype(np.int8)
+
+    @cached_property
+    def row(self) -> Codes:
+        """Which row of the table the change is of."""
+        return codes_of(self.columns(self.layout.row_id)).dense()
+
+    @cached_property
+    def change(self) -> Codes:
+        """Which row, and in which commit."""
+        return both(self.row, codes_of(self.columns([(self.layout.version,)]))).dense()
+
+    @cached_property
+    def content(self) -> Codes:
+        """Which row, in which commit, with which content."""
+        return both(self.change, codes_of(self.columns(self.layout.content))).dense()
+
+    @cached_property
+    def order(self) -> list[Any]:
+        """What orders the changes of one row, the least significant first, as numpy.lexsort takes it."""
+        inside = (
+            np.isin(self.kinds, (IS_INSERT, IS_POSTIMAGE))
+            if self.layout.sequence is None
+            else order_codes(column_at(self.table, self.layout.sequence))
+        )
+        return [inside, order_codes(column_at(self.table, (self.layout.version,)))]
+
+    def filter(self, keep: Any) -> ChangeRows:
+        """The rows that a mask chooses; what has been worked out goes with them."""
+        chosen = ChangeRows(self.table.filter(pa.array(keep)), self.layout)
+        for name in ("row", "change"):
+            if name in self.__dict__:
+                known: Codes = self.__dict__[name]
+                chosen.__dict__[name] = Codes(known.values[keep], known.size)
+        chosen.__dict__["kinds"] = self.kinds[keep]
+        return chosen
+
+    def with_kinds(self, kinds: Any) -> ChangeRows:
+        """The same rows with other change types."""
+        place, field = self.layout.change_type, self.table.schema.field(self.layout.change_type)
+        names = pa.array(TYPES, field.type).take(pa.array(kinds))
+        changed = ChangeRows(self.table.set_column(place, field, names), self.layout)
+        changed.__dict__.update(
+            {name: value for name, value in self.__dict__.items() if name in ("row", "change")}
+        )
+        changed.__dict__["kinds"] = kinds
+        return changed
+
+
+def column_at(table: pa.Table, path: Path) -> pa.Array:
+    """One array with the values at a path; a null on the way is a null there."""
+    column = _combined(table.column(path[0]))
+    for place in path[1:]:
+        column = column.flatten()[place]
+    return column
+
+
+def _combined(column: pa.ChunkedArray) -> pa.Array:
+    if column.num_chunks == 1:
+        return column.chunk(0)
+    try:
+        return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
+    except pa.ArrowInvalid:
+        # More text than 32-bit offsets reach.
+        large = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}[column.type]
+        return pa.concat_arrays(column.cast(large).chunks)

@@ -1,0 +1,163 @@
+"""A feed's columns, found in a DataFrame's schema and checked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from pyspark.sql.types import (
+    ArrayType,
+    DataType,
+    LongType,
+    MapType,
+    StringType,
+    StructType,
+    TimestampType,
+    VariantType,
+)
+
+from penstock.changes.contract import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION, ChangeContract
+from penstock.changes.rows import Layout, Path
+from penstock.errors import InvalidChangelogSchema
+from penstock.names import did_you_mean
+
+HELPERS = ("__penstock_", "__spark_cdc_")
+"""What the names of helper columns begin with."""
+_PARTS = re.compile(r"`((?:[^`]|``)+)`|([^.`]+)")
+_TYPES: dict[str, tuple[type[DataType], ...]] = {
+    CHANGE_TYPE: (StringType,),
+    COMMIT_VERSION: (LongType, StringType),
+    COMMIT_TIMESTAMP: (TimestampType,),
+}
+
+
+def layout_of(schema: StructType, contract: ChangeContract, *, case_sensitive: bool) -> Layout:
+    """Where the contract's columns are.
+
+    Parameters
+    ----------
+    schema
+        The feed's schema.
+    contract
+        Its column names; dots lead into structs.
+    case_sensitive
+        What spark.sql.caseSensitive says.
+
+    Raises
+    ------
+    InvalidChangelogSchema
+        MISSING_COLUMN, INVALID_COLUMN_TYPE, AMBIGUOUS_COLUMN or RESERVED_COLUMN.
+    """
+    finder = _Finder(schema, case_sensitive)
+    metadata = {name: finder.top(name) for name in _TYPES}
+    for name, place in metadata.items():
+        _check_type(name, schema.fields[place].dataType, _TYPES[name])
+    row_id = tuple(finder.path(name) for name in contract.row_id)
+    for name, path in zip(contract.row_id, row_id, strict=True):
+        _check_groups(name, finder.type_at(path))
+    reserved = next((name for name in schema.names if name.lower().startswith(HELPERS)), None)
+    if reserved is not None:
+        raise _invalid(
+            "RESERVED_COLUMN",
+            reserved,
+            f"the column {reserved!r} has a name that is kept for helpers: rename it",
+        )
+    sequence = finder.path(contract.sequence) if contract.sequence is not None else None
+    others = {*metadata.values(), *(sequence[:1] if sequence is not None and len(sequence) == 1 else ())}
+    data = tuple((place,) for place in range(len(schema.fields)) if place not in others)
+    return Layout(
+        change_type=metadata[CHANGE_TYPE],
+        version=metadata[COMMIT_VERSION],
+        timestamp=metadata[COMMIT_TIMESTAMP],
+        row_id=row_id,
+        data=data,
+        row_version=finder.path(contract.row_version) if contract.row_version is not None else None,
+        sequence=sequence,
+    )
+
+
+class _Finder:
+    """Columns by name, as the session compares names."""
+
+    def __init__(self, schema: StructType, case_sensitive: bool) -> None:
+        self._schema = schema
+        self._case_sensitive = case_sensitive
+
+    def top(self, name: str) -> int:
+        return self._place(self._schema, name, name)
+
+    def path(self, name: str) -> Path:
+        if name in self._schema.names:
+            return (self._schema.names.index(name),)
+        parts = [quoted.replace("``", "`") or plain for quoted, plain in _PARTS.findall(name)]
+        found: list[int] = []
+        struct: DataType = self._schema
+        for part in parts:
+            if not isinstance(struct, StructType):
+                raise _invalid(
+                    "MISSING_COLUMN",
+                    name,
+                    f"there is no column {name!r}: what comes before {part!r} is no struct",
+                )
+            found.append(self._place(struct, part, name))
+            struct = struct.fields[found[-1]].dataType
+        return tuple(found)
+
+    def type_at(self, path: Path) -> DataType:
+        found: DataType = self._schema
+        for place in path:
+            assert isinstance(found, StructType)
+            found = found.fields[place].dataType
+        return found
+
+    def _place(self, struct: StructType, name: str, whole: str) -> int:
+        wanted = self._folded(name)
+        places = [place for place, each in enumerate(struct.names) if self._folded(each) == wanted]
+        if not places:
+            hint = did_you_mean(name, struct.names)
+            raise _invalid(
+                "MISSING_COLUMN",
+                whole,
+                f"there is no column {whole!r}; the columns are {_listed(struct.names)}.{hint}",
+            )
+        if len(places) > 1:
+            raise _invalid(
+                "AMBIGUOUS_COLUMN",
+                whole,
+                f"several columns are called {whole!r} where case does not count: rename one",
+            )
+        return places[0]
+
+    def _folded(self, name: str) -> str:
+        return name if self._case_sensitive else name.lower()
+
+
+def _check_type(name: str, found: DataType, wanted: tuple[type[DataType], ...]) -> None:
+    if not isinstance(found, wanted):
+        names = " or ".join(kind().simpleString() for kind in wanted)
+        raise _invalid(
+            "INVALID_COLUMN_TYPE",
+            name,
+            f"the column {name!r} is {found.simpleString()}, not {names}: cast it",
+        )
+
+
+def _check_groups(name: str, found: DataType) -> None:
+    if isinstance(found, MapType | VariantType):
+        raise _invalid(
+            "INVALID_COLUMN_TYPE",
+            name,
+            f"the row id {name!r} is {found.simpleString()}, by which Spark cannot group: use other columns",
+        )
+    for below in found.fields if isinstance(found, StructType) else ():
+        _check_groups(f"{name}.{below.name}", below.dataType)
+    if isinstance(found, ArrayType):
+        _check_groups(f"{name}.element", found.elementType)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:20]) + (", …" if len(names) > 20 else "")
+
+
+def _invalid(condition: str, column: str, message: str) -> InvalidChangelogSchema:
+    return InvalidChangelogSchema(message, condition=f"INVALID_CHANGELOG_SCHEMA.{condition}", column=column)

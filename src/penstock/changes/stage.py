@@ -1,0 +1,107 @@
+"""What Spark's tasks run: change rows as Arrow batches in, change rows out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark import TaskContext
+
+from penstock.changes.passes import Passes
+from penstock.changes.rows import ChangeRows, Layout
+from penstock.changes.violations import check_rows
+from penstock.changes.witness.facts import Facts, Scope, commits_in, raise_refusal
+from penstock.errors import PenstockError
+from penstock.spark.endpoint import Address
+
+CHUNK_ROWS = 1_000_000
+CHUNK_BYTES = 128 << 20
+"""What a task holds at a time where it need not hold all: pairs further apart than this are found after the shuffle."""
+_BATCH_ROWS = 65_536
+
+
+@dataclass(frozen=True)
+class Witnessing:
+    """Whom to tell of the commits that were seen."""
+
+    address: Address
+    feed: str
+    delay_ms: int | None = None
+
+    def tell(self, commits: pa.Table) -> None:
+        context = TaskContext.get()
+        assert context is not None
+        query = context.getLocalProperty("sql.streaming.queryId")
+        scope = Scope(
+            feed=self.feed,
+            execution=context.getLocalProperty("spark.sql.execution.id") or "",
+            query=query,
+            run=context.getLocalProperty("spark.jobGroup.id") if query else None,
+            batch=int(context.getLocalProperty("streaming.sql.batchId") or 0) if query else 0,
+            delay_ms=self.delay_ms,
+        )
+        raise_refusal(self.address.ask(Facts(scope, commits).to_bytes()))
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One of the stages of a plan."""
+
+    layout: Layout
+    passes: Passes
+
+    def _plain(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        raise NotImplementedError
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        try:
+            yield from self._plain(batches)
+        except PenstockError as error:
+            # A user reads this at the end of Spark's own account.
+            raise error.with_traceback(None) from None
+
+
+@dataclass(frozen=True)
+class Guard(Stage):
+    """Checks every row, tells the witness, and does what can be done before the shuffle."""
+
+    witness: Witnessing | None = None
+    step: Callable[[Passes, ChangeRows], ChangeRows] = Passes.first
+
+    def _plain(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        seen: list[pa.Table] = []
+        for table in self._chunks(batches):
+            rows = ChangeRows(table, self.layout)
+            check_rows(rows, needs_content=self.passes.needs_content)
+            seen.append(commits_in(table.column(self.layout.version), table.column(self.layout.timestamp)))
+            yield from _batches(self.step(self.passes, rows))
+        if seen and self.witness is not None:
+            everything = pa.concat_tables(seen)
+            self.witness.tell(everything.group_by(everything.column_names).aggregate([]))
+
+    def _chunks(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+        held: list[pa.RecordBatch] = []
+        rows = size = 0
+        for batch in batches:
+            held.append(batch)
+            rows, size = rows + batch.num_rows, size + batch.nbytes
+            if self.step is Passes.first and (rows >= CHUNK_ROWS or size >= CHUNK_BYTES):
+                yield pa.Table.from_batches(held)
+                held, rows, size = [], 0, 0
+        if rows:
+            yield pa.Table.from_batches(held)
+
+
+@dataclass(frozen=True)
+class Whole(Stage):
+    """All passes, where all rows that belong together are in one task."""
+
+    def _plain(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        held = list(batches)
+        if sum(batch.num_rows for batch in held):
+            yield from _batches(self.passes.whole(ChangeRows(pa.Table.from_batches(held), self.layout)))
+
+
+def _batches(rows: ChangeRows) -> Iterator[pa.RecordBatch]:
+    yield from rows.table.combine_chunks().to_batches(max_chunksize=_BATCH_ROWS)

@@ -1,0 +1,79 @@
+"""A feed's commits on disk, in the checkpoint of the query that reads it.
+
+``penstock/changes/<feed>/<micro-batch>.arrow`` holds the commits of a micro-batch and is there before the micro-batch is
+committed; ``<micro-batch>.all.arrow`` those of all up to it.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pyarrow as pa
+from pyarrow import fs
+
+from penstock.spark.checkpoint import Checkpoint
+
+COMPACT_EVERY = 50
+KEEP = 1_000_000
+_NAME = re.compile(r"(\d+)(\.all)?\.arrow")
+
+
+class Journal:
+    """The files of one feed."""
+
+    def __init__(self, checkpoint: Checkpoint, feed: str) -> None:
+        self._files, root = checkpoint.files, checkpoint.root
+        self._folder = f"{root}/penstock/changes/{feed}"
+
+    def read(self) -> list[tuple[int, pa.Table]]:
+        """The commits by micro-batch, the oldest first; those that were put together under their last one."""
+        found = self._names()
+        together = max((batch for batch, is_all in found if is_all), default=-1)
+        names = sorted(
+            (batch, is_all) for batch, is_all in found if batch > together or (is_all and batch == together)
+        )
+        return [(batch, self._load(self._name(batch, is_all=is_all))) for batch, is_all in names]
+
+    def write(self, batch: int, commits: pa.Table) -> None:
+        """Keep the commits of a micro-batch, instead of those that were kept of it before."""
+        self._save(self._name(batch, is_all=False), commits)
+
+    def compact(self, before: int) -> None:
+        """Put the files of earlier micro-batches together, once there are many."""
+        found = [(batch, commits) for batch, commits in self.read() if batch < before]
+        if len(found) < COMPACT_EVERY:
+            return
+        last = found[-1][0]
+        together = pa.concat_tables(commits for _, commits in found)
+        self._save(self._name(last, is_all=True), together.slice(max(0, together.num_rows - KEEP)))
+        for batch, is_all in self._names():
+            if batch < last or (batch == last and not is_all):
+                self._files.delete_file(f"{self._folder}/{self._name(batch, is_all=is_all)}")
+
+    def _names(self) -> list[tuple[int, bool]]:
+        selector = fs.FileSelector(self._folder, allow_not_found=True)
+        matches = [_NAME.fullmatch(info.base_name) for info in self._files.get_file_info(selector)]
+        return [(int(match[1]), match[2] is not None) for match in matches if match is not None]
+
+    def _name(self, batch: int, *, is_all: bool) -> str:
+        return f"{batch}{'.all' if is_all else ''}.arrow"
+
+    def _load(self, name: str) -> pa.Table:
+        with self._files.open_input_stream(f"{self._folder}/{name}") as stream:
+            return pa.ipc.open_stream(stream.read()).read_all()
+
+    def _save(self, name: str, commits: pa.Table) -> None:
+        self._files.create_dir(self._folder, recursive=True)
+        # Under another name first: a file that is half written must not be taken for a whole one.
+        draft = f"{self._folder}/.{name}.draft"
+        with self._files.open_output_stream(draft) as stream:
+            stream.write(_serialized(commits))
+        self._files.move(draft, f"{self._folder}/{name}")
+
+
+def _serialized(commits: pa.Table) -> Any:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, commits.schema) as writer:
+        writer.write_table(commits)
+    return sink.getvalue()

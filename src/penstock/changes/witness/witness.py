@@ -1,0 +1,146 @@
+"""The driver remembers which commits a feed has had, so that tasks learn what other tasks and micro-batches have seen."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import OrderedDict
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+
+from penstock.changes.witness.commits import Commits, LateCommits, WholeCommits
+from penstock.changes.witness.facts import Facts, Scope, refusal
+from penstock.changes.witness.journal import Journal
+from penstock.errors import ChangelogContractViolation
+from penstock.spark.checkpoint import Checkpoint
+from penstock.spark.endpoint import Address, Endpoint
+
+log = logging.getLogger("penstock.changes")
+
+_EXECUTIONS = 64
+"""Batch queries that are remembered at a time."""
+
+_guard = threading.Lock()
+_running: dict[str, tuple[Witness, Endpoint]] = {}
+
+
+def address_of_witness(spark: SparkSession) -> Address:
+    """Where the tasks of a session find their driver's witness; it is started at the first call."""
+    application = spark.sparkContext.applicationId
+    with _guard:
+        if application not in _running:
+            for _, endpoint in _running.values():
+                endpoint.close()
+            _running.clear()
+            witness = Witness(spark)
+            _running[application] = witness, Endpoint(spark, witness.answer)
+        return _running[application][1].address
+
+
+class Witness:
+    """What tasks have told of the feeds of one session."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._spark = spark
+        self._guard = threading.Lock()
+        self._executions: OrderedDict[tuple[str, str], Commits] = OrderedDict()
+        self._feeds: dict[tuple[str, str], FeedMemory] = {}
+
+    def answer(self, question: bytes) -> bytes:
+        """Nothing when the facts may be, or the error to raise."""
+        facts = Facts.from_bytes(question)
+        try:
+            if facts.scope.query is None:
+                with self._guard:
+                    self._execution(facts.scope).note(facts.commits)
+            else:
+                self._feed(facts.scope).note(facts)
+        except ChangelogContractViolation as error:
+            return refusal(error)
+        return b""
+
+    def _execution(self, scope: Scope) -> Commits:
+        key = (scope.feed, scope.execution)
+        commits = self._executions.setdefault(key, Commits())
+        self._executions.move_to_end(key)
+        if len(self._executions) > _EXECUTIONS:
+            self._executions.popitem(last=False)
+        return commits
+
+    def _feed(self, scope: Scope) -> FeedMemory:
+        assert scope.query is not None
+        with self._guard:
+            key = (scope.query, scope.feed)
+            if key not in self._feeds or self._feeds[key].run != scope.run:
+                # A run may go back to an earlier micro-batch, so each begins with what is on disk.
+                self._feeds[key] = FeedMemory(scope, journal_of(self._spark, scope))
+            return self._feeds[key]
+
+
+class FeedMemory:
+    """What is known of one feed in one run of a streaming query."""
+
+    def __init__(self, scope: Scope, journal: Journal | None) -> None:
+        self.run = scope.run
+        self._guard = threading.Lock()
+        self._journal = journal
+        self._in_hand: dict[Any, int] = {}
+        self._commits = WholeCommits() if scope.delay_ms is None else LateCommits(scope.delay_ms)
+        for batch, commits in journal.read() if journal else ():
+            if batch <= scope.batch:
+                self._turn_to(batch)
+                self._remember(commits)
+
+    def note(self, facts: Facts) -> None:
+        """Take note of what a task of a micro-batch has seen; it is on disk when this returns."""
+        batch = facts.scope.batch
+        with self._guard:
+            if batch < self._commits.batch:
+                # A task that nobody waits for any more.
+                return
+            if batch > self._commits.batch:
+                self._turn_to(batch)
+                if self._journal is not None:
+                    self._journal.compact(batch)
+            self._commits.note(facts.commits)
+            self._keep(facts.commits)
+
+    def _turn_to(self, batch: int) -> None:
+        self._commits.turn_to(batch)
+        self._in_hand = {}
+
+    def _remember(self, commits: pa.Table) -> None:
+        self._commits.times.update(_pairs(commits))
+        self._in_hand.update(_pairs(commits))
+
+    def _keep(self, commits: pa.Table) -> None:
+        known = len(self._in_hand)
+        self._in_hand.update(_pairs(commits))
+        if self._journal is not None and len(self._in_hand) > known:
+            versions = pa.array(self._in_hand.keys(), commits.schema.field(0).type)
+            times = pa.array(self._in_hand.values(), pa.int64())
+            self._journal.write(
+                self._commits.batch, pa.table([versions, times], names=["version", "timestamp"])
+            )
+
+
+def _pairs(commits: pa.Table) -> zip[tuple[Any, int]]:
+    return zip(*(column.to_pylist() for column in commits.columns), strict=True)
+
+
+def journal_of(spark: SparkSession, scope: Scope) -> Journal | None:
+    """The journal in the checkpoint of a running query; None, with a warning, where Python does not reach it."""
+    try:
+        query: Any = spark._jsparkSession.streams().get(scope.query)
+        return Journal(Checkpoint(str(query.streamingQuery().resolvedCheckpointRoot())), scope.feed)
+    except Exception as error:
+        log.warning(
+            "the checkpoint of query %s cannot be reached from Python (%s): commits that turn up again are found out only "
+            "while this driver lives",
+            scope.query,
+            type(error).__name__,
+            extra={"action": "witness_without_journal"},
+        )
+        return None

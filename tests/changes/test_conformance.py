@@ -1,0 +1,123 @@
+"""Random feeds that keep their contract give the rows that Spark 4.3.0 gives, in batch and on streams."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+import penstock as ps
+from penstock.changes.options import ChangeOptions, net_window
+from penstock.changes.passes import Passes
+from penstock.changes.rows import ChangeRows, Layout
+from penstock.changes.violations import check_rows
+from tests.changes.feeds import Files, Row, Sink, collected, contract, frame, table, tuples
+
+CASES: list[dict[str, Any]] = json.loads((Path(__file__).parent / "cdc_spark43.json").read_text())["cases"]
+LAYOUT = Layout(3, 4, 5, row_id=((0,),), data=((0,), (1,), (2,)), row_version=(2,))
+LONG = 100 * 86_400_000_000
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
+def test_the_passes_agree_with_spark(case: dict[str, Any]) -> None:
+    """Without Spark, all at once and with any part of the rows treated first."""
+    options = ChangeOptions(
+        case["options"]["deduplicationMode"], case["options"]["computeUpdates"] == "true", net_window(None)
+    )
+    passes = Passes.of(contract(case["flags"]), options)
+    rows = [row for batch in case["batches"] for row in batch]
+    for parts in (1, 2, 3):
+        first = []
+        for part in range(parts):
+            some = ChangeRows(table(rows[part::parts]), LAYOUT)
+            check_rows(some, needs_content=True)
+            first += tuples(passes.first(some).table)
+        whole = passes.whole(ChangeRows(table(first), LAYOUT))
+        assert Counter(tuples(whole.table)) == Counter(map(tuple, case["batch"]))
+
+
+ALWAYS = {("CIU", "dropCarryovers", True), ("CIU", "netChanges", True), ("CI", "netChanges", False)}
+
+
+def groups(*, net: bool) -> list[Any]:
+    """The cases with the same flags and options, together."""
+    found: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for case in CASES:
+        mode, updates = case["options"]["deduplicationMode"], case["options"]["computeUpdates"] == "true"
+        if net or mode != "netChanges":
+            found.setdefault(("".join(case["flags"]), mode, updates), []).append(case)
+    return [
+        pytest.param(
+            *key,
+            cases,
+            id=f"{key[0] or 'none'}-{key[1]}-{'updates' if key[2] else 'plain'}",
+            marks=[] if key in ALWAYS else [pytest.mark.soak],
+        )
+        for key, cases in found.items()
+    ]
+
+
+def one_after_the_other(cases: list[dict[str, Any]], what: str) -> list[Any]:
+    """The rows of several cases with ids, versions and times of their own, as one feed has them."""
+
+    def own(row: Row, place: int) -> Row:
+        row_id, data, rv, change, version, time = row
+        return (
+            row_id * 1000 + place,
+            data,
+            rv + place * 1000,
+            change,
+            version + place * 1000,
+            time + place * LONG,
+        )
+
+    parts = [(place, case[what]) for place, case in enumerate(cases)]
+    if what == "batches":
+        return [[own(row, place) for row in batch] for place, batches in parts for batch in batches]
+    return [own(row, place) for place, rows in parts for row in rows]
+
+
+@pytest.mark.parametrize(("flags", "mode", "updates", "cases"), groups(net=True))
+def test_batch(
+    spark: SparkSession, flags: str, mode: str, updates: bool, cases: list[dict[str, Any]]
+) -> None:
+    rows = [row for batch in one_after_the_other(cases, "batches") for row in batch]
+    done = ps.changes.post_process(
+        frame(spark, rows), contract(flags), deduplication_mode=mode, compute_updates=updates
+    )
+    assert collected(done) == Counter(one_after_the_other(cases, "batch"))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "commits"),
+    [
+        pytest.param("micro_batch", 1, marks=pytest.mark.soak),
+        ("micro_batch", 4),
+        ("watermark", 1),
+        pytest.param("watermark", 4, marks=pytest.mark.soak),
+    ],
+)
+@pytest.mark.parametrize(("flags", "mode", "updates", "cases"), groups(net=False))
+def test_stream(
+    spark: SparkSession,
+    tmp_path: Path,
+    flags: str,
+    mode: str,
+    updates: bool,
+    cases: list[dict[str, Any]],
+    strategy: str,
+    commits: int,
+) -> None:
+    files = Files(spark, tmp_path)
+    files.add(*one_after_the_other(cases, "batches"))
+    done = ps.changes.post_process(
+        files.read(commits),
+        contract(flags, whole_commits=strategy == "micro_batch"),
+        deduplication_mode=mode,
+        compute_updates=updates,
+    )
+    assert Sink(tmp_path).run(done) == Counter(one_after_the_other(cases, "batch"))

@@ -1,0 +1,235 @@
+"""The eleven defects of Spark 4.3.0's own change feeds, each of which must not be here."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
+
+import penstock as ps
+from tests.changes.feeds import SCHEMA, Files, Row, Sink, collected, contract, frame
+
+MINUTE = 60_000_000
+START = 1_700_000_000_000_000 // MINUTE * MINUTE
+
+
+def row(key: int, data: str, rv: int, kind: str, version: int, time: int | None = None) -> Row:
+    return key, data, rv, kind, version, START + version * MINUTE if time is None else time
+
+
+def violation(action: Any) -> str:
+    with pytest.raises(Exception, match="CHANGELOG_CONTRACT_VIOLATION") as caught:
+        action()
+    return str(caught.value)
+
+
+WATERMARK = {"whole_commits": False}
+
+
+def test_defect_1_a_null_timestamp_in_a_column_declared_without_nulls(spark: SparkSession) -> None:
+    schema = (
+        "id bigint, data string, rv bigint, _change_type string, _commit_version bigint, "
+        "_commit_timestamp timestamp not null"
+    )
+    when = datetime.fromtimestamp(START // 1_000_000, UTC)
+    rows = [(1, "a", 1, "insert", 1, when), (2, "b", 1, "insert", 1, None)]
+    df = spark.createDataFrame(rows, schema, verifySchema=False)
+    assert not df.schema["_commit_timestamp"].nullable
+    done = ps.changes.post_process(df, contract("CU"))
+    assert "NULL_COMMIT_TIMESTAMP" in violation(done.collect)
+    # The optimizer may not leave the check out either, where nobody asks for the column.
+    assert "NULL_COMMIT_TIMESTAMP" in violation(done.select("id").collect)
+
+
+def test_defect_2_a_late_commit_is_never_dropped_in_silence(spark: SparkSession, tmp_path: Path) -> None:
+    files, sink = Files(spark, tmp_path), Sink(tmp_path)
+    done = ps.changes.post_process(files.read(), contract("CU", **WATERMARK))
+    files.add([row(1, "a", 1, "insert", 1)], [row(2, "b", 2, "insert", 2)])
+    sink.run(done)
+    files.add([row(3, "c", 3, "insert", 3, START + 2 * MINUTE)])
+    told = violation(lambda: sink.run(done))
+    assert "LATE_COMMIT" in told
+    assert "commit 3 of 2023-11-14T22:15:00+00:00" in told
+
+
+def test_defect_2_also_inside_the_grace_that_spark_gives(spark: SparkSession, tmp_path: Path) -> None:
+    files, sink = Files(spark, tmp_path), Sink(tmp_path)
+    done = ps.changes.post_process(files.read(), contract("CU", **WATERMARK))
+    files.add([row(1, "a", 1, "insert", 2)], [row(2, "b", 2, "insert", 1)])
+    assert "LATE_COMMIT" in violation(lambda: sink.run(done))
+
+
+def test_a_delay_lets_a_commit_come_in_parts(spark: SparkSession, tmp_path: Path) -> None:
+    files, sink = Files(spark, tmp_path), Sink(tmp_path)
+    done = ps.changes.post_process(
+        files.read(), contract("CU", **WATERMARK), compute_updates=True, watermark_delay="90 seconds"
+    )
+    files.add(
+        [row(1, "a", 1, "insert", 1), row(2, "k", 0, "delete", 1)],
+        [row(1, "a", 1, "delete", 2), row(2, "k", 0, "insert", 1)],
+        [row(1, "b", 2, "insert", 2)],
+        [row(9, "z", 9, "insert", 9)],
+    )
+    assert sink.run(done) == Counter(
+        [
+            row(1, "a", 1, "insert", 1),
+            row(1, "a", 1, "update_preimage", 2),
+            row(1, "b", 2, "update_postimage", 2),
+        ]
+    )
+
+
+@pytest.mark.parametrize("files_a_batch", [1, 3])
+@pytest.mark.parametrize("window", ["commit", "4 minutes"])
+def test_defect_3_net_changes_do_not_depend_on_micro_batches(
+    spark: SparkSession, tmp_path: Path, window: str, files_a_batch: int
+) -> None:
+    files = Files(spark, tmp_path)
+    rows = [
+        row(1, "a", 0, "insert", 0),
+        row(1, "a", 0, "delete", 1),
+        row(2, "a", 2, "insert", 2),
+        row(2, "a", 2, "delete", 4),
+        row(3, "a", 4, "insert", 4),
+        row(3, "a", 4, "update_preimage", 5),
+        row(3, "b", 5, "update_postimage", 5),
+        row(9, "z", 9, "insert", 30),
+    ]
+    base = START // (4 * MINUTE) * 4 * MINUTE
+    rows = [(*each[:5], base + each[4] * MINUTE) for each in rows]
+    versions = sorted({each[4] for each in rows})
+    files.add(*[[each for each in rows if each[4] == version] for version in versions])
+    done = ps.changes.post_process(
+        files.read(files_a_batch),
+        contract("I", whole_commits=True),
+        deduplication_mode="netChanges",
+        net_window=window,
+    )
+    found = Sink(tmp_path).run(done)
+    if window == "commit":
+        expected = [
+            (
+                *each[:3],
+                {"update_preimage": "delete", "update_postimage": "insert"}.get(each[3], each[3]),
+                *each[4:],
+            )
+            for each in rows
+        ]
+    else:
+        expected = [rows[2], rows[3], (*rows[6][:3], "insert", *rows[6][4:])]
+    assert found - Counter(expected[-1:]) == Counter(expected) - Counter(expected[-1:]) or found == Counter(
+        expected
+    )
+
+
+def test_defect_4_updates_and_net_changes_together_on_a_stream(spark: SparkSession, tmp_path: Path) -> None:
+    files = Files(spark, tmp_path)
+    files.add([row(1, "a", 1, "insert", 1)], [row(1, "a", 1, "delete", 2), row(1, "b", 2, "insert", 2)])
+    done = ps.changes.post_process(
+        files.read(),
+        contract("IU", whole_commits=True),
+        deduplication_mode="netChanges",
+        compute_updates=True,
+        net_window="commit",
+    )
+    assert Sink(tmp_path).run(done) == Counter(
+        [
+            row(1, "a", 1, "insert", 1),
+            row(1, "a", 1, "update_preimage", 2),
+            row(1, "b", 2, "update_postimage", 2),
+        ]
+    )
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_defect_5_event_time_works_downstream(spark: SparkSession, tmp_path: Path, whole: bool) -> None:
+    files = Files(spark, tmp_path)
+    files.add(*[[row(version, "a", version, "insert", version)] for version in (1, 2, 3, 9)])
+    kept = ps.changes.post_process(files.read(), contract("CU", whole_commits=whole), keep_watermark=True)
+    counted = (
+        kept.groupBy(F.window("_commit_timestamp", "1 minute"))
+        .count()
+        .select(F.unix_micros("window.start"), "count")
+    )
+    assert Sink(tmp_path).run(counted) >= Counter((START + version * MINUTE, 1) for version in (1, 2, 3))
+
+
+def test_defect_5_a_watermark_of_ones_own_on_another_column(spark: SparkSession, tmp_path: Path) -> None:
+    files = Files(spark, tmp_path)
+    files.add(*[[row(version, "a", version, "insert", version)] for version in (1, 2, 3, 9)])
+    done = ps.changes.post_process(files.read(), contract("CU", whole_commits=True))
+    assert all("spark.watermarkDelayMs" not in each.metadata for each in done.schema)
+    own = done.selectExpr("_commit_timestamp + interval 1 day as t", "id").withWatermark("t", "0 seconds")
+    counted = own.groupBy(F.window("t", "1 minute")).count().select(F.unix_micros("window.start"), "count")
+    day = 86_400_000_000
+    assert Sink(tmp_path).run(counted) >= Counter(
+        (START + day + version * MINUTE, 1) for version in (1, 2, 3)
+    )
+
+
+def test_defect_6_an_insert_and_a_delete_in_one_commit_are_no_update(spark: SparkSession) -> None:
+    schema = SCHEMA.insert(3, pa.field("step", pa.int64()))
+    rows = [(1, "a", 1, 1, "insert", 1, START), (1, "a", 1, 2, "delete", 1, START)]
+    df = frame(spark, rows, schema)
+    done = ps.changes.post_process(df, contract("IU", sequence="step"), compute_updates=True)
+    assert collected(done) == Counter()
+    assert "sequence" in violation(ps.changes.post_process(df, contract("IU"), compute_updates=True).collect)
+
+
+@pytest.mark.parametrize("kind", ["upsert", None, "INSERT", ""])
+def test_defect_7_an_unknown_change_type_is_told(spark: SparkSession, kind: str | None) -> None:
+    df = frame(spark, [row(1, "a", 1, "insert", 1), row(2, "a", 1, kind, 1)])  # type: ignore[arg-type]
+    for mode, flags in (("dropCarryovers", "C"), ("netChanges", "I")):
+        told = violation(ps.changes.post_process(df, contract(flags), deduplication_mode=mode).collect)
+        assert "UNEXPECTED_CHANGE_TYPE" in told
+        assert repr(kind) in told
+
+
+def test_defect_8_several_identical_pairs_in_one_commit(spark: SparkSession) -> None:
+    pair = [row(1, "a", 1, "delete", 2), row(1, "a", 1, "insert", 2)]
+    assert (
+        collected(ps.changes.post_process(frame(spark, pair * 2), contract("CU"), compute_updates=True))
+        == Counter()
+    )
+
+
+def test_defect_9_the_last_commit_comes_out(spark: SparkSession, tmp_path: Path) -> None:
+    """Without a state store nothing waits; with one, a micro-batch without data lets it out."""
+    for whole in (True, False):
+        folder = tmp_path / str(whole)
+        folder.mkdir()
+        files = Files(spark, folder)
+        files.add([row(1, "a", 1, "insert", 1)])
+        done = ps.changes.post_process(files.read(), contract("CU", whole_commits=whole))
+        assert Sink(folder).run(done) == Counter([row(1, "a", 1, "insert", 1)])
+
+
+def test_defect_10_timestamps_finer_than_a_millisecond(spark: SparkSession, tmp_path: Path) -> None:
+    files = Files(spark, tmp_path)
+    rows = [row(number, "a", number, "insert", number, START + number * 1_001 + 999) for number in (1, 2, 3)]
+    files.add(*[[each] for each in rows])
+    done = ps.changes.post_process(files.read(), contract("CU", **WATERMARK))
+    assert Sink(tmp_path).run(done) == Counter(rows)
+
+
+@pytest.mark.parametrize("keys", [(1, 1), (1, 2)], ids=["one row", "two rows"])
+def test_defect_11_one_version_with_two_timestamps(
+    spark: SparkSession, tmp_path: Path, keys: tuple[int, int]
+) -> None:
+    rows = [row(keys[0], "a", 1, "delete", 2, START), row(keys[1], "a", 1, "insert", 2, START + 1)]
+    assert "SEVERAL_TIMESTAMPS" in violation(
+        ps.changes.post_process(frame(spark, rows), contract("CU")).collect
+    )
+    for whole in (True, False):
+        folder = tmp_path / str(whole)
+        folder.mkdir()
+        files = Files(spark, folder)
+        files.add(rows)
+        done = ps.changes.post_process(files.read(), contract("CU", whole_commits=whole))
+        assert "SEVERAL_TIMESTAMPS" in violation(lambda done=done, folder=folder: Sink(folder).run(done))

@@ -1,0 +1,163 @@
+"""The passes on tables, against a model of the table that a feed is of; without Spark."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.changes.contract import ChangeContract
+from penstock.changes.options import ChangeOptions, net_window
+from penstock.changes.passes import Passes
+from penstock.changes.rows import ChangeRows, Layout
+from penstock.errors import ChangelogContractViolation
+from tests.changes import model
+from tests.changes.feeds import table, tuples
+
+DATA = ((0,), (1,), (2,), (3,))
+LAYOUT = Layout(5, 6, 7, row_id=((0,), (1,)), data=DATA, row_version=(3,))
+BY_DATA = Layout(5, 6, 7, row_id=((0,), (1,)), data=DATA)
+ORDERED = Layout(5, 6, 7, row_id=((0,), (1,)), data=DATA, row_version=(3,), sequence=(4,))
+
+
+def passes(
+    flags: str, mode: str, *, updates: bool = False, window: str | None = None, sequence: str | None = None
+) -> Passes:
+    contract = ChangeContract(
+        ["a", "b"],
+        "rv",
+        carryover_rows="C" in flags,
+        intermediate_changes="I" in flags,
+        updates_as_delete_and_insert="U" in flags,
+        sequence=sequence,
+    )
+    return Passes.of(contract, ChangeOptions(mode, updates, net_window(window)))
+
+
+def done(chosen: Passes, rows: list[Any], layout: Layout, parts: int = 1) -> list[Any]:
+    first = []
+    for part in range(parts):
+        first += tuples(chosen.first(ChangeRows(table(rows[part::parts], model.SCHEMA), layout)).table)
+    return tuples(chosen.whole(ChangeRows(table(first, model.SCHEMA), layout)).table)
+
+
+@pytest.mark.parametrize("layout", [LAYOUT, BY_DATA], ids=["row version", "data"])
+@pytest.mark.parametrize("updates", [False, True])
+@pytest.mark.parametrize("flags", ["", "C", "U", "CU", "CIU", "IU"])
+@given(data=st.data())
+def test_the_table_comes_out_of_its_feed(
+    flags: str, updates: bool, layout: Layout, data: st.DataObject
+) -> None:
+    feed = data.draw(model.feeds(flags))
+    rows = done(
+        passes(flags, "dropCarryovers", updates=updates), feed.rows(), layout, data.draw(st.integers(1, 3))
+    )
+    assert model.replay(rows, {}) == feed.states[-1]
+    for number, touched in enumerate(feed.touched):
+        found = [row for row in rows if row[6] == f"{number + 1:04}"]
+        assert {row[:2] for row in found} == touched
+        if updates and "U" in flags:
+            existed = touched & feed.states[number].keys() & feed.states[number + 1].keys()
+            kinds = {row[5] for row in found if row[:2] in existed}
+            assert kinds <= {"update_preimage", "update_postimage"}
+
+
+@pytest.mark.parametrize("updates", [False, True])
+@pytest.mark.parametrize("flags", ["I", "CI", "IU", "CIU"])
+@given(data=st.data())
+def test_net_changes_are_the_difference_of_two_snapshots(
+    flags: str, updates: bool, data: st.DataObject
+) -> None:
+    feed = data.draw(model.feeds(flags))
+    start = data.draw(st.integers(0, len(feed.commits)))
+    rows = done(passes(flags, "netChanges", updates=updates), feed.rows(start), LAYOUT)
+    model.check_difference(rows, feed.states[start], feed.states[-1], set().union(*feed.touched[start:]))
+    pairs = {row[:2] for row in rows if row[5].startswith("update")}
+    both = {row[:2] for row in rows if row[5] in ("delete", "update_preimage")} & {
+        row[:2] for row in rows if row[5] in ("insert", "update_postimage")
+    }
+    assert pairs == (both if updates else set())
+
+
+@pytest.mark.parametrize("window", ["commit", "3 seconds"])
+@given(feed=model.feeds("CIU"))
+def test_net_changes_of_windows(window: str, feed: model.Feed) -> None:
+    rows = done(passes("CIU", "netChanges", window=window), feed.rows(), LAYOUT)
+    size = 3_000_000
+    ends: dict[int, list[int]] = {}
+    for number, commit in enumerate(feed.commits):
+        if commit:
+            ends.setdefault(number if window == "commit" else commit[0][7] // size, []).append(number)
+    for numbers in ends.values():
+        versions = {f"{number + 1:04}" for number in numbers}
+        touched = set().union(*(feed.touched[number] for number in numbers))
+        found = [row for row in rows if row[6] in versions]
+        model.check_difference(found, feed.states[numbers[0]], feed.states[numbers[-1] + 1], touched)
+
+
+@pytest.mark.parametrize("mode", ["dropCarryovers", "netChanges"])
+@settings(max_examples=40)
+@given(data=st.data())
+def test_a_sequence_orders_several_changes_of_a_row_in_a_commit(mode: str, data: st.DataObject) -> None:
+    flags = data.draw(st.sampled_from(["IU", "CIU"]))
+    feed = data.draw(model.feeds(flags, steps=3))
+    chosen = passes(
+        flags, mode, updates=True, sequence="step", window="commit" if mode == "netChanges" else None
+    )
+    assert model.replay(done(chosen, feed.rows(), ORDERED), {}) == feed.states[-1]
+    ever = passes(flags, "netChanges", sequence="step")
+    model.check_difference(done(ever, feed.rows(), ORDERED), {}, feed.states[-1], set(feed.states[-1]))
+
+
+def change(
+    kind: str, *, key: int = 1, data: str | None = "p", rv: int = 1, step: int = 0, version: int = 1
+) -> Any:
+    return key, "x", data, rv, step, kind, f"{version:04}", 1_700_000_000_000_000 + version * 1_000_000
+
+
+def refused(chosen: Passes, rows: list[Any], layout: Layout = LAYOUT) -> ChangelogContractViolation:
+    with pytest.raises(ChangelogContractViolation) as caught:
+        done(chosen, rows, layout)
+    return caught.value
+
+
+def test_several_identical_pairs_in_one_commit_all_go() -> None:
+    rows = [change("delete"), change("insert")] * 3
+    assert done(passes("C", "dropCarryovers"), rows, LAYOUT) == []
+
+
+def test_pairs_are_counted_where_one_row_is_left() -> None:
+    rows = [change("insert"), change("delete"), change("delete")]
+    assert [row[5] for row in done(passes("C", "dropCarryovers"), rows, LAYOUT)] == ["delete"]
+
+
+def test_several_contents_under_one_row_version_need_a_sequence() -> None:
+    rows = [change("insert", step=1), change("delete", step=2), change("insert", data="q", step=3)]
+    assert "sequence" in refused(passes("CI", "dropCarryovers"), rows).message
+    (left,) = done(passes("CIU", "dropCarryovers", updates=True, sequence="step"), rows, ORDERED)
+    assert (left[2], left[5]) == ("q", "insert")
+
+
+def test_an_update_beside_a_carry_over_of_the_same_row() -> None:
+    rows = [change("delete"), change("insert"), change("delete"), change("insert", data="q", rv=2)]
+    left = done(passes("CU", "dropCarryovers", updates=True), rows, LAYOUT)
+    assert sorted((row[5], row[2]) for row in left) == [("update_postimage", "q"), ("update_preimage", "p")]
+
+
+def test_several_changes_of_a_row_in_a_commit_are_refused() -> None:
+    rows = [change("delete", rv=1), change("delete", rv=2), change("insert", rv=3)]
+    error = refused(passes("CU", "dropCarryovers", updates=True), rows)
+    assert error.condition == "CHANGELOG_CONTRACT_VIOLATION.UNEXPECTED_MULTIPLE_CHANGES_PER_ROW_VERSION"
+    assert "intermediate_changes=True" in error.message
+    assert "a=1" in error.message
+    assert "0001" in error.message
+    assert "sequence" in refused(passes("CIU", "dropCarryovers", updates=True), rows).message
+
+
+def test_an_insert_and_a_delete_of_the_same_content_need_a_sequence() -> None:
+    rows = [change("insert", step=1), change("delete", step=2)]
+    for mode, updates in (("dropCarryovers", True), ("netChanges", False)):
+        assert "which came first" in refused(passes("IU", mode, updates=updates), rows).message
+        assert done(passes("IU", mode, updates=updates, sequence="step"), rows, ORDERED) == []

@@ -1,0 +1,198 @@
+"""What Spark makes of it: its plans, its modes and its schemas."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
+from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampType
+
+import penstock as ps
+from penstock.errors import InvalidChangelogSchema, InvalidChangeOption
+from tests.changes.feeds import SCHEMA, Files, Sink, collected, contract, frame
+
+
+def plan_of(df: DataFrame) -> str:
+    """The plan as Spark has understood it."""
+    return str(df._jdf.queryExecution().analyzed().toString())
+
+
+def optimized(df: DataFrame, folder: Path) -> str:
+    """The plan of a micro-batch as Spark has optimized it."""
+    writer = df.writeStream.format("noop").option("checkpointLocation", str(folder / "checkpoint"))
+    query = writer.trigger(availableNow=True).start()
+    query.awaitTermination()
+    return str(query._jsq.explainInternal(True)).partition("Optimized Logical Plan")[2]
+
+
+def process(df: DataFrame, flags: str = "CU", **more: Any) -> DataFrame:
+    options = {
+        name: more.pop(name)
+        for name in list(more)
+        if name in ("strategy", "compute_updates", "deduplication_mode", "net_window", "watermark_delay")
+    }
+    return ps.changes.post_process(df, contract(flags, **more), **options)
+
+
+def test_micro_batch_has_one_shuffle_and_no_state(spark: SparkSession, tmp_path: Path) -> None:
+    plan = plan_of(process(Files(spark, tmp_path).read(), whole_commits=True, compute_updates=True))
+    assert plan.count("RepartitionByExpression") == 1
+    for node in ("Window", "Sort", "Aggregate", "EventTimeWatermark"):
+        assert node not in plan
+    assert plan.count("MapInArrow") == 2
+
+
+def test_without_carry_overs_rows_are_looked_at_once(spark: SparkSession, tmp_path: Path) -> None:
+    plan = plan_of(process(Files(spark, tmp_path).read(), "U", whole_commits=True, compute_updates=True))
+    assert plan.count("MapInArrow") == plan.count("RepartitionByExpression") == 1
+
+
+@pytest.mark.parametrize("window", [None, "commit", "1 hour"])
+def test_watermark_has_one_watermark_and_one_aggregate(
+    spark: SparkSession, tmp_path: Path, window: str | None
+) -> None:
+    more = {} if window is None else {"deduplication_mode": "netChanges", "net_window": window}
+    plan = plan_of(
+        process(Files(spark, tmp_path).read(), "CIU", whole_commits=False, compute_updates=True, **more)
+    )
+    assert plan.count("EventTimeWatermark") == plan.count("Aggregate") == 1
+    assert "Sort" not in plan
+    assert "Window [" not in plan
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_the_guard_survives_the_optimizer(spark: SparkSession, tmp_path: Path, whole: bool) -> None:
+    files = Files(spark, tmp_path)
+    files.add([(1, "a", 1, "insert", 1, 1_700_000_000_000_000)])
+    plan = optimized(process(files.read(), whole_commits=whole).select(F.lit(1)), tmp_path)
+    logical, _, physical = plan.partition("Physical Plan")
+    assert logical.count("MapInArrow") == 2, plan
+    for stage in ("Guard", "Whole"):
+        assert f"MapInArrow {stage}" in physical, plan
+
+
+def test_nothing_to_do_leaves_the_frame_alone(spark: SparkSession, tmp_path: Path) -> None:
+    df = frame(spark, [])
+    assert process(df, "") is df
+    assert process(df, "U") is df
+    assert process(df, "C", deduplication_mode="none") is df
+    assert process(df, "C", deduplication_mode="NETchanges") is not df
+    assert process(df, "U", deduplication_mode="netChanges") is df
+    stream = Files(spark, tmp_path).read()
+    assert process(stream, "I") is stream
+
+
+def test_the_schema_stays_what_it_was(spark: SparkSession, tmp_path: Path) -> None:
+    schema = StructType(
+        [
+            StructField("_COMMIT_version", StringType(), False),
+            StructField(
+                "Key",
+                StructType([StructField("a b", LongType(), False), StructField("c.d", LongType())]),
+                False,
+            ),
+            StructField("data", StringType(), True, {"comment": "what it holds", "n": 1}),
+            StructField("_commit_timestamp", TimestampType(), False),
+            StructField("_change_type", StringType(), False),
+        ]
+    )
+    rows = [
+        ("1", (1, 2), None, datetime(2026, 1, 1, tzinfo=UTC), kind) for kind in ("delete", "insert", "insert")
+    ]
+    df = spark.createDataFrame(rows, schema)
+    given = ps.ChangeContract(["key.`a b`", "key.`c.d`"], carryover_rows=True, whole_commits=True)
+    done = ps.changes.post_process(df, given)
+    assert done.schema.json() == schema.json()
+    assert done.count() == 1
+    for whole in (True, False):
+        folder = tmp_path / str(whole)
+        df.write.parquet(str(folder))
+        stream = spark.readStream.schema(schema).parquet(str(folder))
+        rule = ps.ChangeContract(["key.`a b`", "key.`c.d`"], carryover_rows=True, whole_commits=whole)
+        assert ps.changes.post_process(stream, rule).schema.json() == stream.schema.json()
+
+
+@pytest.mark.parametrize("mode", ["update", "complete"])
+def test_watermark_is_for_append_mode(spark: SparkSession, tmp_path: Path, mode: str) -> None:
+    done = process(Files(spark, tmp_path).read(), whole_commits=False)
+    with pytest.raises(Exception, match=r"STREAMING_OUTPUT_MODE.UNSUPPORTED_OPERATION.*[Cc]hange") as caught:
+        Sink(tmp_path).run(done, mode)
+    assert "post-processing" in str(caught.value).lower()
+
+
+def test_micro_batch_is_for_append_and_update_mode(spark: SparkSession, tmp_path: Path) -> None:
+    files = Files(spark, tmp_path)
+    files.add([(1, "a", 1, "insert", 1, 1_700_000_000_000_000)])
+    assert Sink(tmp_path).run(process(files.read(), whole_commits=True), "update").total() == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "condition"),
+    [
+        ({"deduplication_mode": "all"}, "INVALID_CDC_OPTION.INVALID_DEDUPLICATION_MODE"),
+        ({"compute_updates": "perhaps"}, "INVALID_CDC_OPTION"),
+        (
+            {"deduplication_mode": "none", "compute_updates": True},
+            "INVALID_CDC_OPTION.UPDATE_DETECTION_REQUIRES_CARRY_OVER_REMOVAL",
+        ),
+        ({"strategy": "state"}, "INVALID_CDC_OPTION.INVALID_STRATEGY"),
+        ({}, "INVALID_CDC_OPTION.STRATEGY_UNKNOWN"),
+        ({"strategy": "micro_batch"}, "INVALID_CDC_OPTION.STRATEGY_NOT_APPLICABLE"),
+        ({"deduplication_mode": "netChanges"}, "INVALID_CDC_OPTION.STREAMING_NET_CHANGES_NOT_SUPPORTED"),
+        ({"deduplication_mode": "netChanges", "net_window": "1 month"}, "INVALID_CDC_OPTION"),
+        ({"deduplication_mode": "netChanges", "net_window": "0 seconds"}, "INVALID_CDC_OPTION"),
+        ({"watermark_delay": "soon", "whole_commits": False}, "INVALID_CDC_OPTION"),
+    ],
+)
+def test_options_that_are_wrong(
+    spark: SparkSession, tmp_path: Path, given: dict[str, Any], condition: str
+) -> None:
+    with pytest.raises(InvalidChangeOption) as caught:
+        process(Files(spark, tmp_path).read(), "CIU", **given)
+    assert caught.value.condition == condition
+
+
+def drop(name: str) -> pa.Schema:
+    return pa.schema([field for field in SCHEMA if field.name != name])
+
+
+@pytest.mark.parametrize(
+    ("schema", "more", "condition"),
+    [
+        (drop("_change_type"), {}, "MISSING_COLUMN"),
+        (drop("_commit_version"), {}, "MISSING_COLUMN"),
+        (drop("rv"), {}, "MISSING_COLUMN"),
+        (SCHEMA, {"row_id": ["idd"]}, "MISSING_COLUMN"),
+        (SCHEMA, {"row_id": "id.x"}, "MISSING_COLUMN"),
+        (SCHEMA, {"sequence": "nr"}, "MISSING_COLUMN"),
+        (SCHEMA.set(4, pa.field("_commit_version", pa.int32())), {}, "INVALID_COLUMN_TYPE"),
+        (SCHEMA.set(5, pa.field("_commit_timestamp", pa.date32())), {}, "INVALID_COLUMN_TYPE"),
+        (SCHEMA.set(0, pa.field("id", pa.map_(pa.string(), pa.int64()))), {}, "INVALID_COLUMN_TYPE"),
+        (SCHEMA.append(pa.field("__penstock_event_time", pa.int64())), {}, "RESERVED_COLUMN"),
+        (SCHEMA.append(pa.field("__SPARK_cdc_events", pa.int64())), {}, "RESERVED_COLUMN"),
+    ],
+)
+def test_schemas_that_are_wrong(
+    spark: SparkSession, schema: pa.Schema, more: dict[str, Any], condition: str
+) -> None:
+    with pytest.raises(InvalidChangelogSchema) as caught:
+        process(spark.createDataFrame(schema.empty_table()), **more)
+    assert caught.value.condition == f"INVALID_CHANGELOG_SCHEMA.{condition}"
+
+
+def test_a_contract_without_a_row_id() -> None:
+    for nothing in ([], "", [""]):
+        with pytest.raises(InvalidChangelogSchema) as caught:
+            ps.ChangeContract(nothing)
+        assert caught.value.condition == "INVALID_CHANGELOG_SCHEMA.MISSING_ROW_ID"
+    with pytest.raises(InvalidChangelogSchema, match="twice"):
+        ps.ChangeContract(["id", "id"])
+
+
+def test_an_empty_feed(spark: SparkSession) -> None:
+    assert collected(process(frame(spark, []), compute_updates=True)).total() == 0

@@ -1,0 +1,103 @@
+"""The model's feeds through Spark's streams, however their commits fall into micro-batches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pyspark.sql import SparkSession
+
+import penstock as ps
+from tests.changes import model
+from tests.changes.feeds import Files, Sink
+
+FLUSH = (99, "z", None, 99, 0, "insert", "9999", 1_900_000_000_000_000)
+"""A commit far ahead in time, which lets all others out."""
+SLOW = settings(
+    max_examples=2,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    deadline=None,
+)
+
+
+def contract(flags: str, *, whole: bool) -> ps.ChangeContract:
+    return ps.ChangeContract(
+        ["a", "b"],
+        "rv",
+        carryover_rows="C" in flags,
+        intermediate_changes="I" in flags,
+        updates_as_delete_and_insert="U" in flags,
+        whole_commits=whole,
+    )
+
+
+def out_of(
+    spark: SparkSession,
+    folder: Path,
+    batches: list[list[Any]],
+    *,
+    files: int,
+    flags: str,
+    whole: bool,
+    **options: Any,
+) -> list[Any]:
+    source = Files(spark, folder, model.SCHEMA)
+    source.add(*batches)
+    done = ps.changes.post_process(source.read(files), contract(flags, whole=whole), **options)
+    return [row for row in Sink(folder).run(done).elements() if row != FLUSH]
+
+
+@pytest.mark.parametrize(
+    "flags", [pytest.param("CU", marks=pytest.mark.soak), "CIU", pytest.param("C", marks=pytest.mark.soak)]
+)
+@SLOW
+@given(data=st.data())
+def test_commits_in_parts_through_the_watermark(
+    spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, flags: str, data: st.DataObject
+) -> None:
+    feed = data.draw(model.feeds(flags))
+    parts: list[list[Any]] = []
+    for commit in feed.commits:
+        cut = data.draw(st.integers(0, len(commit)))
+        # The second part comes after the next commit's first one.
+        parts[len(parts) - 1 if parts else 0 :] = [commit[:cut], *parts[-1:], commit[cut:]]
+    found = out_of(
+        spark,
+        tmp_path_factory.mktemp("stream"),
+        [*parts, [FLUSH]],
+        files=data.draw(st.integers(1, 2)),
+        flags=flags,
+        whole=False,
+        compute_updates=True,
+        watermark_delay="1 minute",
+    )
+    assert model.replay(found, {}) == feed.states[-1]
+
+
+@pytest.mark.parametrize("window", [pytest.param("commit", marks=pytest.mark.soak), "4 seconds"])
+@SLOW
+@given(data=st.data())
+def test_net_changes_of_a_stream(
+    spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, window: str, data: st.DataObject
+) -> None:
+    feed = data.draw(model.feeds("CIU"))
+    found = out_of(
+        spark,
+        tmp_path_factory.mktemp("stream"),
+        [*feed.commits, [FLUSH]],
+        files=data.draw(st.integers(1, 3)),
+        flags="CIU",
+        whole=True,
+        deduplication_mode="netChanges",
+        net_window=window,
+    )
+    state: dict[Any, Any] = {}
+    for row in sorted(found, key=lambda row: (row[6], row[5] == "insert")):
+        if row[5] == "delete":
+            assert state.pop(row[:2]) == row[2:4]
+        else:
+            state[row[:2]] = row[2:4]
+    assert state == feed.states[-1]

@@ -1,0 +1,203 @@
+"""What is remembered of a feed's commits: within a micro-batch, over micro-batches, over runs."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark.sql import SparkSession
+
+import penstock as ps
+from penstock.changes.witness import commits as module
+from penstock.changes.witness.commits import Versions
+from penstock.changes.witness.facts import Facts, Scope, commits_in
+from penstock.changes.witness.journal import COMPACT_EVERY, Journal
+from penstock.changes.witness.witness import FeedMemory
+from penstock.errors import ChangelogContractViolation, StoreUnavailable
+from penstock.spark.checkpoint import Checkpoint
+from penstock.spark.endpoint import Address, Endpoint
+from tests.changes.feeds import Files, Row, Sink, contract
+
+START = 1_700_000_000_000_000
+
+
+def row(key: int, version: int, time: int | None = None) -> Row:
+    return key, "a", version, "insert", version, START + version * 1_000_000 if time is None else time
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Journal:
+    return Journal(Checkpoint(str(tmp_path)), "feed")
+
+
+def facts(batch: int, commits: dict[object, int], *, run: str = "r", delay_ms: int | None = None) -> Facts:
+    versions = pa.array(
+        commits.keys(), pa.string() if any(isinstance(v, str) for v in commits) else pa.int64()
+    )
+    told = pa.table({"version": versions, "timestamp": pa.array(commits.values(), pa.int64())})
+    return Facts(Scope("feed", "7", "query", run, batch, delay_ms), told)
+
+
+def test_facts_travel_as_bytes() -> None:
+    told = facts(3, {"v1": 1, "v2": 2}, delay_ms=5)
+    assert Facts.from_bytes(told.to_bytes()) == told
+
+
+def test_distinct_commits() -> None:
+    versions = pa.chunked_array([[1, 1, 2], [2, 1]])
+    times = pa.chunked_array([[5, 5, 6], [6, 7]]).cast(pa.timestamp("us", tz="UTC"))
+    found = commits_in(versions, times).to_pylist()
+    assert {(each["version"], each["timestamp"]) for each in found} == {(1, 5), (2, 6), (1, 7)}
+
+
+@pytest.mark.parametrize("name", ["{}", "v{}"])
+def test_a_commit_in_two_micro_batches(journal: Journal, name: str) -> None:
+    def versions(*numbers: int) -> dict[object, int]:
+        return {(n if name == "{}" else name.format(n)): START + n for n in numbers}
+
+    memory = FeedMemory(facts(0, {}).scope, journal)
+    memory.note(facts(0, versions(1, 2)))
+    memory.note(facts(0, versions(2, 3)))
+    memory.note(facts(1, versions(4)))
+    with pytest.raises(
+        ChangelogContractViolation, match="is in micro-batch 1 and was in an earlier one"
+    ) as caught:
+        memory.note(facts(1, versions(2, 5)))
+    assert caught.value.condition == "CHANGELOG_CONTRACT_VIOLATION.COMMIT_IN_SEVERAL_MICRO_BATCHES"
+    memory.note(facts(0, versions(9)))
+    memory.note(facts(2, versions(9)))
+    # Another run, whose driver knows what is on disk alone; the last micro-batch comes again.
+    again = FeedMemory(facts(2, {}, run="s").scope, journal)
+    again.note(facts(2, versions(9)))
+    for version in (1, 2, 3, 4):
+        with pytest.raises(ChangelogContractViolation):
+            again.note(facts(2, versions(version)))
+    # Set back by its user, and told of other commits now.
+    back = FeedMemory(facts(1, {}, run="t").scope, journal)
+    back.note(facts(1, versions(4, 9)))
+
+
+def test_a_late_commit(journal: Journal) -> None:
+    first = FeedMemory(facts(0, {}, delay_ms=2).scope, journal)
+    first.note(facts(0, {1: 10_000, 2: 20_000}))
+    first.note(facts(0, {3: 1_000}))
+    for memory in (first, FeedMemory(facts(1, {}, run="s", delay_ms=2).scope, journal)):
+        for late in (18_000, 18_999, 1):
+            with pytest.raises(ChangelogContractViolation, match="commit 9 of 1970-01-01T00:00:00") as caught:
+                memory.note(facts(1, {9: late, 8: 30_000}))
+            assert caught.value.condition == "CHANGELOG_CONTRACT_VIOLATION.LATE_COMMIT"
+        memory.note(facts(1, {4: 19_000, 5: 21_000, 2: 20_000}))
+        with pytest.raises(ChangelogContractViolation, match="two timestamps"):
+            memory.note(facts(1, {2: 20_001}))
+
+
+@given(st.lists(st.lists(st.integers(0, 300), max_size=30), max_size=20))
+def test_versions_are_a_set_that_forgets_the_oldest(parts: list[list[int]]) -> None:
+    saved = module.GENERATION, module.GENERATIONS
+    module.GENERATION, module.GENERATIONS = 10, 100
+    try:
+        versions, seen = Versions(), set()
+        for part in parts:
+            assert set(versions.among(part)) == seen & set(part)
+            versions.add(part)
+            seen |= set(part)
+    finally:
+        module.GENERATION, module.GENERATIONS = saved
+
+
+def test_what_is_remembered_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "GENERATION", 10)
+    monkeypatch.setattr(module, "GENERATIONS", 3)
+    versions = Versions()
+    for start in range(0, 100, 10):
+        versions.add(range(start, start + 10))
+    assert versions.among(range(100)) == list(range(70, 100)) or set(versions.among(range(100))) == set(
+        range(70, 100)
+    )
+
+
+def test_many_files_become_one(journal: Journal, tmp_path: Path) -> None:
+    memory = FeedMemory(facts(0, {}).scope, journal)
+    for batch in range(3 * COMPACT_EVERY):
+        memory.note(facts(batch, {batch: START + batch}))
+    assert len(list((tmp_path / "penstock" / "changes" / "feed").iterdir())) <= COMPACT_EVERY + 1
+    again = FeedMemory(facts(3 * COMPACT_EVERY, {}, run="s").scope, journal)
+    for version in (0, 1, COMPACT_EVERY, 3 * COMPACT_EVERY - 1):
+        with pytest.raises(ChangelogContractViolation):
+            again.note(facts(3 * COMPACT_EVERY, {version: START + version}))
+
+
+# On streams.
+
+
+def violation(done: object, sink: Sink) -> str:
+    with pytest.raises(Exception, match="CHANGELOG_CONTRACT_VIOLATION") as caught:
+        sink.run(done)  # type: ignore[arg-type]
+    return str(caught.value)
+
+
+def test_a_promise_of_whole_commits_that_is_broken(spark: SparkSession, tmp_path: Path) -> None:
+    files, sink = Files(spark, tmp_path), Sink(tmp_path)
+    done = ps.changes.post_process(files.read(), contract("CU", whole_commits=True))
+    files.add([row(1, 1)], [row(2, 2)], [row(3, 1)], [row(4, 4)])
+    told = violation(done, sink)
+    assert "commit 1 is in micro-batch 2" in told
+    assert sink.rows() == Counter([row(1, 1), row(2, 2)])
+
+
+def test_also_after_a_restart_and_a_replay(spark: SparkSession, tmp_path: Path) -> None:
+    files, sink = Files(spark, tmp_path), Sink(tmp_path)
+    done = ps.changes.post_process(files.read(), contract("CU", whole_commits=True))
+    files.add([row(1, 1)], [row(2, 2)])
+    sink.run(done)
+    (sink.checkpoint / "commits" / "1").unlink()
+    (sink.checkpoint / "commits" / ".1.crc").unlink(missing_ok=True)
+    files.add([row(3, 3)])
+    again = ps.changes.post_process(files.read(), contract("CU", whole_commits=True))
+    assert sink.run(again) == Counter([row(1, 1), row(2, 2), row(3, 3)])
+    files.add([row(4, 2)])
+    assert "commit 2 is in micro-batch 3" in violation(again, sink)
+
+
+def test_a_new_checkpoint_knows_nothing(spark: SparkSession, tmp_path: Path) -> None:
+    files, sink = Files(spark, tmp_path), Sink(tmp_path)
+    done = ps.changes.post_process(files.read(), contract("CU", whole_commits=True))
+    files.add([row(1, 1)])
+    sink.run(done)
+    shutil.rmtree(sink.checkpoint)
+    assert sink.run(done) == Counter([row(1, 1)])
+
+
+def test_two_feeds_in_one_query_are_told_apart(spark: SparkSession, tmp_path: Path) -> None:
+    both = []
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        files = Files(spark, tmp_path / name)
+        files.add([row(1, 1)], [row(2, 2)])
+        both.append(
+            ps.changes.post_process(files.read(1 if name == "one" else 2), contract("CU", whole_commits=True))
+        )
+    assert Sink(tmp_path).run(both[0].union(both[1])) == Counter([row(1, 1), row(2, 2)] * 2)
+
+
+# The socket.
+
+
+def test_strangers_are_not_heard(spark: SparkSession) -> None:
+    endpoint = Endpoint(spark, lambda question: question[::-1])
+    address = endpoint.address
+    assert address.ask(b"abc") == b"cba"
+    assert address.host == "127.0.0.1"
+    wrong = Address(address.host, address.port, b"guess")
+    with pytest.raises(Exception, match=r"digest|does not answer"):
+        wrong.ask(b"abc")
+    assert str(address.secret) not in repr(address)
+    assert address.ask(b"") == b""
+    endpoint.close()
+    with pytest.raises(StoreUnavailable, match=r"spark\.driver\.host"):
+        address.ask(b"abc")
