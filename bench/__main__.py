@@ -30,6 +30,7 @@ def cases(pg_url: str) -> dict[str, Callable[[], Result]]:
         "worker-memory": _memory,
         "changes-stream-few": lambda: changes.stream(0.01, 5.0),
         "changes-stream-all": lambda: changes.stream(1.0, 2.5),
+        "changes-stream-few-single": lambda: changes.stream(0.01, 5.0, commits=1),
         "changes-batch-few": lambda: changes.batch(0.01),
         "changes-batch-all": lambda: changes.batch(1.0),
         "changes-memory": changes.worker_memory,

@@ -102,8 +102,8 @@ def post_process(
     if _stream_strategy(chosen, contract, passes) == "watermark":
         return plan.by_watermark(delay // 1000, keep_watermark=keep_watermark)
     done = plan.stateless()
-    name = _quoted(df.schema, (layout.timestamp,))
-    return done.withWatermark(name.strip("`"), f"{delay // 1000} milliseconds") if keep_watermark else done
+    name = df.schema.names[layout.timestamp]
+    return done.withWatermark(name, f"{delay // 1000} milliseconds") if keep_watermark else done
 
 
 def _check_combination(contract: ChangeContract, options: ChangeOptions) -> None:

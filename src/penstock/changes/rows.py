@@ -65,17 +65,17 @@ class ChangeRows:
     @cached_property
     def row(self) -> Codes:
         """Which row of the table the change is of."""
-        return codes_of(self.columns(self.layout.row_id)).dense()
+        return codes_of(self.columns(self.layout.row_id))
 
     @cached_property
     def change(self) -> Codes:
         """Which row, and in which commit."""
-        return both(self.row, codes_of(self.columns([(self.layout.version,)]))).dense()
+        return both(self.row, codes_of(self.columns([(self.layout.version,)])))
 
     @cached_property
     def content(self) -> Codes:
         """Which row, in which commit, with which content."""
-        return both(self.change, codes_of(self.columns(self.layout.content))).dense()
+        return both(self.change, codes_of(self.columns(self.layout.content)))
 
     @cached_property
     def order(self) -> list[Any]:
