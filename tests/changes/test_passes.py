@@ -8,13 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.changes.contract import ChangeContract
 from penstock.changes.options import ChangeOptions, net_window
 from penstock.changes.passes import Passes
 from penstock.changes.rows import ChangeRows, Layout
 from penstock.errors import ChangelogContractViolation
 from tests.changes import model
-from tests.changes.feeds import table, tuples
+from tests.changes.feeds import contract, table, tuples
 
 DATA = ((0,), (1,), (2,), (3,))
 LAYOUT = Layout(5, 6, 7, row_id=((0,), (1,)), data=DATA, row_version=(3,))
@@ -25,15 +24,8 @@ ORDERED = Layout(5, 6, 7, row_id=((0,), (1,)), data=DATA, row_version=(3,), sequ
 def passes(
     flags: str, mode: str, *, updates: bool = False, window: str | None = None, sequence: str | None = None
 ) -> Passes:
-    contract = ChangeContract(
-        ["a", "b"],
-        "rv",
-        carryover_rows="C" in flags,
-        intermediate_changes="I" in flags,
-        updates_as_delete_and_insert="U" in flags,
-        sequence=sequence,
-    )
-    return Passes.of(contract, ChangeOptions(mode, updates, net_window(window)))
+    promise = contract(flags, row_id=["a", "b"], sequence=sequence)
+    return Passes.of(promise, ChangeOptions(mode, updates, net_window(window)))
 
 
 def done(chosen: Passes, rows: list[Any], layout: Layout, parts: int = 1) -> list[Any]:

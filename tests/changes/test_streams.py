@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 import penstock as ps
 from tests.changes import model
-from tests.changes.feeds import Files, Sink
+from tests.changes.feeds import Files, Sink, contract
 
 FLUSH = (99, "z", None, 99, 0, "insert", "9999", 1_900_000_000_000_000)
 """A commit far ahead in time, which lets all others out."""
@@ -21,17 +21,6 @@ SLOW = settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
     deadline=None,
 )
-
-
-def contract(flags: str, *, whole: bool) -> ps.ChangeContract:
-    return ps.ChangeContract(
-        ["a", "b"],
-        "rv",
-        carryover_rows="C" in flags,
-        intermediate_changes="I" in flags,
-        updates_as_delete_and_insert="U" in flags,
-        whole_commits=whole,
-    )
 
 
 def out_of(
@@ -46,7 +35,9 @@ def out_of(
 ) -> list[Any]:
     source = Files(spark, folder, model.SCHEMA)
     source.add(*batches)
-    done = ps.changes.post_process(source.read(files), contract(flags, whole=whole), **options)
+    done = ps.changes.post_process(
+        source.read(files), contract(flags, row_id=["a", "b"], whole_commits=whole), **options
+    )
     return [row for row in Sink(folder).run(done).elements() if row != FLUSH]
 
 

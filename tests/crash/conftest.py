@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,3 @@ def make_case(tmp_path: Path, urls: Mapping[str, str]) -> Callable[..., Case]:
 @pytest.fixture
 def children(tmp_path: Path, run_child: Callable[..., Any]) -> Children:
     return Children(tmp_path, run_child)
-
-
-def by_store(*guarantees: str) -> Sequence[Any]:
-    return [pytest.param(s, g, id=f"{g}-{s}") for s in ("sqlite", "postgresql") for g in guarantees]

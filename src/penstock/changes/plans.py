@@ -27,7 +27,7 @@ from penstock.changes.options import (
 from penstock.changes.passes import Passes
 from penstock.changes.rows import Layout, Path
 from penstock.changes.schema import layout_of
-from penstock.changes.stage import Guard, Stage, Whole, Witnessing
+from penstock.changes.stage import Guard, Whole, Witnessing
 from penstock.changes.witness.witness import address_of_witness
 from penstock.errors import InvalidChangeOption
 
@@ -197,7 +197,7 @@ class Plan:
         witness = Witnessing(address_of_witness(session), self.feed, delay_ms) if classic else None
         return Guard(self.layout, self.passes, witness, step)  # type: ignore[arg-type]  # one of Passes' methods
 
-    def _run(self, df: DataFrame, stage: Stage, schema: StructType | None = None) -> DataFrame:
+    def _run(self, df: DataFrame, stage: Guard | Whole, schema: StructType | None = None) -> DataFrame:
         return df.mapInArrow(stage, schema or self.df.schema)
 
     def _column(self, path: Path) -> Column:

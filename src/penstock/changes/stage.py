@@ -12,7 +12,7 @@ from penstock.changes.passes import Passes
 from penstock.changes.rows import ChangeRows, Layout
 from penstock.changes.violations import check_rows
 from penstock.changes.witness.facts import Facts, Scope, commits_in, raise_refusal
-from penstock.errors import PenstockError
+from penstock.spark.boundary import plainly
 from penstock.spark.endpoint import Address
 
 CHUNK_ROWS = 1_000_000
@@ -45,31 +45,18 @@ class Witnessing:
 
 
 @dataclass(frozen=True)
-class Stage:
-    """One of the stages of a plan."""
+class Guard:
+    """Checks every row, tells the witness, and does what can be done before the shuffle."""
 
     layout: Layout
     passes: Passes
-
-    def _plain(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        raise NotImplementedError
-
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        try:
-            yield from self._plain(batches)
-        except PenstockError as error:
-            # A user reads this at the end of Spark's own account.
-            raise error.with_traceback(None) from None
-
-
-@dataclass(frozen=True)
-class Guard(Stage):
-    """Checks every row, tells the witness, and does what can be done before the shuffle."""
-
     witness: Witnessing | None = None
     step: Callable[[Passes, ChangeRows], ChangeRows] = Passes.first
 
-    def _plain(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return plainly(self._rows(batches))
+
+    def _rows(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         seen: list[pa.Table] = []
         for table in self._chunks(batches):
             rows = ChangeRows(table, self.layout)
@@ -94,10 +81,16 @@ class Guard(Stage):
 
 
 @dataclass(frozen=True)
-class Whole(Stage):
+class Whole:
     """All passes, where all rows that belong together are in one task."""
 
-    def _plain(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    layout: Layout
+    passes: Passes
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return plainly(self._rows(batches))
+
+    def _rows(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         held = list(batches)
         if sum(batch.num_rows for batch in held):
             yield from _batches(self.passes.whole(ChangeRows(pa.Table.from_batches(held), self.layout)))

@@ -26,12 +26,13 @@ def _plain(method: Callable[..., Any]) -> Callable[..., Any]:
             result = method(*arguments, **named)
         except PenstockError as error:
             raise error.with_traceback(None) from None
-        return _iterated(result) if isinstance(result, Iterator) else result
+        return plainly(result) if isinstance(result, Iterator) else result
 
     return call
 
 
-def _iterated(rows: Iterator[Any]) -> Iterator[Any]:
+def plainly(rows: Iterator[Any]) -> Iterator[Any]:
+    """The same rows; Penstock's errors leave the iteration without their stack."""
     try:
         yield from rows
     except PenstockError as error:
