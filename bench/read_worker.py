@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from bench.harness import peak_memory
-from penstock.spark.stores import open_store
+from penstock.queue.opened import open_store
 from penstock.spark.tasks import RangePartition, Scan
 
 

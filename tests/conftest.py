@@ -20,10 +20,11 @@ if TYPE_CHECKING:
 
 # Before any JVM starts: zones of naive timestamps, and what child processes and Spark's Python workers can import.
 ROOT = Path(__file__).resolve().parents[1]
+STARTUP = ROOT / "tests/support/startup"
 os.environ["TZ"] = "UTC"
 time.tzset()
 os.environ["PYTHONPATH"] = os.pathsep.join(
-    filter(None, [str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH")])
+    filter(None, [str(ROOT / "src"), str(ROOT), str(STARTUP), os.environ.get("PYTHONPATH")])
 )
 os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from penstock import changes as changes
     from penstock import errors as errors
     from penstock.changes.contract import ChangeContract as ChangeContract
+    from penstock.changes.feeds.queue import QueueFeed as QueueFeed
     from penstock.errors import PenstockError as PenstockError
     from penstock.pipeline.ends import QueueSink as QueueSink
     from penstock.pipeline.ends import QueueSource as QueueSource
@@ -46,6 +47,7 @@ _HOMES = {
     "Pipeline": "penstock.pipeline.stream",
     "Query": "penstock.pipeline.query",
     "Queue": "penstock.queue.queue",
+    "QueueFeed": "penstock.changes.feeds.queue",
     "QueueInfo": "penstock.queue.queue",
     "QueueSink": "penstock.pipeline.ends",
     "QueueSource": "penstock.pipeline.ends",

@@ -27,9 +27,11 @@
     │   ├── StoreTooNew
     │   └── CommitOutcomeUnknown
     ├── DataLost                      rows that were asked for have been trimmed
+    ├── FeedUnavailable               a system gives no change feed as it is set up now
     ├── ChangelogContractViolation    a change feed does not keep its promise
     ├── Conflict                      somebody else moved it first
     │   ├── OffsetConflict
+    │   ├── CommitOutOfOrder
     │   ├── ConsumerInUse
     │   ├── OwnerFenced
     │   └── ProducerFenced
@@ -184,6 +186,12 @@ class DataLost(PenstockError):
     condition = "DATA_LOST"
 
 
+class FeedUnavailable(PenstockError):
+    """A system gives no change feed as it is set up, or as it is asked; the sub-condition says what is amiss."""
+
+    condition = "FEED_UNAVAILABLE"
+
+
 class ChangelogContractViolation(PenstockError):
     """A change feed does not keep what its contract promises; a result would have been wrong without a word."""
 
@@ -196,6 +204,12 @@ class Conflict(PenstockError):
 
 class OffsetConflict(Conflict):
     condition = "OFFSET_CONFLICT"
+
+
+class CommitOutOfOrder(Conflict):
+    """A commit of a change feed is not behind the newest one."""
+
+    condition = "COMMIT_OUT_OF_ORDER"
 
 
 class ConsumerInUse(Conflict):

@@ -15,7 +15,7 @@ from penstock.changes.options import ChangeOptions, net_window
 from penstock.changes.passes import Passes
 from penstock.changes.rows import ChangeRows, Layout
 from penstock.changes.violations import check_rows
-from tests.changes.feeds import Files, Row, Sink, collected, contract, frame, table, tuples
+from tests.changes.frames import Files, Row, Sink, collected, contract, frame, table, tuples
 
 CASES: list[dict[str, Any]] = json.loads((Path(__file__).parent / "cdc_spark43.json").read_text())["cases"]
 LAYOUT = Layout(3, 4, 5, row_id=((0,),), data=((0,), (1,), (2,)), row_version=(2,))

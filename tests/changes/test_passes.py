@@ -13,7 +13,7 @@ from penstock.changes.passes import Passes
 from penstock.changes.rows import ChangeRows, Layout
 from penstock.errors import ChangelogContractViolation
 from tests.changes import model
-from tests.changes.feeds import contract, table, tuples
+from tests.changes.frames import contract, table, tuples
 
 DATA = ((0,), (1,), (2,), (3,))
 LAYOUT = Layout(5, 6, 7, row_id=((0,), (1,)), data=DATA, row_version=(3,))

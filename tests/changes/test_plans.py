@@ -14,7 +14,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType, Tim
 
 import penstock as ps
 from penstock.errors import InvalidChangelogSchema, InvalidChangeOption
-from tests.changes.feeds import SCHEMA, Files, Sink, collected, contract, frame
+from tests.changes.frames import SCHEMA, Files, Sink, collected, contract, frame
 
 
 def plan_of(df: DataFrame) -> str:

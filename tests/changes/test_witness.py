@@ -21,7 +21,7 @@ from penstock.changes.witness.witness import FeedMemory
 from penstock.errors import ChangelogContractViolation, StoreUnavailable
 from penstock.spark.checkpoint import Checkpoint
 from penstock.spark.endpoint import Address, Endpoint
-from tests.changes.feeds import Files, Row, Sink, contract
+from tests.changes.frames import Files, Row, Sink, contract
 
 START = 1_700_000_000_000_000
 

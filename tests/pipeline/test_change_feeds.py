@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 import penstock as ps
-from tests.changes.feeds import SCHEMA, Row, contract, table, tuples
+from tests.changes.frames import SCHEMA, Row, contract, table, tuples
 from tests.spark.support import one_store
 
 START = 1_700_000_000_000_000

@@ -13,6 +13,7 @@ import pytest
 import penstock
 from penstock.errors import CommitRefused, ConsumerInUse, QueueNotFound
 from penstock.store import log, staging
+from penstock.store.migrate import VERSION
 from penstock.store.staging import Attempt
 from penstock.store.statements import qualify
 from tests.queue.support import SCHEMA, everything, rows
@@ -219,7 +220,7 @@ def test_info_counts_what_is_there(store: penstock.Store) -> None:
         store.create_queue(name, SCHEMA, partitions=2, key=["n"]).append(rows(*range(10)))
     store.create_consumer("c")
     info = store.info()
-    assert (info.uuid, info.version, info.queues, info.consumers) == (store.uuid, 1, 2, 1)
+    assert (info.uuid, info.version, info.queues, info.consumers) == (store.uuid, VERSION, 2, 1)
     assert (info.rows, info.commits) == (20, 0)
     assert info.bytes == sum(store.queue(name).info().bytes for name in ("a", "b"))
     assert info.url == store.url

@@ -5,15 +5,25 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from penstock.changes.feeds.urls import parse as parse
     from penstock.changes.plans import post_process as post_process
+    from penstock.changes.reading import read as read
+    from penstock.changes.reading import read_stream as read_stream
 
-__all__ = ["post_process"]
+_HOMES = {
+    "parse": "penstock.changes.feeds.urls",
+    "post_process": "penstock.changes.plans",
+    "read": "penstock.changes.reading",
+    "read_stream": "penstock.changes.reading",
+}
+
+__all__ = ["parse", "post_process", "read", "read_stream"]
 
 
 def __getattr__(name: str) -> Any:
     # Late: Spark's workers import modules of this package, and need no more than those.
-    if name == "post_process":
+    if name in _HOMES:
         from importlib import import_module
 
-        return import_module("penstock.changes.plans").post_process
+        return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'penstock.changes' has no attribute {name!r}")

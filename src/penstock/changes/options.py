@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from penstock.errors import InvalidChangeOption
 from penstock.names import did_you_mean
+from penstock.spark.given import boolean
 
 MODES = ("none", "dropCarryovers", "netChanges")
 STRATEGIES = ("auto", "micro_batch", "watermark")
@@ -58,10 +59,10 @@ def one_of(name: str, value: str, known: tuple[str, ...], condition: str) -> str
 
 def flag(name: str, value: object) -> bool:
     """A truth value, also as text."""
-    found = {"true": True, "false": False}.get(str(value).lower())
-    if found is None:
-        raise InvalidChangeOption(f"{name}={value!r}: give true or false", option=name, value=value)
-    return found
+    try:
+        return boolean(str(value))
+    except ValueError as error:
+        raise InvalidChangeOption(f"{name}={value!r}: {error}", option=name, value=value) from None
 
 
 def interval(name: str, text: str) -> int:

@@ -9,6 +9,8 @@ from urllib.parse import urlsplit
 
 from pyspark.sql import DataFrame, SparkSession
 
+from penstock.changes.feeds.changelog import Changelog
+from penstock.changes.reading import read_stream
 from penstock.errors import CommitRefused, InvalidInput, InvalidOption
 from penstock.names import did_you_mean
 from penstock.pipeline.ends import QueueSink, QueueSource
@@ -17,7 +19,8 @@ from penstock.pipeline.settings import no_data_batches
 from penstock.pipeline.shutdown import stop_on_sigterm
 from penstock.pipeline.trigger import Trigger
 from penstock.spark.checkpoint import Checkpoint
-from penstock.spark.options import CONF_PREFIX, GUARANTEES
+from penstock.spark.given import CONF_PREFIX
+from penstock.spark.options import GUARANTEES
 from penstock.spark.plans import default_file_system, repeatable
 from penstock.spark.register import register
 
@@ -29,7 +32,7 @@ class Stream:
     """A source with the transformations so far; each method returns a new one."""
 
     spark: SparkSession
-    source: QueueSource | DataFrame
+    source: QueueSource | Changelog | DataFrame
     transforms: tuple[Transform, ...] = ()
 
     def transform(self, function: Transform) -> Stream:
@@ -53,6 +56,8 @@ class Stream:
     def _read(self) -> DataFrame:
         if isinstance(self.source, DataFrame):
             return self.source
+        if not isinstance(self.source, QueueSource):
+            return read_stream(self.spark, self.source)
         register(self.spark)
         return self.spark.readStream.format("penstock").options(**self.source.given()).load()
 
@@ -82,7 +87,7 @@ class Stream:
         return Pipeline(self, sink, guarantee, output_mode)
 
 
-def stream(spark: SparkSession, source: QueueSource | DataFrame) -> Stream:
+def stream(spark: SparkSession, source: QueueSource | Changelog | DataFrame) -> Stream:
     """Begin a pipeline.
 
     Parameters
@@ -90,7 +95,8 @@ def stream(spark: SparkSession, source: QueueSource | DataFrame) -> Stream:
     spark
         The session.
     source
-        A :class:`QueueSource`, or any streaming DataFrame.
+        A :class:`QueueSource`; a change feed, without carry-over rows and otherwise as it is (``changes.read_stream`` has more
+        to choose from); or any streaming DataFrame.
 
     Raises
     ------
@@ -99,8 +105,10 @@ def stream(spark: SparkSession, source: QueueSource | DataFrame) -> Stream:
     """
     if isinstance(source, DataFrame) and not source.isStreaming:
         raise InvalidInput("the DataFrame is not a streaming one: read it with spark.readStream")
-    if not isinstance(source, DataFrame | QueueSource):
-        raise InvalidInput(f"a source is a QueueSource or a streaming DataFrame, not {type(source).__name__}")
+    if not isinstance(source, DataFrame | QueueSource | Changelog):
+        raise InvalidInput(
+            f"a source is a QueueSource, a change feed or a streaming DataFrame, not {type(source).__name__}"
+        )
     return Stream(spark, source)
 
 
@@ -164,7 +172,7 @@ class Pipeline:
 
     def _sources(self) -> tuple[QuerySource, ...]:
         source = self.stream.source
-        if isinstance(source, DataFrame) or source.consumer is None:
+        if not isinstance(source, QueueSource) or source.consumer is None:
             return ()
         url = source.url or str(self.stream.spark.conf.get(CONF_PREFIX + "url"))
         return (QuerySource(url, source.queue, source.consumer),)

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 from penstock.arrow.rows import to_table
 from penstock.errors import InvalidInput, InvalidPosition, PartitionNotFound, SchemaMismatch, StoreError
 from penstock.names import did_you_mean
+from penstock.queue.commits import refuse_feed
 from penstock.queue.consumer import Consumer
 from penstock.queue.growth import grow
 from penstock.queue.info import QueueInfo as QueueInfo
@@ -119,10 +120,13 @@ class Queue:
         *,
         connection: Any = None,
         first: Callable[[Transaction], bool] | None = None,
+        then: Callable[[Transaction, log.Appended], None] | None = None,
         idempotent: bool = False,
     ) -> log.Appended:
-        """Append in one transaction with ``first``, which may end it by returning False."""
+        """Append in one transaction with ``first``, which may end it by returning False, and with ``then``."""
         table = to_table(rows, self.schema)
+        if then is None:
+            refuse_feed(self._record)
         if partition is not None:
             self._check_partition(partition)
         for _ in range(_GROWTHS):
@@ -131,7 +135,7 @@ class Queue:
             if not segments and first is None:
                 return log.Appended({})
             try:
-                return self._append(record, segments, connection, first, idempotent)
+                return self._append(record, segments, connection, first, then, idempotent)
             except log.QueueGrown:
                 # Nothing of it has happened: place the rows anew.
                 self.refresh()
@@ -143,12 +147,16 @@ class Queue:
         segments: list[Segment],
         connection: Any,
         first: Callable[[Transaction], bool] | None,
+        then: Callable[[Transaction, log.Appended], None] | None,
         idempotent: bool,
     ) -> log.Appended:
         def work(tx: Transaction) -> log.Appended:
             if first is not None and not first(tx):
                 return log.Appended({})
-            return log.append(tx, record, segments)
+            appended = log.append(tx, record, segments)
+            if then is not None:
+                then(tx, appended)
+            return appended
 
         if connection is not None:
             with self._database.borrowed(connection) as tx:

@@ -88,6 +88,7 @@ class Store:
         partitions: int = 1,
         key: Sequence[str] = (),
         retention: Retention | None = None,
+        contract: str | None = None,
     ) -> Queue:
         """Create a queue.
 
@@ -103,6 +104,8 @@ class Store:
             Columns; rows with equal keys share a partition.
         retention
             How much to keep; everything by default.
+        contract
+            Of a change feed, what it promises, as JSON: see ``QueueFeed.create``.
 
         Raises
         ------
@@ -118,7 +121,13 @@ class Store:
         limits = (retention or Retention()).limits()
         record = self._database.run(
             lambda tx: catalog.create_queue(
-                tx, name, canonical, partitions=partitions, key=columns, retention=limits
+                tx,
+                name,
+                canonical,
+                partitions=partitions,
+                key=columns,
+                retention=limits,
+                contract=contract,
             )
         )
         return self._queue(record)

@@ -10,12 +10,12 @@ from operator import and_
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
+from penstock.queue.opened import open_store
 from penstock.spark.admission import split
 from penstock.spark.boundary import plain_errors
 from penstock.spark.filters import NO_ROW, expression, row_bounds
 from penstock.spark.options import SourceOptions
 from penstock.spark.positions import end_positions, start_positions, still_there
-from penstock.spark.stores import open_store
 from penstock.spark.tasks import RangePartition, Scan
 from penstock.store import catalog
 from penstock.store.catalog import QueueRecord

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
+from penstock.queue.opened import open_store
 from penstock.spark.boundary import plain_errors
 from penstock.spark.options import SinkOptions
-from penstock.spark.stores import open_store
 from penstock.spark.task_writer import TaskWriter
 from penstock.spark.writing import Wrote
 from penstock.store import staging

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from typing import Any
 
 from penstock.errors import InvalidOption
 from penstock.names import did_you_mean
+from penstock.spark.given import Given, boolean, positive, timestamp
 
 GUARANTEES = ("at_least_once", "exactly_once", "idempotent")
-SPARKS_OWN = frozenset({"path", "checkpointlocation", "queryname"})
 COMMON = ("url", "queue")
 SOURCE = (*COMMON, "consumer", "startingOffsets", "startingTimestamp", "failOnDataLoss", "includeServiceColumns",
           "rowsPerTask")  # fmt: skip
@@ -22,7 +20,6 @@ ANY_SOURCE = tuple(dict.fromkeys((*BATCH_SOURCE, *STREAM_SOURCE)))
 BATCH_SINK = (*COMMON, "maxRowsPerWrite")
 STREAM_SINK = (*BATCH_SINK, "guarantee", "appId", "allowNewCheckpoint")
 ALL = tuple(dict.fromkeys((*ANY_SOURCE, *STREAM_SINK)))
-CONF_PREFIX = "spark.penstock."
 
 
 @dataclass(frozen=True)
@@ -75,21 +72,21 @@ def source_options(given: Mapping[str, str], *, streaming: bool | None) -> Sourc
         False: (BATCH_SOURCE, "batch read"),
         True: (STREAM_SOURCE, "streaming read"),
     }[streaming]
-    read = _Reader(given, known, what)
+    read = Given(given, known, what, ALL)
     options = SourceOptions(
         url=read.required("url"),
-        queue=read.queue(),
+        queue=_queue(read),
         consumer=read.text("consumer"),
         starting_offsets=read.value("startingOffsets", _offsets),
         ending_offsets=read.value("endingOffsets", _ending, SourceOptions.ending_offsets),
-        starting_timestamp=read.value("startingTimestamp", _timestamp),
-        fail_on_data_loss=read.value("failOnDataLoss", _boolean, True),
-        service_columns=read.value("includeServiceColumns", _boolean, False),
-        rows_per_task=read.value("rowsPerTask", _positive, SourceOptions.rows_per_task),
-        max_rows_per_partition=read.value("maxRowsPerPartition", _positive),
-        max_rows_per_trigger=read.value("maxRowsPerTrigger", _positive),
-        max_bytes_per_trigger=read.value("maxBytesPerTrigger", _positive),
-        align_to_appends=read.value("alignToAppends", _boolean, False),
+        starting_timestamp=read.value("startingTimestamp", timestamp),
+        fail_on_data_loss=read.value("failOnDataLoss", boolean, True),
+        service_columns=read.value("includeServiceColumns", boolean, False),
+        rows_per_task=read.value("rowsPerTask", positive, SourceOptions.rows_per_task),
+        max_rows_per_partition=read.value("maxRowsPerPartition", positive),
+        max_rows_per_trigger=read.value("maxRowsPerTrigger", positive),
+        max_bytes_per_trigger=read.value("maxBytesPerTrigger", positive),
+        align_to_appends=read.value("alignToAppends", boolean, False),
     )
     _check_start(options)
     return options
@@ -117,89 +114,28 @@ def sink_options(given: Mapping[str, str], *, streaming: bool) -> SinkOptions:
     InvalidOption
         As for :func:`source_options`.
     """
-    read = _Reader(
-        given, STREAM_SINK if streaming else BATCH_SINK, "streaming write" if streaming else "batch write"
-    )
+    known, what = (STREAM_SINK, "streaming write") if streaming else (BATCH_SINK, "batch write")
+    read = Given(given, known, what, ALL)
     return SinkOptions(
         url=read.required("url"),
-        queue=read.queue(),
+        queue=_queue(read),
         guarantee=read.value("guarantee", _guarantee, SinkOptions.guarantee),
         app_id=read.text("appId"),
-        max_rows_per_write=read.value("maxRowsPerWrite", _positive, SinkOptions.max_rows_per_write),
-        allow_new_checkpoint=read.value("allowNewCheckpoint", _boolean, False),
+        max_rows_per_write=read.value("maxRowsPerWrite", positive, SinkOptions.max_rows_per_write),
+        allow_new_checkpoint=read.value("allowNewCheckpoint", boolean, False),
         checkpoint=read.own("checkpointlocation"),
         query_name=read.own("queryname"),
     )
 
 
-class _Reader:
-    """Options by name, whatever their case."""
-
-    def __init__(self, given: Mapping[str, str], known: Iterable[str], what: str) -> None:
-        self._given = {name.lower(): str(value) for name, value in given.items()}
-        by_lower = {name.lower(): name for name in known}
-        for name in self._given.keys() - by_lower.keys() - SPARKS_OWN:
-            elsewhere = next((other for other in ALL if other.lower() == name), None)
-            if elsewhere is not None:
-                raise InvalidOption(
-                    f"option {elsewhere!r} does not apply to a {what}: leave it out", option=elsewhere
-                )
-            raise InvalidOption(
-                f"unknown option {name!r} of a {what}.{did_you_mean(name, by_lower.values())} "
-                f"Known ones: {', '.join(sorted(by_lower.values()))}",
-                option=name,
-            )
-
-    def own(self, name: str) -> str | None:
-        return self._given.get(name)
-
-    def text(self, name: str) -> str | None:
-        return self._given.get(name.lower()) or None
-
-    def required(self, name: str) -> str:
-        value = self.text(name)
-        if value is None:
-            raise InvalidOption(
-                f"option {name!r} is missing: give it, or set {CONF_PREFIX}{name} on the session before "
-                "penstock.register(spark)",
-                option=name,
-            )
-        return value
-
-    def queue(self) -> str:
-        named, path = self.text("queue"), self.text("path")
-        if named and path and named != path:
-            raise InvalidOption(f"two queues are named: option queue={named!r} and {path!r}; give one")
-        found = named or path
-        if found is None:
-            raise InvalidOption("no queue is named: load('orders'), start('orders'), or the option 'queue'")
-        return found
-
-    def value(self, name: str, parse: Callable[[str], Any], default: Any = None) -> Any:
-        text = self.text(name)
-        if text is None:
-            return default
-        try:
-            return parse(text)
-        except ValueError as error:
-            raise InvalidOption(f"option {name}={text!r}: {error}", option=name, value=text) from None
-
-
-def _boolean(text: str) -> bool:
-    values = {"true": True, "false": False}
-    if text.lower() not in values:
-        raise ValueError("give true or false")
-    return values[text.lower()]
-
-
-def _positive(text: str) -> int:
-    try:
-        number = int(text)
-    except ValueError:
-        number = 0
-    if number < 1:
-        raise ValueError("give a whole number from 1")
-    return number
+def _queue(read: Given) -> str:
+    named, path = read.text("queue"), read.text("path")
+    if named and path and named != path:
+        raise InvalidOption(f"two queues are named: option queue={named!r} and {path!r}; give one")
+    found = named or path
+    if found is None:
+        raise InvalidOption("no queue is named: load('orders'), start('orders'), or the option 'queue'")
+    return found
 
 
 def _guarantee(text: str) -> str:
@@ -225,15 +161,3 @@ def _ending(text: str) -> str | dict[int, int]:
     if text.lower() == "consumer":
         raise ValueError("a read ends at latest, or at row indexes")
     return _offsets(text)
-
-
-def _timestamp(text: str) -> int:
-    if text.isdigit():
-        return int(text) * 1000
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        raise ValueError("give a time such as 2026-01-31T12:00:00Z, or milliseconds since 1970") from None
-    if moment.tzinfo is None:
-        raise ValueError("give the time zone too, such as 2026-01-31T12:00:00Z")
-    return round((moment - datetime(1970, 1, 1, tzinfo=UTC)).total_seconds() * 1_000_000)

@@ -6,7 +6,8 @@ from pyspark.sql import SparkSession
 
 from penstock.errors import InvalidOption
 from penstock.names import did_you_mean
-from penstock.spark.options import ALL, CONF_PREFIX
+from penstock.spark.given import CONF_PREFIX
+from penstock.spark.options import ALL
 from penstock.spark.source import PenstockDataSource
 from penstock.spark.workers import check_workers
 

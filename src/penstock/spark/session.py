@@ -10,7 +10,7 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from penstock.errors import InvalidInput
-from penstock.spark.options import CONF_PREFIX
+from penstock.spark.given import CONF_PREFIX
 from penstock.spark.register import register
 
 # Spark's own default (4.2, 4.3), and the setting that may have a password in it.

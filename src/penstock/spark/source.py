@@ -16,6 +16,8 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from penstock.errors import InvalidOption
+from penstock.queue.commits import refuse_feed
+from penstock.queue.opened import open_store
 from penstock.spark.batch_reader import FilteringQueueReader, QueueReader
 from penstock.spark.batch_writer import QueueWriter
 from penstock.spark.boundary import plain_errors
@@ -31,7 +33,7 @@ from penstock.spark.options import (
     source_options,
 )
 from penstock.spark.schemas import check_writable, projection, source_schema, to_struct
-from penstock.spark.stores import check_reach, open_store
+from penstock.spark.stores import check_reach
 from penstock.spark.stream_reader import QueueStreamReader
 from penstock.spark.stream_writer import QueueStreamWriter
 from penstock.store.catalog import QueueRecord
@@ -102,6 +104,7 @@ class PenstockDataSource(DataSource):
 
     def _sink(self, options: SinkOptions, schema: StructType) -> QueueRecord:
         queue = self._queue(options)
+        refuse_feed(queue)
         check_writable(schema, queue.schema, queue.name)
         return queue
 

@@ -13,13 +13,13 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, Suppor
 from penstock.commit.offsets import QueueOffset, pad
 from penstock.commit.owner import Owner
 from penstock.errors import CheckpointMismatch
+from penstock.queue.opened import open_store
 from penstock.queue.store import Store
 from penstock.spark.admission import next_end, split
 from penstock.spark.boundary import plain_errors
 from penstock.spark.options import SourceOptions
 from penstock.spark.positions import start_positions, still_there
 from penstock.spark.sizes import BatchSizeWatch
-from penstock.spark.stores import open_store
 from penstock.spark.tasks import RangePartition, Scan
 from penstock.store import catalog
 from penstock.store.catalog import PartitionRecord, QueueRecord

@@ -12,10 +12,10 @@ from penstock.commit.batch import commit_batch
 from penstock.commit.microbatch import BatchCommit, sink_name
 from penstock.commit.offsets import batch_ranges, other_offsets
 from penstock.errors import CheckpointMismatch, CommitRefused
+from penstock.queue.opened import open_store
 from penstock.spark.boundary import plain_errors
 from penstock.spark.checkpoint import Checkpoint
 from penstock.spark.options import SinkOptions
-from penstock.spark.stores import open_store
 from penstock.spark.task_writer import TaskWriter
 from penstock.spark.writing import StreamTask, Wrote
 from penstock.store.catalog import QueueRecord

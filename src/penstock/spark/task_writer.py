@@ -9,9 +9,10 @@ import pyarrow as pa
 from pyspark import TaskContext
 
 from penstock.commit.batch import append_task
+from penstock.queue.opened import open_store
 from penstock.queue.queue import placement_of
 from penstock.spark.options import SinkOptions
-from penstock.spark.stores import check_reach, open_store
+from penstock.spark.stores import check_reach
 from penstock.spark.writing import Pieces, Wrote
 from penstock.store import staging
 from penstock.store.catalog import QueueRecord

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
+from penstock.queue.opened import open_store
 from penstock.spark.positions import report_loss
 from penstock.spark.schemas import output
-from penstock.spark.stores import check_reach, open_store
+from penstock.spark.stores import check_reach
 from penstock.store import log
 from penstock.store.catalog import QueueRecord
 

@@ -42,6 +42,8 @@ class QueueRecord:
     partitions: int
     retention: RetentionLimits
     created_at: int
+    contract: str | None = None
+    """Of a change feed: what it promises about its rows, as JSON. Such a queue is written in whole commits only."""
 
     @cached_property
     def schema(self) -> pa.Schema:
@@ -79,6 +81,7 @@ def _record(row: Any) -> QueueRecord:
         partitions=row.partitions,
         retention=RetentionLimits(row.retention_rows, row.retention_age, row.retention_bytes),
         created_at=row.created_at,
+        contract=row.contract,
     )
 
 
@@ -90,6 +93,7 @@ def create_queue(
     partitions: int,
     key: Sequence[str],
     retention: RetentionLimits,
+    contract: str | None = None,
 ) -> QueueRecord:
     row = tx.one(
         "insert_queue",
@@ -99,6 +103,7 @@ def create_queue(
         schema=schema_to_bytes(schema),
         key_columns=json.dumps(list(key)),
         partitions=partitions,
+        contract=contract,
         now=tx.now(),
         **_retention(retention),
     )

@@ -14,7 +14,7 @@ from penstock.store.sqlite import SqliteDatabase
 from penstock.store.statements import migrations, parse, qualify
 from penstock.store.url import parse_url
 
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True)

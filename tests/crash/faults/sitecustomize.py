@@ -19,6 +19,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from tests.support.unzipped import prefer_installed
+
+prefer_installed()
+
 FAULTS: dict[str, dict[str, Any]] = json.loads(os.environ.get("FAULTS", "{}"))
 
 

@@ -13,9 +13,9 @@ update penstock.store set version = :version;
 
 -- name: insert_queue
 insert into penstock.queue
-    (name, generation, schema, key_columns, partitions, retention_rows, retention_age, retention_bytes, created_at)
+    (name, generation, schema, key_columns, partitions, retention_rows, retention_age, retention_bytes, contract, created_at)
 values
-    (:name, :generation, :schema, :key_columns, :partitions, :retention_rows, :retention_age, :retention_bytes, :now)
+    (:name, :generation, :schema, :key_columns, :partitions, :retention_rows, :retention_age, :retention_bytes, :contract, :now)
 on conflict (name) do nothing
 returning queue_id;
 
@@ -76,6 +76,23 @@ select
     cast(coalesce(sum(next_index - first_index), 0) as bigint) as row_count,
     cast(coalesce(sum(bytes), 0) as bigint) as bytes
 from penstock.partition;
+
+-- change feeds
+
+-- name: insert_feed_commit
+insert into penstock.feed_commit (queue_id, version, timestamp, row_count, ends)
+values (:queue_id, :version, :timestamp, :row_count, :ends);
+
+-- name: feed_commit_upto
+select version, timestamp, row_count, ends from penstock.feed_commit
+where queue_id = :queue_id and version <= :version order by version desc limit 1;
+
+-- name: read_feed_commits
+select version, timestamp, row_count, ends from penstock.feed_commit
+where queue_id = :queue_id and version > :after and version <= :upto order by version limit :most;
+
+-- name: delete_feed_commits
+delete from penstock.feed_commit where queue_id = :queue_id and version < :version;
 
 -- the log
 

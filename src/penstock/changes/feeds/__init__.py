@@ -1,0 +1,1 @@
+"""Change feeds from real systems."""

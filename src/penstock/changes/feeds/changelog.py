@@ -1,0 +1,142 @@
+"""What a system has to offer, so that Spark can read its changes: the contract between a connector and the data source.
+
+A connector is a frozen dataclass of what its user said. It is made anew in every process that needs it, from its URL form, so
+it opens nothing before it is asked to, and what it opens belongs to that process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import pyarrow as pa
+
+from penstock.changes.contract import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION, ChangeContract
+
+INSTANT = pa.timestamp("us", tz="UTC")
+METADATA_FIELDS = (
+    pa.field(CHANGE_TYPE, pa.string(), nullable=False),
+    pa.field(COMMIT_VERSION, pa.int64(), nullable=False),
+    pa.field(COMMIT_TIMESTAMP, INSTANT, nullable=False),
+)
+
+
+@dataclass(frozen=True)
+class Commit:
+    """One commit of a feed."""
+
+    version: int
+    timestamp: int
+    """Microseconds since 1970, UTC."""
+    rows: int
+    """Its change rows; an estimate where counting them means reading them."""
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a feed looks like now."""
+
+    identity: str
+    """Which feed this is wherever it is reached from, without a secret: a checkpoint of another one is refused."""
+    schema: pa.Schema
+    """Data columns, then METADATA_FIELDS."""
+    contract: ChangeContract | None
+    """None where nothing tells rows apart; no pass can be done then."""
+
+
+@runtime_checkable
+class Changelog(Protocol):
+    """A feed of changes.
+
+    Versions are whole numbers that ascend with the commits, not always by one. A range ``(after, upto]`` means the commits with
+    a version above ``after`` and not above ``upto``; neither end has to be a commit's version. What a range holds never
+    changes, however often it is read: a micro-batch that is repeated has the same rows.
+    """
+
+    @property
+    def url(self) -> str:
+        """The feed's URL form, from which ``feeds.parse`` makes an equal one; it may hold a password."""
+
+    @property
+    def name(self) -> str:
+        """The feed for messages, without a password."""
+
+    def describe(self) -> Description:
+        """What the feed looks like now; called in the driver, once for each query.
+
+        Raises
+        ------
+        FeedUnavailable
+            When the system says no, with what to do about it.
+        """
+
+    def oldest(self) -> int:
+        """The version after which everything can still be read; called in the driver where nothing else says where to start."""
+
+    def newest(self, after: int) -> int:
+        """The version up to which there are changes now; ``after`` where there are none above it. Called before each
+        micro-batch: it has to be cheap."""
+
+    def commits(self, after: int, upto: int, rows: int | None = None) -> Iterator[Commit]:
+        """The commits of a range in their order, read as they are asked for.
+
+        Parameters
+        ----------
+        rows
+            The caller will not go on once the commits have that many rows together.
+
+        Raises
+        ------
+        DataLost
+            When a part of the range is gone, naming the versions that are left.
+        """
+
+    def tasks(self, after: int, upto: int, rows_per_task: int) -> Sequence[Any]:
+        """A range, divided into pieces of about that many rows that can be pickled and read side by side; in the driver.
+
+        Raises
+        ------
+        DataLost
+            As :meth:`commits`.
+        """
+
+    def read(self, task: Any, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        """The change rows of a task, on an executor: batches of exactly that schema, never a whole large commit at once.
+
+        Parameters
+        ----------
+        schema
+            Some or all of the described columns, in any order.
+        """
+
+    def logged(self, upto: int) -> None:
+        """Spark has logged everything up to a version for good: the system may let go of it. Called now and then, in the
+        driver; it may be called again, and after a crash for an older version."""
+
+
+def change_rows(
+    data: pa.RecordBatch, schema: pa.Schema, *, change_type: str | pa.Array, version: int, timestamp: int
+) -> pa.RecordBatch:
+    """Rows of one commit in a read's schema: data columns by name, a null for those that the data does not have."""
+    rows = data.num_rows
+    arrays = []
+    for field in schema:
+        if field.name == CHANGE_TYPE:
+            arrays.append(pa.repeat(change_type, rows) if isinstance(change_type, str) else change_type)
+        elif field.name == COMMIT_VERSION:
+            arrays.append(pa.repeat(pa.scalar(version, pa.int64()), rows))
+        elif field.name == COMMIT_TIMESTAMP:
+            arrays.append(pa.repeat(pa.scalar(timestamp, INSTANT), rows))
+        else:
+            arrays.append(conformed(data, field))
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def conformed(data: pa.RecordBatch, field: pa.Field) -> pa.Array:
+    """A column as the read wants it: absent ones are null, others are cast where nothing is lost by it."""
+    place = data.schema.get_field_index(field.name)
+    if place < 0:
+        return pa.nulls(data.num_rows, field.type)
+    column = data.column(place)
+    return column if column.type.equals(field.type) else column.cast(field.type)

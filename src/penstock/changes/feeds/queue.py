@@ -1,0 +1,245 @@
+"""A change feed that is kept in a queue."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.types as pat
+
+from penstock.arrow.rows import to_table
+from penstock.arrow.types import canonical_schema
+from penstock.changes.contract import CHANGE_TYPE, ChangeContract
+from penstock.changes.feeds.changelog import METADATA_FIELDS, Commit, Description, change_rows
+from penstock.changes.feeds.urls import FeedUrl, pairs
+from penstock.errors import DataLost, FeedUnavailable, InvalidChangelogSchema
+from penstock.names import did_you_mean
+from penstock.queue.commits import append_commit, micros
+from penstock.queue.opened import open_store
+from penstock.queue.queue import AppendResult, Rows
+from penstock.queue.retention import Retention
+from penstock.store import catalog, feeds
+from penstock.store.catalog import QueueRecord
+from penstock.store.database import Transaction
+
+if TYPE_CHECKING:
+    from penstock.spark.tasks import RangePartition
+
+
+@dataclass(frozen=True)
+class QueueFeed:
+    """Change rows in a queue, written in whole commits.
+
+    Parameters
+    ----------
+    queue
+        The queue's name; make it with :meth:`create`.
+    store
+        The URL of its store.
+    """
+
+    queue: str
+    store: str = field(repr=False)
+
+    # For programs that write the feed; none of it needs Spark.
+
+    @classmethod
+    def create(
+        cls,
+        queue: str,
+        schema: Any,
+        contract: ChangeContract,
+        *,
+        store: str,
+        partitions: int = 1,
+        retention: Retention | None = None,
+    ) -> QueueFeed:
+        """Create a queue for a feed.
+
+        Parameters
+        ----------
+        schema
+            The data columns: a ``pyarrow.Schema`` or a PySpark ``StructType``.
+        contract
+            What the rows will keep to. Rows of one row id share a partition where the row id is made of plain columns.
+        store
+            The URL of an existing store.
+        partitions, retention
+            As for ``Store.create_queue``.
+
+        Raises
+        ------
+        AlreadyExists, InvalidChangelogSchema, InvalidName, UnsupportedType
+        """
+        data = canonical_schema(schema)
+        _check_columns(data, contract)
+        open_store(store).create_queue(
+            queue,
+            pa.schema([*data, *METADATA_FIELDS]),
+            partitions=partitions,
+            key=_key(data, contract),
+            retention=retention,
+            contract=json.dumps(asdict(contract)),
+        )
+        return cls(queue, store)
+
+    def append_commit(self, version: int, timestamp: datetime, rows: Rows) -> AppendResult:
+        """Append one commit, all of it or nothing.
+
+        Parameters
+        ----------
+        version
+            A whole number from 0, above that of the newest commit.
+        timestamp
+            When it happened, with a time zone; not before the newest commit.
+        rows
+            Its change rows (a table, a batch, or dicts): the data columns and ``_change_type``.
+
+        Raises
+        ------
+        CommitOutOfOrder
+            When a version or a timestamp goes backwards; a writer that was killed finds its last one with ``newest``.
+        SchemaMismatch
+            When a row does not fit. Nothing is appended in either case.
+        """
+        queue = open_store(self.store).queue(self.queue)
+        self._contract(queue.record)
+        full = queue.schema
+        written = pa.schema([full.field(place) for place in range(len(full) - 2)])
+        table = to_table(rows, written).combine_chunks()
+        batch = table.to_batches()[0] if table.num_rows else pa.RecordBatch.from_pylist([], schema=written)
+        change_type = batch.column(written.get_field_index(CHANGE_TYPE))
+        commit = change_rows(
+            batch, full, change_type=change_type, version=version, timestamp=micros(timestamp)
+        )
+        return AppendResult(append_commit(queue, version, timestamp, pa.Table.from_batches([commit])).ranges)
+
+    # The protocol of a feed.
+
+    @property
+    def url(self) -> str:
+        return str(FeedUrl("queue", self.queue, pairs(store=self.store)))
+
+    @property
+    def name(self) -> str:
+        return f"queue {self.queue!r}"
+
+    @classmethod
+    def from_url(cls, url: str) -> QueueFeed:
+        parts = FeedUrl.of(url)
+        parts.require_known(["store"])
+        store = parts.one("store")
+        if store is None:
+            raise FeedUnavailable(
+                f"the feed of queue {parts.target!r} needs its store: queue:{parts.target}?store=sqlite:///penstock.db",
+                condition="FEED_UNAVAILABLE.STORE_MISSING",
+            )
+        return cls(parts.target, store)
+
+    def describe(self) -> Description:
+        store = open_store(self.store, verify=True)
+        record = store.queue(self.queue).record
+        return Description(
+            f"queue:{store.uuid}/{record.name}/{record.generation}", record.schema, self._contract(record)
+        )
+
+    def oldest(self) -> int:
+        return int(self._run(feeds.oldest))
+
+    def newest(self, after: int) -> int:
+        found = self._run(feeds.newest)
+        return after if found is None else max(after, found.version)
+
+    def commits(self, after: int, upto: int, rows: int | None = None) -> Iterator[Commit]:
+        done = after
+
+        def page(tx: Transaction, queue: QueueRecord) -> list[feeds.FeedCommit]:
+            self._check_there(tx, queue, done)
+            return feeds.page(tx, queue, done, upto)
+
+        while found := self._run(page):
+            for each in found:
+                yield Commit(each.version, each.timestamp, each.rows)
+            done = found[-1].version
+
+    def tasks(self, after: int, upto: int, rows_per_task: int) -> Sequence[Any]:
+        from penstock.spark.admission import split
+
+        def bounds(tx: Transaction, queue: QueueRecord) -> tuple[list[int], list[int]]:
+            self._check_there(tx, queue, after)
+            return (
+                feeds.starts(tx, queue, after, queue.partitions),
+                feeds.starts(tx, queue, upto, queue.partitions),
+            )
+
+        start, end = self._run(bounds)
+        return split(start, end, rows_per_task)
+
+    def read(self, task: Any, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        from penstock.spark.tasks import RangePartition, Scan
+
+        piece: RangePartition = RangePartition(*task)
+        return Scan(self.store, open_store(self.store).queue(self.queue).record, schema).read(piece)
+
+    def logged(self, upto: int) -> None:
+        """Nothing: the queue's retention says what stays."""
+
+    def _check_there(self, tx: Transaction, queue: QueueRecord, after: int) -> None:
+        oldest = feeds.oldest(tx, queue)
+        if after >= oldest:
+            return
+        first = [part.first_index for part in catalog.partitions(tx, queue)]
+        if any(
+            start < bound
+            for start, bound in zip(feeds.starts(tx, queue, after, len(first)), first, strict=True)
+        ):
+            raise DataLost(
+                f"the commits of {self.name} up to {oldest} have been trimmed, and those above {after} were asked for: start "
+                f"from version {oldest + 1}, with a new checkpoint",
+                feed=self.name,
+                after=after,
+                oldest=oldest,
+            )
+
+    def _run(self, work: Any) -> Any:
+        store = open_store(self.store)
+        record = store.queue(self.queue).record
+        return store.database.run(lambda tx: work(tx, record), write=False)
+
+    def _contract(self, record: QueueRecord) -> ChangeContract:
+        if record.contract is None:
+            raise FeedUnavailable(
+                f"queue {record.name!r} holds rows, not a change feed: make one with QueueFeed.create, or read the queue with "
+                "format('penstock') and use penstock.changes.post_process",
+                condition="FEED_UNAVAILABLE.NOT_A_FEED",
+                queue=record.name,
+            )
+        return ChangeContract(**json.loads(record.contract))
+
+
+def _check_columns(data: pa.Schema, contract: ChangeContract) -> None:
+    taken = {field.name for field in METADATA_FIELDS}
+    for name in data.names:
+        if name.lower() in taken:
+            raise InvalidChangelogSchema(
+                f"the column {name!r} is one that a feed adds itself: leave it out of the schema",
+                condition="INVALID_CHANGELOG_SCHEMA.RESERVED_COLUMN",
+                column=name,
+            )
+    wanted = [*contract.row_id, contract.row_version, contract.sequence]
+    for name in filter(None, wanted):
+        if name not in data.names and name.split(".")[0].strip("`") not in data.names:
+            raise InvalidChangelogSchema(
+                f"the contract names {name!r}, and the schema has no such column.{did_you_mean(name, data.names)}",
+                condition="INVALID_CHANGELOG_SCHEMA.MISSING_COLUMN",
+                column=name,
+            )
+
+
+def _key(data: pa.Schema, contract: ChangeContract) -> tuple[str, ...]:
+    plain = all(name in data.names and not pat.is_nested(data.field(name).type) for name in contract.row_id)
+    return tuple(contract.row_id) if plain else ()

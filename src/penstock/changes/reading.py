@@ -1,0 +1,140 @@
+"""``changes.read`` and ``changes.read_stream``: a feed's rows with the passes that its contract allows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+
+from pyspark.sql import DataFrame, SparkSession
+
+from penstock.changes.contract import ChangeContract
+from penstock.changes.feeds.changelog import Changelog
+from penstock.changes.feeds.urls import parse
+from penstock.changes.options import MODES, flag, one_of
+from penstock.changes.plans import post_process
+from penstock.changes.source import BATCH, FORMAT, STREAM, ChangesDataSource, read_options
+from penstock.errors import InvalidChangelogSchema
+from penstock.spark.schemas import to_struct
+
+
+def read(
+    spark: SparkSession,
+    feed: Changelog | str,
+    *,
+    starting_version: int | None = None,
+    ending_version: int | None = None,
+    starting_timestamp: object = None,
+    ending_timestamp: object = None,
+    starting_bound_inclusive: bool = True,
+    ending_bound_inclusive: bool = True,
+    deduplication_mode: str = "dropCarryovers",
+    compute_updates: bool = False,
+    options: Mapping[str, object] | None = None,
+) -> DataFrame:
+    """Read changes as a batch.
+
+    Parameters
+    ----------
+    spark
+        The session.
+    feed
+        A feed, or its URL.
+    starting_version, ending_version
+        The first and the last commit; all that are there when None.
+    starting_timestamp, ending_timestamp
+        The same by commit time: a ``datetime`` with a time zone, or text such as ``2026-01-31T12:00:00Z``.
+    starting_bound_inclusive, ending_bound_inclusive
+        Whether the bounds belong to the range.
+    deduplication_mode, compute_updates
+        As for :func:`post_process`.
+    options
+        More options of the data source, such as ``{"rowsPerTask": 100_000}``.
+
+    Raises
+    ------
+    InvalidChangeOption, FeedUnavailable, DataLost
+    """
+    bounds = {
+        "startingVersion": starting_version,
+        "endingVersion": ending_version,
+        "startingTimestamp": starting_timestamp,
+        "endingTimestamp": ending_timestamp,
+        "startingBoundInclusive": starting_bound_inclusive,
+        "endingBoundInclusive": ending_bound_inclusive,
+    }
+    contract, rows = _open(spark, feed, {**bounds, **(options or {})}, streaming=False)
+    return _processed(rows, contract, deduplication_mode, compute_updates, None)
+
+
+def read_stream(
+    spark: SparkSession,
+    feed: Changelog | str,
+    *,
+    starting_version: int | None = None,
+    starting_timestamp: object = None,
+    starting_bound_inclusive: bool = True,
+    deduplication_mode: str = "dropCarryovers",
+    compute_updates: bool = False,
+    net_window: str | None = None,
+    options: Mapping[str, object] | None = None,
+) -> DataFrame:
+    """Read changes as a stream; each micro-batch holds whole commits.
+
+    Parameters
+    ----------
+    spark, feed, starting_version, starting_timestamp, starting_bound_inclusive
+        As for :func:`read`; a query with a checkpoint goes on from there instead.
+    deduplication_mode, compute_updates, net_window
+        As for :func:`post_process`.
+    options
+        More options of the data source: ``maxCommitsPerTrigger`` and ``maxRowsPerTrigger`` (rounded up to a whole commit where
+        the first one is larger), ``rowsPerTask``.
+
+    Raises
+    ------
+    InvalidChangeOption, FeedUnavailable
+    """
+    bounds = {
+        "startingVersion": starting_version,
+        "startingTimestamp": starting_timestamp,
+        "startingBoundInclusive": starting_bound_inclusive,
+    }
+    contract, rows = _open(spark, feed, {**bounds, **(options or {})}, streaming=True)
+    return _processed(rows, contract, deduplication_mode, compute_updates, net_window)
+
+
+def _open(
+    spark: SparkSession, feed: Changelog | str, given: Mapping[str, object], *, streaming: bool
+) -> tuple[ChangeContract | None, DataFrame]:
+    opened = parse(feed) if isinstance(feed, str) else feed
+    options = {name: _text(value) for name, value in given.items() if value is not None}
+    # Now, rather than when the query runs: what is wrong is the caller's.
+    read_options({"url": opened.url, **options}, STREAM if streaming else BATCH, "read of changes")
+    found = opened.describe()
+    spark.dataSource.register(ChangesDataSource)
+    reader = spark.readStream if streaming else spark.read
+    frame = reader.format(FORMAT).schema(to_struct(found.schema)).options(**options, url=opened.url).load()
+    return found.contract, frame
+
+
+def _text(value: object) -> str:
+    if isinstance(value, datetime):
+        return value.isoformat()
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _processed(
+    rows: DataFrame, contract: ChangeContract | None, mode: str, updates: bool, net_window: str | None
+) -> DataFrame:
+    if contract is not None:
+        return post_process(
+            rows, contract, deduplication_mode=mode, compute_updates=updates, net_window=net_window
+        )
+    # Such a feed has neither carry-overs nor updates in two rows.
+    flag("computeUpdates", updates)
+    if one_of("deduplicationMode", mode, MODES, "INVALID_DEDUPLICATION_MODE") == "netChanges":
+        raise InvalidChangelogSchema(
+            "net changes need the columns that tell rows apart: give the feed its row_id",
+            condition="INVALID_CHANGELOG_SCHEMA.MISSING_ROW_ID",
+        )
+    return rows

@@ -1,0 +1,240 @@
+"""The Spark data source ``penstock_changes``: the change rows of any feed, as they are."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
+from pyspark.sql.types import StructType
+
+from penstock.changes.feeds.changelog import Changelog
+from penstock.changes.feeds.urls import parse
+from penstock.changes.range import ChangeRange
+from penstock.errors import CheckpointMismatch, InvalidChangeOption
+from penstock.spark.boundary import plain_errors
+from penstock.spark.given import Given, positive
+from penstock.spark.schemas import projection, to_struct
+
+log = logging.getLogger("penstock.changes")
+
+FORMAT = "penstock_changes"
+STARTING = ("startingVersion", "startingTimestamp", "startingBoundInclusive")
+ENDING = ("endingVersion", "endingTimestamp", "endingBoundInclusive")
+LIMITS = ("maxCommitsPerTrigger", "maxRowsPerTrigger")
+BATCH = ("url", *STARTING, *ENDING, "rowsPerTask")
+STREAM = ("url", *STARTING, *LIMITS, "rowsPerTask")
+ALL = (*BATCH, *LIMITS)
+_PASSES = ("deduplicationmode", "computeupdates")
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """Options of a read."""
+
+    url: str = field(repr=False)
+    range: ChangeRange
+    rows_per_task: int = 1_000_000
+    max_commits: int | None = None
+    max_rows: int | None = None
+
+
+def read_options(given: Mapping[str, str], known: Sequence[str], what: str) -> ReadOptions:
+    """Parse the options of a read.
+
+    Raises
+    ------
+    InvalidOption
+        For an unknown option, a bad value or a missing one.
+    """
+    if any(name.lower() in _PASSES for name in given):
+        raise InvalidChangeOption(
+            f"format({FORMAT!r}) gives change rows as the feed has them: deduplicationMode and computeUpdates are arguments "
+            "of penstock.changes.read, read_stream and post_process"
+        )
+    read = Given(given, known, what, ALL)
+    return ReadOptions(
+        url=read.required("url"),
+        range=ChangeRange.of(
+            starting_version=read.text("startingVersion"),
+            ending_version=read.text("endingVersion"),
+            starting_timestamp=read.text("startingTimestamp"),
+            ending_timestamp=read.text("endingTimestamp"),
+            starting_bound_inclusive=read.text("startingBoundInclusive") or True,
+            ending_bound_inclusive=read.text("endingBoundInclusive") or True,
+        ),
+        rows_per_task=read.value("rowsPerTask", positive, ReadOptions.rows_per_task),
+        max_commits=read.value("maxCommitsPerTrigger", positive),
+        max_rows=read.value("maxRowsPerTrigger", positive),
+    )
+
+
+@plain_errors
+class ChangesDataSource(DataSource):
+    """Change rows of a feed that its URL names."""
+
+    def __init__(self, options: MutableMapping[str, str]) -> None:
+        super().__init__(options)
+
+    @classmethod
+    def name(cls) -> str:
+        """The format's name."""
+        return FORMAT
+
+    def schema(self) -> StructType:
+        """The feed's schema."""
+        return to_struct(parse(self._options(ALL, "read").url).describe().schema)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """A batch read."""
+        return ChangesReader(self._options(BATCH, "batch read of changes"), schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        """A streaming read."""
+        return ChangesStreamReader(self._options(STREAM, "streaming read of changes"), schema)
+
+    def _options(self, known: Sequence[str], what: str) -> ReadOptions:
+        return read_options(self.options, known, what)
+
+
+class ChangesTask(InputPartition):
+    """A piece of a range, as the feed cuts it."""
+
+    def __init__(self, piece: Any) -> None:
+        super().__init__(None)
+        self.piece = piece
+
+
+@plain_errors
+class ChangesReader(DataSourceReader):
+    """The commits between two bounds, as they are when the query is planned."""
+
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        self._options = options
+        self._feed = parse(options.url)
+        self._schema = projection(schema, self._feed.describe().schema)
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """The tasks of the read."""
+        after = self._options.range.start(self._feed)
+        upto = self._options.range.end(self._feed, after)
+        pieces = self._feed.tasks(after, upto, self._options.rows_per_task) if after < upto else ()
+        return [ChangesTask(piece) for piece in pieces]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of one task."""
+        return _read(self._feed, partition, self._schema)
+
+
+@plain_errors
+class ChangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """One source of one run of a streaming query; a micro-batch is a range of whole commits.
+
+    Spark makes it several times and calls everything but ``read`` in one process, so nothing is opened here. An offset holds the
+    start of its range too, since Spark does not log where the first one began (4.2, 4.3).
+    """
+
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        self._options = options
+        self._feed = parse(options.url)
+        self._requested = schema
+        self._known: tuple[str, pa.Schema] | None = None
+        self._cap: int | None = None
+        self._initial: int | None = None
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Note where the feed ends now; later commits are another run's."""
+        self._cap = self._feed.newest(self._feed.oldest())
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """No limit of Spark's; this source has its own."""
+        return ReadAllAvailable()
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Where a query with a new checkpoint starts."""
+        self._initial = self._options.range.start(self._feed)
+        return self._offset(self._initial, self._initial)
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """The end of the next micro-batch; ``start`` itself when there is nothing for one."""
+        after = self._range(start)[1]
+        if after != self._initial:
+            # Spark asks for more only behind what it has logged; where a new query starts nothing is logged yet.
+            self._feed.logged(after)
+        upto = self._feed.newest(after)
+        if self._cap is not None:
+            upto = min(upto, self._cap)
+        upto = self._admitted(after, upto)
+        return start if upto <= after else self._offset(after, upto)
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        """Where the feed ends now, for the query's progress."""
+        newest = self._feed.newest(self._initial if self._initial is not None else self._feed.oldest())
+        return self._offset(newest, newest)
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """The tasks of a micro-batch; its range is in ``end`` alone."""
+        after, upto = self._range(end)
+        pieces = self._feed.tasks(after, upto, self._options.rows_per_task) if after < upto else ()
+        return [ChangesTask(piece) for piece in pieces]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of one task, on an executor."""
+        return _read(self._feed, partition, self._described()[1])
+
+    def __getstate__(self) -> dict[str, Any]:
+        # What executors get: the schema goes along, so that they need not ask for it.
+        return {**self.__dict__, "_known": self._described()}
+
+    def _described(self) -> tuple[str, pa.Schema]:
+        if self._known is None:
+            found = self._feed.describe()
+            self._known = found.identity, projection(self._requested, found.schema)
+        return self._known
+
+    def _admitted(self, after: int, upto: int) -> int:
+        """The end of as many whole commits as the limits let through, and one at the least."""
+        most_commits, most_rows = self._options.max_commits, self._options.max_rows
+        if upto <= after or (most_commits is None and most_rows is None):
+            return upto
+        commits = rows = 0
+        end = after
+        for commit in self._feed.commits(after, upto, most_rows):
+            if commits and most_rows is not None and rows + commit.rows > most_rows:
+                return end
+            commits, rows, end = commits + 1, rows + commit.rows, commit.version
+            if commits == most_commits:
+                return end
+        return upto
+
+    def _offset(self, after: int, upto: int) -> dict[str, Any]:
+        return {"feed": self._described()[0], "from": after, "to": upto}
+
+    def _range(self, offset: dict[str, Any]) -> tuple[int, int]:
+        identity = self._described()[0]
+        try:
+            feed, after, upto = offset["feed"], int(offset["from"]), int(offset["to"])
+        except (KeyError, TypeError, ValueError):
+            raise CheckpointMismatch(
+                f"the checkpoint has the offset {str(offset)[:200]!r}, which is not a change feed's: it belongs to another "
+                "query; use that query's source, or a new checkpoint"
+            ) from None
+        if feed != identity:
+            raise CheckpointMismatch(
+                f"the checkpoint is of the feed {feed!r}, and this is {identity!r}: it was made anew, or is another one; use a "
+                "new checkpoint",
+                expected=feed,
+                found=identity,
+            )
+        return after, upto
+
+
+def _read(feed: Changelog, task: InputPartition, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    if not isinstance(task, ChangesTask):
+        # Spark puts an empty partition in the place of none.
+        return iter(())
+    return feed.read(task.piece, schema)

@@ -1,0 +1,76 @@
+"""Whole commits of a change feed, appended to the queue that holds it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from penstock.errors import InvalidInput
+from penstock.store import feeds, log
+from penstock.store.catalog import QueueRecord
+from penstock.store.database import Transaction
+
+if TYPE_CHECKING:
+    from penstock.queue.queue import Queue
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def append_commit(queue: Queue, version: int, timestamp: datetime, rows: pa.Table) -> log.Appended:
+    """Append the change rows of one commit, all of them or none, over all partitions that they touch.
+
+    Parameters
+    ----------
+    version
+        A whole number from 0, above that of the newest commit.
+    timestamp
+        When it happened, with a time zone; not before the newest commit.
+    rows
+        Its change rows, in the queue's schema; none are fine.
+
+    Raises
+    ------
+    CommitOutOfOrder
+        When a version or a timestamp goes backwards; nothing is appended then.
+    """
+    if type(version) is not int or not 0 <= version < 2**63:
+        raise InvalidInput(f"a commit's version is a whole number from 0, not {version!r}")
+    record, moment = queue.record, micros(timestamp)
+
+    def first(tx: Transaction) -> bool:
+        feeds.open_commit(tx, record, version, moment)
+        return True
+
+    def then(tx: Transaction, appended: log.Appended) -> None:
+        feeds.close_commit(tx, record, version, moment, appended.rows)
+
+    return queue.append_with(rows, first=first, then=then)
+
+
+def micros(timestamp: datetime) -> int:
+    """A commit's time in microseconds since 1970.
+
+    Raises
+    ------
+    InvalidInput
+        When it has no time zone.
+    """
+    if not isinstance(timestamp, datetime) or timestamp.tzinfo is None:
+        raise InvalidInput(f"a commit's timestamp is a datetime with a time zone, not {timestamp!r}")
+    return (timestamp - _EPOCH) // timedelta(microseconds=1)
+
+
+def refuse_feed(queue: QueueRecord) -> None:
+    """Refuse rows without a commit for a queue that holds a change feed.
+
+    Raises
+    ------
+    InvalidInput
+    """
+    if queue.contract is not None:
+        raise InvalidInput(
+            f"queue {queue.name!r} holds a change feed, whose rows come in whole commits: use QueueFeed.append_commit",
+            queue=queue.name,
+        )

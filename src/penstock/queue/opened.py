@@ -1,0 +1,67 @@
+"""The stores that a process has open: one for each URL, kept while the process lives."""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import dataclass
+
+from penstock.errors import StoreError
+from penstock.queue.store import Store, connect
+from penstock.store.database import RETRY_SECONDS
+from penstock.store.url import StoreUrl, parse_url
+
+
+@dataclass(frozen=True)
+class _Opened:
+    store: Store
+    file: tuple[int, int] | None
+
+
+_open: dict[tuple[str, int], _Opened] = {}
+_guard = threading.Lock()
+
+
+def open_store(url: str, *, verify: bool = False) -> Store:
+    """The store at a URL, opened once for each process.
+
+    Parameters
+    ----------
+    verify
+        Whether to ask the database if it still is the same store: Spark keeps its Python workers, and a store may have
+        been dropped and made anew since.
+    """
+    # A forked worker must not share its parent's connections.
+    key = (url, os.getpid())
+    with _guard:
+        opened = _open.get(key)
+        if opened is not None and not _same(opened, parse_url(url), verify):
+            opened.store.close()
+            opened = None
+        if opened is None:
+            store = connect(url, create=False, patience=RETRY_SECONDS)
+            opened = _open[key] = _Opened(store, _file(parse_url(url)))
+        return opened.store
+
+
+def _same(opened: _Opened, url: StoreUrl, verify: bool) -> bool:
+    if opened.file != _file(url):
+        return False
+    if not verify or url.dialect == "sqlite":
+        return True
+    try:
+        found = opened.store.database.run(lambda tx: tx.one("read_store"), write=False)
+    except StoreError:
+        return False
+    return found is not None and found.uuid == opened.store.uuid
+
+
+def _file(url: StoreUrl) -> tuple[int, int] | None:
+    """What a SQLite store's file is, whatever its name."""
+    if url.dialect != "sqlite":
+        return None
+    try:
+        found = os.stat(url.target)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino

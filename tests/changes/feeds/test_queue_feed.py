@@ -1,0 +1,216 @@
+"""A change feed in a queue: whole commits, in order, whatever its partitions."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections import Counter
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import penstock as ps
+from penstock.changes.feeds.changelog import Changelog
+from penstock.errors import (
+    AlreadyExists,
+    CommitOutOfOrder,
+    DataLost,
+    FeedUnavailable,
+    InvalidChangelogSchema,
+    InvalidInput,
+    QueueNotFound,
+    SchemaMismatch,
+)
+from penstock.store import feeds
+
+DATA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("data", pa.string())])
+CONTRACT = ps.ChangeContract("id", intermediate_changes=True, whole_commits=True)
+START = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def at(number: int) -> datetime:
+    return START + timedelta(seconds=number)
+
+
+def inserts(*ids: int) -> list[dict[str, Any]]:
+    return [{"id": id, "data": str(id), "_change_type": "insert"} for id in ids]
+
+
+@pytest.fixture
+def feed(store: ps.Store, store_url: str) -> ps.QueueFeed:
+    return ps.QueueFeed.create("feed", DATA, CONTRACT, store=store_url, partitions=3)
+
+
+def rows(feed: Changelog, after: int, upto: int, rows_per_task: int = 1000) -> Counter[tuple[int, int]]:
+    """The (version, id) of every row in a range."""
+    schema = feed.describe().schema
+    found: Counter[tuple[int, int]] = Counter()
+    for task in feed.tasks(after, upto, rows_per_task):
+        for batch in feed.read(task, schema):
+            assert batch.schema == schema
+            found.update(zip(batch["_commit_version"].to_pylist(), batch["id"].to_pylist(), strict=True))
+    return found
+
+
+def test_a_range_holds_the_rows_of_its_commits(feed: ps.QueueFeed) -> None:
+    feed.append_commit(1, at(1), inserts(1, 2, 3))
+    feed.append_commit(5, at(2), inserts(4))
+    feed.append_commit(6, at(2), [])
+    feed.append_commit(9, at(3), inserts(5, 6))
+    assert [(c.version, c.rows) for c in feed.commits(-1, 9)] == [(1, 3), (5, 1), (6, 0), (9, 2)]
+    assert feed.oldest() == -1
+    assert (feed.newest(-1), feed.newest(9)) == (9, 9)
+    assert rows(feed, -1, 9).keys() == {(1, 1), (1, 2), (1, 3), (5, 4), (9, 5), (9, 6)}
+    assert rows(feed, 1, 8).keys() == {(5, 4)}
+    assert rows(feed, 5, 6) == Counter()
+    assert rows(feed, -1, 9, rows_per_task=1) == rows(feed, -1, 9)
+
+
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(data=st.data())
+def test_any_ranges_that_meet_hold_every_row_once(
+    store: ps.Store, store_url: str, data: st.DataObject
+) -> None:
+    name = f"feed-{uuid.uuid4()}"
+    feed = ps.QueueFeed.create(name, DATA, CONTRACT, store=store_url, partitions=data.draw(st.integers(1, 3)))
+    expected: Counter[tuple[int, int]] = Counter()
+    version = -1
+    for number in range(data.draw(st.integers(1, 6))):
+        version += data.draw(st.integers(1, 5))
+        ids = data.draw(st.lists(st.integers(0, 20), unique=True, max_size=6))
+        feed.append_commit(version, at(number), inserts(*ids))
+        expected.update((version, id) for id in ids)
+        if data.draw(st.booleans()):
+            store.queue(name).merge()
+        if data.draw(st.integers(0, 4)) == 0:
+            store.queue(name).add_partitions(1)
+    bounds = sorted(data.draw(st.lists(st.integers(0, version), max_size=4)))
+    found: Counter[tuple[int, int]] = Counter()
+    for after, upto in zip([-1, *bounds], [*bounds, version], strict=True):
+        found += rows(feed, after, upto, data.draw(st.integers(1, 5)))
+    assert found == expected
+
+
+def test_a_commit_that_goes_backwards_is_refused_and_leaves_nothing(feed: ps.QueueFeed) -> None:
+    feed.append_commit(3, at(3), inserts(1))
+    with pytest.raises(CommitOutOfOrder, match="newest one is 3"):
+        feed.append_commit(3, at(4), inserts(2))
+    with pytest.raises(CommitOutOfOrder, match="timestamp"):
+        feed.append_commit(4, at(2), inserts(2))
+    assert rows(feed, -1, 10).keys() == {(3, 1)}
+    feed.append_commit(4, at(3), inserts(2))
+    assert rows(feed, 3, 10).keys() == {(4, 2)}
+
+
+def test_a_row_that_does_not_fit_refuses_the_whole_commit(feed: ps.QueueFeed) -> None:
+    with pytest.raises(SchemaMismatch):
+        feed.append_commit(1, at(1), [*inserts(1), {"id": None, "_change_type": "insert"}])
+    with pytest.raises(SchemaMismatch, match="_commit_version"):
+        feed.append_commit(1, at(1), [{**inserts(1)[0], "_commit_version": 7}])
+    with pytest.raises(InvalidInput, match="time zone"):
+        feed.append_commit(1, datetime(2026, 1, 1), inserts(1))  # noqa: DTZ001 - the point
+    assert feed.newest(-1) == -1
+
+
+def test_a_feed_takes_no_rows_without_a_commit(store: ps.Store, feed: ps.QueueFeed) -> None:
+    row = {**inserts(1)[0], "_commit_version": 1, "_commit_timestamp": at(1)}
+    with pytest.raises(InvalidInput, match="append_commit"):
+        store.queue("feed").append([row])
+    with pytest.raises(InvalidInput, match="append_commit"):
+        store.producer("feed", "p").append([row])
+
+
+def test_writers_at_the_same_time_make_no_commit_twice_and_lose_none(
+    feed: ps.QueueFeed, store: ps.Store
+) -> None:
+    done: list[tuple[int, int]] = []
+
+    def write(writer: int) -> None:
+        for number in range(10):
+            for version in range(feed.newest(-1) + 1, 10_000):
+                try:
+                    feed.append_commit(version, START, inserts(writer * 100 + number))
+                except CommitOutOfOrder:
+                    continue
+                done.append((version, writer * 100 + number))
+                break
+
+    threads = [threading.Thread(target=write, args=[writer]) for writer in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({version for version, _ in done}) == 30
+    assert rows(feed, -1, 10_000) == Counter(done)
+
+
+def test_trimmed_commits_are_gone_by_name_and_the_rest_is_there(store: ps.Store, feed: ps.QueueFeed) -> None:
+    for version in range(10):
+        feed.append_commit(version, at(version), inserts(*range(30)))
+    queue = store.queue("feed")
+    for partition in range(3):
+        # In the middle of a commit: the rest of it is of no use.
+        info = queue.info().partitions[partition]
+        queue.trim(partition, before=info.next_index // 2 + 1)
+    oldest = feed.oldest()
+    assert oldest == 5
+    with pytest.raises(DataLost, match="start from version 6"):
+        feed.tasks(oldest - 1, 9, 1000)
+    with pytest.raises(DataLost):
+        list(feed.commits(-1, 9))
+    expected = Counter((version, id) for version in range(6, 10) for id in range(30))
+    assert rows(feed, oldest, 9) == expected
+    feed.append_commit(10, at(10), [])
+    assert feed.oldest() == 5
+    assert rows(feed, 5, 10) == expected
+    assert [commit.version for commit in feed.commits(5, 10)] == [6, 7, 8, 9, 10]
+
+
+def test_commits_whose_rows_are_gone_are_forgotten(store: ps.Store, feed: ps.QueueFeed) -> None:
+    for version in range(20):
+        feed.append_commit(version, at(version), inserts(*range(6)))
+    queue = store.queue("feed")
+    for partition in range(3):
+        queue.trim(partition, before=queue.info().partitions[partition].next_index)
+    feed.append_commit(20, at(20), inserts(1))
+    kept = store.database.run(lambda tx: feeds.page(tx, queue.record, -1), write=False)
+    assert [commit.version for commit in kept] == [19, 20]
+    assert feed.oldest() == 19
+    assert rows(feed, 19, 20).keys() == {(20, 1)}
+
+
+def test_a_feed_made_anew_is_another_one(store: ps.Store, store_url: str, feed: ps.QueueFeed) -> None:
+    before = feed.describe()
+    store.drop_queue("feed")
+    with pytest.raises(QueueNotFound):
+        feed.describe()
+    ps.QueueFeed.create("feed", DATA, CONTRACT, store=store_url)
+    assert feed.describe().identity != before.identity
+    assert feed.describe().contract == before.contract == CONTRACT
+
+
+def test_a_queue_of_rows_is_no_feed(store: ps.Store, store_url: str) -> None:
+    store.create_queue("rows", DATA)
+    with pytest.raises(FeedUnavailable, match=r"QueueFeed\.create"):
+        ps.QueueFeed("rows", store_url).describe()
+
+
+def test_a_contract_that_does_not_fit_the_schema_is_refused(store_url: str, feed: ps.QueueFeed) -> None:
+    with pytest.raises(InvalidChangelogSchema, match="'id'"):
+        ps.QueueFeed.create("other", DATA, ps.ChangeContract("idd"), store=store_url)
+    with pytest.raises(InvalidChangelogSchema, match="leave it out"):
+        ps.QueueFeed.create(
+            "other", pa.schema([*DATA, ("_Change_Type", pa.string())]), CONTRACT, store=store_url
+        )
+    with pytest.raises(AlreadyExists):
+        ps.QueueFeed.create("feed", DATA, CONTRACT, store=store_url)
+
+
+def test_the_url_form_leads_back(feed: ps.QueueFeed) -> None:
+    odd = ps.QueueFeed("a ?&%/é#", feed.store)
+    assert ps.changes.parse(odd.url) == odd
+    assert feed.store not in repr(feed)

@@ -1,0 +1,185 @@
+"""The data source ``penstock_changes``: ranges, limits, checkpoints."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+import penstock as ps
+from penstock.errors import InvalidChangeOption, InvalidOption, InvalidUrl
+from tests.changes.frames import Sink
+from tests.spark.support import forget_commit, one_store
+
+DATA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("data", pa.string()), ("rv", pa.int64())])
+CONTRACT = ps.ChangeContract(
+    "id",
+    row_version="rv",
+    carryover_rows=True,
+    updates_as_delete_and_insert=True,
+    intermediate_changes=True,
+    whole_commits=True,
+)
+START = datetime(2026, 1, 1, tzinfo=UTC)
+VERSIONS = (2, 3, 5, 8)
+pytestmark = one_store
+
+
+def at(version: int) -> datetime:
+    return START + timedelta(seconds=version)
+
+
+def commit(version: int) -> list[dict[str, Any]]:
+    """Three rows are rewritten, of which one has changed."""
+    rows = []
+    for id in range(3):
+        was, now = (version - 1, version) if id == 0 else (0, 0)
+        rows.append({"id": id, "data": str(was), "rv": was, "_change_type": "delete"})
+        rows.append({"id": id, "data": str(now), "rv": now, "_change_type": "insert"})
+    return rows
+
+
+@pytest.fixture
+def feed(store: ps.Store, store_url: str) -> ps.QueueFeed:
+    made = ps.QueueFeed.create("feed", DATA, CONTRACT, store=store_url, partitions=2)
+    for version in VERSIONS:
+        made.append_commit(version, at(version), commit(version))
+    return made
+
+
+def versions(df: DataFrame) -> Counter[int]:
+    return Counter(df.toArrow()["_commit_version"].to_pylist())
+
+
+def test_batch_ranges_and_passes(spark: SparkSession, feed: ps.QueueFeed) -> None:
+    read = ps.changes.read
+    assert versions(read(spark, feed, deduplication_mode="none")) == dict.fromkeys(VERSIONS, 6)
+    # Two rows are left of each commit: the delete and the insert of the row that changed.
+    assert versions(read(spark, feed.url)) == dict.fromkeys(VERSIONS, 2)
+    assert versions(read(spark, feed, starting_version=3, ending_version=5)) == {3: 2, 5: 2}
+    assert versions(read(spark, feed, starting_version=3, starting_bound_inclusive=False)) == {5: 2, 8: 2}
+    assert versions(read(spark, feed, starting_timestamp=at(3), ending_timestamp=at(8).isoformat())) == {
+        3: 2,
+        5: 2,
+        8: 2,
+    }
+    assert versions(
+        read(
+            spark,
+            feed,
+            starting_timestamp=at(3),
+            ending_timestamp=at(8),
+            starting_bound_inclusive=False,
+            ending_bound_inclusive=False,
+        )
+    ) == {5: 2}
+    assert versions(read(spark, feed, starting_version=9)) == {}
+    net = read(spark, feed, deduplication_mode="netChanges", compute_updates=True).toArrow()
+    assert Counter(net["_change_type"].to_pylist()) == {"update_preimage": 1, "update_postimage": 1}
+    plain = spark.read.format("penstock_changes").option("url", feed.url).option("startingVersion", 5).load()
+    assert versions(plain) == {5: 6, 8: 6}
+
+
+@pytest.mark.parametrize(
+    ("given", "condition"),
+    [
+        ({"starting_version": 1, "ending_timestamp": START}, "CONFLICTING_RANGE_TYPES"),
+        ({"ending_version": 1}, "MISSING_STARTING_VERSION"),
+        ({"ending_timestamp": START}, "MISSING_STARTING_TIMESTAMP"),
+        ({"starting_version": 2, "ending_version": 1}, "REVERSED_RANGE"),
+        ({"starting_timestamp": at(2), "ending_timestamp": at(1)}, "REVERSED_RANGE"),
+        ({"starting_timestamp": "yesterday"}, "INVALID_TIMESTAMP"),
+        ({"starting_timestamp": "2026-01-01T00:00:00"}, "INVALID_TIMESTAMP"),
+        ({"starting_version": "two"}, "INVALID_VERSION"),
+        ({"deduplication_mode": "all"}, "INVALID_DEDUPLICATION_MODE"),
+    ],
+)
+def test_a_range_that_makes_no_sense(
+    spark: SparkSession, feed: ps.QueueFeed, given: dict[str, Any], condition: str
+) -> None:
+    with pytest.raises(InvalidChangeOption) as raised:
+        ps.changes.read(spark, feed, **given)
+    assert raised.value.condition == f"INVALID_CDC_OPTION.{condition}"
+
+
+def test_options_that_do_not_exist(spark: SparkSession, feed: ps.QueueFeed) -> None:
+    with pytest.raises(InvalidOption, match="Did you mean 'maxCommitsPerTrigger'"):
+        ps.changes.read_stream(spark, feed, options={"maxCommitPerTrigger": 1})
+    with pytest.raises(InvalidOption, match="does not apply"):
+        ps.changes.read(spark, feed, options={"maxCommitsPerTrigger": 1})
+    with pytest.raises(InvalidUrl, match="Did you mean 'queue'"):
+        ps.changes.read(spark, "quue:feed")
+    with pytest.raises(Exception, match="post_process"):
+        spark.read.format("penstock_changes").option("url", feed.url).option("computeUpdates", True).load()
+
+
+@pytest.mark.parametrize(
+    ("options", "batches"),
+    [
+        ({}, [VERSIONS]),
+        ({"maxCommitsPerTrigger": 3}, [(2, 3, 5), (8,)]),
+        # Up to whole commits, one at the least.
+        ({"maxRowsPerTrigger": 13}, [(2, 3), (5, 8)]),
+        ({"maxRowsPerTrigger": 1}, [(2,), (3,), (5,), (8,)]),
+    ],
+    ids=str,
+)
+def test_a_micro_batch_holds_whole_commits(
+    spark: SparkSession,
+    feed: ps.QueueFeed,
+    tmp_path: Path,
+    options: dict[str, int],
+    batches: list[tuple[int, ...]],
+) -> None:
+    df = ps.changes.read_stream(spark, feed, deduplication_mode="none", options={**options, "rowsPerTask": 4})
+    sink = Sink(tmp_path)
+    sink.run(df.select("id", "_commit_version"))
+    found = [Counter(row[1] for row in rows) for rows in sink.batches.values() if rows]
+    assert found == [dict.fromkeys(each, 6) for each in batches]
+
+
+def test_a_query_goes_on_where_it_was(spark: SparkSession, feed: ps.QueueFeed, tmp_path: Path) -> None:
+    df = ps.changes.read_stream(spark, feed, starting_version=3, compute_updates=True)
+    sink = Sink(tmp_path)
+    sink.run(df.select("_change_type", "_commit_version"))
+    feed.append_commit(9, at(9), commit(9))
+    expected = Counter(
+        (kind, version) for version in (3, 5, 8, 9) for kind in ("update_preimage", "update_postimage")
+    )
+    assert sink.run(df.select("_change_type", "_commit_version")) == expected
+    forget_commit(tmp_path / "checkpoint")
+    assert sink.run(df.select("_change_type", "_commit_version")) == expected
+
+
+def test_a_checkpoint_of_another_feed(
+    spark: SparkSession, store_url: str, feed: ps.QueueFeed, tmp_path: Path
+) -> None:
+    sink = Sink(tmp_path)
+    sink.run(ps.changes.read_stream(spark, feed).select("id"))
+    other = ps.QueueFeed.create("other", DATA, CONTRACT, store=store_url)
+    with pytest.raises(Exception, match="CHECKPOINT_MISMATCH"):
+        sink.run(ps.changes.read_stream(spark, other).select("id"))
+
+
+def test_net_changes_of_a_stream_want_a_window(spark: SparkSession, feed: ps.QueueFeed) -> None:
+    with pytest.raises(InvalidChangeOption, match="net_window"):
+        ps.changes.read_stream(spark, feed, deduplication_mode="netChanges")
+
+
+def test_a_feed_goes_into_a_pipeline_exactly_once(
+    spark: SparkSession, store: ps.Store, store_url: str, feed: ps.QueueFeed, tmp_path: Path
+) -> None:
+    queue = store.create_queue("out", pa.schema([("id", pa.int64()), ("version", pa.int64())]))
+    pipeline = (
+        ps.stream(spark, feed)
+        .transform(lambda df: df.selectExpr("id", "_commit_version as version"))
+        .write(ps.QueueSink("out", url=store_url))
+    )
+    for _ in range(2):
+        pipeline.start(checkpoint=tmp_path / "ck", trigger=ps.Trigger.available_now()).awaitTermination()
+    assert Counter(queue.read(0, 0)["version"].to_pylist()) == dict.fromkeys(VERSIONS, 2)
