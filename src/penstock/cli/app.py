@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from penstock.cli import (
+    change_commands,
     consumer_commands,
     demo_command,
     put_command,
@@ -22,7 +23,7 @@ from penstock.cli.output import one_line, redact
 
 app = typer.Typer(
     name="penstock",
-    help="Durable queues with consumers, in SQLite or PostgreSQL.",
+    help="Durable queues with consumers, in SQLite or PostgreSQL; and change feeds.",
     epilog=(
         "\b\nExamples:\n"
         "  penstock store init\n"
@@ -41,6 +42,7 @@ app = typer.Typer(
 app.add_typer(store_commands.group, name="store")
 app.add_typer(queue_commands.group, name="queue")
 app.add_typer(consumer_commands.group, name="consumer")
+app.add_typer(change_commands.group, name="changes")
 put_command.add_to(queue_commands.group)
 row_commands.add_to(queue_commands.group)
 demo_command.add_to(app)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from penstock.cli.output import Advance, Column, Output, RowPrinter, Section, no_progress
+from penstock.cli.output import Advance, ChangePrinter, Column, Output, RowPrinter, Section, no_progress
 from penstock.errors import PenstockError
 
 
@@ -32,6 +32,14 @@ class JsonOutput(Output):
             for index, row in enumerate(rows, first_index):
                 where = {"_partition": partition, "_row_index": index} if with_index else {}
                 print(_dump({**row, **where}))
+            sys.stdout.flush()
+
+        return show
+
+    def change_printer(self, columns: Sequence[str]) -> ChangePrinter:
+        def show(rows: Sequence[Mapping[str, Any]]) -> None:
+            for row in rows:
+                print(_dump(row))
             sys.stdout.flush()
 
         return show

@@ -35,6 +35,12 @@ class RowPrinter(Protocol):
     def __call__(self, partition: int, first_index: int, rows: Sequence[Mapping[str, Any]]) -> None: ...
 
 
+class ChangePrinter(Protocol):
+    """Prints change rows, block by block."""
+
+    def __call__(self, rows: Sequence[Mapping[str, Any]]) -> None: ...
+
+
 class Output(ABC):
     """Where results, notes and errors go. Results go to standard output, all else to standard error.
 
@@ -62,6 +68,10 @@ class Output(ABC):
     @abstractmethod
     def row_printer(self, columns: Sequence[str], *, with_index: bool) -> RowPrinter:
         """Return what shows rows as they come."""
+
+    @abstractmethod
+    def change_printer(self, columns: Sequence[str]) -> ChangePrinter:
+        """Return what shows change rows as they come, of the data these columns."""
 
     @abstractmethod
     def note(self, text: str) -> None:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import select
-import sys
-from collections.abc import Iterator
-from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from penstock.cli.commands import Run, command
+from penstock.cli.following import polls
 from penstock.cli.output import RowPrinter
 from penstock.cli.queue_commands import PartitionOption, QueueName, check_partition
 from penstock.errors import DataLost, InvalidInput, InvalidPosition
@@ -20,7 +17,6 @@ if TYPE_CHECKING:
     from penstock.queue.queue import Queue
 
 _BLOCK_ROWS = 1000
-_FASTEST, _SLOWEST = 0.05, 1.0
 
 RowsOption = Annotated[int, typer.Option("--rows", "-n", metavar="ROWS", min=0, help="How many.")]
 ColumnsOption = Annotated[
@@ -107,7 +103,7 @@ def tail(
         for part in _chosen(queue, partition):
             view.show(part.partition, max(part.first_index, part.next_index - rows), part.next_index)
             stands[part.partition] = part.next_index
-        for _ in _polls(view) if follow else ():
+        for _ in polls(lambda: view.shown) if follow else ():
             _show_new(view, _chosen(queue, partition), stands)
 
 
@@ -166,20 +162,3 @@ def _show_new(view: _View, parts: list[PartitionInfo], stands: dict[int, int]) -
         if part.next_index > start:
             view.show_or_skip(part.partition, max(start, part.first_index), part.next_index)
         stands[part.partition] = part.next_index
-
-
-def _polls(view: _View) -> Iterator[None]:
-    """Come back soon while rows arrive, seldom while none do; end when nobody reads the output any more."""
-    pause = _FASTEST
-    while not _output_is_closed(pause):
-        before = view.shown
-        yield
-        pause = _FASTEST if view.shown > before else min(pause * 2, _SLOWEST)
-
-
-def _output_is_closed(seconds: float) -> bool:
-    """Wait so long, or until the reader of our pipe goes away, which is told without being asked for."""
-    poller = select.poll()
-    with suppress(OSError, ValueError):
-        poller.register(sys.stdout.fileno(), 0)
-    return bool(poller.poll(seconds * 1000))

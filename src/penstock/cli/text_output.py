@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from penstock.cli.output import Advance, Column, Output, RowPrinter, Section, no_progress, one_line, printable
+from penstock.cli.lines import Lines
+from penstock.cli.output import (
+    Advance,
+    ChangePrinter,
+    Column,
+    Output,
+    RowPrinter,
+    Section,
+    no_progress,
+    one_line,
+    printable,
+)
 from penstock.errors import PenstockError
 
 _PIPE_WIDTH = 100_000
@@ -70,7 +79,42 @@ class TextOutput(Output):
         self._console.print(Text(printable(text, keep="\n")), soft_wrap=True)
 
     def row_printer(self, columns: Sequence[str], *, with_index: bool) -> RowPrinter:
-        return _Rows(self._console, columns, cell_width=_CELL_WIDTH if self._terminal else None)
+        lines = Lines(self._console, ["partition", "index", *columns], self._cell_width())
+
+        def show(partition: int, first_index: int, rows: Sequence[Mapping[str, Any]]) -> None:
+            lines.show(
+                [
+                    [str(partition), str(index), *(lines.cell(row[name]) for name in columns)]
+                    for index, row in enumerate(rows, first_index)
+                ],
+                [""] * len(rows),
+            )
+
+        return show
+
+    def change_printer(self, columns: Sequence[str]) -> ChangePrinter:
+        lines = Lines(self._console, ["", "version", "time", *columns], self._cell_width())
+
+        def show(rows: Sequence[Mapping[str, Any]]) -> None:
+            signs = [_SIGNS[row["_change_type"]] for row in rows]
+            lines.show(
+                [
+                    [
+                        sign,
+                        *(
+                            lines.cell(row[name])
+                            for name in ("_commit_version", "_commit_timestamp", *columns)
+                        ),
+                    ]
+                    for (sign, _), row in zip(signs, rows, strict=True)
+                ],
+                [style for _, style in signs],
+            )
+
+        return show
+
+    def _cell_width(self) -> int | None:
+        return _CELL_WIDTH if self._terminal else None
 
     def note(self, text: str) -> None:
         print(one_line(self.redact(text)), file=sys.stderr)
@@ -84,43 +128,12 @@ class TextOutput(Output):
         return _progress_bar(text, total) if sys.stderr.isatty() else no_progress()
 
 
-class _Rows:
-    """Lines of cells under one header; a cell that is wider than those before it widens its column from there on."""
-
-    def __init__(self, console: Console, columns: Sequence[str], cell_width: int | None) -> None:
-        self._console = console
-        self._columns = list(columns)
-        self._limit = cell_width
-        self._titles = ["partition", "index", *(printable(name) for name in columns)]
-        self._widths: list[int] = []
-
-    def __call__(self, partition: int, first_index: int, rows: Sequence[Mapping[str, Any]]) -> None:
-        lines = [
-            [str(partition), str(index), *(self._cell(row[name]) for name in self._columns)]
-            for index, row in enumerate(rows, first_index)
-        ]
-        if not lines:
-            return
-        first = not self._widths
-        shown = [self._titles, *lines] if first else lines
-        found = [max(map(cell_len, cells)) for cells in zip(*shown, strict=True)]
-        self._widths = found if first else [max(pair) for pair in zip(self._widths, found, strict=True)]
-        for number, line in enumerate(shown):
-            self._print(line, style="bold" if first and number == 0 else "")
-        sys.stdout.flush()
-
-    def _print(self, cells: Sequence[str], style: str) -> None:
-        padded = [
-            cell + " " * (width - cell_len(cell)) for cell, width in zip(cells, self._widths, strict=True)
-        ]
-        line = Text("  ".join(padded).rstrip(), style=style)
-        self._console.print(line, soft_wrap=self._limit is None, no_wrap=True, overflow="ellipsis")
-
-    def _cell(self, value: Any) -> str:
-        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        if self._limit is not None and len(text) > self._limit:
-            text = f"{text[: self._limit - 1]}…"
-        return printable(text)
+_SIGNS = {
+    "insert": ("+", "green"),
+    "delete": ("-", "red"),
+    "update_preimage": ("<", "yellow"),
+    "update_postimage": (">", "bright_yellow"),
+}
 
 
 @contextmanager

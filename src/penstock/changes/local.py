@@ -1,0 +1,70 @@
+"""A feed's changes in one process, without a Spark session: for looking at them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+from penstock.changes.feeds.changelog import Changelog
+from penstock.changes.options import EVER, ChangeOptions
+from penstock.changes.passes import Passes
+from penstock.changes.rows import ChangeRows, Layout
+from penstock.changes.schema import layout_of
+from penstock.changes.violations import check_rows
+from penstock.spark.schemas import to_struct
+
+_ROWS_AT_ONCE = 500_000
+_ROWS_PER_TASK = 1_000_000
+_IN_ORDER = [("_commit_version", "ascending")]
+
+
+def changes(
+    feed: Changelog, after: int, upto: int, *, mode: str, compute_updates: bool
+) -> Iterator[pa.Table]:
+    """The changes of a range in the order of their commits, some commits at a time; those of ``netChanges`` all at once.
+
+    Parameters
+    ----------
+    mode, compute_updates
+        As ``deduplication_mode`` and ``compute_updates`` of ``changes.read``.
+
+    Raises
+    ------
+    ChangelogContractViolation, DataLost, InvalidChangeOption
+    """
+    found = feed.describe()
+    options = ChangeOptions(mode, compute_updates, EVER)
+    passes = Passes() if found.contract is None else Passes.of(found.contract, options)
+    layout = None
+    if passes and found.contract is not None:
+        layout = layout_of(to_struct(found.schema), found.contract, case_sensitive=True)
+    ranges = [(after, upto)] if passes.net is not None else _pieces(feed, after, upto)
+    for first, last in ranges:
+        batches = [
+            batch
+            for task in feed.tasks(first, last, _ROWS_PER_TASK)
+            for batch in feed.read(task, found.schema)
+        ]
+        table = pa.Table.from_batches(batches, schema=found.schema)
+        yield _processed(table, layout, passes).sort_by(_IN_ORDER)
+
+
+def _processed(table: pa.Table, layout: Layout | None, passes: Passes) -> pa.Table:
+    if layout is None or not table.num_rows:
+        return table
+    rows = ChangeRows(table, layout)
+    check_rows(rows, needs_content=passes.needs_content)
+    return passes.whole(rows).table
+
+
+def _pieces(feed: Changelog, after: int, upto: int) -> Iterator[tuple[int, int]]:
+    """Ranges of whole commits that fit into memory, or one commit each."""
+    rows, first, last = 0, after, after
+    for commit in feed.commits(after, upto):
+        if rows and rows + commit.rows > _ROWS_AT_ONCE:
+            yield first, last
+            rows, first = 0, last
+        rows, last = rows + commit.rows, commit.version
+    if last > first:
+        yield first, last

@@ -1,0 +1,167 @@
+"""``penstock changes``: change feeds on the screen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from penstock.cli.commands import Run, command
+from penstock.cli.following import polls
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from penstock.changes.feeds.changelog import Changelog
+    from penstock.cli.output import ChangePrinter
+
+_BLOCK_ROWS = 1000
+_METADATA = ("_change_type", "_commit_version", "_commit_timestamp")
+
+group = typer.Typer(help="Look at change feeds.", no_args_is_help=True)
+
+FeedArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="FEED",
+        show_default=False,
+        help="queue:NAME, delta:PATH, iceberg:TABLE, snapshots:PATH or postgresql://…?publication=NAME.",
+    ),
+]
+ModeOption = Annotated[
+    str,
+    typer.Option("--mode", metavar="MODE", help="none, dropCarryovers or netChanges."),
+]
+UpdatesOption = Annotated[
+    bool,
+    typer.Option("--updates", show_default=False, help="Show a row before and after its update: < and >."),
+]
+RowsOption = Annotated[
+    int | None,
+    typer.Option("--rows", "-n", metavar="ROWS", min=0, show_default=False, help="How many at the most."),
+]
+
+
+@command(
+    group,
+    "show",
+    examples=[
+        "penstock changes show queue:flights --from 10 --to 12 --updates",
+        "penstock changes show delta:/data/orders --from 2026-01-31T12:00:00Z --mode netChanges",
+        "penstock changes show queue:flights --json | jq ._change_type",
+    ],
+)
+def show(
+    run: Run,
+    feed: FeedArgument,
+    start: Annotated[
+        str | None,
+        typer.Option(
+            "--from", metavar="COMMIT", show_default=False, help="The first commit: its version, or a time."
+        ),
+    ] = None,
+    end: Annotated[
+        str | None,
+        typer.Option(
+            "--to", metavar="COMMIT", show_default=False, help="The last commit: its version, or a time."
+        ),
+    ] = None,
+    mode: ModeOption = "dropCarryovers",
+    updates: UpdatesOption = False,
+    rows: RowsOption = None,
+) -> None:
+    """Show the changes of a feed, commit by commit: + for inserted rows, - for deleted ones."""
+    from penstock.changes.range import ChangeRange
+
+    view = _View(run, feed, mode, updates)
+    bounds = ChangeRange.of(**_bound("starting", start), **_bound("ending", end))
+    after = bounds.start(view.feed)
+    view.show(after, bounds.end(view.feed, after), rows)
+
+
+@command(
+    group,
+    "tail",
+    examples=["penstock changes tail queue:flights", "penstock changes tail delta:/data/orders --json"],
+)
+def tail(
+    run: Run,
+    feed: FeedArgument,
+    start: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="COMMIT",
+            show_default=False,
+            help="The first commit; by default the next one that comes.",
+        ),
+    ] = None,
+    mode: ModeOption = "dropCarryovers",
+    updates: UpdatesOption = False,
+) -> None:
+    """Show the changes of a feed as they come, until Ctrl-C; nothing is consumed."""
+    from penstock.changes.range import ChangeRange
+
+    view = _View(run, feed, mode, updates)
+    opened = view.feed
+    stands = (
+        opened.newest(opened.oldest())
+        if start is None
+        else ChangeRange.of(**_bound("starting", start)).start(opened)
+    )
+    for _ in polls(lambda: view.shown):
+        newest = opened.newest(stands)
+        if newest > stands:
+            view.show(stands, newest, None)
+            stands = newest
+
+
+class _View:
+    """The changes of a feed on their way to the output."""
+
+    def __init__(self, run: Run, url: str, mode: str, updates: bool) -> None:
+        from penstock.changes.options import MODES, one_of
+
+        self.feed = _opened(run, url)
+        self._mode = one_of("--mode", mode, MODES, "INVALID_DEDUPLICATION_MODE")
+        self._updates = updates
+        columns = [name for name in self.feed.describe().schema.names if name not in _METADATA]
+        self._print: ChangePrinter = run.output.change_printer(columns)
+        self.shown = 0
+
+    def show(self, after: int, upto: int, most: int | None) -> None:
+        for table in self._tables(after, upto) if after < upto else ():
+            wanted = table if most is None else table.slice(0, most - self.shown)
+            self._show(wanted)
+            if most is not None and self.shown >= most:
+                return
+
+    def _tables(self, after: int, upto: int) -> Iterator[pa.Table]:
+        from penstock.changes.local import changes
+
+        return changes(self.feed, after, upto, mode=self._mode, compute_updates=self._updates)
+
+    def _show(self, table: pa.Table) -> None:
+        from penstock.cli.wire import plain_rows
+
+        for first in range(0, table.num_rows, _BLOCK_ROWS):
+            self._print(plain_rows(table.slice(first, _BLOCK_ROWS)))
+        self.shown += table.num_rows
+
+
+def _opened(run: Run, url: str) -> Changelog:
+    from penstock.changes.feeds.urls import FeedUrl, parse
+
+    parts = FeedUrl.of(url)
+    if parts.kind == "queue" and parts.one("store") is None:
+        url = str(FeedUrl(parts.kind, parts.target, (*parts.parameters, ("store", run.url))))
+    return parse(url)
+
+
+def _bound(which: str, text: str | None) -> dict[str, Any]:
+    """A bound as ``changes.read`` has it: digits are a version, anything else is a time."""
+    if text is None:
+        return {}
+    kind = "version" if text.lstrip("-").isdigit() else "timestamp"
+    return {f"{which}_{kind}": text}

@@ -1,0 +1,114 @@
+"""``penstock changes show`` and ``tail``."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+
+import pyarrow as pa
+import pytest
+
+import penstock as ps
+from tests.cli.conftest import Penstock
+from tests.support.waiting import wait_until
+
+DATA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("data", pa.string())])
+CONTRACT = ps.ChangeContract(
+    "id", carryover_rows=True, updates_as_delete_and_insert=True, intermediate_changes=True
+)
+START = datetime(2026, 1, 1, tzinfo=UTC)
+Append = Callable[..., None]
+
+
+@pytest.fixture
+def append(store_url: str) -> Append:
+    def add(version: int, *rows: tuple[str, int, str]) -> None:
+        changes = [{"id": id, "data": data, "_change_type": kind} for kind, id, data in rows]
+        feed.append_commit(version, START + timedelta(seconds=version), changes)
+
+    feed = ps.QueueFeed("f", store_url)
+    return add
+
+
+@pytest.fixture
+def feed(penstock: Penstock, store_url: str, append: Append) -> Penstock:
+    """Three commits: two rows come; one of them changes and the other is carried over; it goes."""
+    ps.QueueFeed.create("f", DATA, CONTRACT, store=store_url, partitions=2)
+    append(1, ("insert", 1, "a"), ("insert", 2, "b"))
+    append(2, ("delete", 1, "a"), ("insert", 1, "x"), ("delete", 2, "b"), ("insert", 2, "b"))
+    append(4, ("delete", 2, "b"))
+    return penstock
+
+
+def shown(penstock: Penstock, *words: object) -> list[tuple[str, int, int, str]]:
+    rows = penstock("changes", "show", "queue:f", *words, "--json").lines
+    return sorted((row["_change_type"], row["_commit_version"], row["id"], row["data"]) for row in rows)
+
+
+def test_changes_without_what_was_carried_over(feed: Penstock) -> None:
+    assert shown(feed) == [
+        ("delete", 2, 1, "a"),
+        ("delete", 4, 2, "b"),
+        ("insert", 1, 1, "a"),
+        ("insert", 1, 2, "b"),
+        ("insert", 2, 1, "x"),
+    ]
+    assert len(shown(feed, "--mode", "none")) == 7
+    assert shown(feed, "--mode", "netchanges") == [("insert", 2, 1, "x")]
+    assert shown(feed, "--updates", "--from", 2, "--to", 3) == [
+        ("update_postimage", 2, 1, "x"),
+        ("update_preimage", 2, 1, "a"),
+    ]
+    assert shown(feed, "--from", "2026-01-01T00:00:03Z") == [("delete", 4, 2, "b")]
+    assert len(shown(feed, "-n", 2)) == 2
+
+
+def test_changes_are_lines_with_signs(feed: Penstock) -> None:
+    out = feed("changes", "show", "queue:f", "--from", 2, "--updates").out
+    assert [line.split() for line in out.splitlines()] == [
+        ["version", "time", "id", "data"],
+        ["<", "2", "2026-01-01T00:00:02.000000Z", "1", "a"],
+        [">", "2", "2026-01-01T00:00:02.000000Z", "1", "x"],
+        ["-", "4", "2026-01-01T00:00:04.000000Z", "2", "b"],
+    ]
+    assert feed("changes", "show", "queue:f", "--from", 9).out == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "condition"),
+    [
+        (["queue:g"], "QUEUE_NOT_FOUND"),
+        (["quueue:f"], "INVALID_URL"),
+        (["queue:f?stor=x"], "INVALID_URL"),
+        (["queue:f", "--mode", "al"], "INVALID_CDC_OPTION.INVALID_DEDUPLICATION_MODE"),
+        (["queue:f", "--to", 3], "INVALID_CDC_OPTION.MISSING_STARTING_VERSION"),
+        (["queue:f", "--from", 3, "--to", 2], "INVALID_CDC_OPTION.REVERSED_RANGE"),
+        (["queue:f", "--from", "noon"], "INVALID_CDC_OPTION.INVALID_TIMESTAMP"),
+    ],
+)
+def test_what_is_not_there(feed: Penstock, words: list[object], condition: str) -> None:
+    assert feed("changes", "show", *words, "--json", code=1).error["error"] == condition
+
+
+def test_tail_shows_commits_as_they_come(feed: Penstock, append: Append) -> None:
+    tail = subprocess.Popen(
+        [sys.executable, "-m", "penstock", "changes", "tail", "queue:f", "--from", "4", "--json"],
+        stdout=subprocess.PIPE,
+        env=os.environ,
+        text=True,
+    )
+    assert tail.stdout is not None
+    try:
+        assert json.loads(tail.stdout.readline())["_commit_version"] == 4
+        append(5, ("insert", 7, "new"))
+        assert json.loads(tail.stdout.readline())["id"] == 7
+    finally:
+        tail.send_signal(signal.SIGINT)
+        assert wait_until(lambda: tail.poll() is not None, 20, "tail ends") is True
+        tail.stdout.close()
+    assert tail.returncode == 130
