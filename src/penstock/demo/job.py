@@ -1,35 +1,27 @@
 """The demo's streaming job: a process of its own, so that it can be killed in the middle.
 
-``python -m penstock.demo.job URL CHECKPOINTS`` reads the change feed from its queue with two queries, exactly once: one
-transforms every change row, the other aggregates the delays of arrivals by carrier and hour.
+``python -m penstock.demo.job URL CHECKPOINTS`` reads the change feed with two queries, exactly once: one brings what has
+changed to the board, the other aggregates the delays of arrivals by carrier and hour. Then a batch tells what is different
+after the last day.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
 
 import penstock as ps
-from penstock.demo.tables import CHANGES, DELAYS, ROWS, ROWS_PER_TRIGGER
+from penstock.demo.tables import BOARD, DAY, DELAYS, FLIGHTS, HOURS, ROWS_PER_TRIGGER
 from penstock.pipeline.query import Query
 
 
-def transformed(changes: DataFrame) -> DataFrame:
-    """Every change row: what it says about which flight, and whether it only carries the flight over."""
-    carried = F.col("row_version") != F.col("_commit_version")
-    return changes.select(
-        "flight_id",
-        "carrier",
-        "status",
-        "_change_type",
-        "_commit_version",
-        (carried & (F.col("_change_type") == "insert")).alias("carried_over"),
-        (F.col("arr_delay") - F.col("dep_delay")).alias("gained_minutes"),
-    )
+def board(changes: DataFrame) -> DataFrame:
+    """What has changed about which flight."""
+    gained = (F.col("arr_delay") - F.col("dep_delay")).alias("gained_minutes")
+    return changes.select("flight_id", "carrier", "status", "_change_type", "_commit_version", gained)
 
 
 def delays(changes: DataFrame) -> DataFrame:
@@ -60,23 +52,36 @@ def main(url: str, checkpoints: Path) -> None:
         },
     )
     spark.sparkContext.setLogLevel("OFF")
-    rows = _start(spark, "rows", transformed, ROWS, checkpoints)
-    totals = _start(spark, "delays", delays, DELAYS, checkpoints)
-    for query in (rows, totals):
+    feed = ps.QueueFeed(FLIGHTS, url)
+    limit = {"maxRowsPerTrigger": ROWS_PER_TRIGGER}
+    changed = ps.changes.read_stream(spark, feed, compute_updates=True, options=limit)
+    as_written = ps.changes.read_stream(spark, feed, deduplication_mode="none", options=limit)
+    queries = [
+        _start(spark, "board", board(changed), BOARD, checkpoints),
+        _start(spark, "delays", delays(as_written), DELAYS, checkpoints),
+    ]
+    for query in queries:
         query.awaitTermination()
+    _write_last_day(spark, feed)
     spark.stop()
 
 
-def _start(
-    spark: SparkSession, name: str, transform: Callable[[DataFrame], DataFrame], sink: str, checkpoints: Path
-) -> Query:
-    limit = {"maxRowsPerTrigger": ROWS_PER_TRIGGER, "alignToAppends": True}
+def _start(spark: SparkSession, name: str, frame: DataFrame, sink: str, checkpoints: Path) -> Query:
     return (
-        ps.stream(spark, ps.QueueSource(CHANGES, consumer=name, options=limit))
-        .transform(transform)
+        ps.stream(spark, frame)
         .write(ps.QueueSink(sink), guarantee="exactly_once")
         .start(name=name, checkpoint=checkpoints / name, trigger=ps.Trigger.available_now())
     )
+
+
+def _write_last_day(spark: SparkSession, feed: ps.QueueFeed) -> None:
+    first = feed.newest(feed.oldest()) - HOURS + 1
+    net = ps.changes.read(
+        spark, feed, starting_version=first, deduplication_mode="netChanges", compute_updates=True
+    )
+    net.select("flight_id", "_change_type", "status", "row_version").write.format("penstock").mode(
+        "append"
+    ).save(DAY)
 
 
 if __name__ == "__main__":

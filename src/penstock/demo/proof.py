@@ -8,9 +8,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 import penstock as ps
-from penstock.demo.tables import CHANGES, DELAYS, ROWS, contents
+from penstock.demo.feed import final_state
+from penstock.demo.tables import BOARD, DAY, DELAYS, FLIGHTS, HOURS, contents
 
 _ROW = ["flight_id", "_commit_version", "_change_type"]
+_FLIGHT = ["flight_id", "_change_type"]
 _HOUR = ["hour", "carrier"]
 
 
@@ -30,22 +32,65 @@ class Proof:
         return self.lost == self.repeated == self.wrong == 0 and self.expected == self.found
 
 
-def prove(store: ps.Store) -> list[Proof]:
-    """Compare both outputs with the feed, row for row."""
-    feed = contents(store.queue(CHANGES))
-    return [
-        _compare(ROWS, _expected_rows(feed), contents(store.queue(ROWS)), _ROW),
+@dataclass(frozen=True)
+class Count:
+    """What became of the feed's rows."""
+
+    rows: int
+    carryovers: int
+    """Rows that were carried over, two for each flight and commit."""
+    updates: int
+    day: dict[str, int]
+    """Flights that the last day made different, by change type."""
+
+
+def prove(store: ps.Store, year: pa.Table) -> tuple[list[Proof], Count]:
+    """Compare all outputs with the feed, row for row, and the last day with the table before and after it."""
+    feed = contents(store.queue(FLIGHTS))
+    board, day = contents(store.queue(BOARD)), contents(store.queue(DAY))
+    proofs = [
+        _compare(BOARD, _expected_board(feed), board, _ROW),
         _compare(DELAYS, _expected_delays(feed), contents(store.queue(DELAYS)), _HOUR),
+        _compare(DAY, _expected_day(year, pc.max(feed["_commit_version"]).as_py()), day, _FLIGHT),
     ]
+    kinds = {each["values"]: each["counts"] for each in pc.value_counts(day["_change_type"]).to_pylist()}
+    updates = pc.sum(pc.equal(board["_change_type"], "update_postimage")).as_py() or 0
+    return proofs, Count(feed.num_rows, feed.num_rows - board.num_rows, updates, kinds)
 
 
-def _expected_rows(feed: pa.Table) -> pa.Table:
-    carried = pc.and_(
-        pc.not_equal(feed["row_version"], feed["_commit_version"]), pc.equal(feed["_change_type"], "insert")
+def _expected_board(feed: pa.Table) -> pa.Table:
+    """A flight that a commit has in two rows was updated if its newer row is the commit's own, and carried over otherwise."""
+    key = ["flight_id", "_commit_version"]
+    written = feed.group_by(key).aggregate([("row_version", "max"), ("row_version", "count")])
+    rows = feed.join(written, keys=key)
+    both = pc.equal(rows["row_version_count"], 2)
+    changed = pc.or_(pc.invert(both), pc.equal(rows["row_version_max"], rows["_commit_version"]))
+    images = pc.if_else(pc.equal(rows["_change_type"], "insert"), "update_postimage", "update_preimage")
+    kinds = pc.if_else(both, images, rows["_change_type"])
+    rows = rows.set_column(rows.schema.get_field_index("_change_type"), "_change_type", kinds)
+    gained = pc.subtract(rows["arr_delay"], rows["dep_delay"])
+    kept = rows.select(["flight_id", "carrier", "status", "_change_type", "_commit_version"])
+    return kept.append_column("gained_minutes", gained).filter(changed)
+
+
+def _expected_day(year: pa.Table, last: int) -> pa.Table:
+    """The flights that are there before the day or after it, and not the same in both."""
+    columns = ["flight_id", "status", "row_version"]
+    before = final_state(year, until=last - HOURS).select(columns)
+    after = final_state(year, until=last).select(columns)
+    same = before.select(["flight_id", "row_version"])
+    gone, come = (
+        table.join(other, keys=["flight_id", "row_version"], join_type="left anti")
+        for table, other in ((before, after.select(same.column_names)), (after, same))
     )
-    gained = pc.subtract(feed["arr_delay"], feed["dep_delay"])
-    kept = feed.select(["flight_id", "carrier", "status", "_change_type", "_commit_version"])
-    return kept.append_column("carried_over", carried).append_column("gained_minutes", gained)
+    return pa.concat_tables(
+        [_kinds(gone, come, "delete", "update_preimage"), _kinds(come, gone, "insert", "update_postimage")]
+    )
+
+
+def _kinds(rows: pa.Table, others: pa.Table, alone: str, both: str) -> pa.Table:
+    there = pc.is_in(rows["flight_id"], value_set=others["flight_id"].combine_chunks())
+    return rows.append_column("_change_type", pc.if_else(there, both, alone))
 
 
 def _expected_delays(feed: pa.Table) -> pa.Table:

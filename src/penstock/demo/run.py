@@ -11,14 +11,15 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import pyarrow as pa
 from rich.console import Console
 
 import penstock as ps
-from penstock.demo.feed import commits
+from penstock.demo.feed import Summary, commits, summary
 from penstock.demo.flights import flights
-from penstock.demo.proof import Proof, prove
+from penstock.demo.proof import Count, Proof, prove
 from penstock.demo.show import plot, table
-from penstock.demo.tables import CHANGES, DELAYS, ROWS, contents, create
+from penstock.demo.tables import BOARD, DELAYS, HOURS, contents, create
 from penstock.errors import QueryFailed
 
 JOB_SECONDS = 600
@@ -29,7 +30,7 @@ class DemoResult:
     """What the demo found."""
 
     proofs: list[Proof]
-    change_rows: int
+    count: Count
     append_seconds: float
     stream_seconds: float
     kills: int
@@ -67,43 +68,43 @@ def run(
     folder.mkdir(parents=True, exist_ok=True)
     where = url or f"sqlite:///{folder.resolve()}/penstock.db"
     with ps.connect(where) as store:
-        create(store)
-        rows, appending = _write_feed(store, until, out)
-        streaming, kills = _stream(store, where, checkpoints, rows, out)
-        proofs = prove(store)
+        year = flights()
+        appending = _write_feed(create(store, where), year, until, out)
+        streaming, kills = _stream(store, where, checkpoints, summary(year, until=until), out)
+        proofs, count = prove(store, year)
         picture = folder / "delays.png"
         plot(contents(store.queue(DELAYS)), picture)
     table(proofs, out)
-    result = DemoResult(proofs, rows, appending, streaming, kills, picture)
+    result = DemoResult(proofs, count, appending, streaming, kills, picture)
     _conclude(result, out)
     return result
 
 
-def _write_feed(store: ps.Store, until: int | None, out: Console) -> tuple[int, float]:
-    queue = store.queue(CHANGES)
-    out.print("Writing a year of flights as a change feed, one atomic append for each simulated hour …")
-    year = flights()
+def _write_feed(feed: ps.QueueFeed, year: pa.Table, until: int | None, out: Console) -> float:
+    out.print("Writing a year of flights as a change feed, one commit for each simulated hour …")
     started, rows, count = time.perf_counter(), 0, 0
     for commit in commits(year, until=until):
-        rows += queue.append(commit.rows).rows
+        changes = commit.rows.drop_columns(["_commit_version", "_commit_timestamp"])
+        rows += feed.append_commit(commit.version, commit.timestamp, changes).rows
         count += 1
     taken = time.perf_counter() - started
     out.print(f"  {rows:,} change rows in {count:,} commits, {taken:.1f} s: {rows / taken:,.0f} rows/s")
-    return rows, taken
+    return taken
 
 
-def _stream(store: ps.Store, url: str, checkpoints: Path, rows: int, out: Console) -> tuple[float, int]:
-    out.print("Streaming it exactly once through a transformation and a stateful aggregate …")
+def _stream(store: ps.Store, url: str, checkpoints: Path, feed: Summary, out: Console) -> tuple[float, int]:
+    out.print("Streaming it exactly once to the departures board and through a stateful aggregate …")
     started = time.perf_counter()
     first = _job(url, checkpoints)
+    rows = sum(feed.changed.values())
     _wait_for_half(store, first, rows)
     kills = 0
     if first.poll() is None:
         os.killpg(first.pid, signal.SIGKILL)
         kills = 1
-        done = store.queue(ROWS).info().rows
+        done = store.queue(BOARD).info().rows
         out.print(
-            f"  killed it (SIGKILL, driver and JVM) with {done:,} of {rows:,} rows through; starting it again …"
+            f"  killed it (SIGKILL, driver and JVM) with {done:,} of {rows:,} changes on the board; starting it again …"
         )
     first.wait()
     second = _job(url, checkpoints)
@@ -128,17 +129,24 @@ def _job(url: str, checkpoints: Path) -> subprocess.Popen[bytes]:
 
 def _wait_for_half(store: ps.Store, job: subprocess.Popen[bytes], rows: int) -> None:
     deadline = time.monotonic() + JOB_SECONDS
-    while job.poll() is None and store.queue(ROWS).info().rows < rows // 2:
+    while job.poll() is None and store.queue(BOARD).info().rows < rows // 2:
         if time.monotonic() > deadline:
             raise QueryFailed(f"the streaming job made too little progress in {JOB_SECONDS} s")
         time.sleep(0.05)
 
 
 def _conclude(result: DemoResult, out: Console) -> None:
-    speed = 2 * result.change_rows / result.stream_seconds
+    count = result.count
+    speed = 2 * count.rows / result.stream_seconds
     out.print(
-        f"{result.change_rows:,} change rows through two queries in {result.stream_seconds:.1f} s, two Spark starts and "
-        f"{result.kills} kill included: {speed:,.0f} rows/s. Plot: {result.plot}"
+        f"{count.rows:,} change rows went in, {count.carryovers:,} carry-over rows were dropped, {count.updates:,} updates were "
+        "found."
+    )
+    day = ", ".join(f"{number:,} {kind}" for kind, number in sorted(count.day.items()))
+    out.print(f"Net changes of the last {HOURS} hours, as a batch: {day}.")
+    out.print(
+        f"Two queries in {result.stream_seconds:.1f} s, two Spark starts and {result.kills} kill included: {speed:,.0f} rows/s. "
+        f"Plot: {result.plot}"
     )
     verdict = "Every row arrived exactly once." if result.holds else "NOT every row arrived exactly once."
     out.print(verdict, style="bold green" if result.holds else "bold red")

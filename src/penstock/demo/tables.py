@@ -1,24 +1,40 @@
-"""The demo's queues."""
+"""The demo's change feed and queues."""
 
 from __future__ import annotations
 
 import pyarrow as pa
 
 import penstock as ps
-from penstock.demo.feed import FEED_SCHEMA
+from penstock.demo.feed import STATE_SCHEMA
 
-CHANGES, ROWS, DELAYS = "flight_changes", "flight_rows", "carrier_delays"
+FLIGHTS, BOARD, DELAYS, DAY = "flight_changes", "flight_board", "carrier_delays", "last_day"
 ROWS_PER_TRIGGER = 500_000
+HOURS = 24
 
-ROWS_SCHEMA = pa.schema(
+CONTRACT = ps.ChangeContract(
+    "flight_id",
+    row_version="row_version",
+    carryover_rows=True,
+    intermediate_changes=True,
+    updates_as_delete_and_insert=True,
+    whole_commits=True,
+)
+BOARD_SCHEMA = pa.schema(
     [
         ("flight_id", pa.int64()),
         ("carrier", pa.string()),
         ("status", pa.string()),
         ("_change_type", pa.string()),
         ("_commit_version", pa.int64()),
-        ("carried_over", pa.bool_()),
         ("gained_minutes", pa.float64()),
+    ]
+)
+DAY_SCHEMA = pa.schema(
+    [
+        ("flight_id", pa.int64()),
+        ("_change_type", pa.string()),
+        ("status", pa.string()),
+        ("row_version", pa.int64()),
     ]
 )
 DELAYS_SCHEMA = pa.schema(
@@ -31,20 +47,15 @@ DELAYS_SCHEMA = pa.schema(
 )
 
 
-def create(store: ps.Store) -> None:
-    """The queues and consumers, anew."""
-    for name in (CHANGES, ROWS, DELAYS):
+def create(store: ps.Store, url: str) -> ps.QueueFeed:
+    """The feed and the queues, anew."""
+    for name in (FLIGHTS, BOARD, DELAYS, DAY):
         if name in store.queues():
             store.drop_queue(name, force=True)
-    for name in ("rows", "delays"):
-        if name in store.consumers():
-            store.drop_consumer(name)
-        store.create_consumer(name)
-    changes = store.create_queue(CHANGES, FEED_SCHEMA, partitions=2, key=["flight_id"])
-    store.create_queue(ROWS, ROWS_SCHEMA, partitions=2, key=["flight_id"])
+    store.create_queue(BOARD, BOARD_SCHEMA, partitions=2, key=["flight_id"])
     store.create_queue(DELAYS, DELAYS_SCHEMA)
-    changes.register("rows", vital=True)
-    changes.register("delays", vital=True)
+    store.create_queue(DAY, DAY_SCHEMA)
+    return ps.QueueFeed.create(FLIGHTS, STATE_SCHEMA, CONTRACT, store=url, partitions=2)
 
 
 def contents(queue: ps.Queue) -> pa.Table:
