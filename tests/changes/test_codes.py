@@ -67,6 +67,13 @@ def test_codes_are_equal_as_values_are(name: str, data: st.DataObject) -> None:
             assert (one == other) == (left == right), (left, right)
 
 
+def test_the_order_of_a_maps_entries_does_not_count() -> None:
+    maps = [[("z", 9)], [("a", 1), ("b", 2)], [("b", 2), ("a", 1)], [("a", 2), ("b", 1)], None]
+    codes = column_codes(pa.array(maps, pa.map_(pa.string(), pa.int64())).slice(1)).values.tolist()
+    assert codes[0] == codes[1]
+    assert len({*codes}) == 3
+
+
 @given(st.lists(st.tuples(st.none() | SMALL, TEXT, st.sampled_from([0, 2**62, -(2**62)])), max_size=10))
 def test_columns_taken_together(rows: list[tuple[Any, ...]]) -> None:
     kinds = [pa.int64(), pa.string(), pa.int64()]

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import penstock as ps
+from penstock.changes import local
 from penstock.changes.feeds.changelog import Changelog
 from penstock.errors import (
     AlreadyExists,
@@ -168,6 +169,32 @@ def test_trimmed_commits_are_gone_by_name_and_the_rest_is_there(store: ps.Store,
     assert feed.oldest() == 5
     assert rows(feed, 5, 10) == expected
     assert [commit.version for commit in feed.commits(5, 10)] == [6, 7, 8, 9, 10]
+
+
+def test_the_oldest_commit_is_whole_in_every_partition(store: ps.Store, feed: ps.QueueFeed) -> None:
+    for version in range(10):
+        feed.append_commit(version, at(version), inserts(*range(30)))
+    queue = store.queue("feed")
+    queue.trim(2, before=queue.info().partitions[2].next_index // 2)
+    assert feed.oldest() == 4
+    assert rows(feed, 4, 9) == Counter((version, id) for version in range(5, 10) for id in range(30))
+
+
+def test_changes_in_one_process_are_the_same_in_pieces(
+    feed: ps.QueueFeed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for version in range(6):
+        feed.append_commit(version, at(version), inserts(version, version + 10))
+
+    def found(mode: str) -> list[list[int]]:
+        tables = local.changes(feed, -1, 5, mode=mode, compute_updates=False)
+        return [sorted(table["id"].to_pylist()) for table in tables]
+
+    whole = sorted([*range(6), *range(10, 16)])
+    assert found("dropCarryovers") == found("netChanges") == [whole]
+    monkeypatch.setattr(local, "_ROWS_AT_ONCE", 5)
+    assert found("dropCarryovers") == [[0, 1, 10, 11], [2, 3, 12, 13], [4, 5, 14, 15]]
+    assert found("netChanges") == [whole]
 
 
 def test_commits_whose_rows_are_gone_are_forgotten(store: ps.Store, feed: ps.QueueFeed) -> None:
