@@ -12,7 +12,11 @@ if TYPE_CHECKING:
     from penstock import changes as changes
     from penstock import errors as errors
     from penstock.changes.contract import ChangeContract as ChangeContract
+    from penstock.changes.feeds.delta import DeltaFeed as DeltaFeed
+    from penstock.changes.feeds.iceberg import IcebergFeed as IcebergFeed
+    from penstock.changes.feeds.postgres import PostgresFeed as PostgresFeed
     from penstock.changes.feeds.queue import QueueFeed as QueueFeed
+    from penstock.changes.feeds.snapshots import SnapshotFeed as SnapshotFeed
     from penstock.errors import PenstockError as PenstockError
     from penstock.pipeline.ends import QueueSink as QueueSink
     from penstock.pipeline.ends import QueueSource as QueueSource
@@ -41,7 +45,10 @@ _HOMES = {
     "ChangeContract": "penstock.changes.contract",
     "Consumer": "penstock.queue.consumer",
     "Lag": "penstock.queue.consumer",
+    "DeltaFeed": "penstock.changes.feeds.delta",
+    "IcebergFeed": "penstock.changes.feeds.iceberg",
     "PenstockError": "penstock.errors",
+    "PostgresFeed": "penstock.changes.feeds.postgres",
     "Producer": "penstock.queue.producer",
     "Pull": "penstock.queue.consumer",
     "Pipeline": "penstock.pipeline.stream",
@@ -52,6 +59,7 @@ _HOMES = {
     "QueueSink": "penstock.pipeline.ends",
     "QueueSource": "penstock.pipeline.ends",
     "Retention": "penstock.queue.retention",
+    "SnapshotFeed": "penstock.changes.feeds.snapshots",
     "Store": "penstock.queue.store",
     "Stream": "penstock.pipeline.stream",
     "Trigger": "penstock.pipeline.trigger",

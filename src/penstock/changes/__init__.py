@@ -9,15 +9,17 @@ if TYPE_CHECKING:
     from penstock.changes.plans import post_process as post_process
     from penstock.changes.reading import read as read
     from penstock.changes.reading import read_stream as read_stream
+    from penstock.changes.snapshots_between import between as between
 
 _HOMES = {
+    "between": "penstock.changes.snapshots_between",
     "parse": "penstock.changes.feeds.urls",
     "post_process": "penstock.changes.plans",
     "read": "penstock.changes.reading",
     "read_stream": "penstock.changes.reading",
 }
 
-__all__ = ["parse", "post_process", "read", "read_stream"]
+__all__ = ["between", "parse", "post_process", "read", "read_stream"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,113 @@
+"""A Delta table's change data feed through Spark, against deltalake's own reader in a bare Python data source."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from deltalake import DeltaTable, write_deltalake
+from pyspark.sql import DataFrame
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
+
+import penstock as ps
+from bench.harness import Result, pairs, scratch, timed
+from bench.spark_session import spark
+from penstock.changes.feeds.delta import DeltaFeed
+from penstock.spark.schemas import to_struct
+
+COMMITS = 8
+ROWS = 145_000
+PLAIN = pa.schema(
+    [
+        ("id", pa.int64()),
+        ("amount", pa.float64()),
+        ("name", pa.string()),
+        ("_change_type", pa.string()),
+        ("_commit_version", pa.int64()),
+        ("_commit_timestamp", pa.timestamp("us")),
+    ]
+)
+
+
+def write_table(path: Path) -> int:
+    """Appends, and updates of half of the rows: its change rows."""
+    random = np.random.default_rng(7)
+    for commit in range(COMMITS // 2):
+        ids = np.arange(commit * ROWS, (commit + 1) * ROWS, dtype=np.int64)
+        names = pa.array([f"name-{each % 5000}-{each}" for each in ids.tolist()])
+        rows = pa.table({"id": ids, "amount": random.random(ROWS), "name": names})
+        write_deltalake(path, rows, mode="append", configuration={"delta.enableChangeDataFeed": "true"})
+        DeltaTable(path).update(predicate=f"id % 2 = {commit % 2}", updates={"amount": "amount + 1"})
+    return sum(commit.rows for commit in DeltaFeed(str(path), "id").commits(-1, 10**6, 10**9))
+
+
+class Versions(InputPartition):
+    """A range of versions."""
+
+    def __init__(self, first: int, last: int) -> None:
+        super().__init__(None)
+        self.first, self.last = first, last
+
+
+class PlainReader(DataSourceReader):
+    """``load_cdf``, as it comes."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def partitions(self) -> Sequence[InputPartition]:
+        return [Versions(0, COMMITS // 2 - 1), Versions(COMMITS // 2, COMMITS - 1)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, Versions)
+        table = DeltaTable(self._path)
+        found = pa.RecordBatchReader.from_stream(
+            table.load_cdf(starting_version=partition.first, ending_version=partition.last)
+        )
+        # Spark takes no other types than those of the schema.
+        yield from (batch.cast(PLAIN) for batch in found)
+
+
+class PlainDelta(DataSource):
+    """A data source that adds nothing to deltalake's reader."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "plain_delta"
+
+    def schema(self) -> StructType:
+        return to_struct(PLAIN)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return PlainReader(self.options["path"])
+
+
+def feed() -> Result:
+    """Seconds for the whole feed into nothing."""
+    with scratch() as folder:
+        path = folder / "table"
+        rows = write_table(path)
+        session = spark()
+        session.dataSource.register(PlainDelta)
+
+        def run(frame: DataFrame) -> float:
+            return timed(lambda: frame.write.format("noop").mode("overwrite").save())
+
+        def ours() -> DataFrame:
+            return ps.changes.read(session, DeltaFeed(str(path), "id"), deduplication_mode="none")
+
+        def peer() -> DataFrame:
+            return session.read.format("plain_delta").load(str(path))
+
+        assert ours().count() == peer().count() == rows
+        mine, other = pairs(lambda: run(ours()), lambda: run(peer()), 5)
+        ratio = other / mine
+        note = f"{rows / mine:,.0f} rows/s, peer {rows / other:,.0f}"
+        return Result("Delta feed through Spark", mine, other, ratio, ">= 0.8", ratio >= 0.8, note)
+
+
+if __name__ == "__main__":
+    print(feed().line())

@@ -1,0 +1,117 @@
+"""What is refused by name, rather than read wrongly."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from penstock.changes.feeds.delta.actions import CommitFile, Metadata, Protocol
+from penstock.changes.feeds.files import DataFile
+from penstock.changes.feeds.paths import shown_path
+from penstock.errors import FeedUnavailable
+
+_READER = 3
+"""The newest reader version that the Delta protocol has."""
+_FEATURES = frozenset(
+    {
+        # Refused where they are used, not where they are allowed.
+        "columnMapping",
+        "deletionVectors",
+        "timestampNtz",
+        "typeWidening",
+        "typeWidening-preview",
+        "v2Checkpoint",
+        "vacuumProtocolCheck",
+    }
+)
+
+
+def check_protocol(protocol: Protocol, shown: str) -> None:
+    """Refuse tables that ask for what is not known here.
+
+    Raises
+    ------
+    FeedUnavailable
+        READER_FEATURE.
+    """
+    unknown = sorted(set(protocol.features) - _FEATURES)
+    if protocol.reader <= _READER and not unknown:
+        return
+    what = f"the reader features {', '.join(unknown)}" if unknown else f"reader version {protocol.reader}"
+    raise FeedUnavailable(
+        f"the Delta table {shown} asks for {what}, which Penstock does not read: drop the feature from the table, or copy it",
+        condition="FEED_UNAVAILABLE.READER_FEATURE",
+        features=unknown,
+        reader_version=protocol.reader,
+    )
+
+
+def check_metadata(metadata: Metadata, shown: str) -> None:
+    """Refuse columns that have other names in the files.
+
+    Raises
+    ------
+    FeedUnavailable
+        COLUMN_MAPPING.
+    """
+    if metadata.column_mapping.lower() != "none":
+        raise FeedUnavailable(
+            f"the Delta table {shown} maps its columns by {metadata.column_mapping}, so that they have other names in its files, "
+            "which Penstock does not read: set delta.columnMapping.mode=none, where that is possible, or copy the table",
+            condition="FEED_UNAVAILABLE.COLUMN_MAPPING",
+            mode=metadata.column_mapping,
+        )
+
+
+def check_files(commit: CommitFile, shown: str) -> None:
+    """Refuse files of which only a part counts, and files of another table.
+
+    Raises
+    ------
+    FeedUnavailable
+        DELETION_VECTORS or FILES_ELSEWHERE.
+    """
+    for _, action in commit.needed:
+        if action.deletion_vector:
+            raise FeedUnavailable(
+                f"version {commit.version} of the Delta table {shown} has deletion vectors, which Penstock does not read: set "
+                "delta.enableDeletionVectors=false, purge those that are there (REORG TABLE … APPLY (PURGE)), and begin after "
+                "that version",
+                condition="FEED_UNAVAILABLE.DELETION_VECTORS",
+                version=commit.version,
+            )
+        if elsewhere(action):
+            raise FeedUnavailable(
+                f"version {commit.version} of the Delta table {shown} has a file outside its folder, as a shallow clone has: "
+                f"read the table that it was made from, or begin after that version (file {shown_path(action.path)})",
+                condition="FEED_UNAVAILABLE.FILES_ELSEWHERE",
+                version=commit.version,
+            )
+
+
+def elsewhere(action: DataFile) -> bool:
+    """Whether a file is not in the table's folder."""
+    return action.path.startswith("/") or "://" in action.path or action.path.startswith("file:")
+
+
+def no_feed(shown: str, versions: Sequence[int]) -> FeedUnavailable:
+    """The error for versions that rewrote files without noting down which rows they changed."""
+    return FeedUnavailable(
+        f"{_listed(versions)} of the Delta table {shown} rewrote files while its change data feed was off, so that the rows which "
+        f"changed are not told apart from the others: give the columns that do, DeltaFeed(path, row_id=…), or begin after version "
+        f"{versions[-1]}",
+        condition="FEED_UNAVAILABLE.FEED_NOT_ENABLED",
+        versions=list(versions),
+    )
+
+
+def _listed(versions: Sequence[int]) -> str:
+    """Such as: versions 2, 5 to 9."""
+    runs: list[list[int]] = []
+    for version in versions:
+        if runs and runs[-1][1] + 1 == version:
+            runs[-1][1] = version
+        else:
+            runs.append([version, version])
+    told = [str(first) if first == last else f"{first} to {last}" for first, last in runs]
+    more = f" and {len(told) - 20} more runs" if len(told) > 20 else ""
+    return f"version{'s' if len(versions) > 1 else ''} {', '.join(told[:20])}{more}"

@@ -1,0 +1,307 @@
+"""``DeltaFeed``: the changes of a Delta table, with or without its change data feed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import pyarrow as pa
+
+from penstock.arrow.fields import metadata_to_arrow
+from penstock.changes.contract import CHANGE_TYPE, ChangeContract
+from penstock.changes.feeds.changelog import METADATA_FIELDS, Commit, Description, change_rows
+from penstock.changes.feeds.delta.actions import CommitFile, Metadata
+from penstock.changes.feeds.delta.checks import (
+    check_files,
+    check_metadata,
+    check_protocol,
+    no_feed,
+)
+from penstock.changes.feeds.delta.log import Log
+from penstock.changes.feeds.delta.reach import Reach
+from penstock.changes.feeds.delta.storage import Storage, library
+from penstock.changes.feeds.delta.values import data_schema, partition_value
+from penstock.changes.feeds.files import Estimate, FileCommit, Slice, Task, cut
+from penstock.changes.feeds.parquet import count_rows, fitted, read_piece, readable, with_constants
+from penstock.changes.feeds.paths import absolute, shown_path
+from penstock.changes.feeds.urls import FeedUrl, pairs, prefixed
+from penstock.errors import FeedUnavailable, InvalidChangelogSchema
+
+_NAMES = frozenset(each.name for each in METADATA_FIELDS)
+_PLANNED = "penstock.delta.onlyChanges"
+"""In the metadata of the column _change_type: that no pass looks for rows which did not change."""
+
+
+@dataclass(frozen=True)
+class DeltaFeed:
+    """The changes of a Delta table; a version of the table is a commit.
+
+    A version that was written with the change data feed on gives the rows which the writer noted down, or else, as Delta has
+    it, the rows of the files that it added and removed. One that was written without gives the rows of all files that it added
+    and removed; the rows that did not change are among them, as with every copy-on-write table, and carry-over removal takes
+    them out. ``OPTIMIZE`` and ``VACUUM`` give nothing.
+
+    Parameters
+    ----------
+    path
+        The table's folder, or its URL in an object store.
+    row_id
+        The columns that tell rows apart. A table whose change data feed is off needs them. With them a table whose feed was
+        turned on or off is read from any version on; without them from the one where it was turned on.
+    storage_options
+        deltalake's options for the place, such as credentials.
+    """
+
+    path: str
+    row_id: str | Sequence[str] | None = None
+    storage_options: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        columns = (self.row_id,) if isinstance(self.row_id, str) else tuple(self.row_id or ())
+        given = {str(name): str(value) for name, value in self.storage_options.items()}
+        object.__setattr__(self, "path", absolute(self.path))
+        object.__setattr__(self, "row_id", columns or None)
+        object.__setattr__(self, "storage_options", {name: value for name, value in given.items() if value})
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.path, self.row_id, self.storage_options)
+
+    @classmethod
+    def from_url(cls, url: str) -> DeltaFeed:
+        """The feed of ``delta:PATH?row_id=NAME&storage.KEY=VALUE``.
+
+        Raises
+        ------
+        InvalidUrl
+            For another parameter.
+        """
+        parts = FeedUrl.of(url)
+        parts.require_known(("row_id",), ("storage.",))
+        return cls(parts.target, parts.given("row_id") or None, parts.prefixed("storage."))
+
+    @property
+    def url(self) -> str:
+        """The feed's URL form."""
+        options = prefixed("storage.", self.storage_options)
+        return str(FeedUrl("delta", self.path, (*pairs(row_id=self.row_id), *options)))
+
+    @property
+    def name(self) -> str:
+        """The table's path without a secret in it."""
+        return shown_path(self.path)
+
+    def describe(self) -> Description:
+        """The table's newest schema, and what its log says of the change data feed.
+
+        Raises
+        ------
+        FeedUnavailable
+            NOT_A_TABLE, STORAGE, READER_FEATURE, COLUMN_MAPPING or SCHEMA.
+        InvalidChangelogSchema
+            MISSING_ROW_ID, for a table without the change data feed.
+        MissingDependency
+        """
+        library("deltalake")
+        for looked_up in ("_log", "_reach"):
+            self.__dict__.pop(looked_up, None)
+        newest = self._log.newest()
+        check_protocol(self._log.protocol(newest), self.name)
+        metadata = self._log.metadata(newest)
+        if metadata is None:
+            raise FeedUnavailable(
+                f"the log of the Delta table {self.name} does not say what the table is: a checkpoint is missing",
+                condition="FEED_UNAVAILABLE.BROKEN_LOG",
+                table=self.name,
+            )
+        check_metadata(metadata, self.name)
+        contract, only_changes = self._contract(metadata, newest)
+        columns = data_schema(metadata.schema, self.name)
+        mark = metadata_to_arrow({_PLANNED: True}) if only_changes else None
+        told = [each.with_metadata(mark) if each.name == CHANGE_TYPE else each for each in METADATA_FIELDS]
+        return Description(f"delta:{metadata.id}", pa.schema([*columns, *told]), contract)
+
+    def _contract(self, metadata: Metadata, newest: int) -> tuple[ChangeContract | None, bool]:
+        """The contract, and whether all rows are changes."""
+        if self.row_id is None:
+            if metadata.feed:
+                return None, True
+            raise InvalidChangelogSchema(
+                f"the Delta table {self.name} has no change data feed, so that its versions are told apart by the rows of their "
+                "files: give the columns that tell rows apart, DeltaFeed(path, row_id=…). Or turn the feed on for later versions: "
+                "delta.enableChangeDataFeed=true",
+                condition="INVALID_CHANGELOG_SCHEMA.MISSING_ROW_ID",
+            )
+        only_changes = metadata.feed and not self._rewrote_before_the_feed(newest)
+        contract = ChangeContract(
+            self.row_id,
+            carryover_rows=not only_changes,
+            intermediate_changes=True,
+            updates_as_delete_and_insert=not only_changes,
+            whole_commits=True,
+        )
+        return contract, only_changes
+
+    def _rewrote_before_the_feed(self, newest: int) -> bool:
+        """Whether the versions that are left begin with some that rows' twins can come from."""
+        for commit, state in self._log.states(self._log.first - 1, newest):
+            if state is not None and state.feed:
+                return False
+            if _has_twins(commit, state):
+                return True
+        return False
+
+    def oldest(self) -> int:
+        """The version after which everything is there, and no change data feed is missing that is needed."""
+        refused = self._without_feed() if self.row_id is None else frozenset()
+        return self._reach.oldest(refused)
+
+    def _without_feed(self) -> frozenset[int]:
+        found = self._log.states(self._log.first - 1, self._log.newest())
+        return frozenset(commit.version for commit, state in found if _has_twins(commit, state))
+
+    def newest(self, after: int) -> int:
+        """The newest version; one or two looks at the log's folder."""
+        return max(after, self._log.newest())
+
+    def commits(self, after: int, upto: int, rows: int | None = None) -> Iterator[Commit]:
+        """The versions of a range, those without changes included."""
+        estimate = Estimate(())
+        for commit, _ in self._states(after, upto):
+            actions = [action for _, action in commit.needed]
+            count = (
+                sum(estimate.rows(action) for action in actions)
+                if rows is None
+                else self._count(commit, rows)
+            )
+            yield Commit(commit.version, commit.timestamp, count)
+
+    def _count(self, commit: CommitFile, enough: int) -> int:
+        """The rows of a commit, by the footers of its files where the log does not say; beyond enough it does not matter."""
+        found = sum(action.rows or 0 for _, action in commit.needed)
+        unknown = [action.path for _, action in commit.needed if action.rows is None]
+        while unknown and found <= enough:
+            some, unknown = unknown[:16], unknown[16:]
+            found += sum(self._storage.side_by_side(lambda path: self._footer(path, commit.version), some))
+        return found
+
+    def _footer(self, path: str, version: int) -> int:
+        try:
+            with self._readable(path), self._storage.open(path) as file:
+                return count_rows(file)
+        except FileNotFoundError:
+            raise self._reach.lost(version, path) from None
+
+    def tasks(self, after: int, upto: int, rows_per_task: int) -> Sequence[Task]:
+        """The files of a range, small ones together, large ones by their row groups.
+
+        Raises
+        ------
+        FeedUnavailable
+            FEED_NOT_ENABLED, for versions without the change data feed that rewrote files, where no row id is given;
+            DELETION_VECTORS, READER_FEATURE, COLUMN_MAPPING, FILES_ELSEWHERE.
+        DataLost
+        """
+        found: list[FileCommit] = []
+        refused: list[int] = []
+        for commit, state in self._states(after, upto):
+            if commit.protocol is not None:
+                check_protocol(commit.protocol, self.name)
+            if state is not None:
+                check_metadata(state, self.name)
+            check_files(commit, self.name)
+            rewritten = _has_twins(commit, state)
+            if rewritten and self.row_id is None:
+                refused.append(commit.version)
+            found.append(FileCommit(commit.version, commit.timestamp, commit.needed, rewritten))
+        if refused:
+            raise no_feed(self.name, refused)
+        needed = [(commit.version, file.path) for commit in found for _, file in commit.files]
+        gone = set(self._storage.missing([path for _, path in needed]))
+        if gone:
+            raise self._reach.lost(*next((version, path) for version, path in needed if path in gone))
+        return cut(found, rows_per_task)
+
+    def read(self, task: Task, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        """The rows of some files, a batch at a time.
+
+        Raises
+        ------
+        DataLost
+            When a file is gone.
+        FeedUnavailable
+            UNREADABLE_FILE, SCHEMA_CHANGED; FEED_NOT_ENABLED, when the feed was turned off after the query was planned.
+        """
+        place = schema.get_field_index(CHANGE_TYPE)
+        planned = schema.field(place).metadata if place >= 0 else None
+        only_changes = planned is not None and planned == metadata_to_arrow({_PLANNED: True})
+        for each in task.slices:
+            if each.rewritten and only_changes:
+                raise FeedUnavailable(
+                    f"version {each.version} of the Delta table {self.name} was written without the change data feed, which was "
+                    "on when this query was made: make the query anew, which then removes the rows that did not change",
+                    condition="FEED_UNAVAILABLE.FEED_NOT_ENABLED",
+                    versions=[each.version],
+                )
+            yield from self._slice(each, schema)
+
+    def _slice(self, each: Slice, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        def refuse(what: str) -> FeedUnavailable:
+            return FeedUnavailable(
+                f"version {each.version} of the Delta table {self.name} has files of another schema: {what}. Begin after it, or "
+                f"read up to it from the table as it was (file {each.path})",
+                condition="FEED_UNAVAILABLE.SCHEMA_CHANGED",
+                version=each.version,
+            )
+
+        constants = {
+            name: partition_value(name, text, schema.field(name).type)
+            for name, text in each.values
+            if name in schema.names
+        }
+        stored = [name for name in schema.names if name not in constants and name not in _NAMES]
+        wanted = [*stored, CHANGE_TYPE] if each.change_type is None else stored
+        try:
+            with self._readable(each.path), self._storage.open(each.path) as file:
+                for batch in read_piece(file, each.piece, wanted):
+                    data = with_constants(fitted(batch, schema, refuse), constants)
+                    yield change_rows(
+                        data,
+                        schema,
+                        change_type=each.change_type or data.column(CHANGE_TYPE),
+                        version=each.version,
+                        timestamp=each.timestamp,
+                    )
+        except FileNotFoundError:
+            raise self._reach.lost(each.version, each.path) from None
+
+    def _readable(self, path: str) -> AbstractContextManager[None]:
+        return readable(f"{path} of {self.name}", self._storage.told)
+
+    def logged(self, upto: int) -> None:
+        """The table keeps its versions as it is set up to; a reader has no say in it."""
+
+    def _states(self, after: int, upto: int) -> Iterator[tuple[CommitFile, Metadata | None]]:
+        after, upto = max(after, -1), min(upto, self._log.newest())
+        if after < upto and after + 1 < self._log.first:
+            raise self._log.lost(after + 1)
+        return self._log.states(after, upto)
+
+    @cached_property
+    def _storage(self) -> Storage:
+        return Storage(self.path, self.storage_options, self.name)
+
+    @cached_property
+    def _log(self) -> Log:
+        return Log(self._storage, self.name)
+
+    @cached_property
+    def _reach(self) -> Reach:
+        return Reach(self._storage, self._log, self.name)
+
+
+def _has_twins(commit: CommitFile, state: Metadata | None) -> bool:
+    """Whether rows that did not change are among those of a commit's files."""
+    return commit.rewrites and not (state is not None and state.feed)

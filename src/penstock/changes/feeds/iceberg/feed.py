@@ -1,0 +1,165 @@
+"""An Apache Iceberg table as a change feed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from penstock.arrow.types import canonical_schema
+from penstock.changes.contract import ChangeContract
+from penstock.changes.feeds.changelog import METADATA_FIELDS, Commit, Description
+from penstock.changes.feeds.urls import FeedUrl, pairs, prefixed
+from penstock.errors import FeedUnavailable, InvalidChangelogSchema, MissingDependency
+from penstock.names import did_you_mean
+
+if TYPE_CHECKING:
+    from penstock.changes.feeds.iceberg.opened import Opened
+
+_PROPERTY = "property."
+
+
+@dataclass(frozen=True)
+class IcebergFeed:
+    """The changes of an Iceberg table of format 2 or 3: what each snapshot of its main branch added and removed.
+
+    A commit is a snapshot: its version is the sequence number, its time the snapshot's. Rows of added files are inserts, rows
+    of removed files and of positions that were deleted are deletes. A table that is written copy-on-write gives rows that did
+    not change as a delete and an insert, which the passes take out again; compactions give nothing.
+
+    The columns are those of the table when the query starts, for its older files too: Iceberg follows a column by its id through
+    renames, wider types and defaults. The row lineage of format 3 is not there, as pyiceberg does not read it.
+
+    Parameters
+    ----------
+    table
+        The table with its namespace, as in ``shop.orders``.
+    catalog
+        The catalog's name; what the properties leave out, pyiceberg looks up under it in its own configuration.
+    properties
+        The catalog's properties, such as ``{"uri": …, "warehouse": …}``. They may hold credentials.
+    row_id
+        The columns that tell rows apart; by default the table's identifier fields. Where it has none either, rows are told apart
+        by all their columns, but for maps: carry-overs are found then, updates are not, and a row with a NULL in it fails the
+        passes by name.
+    """
+
+    table: str
+    catalog: str = "default"
+    properties: Mapping[str, str] = field(default_factory=dict, repr=False, hash=False)
+    row_id: Sequence[str] | str | None = None
+
+    def __post_init__(self) -> None:
+        columns = (self.row_id,) if isinstance(self.row_id, str) else tuple(self.row_id or ())
+        object.__setattr__(self, "row_id", columns or None)
+        object.__setattr__(self, "properties", {name: str(value) for name, value in self.properties.items()})
+
+    @property
+    def url(self) -> str:
+        catalog = None if self.catalog == "default" else self.catalog
+        given = pairs(catalog=catalog, row_id=self.row_id)
+        return str(FeedUrl("iceberg", self.table, (*given, *prefixed(_PROPERTY, self.properties))))
+
+    @property
+    def name(self) -> str:
+        return f"Iceberg table {self.table!r}"
+
+    @classmethod
+    def from_url(cls, url: str) -> IcebergFeed:
+        """The feed of ``iceberg:namespace.table?catalog=NAME&property.uri=…&property.warehouse=…&row_id=COLUMN``."""
+        parts = FeedUrl.of(url)
+        parts.require_known(["catalog", "row_id"], (_PROPERTY,))
+        return cls(
+            parts.target, parts.one("catalog") or "default", parts.prefixed(_PROPERTY), parts.given("row_id")
+        )
+
+    def describe(self) -> Description:
+        opened = self._opened()
+        data = canonical_schema(opened.arrow_schema())
+        taken = next(
+            (name for name in data.names if name.lower() in {each.name for each in METADATA_FIELDS}), None
+        )
+        if taken is not None:
+            raise InvalidChangelogSchema(
+                f"{self.name} has a column {taken!r}, which a change feed adds itself: rename it",
+                condition="INVALID_CHANGELOG_SCHEMA.RESERVED_COLUMN",
+                column=taken,
+            )
+        contract = ChangeContract(
+            row_id=self._row_id(data, opened.identifier_columns()),
+            carryover_rows=True,
+            updates_as_delete_and_insert=True,
+            intermediate_changes=True,
+            whole_commits=True,
+        )
+        return Description(f"iceberg:{opened.uuid()}", pa.schema([*data, *METADATA_FIELDS]), contract)
+
+    def oldest(self) -> int:
+        return self._opened().refreshed().oldest
+
+    def newest(self, after: int) -> int:
+        return self._opened().refreshed().newest(after)
+
+    def commits(self, after: int, upto: int, rows: int | None = None) -> Iterator[Commit]:
+        for snapshot in self._opened().history(upto).between(after, upto):
+            yield Commit(snapshot.version, snapshot.timestamp, snapshot.rows)
+
+    def tasks(self, after: int, upto: int, rows_per_task: int) -> Sequence[Any]:
+        return self._opened().tasks(after, upto, rows_per_task)
+
+    def read(self, task: Any, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        from penstock.changes.feeds.iceberg.scan import rows
+
+        return rows(task, schema)
+
+    def logged(self, upto: int) -> None:
+        """Nothing is kept for a reader in Iceberg; but from here on a history without that commit is another history."""
+        self._opened().logged = upto
+
+    def _opened(self) -> Opened:
+        found: Opened | None = self.__dict__.get("_catalog")
+        if found is None:
+            if find_spec("pyiceberg") is None:
+                raise MissingDependency(
+                    "the feed of an Iceberg table needs pyiceberg: pip install penstock[iceberg]",
+                    extra="iceberg",
+                )
+            from penstock.changes.feeds.iceberg.opened import Opened
+
+            found = Opened(self.name, self.table, self.catalog, self.properties)
+            object.__setattr__(self, "_catalog", found)
+        return found
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Without what is open: it belongs to its process.
+        return {name: value for name, value in self.__dict__.items() if name != "_catalog"}
+
+    def _row_id(self, data: pa.Schema, identifiers: Sequence[str]) -> Sequence[str]:
+        for column in self.row_id or ():
+            if column not in data.names and column.split(".")[0].strip("`") not in data.names:
+                raise InvalidChangelogSchema(
+                    f"{self.name} has no column {column!r}, which row_id names.{did_you_mean(column, data.names)}",
+                    condition="INVALID_CHANGELOG_SCHEMA.MISSING_COLUMN",
+                    column=column,
+                )
+        groupable = [each.name for each in data if not _holds_map(each.type)]
+        found = self.row_id or identifiers or [_quoted(name) for name in groupable]
+        if not found:
+            raise FeedUnavailable(
+                f"{self.name} has maps only, by which rows cannot be told apart: add a column that tells them apart",
+                condition="FEED_UNAVAILABLE.NO_ROW_ID",
+            )
+        return found
+
+
+def _quoted(name: str) -> str:
+    return f"`{name}`" if "." in name and "`" not in name else name
+
+
+def _holds_map(kind: pa.DataType) -> bool:
+    if pa.types.is_map(kind):
+        return True
+    return any(_holds_map(kind.field(place).type) for place in range(kind.num_fields))

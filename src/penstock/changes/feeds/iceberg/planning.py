@@ -1,0 +1,208 @@
+"""What a snapshot did to each of its files, from its manifests, cut into tasks.
+
+By the table format's rules (https://iceberg.apache.org/spec): a manifest entry says with its status and snapshot id whether a
+snapshot added or removed a file; a position delete applies to the data files of its partition whose sequence number is not above
+its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any
+
+from pyiceberg.io import FileIO
+from pyiceberg.manifest import (
+    DataFile,
+    DataFileContent,
+    FileFormat,
+    ManifestContent,
+    ManifestEntry,
+    ManifestEntryStatus,
+    ManifestFile,
+)
+from pyiceberg.partitioning import PartitionSpec
+from pyiceberg.transforms import IdentityTransform
+
+from penstock.changes.contract import DELETE, INSERT
+from penstock.changes.feeds.iceberg.history import Change
+from penstock.changes.feeds.iceberg.scan import FileRows, ReadTask, TableView
+from penstock.errors import FeedUnavailable
+
+_PATH_FIELD = 2147483546
+"""The column of a position delete file that names the data file; the table format reserves its id."""
+
+
+@dataclass(frozen=True)
+class _Deletes:
+    """Position delete files around a snapshot."""
+
+    before: Sequence[ManifestEntry] = ()
+    after: Sequence[ManifestEntry] = ()
+
+    @property
+    def changed(self) -> Sequence[ManifestEntry]:
+        before = {id(each) for each in self.before}
+        after = {id(each) for each in self.after}
+        return [
+            each for each in chain(self.before, self.after) if (id(each) in before) != (id(each) in after)
+        ]
+
+
+class Planner:
+    """Makes the tasks of a range."""
+
+    def __init__(
+        self, name: str, io: FileIO, specs: dict[int, PartitionSpec], view: TableView, rows_per_task: int
+    ) -> None:
+        self._name, self._io, self._specs = name, io, specs
+        self._view, self._rows_per_task = view, rows_per_task
+
+    def tasks(self, changes: Iterable[Change]) -> list[ReadTask]:
+        """Parts of files, as many together as make a task."""
+        tasks: list[ReadTask] = []
+        gathered: list[FileRows] = []
+        weight = 0
+        for part in chain.from_iterable(self._parts(change) for change in changes):
+            if gathered and weight + part.weight > self._rows_per_task:
+                tasks.append(ReadTask(self._view, tuple(gathered)))
+                gathered, weight = [], 0
+            gathered.append(part)
+            weight += part.weight
+        return [*tasks, ReadTask(self._view, tuple(gathered))] if gathered else tasks
+
+    def _parts(self, change: Change) -> Iterator[FileRows]:
+        for rows in self._files(change):
+            count = max(1, -(-rows.records // self._rows_per_task))
+            for part in range(count):
+                yield replace(rows, part=part, parts=count)
+
+    def _files(self, change: Change) -> Iterator[FileRows]:
+        """All files whose live rows the snapshot changed."""
+        snapshot = change.snapshot.snapshot_id
+        manifests = change.snapshot.manifests(self._io)
+        data = [each for each in manifests if each.content == ManifestContent.DATA]
+        own = [
+            entry
+            for manifest in data
+            if manifest.added_snapshot_id == snapshot
+            for entry in self._entries(manifest)
+            if entry.snapshot_id == snapshot and entry.status != ManifestEntryStatus.EXISTING
+        ]
+        removed = [entry for entry in own if entry.status == ManifestEntryStatus.DELETED]
+        deletes = self._deletes(manifests, snapshot, needed=bool(removed))
+        for entry in own:
+            if entry.status == ManifestEntryStatus.ADDED:
+                yield self._rows(change, entry, INSERT, leave=_applying(deletes.after, entry))
+        for entry in removed:
+            yield self._rows(change, entry, DELETE, leave=_applying(deletes.before, entry))
+        if deletes.changed:
+            yield from self._touched(change, data, {entry.data_file.file_path for entry in own}, deletes)
+
+    def _touched(
+        self, change: Change, manifests: Sequence[ManifestFile], own: set[str], deletes: _Deletes
+    ) -> Iterator[FileRows]:
+        """Files that stay, and of which other rows are deleted than before."""
+        changed = deletes.changed
+        for entry in chain.from_iterable(map(self._entries, manifests)):
+            if entry.status == ManifestEntryStatus.DELETED or entry.data_file.file_path in own:
+                continue
+            if not _applying(changed, entry):
+                continue
+            before, after = _applying(deletes.before, entry), _applying(deletes.after, entry)
+            yield self._rows(change, entry, DELETE, take=after, leave=before)
+            if set(before) - set(after):
+                yield self._rows(change, entry, INSERT, take=before, leave=after)
+
+    def _deletes(self, manifests: Sequence[ManifestFile], snapshot: int, *, needed: bool) -> _Deletes:
+        """The delete files around the snapshot; none where they cannot matter."""
+        found = [each for each in manifests if each.content == ManifestContent.DELETES]
+        if not needed and all(each.added_snapshot_id != snapshot for each in found):
+            return _Deletes()
+        before, after = [], []
+        for entry in chain.from_iterable(map(self._entries, found)):
+            own = entry.snapshot_id == snapshot
+            if entry.status == ManifestEntryStatus.DELETED and not own:
+                continue
+            self._check_delete(entry.data_file)
+            if entry.status != ManifestEntryStatus.ADDED or not own:
+                before.append(entry)
+            if entry.status != ManifestEntryStatus.DELETED:
+                after.append(entry)
+        return _Deletes(before, after)
+
+    def _entries(self, manifest: ManifestFile) -> list[ManifestEntry]:
+        return manifest.fetch_manifest_entry(self._io, discard_deleted=False)
+
+    def _check_delete(self, file: DataFile) -> None:
+        if file.content == DataFileContent.EQUALITY_DELETES:
+            raise FeedUnavailable(
+                f"{self._name} has equality deletes, which Flink writes and pyiceberg cannot read: have the writer use position "
+                "deletes or copy-on-write, and start behind the next compaction",
+                condition="FEED_UNAVAILABLE.EQUALITY_DELETES",
+                file=file.file_path,
+            )
+        if file.file_format == FileFormat.PUFFIN:
+            raise FeedUnavailable(
+                f"{self._name} has deletion vectors, which are not supported: set write.delete.mode, write.update.mode and "
+                "write.merge.mode to copy-on-write, and start behind the next compaction",
+                condition="FEED_UNAVAILABLE.DELETION_VECTORS",
+                file=file.file_path,
+            )
+        self._check_format(file)
+
+    def _check_format(self, file: DataFile) -> None:
+        if file.file_format != FileFormat.PARQUET:
+            raise FeedUnavailable(
+                f"{self._name} has {file.file_format.value} files, and only Parquet is supported: set write.format.default to "
+                "parquet, and start behind the commits that wrote others",
+                condition="FEED_UNAVAILABLE.FILE_FORMAT",
+                file=file.file_path,
+            )
+
+    def _rows(
+        self,
+        change: Change,
+        entry: ManifestEntry,
+        change_type: str,
+        *,
+        leave: tuple[str, ...],
+        take: tuple[str, ...] | None = None,
+    ) -> FileRows:
+        file = entry.data_file
+        self._check_format(file)
+        return FileRows(
+            version=change.version,
+            timestamp=change.timestamp,
+            change_type=change_type,
+            path=file.file_path,
+            records=file.record_count,
+            constants=self._identities(file),
+            leave=leave,
+            take=take,
+        )
+
+    def _identities(self, file: DataFile) -> tuple[tuple[int, Any], ...]:
+        """Columns that the file may do without, since its partition has their one value."""
+        fields = self._specs[file.spec_id].fields
+        values = ((each.source_id, file.partition[place]) for place, each in enumerate(fields))
+        identity = (isinstance(each.transform, IdentityTransform) for each in fields)
+        return tuple(pair for pair, same in zip(values, identity, strict=True) if same)
+
+
+def _applying(deletes: Iterable[ManifestEntry], data: ManifestEntry) -> tuple[str, ...]:
+    """The delete files that may name a data file; which of them do, their rows say."""
+    return tuple(each.data_file.file_path for each in deletes if _applies(each, data))
+
+
+def _applies(delete: ManifestEntry, data: ManifestEntry) -> bool:
+    file, of = delete.data_file, data.data_file
+    if (delete.sequence_number or 0) < (data.sequence_number or 0) or file.spec_id != of.spec_id:
+        return False
+    if file.partition != of.partition:
+        return False
+    path = of.file_path.encode()
+    low = (file.lower_bounds or {}).get(_PATH_FIELD)
+    high = (file.upper_bounds or {}).get(_PATH_FIELD)
+    return (low is None or low <= path) and (high is None or path <= high)

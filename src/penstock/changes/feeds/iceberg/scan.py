@@ -1,0 +1,218 @@
+"""The change rows of parts of files, read on an executor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+from pyiceberg.io import FileIO
+from pyiceberg.io.pyarrow import _to_requested_schema, pyarrow_to_schema
+from pyiceberg.schema import Schema
+from pyiceberg.table.name_mapping import NameMapping
+from pyiceberg.typedef import TableVersion
+
+from penstock.changes.feeds.changelog import METADATA_FIELDS, change_rows
+from penstock.errors import DataLost, FeedUnavailable, PenstockError
+
+Positions = npt.NDArray[np.int64]
+
+_BATCH_ROWS = 65_536
+_NONE: Positions = np.empty(0, np.int64)
+
+
+@dataclass(frozen=True)
+class TableView:
+    """What an executor has to know of a table, with the credentials to its files."""
+
+    name: str
+    io: FileIO
+    schema: Schema
+    name_mapping: NameMapping | None
+    format_version: TableVersion
+
+
+@dataclass(frozen=True)
+class FileRows:
+    """The rows of a data file, or of one of so many parts of it, that a snapshot changed in one way."""
+
+    version: int
+    timestamp: int
+    change_type: str
+    path: str
+    records: int
+    constants: tuple[tuple[int, Any], ...]
+    """Values of columns that the file may lack, by field id."""
+    leave: tuple[str, ...]
+    """Position delete files; the rows that they name do not count."""
+    take: tuple[str, ...] | None = None
+    """Position delete files; only the rows that they name count."""
+    part: int = 0
+    parts: int = 1
+
+    @property
+    def weight(self) -> int:
+        return -(-self.records // self.parts)
+
+
+@dataclass(frozen=True)
+class ReadTask:
+    """What one Spark task reads."""
+
+    table: TableView
+    files: tuple[FileRows, ...]
+
+
+def rows(task: ReadTask, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """The task's change rows in a read's schema.
+
+    Raises
+    ------
+    DataLost
+        When a file is gone.
+    FeedUnavailable
+        When one cannot be read.
+    """
+    scan = _Scan(task.table, schema)
+    for part in task.files:
+        try:
+            yield from scan.rows(part)
+        except PenstockError:
+            raise
+        except FileNotFoundError:
+            raise DataLost(
+                f"the file {part.path} of {task.table.name}, with rows of version {part.version}, is gone: its snapshot was "
+                "expired, or the file removed as an orphan; start from a later version, with a new checkpoint",
+                version=part.version,
+                file=part.path,
+            ) from None
+        except Exception as error:  # File systems raise what their libraries raise.
+            raise FeedUnavailable(
+                f"the file {part.path} of {task.table.name}, with rows of version {part.version}, cannot be read: "
+                f"{type(error).__name__}: {str(error)[:300]}",
+                condition="FEED_UNAVAILABLE.UNREADABLE_FILE",
+                version=part.version,
+                file=part.path,
+            ) from None
+
+
+class _Scan:
+    """Reads parts of files into one schema."""
+
+    def __init__(self, table: TableView, schema: pa.Schema) -> None:
+        self._table, self._schema = table, schema
+        own = {field.name for field in METADATA_FIELDS}
+        wanted = [name for name in schema.names if name not in own]
+        columns = {field.name: field for field in table.schema.fields}
+        absent = next((name for name in wanted if name not in columns), None)
+        if absent is not None:
+            raise FeedUnavailable(
+                f"{table.name} has no column {absent!r} any more: it was dropped or renamed after the query was planned; start "
+                "the query again",
+                condition="FEED_UNAVAILABLE.SCHEMA_CHANGED",
+                column=absent,
+            )
+        self._projected = Schema(*(columns[name] for name in wanted))
+        self._positions: dict[tuple[str, str], Positions] = {}
+
+    def rows(self, part: FileRows) -> Iterator[pa.RecordBatch]:
+        leave = self._named(part.leave, part.path)
+        take = None if part.take is None else np.setdiff1d(self._named(part.take, part.path), leave)
+        if take is not None and not len(take):
+            return
+        with self._table.io.new_input(part.path).open() as stream:
+            file = pq.ParquetFile(stream, pre_buffer=True)
+            if file.metadata.num_rows != part.records:
+                raise OSError(
+                    f"it has {file.metadata.num_rows} rows, the table's metadata says {part.records}"
+                )
+            for batch in self._batches(file, part, leave, take):
+                yield change_rows(
+                    batch,
+                    self._schema,
+                    change_type=part.change_type,
+                    version=part.version,
+                    timestamp=part.timestamp,
+                )
+
+    def _batches(
+        self, file: pq.ParquetFile, part: FileRows, leave: Positions, take: Positions | None
+    ) -> Iterator[pa.RecordBatch]:
+        physical = file.schema_arrow
+        downcast = self._table.format_version <= 2
+        in_file = pyarrow_to_schema(
+            physical,
+            self._table.name_mapping,
+            downcast_ns_timestamp_to_us=downcast,
+            format_version=self._table.format_version,
+        )
+        there = {field.field_id: field.name for field in in_file.fields}
+        columns = [there[field.field_id] for field in self._projected.fields if field.field_id in there]
+        constants = {place: value for place, value in part.constants if place not in there}
+        for start, batch in _portions(file, part, columns):
+            kept = _selected(batch, start, leave, take)
+            if not kept.num_rows:
+                continue
+            if not self._projected.fields:
+                yield kept
+                continue
+            yield _to_requested_schema(
+                self._projected,
+                in_file,
+                kept,
+                downcast_ns_timestamp_to_us=downcast,
+                projected_missing_fields=constants,
+                allow_timestamp_tz_mismatch=True,
+            )
+
+    def _named(self, files: tuple[str, ...], path: str) -> Positions:
+        """The positions in a data file that position delete files name, in order."""
+        found = [self._read_positions(file, path) for file in files]
+        return np.unique(np.concatenate(found)) if found else _NONE
+
+    def _read_positions(self, file: str, path: str) -> Positions:
+        if (file, path) not in self._positions:
+            with self._table.io.new_input(file).open() as stream:
+                fragment = ds.ParquetFileFormat().make_fragment(stream)
+                named = ds.Scanner.from_fragment(
+                    fragment, columns=["pos"], filter=pc.field("file_path") == path
+                )
+                self._positions[file, path] = named.to_table()["pos"].to_numpy().astype(np.int64)
+        return self._positions[file, path]
+
+
+def _portions(
+    file: pq.ParquetFile, part: FileRows, columns: list[str]
+) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Batches of a part's row groups, each with the position of its first row in the file."""
+    count = file.metadata.num_row_groups
+    first, end = part.part * count // part.parts, (part.part + 1) * count // part.parts
+    start = sum(file.metadata.row_group(group).num_rows for group in range(first))
+    if first == end:
+        return
+    for batch in file.iter_batches(_BATCH_ROWS, row_groups=range(first, end), columns=columns):
+        yield start, batch
+        start += batch.num_rows
+
+
+def _selected(batch: pa.RecordBatch, start: int, leave: Positions, take: Positions | None) -> pa.RecordBatch:
+    if take is not None:
+        return batch.take(pa.array(_within(take, start, batch.num_rows)))
+    gone = _within(leave, start, batch.num_rows)
+    if not len(gone):
+        return batch
+    kept = np.ones(batch.num_rows, np.bool_)
+    kept[gone] = False
+    return batch.filter(pa.array(kept))
+
+
+def _within(positions: Positions, start: int, rows: int) -> Positions:
+    low, high = np.searchsorted(positions, [start, start + rows])
+    found: Positions = positions[low:high] - start
+    return found

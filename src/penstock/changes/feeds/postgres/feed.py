@@ -1,0 +1,205 @@
+"""The feed of a PostgreSQL publication."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from penstock.changes.feeds.changelog import Commit, Description
+from penstock.changes.feeds.postgres.address import joined, shown, split
+from penstock.changes.feeds.postgres.link import Link, LogPiece
+from penstock.changes.feeds.postgres.slot import SlotLag
+from penstock.errors import InvalidUrl
+
+_SLOT = re.compile(r"[a-z0-9_]{1,63}")
+_SNAPSHOTS = ("initial", "none")
+_TRUNCATES = ("fail", "skip")
+_LAG_WARNING = 1 << 30
+_SLOT_WAIT = 10.0
+
+
+@dataclass(frozen=True)
+class PostgresFeed:
+    """The changes of the tables of a PostgreSQL publication, through a logical replication slot; no agent, no broker.
+
+    A transaction is a commit: its version is the log position (LSN) of its commit record, its timestamp the server's. What has
+    been read can be read again until Spark has logged it; then the slot moves on.
+
+    One table comes with its columns; several come in one form: ``_table`` ("schema.table"), ``_key`` (the key as JSON), and for
+    each table a struct that is null in the rows of others. ``tables`` with one name selects one table of a publication.
+    ``_commit_sequence`` orders the rows of a commit. ``_unchanged`` names the columns of a row whose value is not known: a long
+    value that an update did not touch is not in the log, unless the table's replica identity is full.
+
+    With the default replica identity an update has no pre-image and a delete nothing but the key. An update that changes the key
+    is a delete and an insert right behind it, whose unknown values are those of the deleted row. A table without a key needs ``replica identity full``; its rows are told apart by all columns.
+
+    Types: boolean, smallint to bigint, real, double, numeric(p, s) up to 38 digits, date, timestamp with and without time zone,
+    bytea as Arrow has them; domains as what they are made of; everything else (numeric without a precision, time, interval,
+    uuid, json, enums, arrays, …) as the text that PostgreSQL writes. Infinite dates and times become the first and the last
+    that Spark has; other dates before year 1 or after 9999, and NaN in a numeric with a precision, are an error.
+
+    Parameters
+    ----------
+    url
+        libpq's URL of the database; the other parameters may be in its query, ``table`` several times.
+    publication
+        What the server publishes: ``create publication … for table …``.
+    slot
+        The replication slot: lower-case letters, digits and underscores. A slot is for one query.
+    tables
+        Some tables of the publication, as "schema.table" or "table"; all when None.
+    snapshot
+        ``initial``: where the slot does not exist, it is made, and the rows that are there come first, as inserts of one commit.
+        They are copied inside the database, into the schema ``penstock_snapshots``, until they are logged. ``none``: the slot
+        has to be there, and gives what comes after it was made.
+    truncate
+        What to do with TRUNCATE of a table: ``fail`` the query, or ``skip`` it, so that the feed's reader keeps the rows.
+    lag_warning
+        Bytes of log that the slot may keep on the server's disk before a warning is logged; 0 for no warning.
+    slot_wait
+        Seconds to wait for another reader of the slot to leave.
+
+    Raises
+    ------
+    InvalidUrl
+        For a parameter that is wrong, missing or unknown.
+    MissingDependency
+        Without psycopg.
+    """
+
+    url: str = field(repr=False)
+    publication: str = ""
+    slot: str = ""
+    tables: Sequence[str] | None = None
+    snapshot: str = ""
+    truncate: str = ""
+    lag_warning: int | None = None
+    slot_wait: float | None = None
+
+    def __post_init__(self) -> None:
+        server, own = split(self.url)
+        self._settle(own)
+        self._check()
+        parameters = [("publication", self.publication), ("slot", self.slot)]
+        parameters += [("table", table) for table in self.tables or ()]
+        for name, default in _DEFAULTS.items():
+            if getattr(self, name) != default:
+                parameters.append((name, str(getattr(self, name))))
+        object.__setattr__(self, "url", joined(server, parameters))
+        object.__setattr__(self, "_name", f"{shown(server)}, slot {self.slot!r}")
+
+    @classmethod
+    def from_url(cls, url: str) -> PostgresFeed:
+        """The feed of a URL."""
+        return cls(url)
+
+    @property
+    def name(self) -> str:
+        """The feed for messages."""
+        name: str = self.__dict__["_name"]
+        return name
+
+    def describe(self) -> Description:
+        """The tables of the publication; makes the slot and its snapshot where they are asked for."""
+        return self._link().describe()
+
+    def oldest(self) -> int:
+        """The position of the slot, or just before its snapshot."""
+        return self._link().oldest()
+
+    def newest(self, after: int) -> int:
+        """The end of the log, where there are changes above ``after``."""
+        return self._link().newest(after)
+
+    def commits(self, after: int, upto: int, rows: int | None = None) -> Iterator[Commit]:
+        """The transactions of a range, counted on the server."""
+        return self._link().commits(after, upto, rows)
+
+    def tasks(self, after: int, upto: int, rows_per_task: int) -> Sequence[Any]:
+        """One task for the log, since a slot has one reader at a time, and several for the snapshot."""
+        return self._link().tasks(after, upto, rows_per_task)
+
+    def read(self, task: Any, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        """The rows of a task, a few megabytes of log at a time."""
+        link = Link(self)
+        with closing(link):
+            if isinstance(task, LogPiece):
+                yield from link.read_log(task, schema)
+            else:
+                yield from link.read_snapshot(task, schema)
+
+    def logged(self, upto: int) -> None:
+        """Move the slot on, and drop the snapshot's copies."""
+        self._link().logged(upto)
+
+    def lag(self) -> SlotLag:
+        """The bytes of log that the slot keeps on the server, and those of them that have not been confirmed."""
+        return self._link().lag()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_opened"}
+
+    def _link(self) -> Link:
+        # What is open belongs to this process, and to this feed.
+        if "_opened" not in self.__dict__:
+            object.__setattr__(self, "_opened", Link(self))
+        link: Link = self.__dict__["_opened"]
+        return link
+
+    def _settle(self, own: dict[str, list[str]]) -> None:
+        def one(name: str) -> str | None:
+            return (own.get(name) or [None])[-1]  # type: ignore[list-item] # None stands for nothing given
+
+        tables = self.tables if self.tables is not None else own.get("table")
+        if isinstance(tables, str):
+            tables = (tables,)
+        settled: dict[str, Any] = {"tables": tuple(tables) if tables else None}
+        for name in ("publication", "slot"):
+            settled[name] = getattr(self, name) or one(name) or ""
+        for name, default in _DEFAULTS.items():
+            given = getattr(self, name)
+            given = one(name) if given in ("", None) else given
+            settled[name] = default if given is None else _number(name, given, type(default))
+        for name, value in settled.items():
+            object.__setattr__(self, name, value)
+
+    def _check(self) -> None:
+        for name in ("publication", "slot"):
+            if not getattr(self, name):
+                raise InvalidUrl(
+                    f"a PostgreSQL feed needs a {name}: postgresql://user@host/database?publication=NAME&slot=NAME",
+                    parameter=name,
+                )
+        if not _SLOT.fullmatch(self.slot):
+            raise InvalidUrl(
+                f"slot={self.slot!r}: PostgreSQL's slots have 1 to 63 lower-case letters, digits and underscores",
+                parameter="slot",
+            )
+        for name, known in (("snapshot", _SNAPSHOTS), ("truncate", _TRUNCATES)):
+            if getattr(self, name) not in known:
+                raise InvalidUrl(
+                    f"{name}={getattr(self, name)!r}: give one of {', '.join(known)}", parameter=name
+                )
+
+
+_DEFAULTS: dict[str, Any] = {
+    "snapshot": "initial",
+    "truncate": "fail",
+    "lag_warning": _LAG_WARNING,
+    "slot_wait": _SLOT_WAIT,
+}
+
+
+def _number(name: str, given: Any, kind: type) -> Any:
+    try:
+        found = kind(given)
+    except (TypeError, ValueError):
+        found = -1
+    if not isinstance(found, str) and not found >= 0:
+        raise InvalidUrl(f"{name}={given!r}: give a number, 0 or more", parameter=name)
+    return found

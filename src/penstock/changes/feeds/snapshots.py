@@ -1,0 +1,242 @@
+"""``SnapshotFeed``: the changes between the snapshots of a table that lie side by side in a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from penstock.arrow.types import canonical_schema
+from penstock.changes.contract import INSERT, ChangeContract
+from penstock.changes.feeds.changelog import METADATA_FIELDS, Commit, Description, change_rows
+from penstock.changes.feeds.files import DataFile, Estimate, FileCommit, Slice, Task, cut
+from penstock.changes.feeds.parquet import count_rows, fitted, nullable, read_piece
+from penstock.changes.feeds.paths import absolute, shown_path
+from penstock.changes.feeds.snapshot_folder import Folder, Snapshot
+from penstock.changes.feeds.urls import FeedUrl, pairs
+from penstock.errors import DataLost, FeedUnavailable, InvalidChangelogSchema
+from penstock.names import did_you_mean
+
+_NAMES = frozenset(each.name for each in METADATA_FIELDS)
+
+
+@dataclass(frozen=True)
+class SnapshotFeed:
+    """The changes from each snapshot of a table to the next one.
+
+    Every Parquet file of the folder, and every sub-folder with Parquet files in it, is a snapshot; names that begin with ``_``
+    or ``.`` are left out, and so are folders in which Spark is still writing. The version of a snapshot is the number in its
+    name: 7 for ``orders-0007.parquet``, 20260131 for ``2026-01-31``. So it stays when older snapshots are removed. All names
+    have to be alike but for their digits, and several numbers in a name have to have as many digits in each, so that
+    versions are ordered as the names are.
+
+    Version v has the rows of the snapshot before it as deletes and its own as inserts; carry-over removal leaves the
+    difference. The first snapshot is where the feed begins, and has no changes itself, unless it is number 1: before number 1
+    the table was empty.
+
+    A snapshot must not change once it is there: write it under another name (``_new``), then rename it. Remove old ones from
+    the oldest on, and none that a query has yet to compare with.
+
+    Parameters
+    ----------
+    path
+        The folder, or its URL in an object store that ``pyarrow.fs`` knows.
+    row_id
+        The columns that tell rows apart.
+    """
+
+    path: str
+    row_id: str | Sequence[str]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "path", absolute(self.path))
+        object.__setattr__(self, "row_id", tuple(ChangeContract(self.row_id).row_id))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.path, self.row_id)
+
+    @classmethod
+    def from_url(cls, url: str) -> SnapshotFeed:
+        """The feed of ``snapshots:PATH?row_id=NAME``.
+
+        Raises
+        ------
+        InvalidUrl
+            For another parameter.
+        InvalidChangelogSchema
+            MISSING_ROW_ID.
+        """
+        parts = FeedUrl.of(url)
+        parts.require_known(("row_id",))
+        return cls(parts.target, parts.given("row_id"))
+
+    @property
+    def url(self) -> str:
+        """The feed's URL form."""
+        return str(FeedUrl("snapshots", self.path, pairs(row_id=self.row_id)))
+
+    @property
+    def name(self) -> str:
+        """The folder without a secret in it."""
+        return shown_path(self.path)
+
+    def describe(self) -> Description:
+        """The newest snapshot's schema.
+
+        Raises
+        ------
+        FeedUnavailable
+            NO_SNAPSHOTS, AMBIGUOUS_NAMES, STORAGE, PARTITIONED_SNAPSHOT or UNREADABLE_FILE.
+        InvalidChangelogSchema
+            MISSING_COLUMN for a row id that is not there; RESERVED_COLUMN.
+        """
+        self.__dict__.pop("_folder", None)
+        newest = self._first(newest=True).files[0].path
+        with self._folder.reading(newest), self._folder.open(newest) as file:
+            found = canonical_schema(pq.ParquetFile(file).schema_arrow)
+        for name in found.names:
+            if name.lower() in _NAMES:
+                raise _invalid(
+                    "RESERVED_COLUMN", name, f"has a column {name!r}, which is a change row's own: rename it"
+                )
+        for name in self.row_id:
+            if name not in found.names and name.split(".")[0].strip("`") not in found.names:
+                hint = did_you_mean(name, found.names)
+                raise _invalid("MISSING_COLUMN", name, f"has no column {name!r} for the row id.{hint}")
+        contract = ChangeContract(
+            self.row_id,
+            carryover_rows=True,
+            intermediate_changes=True,
+            updates_as_delete_and_insert=True,
+            whole_commits=True,
+        )
+        columns = [pa.field(field.name, nullable(field.type)) for field in found]
+        return Description(f"snapshots:{self.name}", pa.schema([*columns, *METADATA_FIELDS]), contract)
+
+    def oldest(self) -> int:
+        """The first snapshot's version; 0 where it is number 1."""
+        first = self._first().version
+        return 0 if first == 1 else first
+
+    def newest(self, after: int) -> int:
+        """The last snapshot's version; a look at the folder."""
+        return max(after, self._first(newest=True).version)
+
+    def _first(self, *, newest: bool = False) -> Snapshot:
+        names = self._folder.names()
+        found = next(self._folder.snapshots(names, sorted(names, reverse=newest)), None)
+        if found is None:
+            raise self._folder.some()
+        return found
+
+    def commits(self, after: int, upto: int, rows: int | None = None) -> Iterator[Commit]:
+        """The snapshots of a range, with the rows that are compared for each.
+
+        Raises
+        ------
+        DataLost
+            When the snapshot to compare with is not there.
+        """
+        estimate = Estimate(())
+        for commit in self._range(after, upto):
+            if rows is None:
+                count = sum(estimate.rows(file) for _, file in commit.files)
+            else:
+                count = sum(self._count(file, commit.version) for _, file in commit.files)
+            yield Commit(commit.version, commit.timestamp, count)
+
+    def _count(self, file: DataFile, version: int) -> int:
+        with self._folder.reading(file.path, version), self._folder.open(file.path) as opened:
+            return count_rows(opened)
+
+    def tasks(self, after: int, upto: int, rows_per_task: int) -> Sequence[Task]:
+        """The files of a range, small ones together, large ones by their row groups.
+
+        Raises
+        ------
+        DataLost
+            As :meth:`commits`.
+        """
+        return cut(self._range(after, upto), rows_per_task)
+
+    def read(self, task: Task, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        """The rows of some files, a batch at a time.
+
+        Raises
+        ------
+        DataLost
+            When a file is gone.
+        FeedUnavailable
+            UNREADABLE_FILE or SCHEMA_CHANGED.
+        """
+        for each in task.slices:
+            yield from self._slice(each, schema)
+
+    def _slice(self, each: Slice, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        def refuse(what: str) -> FeedUnavailable:
+            return FeedUnavailable(
+                f"{each.path} of {self.name} has another schema than the newest snapshot: {what}. Begin after version "
+                f"{each.version}, or write the older snapshots anew",
+                condition="FEED_UNAVAILABLE.SCHEMA_CHANGED",
+                version=each.version,
+            )
+
+        columns = [name for name in schema.names if name not in _NAMES]
+        with self._folder.reading(each.path, each.version), self._folder.open(each.path) as file:
+            for batch in read_piece(file, each.piece, columns):
+                yield change_rows(
+                    fitted(batch, schema, refuse),
+                    schema,
+                    change_type=each.change_type or INSERT,
+                    version=each.version,
+                    timestamp=each.timestamp,
+                )
+
+    def logged(self, upto: int) -> None:
+        """Nothing: who writes the snapshots removes them."""
+
+    def _range(self, after: int, upto: int) -> Iterator[FileCommit]:
+        names = self._folder.names()
+        versions = list(names)
+        below = self._folder.snapshots(names, [version for version in reversed(versions) if version <= after])
+        before = next(below, None)
+        for here in self._folder.snapshots(
+            names, [version for version in versions if after < version <= upto]
+        ):
+            if before is None and here.version != 1:
+                raise self._lost(after)
+            yield self._between(before, here)
+            before = here
+
+    def _lost(self, after: int) -> DataLost:
+        first, last = self.oldest() + 1, self.newest(-1)
+        left = (
+            f"changes are there for versions {first} to {last}" if first <= last else "no changes are there"
+        )
+        return DataLost(
+            f"the snapshot that the changes after version {after} begin with is not in {self.name}; {left}",
+            after=after,
+            first=first,
+            last=last,
+        )
+
+    def _between(self, before: Snapshot | None, here: Snapshot) -> FileCommit:
+        old = before.files if before is not None else ()
+        shared = self._folder.shared(old, here.files)
+        files = [("delete", file) for file in old if file.path not in shared]
+        files += [("insert", file) for file in here.files if file.path not in shared]
+        return FileCommit(here.version, here.timestamp, tuple(files))
+
+    @cached_property
+    def _folder(self) -> Folder:
+        return Folder(self.path, self.name)
+
+
+def _invalid(condition: str, column: str, what: str) -> InvalidChangelogSchema:
+    return InvalidChangelogSchema(
+        f"the newest snapshot {what}", condition=f"INVALID_CHANGELOG_SCHEMA.{condition}", column=column
+    )

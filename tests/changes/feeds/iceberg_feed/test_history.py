@@ -1,0 +1,118 @@
+"""Iceberg tables whose history was cut or changed while somebody reads it."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from pyiceberg.table import Table
+
+from penstock.errors import DataLost
+from tests.changes.feeds.iceberg_feed.lake import (
+    Lake,
+    found,
+    rows,
+)
+
+
+def test_expired_snapshots_are_lost_by_name_and_what_is_left_is_read(lake: Lake, orders: Table) -> None:
+    first, second = (snapshot.snapshot_id for snapshot in orders.metadata.snapshots[:2])
+    orders.maintenance.expire_snapshots().by_ids([first, second]).commit()
+    orders.append(rows((8, "h", 8)))
+    feed = lake.feed()
+    assert feed.oldest() == 3
+    assert found(feed, 3, 4) == Counter([(8, "h", 8, "insert", 4)])
+    for ask in (lambda: feed.tasks(1, 4, 10), lambda: list(feed.commits(0, 4))):
+        with pytest.raises(DataLost, match="start from version 4") as error:
+            ask()
+        assert error.value.condition == "DATA_LOST.EXPIRED"
+        assert error.value.parameters["oldest"] == 3
+
+
+@pytest.mark.parametrize("writer", ["pyiceberg", "others"])
+def test_a_snapshot_whose_parent_is_gone_is_not_taken_for_the_tables_first(
+    lake: Lake, orders: Table, writer: str
+) -> None:
+    before = {each.snapshot_id: each.parent_snapshot_id for each in orders.metadata.snapshots}
+    orders.maintenance.expire_snapshots().by_id(orders.metadata.snapshots[1].snapshot_id).commit()
+    if writer == "others":
+        # They leave the id of the parent that is gone.
+        path = Path(lake.catalog.load_table("shop.orders").metadata_location.removeprefix("file://"))
+        metadata = json.loads(path.read_text())
+        for each in metadata["snapshots"]:
+            each["parent-snapshot-id"] = before[each["snapshot-id"]]
+        path.write_text(json.dumps(metadata))
+    assert lake.feed().oldest() == 3
+    with pytest.raises(DataLost, match="expired"):
+        lake.feed().tasks(1, 3, 10)
+
+
+def test_the_first_snapshot_of_the_main_branch_need_not_be_the_tables_first(lake: Lake) -> None:
+    table = lake.table()
+    table.append(rows((50, "staged", 0)), branch=None)
+    table.append(rows((51, "main", 0)))
+    feed = lake.feed()
+    assert feed.oldest() == 0
+    assert found(feed, 0, 2) == Counter([(51, "main", 0, "insert", 2)])
+
+
+def test_a_rollback_under_a_stream_is_found_out(lake: Lake, orders: Table) -> None:
+    feed = lake.feed()
+    feed.logged(2)
+    assert feed.newest(2) == 3
+    feed.logged(3)
+    assert feed.newest(3) == 3
+    second = orders.metadata.snapshots[1].snapshot_id
+    orders.manage_snapshots().rollback_to_snapshot(second).commit()
+
+    def check(ask: Callable[[], object]) -> None:
+        with pytest.raises(DataLost, match="version 3 is not in the history") as error:
+            ask()
+        assert error.value.condition == "DATA_LOST.HISTORY_CHANGED"
+
+    check(lambda: feed.newest(3))
+    orders.append(rows((9, "z", 9)))
+    check(lambda: feed.newest(3))
+    check(lambda: feed.tasks(3, 4, 10))
+    # A micro-batch that was planned before and is read again after a restart.
+    check(lambda: lake.feed().tasks(2, 3, 10))
+    # The snapshot that was gone back from may have been expired since.
+    orders.maintenance.expire_snapshots().by_id(orders.metadata.snapshots[2].snapshot_id).commit()
+    restarted = lake.feed()
+    restarted.logged(3)
+    check(lambda: restarted.newest(3))
+    # Whoever had not read it goes on as if it had never been.
+    assert found(lake.feed(), 2, 4) == Counter([(9, "z", 9, "insert", 4)])
+
+
+def test_commits_of_another_branch_are_not_of_the_feed(lake: Lake, orders: Table) -> None:
+    orders.manage_snapshots().create_branch(orders.metadata.snapshots[2].snapshot_id, "audit").commit()
+    orders.append(rows((50, "other", 0)), branch="audit")
+    feed = lake.feed()
+    assert feed.newest(3) == 3
+    orders.append(rows((51, "main", 0)))
+    feed.logged(3)
+    newest = feed.newest(3)
+    assert [row[0] for row in found(feed, 3, newest)] == [51]
+
+
+def test_a_table_that_is_made_anew_under_a_stream_is_found_out(lake: Lake, orders: Table) -> None:
+    feed = lake.feed()
+    identity = feed.describe().identity
+    lake.catalog.drop_table("shop.orders")
+    lake.table().append(rows((1, "x", 1)))
+    assert lake.feed().describe().identity != identity
+    with pytest.raises(DataLost, match="made anew"):
+        feed.newest(3)
+
+
+def test_a_file_that_is_gone_is_lost_data(lake: Lake, orders: Table) -> None:
+    feed = lake.feed()
+    tasks = feed.tasks(0, 2, 10)
+    for path in Path(orders.location().removeprefix("file://")).glob("data/*.parquet"):
+        path.unlink()
+    with pytest.raises(DataLost, match="version 1, is gone"):
+        [list(feed.read(task, feed.describe().schema)) for task in tasks]

@@ -1,0 +1,108 @@
+"""Tables with a publication and a slot of their own, and a feed's rows applied to a model."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+
+from penstock.changes.feeds.postgres import PostgresFeed
+
+Row = dict[str, Any]
+
+
+@dataclass
+class Source:
+    """A schema of a database, with a publication of its tables."""
+
+    url: str
+    name: str
+    connection: psycopg.Connection[Any] = field(repr=False)
+
+    def run(self, *statements: str) -> None:
+        for statement in statements:
+            self.connection.execute(statement.encode())
+
+    def rows(self, query: str) -> list[tuple[Any, ...]]:
+        return self.connection.execute(query.encode()).fetchall()
+
+    def table(self, columns: str, name: str = "t", *more: str) -> str:
+        """Make a published table; its name with the schema."""
+        self.run(f"CREATE TABLE {self.name}.{name} ({columns})", *more)
+        self.run(f"ALTER PUBLICATION {self.name} ADD TABLE {self.name}.{name}")
+        return f"{self.name}.{name}"
+
+    def make_slot(self) -> None:
+        self.run(f"SELECT pg_create_logical_replication_slot('{self.name}', 'pgoutput')")
+
+    def feed(self, **options: Any) -> PostgresFeed:
+        options = {"publication": self.name, "slot": self.name, "snapshot": "none"} | options
+        return PostgresFeed(self.url, **options)
+
+    def slots(self) -> int:
+        return self.rows(f"SELECT count(*) FROM pg_replication_slots WHERE slot_name = '{self.name}'")[0][0]
+
+
+@contextmanager
+def source_at(url: str) -> Iterator[Source]:
+    name = f"t_{uuid.uuid4().hex[:12]}"
+    with psycopg.connect(url, autocommit=True) as connection:
+        source = Source(url, name, connection)
+        source.run(f"CREATE SCHEMA {name}", f"CREATE PUBLICATION {name}")
+        try:
+            yield source
+        finally:
+            drop = "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name LIKE %s AND NOT active"
+            connection.execute(drop.encode(), [f"{name}%"])
+            source.run(f"DROP PUBLICATION IF EXISTS {name}", f"DROP SCHEMA {name} CASCADE")
+
+
+def batches(
+    feed: PostgresFeed, after: int, upto: int, columns: Sequence[str] | None = None, rows_per_task: int = 1000
+) -> list[pa.RecordBatch]:
+    """The batches of a range, checked against the schema."""
+    schema = feed.describe().schema
+    if columns is not None:
+        schema = pa.schema([schema.field(name) for name in columns])
+    found = []
+    for task in feed.tasks(after, upto, rows_per_task):
+        for batch in feed.read(task, schema):
+            assert batch.schema == schema
+            batch.validate(full=True)
+            found.append(batch)
+    return found
+
+
+def changes(feed: PostgresFeed, after: int, upto: int, **options: Any) -> list[Row]:
+    """The rows of a range."""
+    return [row for batch in batches(feed, after, upto, **options) for row in batch.to_pylist()]
+
+
+def everything(feed: PostgresFeed, after: int | None = None) -> list[Row]:
+    after = feed.oldest() if after is None else after
+    return changes(feed, after, feed.newest(after))
+
+
+def apply(rows: Sequence[Row], key: Sequence[str], columns: Sequence[str], state: dict[Any, Row]) -> None:
+    """Play change rows onto a table; what is not known stays as it is, also where the key changes."""
+    gone: Row = {}
+    for row in rows:
+        assert row["_change_type"] in ("insert", "delete", "update_preimage", "update_postimage")
+        place = tuple(row[name] for name in key)
+        if row["_change_type"] == "insert":
+            assert place not in state, row
+        else:
+            assert place in state, row
+        if row["_change_type"] == "update_preimage":
+            assert state[place] == {name: row[name] for name in columns}, row
+        elif row["_change_type"] == "delete":
+            gone = state.pop(place)
+        else:
+            unknown = row["_unchanged"] or ()
+            old = state.get(place, gone)
+            state[place] = {name: old[name] if name in unknown else row[name] for name in columns}

@@ -1,0 +1,332 @@
+"""Snapshots as a change feed: the difference of each to the next, whatever becomes of the older ones."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+from collections import Counter
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pyspark.sql import SparkSession
+
+import penstock as ps
+from penstock.changes.contract import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION
+from penstock.changes.feeds.snapshot_folder import versions_of
+from penstock.changes.feeds.snapshots import SnapshotFeed
+from penstock.changes.feeds.urls import parse
+from penstock.changes.options import ChangeOptions, net_window
+from penstock.changes.passes import Passes
+from penstock.changes.rows import ChangeRows, Layout
+from penstock.changes.snapshots_between import between
+from penstock.errors import DataLost, FeedUnavailable, InvalidChangelogSchema, InvalidInput, InvalidUrl
+from tests.changes.frames import Sink, collected, tuples
+
+SCHEMA = pa.schema([("id", pa.int64()), ("data", pa.string())])
+LAYOUT = Layout(2, 3, 4, ((0,),), ((0,), (1,)))
+State = dict[int, str | None]
+STATES = st.dictionaries(st.integers(0, 8), st.sampled_from([None, "p", "q"]), max_size=6)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    found = tmp_path / "snapshots"
+    found.mkdir()
+    return found
+
+
+def table(state: State) -> pa.Table:
+    return pa.table([list(state), list(state.values())], schema=SCHEMA)
+
+
+def write(folder: Path, name: str, state: State, files: int = 0) -> None:
+    """A snapshot: a file, or a folder of so many files."""
+    rows = table(state)
+    if not files:
+        pq.write_table(rows, folder / f"{name}.parquet")
+        return
+    (folder / name).mkdir()
+    for number in range(files):
+        part = rows.filter(
+            pc.equal(pc.subtract(rows["id"], pc.multiply(pc.divide(rows["id"], files), files)), number)
+        )
+        pq.write_table(part, folder / name / f"part-{number}.parquet", row_group_size=2)
+
+
+def changes(feed: SnapshotFeed, after: int, upto: int, per_task: int = 1000) -> pa.Table:
+    schema = feed.describe().schema
+    batches = []
+    for task in feed.tasks(after, upto, per_task):
+        there, same = pickle.loads(pickle.dumps((feed, task)))
+        for batch in there.read(same, schema):
+            assert batch.schema.equals(schema)
+            batches.append(batch)
+    return pa.Table.from_batches(batches, schema)
+
+
+def passed(found: pa.Table, feed: SnapshotFeed, *, updates: bool = False) -> pa.Table:
+    contract = feed.describe().contract
+    assert contract is not None
+    passes = Passes.of(contract, ChangeOptions("dropCarryovers", updates, net_window(None)))
+    return passes.whole(ChangeRows(found, LAYOUT)).table
+
+
+def replay(found: pa.Table, state: State, version: int) -> State:
+    state = dict(state)
+    here = found.filter(pc.equal(found[COMMIT_VERSION], version)).to_pylist()
+    for row in here:
+        if row[CHANGE_TYPE] in ("delete", "update_preimage"):
+            assert state.pop(row["id"]) == row["data"]
+    for row in here:
+        if row[CHANGE_TYPE] in ("insert", "update_postimage"):
+            assert row["id"] not in state
+            state[row["id"]] = row["data"]
+    return state
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_the_changes_replayed_are_every_snapshot(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    folder = tmp_path_factory.mktemp("snapshots")
+    states: dict[int, State] = {}
+    version = data.draw(st.sampled_from([0, 1, 7]))
+    for _ in range(data.draw(st.integers(1, 6))):
+        states[version] = data.draw(STATES)
+        write(folder, f"s-{version}", states[version], data.draw(st.integers(0, 3)))
+        version += data.draw(st.integers(1, 4))
+    feed = SnapshotFeed(str(folder), "id")
+    first, newest = min(states), max(states)
+    oldest = feed.oldest()
+    assert (oldest, feed.newest(-1)) == (0 if first == 1 else first, newest)
+    cuts = sorted({oldest, newest, *data.draw(st.lists(st.sampled_from(sorted(states)), max_size=3))})
+    per_task = data.draw(st.integers(1, 8))
+    found = pa.concat_tables(
+        [changes(feed, *cut, per_task) for cut in pairwise(cuts)] or [changes(feed, 0, 0)]
+    )
+    for updates in (False, True):
+        state = {} if first == 1 else states[first]
+        done = passed(found, feed, updates=updates)
+        for each in sorted(states):
+            state = replay(done, state, each)
+            assert state == states[each]
+        kept = Counter(tuples(done.select(["id", "data", COMMIT_VERSION])))
+        assert max(kept.values(), default=1) == 1
+    for commit in feed.commits(oldest, newest, 10**9):
+        assert commit.rows == found.filter(pc.equal(found[COMMIT_VERSION], commit.version)).num_rows
+
+
+def test_versions_stay_when_older_snapshots_are_removed_and_what_is_lost_is_named(folder: Path) -> None:
+    for number in range(1, 5):
+        write(folder, f"{number:04}", {1: str(number), number: "x"}, files=number % 2)
+    feed = SnapshotFeed(str(folder), "id")
+    assert feed.oldest() == 0
+    assert [commit.version for commit in feed.commits(-1, 9)] == [1, 2, 3, 4]
+    before = changes(feed, 2, 4)
+    tasks = feed.tasks(0, 1, 10)
+    for name in ("0001", "0002.parquet"):
+        path = folder / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    with pytest.raises(DataLost, match="version 1 is made"):
+        list(feed.read(tasks[0], feed.describe().schema))
+    for after in (-1, 0, 1, 2):
+        with pytest.raises(DataLost, match="versions 4 to 4") as raised:
+            feed.tasks(after, 4, 10)
+        assert raised.value.parameters["first"] == 4
+        with pytest.raises(DataLost):
+            list(feed.commits(after, 4))
+    assert feed.oldest() == 3
+    assert changes(feed, 3, 4).equals(before.filter(pc.equal(before[COMMIT_VERSION], 4)))
+    assert feed.tasks(4, 9, 10) == []
+
+
+@pytest.mark.parametrize(
+    ("names", "versions"),
+    [
+        (["v2", "v10", "v9"], [2, 10, 9]),
+        (["2026-01-31", "2026-02-01"], [20260131, 20260201]),
+        (["t_2026-01-31T12-00-05.parquet", "t_2026-01-31T13-00-00"], [20260131120005, 20260131130000]),
+        (["0007.parquet"], [7]),
+    ],
+)
+def test_the_number_in_a_name_is_its_version(names: Sequence[str], versions: Sequence[int]) -> None:
+    assert versions_of(names, "here") == dict(zip(names, versions, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("names", "match"),
+    [
+        (["latest"], "no number"),
+        (["1", "01.parquet"], "both version 1"),
+        (["a1", "b2"], "not alike"),
+        (["2026-1-31", "2026-01-05"], "not alike"),
+        (["1-final", "2"], "not alike"),
+        (["1" * 19], "digits"),
+    ],
+)
+def test_names_without_a_clear_order_are_refused(names: Sequence[str], match: str) -> None:
+    with pytest.raises(FeedUnavailable, match=match) as raised:
+        versions_of(names, "here")
+    assert raised.value.condition == "FEED_UNAVAILABLE.AMBIGUOUS_NAMES"
+
+
+def test_what_is_not_whole_yet_is_left_out(folder: Path) -> None:
+    write(folder, "1", {1: "a"})
+    write(folder, "2", {1: "b"}, files=1)
+    write(folder, "3", {}, files=1)
+    (folder / "3/_temporary").mkdir()
+    (folder / "4").mkdir()
+    write(folder, "_5", {1: "c"})
+    (folder / "2/_SUCCESS").touch()
+    (folder / "2/.part-0.parquet.crc").touch()
+    feed = SnapshotFeed(str(folder), "id")
+    assert feed.newest(-1) == 2
+    (folder / "3/_temporary").rmdir()
+    assert feed.newest(-1) == 3
+    (folder / "_5.parquet").rename(folder / "5.parquet")
+    assert feed.newest(-1) == 5
+    state: State = {}
+    found = passed(changes(feed, 0, 5), feed)
+    for version, expected in ((1, {1: "a"}), (2, {1: "b"}), (3, {}), (5, {1: "c"})):
+        state = replay(found, state, version)
+        assert state == expected
+
+
+def test_files_that_two_snapshots_share_by_a_hard_link_are_not_read(folder: Path) -> None:
+    write(folder, "1", {0: "a", 1: "b", 2: "c"}, files=3)
+    shutil.copytree(folder / "1", folder / "2", copy_function=os.link)
+    (folder / "2/part-1.parquet").unlink()
+    pq.write_table(table({1: "new"}), folder / "2/part-1.parquet")
+    feed = SnapshotFeed(str(folder), "id")
+    found = changes(feed, 1, 2)
+    assert sorted(zip(found[CHANGE_TYPE].to_pylist(), found["data"].to_pylist(), strict=True)) == [
+        ("delete", "b"),
+        ("insert", "new"),
+    ]
+    assert [commit.rows for commit in feed.commits(1, 2, 100)] == [2]
+
+
+def test_older_snapshots_lack_columns_or_are_refused_by_name(folder: Path) -> None:
+    pq.write_table(pa.table({"id": pa.array([1], pa.int32())}), folder / "1.parquet")
+    write(folder, "2", {1: None, 2: "b"})
+    feed = SnapshotFeed(str(folder), "id")
+    assert [row["id"] for row in passed(changes(feed, 0, 2), feed).to_pylist()] == [1, 2]
+    pq.write_table(pa.table({"id": ["1"], "data": ["b"]}), folder / "3.parquet")
+    with pytest.raises(FeedUnavailable, match=r"2\.parquet.*'id'") as raised:
+        changes(feed, 2, 3)
+    assert raised.value.condition == "FEED_UNAVAILABLE.SCHEMA_CHANGED"
+
+
+def test_a_folder_as_an_object_store_has_it(folder: Path) -> None:
+    write(folder, "1", {1: "a"}, files=2)
+    write(folder, "2", {1: "b"}, files=1)
+    feed = SnapshotFeed(folder.as_uri(), "id")
+    plain = SnapshotFeed(str(folder), "id")
+    assert changes(feed, 0, 2).equals(changes(plain, 0, 2))
+    written = max(path.stat().st_mtime_ns for path in (folder / "2").iterdir()) // 1000
+    assert [commit.timestamp for commit in feed.commits(1, 2)] == [written]
+
+
+def test_what_cannot_be_a_feed_is_refused_by_name(folder: Path, tmp_path: Path) -> None:
+    def condition(feed: SnapshotFeed, match: str) -> str:
+        with pytest.raises((FeedUnavailable, InvalidChangelogSchema), match=match) as raised:
+            feed.describe()
+        return raised.value.condition.partition(".")[2]
+
+    feed = SnapshotFeed(str(folder), "id")
+    assert condition(SnapshotFeed(str(tmp_path / "none"), "id"), "is it there") == "STORAGE"
+    assert condition(SnapshotFeed("s3://user:secret@/x", "id"), "is it there") == "STORAGE"
+    assert condition(feed, "no snapshots") == "NO_SNAPSHOTS"
+    (folder / "notes-1.txt").touch()
+    assert condition(feed, r"notes-1\.txt") == "AMBIGUOUS_NAMES"
+    (folder / "notes-1.txt").unlink()
+    (folder / "1/p=a").mkdir(parents=True)
+    assert condition(feed, "p=a") == "PARTITIONED_SNAPSHOT"
+    shutil.rmtree(folder / "1")
+    (folder / "2.parquet").write_bytes(b"nothing of the kind")
+    assert condition(feed, r"2\.parquet") == "UNREADABLE_FILE"
+    pq.write_table(pa.table({"_Change_Type": ["x"]}), folder / "2.parquet")
+    assert condition(feed, "rename") == "RESERVED_COLUMN"
+    write(folder, "3", {})
+    assert condition(SnapshotFeed(str(folder), "idd"), "Did you mean 'id'") == "MISSING_COLUMN"
+
+
+def test_the_url_form_leads_back() -> None:
+    feed = SnapshotFeed("gs://user:secret@bucket/a b?é", ["id", "x.y"])
+    assert parse(feed.url) == feed
+    assert feed.name == "gs://user@bucket/a b"
+    assert feed == pickle.loads(pickle.dumps(feed))
+    with pytest.raises(InvalidUrl):
+        parse("snapshots:/x?rowid=id")
+    with pytest.raises(InvalidChangelogSchema, match="row_id"):
+        parse("snapshots:/x")
+
+
+# Through Spark.
+
+
+def test_batch_and_stream(spark: SparkSession, folder: Path, tmp_path: Path) -> None:
+    write(folder, "1", {1: "a", 2: "b"}, files=2)
+    write(folder, "2", {1: "a", 2: "c", 3: "d"})
+    write(folder, "3", {2: "c", 3: "d"}, files=1)
+    feed = SnapshotFeed(str(folder), "id")
+    expected = Counter(tuples(passed(changes(feed, 0, 3), feed, updates=True)))
+    assert len(expected) == 6
+    assert collected(ps.changes.read(spark, feed, compute_updates=True)) == expected
+    stream = ps.changes.read_stream(
+        spark, feed.url, compute_updates=True, options={"maxCommitsPerTrigger": 1}
+    )
+    assert Sink(tmp_path).run(stream) == expected
+
+
+def test_between_two_dataframes(spark: SparkSession) -> None:
+    old = spark.createDataFrame(table({1: "a", 2: "b", 3: None, 4: "d"}))
+    new = spark.createDataFrame(table({1: "a", 2: "c", 3: None, 5: "e"}))
+    moment = datetime(2026, 1, 31, tzinfo=UTC)
+    done = between(old, new.select("data", "id"), row_id="id", version=7, timestamp=moment)
+    assert done.columns == ["data", "id", CHANGE_TYPE, COMMIT_VERSION, COMMIT_TIMESTAMP]
+    found = done.toArrow()
+    assert sorted(zip(found["id"].to_pylist(), found[CHANGE_TYPE].to_pylist(), strict=True)) == [
+        (2, "delete"),
+        (2, "insert"),
+        (4, "delete"),
+        (5, "insert"),
+    ]
+    assert set(found[COMMIT_VERSION].to_pylist()) == {7}
+    assert set(found[COMMIT_TIMESTAMP].to_pylist()) == {moment}
+    updates = between(old, new, row_id=["id"], compute_updates=True).toArrow()
+    assert Counter(updates[CHANGE_TYPE].to_pylist()) == dict.fromkeys(
+        ["update_preimage", "update_postimage", "delete", "insert"], 1
+    )
+    assert between(old, old, row_id="id").count() == 0
+
+
+def test_between_refuses_what_does_not_go_together(spark: SparkSession) -> None:
+    frame = spark.createDataFrame(table({1: "a", 2: "b"}))
+    for other, match in (
+        (frame.drop("data"), "'data'"),
+        (frame.withColumnRenamed("data", "date"), "Did you mean 'date'"),
+        (frame.selectExpr("id", "length(data) as data"), "'data' is string before and int after"),
+        (frame.selectExpr("*", "1 as _commit_version"), "_commit_version"),
+    ):
+        with pytest.raises(InvalidChangelogSchema, match=match):
+            between(frame, other, row_id="id")
+    with pytest.raises(InvalidChangelogSchema, match="'idd'"):
+        between(frame, frame, row_id="idd")
+    with pytest.raises(InvalidInput, match="time zone"):
+        between(frame, frame, row_id="id", timestamp=datetime(2026, 1, 1))  # noqa: DTZ001 - the point
+    twice: Any = frame.union(frame.limit(1))
+    with pytest.raises(Exception, match="several rows of after have the row id") as raised:
+        between(frame, twice, row_id="id").collect()
+    assert "DUPLICATE_ROW_ID" in str(raised.value)
