@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from bench import append, changes, read, streaming
+from bench import append, changes, delta_feed, iceberg_feed, postgres_feed, read, streaming
 from bench.harness import Result, save
 from tests.support.postgres import drop_schema, start_postgres, with_schema
 
@@ -34,6 +34,10 @@ def cases(pg_url: str) -> dict[str, Callable[[], Result]]:
         "changes-batch-few": lambda: changes.batch(0.01),
         "changes-batch-all": lambda: changes.batch(1.0),
         "changes-memory": changes.worker_memory,
+        "feed-delta": delta_feed.feed,
+        "feed-iceberg": iceberg_feed.feed,
+        "feed-postgres": lambda: postgres_feed.read(pg_url),
+        "feed-postgres-spark": lambda: postgres_feed.through_spark(pg_url),
     }
 
 

@@ -202,7 +202,7 @@ class Log:
         if name.endswith(".json"):
             yield from map(json.loads, self._storage.read(name).splitlines())
             return
-        with readable(name), self._storage.open(name) as file:
+        with readable(name, self._storage.told), self._storage.open(name) as file:
             found = pq.ParquetFile(file)
             wanted = [each for each in ("metaData", "protocol") if each in found.schema_arrow.names]
             for batch in found.iter_batches(columns=wanted):

@@ -100,9 +100,8 @@ def find(server: Server, publication: str, chosen: Sequence[str] | None) -> Tabl
     found = server.all("publication", publication=publication)
     if not found:
         raise missing_publication(server, publication)
-    rows = server.all("columns", publication=publication)
     changes_rows = bool(found[0].changes_rows)
-    tables = [_table(list(group)) for _, group in groupby(rows, key=lambda row: row.oid)]
+    tables = published(server, publication)
     if chosen is not None:
         tables = [_named(server, publication, tables, name) for name in chosen]
     if not tables:
@@ -116,6 +115,12 @@ def find(server: Server, publication: str, chosen: Sequence[str] | None) -> Tabl
     known = Tables(tuple(tables), several, changes_rows)
     _check_names(server, known)
     return known
+
+
+def published(server: Server, publication: str) -> list[Table]:
+    """The tables that a publication has now."""
+    rows = server.all("columns", publication=publication)
+    return [_table(list(group)) for _, group in groupby(rows, key=lambda row: row.oid)]
 
 
 def missing_publication(server: Server, publication: str) -> FeedUnavailable:

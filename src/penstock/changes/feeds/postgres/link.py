@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ import pyarrow as pa
 from penstock.changes.contract import COMMIT_VERSION
 from penstock.changes.feeds.changelog import Commit, Description
 from penstock.changes.feeds.postgres.address import split
-from penstock.changes.feeds.postgres.catalog import SEQUENCE, Tables, find
+from penstock.changes.feeds.postgres.catalog import SEQUENCE, Table, Tables, find, published
 from penstock.changes.feeds.postgres.pgoutput import Decoder, Relation
 from penstock.changes.feeds.postgres.rows import Rows
 from penstock.changes.feeds.postgres.server import Server, ServerGone
@@ -125,7 +125,7 @@ class Link:
     def read_log(self, piece: LogPiece, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """The rows of a range; where the connection breaks, on from the row that was given last."""
         self._choose(piece.tables)
-        reading = _Reading(self._feed.name, piece.tables, schema, self._feed.truncate)
+        reading = self._reading(piece.tables, schema)
         for attempt in range(_ATTEMPTS):
             decoder = reading.decoder(piece.after, piece.upto)
             try:
@@ -141,7 +141,7 @@ class Link:
     def read_snapshot(self, task: SnapshotTask, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """The rows of a piece of the snapshot."""
         piece = task.piece
-        reading = _Reading(self._feed.name, task.tables, schema, self._feed.truncate)
+        reading = self._reading(task.tables, schema)
         for attempt in range(_ATTEMPTS):
             decoder = reading.decoder(piece.version - 1, piece.version)
             decoder.begin(piece.version, piece.timestamp, piece.sequence, piece.copy.relation)
@@ -152,6 +152,12 @@ class Link:
             except ServerGone:
                 if attempt == _ATTEMPTS - 1:
                     raise
+
+    def _reading(self, tables: Tables, schema: pa.Schema) -> _Reading:
+        def now() -> Sequence[Table]:
+            return published(self._server, self._feed.publication)
+
+        return _Reading(self._feed, tables, schema, now)
 
     def _see_to_slot(self) -> None:
         tables = self._known()
@@ -204,12 +210,20 @@ class Link:
 class _Reading:
     """One read of a task, which remembers how far it has come."""
 
-    def __init__(self, name: str, tables: Tables, schema: pa.Schema, truncate: str) -> None:
-        self._name, self._truncate = name, truncate
+    def __init__(
+        self,
+        feed: PostgresFeed,
+        tables: Tables,
+        schema: pa.Schema,
+        published: Callable[[], Sequence[Table]],
+    ) -> None:
+        self._name, self._truncate = feed.name, feed.truncate
         # These two say where to go on after a broken connection.
         extra = [name for name in (COMMIT_VERSION, SEQUENCE) if schema.get_field_index(name) < 0]
         full = tables.schema()
-        self._rows = Rows(tables, pa.schema([*schema, *(full.field(name) for name in extra)]), name)
+        self._rows = Rows(
+            tables, pa.schema([*schema, *(full.field(name) for name in extra)]), feed.name, published
+        )
         self._schema = schema
         self._done = (-1, -1)
 

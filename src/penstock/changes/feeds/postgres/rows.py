@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -43,43 +43,62 @@ class Rows:
         The columns to give.
     name
         The feed, for messages.
+    published
+        Finds the tables that the publication has now.
     """
 
-    def __init__(self, tables: Tables, schema: pa.Schema, name: str) -> None:
-        self._tables, self._schema, self._name = tables, schema, name
+    def __init__(
+        self, tables: Tables, schema: pa.Schema, name: str, published: Callable[[], Sequence[Table]]
+    ) -> None:
+        self._tables, self._schema, self._name, self._published = tables, schema, name, published
         self._columns = tables.columns()
-        self._by_name = {table.name: table for table in tables.tables}
-        self._oids = {table.relation.oid: table for table in tables.tables}
-        self._chosen = not tables.several
+        self._known: dict[Relation, Table] = {}
 
     def wanted(self, relation: Relation) -> bool:
         """Whether a relation's rows belong to the feed.
 
+        What the log tells may be older than what the query knows, or newer: columns and tables that have gone since are left
+        out, those that have come since are not.
+
         Raises
         ------
         FeedUnavailable
-            SCHEMA_CHANGED, when it is not as the query knows it.
+            SCHEMA_CHANGED, when a table has got a column or a name that the query does not know, or the publication a table.
         """
-        table = self._by_name.get(relation.name)
-        if table is None:
-            return self._unknown(relation)
-        known = {column.name for column in table.relation.columns}
-        added = [column.name for column in relation.columns if column.name not in known]
-        if added:
-            raise self._changed(
-                f"{table.name} has a column {added[0]!r} that it did not have when the query began",
-                table=table.name,
-            )
-        return True
-
-    def _unknown(self, relation: Relation) -> bool:
         if relation.schema == _SNAPSHOTS:
             return False
-        if relation.oid in self._oids:
-            raise self._changed(f"{self._oids[relation.oid].name} is called {relation.name} now")
-        if self._tables.several:
+        table = self._table_of(relation)
+        if table is None:
+            return False
+        known = {column.name for column in table.relation.columns}
+        strange = [column.name for column in relation.columns if column.name not in known]
+        if strange:
+            now = next((each for each in self._published() if each.name == table.name), table)
+            added = [column.name for column in now.relation.columns if column.name in strange]
+            if added:
+                raise self._changed(
+                    f"{table.name} has a column {added[0]!r} that it did not have when the query began",
+                    table=table.name,
+                )
+        self._known[relation] = table
+        return True
+
+    def _table_of(self, relation: Relation) -> Table | None:
+        for table in self._tables.tables:
+            if table.name == relation.name:
+                return table
+        renamed = next((table for table in self._tables.tables if table.relation.oid == relation.oid), None)
+        if renamed is None and not self._tables.several:
+            return None
+        now = {table.relation.oid: table.name for table in self._published()}
+        if renamed is not None:
+            if now.get(relation.oid) in (None, renamed.name):
+                # It got its name between the row and the query.
+                return renamed
+            raise self._changed(f"{renamed.name} is called {now[relation.oid]} now", table=renamed.name)
+        if relation.name in now.values():
             raise self._changed(f"the publication has a table {relation.name} that it did not have")
-        return False
+        return None
 
     def _changed(self, what: str, **parameters: Any) -> FeedUnavailable:
         return FeedUnavailable(
@@ -101,7 +120,7 @@ class Rows:
         return table.take(pa.array(np.argsort(places, kind="stable"))).combine_chunks().to_batches()[0]
 
     def _rows(self, changes: Changes, done: tuple[int, int]) -> tuple[pa.RecordBatch, Any]:
-        table = self._by_name[changes.relation.name]
+        table = self._known[changes.relation]
         columns = _TableColumns(self, table, changes)
         kinds, keep = columns.kinds()
         if changes.version[0] <= done[0]:
@@ -145,7 +164,9 @@ class Rows:
         known = next(each for each in table.relation.columns if each.name == found.name)
         if (found.type, found.modifier) != (known.type, known.modifier):
             return self._changed(
-                f"the type of the column {found.name!r} of {table.name} has changed ({why})", table=table.name
+                f"the type of the column {found.name!r} of {table.name} has changed, and this row is of the other type ({why}); "
+                "with a new slot where it is older than the query; else",
+                table=table.name,
             )
         return FeedUnavailable(
             f"{self._name}: the column {found.name!r} of {table.name} has a value that {field.type} cannot hold ({why}): change "

@@ -32,8 +32,9 @@ _DEFAULTS: dict[str, Any] = {
     "tcp_user_timeout": 50_000,
 }
 _ATTEMPTS = 6
-_FETCH_BYTES = 8 << 20
-_FETCH_ROWS = 20_000
+_CHUNK_BYTES, _CHUNK_ROWS = 8 << 20, 20_000
+_FETCH_ROWS = 2_000
+"""Rows may be larger than those before them: few at a time, so that no surprise fills the memory."""
 _PID = re.compile(r"PID (\d+)")
 # These do not go away by themselves, and the server gives no code to a connection that it refuses.
 _REFUSALS = ("does not exist", "no pg_hba.conf entry", "not permitted to log in")
@@ -97,7 +98,9 @@ class Server:
         try:
             connection.prepare_threshold = None
             # A replication connection has no prepared statements.
-            connection.pgconn.exec_(statements()["settings"].replace("%%", "%").encode())
+            done = connection.pgconn.exec_(statements()["settings"].replace("%%", "%").encode())
+            if done.status != self._psycopg.pq.ExecStatus.TUPLES_OK:
+                raise self._psycopg.OperationalError(done.get_error_message())
         except BaseException:
             connection.close()
             raise
@@ -140,32 +143,53 @@ class Server:
         self, text: str, parameters: dict[str, Any] | None = None
     ) -> Generator[list[bytes], None, None]:
         """The same of a query's text."""
-        connection = self.patiently(self.connect)
+        connection, cursor, found = self._opened(text, parameters, min(100, _FETCH_ROWS), binary=True)
+        chunk: list[bytes] = []
+        size = 0
         try:
-            with self.translating(), connection.transaction():
-                cursor = connection.cursor("penstock", binary=True, row_factory=self._psycopg.rows.tuple_row)
-                cursor.execute(text.encode(), parameters)
-                rows = 500
-                while found := cursor.fetchmany(rows):
-                    chunk = list(chain.from_iterable(found))
-                    yield chunk
-                    size = sum(map(len, chunk)) // len(chunk) + 1
-                    # Larger by steps: what comes next may be larger too.
-                    rows = max(1, min(_FETCH_ROWS, 2 * rows, _FETCH_BYTES // size))
+            with self.translating():
+                while found:
+                    fetched = list(chain.from_iterable(found))
+                    bytes_fetched = sum(map(len, fetched))
+                    chunk, size = chunk + fetched, size + bytes_fetched
+                    if size >= _CHUNK_BYTES or len(chunk) >= _CHUNK_ROWS:
+                        yield from _halved(chunk, size)
+                        chunk, size = [], 0
+                    rows = _CHUNK_BYTES * len(fetched) // (bytes_fetched + 1)
+                    found = cursor.fetchmany(max(1, min(_FETCH_ROWS, rows)))
+                yield from _halved(chunk, size)
         finally:
             connection.close()
 
     def rows(self, statement: str, /, **parameters: Any) -> Generator[Any, None, None]:
-        """The rows of a statement as they are asked for, through a connection of its own."""
-        connection = self.patiently(self.connect)
+        """The rows of a named statement as they are asked for, through a connection of its own."""
+        connection, cursor, found = self._opened(statements()[statement], parameters, 5_000)
         try:
-            with self.translating(), connection.transaction():
-                cursor = connection.cursor("penstock")
-                cursor.execute(statements()[statement], parameters)
-                while found := cursor.fetchmany(5_000):
+            with self.translating():
+                while found:
                     yield from found
+                    found = cursor.fetchmany(5_000)
         finally:
             connection.close()
+
+    def _opened(
+        self, text: str, parameters: dict[str, Any] | None, rows: int, *, binary: bool = False
+    ) -> tuple[Any, Any, list[Any]]:
+        """A connection, a cursor of the server's, and its first rows: with them the slot has been read, and is free again."""
+
+        def first() -> tuple[Any, Any, list[Any]]:
+            connection = self.connect()
+            try:
+                connection.autocommit = False
+                factory = self._psycopg.rows.tuple_row if binary else connection.row_factory
+                cursor = connection.cursor("penstock", row_factory=factory)
+                cursor.execute(text.encode(), parameters, binary=binary)
+                return connection, cursor, cursor.fetchmany(rows)
+            except BaseException:
+                connection.close()
+                raise
+
+        return self.patiently(first)
 
     def close(self) -> None:
         with self._lock:
@@ -245,6 +269,16 @@ WAL_LEVEL = (
     "the server's wal_level is not logical: alter system set wal_level = 'logical', then restart the server (on Amazon RDS: "
     "rds.logical_replication = 1)"
 )
+
+
+def _halved(chunk: list[bytes], size: int) -> Iterator[list[bytes]]:
+    """A chunk in parts that are not much larger than one should be, or of one message."""
+    if size <= 4 * _CHUNK_BYTES or len(chunk) <= 1:
+        if chunk:
+            yield chunk
+        return
+    for part in (chunk[: len(chunk) // 2], chunk[len(chunk) // 2 :]):
+        yield from _halved(part, sum(map(len, part)))
 
 
 def run(connection: psycopg.Connection[Any], statement: str, /, **parameters: Any) -> list[Any]:

@@ -104,12 +104,11 @@ class Slot:
             raise missing_publication(self._server, self._publication)
         if found.plugin is None and found.type is None:
             return None
-        (here,) = self._server.all("server")
-        if found.type != "logical" or found.plugin != "pgoutput" or found.database != here.database:
+        if found.type != "logical" or found.plugin != "pgoutput" or found.database != found.here:
             raise self._server.unavailable(
                 "SLOT_UNUSABLE",
                 f"the slot {self.name!r} is {found.type}, with plugin {found.plugin}, in database {found.database}: it has to be "
-                f"a logical one with pgoutput in {here.database}; take another name",
+                f"a logical one with pgoutput in {found.here}; take another name",
             )
         if found.wal_status == "lost" or found.reason:
             raise self._server.lost_slot(found.reason or f"wal_status is {found.wal_status}")

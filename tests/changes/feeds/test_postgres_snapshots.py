@@ -1,0 +1,204 @@
+"""A feed begins with the rows that are there: once, all of them, and the same ones again after a crash."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+
+from penstock.changes.feeds.postgres import snapshot
+from penstock.errors import DataLost, FeedUnavailable
+from tests.changes.feeds.postgres import Row, Source, apply, changes, everything, source_at
+
+
+@pytest.fixture
+def source(logical_pg_url: str) -> Iterator[Source]:
+    with source_at(logical_pg_url) as made:
+        yield made
+
+
+def copies(source: Source) -> int:
+    return source.rows(
+        "SELECT count(*) FROM pg_class WHERE relnamespace = to_regnamespace('penstock_snapshots') AND relkind = 'r'"
+        " AND relname <> 'slots'"
+    )[0][0]
+
+
+def test_the_rows_that_are_there_are_the_first_commit(source: Source) -> None:
+    table = source.table("id int primary key, v text")
+    source.run(f"INSERT INTO {table} SELECT i, 'v' || i FROM generate_series(1, 25) i")
+    feed = source.feed(snapshot="initial")
+    schema, start = feed.describe().schema, feed.oldest()
+    source.run(f"DELETE FROM {table} WHERE id <= 20", f"INSERT INTO {table} VALUES (26, 'new')")
+    upto = feed.newest(start)
+    first, *later = feed.commits(start, upto)
+    assert (first.rows, [commit.rows for commit in later]) == (25, [20, 1])
+    assert first.version == start + 1
+    tasks = feed.tasks(start, first.version, 10)
+    assert len(tasks) == 3
+    rows = [row for task in reversed(tasks) for batch in feed.read(task, schema) for row in batch.to_pylist()]
+    assert sorted((row["id"], row["v"], row["_commit_sequence"]) for row in rows) == [
+        (i, f"v{i}", i - 1) for i in range(1, 26)
+    ]
+    assert {(row["_change_type"], row["_commit_version"]) for row in rows} == {("insert", first.version)}
+    state: dict[Any, Row] = {}
+    apply(everything(feed), ("id",), ("id", "v"), state)
+    assert sorted(row["id"] for row in state.values()) == [21, 22, 23, 24, 25, 26]
+    assert feed.newest(first.version - 1) >= upto
+
+
+def test_the_snapshot_stays_until_it_is_logged(source: Source) -> None:
+    table = source.table("id int primary key")
+    source.run(f"INSERT INTO {table} VALUES (1)")
+    before = copies(source)
+    feed = source.feed(snapshot="initial")
+    start = feed.oldest()
+    (commit,) = feed.commits(start, feed.newest(start))
+    (task,) = feed.tasks(start, commit.version, 10)
+    feed.logged(start)
+    assert copies(source) == before + 1
+    again = source.feed(snapshot="initial")
+    assert again.oldest() == start
+    feed.logged(commit.version)
+    feed.logged(commit.version)
+    assert copies(source) == before
+    assert feed.oldest() == commit.version
+    assert again.describe()
+    with pytest.raises(DataLost):
+        list(feed.read(task, feed.describe().schema))
+    with pytest.raises(DataLost):
+        feed.tasks(start, commit.version, 10)
+    # A process that still thinks that the snapshot is there is told as well.
+    assert source.slots() == 1
+
+
+def test_an_empty_table_has_an_empty_snapshot(source: Source) -> None:
+    table = source.table("id int primary key")
+    feed = source.feed(snapshot="initial")
+    start = feed.oldest()
+    assert everything(feed) == []
+    feed.logged(start + 1)
+    source.run(f"INSERT INTO {table} VALUES (1)")
+    assert [row["id"] for row in everything(feed)] == [1]
+
+
+def test_concurrent_writers_leave_no_gap_and_no_overlap(source: Source) -> None:
+    table = source.table("id bigserial primary key, writer int, v text")
+    source.table("id int primary key", "other")
+    stop = threading.Event()
+
+    def write(number: int) -> None:
+        with psycopg.connect(source.url) as connection:
+            while not stop.is_set():
+                connection.execute(
+                    f"INSERT INTO {table} (writer, v) VALUES (%s, 'a'), (%s, 'b')".encode(), [number, number]
+                )
+                connection.execute(
+                    f"UPDATE {table} SET v = v || 'x' WHERE writer = %s AND id %% 7 = 0".encode(), [number]
+                )
+                connection.commit()
+
+    writers = [threading.Thread(target=write, args=[number]) for number in range(3)]
+    for writer in writers:
+        writer.start()
+    try:
+        feed = source.feed(snapshot="initial", tables=("t",))
+        start = feed.oldest()
+        after_snapshot = feed.newest(start)
+    finally:
+        stop.set()
+        for writer in writers:
+            writer.join(30)
+    state: dict[Any, Row] = {}
+    middle = changes(feed, start, after_snapshot)
+    apply(middle, ("id",), ("id", "writer", "v"), state)
+    apply(everything(feed, after_snapshot), ("id",), ("id", "writer", "v"), state)
+    found = Counter(tuple(row.values()) for row in state.values())
+    assert found == Counter(source.rows(f"SELECT id, writer, v FROM {table}"))
+    assert middle
+
+
+@pytest.mark.parametrize("point", ["begin_snapshot", "end_snapshot"])
+def test_what_a_process_left_half_done_is_made_anew(
+    source: Source, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    table = source.table("id int primary key")
+    source.run(f"INSERT INTO {table} VALUES (1)")
+    before = copies(source)
+    run = snapshot.run
+
+    def dying(connection: Any, statement: str, /, **parameters: Any) -> Any:
+        found = run(connection, statement, **parameters) if statement == "begin_snapshot" else []
+        if statement == point:
+            raise KeyboardInterrupt
+        return found or run(connection, statement, **parameters)
+
+    monkeypatch.setattr(snapshot, "run", dying)
+    with pytest.raises(KeyboardInterrupt):
+        source.feed(snapshot="initial").oldest()
+    assert source.slots() == (point == "end_snapshot")
+    monkeypatch.undo()
+    source.run(f"INSERT INTO {table} VALUES (2)")
+    feed = source.feed(snapshot="initial")
+    assert [row["id"] for row in everything(feed)] == [1, 2]
+    assert next(iter(feed.commits(feed.oldest(), feed.newest(feed.oldest())))).rows == 2
+    assert copies(source) == before + 1
+
+
+def test_processes_at_once_make_one_snapshot(source: Source) -> None:
+    table = source.table("id int primary key")
+    source.run(f"INSERT INTO {table} SELECT generate_series(1, 1000)")
+    found: list[int] = []
+    threads = [
+        threading.Thread(target=lambda: found.append(source.feed(snapshot="initial").oldest()))
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(found) == 4
+    assert len(set(found)) == 1
+
+
+def test_several_tables_are_in_one_snapshot(source: Source) -> None:
+    one = source.table('"Id" int primary key, "a ""b" text', "one")
+    two = source.table("id int primary key", '"T W""o"')
+    source.run(f"INSERT INTO {one} VALUES (1, 'x')", f"INSERT INTO {two} VALUES (5), (6)")
+    feed = source.feed(snapshot="initial")
+    rows = everything(feed)
+    assert [(row["_key"], row["_commit_sequence"]) for row in rows] == [
+        ('{"id":5}', 0),
+        ('{"id":6}', 1),
+        ('{"Id":1}', 2),
+    ]
+    assert rows[2]["one"] == {"Id": 1, 'a "b': "x"}
+    assert rows[0]['T W"o'] == {"id": 5}
+
+
+def test_a_slot_that_was_made_anew_does_not_fill_an_old_checkpoints_gap(source: Source) -> None:
+    table = source.table("id int primary key")
+    feed = source.feed(snapshot="initial")
+    start = feed.oldest()
+    source.run(f"INSERT INTO {table} VALUES (1)")
+    upto = feed.newest(start)
+    feed.logged(upto)
+    source.run(f"SELECT pg_drop_replication_slot('{source.name}')", f"INSERT INTO {table} VALUES (2)")
+    with pytest.raises(FeedUnavailable, match="no replication slot"):
+        feed.newest(upto)
+    again = source.feed(snapshot="initial")
+    assert [row["id"] for row in everything(again)] == [1, 2]
+    with pytest.raises(DataLost):
+        again.tasks(upto, again.newest(upto), 10)
+
+
+def test_a_slot_that_is_there_is_read_from_where_it_stands(source: Source) -> None:
+    table = source.table("id int primary key")
+    source.run(f"INSERT INTO {table} VALUES (1)")
+    source.make_slot()
+    source.run(f"INSERT INTO {table} VALUES (2)")
+    assert [row["id"] for row in everything(source.feed(snapshot="initial"))] == [2]
