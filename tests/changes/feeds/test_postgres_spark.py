@@ -115,6 +115,7 @@ def _schema(schema: Any) -> Any:
 
 
 @pytest.mark.crash
+@pytest.mark.soak
 def test_a_query_that_is_killed_goes_on_exactly_once(
     spark: SparkSession, source: Source, tmp_path: Path, run_child: Callable[..., ChildProcess]
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -12,20 +11,14 @@ from pyspark.sql import SparkSession
 
 import penstock as ps
 from tests.changes.feeds.iceberg_feed.lake import (
-    SCHEMA,
     Lake,
     commit_deletes,
-    counted,
     delete_file,
     live_files,
     new_files,
-    read_all,
     rows,
-    versions,
 )
 from tests.changes.frames import Sink
-from tests.support.processes import ChildProcess
-from tests.support.waiting import wait_until
 
 
 def test_a_batch_read_has_updates_without_what_did_not_change(
@@ -65,29 +58,3 @@ def test_a_stream_takes_the_commits_as_they_come(
     orders.manage_snapshots().rollback_to_snapshot(orders.metadata.snapshots[2].snapshot_id).commit()
     with pytest.raises(Exception, match="is not in the history"):
         run()
-
-
-@pytest.mark.crash
-@pytest.mark.soak
-def test_a_killed_stream_into_a_queue_goes_on_and_repeats_nothing(
-    lake: Lake, tmp_path: Path, run_child: Callable[..., ChildProcess]
-) -> None:
-    url = f"sqlite:///{tmp_path}/penstock.db"
-    table = lake.table()
-    for key in range(6):
-        table.append(rows((key, str(key), key)))
-    table.delete("id = 3")
-    feed = lake.feed(row_id="id")
-    with ps.connect(url, create=True) as store:
-        queue = store.create_queue("changes", feed.describe().schema)
-        arguments = (feed.url, url, tmp_path)
-        child = run_child("tests.changes.feeds.iceberg_feed.child", *arguments, "forever")
-        wait_until(lambda: queue.info().partitions[0].next_index >= 3, 120, "some commits are in the queue")
-        child.kill_tree()
-        table.append(rows((9, "z", 9)))
-        child = run_child("tests.changes.feeds.iceberg_feed.child", *arguments, "all")
-        assert child.wait() == 0, child.output
-        held = queue.read(0, 0)
-        assert counted(held) == counted(read_all(feed))
-        assert versions(held) == [1, 2, 3, 4, 5, 6, 7, 8]
-        assert SCHEMA.names == held.column_names[:3]

@@ -1,0 +1,40 @@
+"""Streams every feed into a queue of its own, one commit at a time, until there is no more. Killed by its parent, mostly.
+
+Arguments: a folder for Spark and the checkpoints, the store's URL, and a queue's name and a feed's URL in turn.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import penstock as ps
+from tests.support.sparks import make_spark
+
+COLUMNS = ["id", "_change_type as change", "_commit_version as version"]
+
+
+def start(spark: Any, folder: Path, store: str, queue: str, feed: str) -> ps.Query:
+    rows = ps.changes.read_stream(
+        spark, feed, deduplication_mode="none", options={"maxCommitsPerTrigger": 1, "rowsPerTask": 2}
+    )
+    sink = ps.QueueSink(queue, url=store)
+    return (
+        ps.stream(spark, rows.selectExpr(*COLUMNS))
+        .write(sink, guarantee="exactly_once")
+        .start(checkpoint=folder / queue, trigger=ps.Trigger.available_now())
+    )
+
+
+def main(folder: str, store: str, *feeds: str) -> None:
+    spark = make_spark(Path(folder) / "spark")
+    for queue, feed in zip(feeds[::2], feeds[1::2], strict=True):
+        start(spark, Path(folder), store, queue, feed)
+    print("STARTED", flush=True)
+    spark.streams.awaitAnyTermination()
+    print("ENDED", flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
