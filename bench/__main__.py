@@ -35,7 +35,7 @@ def cases(pg_url: str) -> dict[str, Callable[[], Result]]:
         "changes-batch-all": lambda: changes.batch(1.0),
         "changes-memory": changes.worker_memory,
         "feed-delta": delta_feed.feed,
-        "feed-iceberg": iceberg_feed.feed,
+        "feed-iceberg": iceberg_feed.appends,
         "feed-postgres": lambda: postgres_feed.read(pg_url),
         "feed-postgres-spark": lambda: postgres_feed.through_spark(pg_url),
     }
