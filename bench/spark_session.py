@@ -14,6 +14,7 @@ def spark() -> SparkSession:
     session = ps.session(
         "bench",
         master="local[2]",
+        memory="4g",
         conf={
             "spark.ui.enabled": "false",
             "spark.driver.bindAddress": "127.0.0.1",

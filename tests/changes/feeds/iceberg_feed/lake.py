@@ -143,8 +143,8 @@ class _RowDelta(_FastAppendFiles):
         ]
         for spec_id in {each.spec_id for each in self.deletes} | {each.data_file.spec_id for each in dropped}:
             with _DeleteManifest(
-                self.spec(spec_id),
-                self.schema(),
+                self._transaction.table_metadata.specs()[spec_id],
+                self._transaction.table_metadata.schema(),
                 self.new_manifest_output(),
                 self._snapshot_id,
                 self._compression,
