@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from penstock import changes as changes
     from penstock import errors as errors
     from penstock.changes.contract import ChangeContract as ChangeContract
+    from penstock.changes.feeds.debezium import DebeziumFeed as DebeziumFeed
     from penstock.changes.feeds.delta import DeltaFeed as DeltaFeed
     from penstock.changes.feeds.iceberg import IcebergFeed as IcebergFeed
     from penstock.changes.feeds.postgres import PostgresFeed as PostgresFeed
@@ -45,6 +46,7 @@ _HOMES = {
     "ChangeContract": "penstock.changes.contract",
     "Consumer": "penstock.queue.consumer",
     "Lag": "penstock.queue.consumer",
+    "DebeziumFeed": "penstock.changes.feeds.debezium",
     "DeltaFeed": "penstock.changes.feeds.delta",
     "IcebergFeed": "penstock.changes.feeds.iceberg",
     "PenstockError": "penstock.errors",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from penstock.changes.options import ChangeOptions, net_window
 from penstock.changes.passes import Passes
 from penstock.changes.rows import ChangeRows, Layout
+from penstock.changes.violations import check_rows
 from penstock.errors import ChangelogContractViolation
 from tests.changes import model
 from tests.changes.frames import contract, table, tuples
@@ -153,3 +155,20 @@ def test_an_insert_and_a_delete_of_the_same_content_need_a_sequence() -> None:
     for mode, updates in (("dropCarryovers", True), ("netChanges", False)):
         assert "which came first" in refused(passes("IU", mode, updates=updates), rows).message
         assert done(passes("IU", mode, updates=updates, sequence="step"), rows, ORDERED) == []
+
+
+def test_rows_without_a_key_are_told_apart_by_all_columns_null_among_them() -> None:
+    time = 1_700_000_000_000_000
+    rows = [
+        (1, None, None, 0, 0, "delete", "2", time),
+        (1, None, None, 0, 0, "insert", "2", time),
+        (None, "x", "p", 0, 0, "delete", "2", time),
+        (None, None, "p", 0, 0, "insert", "2", time),
+    ]
+    layout = Layout(5, 6, 7, row_id=DATA, data=DATA, nullable_row_id=True)
+    check_rows(ChangeRows(table(rows, model.SCHEMA), layout), needs_content=True)
+    assert done(passes("C", "dropCarryovers"), rows, layout, parts=2) == rows[2:]
+    with pytest.raises(ChangelogContractViolation, match="is NULL"):
+        check_rows(
+            ChangeRows(table(rows, model.SCHEMA), replace(layout, nullable_row_id=False)), needs_content=True
+        )

@@ -18,7 +18,7 @@ class ChangeContract:
     Parameters
     ----------
     row_id
-        The columns that tell rows of the table apart, nested ones as ``a.b``; never NULL.
+        The columns that tell rows of the table apart, nested ones as ``a.b``; never NULL unless ``nullable_row_id`` says so.
     row_version
         The column that tells the contents of one row apart, such as the commit that last wrote it: equal for the two rows
         of a carry-over pair, different before and after an update, never NULL. Without one, all data columns are compared.
@@ -33,6 +33,8 @@ class ChangeContract:
     sequence
         The column that orders the changes of one row inside a commit, for feeds in which a commit may change a row more than
         once.
+    nullable_row_id
+        Whether NULL is a value like any other in the row id, for tables without a key, whose rows are told apart by all columns.
 
     Raises
     ------
@@ -47,6 +49,7 @@ class ChangeContract:
     updates_as_delete_and_insert: bool = False
     whole_commits: bool | None = None
     sequence: str | None = None
+    nullable_row_id: bool = False
 
     def __post_init__(self) -> None:
         columns = (self.row_id,) if isinstance(self.row_id, str) else tuple(self.row_id)

@@ -32,6 +32,7 @@ class Layout:
     """All columns that are the row's own."""
     row_version: Path | None = None
     sequence: Path | None = None
+    nullable_row_id: bool = False
 
     @property
     def content(self) -> tuple[Path, ...]:

@@ -73,6 +73,7 @@ def layout_of(schema: StructType, contract: ChangeContract, *, case_sensitive: b
         data=data,
         row_version=finder.path(contract.row_version) if contract.row_version is not None else None,
         sequence=sequence,
+        nullable_row_id=contract.nullable_row_id,
     )
 
 

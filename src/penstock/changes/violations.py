@@ -46,7 +46,7 @@ def check_rows(rows: ChangeRows, *, needs_content: bool) -> None:
             f"{', '.join(TYPES)}; map or filter other types before",
         )
     _check_nulls(rows, (layout.version,), "NULL_COMMIT_VERSION", "every change belongs to a commit")
-    for path in layout.row_id:
+    for path in () if layout.nullable_row_id else layout.row_id:
         _check_nulls(rows, path, "NULL_ROW_ID", "a row without its id cannot be followed")
     if needs_content and layout.row_version is not None:
         advice = "name no row_version if the feed does not always have one"

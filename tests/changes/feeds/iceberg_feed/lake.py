@@ -163,6 +163,23 @@ def _added(file: DataFile) -> ManifestEntry:
     return ManifestEntry.from_args(status=ManifestEntryStatus.ADDED, data_file=file)
 
 
+class _OldOverwrite(_OverwriteFiles):
+    """As pyiceberg 0.11 wrote what it removed."""
+
+    kept: Sequence[ManifestEntry] = ()
+
+    def _deleted_entries(self) -> list[ManifestEntry]:
+        removed = [_removed(each.data_file, each.sequence_number) for each in super()._deleted_entries()]
+        return [*removed, *self.kept]
+
+
+def _removed(file: DataFile, sequence: int | None) -> ManifestEntry:
+    """An entry under the id of a snapshot that did not remove the file."""
+    return ManifestEntry.from_args(
+        status=ManifestEntryStatus.DELETED, snapshot_id=7, sequence_number=sequence, data_file=file
+    )
+
+
 class _Compaction(_OverwriteFiles):
     def _summary(self, snapshot_properties: Any = None) -> Summary:
         return Summary(Operation.REPLACE)
@@ -237,6 +254,17 @@ def delete_positions(table: Table, chosen: Sequence[tuple[DataFile, int]], *, bo
     for file, position in chosen:
         partitions.setdefault(repr((file.spec_id, file.partition)), []).append((file, position))
     commit_deletes(table, *(delete_file(table, each, bounds=bounds) for each in partitions.values()))
+
+
+def remove_as_before(table: Table, *files: DataFile, gone_before: Sequence[DataFile] = ()) -> None:
+    """Remove files under another snapshot's id, and name some again that are gone already."""
+
+    def prepare(producer: _OldOverwrite) -> None:
+        for file in files:
+            producer.delete_data_file(file)
+        producer.kept = [_removed(file, 1) for file in gone_before]
+
+    _commit(table, _OldOverwrite, Operation.OVERWRITE, prepare)
 
 
 def compact(table: Table) -> None:

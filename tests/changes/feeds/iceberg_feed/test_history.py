@@ -116,3 +116,11 @@ def test_a_file_that_is_gone_is_lost_data(lake: Lake, orders: Table) -> None:
         path.unlink()
     with pytest.raises(DataLost, match="version 1, is gone"):
         [list(feed.read(task, feed.describe().schema)) for task in tasks]
+
+
+def test_a_table_without_snapshots_has_no_changes_yet(lake: Lake) -> None:
+    table = lake.table()
+    feed = lake.feed()
+    assert (feed.oldest(), feed.newest(0), list(feed.commits(0, 0))) == (0, 0, [])
+    table.append(rows((1, "a", 1)))
+    assert feed.newest(0) == 1

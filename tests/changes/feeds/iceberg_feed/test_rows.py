@@ -36,6 +36,7 @@ from tests.changes.feeds.iceberg_feed.lake import (
     found,
     live_files,
     new_files,
+    remove_as_before,
     replayed,
     rows,
     states,
@@ -146,6 +147,20 @@ def test_rows_that_are_added_and_deleted_by_one_snapshot_do_not_come(lake: Lake)
     (file,) = new_files(table, rows((1, "a", 1), (2, "b", 2)))
     commit_deletes(table, delete_file(table, [(file, 0)]), added=[file])
     assert found(lake.feed(), 0, 1) == Counter([(2, "b", 2, "insert", 1)])
+
+
+def test_a_file_that_was_removed_under_another_snapshots_id_is_removed_once(lake: Lake) -> None:
+    table = lake.table()
+    table.append(rows((1, "a", 1)))
+    table.append(rows((2, "b", 2)))
+    second, first = live_files(table)
+    remove_as_before(table, second)
+    table.append(rows((3, "c", 3)))
+    remove_as_before(table, first, gone_before=[second])
+    feed = lake.feed(row_id="id")
+    for version, state in replayed(changes(feed, 0, 5), Counter()):
+        assert state == states(table)[version]
+    assert [row[-1] for row in found(feed, 0, 5).elements() if row[-2] == "delete"] == [3, 5]
 
 
 def test_a_compaction_is_no_change(lake: Lake, orders: Table) -> None:
@@ -378,11 +393,3 @@ def test_without_pyiceberg_the_extra_is_named() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert "pip install penstock[iceberg]" in done.stdout
-
-
-def test_a_table_without_snapshots_has_no_changes_yet(lake: Lake) -> None:
-    table = lake.table()
-    feed = lake.feed()
-    assert (feed.oldest(), feed.newest(0), list(feed.commits(0, 0))) == (0, 0, [])
-    table.append(rows((1, "a", 1)))
-    assert feed.newest(0) == 1

@@ -43,8 +43,7 @@ class IcebergFeed:
         The catalog's properties, such as ``{"uri": …, "warehouse": …}``. They may hold credentials.
     row_id
         The columns that tell rows apart; by default the table's identifier fields. Where it has none either, rows are told apart
-        by all their columns, but for maps: carry-overs are found then, updates are not, and a row with a NULL in it fails the
-        passes by name.
+        by all their columns, but for maps: carry-overs are found then, updates are not.
     """
 
     table: str
@@ -88,8 +87,10 @@ class IcebergFeed:
                 condition="INVALID_CHANGELOG_SCHEMA.RESERVED_COLUMN",
                 column=taken,
             )
+        identifiers = opened.identifier_columns()
         contract = ChangeContract(
-            row_id=self._row_id(data, opened.identifier_columns()),
+            row_id=self._row_id(data, identifiers),
+            nullable_row_id=not (self.row_id or identifiers),
             carryover_rows=True,
             updates_as_delete_and_insert=True,
             intermediate_changes=True,

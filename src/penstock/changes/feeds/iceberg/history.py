@@ -19,6 +19,8 @@ class Change:
     """A snapshot that changed rows."""
 
     snapshot: Snapshot
+    parent: Snapshot | None
+    """None for the first one that has a number."""
 
     @property
     def version(self) -> int:
@@ -118,10 +120,12 @@ class History:
         self._check_still_there(after)
         if upto > self.last or upto in self.abandoned:
             raise self._changed(upto)
+        parent = None
         for version, snapshot in self.chain.items():
             replaced = snapshot.summary is not None and snapshot.summary.operation == Operation.REPLACE
             if after < version <= upto and not replaced:
-                yield Change(snapshot)
+                yield Change(snapshot, parent)
+            parent = snapshot
 
     def _check_still_there(self, after: int) -> None:
         if after != self.logged or after <= 0 or after in self.chain:

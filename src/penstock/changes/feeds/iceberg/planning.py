@@ -23,6 +23,7 @@ from pyiceberg.manifest import (
     ManifestFile,
 )
 from pyiceberg.partitioning import PartitionSpec
+from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.transforms import IdentityTransform
 
 from penstock.changes.contract import DELETE, INSERT
@@ -83,13 +84,7 @@ class Planner:
         snapshot = change.snapshot.snapshot_id
         manifests = change.snapshot.manifests(self._io)
         data = [each for each in manifests if each.content == ManifestContent.DATA]
-        own = [
-            entry
-            for manifest in data
-            if manifest.added_snapshot_id == snapshot
-            for entry in self._entries(manifest)
-            if entry.snapshot_id == snapshot and entry.status != ManifestEntryStatus.EXISTING
-        ]
+        own = self._own(change, [each for each in data if each.added_snapshot_id == snapshot])
         removed = [entry for entry in own if entry.status == ManifestEntryStatus.DELETED]
         deletes = self._deletes(manifests, snapshot, needed=bool(removed))
         for entry in own:
@@ -99,6 +94,35 @@ class Planner:
             yield self._rows(change, entry, DELETE, leave=_applying(deletes.before, entry))
         if deletes.changed:
             yield from self._touched(change, data, {entry.data_file.file_path for entry in own}, deletes)
+
+    def _own(self, change: Change, written: Sequence[ManifestFile]) -> list[ManifestEntry]:
+        """What the snapshot added and removed, from the manifests that it wrote."""
+        snapshot = change.snapshot.snapshot_id
+        found = [
+            entry
+            for entry in chain.from_iterable(map(self._entries, written))
+            if entry.status != ManifestEntryStatus.EXISTING
+        ]
+        own = [entry for entry in found if entry.snapshot_id == snapshot]
+        # Up to 0.11 pyiceberg left a removed file the id of the snapshot that had added it.
+        doubtful = [
+            entry
+            for entry in found
+            if entry.snapshot_id != snapshot and entry.status == ManifestEntryStatus.DELETED
+        ]
+        if doubtful and change.parent is not None:
+            before = self._live(change.parent)
+            doubtful = [entry for entry in doubtful if entry.data_file.file_path in before]
+        return own + doubtful
+
+    def _live(self, snapshot: Snapshot) -> set[str]:
+        """The paths of a snapshot's data files."""
+        manifests = (each for each in snapshot.manifests(self._io) if each.content == ManifestContent.DATA)
+        return {
+            entry.data_file.file_path
+            for entry in chain.from_iterable(map(self._entries, manifests))
+            if entry.status != ManifestEntryStatus.DELETED
+        }
 
     def _touched(
         self, change: Change, manifests: Sequence[ManifestFile], own: set[str], deletes: _Deletes
@@ -121,15 +145,17 @@ class Planner:
         if not needed and all(each.added_snapshot_id != snapshot for each in found):
             return _Deletes()
         before, after = [], []
-        for entry in chain.from_iterable(map(self._entries, found)):
-            own = entry.snapshot_id == snapshot
-            if entry.status == ManifestEntryStatus.DELETED and not own:
-                continue
-            self._check_delete(entry.data_file)
-            if entry.status != ManifestEntryStatus.ADDED or not own:
-                before.append(entry)
-            if entry.status != ManifestEntryStatus.DELETED:
-                after.append(entry)
+        for manifest in found:
+            written = manifest.added_snapshot_id == snapshot
+            for entry in self._entries(manifest):
+                removed = entry.status == ManifestEntryStatus.DELETED
+                if removed and not written:
+                    continue
+                self._check_delete(entry.data_file)
+                if removed or entry.snapshot_id != snapshot:
+                    before.append(entry)
+                if not removed:
+                    after.append(entry)
         return _Deletes(before, after)
 
     def _entries(self, manifest: ManifestFile) -> list[ManifestEntry]:

@@ -86,7 +86,13 @@ class Tables:
         row_id: tuple[str, ...] = (TABLE, KEY) if self.several else self.tables[0].key
         if not row_id or not all(table.key for table in self.tables):
             return None
-        return ChangeContract(row_id=row_id, intermediate_changes=True, whole_commits=True, sequence=SEQUENCE)
+        return ChangeContract(
+            row_id=row_id,
+            nullable_row_id=not self.several and not self.tables[0].keyed,
+            intermediate_changes=True,
+            whole_commits=True,
+            sequence=SEQUENCE,
+        )
 
 
 def find(server: Server, publication: str, chosen: Sequence[str] | None) -> Tables:

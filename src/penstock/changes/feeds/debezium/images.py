@@ -1,0 +1,183 @@
+"""The images of a row: each column from the text that Debezium's JSON has for it to its own type, or why it cannot be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
+
+from penstock.changes.feeds.debezium.encoded import binary_reader, encoded, unscaled
+
+Read = Callable[[pa.Array], pa.Array]
+
+_COUNT = r"^-?[0-9]+$"
+_BELOW_MICROS = r"(\.[0-9]{6})[0-9]+"
+_FIRST_DAY, _LAST_DAY = -719_162, 2_932_896
+"""The years 1 to 9999, which is what Spark prints and Python reads."""
+_DAY_MICROS = 86_400_000_000
+_PER_MICRO = {"micros": 1, "millis": 1000}
+_SHOWN = 50
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How the columns of an image are read."""
+
+    schema: pa.Schema
+    """Their names and types, and which of them may be null, in the form that Spark uses."""
+    row_id: tuple[str, ...]
+    unit: str
+    units: Mapping[str, str]
+    precise: bool
+    binaries: str
+    unavailable: str | None
+
+    def image(
+        self, name: str, image: pa.StructArray, used: pa.Array, reasons: pa.Array
+    ) -> tuple[list[pa.Array], pa.Array]:
+        """The columns of some images, and the reasons why events cannot be taken with those that were found here.
+
+        Parameters
+        ----------
+        name
+            ``before`` or ``after``; a table may log no more than its key of the row before.
+        image
+            The columns: text for those of which :func:`is_text` says so.
+        used
+            Which of the images count.
+        """
+        read: list[pa.Array] = []
+        for field, given in zip(self.schema, image.flatten(), strict=True):
+            given = pc.if_else(used, given, pa.scalar(None, given.type))
+            values = readable(given, self._read(field), field.type) if is_text(field.type) else given
+            read.append(values)
+            where = f"{name}.{field.name}"
+            unread = pc.and_(given.is_valid(), values.is_null())
+            shown = (
+                pc.utf8_slice_codeunits(given.cast(pa.string()), 0, _SHOWN)
+                if pc.any(unread).as_py()
+                else None
+            )
+            reasons = _noted(reasons, unread, f"{where} cannot be read as {_named(field.type)}: ", shown)
+            if field.name in self.row_id or (name == "after" and not field.nullable):
+                missing = pc.and_(used, given.is_null())
+                reasons = _noted(reasons, missing, f"{where} is missing or null")
+            reasons = _noted(
+                reasons,
+                self._unsent(given, field.type),
+                f"the value of {where} was not sent, as it did not change: ALTER TABLE … REPLICA IDENTITY FULL has the source "
+                "send it",
+            )
+        return read, reasons
+
+    def _read(self, field: pa.Field) -> Read:
+        kind = field.type
+        if pat.is_decimal(kind) and self.precise:
+            return partial(unscaled, kind=kind)
+        if pat.is_date(kind):
+            return _dates
+        if pat.is_timestamp(kind):
+            return partial(_moments, kind=kind, unit=self.units.get(field.name, self.unit))
+        if pat.is_binary(kind):
+            return binary_reader(self.binaries)
+        return partial(_plain, kind=kind)
+
+    def _unsent(self, given: pa.Array, kind: pa.DataType) -> pa.Array | None:
+        if self.unavailable is None or not (pat.is_string(kind) or pat.is_binary(kind)):
+            return None
+        text = self.unavailable
+        value = text if pat.is_string(kind) else encoded(text.encode(), self.binaries)
+        return pc.equal(given, pa.scalar(value, given.type)).fill_null(False)
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Whether a column comes as its JSON text: any but nested ones."""
+    return not pat.is_nested(kind)
+
+
+def can_be_read(kind: pa.DataType) -> bool:
+    """Whether there is a way to read a column of a type."""
+    plain = (
+        pat.is_boolean,
+        pat.is_integer,
+        pat.is_floating,
+        pat.is_decimal,
+        pat.is_string,
+        pat.is_binary,
+        pat.is_date,
+    )
+    return pat.is_nested(kind) or pat.is_timestamp(kind) or any(is_one(kind) for is_one in plain)
+
+
+def readable(given: pa.Array, read: Read, kind: pa.DataType) -> pa.Array:
+    """What can be read, in one go where that is everything, null for what cannot: halves find it."""
+    try:
+        return read(given)
+    except pa.ArrowInvalid:
+        if len(given) == 1:
+            return pa.nulls(1, kind)
+        half = len(given) // 2
+        parts = (given.slice(0, half), given.slice(half))
+        return pa.concat_arrays([readable(part, read, kind) for part in parts])
+
+
+def _plain(given: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Numbers and truth values; a decimal that would be rounded is refused."""
+    return given.cast(kind)
+
+
+def _dates(given: pa.Array) -> pa.Array:
+    days, texts = _split(given)
+    counted = _within(days, _FIRST_DAY, _LAST_DAY).cast(pa.int32()).cast(pa.date32())
+    return pc.coalesce(counted, texts.cast(pa.date32()))
+
+
+def _moments(given: pa.Array, kind: pa.DataType, unit: str) -> pa.Array:
+    counts, texts = _split(given)
+    if unit == "nanos":
+        # Down to the microsecond, as a clock shows it.
+        whole = pc.floor_temporal(counts.cast(pa.timestamp("ns")), unit="microsecond")
+        micros = whole.cast(pa.timestamp("us")).cast(pa.int64())
+    else:
+        micros = pc.multiply_checked(counts, _PER_MICRO[unit])
+    bounds = _FIRST_DAY * _DAY_MICROS, (_LAST_DAY + 1) * _DAY_MICROS - 1
+    counted = _within(micros, *bounds).cast(kind)
+    return pc.coalesce(counted, pc.replace_substring_regex(texts, _BELOW_MICROS, r"\1").cast(kind))
+
+
+def _split(given: pa.Array) -> tuple[pa.Array, pa.Array]:
+    """Numbers, and what is none."""
+    number = pc.match_substring_regex(given, _COUNT)
+    none = pa.scalar(None, given.type)
+    return pc.if_else(number, given, none).cast(pa.int64()), pc.if_else(number, none, given)
+
+
+def _within(numbers: pa.Array, low: int, high: int) -> pa.Array:
+    ends = pc.min_max(numbers).as_py()
+    if ends["min"] is not None and (ends["min"] < low or ends["max"] > high):
+        raise pa.ArrowInvalid("a time before the year 1 or after the year 9999")
+    return numbers
+
+
+def _noted(reasons: pa.Array, where: pa.Array | None, told: str, shown: pa.Array | None = None) -> pa.Array:
+    """The reasons with one more, where there is none yet."""
+    if where is None or not pc.any(where).as_py():
+        return reasons
+    why = pa.repeat(told, len(reasons))
+    if shown is not None:
+        why = pc.binary_join_element_wise(why, shown.fill_null(""), "")
+    return pc.if_else(pc.and_(where, reasons.is_null()), why, reasons)
+
+
+def _named(kind: pa.DataType) -> str:
+    """The type's name in SQL."""
+    names = {"int8": "tinyint", "int16": "smallint", "int32": "int", "int64": "bigint", "bool": "boolean"}
+    if pat.is_decimal(kind):
+        return f"decimal({kind.precision},{kind.scale})"
+    if pat.is_timestamp(kind):
+        return "timestamp" if kind.tz else "timestamp_ntz"
+    return names.get(str(kind), str(kind).removesuffix("32[day]"))

@@ -1,0 +1,125 @@
+"""Events as Debezium's connectors write them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+
+Row = dict[str, Any]
+NOW = 1_700_000_000_000
+TYPES = (
+    "id bigint not null, i int, s smallint, f double, price decimal(10,2), d date, t timestamp, n timestamp_ntz, "
+    "ok boolean, b binary, text string, tags array<string>, more struct<a: int>"
+)
+ROW = {
+    "id": 1,
+    "i": -5,
+    "s": 3,
+    "f": 1.5,
+    "price": "12.30",
+    "d": 19_000,
+    "t": 1_700_000_000_123_456,
+    "n": -1,
+    "ok": True,
+    "b": "aGk=",
+    "text": "ä\n",
+    "tags": ["x", None],
+    "more": {"a": 1},
+}
+
+
+def postgres(
+    op: str,
+    *,
+    before: Row | None = None,
+    after: object = None,
+    lsn: object = 1,
+    order: int | None = None,
+    wrapped: bool = False,
+    **source: Any,
+) -> str:
+    """An event of the PostgreSQL connector, with the schema around it if asked for."""
+    moment = NOW + (lsn if isinstance(lsn, int) else 0)
+    where = {
+        "version": "2.7.3.Final",
+        "connector": "postgresql",
+        "name": "shop",
+        "ts_ms": moment,
+        "snapshot": "true" if op == "r" else "false",
+        "db": "shop",
+        "sequence": f'["{lsn}","{lsn}"]',
+        "ts_us": moment * 1000 + 7,
+        "schema": "public",
+        "table": "orders",
+        "txId": 571,
+        "lsn": lsn,
+        "xmin": None,
+        **source,
+    }
+    return _event(op, before, after, where, order, wrapped)
+
+
+def mysql(
+    op: str,
+    *,
+    before: Row | None = None,
+    after: Row | None = None,
+    file: str = "mysql-bin.000003",
+    pos: int = 154,
+    row: int = 0,
+    wrapped: bool = False,
+) -> str:
+    """An event of the MySQL connector."""
+    where = {
+        "version": "2.7.3.Final",
+        "connector": "mysql",
+        "name": "shop",
+        "ts_ms": NOW,
+        "snapshot": "false",
+        "db": "shop",
+        "table": "orders",
+        "server_id": 223344,
+        "gtid": None,
+        "file": file,
+        "pos": pos,
+        "row": row,
+        "thread": 7,
+        "query": None,
+    }
+    return _event(op, before, after, where, None, wrapped)
+
+
+def _event(op: str, before: Row | None, after: object, source: Row, order: int | None, wrapped: bool) -> str:
+    transaction = None
+    if order is not None:
+        transaction = {"id": "571:24023128", "total_order": order, "data_collection_order": order}
+    payload = {
+        "before": before,
+        "after": after,
+        "source": source,
+        "transaction": transaction,
+        "op": op,
+        "ts_ms": NOW + 500,
+    }
+    if not wrapped:
+        return json.dumps(payload)
+    fields = [{"type": "struct", "optional": True, "field": name} for name in ("before", "after", "source")]
+    schema = {
+        "type": "struct",
+        "fields": fields,
+        "optional": False,
+        "name": "shop.public.orders.Envelope",
+    }
+    return json.dumps({"schema": schema, "payload": payload})
+
+
+def topic(spark: SparkSession, events: Sequence[str | None]) -> DataFrame:
+    """The events as Kafka's source gives them, in one partition."""
+    rows = [
+        (None if event is None else event.encode(), "shop.public.orders", 0, place)
+        for place, event in enumerate(events)
+    ]
+    return spark.createDataFrame(rows, "value binary, topic string, partition int, offset bigint").coalesce(1)

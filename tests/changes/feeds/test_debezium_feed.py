@@ -1,0 +1,394 @@
+"""Debezium's events come out as change rows, or are refused with the reason and the place."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections import Counter
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pyspark.sql import DataFrame, SparkSession
+
+import penstock as ps
+from penstock.changes.feeds.debezium import DEAD_LETTERS, DebeziumFeed
+from penstock.errors import InvalidChangelogSchema, InvalidChangeOption, QueueNotFound, SchemaMismatch
+from tests.changes.feeds.debezium import NOW, ROW, TYPES, mysql, postgres, topic
+from tests.changes.feeds.test_debezium_values import to_base64
+from tests.changes.frames import Sink
+
+EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - as collect() gives times
+PLACEHOLDER = "__debezium_unavailable_value"
+ORDERS = "id bigint not null, name string"
+READ = {
+    **ROW,
+    "price": Decimal("12.30"),
+    "d": date(2022, 1, 8),
+    "t": EPOCH + timedelta(seconds=1_700_000_000, microseconds=123_456),
+    "n": EPOCH - timedelta(microseconds=1),
+    "b": b"hi",
+}
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    """A store with a queue of dead letters."""
+    url = f"sqlite:///{tmp_path}/penstock.db"
+    with ps.connect(url, create=True) as store:
+        store.create_queue("dead", DEAD_LETTERS)
+    return url
+
+
+def letters(url: str) -> list[dict[str, Any]]:
+    with ps.connect(url) as store:
+        found: list[dict[str, Any]] = store.queue("dead").read(0, 0).to_pylist()
+    return sorted(found, key=lambda letter: letter["offset"])
+
+
+def kinds(df: DataFrame, *columns: str) -> list[tuple[Any, ...]]:
+    chosen = df.select("_change_type", "_commit_version", "_sequence", *columns)
+    return [tuple(row) for row in chosen.orderBy("_commit_version", "_sequence").collect()]
+
+
+# What comes out.
+
+
+def test_every_operation_with_and_without_the_schema_and_no_tombstone(spark: SparkSession) -> None:
+    old, new = {"id": 1, "name": "a"}, {"id": 1, "name": "b"}
+    events = [
+        postgres("r", after=old, lsn=1),
+        postgres("c", after={"id": 2, "name": "z"}, lsn=2, wrapped=True),
+        postgres("u", before=old, after=new, lsn=3, wrapped=True),
+        postgres("u", after=old, lsn=4),
+        postgres("d", before={"id": 1, "name": None}, lsn=5),
+        None,
+        "null",
+        '{"schema":null,"payload":null}',
+    ]
+    feed = DebeziumFeed(ORDERS, "id")
+    done = feed.unwrap(topic(spark, events))
+    assert kinds(done, "id", "name") == [
+        ("insert", 1, 3, 1, "a"),
+        ("insert", 2, 5, 2, "z"),
+        ("update_preimage", 3, 6, 1, "a"),
+        ("update_postimage", 3, 7, 1, "b"),
+        ("update_postimage", 4, 9, 1, "a"),
+        ("delete", 5, 10, 1, None),
+    ]
+    first = done.where("_commit_version = 1").select("_commit_timestamp").collect()[0][0]
+    assert first.replace(tzinfo=UTC).timestamp() == pytest.approx((NOW + 1) / 1000, abs=1e-4)
+    assert first.microsecond == 1007
+    assert (feed.contract.row_id, feed.contract.whole_commits) == (("id",), False)
+
+
+def test_columns_of_every_kind_are_read_by_their_types(spark: SparkSession) -> None:
+    texts = {
+        **ROW,
+        "id": 2,
+        "price": 12.3,
+        "d": "2022-01-08",
+        "t": "2023-11-14T23:13:20.123456+01:00",
+        "n": "1969-12-31T23:59:59.999999",
+        "ok": 1,
+        "i": "-5",
+    }
+    missing = {"id": 3}
+    events = [postgres("c", after=row, lsn=place) for place, row in enumerate((ROW, texts, missing))]
+    done = DebeziumFeed(TYPES, "id").unwrap(topic(spark, events)).orderBy("id").collect()
+    found = [{name: row[name] for name in ROW} for row in done]
+    found = [{**row, "more": row["more"] and row["more"].asDict()} for row in found]
+    assert found[0] == READ
+    assert found[1] == {**READ, "id": 2}
+    assert found[2] == {**dict.fromkeys(ROW), "id": 3}
+
+
+def test_times_count_in_the_unit_that_is_said(spark: SparkSession) -> None:
+    columns = "id bigint not null, a timestamp, b timestamp, c timestamp_ntz"
+    row = {"id": 1, "a": 1_500, "b": -1_500_999, "c": 1_500}
+    feed = DebeziumFeed(columns, "id", timestamps={"a": "millis", "b": "nanos", "c": "millis"})
+    (found,) = feed.unwrap(topic(spark, [postgres("c", after=row)])).select("a", "b", "c").collect()
+    assert found.a == found.c == EPOCH + timedelta(seconds=1.5)
+    # Rounded down, as a clock is.
+    assert found.b == EPOCH - timedelta(microseconds=1_501)
+
+
+def test_precise_decimals_come_from_the_bytes_of_their_unscaled_values(spark: SparkSession) -> None:
+    feed = DebeziumFeed("id bigint not null, x decimal(38,2)", "id", decimals="precise")
+    numbers = [0, -1, 1234, -(10**38 - 1)]
+    events = [postgres("c", after={"id": place, "x": to_base64(x)}) for place, x in enumerate(numbers)]
+    events.append(postgres("c", after={"id": 4, "x": None}))
+    found = [row.x for row in feed.unwrap(topic(spark, events)).orderBy("id").collect()]
+    assert [str(x) for x in found] == ["0.00", "-0.01", "12.34", f"-{'9' * 36}.99", "None"]
+
+
+def test_mysql_versions_ascend_over_files_and_positions_and_the_rows_of_an_event_in_order(
+    spark: SparkSession,
+) -> None:
+    places = [
+        ("mysql-bin.000009", 999, 0),
+        ("mysql-bin.000009", 10_000, 0),
+        ("mysql-bin.000009", 10_000, 1),
+        ("mysql-bin.000010", 4, 0),
+        ("mysql-bin.1000000", 4, 0),
+    ]
+    events = [
+        mysql("c", after={"id": number, "name": "x"}, file=file, pos=pos, row=row, wrapped=number % 2 == 0)
+        for number, (file, pos, row) in enumerate(places)
+    ]
+    done = DebeziumFeed(ORDERS, "id", connector="mysql").unwrap(topic(spark, events))
+    assert dict(done.dtypes)["_commit_version"] == "string"
+    found = kinds(done, "id")
+    assert [row[-1] for row in found] == [0, 1, 2, 3, 4]
+    assert found[1][1] == found[2][1] == "mysql-bin.00000000000000000009:00000000000000010000"
+
+
+@pytest.mark.parametrize(
+    ("connector", "source", "version"),
+    [
+        ("oracle", {"scn": "123", "ssn": 2}, "00000000000000000123"),
+        (
+            "sqlserver",
+            {
+                "commit_lsn": "0000002a:00000758:0005",
+                "change_lsn": "0000002a:00000758:0003",
+                "event_serial_no": 2,
+            },
+            "0000002a:00000758:0005/0000002a:00000758:0003",
+        ),
+    ],
+)
+def test_other_connectors_have_their_own_positions(
+    spark: SparkSession, connector: str, source: dict[str, Any], version: str
+) -> None:
+    event = postgres("c", after={"id": 1}, lsn=None, connector=connector, **source)
+    done = DebeziumFeed(ORDERS, "id", connector=connector).unwrap(topic(spark, [event]))
+    assert kinds(done, "id") == [("insert", version, 5, 1)]
+
+
+@settings(max_examples=2, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_replaying_the_changes_of_any_history_gives_the_source_table(
+    spark: SparkSession, data: st.DataObject
+) -> None:
+    full = data.draw(st.booleans())
+    wrapped = data.draw(st.booleans())
+    state: dict[int, str | None] = {}
+    events: list[str | None] = []
+    for number in range(data.draw(st.integers(1, 30))):
+        key = data.draw(st.integers(0, 4))
+        name = data.draw(st.sampled_from(["p", "q", None]))
+        old = {"id": key, "name": state.get(key)}
+        told: dict[str, Any] = {"lsn": 100 + 7 * number, "order": number, "wrapped": wrapped}
+        if key in state and data.draw(st.booleans()):
+            del state[key]
+            events += [postgres("d", before=old if full else {"id": key, "name": None}, **told), None]
+        elif key in state:
+            state[key] = name
+            new = {"id": key, "name": name}
+            events.append(postgres("u", before=old if full else None, after=new, **told))
+        else:
+            state[key] = name
+            events.append(postgres("c", after={"id": key, "name": name}, **told))
+    feed = DebeziumFeed(ORDERS, "id")
+    df = topic(spark, events).repartition(3)
+    held: dict[int, str | None] = {}
+    for kind, _, _, key, name in kinds(feed.unwrap(df), "id", "name"):
+        if kind in ("delete", "update_preimage"):
+            assert key in held
+            assert not full or held[key] == name
+            if kind == "delete":
+                del held[key]
+        else:
+            held[key] = name
+    assert held == state
+    net = feed.read(df, deduplication_mode="netChanges", compute_updates=True)
+    assert {row.id: row.name for row in net.collect()} == state
+
+
+def test_rows_of_one_version_are_ordered_by_the_transaction(spark: SparkSession) -> None:
+    events = [
+        postgres("u", before={"id": 1, "name": "a"}, after={"id": 1, "name": "b"}, lsn=9, order=1, ts_us=NOW),
+        postgres("u", before={"id": 1, "name": "b"}, after={"id": 1, "name": "c"}, lsn=8, order=2, ts_us=NOW),
+        postgres("d", before={"id": 2, "name": "x"}, lsn=7, order=3, ts_us=NOW),
+        postgres("c", after={"id": 2, "name": "y"}, lsn=6, order=4, ts_us=NOW),
+    ]
+    feed = DebeziumFeed(ORDERS, "id", version="transaction.id", version_type="string")
+    net = feed.read(topic(spark, events), deduplication_mode="netChanges", compute_updates=True)
+    assert kinds(net, "id", "name") == [
+        ("update_preimage", "571:24023128", 2, 1, "a"),
+        ("update_postimage", "571:24023128", 5, 1, "c"),
+        ("update_preimage", "571:24023128", 6, 2, "x"),
+        ("update_postimage", "571:24023128", 9, 2, "y"),
+    ]
+    by_time = DebeziumFeed(ORDERS, "id", version="source.ts_ms").unwrap(topic(spark, events))
+    assert {row[1] for row in kinds(by_time)} == {NOW + lsn for lsn in (6, 7, 8, 9)}
+
+
+# What is refused.
+
+REFUSED = [
+    ("nonsense", "no JSON object"),
+    ("", "no JSON object"),
+    ("[1]", "no JSON object"),
+    (postgres("c", after=ROW)[:-9], "no JSON object"),
+    ("{}", "op is missing"),
+    (json.dumps({"id": 1, "name": "flat"}), "op is missing"),
+    (postgres("t"), "truncates the table"),
+    (postgres("m", after=ROW), "op is none of c, r, u, d: m"),
+    (postgres("c"), "after is missing"),
+    (postgres("d"), "REPLICA IDENTITY is NOTHING"),
+    (postgres("c", after=ROW, lsn=None), "source.lsn is missing"),
+    (postgres("c", after=ROW, lsn="x"), "another type"),
+    (
+        postgres("c", after=ROW, lsn=5, ts_ms=0, ts_us=None).replace(f'"ts_ms": {NOW + 500}', '"ts_ms": 0'),
+        "source.ts_ms is missing",
+    ),
+    (
+        postgres("c", after=ROW, ts_ms=2**63 - 1, ts_us=2**63 - 1).replace(
+            f'"ts_ms": {NOW + 500}', '"ts_ms": null'
+        ),
+        "source.ts_ms is missing",
+    ),
+    (postgres("c", after={**ROW, "id": None}), "after.id is missing or null"),
+    (postgres("d", before={**ROW, "id": None}), "before.id is missing or null"),
+    (postgres("c", after={**ROW, "id": "x"}), "after.id cannot be read as bigint: x"),
+    (postgres("c", after={**ROW, "id": 2**63}), "after.id cannot be read as bigint"),
+    (postgres("c", after={**ROW, "i": 1.5}), "after.i cannot be read as int: 1.5"),
+    (postgres("c", after={**ROW, "s": 70_000}), "after.s cannot be read as smallint"),
+    (postgres("c", after={**ROW, "price": "12.345"}), "after.price cannot be read"),
+    (postgres("c", after={**ROW, "price": "123456789.00"}), "after.price cannot be read"),
+    (postgres("u", before={**ROW, "price": "x"}, after=ROW), "before.price cannot be read"),
+    (postgres("c", after={**ROW, "d": "yesterday"}), "after.d cannot be read as date"),
+    (postgres("c", after={**ROW, "d": 10**12}), "after.d cannot be read as date"),
+    (postgres("c", after={**ROW, "t": "2023-11-14T23:13:20"}), "after.t cannot be read as timestamp"),
+    (postgres("c", after={**ROW, "t": 10**18}), "after.t cannot be read as timestamp"),
+    (postgres("c", after={**ROW, "t": 9 * 10**18}), "after.t cannot be read as timestamp"),
+    (postgres("c", after={**ROW, "n": 10**18}), "after.n cannot be read as timestamp_ntz"),
+    (postgres("c", after={**ROW, "ok": 2}), "after.ok cannot be read as boolean"),
+    (postgres("c", after={**ROW, "b": "?"}), "after.b cannot be read as binary"),
+    (postgres("c", after={**ROW, "tags": 5}), "another type"),
+    (postgres("c", after={**ROW, "more": {"a": "x"}}), "another type"),
+    (postgres("c", after="row"), "another type"),
+    (postgres("u", after={**ROW, "text": PLACEHOLDER}), "the value of after.text was not sent"),
+    (
+        postgres("u", after={**ROW, "b": base64.b64encode(PLACEHOLDER.encode()).decode()}),
+        "the value of after.b was not sent",
+    ),
+]
+
+
+def test_events_that_cannot_be_taken_are_dead_letters_with_reason_and_place(
+    spark: SparkSession, url: str
+) -> None:
+    events = [event for event, _ in REFUSED]
+    feed = DebeziumFeed(TYPES, "id", dead_letters=ps.QueueSink("dead", url=url))
+    good = postgres("c", after=ROW)
+    assert feed.unwrap(topic(spark, [*events, good, None])).count() == 1
+    found = letters(url)
+    assert [letter["offset"] for letter in found] == list(range(len(events)))
+    for letter, (event, reason) in zip(found, REFUSED, strict=True):
+        assert reason in letter["reason"], letter
+        assert (letter["value"], letter["topic"], letter["partition"]) == (event, "shop.public.orders", 0)
+
+
+def test_without_a_queue_for_it_the_query_fails_with_reason_and_place(spark: SparkSession) -> None:
+    events = [postgres("c", after={"id": 1}), postgres("t")]
+    with pytest.raises(Exception, match="truncates the table") as error:
+        DebeziumFeed(ORDERS, "id").unwrap(topic(spark, events)).count()
+    assert "UNREADABLE_EVENT" in str(error.value)
+    assert "topic shop.public.orders, partition 0, offset 1" in str(error.value)
+
+
+def test_columns_that_may_not_be_null_are_asked_for_in_whole_rows_only(spark: SparkSession, url: str) -> None:
+    feed = DebeziumFeed(
+        "id bigint not null, name string not null", "id", dead_letters=ps.QueueSink("dead", url=url)
+    )
+    events = [postgres("d", before={"id": 1}), postgres("c", after={"id": 1})]
+    assert kinds(feed.unwrap(topic(spark, events)), "name") == [("delete", 1, 2, None)]
+    assert [letter["reason"] for letter in letters(url)] == ["after.name is missing or null"]
+
+
+def test_the_placeholder_is_a_value_where_that_is_asked_for(spark: SparkSession) -> None:
+    feed = DebeziumFeed(ORDERS, "id", unavailable=None)
+    done = feed.unwrap(topic(spark, [postgres("u", after={"id": 1, "name": PLACEHOLDER})]))
+    assert kinds(done, "name") == [("update_postimage", 1, 3, PLACEHOLDER)]
+
+
+def test_what_is_said_wrongly_is_told_at_once(spark: SparkSession, url: str) -> None:
+    wrong: list[tuple[dict[str, Any], type[Exception], str]] = [
+        ({"connector": "postgres"}, InvalidChangeOption, "postgresql"),
+        ({"decimals": "exact"}, InvalidChangeOption, "precise"),
+        ({"timestamps": {"name": "seconds"}}, InvalidChangeOption, "micros"),
+        ({"timestamps": {"nme": "millis"}}, InvalidChangelogSchema, "'name'"),
+        ({"version": "lsn"}, InvalidChangeOption, "source.ts_ms"),
+        ({"row_id": "ident"}, InvalidChangelogSchema, "'ident'"),
+        ({"schema": "id bigint, _sequence int"}, InvalidChangelogSchema, "rename it"),
+        ({"value": "valu"}, InvalidChangelogSchema, "'value'"),
+        ({"dead_letters": ps.QueueSink("none", url=url)}, QueueNotFound, "none"),
+        ({"dead_letters": ps.QueueSink("other", url=url)}, SchemaMismatch, "DEAD_LETTERS"),
+    ]
+    with ps.connect(url) as store:
+        store.create_queue("other", pa.schema([("id", pa.int64())]))
+    df = topic(spark, [])
+    for given_wrong, kind, told in wrong:
+        with pytest.raises(kind, match=told):
+            DebeziumFeed(**{"schema": ORDERS, "row_id": "id", **given_wrong}).unwrap(df)
+
+
+# On a stream.
+
+
+def test_a_repeated_micro_batch_leaves_each_letter_once_and_tombstones_are_counted(
+    spark: SparkSession, tmp_path: Path, url: str
+) -> None:
+    source, sink = tmp_path / "in", Sink(tmp_path)
+    source.mkdir()
+    progress: list[dict[str, Any]] = []
+
+    def write(number: int, *events: str | None) -> None:
+        columns = {
+            "value": pa.array(events, pa.string()),
+            "offset": pa.array(range(number * 10, number * 10 + len(events)), pa.int64()),
+        }
+        pq.write_table(pa.table(columns), source / f"{number}.parquet")
+
+    def run() -> Counter[Any]:
+        feed = DebeziumFeed(ORDERS, "id", dead_letters=ps.QueueSink("dead", url=url))
+        frame = spark.readStream.schema("value string, offset bigint").option("maxFilesPerTrigger", 2)
+        changes = feed.read(frame.parquet(str(source)))
+        sink.batches.clear()
+        query = (
+            changes.select("id", "_change_type")
+            .writeStream.foreachBatch(sink._keep)
+            .option("checkpointLocation", str(sink.checkpoint))
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination()
+        progress.extend(
+            each.observedMetrics["debezium"].asDict() for each in query.recentProgress if each.observedMetrics
+        )
+        return sink.rows()
+
+    write(0, postgres("c", after={"id": 1}), "bad", None)
+    write(1, "worse", postgres("c", after={"id": 2}))
+    assert run() == Counter([(1, "insert"), (2, "insert")])
+    assert [letter["offset"] for letter in letters(url)] == [1, 10]
+    assert progress == [{"events": 5, "tombstones": 1}]
+
+    (sink.checkpoint / "commits" / "0").unlink()
+    (sink.checkpoint / "commits" / ".0.crc").unlink(missing_ok=True)
+    assert run() == Counter([(1, "insert"), (2, "insert")])
+    assert [letter["offset"] for letter in letters(url)] == [1, 10]
+
+    write(2, "worst")
+    run()
+    assert [letter["offset"] for letter in letters(url)] == [1, 10, 20]
+    assert letters(url)[2]["topic"] is None

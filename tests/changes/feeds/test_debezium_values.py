@@ -1,0 +1,71 @@
+"""Values of Debezium's JSON, a column at a time: exactly those that can be read are, wherever the others stand."""
+
+from __future__ import annotations
+
+import base64
+from decimal import Decimal
+from functools import partial
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.changes.feeds.debezium.encoded import binary_reader, encoded, unscaled
+from penstock.changes.feeds.debezium.images import readable
+
+JUNK = st.sampled_from(["=", "A", "AA", "AAA", "AA=A", "A===", "AAAA=", "====", "??==", "ä", "AAA\n"])
+
+
+def to_base64(number: int) -> str:
+    """As Java's BigInteger gives its bytes."""
+    size = (number + (number < 0)).bit_length() // 8 + 1
+    return base64.b64encode(number.to_bytes(size, "big", signed=True)).decode()
+
+
+def texts(values: list[str | None], skip: int) -> pa.Array:
+    """A column that begins somewhere inside a longer one."""
+    return pa.array([*["AA=="] * skip, *values], pa.string()).slice(skip)
+
+
+@pytest.mark.parametrize("encoding", ["base64", "hex"])
+@given(data=st.data())
+def test_bytes_are_read_from_their_text(encoding: str, data: st.DataObject) -> None:
+    value = st.one_of(st.binary(max_size=9), st.none(), JUNK)
+    values = data.draw(st.lists(value, max_size=20))
+    given_texts = [encoded(each, encoding) if isinstance(each, bytes) else each for each in values]
+    junk = {each for each in values if isinstance(each, str)}
+    column = texts(given_texts, data.draw(st.integers(0, 2)))
+    read = readable(column, binary_reader(encoding), pa.binary())
+    expected = [each if isinstance(each, bytes) else None for each in values]
+    if encoding == "hex" and "AA" in junk:
+        expected = [b"\xaa" if each == "AA" else was for each, was in zip(values, expected, strict=True)]
+    assert read.to_pylist() == expected
+    read.validate(full=True)
+
+
+@given(data=st.data())
+def test_precise_decimals_are_exact_or_not_read(data: st.DataObject) -> None:
+    precision = data.draw(st.sampled_from([1, 9, 18, 19, 37, 38]))
+    scale = data.draw(st.integers(0, precision))
+    most = 10**precision - 1
+    edges = [0, 1, -1, 127, 128, -128, -129, most, -most, most + 1, -most - 1, 2**127, -(2**127), 2**200]
+    number = st.one_of(st.sampled_from(edges), st.integers(-most, most), st.none())
+    numbers = data.draw(st.lists(number, max_size=20))
+    kind = pa.decimal128(precision, scale)
+    column = texts(
+        [None if each is None else to_base64(each) for each in numbers], data.draw(st.integers(0, 2))
+    )
+    read = readable(column, partial(unscaled, kind=kind), kind)
+    fits = [each if each is not None and abs(each) <= most else None for each in numbers]
+    assert read.to_pylist() == [
+        None if each is None else Decimal((each < 0, [int(digit) for digit in str(abs(each))], -scale))
+        for each in fits
+    ]
+
+
+def test_an_empty_text_is_bytes_and_no_decimal() -> None:
+    column = pa.array(["", None], pa.string())
+    assert readable(column, binary_reader("base64"), pa.binary()).to_pylist() == [b"", None]
+    kind = pa.decimal128(5, 2)
+    assert readable(column, partial(unscaled, kind=kind), kind).to_pylist() == [None, None]
