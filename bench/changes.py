@@ -184,6 +184,7 @@ def memory(rows: int) -> int:
 def fill(rows: int) -> None:
     """What a worker does with one micro-batch in which every row changed; prints the peak in bytes."""
     from penstock.changes.options import ChangeOptions
+    from penstock.changes.parcels import Packing, places
     from penstock.changes.passes import Passes
     from penstock.changes.rows import Layout
     from penstock.changes.stage import Guard, Whole
@@ -194,7 +195,8 @@ def fill(rows: int) -> None:
     passes = Passes.of(contract(), ChangeOptions("dropCarryovers", True, 0))
     batches = table.to_batches(max_chunksize=10_000)
     count = 0
-    for done in Whole(layout, passes)(Guard(layout, passes)(iter(batches))):
+    guard = Guard(layout, passes, packing=Packing(layout.row_id, places(2)))
+    for done in Whole(layout, passes, packed=True)(guard(iter(batches))):
         count += done.num_rows
     assert count == rows
     print(peak_memory())

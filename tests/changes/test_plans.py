@@ -47,8 +47,15 @@ def test_micro_batch_has_one_shuffle_and_no_state(spark: SparkSession, tmp_path:
     assert plan.count("MapInArrow") == 2
 
 
-def test_without_carry_overs_rows_are_looked_at_once(spark: SparkSession, tmp_path: Path) -> None:
-    plan = plan_of(process(Files(spark, tmp_path).read(), "U", whole_commits=True, compute_updates=True))
+def test_rows_go_through_the_shuffle_in_parcels_where_their_ids_can_be_hashed(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    stream = Files(spark, tmp_path).read()
+    plan = plan_of(process(stream, "U", whole_commits=True, compute_updates=True))
+    assert "RepartitionByExpression [__penstock_place" in plan
+    nested = stream.withColumn("id", F.array("id"))
+    plan = plan_of(process(nested, "U", whole_commits=True, compute_updates=True))
+    assert "RepartitionByExpression [id#" in plan
     assert plan.count("MapInArrow") == plan.count("RepartitionByExpression") == 1
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
+from penstock.changes.codes import codes_of
 from penstock.changes.groups import Groups
 from penstock.changes.rows import IS_DELETE, IS_INSERT, ChangeRows
 from penstock.changes.violations import check_same_data
@@ -24,15 +26,33 @@ def changed(rows: ChangeRows) -> Any:
         When it is not clear which of several rows a delete or an insert cancels.
     """
     deletes, inserts = rows.kinds == IS_DELETE, rows.kinds == IS_INSERT
-    groups = Groups(rows.content)
+    groups = rows.changes
+    many_deletes, many_inserts = groups.counts(deletes), groups.counts(inserts)
+    gone = np.zeros(len(rows), bool)
+    # Nearly always a commit has at most one delete and one insert of a row: those need no more than a look at each other.
+    single = np.flatnonzero((many_deletes == 1) & (many_inserts == 1))
+    if len(single):
+        of_delete, of_insert = groups.places(deletes)[single], groups.places(inserts)[single]
+        content = codes_of(rows.columns(rows.layout.content)).values
+        equal = content[of_delete] == content[of_insert]
+        gone[of_delete[equal]] = gone[of_insert[equal]] = True
+    several = (many_deletes > 0) & (many_inserts > 0) & (many_deletes + many_inserts > 2)
+    if several.any():
+        _cancel(rows, np.flatnonzero(groups.holding(several)), gone)
+    return ~gone
+
+
+def _cancel(rows: ChangeRows, chosen: Any, gone: Any) -> None:
+    """Let deletes and inserts of equal content cancel one by one, among some rows."""
+    some = ChangeRows(rows.table.take(pa.array(chosen)), rows.layout)
+    deletes, inserts = some.kinds == IS_DELETE, some.kinds == IS_INSERT
+    groups = Groups(some.content)
     many_deletes, many_inserts = groups.counts(deletes), groups.counts(inserts)
     pairs = np.minimum(many_deletes, many_inserts)
     even = many_deletes == many_inserts
-    gone = groups.holding(even) & (deletes | inserts)
+    gone[chosen[groups.holding(even) & (deletes | inserts)]] = True
     uneven = ~even & (pairs > 0)
-    if uneven.any():
-        for mask in (deletes, inserts):
-            places = np.flatnonzero(groups.holding(uneven) & mask)
-            check_same_data(rows, places)
-            gone[places[groups.ranks(places) < pairs[groups.of[places]]]] = True
-    return ~gone
+    for mask in (deletes, inserts) if uneven.any() else ():
+        places = np.flatnonzero(groups.holding(uneven) & mask)
+        check_same_data(some, places)
+        gone[chosen[places[groups.ranks(places) < pairs[groups.of[places]]]]] = True

@@ -17,6 +17,8 @@ import pyarrow.types as pat
 
 _DENSE = 1 << 40
 _LARGEST = 1 << 62
+_DIRECT = 8
+"""Up to so many possible numbers for each row a table of all of them is faster than a hash table."""
 _NO_ROWS = np.zeros(0, np.int64)
 
 
@@ -31,6 +33,11 @@ class Codes:
         """The same with the numbers 0, 1, 2, … and none left out."""
         if self.size <= 1:
             return self
+        if self.size <= _DIRECT * len(self.values):
+            there = np.zeros(self.size, bool)
+            there[self.values] = True
+            numbers = np.cumsum(there) - 1
+            return Codes(numbers[self.values], int(numbers[-1]) + 1)
         encoded = pc.dictionary_encode(pa.array(self.values))
         return Codes(encoded.indices.to_numpy().astype(np.int64), len(encoded.dictionary))
 

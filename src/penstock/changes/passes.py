@@ -11,7 +11,6 @@ import pyarrow as pa
 from penstock.changes.carryovers import changed
 from penstock.changes.codes import both, codes_of
 from penstock.changes.contract import ChangeContract
-from penstock.changes.groups import Groups
 from penstock.changes.net import net
 from penstock.changes.options import COMMIT, EVER, ChangeOptions
 from penstock.changes.rows import (
@@ -80,7 +79,7 @@ class Passes:
         if self.ordered:
             return net(rows, rows.change.values, updates=True)
         deletes, inserts = rows.kinds == IS_DELETE, rows.kinds == IS_INSERT
-        groups = Groups(rows.change)
+        groups = rows.changes
         pairs = groups.holding((groups.counts(deletes) == 1) & (groups.counts(inserts) == 1))
         kinds = np.where(pairs & deletes, IS_PREIMAGE, np.where(pairs & inserts, IS_POSTIMAGE, rows.kinds))
         return rows.with_kinds(kinds.astype(np.int8))

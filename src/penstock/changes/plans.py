@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
-from pyspark.sql.types import StructField, StructType
+from pyspark.sql.types import DataType, StructField, StructType
 
+from penstock.arrow.types import canonical_schema
 from penstock.changes.contract import ChangeContract
 from penstock.changes.options import (
     COMMIT,
@@ -24,12 +25,15 @@ from penstock.changes.options import (
 from penstock.changes.options import (
     net_window as parse_net_window,
 )
+from penstock.changes.parcels import PLACE, Packing, hashable, places
+from penstock.changes.parcels import SCHEMA as PARCELS
 from penstock.changes.passes import Passes
 from penstock.changes.rows import Layout, Path
 from penstock.changes.schema import layout_of
 from penstock.changes.stage import Guard, Whole, Witnessing
 from penstock.changes.witness.witness import address_of_witness
 from penstock.errors import InvalidChangeOption
+from penstock.spark.schemas import to_struct
 
 _EVENT_TIME = "__penstock_event_time"
 _KEY = "__penstock_key_"
@@ -157,11 +161,30 @@ class Plan:
 
     def stateless(self) -> DataFrame:
         """Rows that belong together meet in one task, and pairs that are together already do not go there."""
+        if hashable(canonical_schema(StructType(self._id_fields())).types):
+            return self._in_parcels()
         if not self.passes.carryovers:
             return self._run(self._meet(self.df), self._guard(Passes.whole))
         return self._run(
             self._meet(self._run(self.df, self._guard(Passes.first))), Whole(self.layout, self.passes)
         )
+
+    def _in_parcels(self) -> DataFrame:
+        partitions = int(str(self.df.sparkSession.conf.get("spark.sql.shuffle.partitions")))
+        guard = replace(self._guard(Passes.first), packing=Packing(self.layout.row_id, places(partitions)))
+        packed = self._run(self.df, guard, to_struct(PARCELS))
+        return self._run(
+            packed.repartition(PLACE), Whole(self.layout, self.passes, packed=True), self.df.schema
+        )
+
+    def _id_fields(self) -> list[StructField]:
+        found = []
+        for number, path in enumerate(self.layout.row_id):
+            kind: DataType = self.df.schema
+            for place in path:
+                kind = kind.fields[place].dataType  # type: ignore[attr-defined]  # a struct, all the way down
+            found.append(StructField(str(number), kind))
+        return found
 
     def by_watermark(self, delay_ms: int, *, keep_watermark: bool) -> DataFrame:
         """Rows that belong together meet in the state store, and leave it when nothing can join them any more.

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from penstock.changes.codes import Codes, both, codes_of, order_codes
 from penstock.changes.contract import DELETE, INSERT, POSTIMAGE, PREIMAGE
+from penstock.changes.groups import Groups
 
 TYPES = (INSERT, DELETE, POSTIMAGE, PREIMAGE)
 """Their places are the change types' numbers in here."""
@@ -74,6 +75,11 @@ class ChangeRows:
         return both(self.row, codes_of(self.columns([(self.layout.version,)])))
 
     @cached_property
+    def changes(self) -> Groups:
+        """The rows of each row and commit."""
+        return Groups(self.change)
+
+    @cached_property
     def content(self) -> Codes:
         """Which row, in which commit, with which content."""
         return both(self.change, codes_of(self.columns(self.layout.content)))
@@ -95,6 +101,8 @@ class ChangeRows:
             if name in self.__dict__:
                 known: Codes = self.__dict__[name]
                 chosen.__dict__[name] = Codes(known.values[keep], known.size)
+        if "changes" in self.__dict__:
+            chosen.__dict__["changes"] = self.changes.filter(keep)
         chosen.__dict__["kinds"] = self.kinds[keep]
         return chosen
 
@@ -104,7 +112,7 @@ class ChangeRows:
         names = pa.array(TYPES, field.type).take(pa.array(kinds))
         changed = ChangeRows(self.table.set_column(place, field, names), self.layout)
         changed.__dict__.update(
-            {name: value for name, value in self.__dict__.items() if name in ("row", "change")}
+            {name: value for name, value in self.__dict__.items() if name in ("row", "change", "changes")}
         )
         changed.__dict__["kinds"] = kinds
         return changed

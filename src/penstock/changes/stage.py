@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 from pyspark import TaskContext
 
+from penstock.changes.parcels import Packing, unpack
 from penstock.changes.passes import Passes
 from penstock.changes.rows import ChangeRows, Layout
 from penstock.changes.violations import check_rows
@@ -19,6 +20,8 @@ CHUNK_ROWS = 1_000_000
 CHUNK_BYTES = 128 << 20
 """What a task holds at a time where it need not hold all: pairs further apart than this are found after the shuffle."""
 _BATCH_ROWS = 65_536
+_WORTHWHILE = 0.9
+"""The share of rows above which dropping the others before the shuffle costs more than it saves."""
 
 
 @dataclass(frozen=True)
@@ -52,17 +55,23 @@ class Guard:
     passes: Passes
     witness: Witnessing | None = None
     step: Callable[[Passes, ChangeRows], ChangeRows] = Passes.first
+    packing: Packing | None = None
+    """How rows go on to a stage that has all of those which belong together; as they are when None."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return plainly(self._rows(batches))
 
     def _rows(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         seen: list[pa.Table] = []
+        worthwhile = True
         for table in self._chunks(batches):
             rows = ChangeRows(table, self.layout)
             check_rows(rows, needs_content=self.passes.needs_content)
             seen.append(commits_in(table.column(self.layout.version), table.column(self.layout.timestamp)))
-            yield from _batches(self.step(self.passes, rows))
+            done = self.step(self.passes, rows) if worthwhile else rows
+            # All passes follow; where there is nothing to drop yet, there is no use in looking for it here.
+            worthwhile = self.step is not Passes.first or len(done) < _WORTHWHILE * len(rows)
+            yield from _batches(done) if self.packing is None else self.packing.pack(done.table)
         if seen and self.witness is not None:
             everything = pa.concat_tables(seen)
             self.witness.tell(everything.group_by(everything.column_names).aggregate([]))
@@ -86,12 +95,13 @@ class Whole:
 
     layout: Layout
     passes: Passes
+    packed: bool = False
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return plainly(self._rows(batches))
 
     def _rows(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        held = list(batches)
+        held = list(unpack(batches) if self.packed else batches)
         if sum(batch.num_rows for batch in held):
             yield from _batches(self.passes.whole(ChangeRows(pa.Table.from_batches(held), self.layout)))
 

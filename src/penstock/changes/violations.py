@@ -85,7 +85,7 @@ def check_single(rows: ChangeRows, *, asks_for_sequence: bool) -> None:
     ChangelogContractViolation
         UNEXPECTED_MULTIPLE_CHANGES_PER_ROW_VERSION.
     """
-    groups = Groups(rows.change)
+    groups = rows.changes
     advice = (
         "name the column that orders them as the contract's sequence"
         if asks_for_sequence

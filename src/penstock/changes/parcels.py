@@ -1,0 +1,114 @@
+"""Change rows on their way through a shuffle: many rows in one binary value, so that Spark moves bytes and not rows.
+
+Turning rows into Arrow and back costs Spark more than all passes together; here it is done once on the way in and once on
+the way out, and the shuffle in between knows two columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.arrow.keys import check_key, key_hash
+from penstock.changes.rows import Path, column_at
+from penstock.errors import UnsupportedType
+
+PLACE, ROWS = "__penstock_place", "__penstock_rows"
+SCHEMA = pa.schema([pa.field(PLACE, pa.int32(), nullable=False), pa.field(ROWS, pa.binary(), nullable=False)])
+_PARCEL_ROWS = 65_536
+
+
+@dataclass(frozen=True)
+class Packing:
+    """Which rows go into one parcel, and where it goes."""
+
+    row_id: tuple[Path, ...]
+    places: tuple[int, ...]
+
+    def pack(self, table: pa.Table) -> Iterator[pa.RecordBatch]:
+        """The rows in parcels; rows with equal row ids go to one place."""
+        if not table.num_rows:
+            return
+        target = self._targets(table)
+        ordered = table.take(pa.array(np.argsort(target, kind="stable"))).combine_chunks()
+        ends = np.cumsum(np.bincount(target, minlength=len(self.places))).tolist()
+        places, parcels = [], []
+        for place, start, end in zip(self.places, [0, *ends[:-1]], ends, strict=True):
+            for first in range(start, end, _PARCEL_ROWS):
+                places.append(place)
+                parcels.append(_packed(ordered.slice(first, min(_PARCEL_ROWS, end - first))))
+        yield pa.RecordBatch.from_arrays([pa.array(places, pa.int32()), _binary(parcels)], schema=SCHEMA)
+
+    def _targets(self, table: pa.Table) -> Any:
+        names = [str(number) for number in range(len(self.row_id))]
+        ids = pa.RecordBatch.from_arrays([column_at(table, path) for path in self.row_id], names)
+        hashes = key_hash(ids, names).to_numpy()
+        kind = np.uint16 if len(self.places) <= 1 << 16 else np.uint32
+        return (hashes % np.uint32(len(self.places))).astype(kind)
+
+
+def unpack(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The rows in parcels."""
+    for batch in batches:
+        for parcel in batch.column(1):
+            yield from pa.ipc.open_stream(parcel.as_buffer())
+
+
+def hashable(types: Iterable[pa.DataType]) -> bool:
+    """Whether row ids of these types can be told where to go."""
+    fields = [pa.field(str(number), kind) for number, kind in enumerate(types)]
+    try:
+        check_key(pa.schema(fields), [field.name for field in fields])
+    except UnsupportedType:
+        return False
+    return True
+
+
+@cache
+def places(partitions: int) -> tuple[int, ...]:
+    """A number for each partition of a shuffle that Spark's hash sends there.
+
+    Spark gives a row to partition ``pmod(murmur3(value, seed 42), partitions)`` (Spark 4.2, 4.3); where it has another number of
+    partitions, such as after coalescing, rows with equal numbers are together all the same.
+    """
+    found: dict[int, int] = {}
+    first, count = 0, 16 * partitions
+    while len(found) < partitions:
+        numbers = np.arange(first, first + count, dtype=np.uint32)
+        for number, partition in zip(
+            numbers.tolist(), _partition_of(numbers, partitions).tolist(), strict=True
+        ):
+            found.setdefault(partition, number)
+        first += count
+    return tuple(found[partition] for partition in range(partitions))
+
+
+def _partition_of(numbers: Any, partitions: int) -> Any:
+    """The murmur3 hash (32 bits, x86 variant; Austin Appleby) of four bytes, with Spark's seed."""
+    with np.errstate(over="ignore"):
+        key = numbers * np.uint32(0xCC9E2D51)
+        key = (key << np.uint32(15)) | (key >> np.uint32(17))
+        state = np.uint32(42) ^ (key * np.uint32(0x1B873593))
+        state = (state << np.uint32(13)) | (state >> np.uint32(19))
+        state = state * np.uint32(5) + np.uint32(0xE6546B64)
+        state = state ^ np.uint32(4)
+        for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
+            state = (state ^ (state >> np.uint32(shift))) * np.uint32(factor)
+        state = state ^ (state >> np.uint32(16))
+    return np.mod(state.view(np.int32).astype(np.int64), partitions)
+
+
+def _packed(rows: pa.Table) -> pa.Buffer:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, rows.schema) as writer:
+        writer.write_table(rows)
+    return sink.getvalue()
+
+
+def _binary(parcels: list[pa.Buffer]) -> pa.Array:
+    return pa.array([memoryview(parcel) for parcel in parcels], pa.binary())
