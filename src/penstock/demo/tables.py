@@ -8,7 +8,7 @@ import penstock as ps
 from penstock.demo.feed import STATE_SCHEMA
 
 FLIGHTS, BOARD, DELAYS, DAY = "flight_changes", "flight_board", "carrier_delays", "last_day"
-ROWS_PER_TRIGGER = 500_000
+ROWS_PER_TRIGGER = 1_000_000
 HOURS = 24
 
 CONTRACT = ps.ChangeContract(

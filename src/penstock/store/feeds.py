@@ -50,8 +50,8 @@ def open_commit(tx: Transaction, queue: QueueRecord, version: int, timestamp: in
     CommitOutOfOrder
         When the version is not above the newest one, or the timestamp lies before the newest one.
     """
-    catalog.find_queue(tx, queue.name, lock=True)
-    catalog.reread(tx, queue)
+    if catalog.find_queue(tx, queue.name, lock=True).queue_id != queue.queue_id:
+        raise catalog.dropped(queue)
     last = newest(tx, queue)
     if last is not None and (version <= last.version or timestamp < last.timestamp):
         what = "version" if version <= last.version else "timestamp"
@@ -66,16 +66,16 @@ def open_commit(tx: Transaction, queue: QueueRecord, version: int, timestamp: in
 
 def close_commit(tx: Transaction, queue: QueueRecord, version: int, timestamp: int, rows: int) -> None:
     """Note where the partitions end now, under the lock that ``open_commit`` took."""
-    ends = [part.next_index for part in catalog.partitions(tx, queue)]
+    there = catalog.partitions(tx, queue)
     tx.run(
         "insert_feed_commit",
         queue_id=queue.queue_id,
         version=version,
         timestamp=timestamp,
         row_count=rows,
-        ends=json.dumps(ends),
+        ends=json.dumps([part.next_index for part in there]),
     )
-    _prune(tx, queue)
+    _prune(tx, queue, [part.first_index for part in there])
 
 
 def starts(tx: Transaction, queue: QueueRecord, after: int, partitions: int) -> list[int]:
@@ -100,9 +100,8 @@ def _commits(tx: Transaction, queue: QueueRecord) -> Iterator[FeedCommit]:
         after = found[-1].version
 
 
-def _prune(tx: Transaction, queue: QueueRecord) -> None:
+def _prune(tx: Transaction, queue: QueueRecord, first: Sequence[int]) -> None:
     """Forget the oldest commits whose rows have been trimmed, a few at a time; the last one of them tells where the next begins."""
-    first = [part.first_index for part in catalog.partitions(tx, queue)]
     if not any(first):
         return
     gone = [each for each in page(tx, queue, -1, most=_PRUNED_AT_ONCE) if not _beyond(each.ends, first)]

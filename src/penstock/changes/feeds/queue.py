@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
@@ -20,7 +21,7 @@ from penstock.errors import DataLost, FeedUnavailable, InvalidChangelogSchema
 from penstock.names import did_you_mean
 from penstock.queue.commits import append_commit, micros
 from penstock.queue.opened import open_store
-from penstock.queue.queue import AppendResult, Rows
+from penstock.queue.queue import AppendResult, Queue, Rows
 from penstock.queue.retention import Retention
 from penstock.store import catalog, feeds
 from penstock.store.catalog import QueueRecord
@@ -106,10 +107,8 @@ class QueueFeed:
         SchemaMismatch
             When a row does not fit. Nothing is appended in either case.
         """
-        queue = open_store(self.store).queue(self.queue)
-        self._contract(queue.record)
+        queue, written = self._writing()
         full = queue.schema
-        written = pa.schema([full.field(place) for place in range(len(full) - 2)])
         table = to_table(rows, written).combine_chunks()
         batch = table.to_batches()[0] if table.num_rows else pa.RecordBatch.from_pylist([], schema=written)
         change_type = batch.column(written.get_field_index(CHANGE_TYPE))
@@ -204,6 +203,21 @@ class QueueFeed:
                 after=after,
                 oldest=oldest,
             )
+
+    def _writing(self) -> tuple[Queue, pa.Schema]:
+        """The queue, and the columns that a writer gives."""
+        # A commit is small: looking its queue up each time would cost as much as the commit.
+        known: tuple[int, Queue, pa.Schema] | None = self.__dict__.get("_queue")
+        if known is None or known[0] != os.getpid():
+            queue = open_store(self.store).queue(self.queue)
+            self._contract(queue.record)
+            given = pa.schema([queue.schema.field(place) for place in range(len(queue.schema) - 2)])
+            known = os.getpid(), queue, given
+            object.__setattr__(self, "_queue", known)
+        return known[1:]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"queue": self.queue, "store": self.store}
 
     def _run(self, work: Any) -> Any:
         store = open_store(self.store)
