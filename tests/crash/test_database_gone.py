@@ -120,6 +120,7 @@ def _answers(case: Case) -> bool:
     return True
 
 
+@pytest.mark.crash_full
 def test_a_store_that_another_process_locks_is_waited_for(
     make_case: Callable[..., Case], children: Children
 ) -> None:

@@ -44,6 +44,7 @@ def failure(output: str, case: Case, *conditions: str) -> bool:
     return any(condition in told for condition in conditions)
 
 
+@pytest.mark.crash_full
 def test_a_lost_checkpoint_repeats_nothing_without_state_and_is_refused_with_it(
     make_case: Callable[..., Case], children: Children
 ) -> None:
