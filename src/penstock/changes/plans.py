@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import re
 from dataclasses import dataclass, replace
 
 from pyspark.sql import Column, DataFrame
@@ -33,7 +31,8 @@ from penstock.changes.schema import layout_of
 from penstock.changes.stage import Guard, Whole, Witnessing
 from penstock.changes.witness.witness import address_of_witness
 from penstock.errors import InvalidChangeOption
-from penstock.spark.schemas import to_struct
+from penstock.spark.plans import fingerprint
+from penstock.spark.schemas import quoted, to_struct
 
 _EVENT_TIME = "__penstock_event_time"
 _KEY = "__penstock_key_"
@@ -41,7 +40,6 @@ _KEY = "__penstock_key_"
 _EVENTS = "__spark_cdc_events"
 _MARK = {"spark.cdc.streamingPostProcessing": True}
 _WATERMARK = "spark.watermarkDelayMs"
-_OBJECT = re.compile(r"@[0-9a-f]+|#\d+L?")
 
 
 def post_process(
@@ -99,7 +97,7 @@ def post_process(
     passes = Passes.of(contract, options)
     if not passes:
         return df
-    plan = Plan(df, layout, passes, _feed_name(df, contract))
+    plan = Plan(df, layout, passes, fingerprint(df, repr(contract)))
     if not df.isStreaming:
         return plan.stateless()
     delay = interval("watermark_delay", watermark_delay)
@@ -196,7 +194,7 @@ class Plan:
             _EVENT_TIME, F.timestamp_millis(F.unix_millis(self._column((self.layout.timestamp,))))
         )
         marked = timed.withWatermark(_EVENT_TIME, f"{delay_ms} milliseconds")
-        row = F.struct(*[F.col(_quote(name)) for name in self.df.columns])
+        row = F.struct(*[F.col(quoted(name)) for name in self.df.columns])
         events = F.collect_list(row).alias(_EVENTS, metadata=_MARK)
         met = marked.groupBy(*self._keys(), *self._times()).agg(events).select(F.inline(_EVENTS))
         schema = self._with_watermark(delay_ms) if keep_watermark else self.df.schema
@@ -224,7 +222,7 @@ class Plan:
         return df.mapInArrow(stage, schema or self.df.schema)
 
     def _column(self, path: Path) -> Column:
-        return F.col(_quoted(self.df.schema, path))
+        return F.col(_path(self.df.schema, path))
 
     def _with_watermark(self, delay_ms: int) -> StructType:
         fields = list(self.df.schema.fields)
@@ -234,22 +232,10 @@ class Plan:
         return StructType(fields)
 
 
-def _feed_name(df: DataFrame, contract: ChangeContract) -> str:
-    """A name that is the same whenever the same program makes the same query."""
-    java = getattr(df, "_jdf", None)
-    plan = "" if java is None else str(java.queryExecution().analyzed().canonicalized().toString())
-    told = f"{contract!r}\n{df.schema.json()}\n{_OBJECT.sub('', plan)}"
-    return hashlib.sha256(told.encode()).hexdigest()[:16]
-
-
-def _quoted(schema: StructType, path: Path) -> str:
+def _path(schema: StructType, path: Path) -> str:
     names, struct = [], schema
     for place in path:
         field = struct.fields[place]
-        names.append(_quote(field.name))
+        names.append(quoted(field.name))
         struct = field.dataType  # type: ignore[assignment]  # a struct, but for the last one
     return ".".join(names)
-
-
-def _quote(name: str) -> str:
-    return f"`{name.replace('`', '``')}`"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 
 from pyspark.sql import DataFrame, SparkSession
@@ -13,6 +14,8 @@ _SHUFFLING = (
     "FlatMapGroupsInPandasWithState", "FlatMapGroupsInPandas", "FlatMapGroupsInArrow", "FlatMapCoGroupsInPandas",
     "TransformWithState", "TransformWithStateInPySpark", "Intersect", "Except", "Sample", "Offset", "Tail",
 )  # fmt: skip
+# What differs in the plans of two equal queries: objects' addresses and columns' numbers.
+_OBJECT = re.compile(r"@[0-9a-f]+|#\d+L?")
 # A streaming plan's nodes are marked with a tilde.
 _NODE = re.compile(r"^[\s:+\-|~]*([A-Z]\w+)", re.MULTILINE)
 
@@ -27,6 +30,14 @@ def repeatable(frame: DataFrame) -> str | None:
         return None
     plan = str(java.queryExecution().analyzed().toString())
     return next((node for node in _NODE.findall(plan) if node in _SHUFFLING), None)
+
+
+def fingerprint(frame: DataFrame, *told: str) -> str:
+    """A short name that is the same whenever the same program makes the same query, and says the same of it."""
+    java = getattr(frame, "_jdf", None)
+    plan = "" if java is None else str(java.queryExecution().analyzed().canonicalized().toString())
+    lines = [*told, frame.schema.json(), _OBJECT.sub("", plan)]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
 def default_file_system(spark: SparkSession) -> str | None:

@@ -47,6 +47,11 @@ def to_struct(schema: pa.Schema) -> StructType:
     return StructType.fromJson(json.loads(spark_json(schema)))
 
 
+def quoted(name: str) -> str:
+    """A column's name as Spark's expressions take it literally."""
+    return f"`{name.replace('`', '``')}`"
+
+
 def projection(requested: StructType, full: pa.Schema) -> pa.Schema:
     """The columns to read: those of the schema that the user gave to the reader, or all.
 

@@ -16,9 +16,9 @@ from penstock.arrow.rows import to_table
 from penstock.arrow.types import canonical_schema
 from penstock.changes.contract import CHANGE_TYPE, ChangeContract
 from penstock.changes.feeds.changelog import METADATA_FIELDS, Commit, Description, change_rows
+from penstock.changes.feeds.columns import check_reserved, check_there
 from penstock.changes.feeds.urls import FeedUrl, pairs
-from penstock.errors import DataLost, FeedUnavailable, InvalidChangelogSchema
-from penstock.names import did_you_mean
+from penstock.errors import DataLost, FeedUnavailable
 from penstock.queue.commits import append_commit, micros
 from penstock.queue.opened import open_store
 from penstock.queue.queue import AppendResult, Queue, Rows
@@ -77,7 +77,9 @@ class QueueFeed:
         AlreadyExists, InvalidChangelogSchema, InvalidName, UnsupportedType
         """
         data = canonical_schema(schema)
-        _check_columns(data, contract)
+        what = f"the schema of feed {queue!r}"
+        check_reserved(data, what)
+        check_there(data, what, [*contract.row_id, contract.row_version, contract.sequence])
         open_store(store).create_queue(
             queue,
             pa.schema([*data, *METADATA_FIELDS]),
@@ -234,25 +236,6 @@ class QueueFeed:
             )
         # Whatever its maker said: commits are appended whole, and micro-batches hold whole ones.
         return ChangeContract(**json.loads(record.contract) | {"whole_commits": True})
-
-
-def _check_columns(data: pa.Schema, contract: ChangeContract) -> None:
-    taken = {field.name for field in METADATA_FIELDS}
-    for name in data.names:
-        if name.lower() in taken:
-            raise InvalidChangelogSchema(
-                f"the column {name!r} is one that a feed adds itself: leave it out of the schema",
-                condition="INVALID_CHANGELOG_SCHEMA.RESERVED_COLUMN",
-                column=name,
-            )
-    wanted = [*contract.row_id, contract.row_version, contract.sequence]
-    for name in filter(None, wanted):
-        if name not in data.names and name.split(".")[0].strip("`") not in data.names:
-            raise InvalidChangelogSchema(
-                f"the contract names {name!r}, and the schema has no such column.{did_you_mean(name, data.names)}",
-                condition="INVALID_CHANGELOG_SCHEMA.MISSING_COLUMN",
-                column=name,
-            )
 
 
 def _key(data: pa.Schema, contract: ChangeContract) -> tuple[str, ...]:

@@ -13,15 +13,13 @@ import pyarrow.parquet as pq
 from penstock.arrow.types import canonical_schema
 from penstock.changes.contract import INSERT, ChangeContract
 from penstock.changes.feeds.changelog import METADATA_FIELDS, Commit, Description, change_rows
+from penstock.changes.feeds.columns import METADATA_NAMES, check_reserved, check_there
 from penstock.changes.feeds.files import DataFile, Estimate, FileCommit, Slice, Task, cut
 from penstock.changes.feeds.parquet import count_rows, fitted, nullable, read_piece
 from penstock.changes.feeds.paths import absolute, shown_path
 from penstock.changes.feeds.snapshot_folder import Folder, Snapshot
 from penstock.changes.feeds.urls import FeedUrl, pairs
-from penstock.errors import DataLost, FeedUnavailable, InvalidChangelogSchema
-from penstock.names import did_you_mean
-
-_NAMES = frozenset(each.name for each in METADATA_FIELDS)
+from penstock.errors import DataLost, FeedUnavailable
 
 
 @dataclass(frozen=True)
@@ -98,15 +96,8 @@ class SnapshotFeed:
         newest = self._first(newest=True).files[0].path
         with self._folder.reading(newest), self._folder.open(newest) as file:
             found = canonical_schema(pq.ParquetFile(file).schema_arrow)
-        for name in found.names:
-            if name.lower() in _NAMES:
-                raise _invalid(
-                    "RESERVED_COLUMN", name, f"has a column {name!r}, which is a change row's own: rename it"
-                )
-        for name in self.row_id:
-            if name not in found.names and name.split(".")[0].strip("`") not in found.names:
-                hint = did_you_mean(name, found.names)
-                raise _invalid("MISSING_COLUMN", name, f"has no column {name!r} for the row id.{hint}")
+        check_reserved(found, "the newest snapshot")
+        check_there(found, "the newest snapshot", self.row_id)
         contract = ChangeContract(
             self.row_id,
             carryover_rows=True,
@@ -185,7 +176,7 @@ class SnapshotFeed:
                 version=each.version,
             )
 
-        columns = [name for name in schema.names if name not in _NAMES]
+        columns = [name for name in schema.names if name not in METADATA_NAMES]
         with self._folder.reading(each.path, each.version), self._folder.open(each.path) as file:
             for batch in read_piece(file, each.piece, columns):
                 yield change_rows(
@@ -234,9 +225,3 @@ class SnapshotFeed:
     @cached_property
     def _folder(self) -> Folder:
         return Folder(self.path, self.name)
-
-
-def _invalid(condition: str, column: str, what: str) -> InvalidChangelogSchema:
-    return InvalidChangelogSchema(
-        f"the newest snapshot {what}", condition=f"INVALID_CHANGELOG_SCHEMA.{condition}", column=column
-    )

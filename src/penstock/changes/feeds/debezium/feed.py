@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
@@ -22,10 +19,10 @@ from penstock.changes.feeds.debezium.letters import COORDINATES, REASON, Letters
 from penstock.changes.plans import post_process
 from penstock.errors import InvalidChangelogSchema, InvalidChangeOption
 from penstock.names import did_you_mean
-from penstock.spark.schemas import to_struct
+from penstock.spark.plans import fingerprint
+from penstock.spark.schemas import quoted, to_struct
 
 _UNITS = ("micros", "millis", "nanos")
-_OBJECT = re.compile(r"@[0-9a-f]+|#\d+L?")
 
 
 @dataclass(frozen=True)
@@ -153,7 +150,7 @@ class DebeziumFeed:
         )
         letters = None
         if self.dead_letters is not None:
-            letters = Letters.to(df.sparkSession, self.dead_letters, f"{self.name}:{_digest(df)}")
+            letters = Letters.to(df.sparkSession, self.dead_letters, f"{self.name}:{fingerprint(df)}")
         return (
             events.where("NOT tombstone")
             .drop("tombstone")
@@ -193,7 +190,7 @@ class DebeziumFeed:
                 f"there is no column {self.value!r} with events.{did_you_mean(self.value, df.columns)} Name it as value",
                 self.value,
             )
-        raw = F.col(_quoted(self.value)).cast("string").alias("raw")
+        raw = F.col(quoted(self.value)).cast("string").alias("raw")
         # One step each: what is parsed is used many times.
         parsed = df.select(*_coordinates(df), raw).select(
             "*", envelope.parsed(F.col("raw"), _wire(reading.schema)).alias("parsed")
@@ -292,13 +289,6 @@ def _coordinates(df: DataFrame) -> list[Column]:
     ]
 
 
-def _digest(df: DataFrame) -> str:
-    """The same whenever the same program makes the same query."""
-    java: Any = getattr(df, "_jdf", None)
-    plan = "" if java is None else str(java.queryExecution().analyzed().canonicalized().toString())
-    return hashlib.sha256(f"{df.schema.json()}\n{_OBJECT.sub('', plan)}".encode()).hexdigest()[:16]
-
-
 def _struct(schema: StructType | str) -> StructType:
     found: object = StructType.fromDDL(schema) if isinstance(schema, str) else schema
     if not isinstance(found, StructType) or not found.names:
@@ -319,7 +309,3 @@ def _one_of(option: str, value: str, known: Sequence[str]) -> None:
 
 def _invalid(condition: str, message: str, column: str) -> InvalidChangelogSchema:
     return InvalidChangelogSchema(message, condition=f"INVALID_CHANGELOG_SCHEMA.{condition}", column=column)
-
-
-def _quoted(name: str) -> str:
-    return f"`{name.replace('`', '``')}`"

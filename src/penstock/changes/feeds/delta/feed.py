@@ -13,6 +13,7 @@ import pyarrow as pa
 from penstock.arrow.fields import metadata_to_arrow
 from penstock.changes.contract import CHANGE_TYPE, ChangeContract
 from penstock.changes.feeds.changelog import METADATA_FIELDS, Commit, Description, change_rows
+from penstock.changes.feeds.columns import METADATA_NAMES
 from penstock.changes.feeds.delta.actions import CommitFile, Metadata
 from penstock.changes.feeds.delta.checks import (
     check_files,
@@ -30,7 +31,6 @@ from penstock.changes.feeds.paths import absolute, shown_path
 from penstock.changes.feeds.urls import FeedUrl, pairs, prefixed
 from penstock.errors import FeedUnavailable, InvalidChangelogSchema
 
-_NAMES = frozenset(each.name for each in METADATA_FIELDS)
 _PLANNED = "penstock.delta.onlyChanges"
 """In the metadata of the column _change_type: that no pass looks for rows which did not change."""
 
@@ -261,7 +261,7 @@ class DeltaFeed:
             for name, text in each.values
             if name in schema.names
         }
-        stored = [name for name in schema.names if name not in constants and name not in _NAMES]
+        stored = [name for name in schema.names if name not in constants and name not in METADATA_NAMES]
         wanted = [*stored, CHANGE_TYPE] if each.change_type is None else stored
         try:
             with self._readable(each.path), self._storage.open(each.path) as file:

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from penstock.arrow.types import canonical_schema
-from penstock.changes.feeds.changelog import METADATA_FIELDS
+from penstock.changes.feeds.columns import check_reserved
 from penstock.changes.feeds.delta.storage import library
 from penstock.changes.feeds.parquet import nullable
-from penstock.errors import FeedUnavailable, InvalidChangelogSchema, PenstockError
+from penstock.errors import FeedUnavailable, PenstockError
 
 
 def data_schema(delta: str, shown: str) -> pa.Schema:
@@ -37,13 +37,7 @@ def data_schema(delta: str, shown: str) -> pa.Schema:
             condition="FEED_UNAVAILABLE.SCHEMA",
             table=shown,
         ) from None
-    taken = [name for name in found.names if name.lower() in {field.name for field in METADATA_FIELDS}]
-    if taken:
-        raise InvalidChangelogSchema(
-            f"the Delta table {shown} has a column {taken[0]!r}, which is a change row's own: rename it",
-            condition="INVALID_CHANGELOG_SCHEMA.RESERVED_COLUMN",
-            column=taken[0],
-        )
+    check_reserved(found, f"the Delta table {shown}")
     return pa.schema([pa.field(field.name, nullable(field.type)) for field in found])
 
 

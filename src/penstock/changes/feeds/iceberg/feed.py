@@ -12,9 +12,9 @@ import pyarrow as pa
 from penstock.arrow.types import canonical_schema
 from penstock.changes.contract import ChangeContract
 from penstock.changes.feeds.changelog import METADATA_FIELDS, Commit, Description
+from penstock.changes.feeds.columns import check_reserved, check_there
 from penstock.changes.feeds.urls import FeedUrl, pairs, prefixed
-from penstock.errors import FeedUnavailable, InvalidChangelogSchema, MissingDependency
-from penstock.names import did_you_mean
+from penstock.errors import FeedUnavailable, MissingDependency
 
 if TYPE_CHECKING:
     from penstock.changes.feeds.iceberg.opened import Opened
@@ -78,15 +78,7 @@ class IcebergFeed:
     def describe(self) -> Description:
         opened = self._opened()
         data = canonical_schema(opened.arrow_schema())
-        taken = next(
-            (name for name in data.names if name.lower() in {each.name for each in METADATA_FIELDS}), None
-        )
-        if taken is not None:
-            raise InvalidChangelogSchema(
-                f"{self.name} has a column {taken!r}, which a change feed adds itself: rename it",
-                condition="INVALID_CHANGELOG_SCHEMA.RESERVED_COLUMN",
-                column=taken,
-            )
+        check_reserved(data, self.name)
         identifiers = opened.identifier_columns()
         contract = ChangeContract(
             row_id=self._row_id(data, identifiers),
@@ -139,13 +131,7 @@ class IcebergFeed:
         return {name: value for name, value in self.__dict__.items() if name != "_catalog"}
 
     def _row_id(self, data: pa.Schema, identifiers: Sequence[str]) -> Sequence[str]:
-        for column in self.row_id or ():
-            if column not in data.names and column.split(".")[0].strip("`") not in data.names:
-                raise InvalidChangelogSchema(
-                    f"{self.name} has no column {column!r}, which row_id names.{did_you_mean(column, data.names)}",
-                    condition="INVALID_CHANGELOG_SCHEMA.MISSING_COLUMN",
-                    column=column,
-                )
+        check_there(data, self.name, self.row_id or ())
         groupable = [each.name for each in data if not _holds_map(each.type)]
         found = self.row_id or identifiers or [_quoted(name) for name in groupable]
         if not found:

@@ -18,7 +18,8 @@ from pyiceberg.schema import Schema
 from pyiceberg.table.name_mapping import NameMapping
 from pyiceberg.typedef import TableVersion
 
-from penstock.changes.feeds.changelog import METADATA_FIELDS, change_rows
+from penstock.changes.feeds.changelog import change_rows
+from penstock.changes.feeds.columns import METADATA_NAMES
 from penstock.errors import DataLost, FeedUnavailable, PenstockError
 
 Positions = npt.NDArray[np.int64]
@@ -107,8 +108,7 @@ class _Scan:
 
     def __init__(self, table: TableView, schema: pa.Schema) -> None:
         self._table, self._schema = table, schema
-        own = {field.name for field in METADATA_FIELDS}
-        wanted = [name for name in schema.names if name not in own]
+        wanted = [name for name in schema.names if name not in METADATA_NAMES]
         columns = {field.name: field for field in table.schema.fields}
         absent = next((name for name in wanted if name not in columns), None)
         if absent is not None:
