@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.changes.feeds.postgres import Source, source_at
+
 
 @pytest.fixture(scope="session")
 def logical_pg_url() -> Iterator[str]:
@@ -15,3 +17,10 @@ def logical_pg_url() -> Iterator[str]:
     server = start_postgres()
     yield server.url
     server.stop()
+
+
+@pytest.fixture
+def source(logical_pg_url: str) -> Iterator[Source]:
+    """A schema of that database, with a publication of its tables."""
+    with source_at(logical_pg_url) as made:
+        yield made

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import pickle
 import random
-from collections.abc import Iterator
 from decimal import Decimal
 from itertools import pairwise
 from typing import Any
@@ -21,12 +20,6 @@ from tests.changes.feeds.postgres import Row, Source, apply, batches, changes, e
 
 COLUMNS = ("id", "part", "text", "number")
 DDL = "id int, part text, text text, number numeric(12, 3), PRIMARY KEY (id, part)"
-
-
-@pytest.fixture
-def source(logical_pg_url: str) -> Iterator[Source]:
-    with source_at(logical_pg_url) as made:
-        yield made
 
 
 def state_of(source: Source, table: str) -> dict[Any, Row]:

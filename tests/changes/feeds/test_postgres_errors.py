@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 from urllib.parse import urlsplit
@@ -14,16 +13,10 @@ import pytest
 from penstock.changes.feeds.postgres import PostgresFeed, address, server, slot
 from penstock.changes.feeds.urls import parse
 from penstock.errors import DataLost, FeedUnavailable, InvalidUrl, MissingDependency
-from tests.changes.feeds.postgres import Source, everything, source_at
+from tests.changes.feeds.postgres import Source, everything
 from tests.support.waiting import wait_until
 
 URL = "postgresql://me:s%40cret@db.example:5433/shop?sslmode=require"
-
-
-@pytest.fixture
-def source(logical_pg_url: str) -> Iterator[Source]:
-    with source_at(logical_pg_url) as made:
-        yield made
 
 
 def refused(condition: str) -> pytest.RaisesExc[FeedUnavailable]:

@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from penstock.errors import FeedUnavailable
-from tests.changes.feeds.postgres import Source, changes, everything, source_at
-
-
-@pytest.fixture
-def source(logical_pg_url: str) -> Iterator[Source]:
-    with source_at(logical_pg_url) as made:
-        yield made
+from tests.changes.feeds.postgres import Source, changes, everything
 
 
 def refused(condition: str) -> pytest.RaisesExc[FeedUnavailable]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import psycopg
@@ -12,13 +11,7 @@ import pytest
 
 from penstock.changes.feeds.postgres import snapshot
 from penstock.errors import DataLost, FeedUnavailable
-from tests.changes.feeds.postgres import Row, Source, apply, changes, everything, source_at
-
-
-@pytest.fixture
-def source(logical_pg_url: str) -> Iterator[Source]:
-    with source_at(logical_pg_url) as made:
-        yield made
+from tests.changes.feeds.postgres import Row, Source, apply, changes, everything
 
 
 def copies(source: Source) -> int:

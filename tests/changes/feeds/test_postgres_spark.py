@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +13,12 @@ import pytest
 from pyspark.sql import SparkSession
 
 import penstock as ps
-from tests.changes.feeds.postgres import Row, Source, apply, source_at
+from tests.changes.feeds.postgres import Row, Source, apply
 from tests.changes.feeds.postgres_child import COLUMNS, start
 from tests.changes.frames import Sink
 from tests.support.postgres import drop_schema, with_schema
 from tests.support.processes import ChildProcess
 from tests.support.waiting import wait_until
-
-
-@pytest.fixture
-def source(logical_pg_url: str) -> Iterator[Source]:
-    with source_at(logical_pg_url) as made:
-        yield made
 
 
 def test_a_batch_of_net_changes(spark: SparkSession, source: Source) -> None:

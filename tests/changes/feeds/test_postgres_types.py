@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
@@ -18,7 +17,7 @@ from hypothesis import strategies as st
 from penstock.changes.feeds.postgres.rows import json_strings
 from penstock.changes.feeds.postgres.values import arrow_type, from_text
 from penstock.errors import FeedUnavailable
-from tests.changes.feeds.postgres import Source, everything, source_at
+from tests.changes.feeds.postgres import Source, everything
 
 TEXT = pa.string()
 TYPES: list[tuple[str, pa.DataType, list[str]]] = [
@@ -61,12 +60,6 @@ TYPES: list[tuple[str, pa.DataType, list[str]]] = [
     ("{schema}.price", pa.decimal128(9, 2), ["12.5"]),
     ("{schema}.dear", pa.decimal128(9, 2), ["99.99"]),
 ]  # fmt: skip
-
-
-@pytest.fixture
-def source(logical_pg_url: str) -> Iterator[Source]:
-    with source_at(logical_pg_url) as made:
-        yield made
 
 
 def make_table(source: Source) -> str:
