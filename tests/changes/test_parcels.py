@@ -47,12 +47,29 @@ def test_each_place_is_a_partition_of_sparks(spark: SparkSession, partitions: in
     assert all(place == partition for place, partition in hashed.collect())
 
 
-def test_a_large_part_goes_in_several_parcels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parcels, "_PARCEL_ROWS", 10)
+@pytest.mark.parametrize(
+    ("limit", "least"), [("_PARCEL_ROWS", 10), ("_PARCEL_BYTES", 80)], ids=["rows", "bytes"]
+)
+def test_a_large_part_goes_in_several_parcels(
+    monkeypatch: pytest.MonkeyPatch, limit: str, least: int
+) -> None:
+    monkeypatch.setattr(parcels, limit, least)
     table = pa.table({"id": list(range(95))})
     (batch,) = Packing(((0,),), places(2)).pack(table)
     assert all(rows.num_rows <= 10 for rows in unpack([batch]))
     assert sorted(row for rows in unpack([batch]) for row in rows[0].to_pylist()) == list(range(95))
+
+
+def test_parcels_that_are_too_much_for_one_column_go_in_several_batches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(parcels, "_PARCEL_ROWS", 10)
+    monkeypatch.setattr(parcels, "_BATCH_BYTES", 1_000)
+    table = pa.table({"id": list(range(95))})
+    batches = list(Packing(((0,),), places(2)).pack(table))
+    assert len(batches) > 1
+    assert all(batch.column(1).nbytes < 2_000 for batch in batches)
+    assert sorted(row for rows in unpack(batches) for row in rows[0].to_pylist()) == list(range(95))
 
 
 def test_ids_that_have_no_hash_are_told() -> None:

@@ -58,6 +58,21 @@ def test_the_table_comes_out_of_its_feed(
             assert kinds <= {"update_preimage", "update_postimage"}
 
 
+def test_what_part_of_the_rows_leaves_open_the_whole_decides() -> None:
+    def change(kind: str, data: str) -> tuple[Any, ...]:
+        return (1, "x", data, 7, 0, kind, "0001", 1_700_000_000_000_000)
+
+    chosen = passes("CI", "dropCarryovers")
+    rows = [change("delete", "p"), change("delete", "q"), change("insert", "p"), change("insert", "q")]
+    # Of the first three rows it cannot be told which delete the insert cancels; of all four it does not matter.
+    parts = [rows[:3], rows[3:]]
+    first = [tuples(chosen.first(ChangeRows(table(part, model.SCHEMA), LAYOUT)).table) for part in parts]
+    assert first == parts
+    assert done(chosen, rows, LAYOUT) == []
+    with pytest.raises(ChangelogContractViolation, match="one row version and different data"):
+        done(chosen, rows[:3], LAYOUT)
+
+
 @pytest.mark.parametrize("updates", [False, True])
 @pytest.mark.parametrize("flags", ["I", "CI", "IU", "CIU"])
 @given(data=st.data())

@@ -13,8 +13,11 @@ from penstock.changes.rows import IS_DELETE, IS_INSERT, ChangeRows
 from penstock.changes.violations import check_same_data
 
 
-def changed(rows: ChangeRows) -> Any:
+def changed(rows: ChangeRows, *, partial: bool = False) -> Any:
     """The mask of the rows that are left when each delete has cancelled an insert of the same content.
+
+    Where the rows are only part of those that belong together, those of a content that is there unevenly stay: the others
+    will tell.
 
     The two are of one row and one commit, and have the same row version, or without one the same data. Spark 4.3 drops a
     pair only where it is alone; here pairs are counted, so it does not matter how many of them meet, nor whether they do
@@ -38,11 +41,11 @@ def changed(rows: ChangeRows) -> Any:
         gone[of_delete[equal]] = gone[of_insert[equal]] = True
     several = (many_deletes > 0) & (many_inserts > 0) & (many_deletes + many_inserts > 2)
     if several.any():
-        _cancel(rows, np.flatnonzero(groups.holding(several)), gone)
+        _cancel(rows, np.flatnonzero(groups.holding(several)), gone, partial)
     return ~gone
 
 
-def _cancel(rows: ChangeRows, chosen: Any, gone: Any) -> None:
+def _cancel(rows: ChangeRows, chosen: Any, gone: Any, partial: bool) -> None:
     """Let deletes and inserts of equal content cancel one by one, among some rows."""
     some = ChangeRows(rows.table.take(pa.array(chosen)), rows.layout)
     deletes, inserts = some.kinds == IS_DELETE, some.kinds == IS_INSERT
@@ -51,7 +54,7 @@ def _cancel(rows: ChangeRows, chosen: Any, gone: Any) -> None:
     pairs = np.minimum(many_deletes, many_inserts)
     even = many_deletes == many_inserts
     gone[chosen[groups.holding(even) & (deletes | inserts)]] = True
-    uneven = ~even & (pairs > 0)
+    uneven = ~even & (pairs > 0) & (not partial)
     for mask in (deletes, inserts) if uneven.any() else ():
         places = np.flatnonzero(groups.holding(uneven) & mask)
         check_same_data(some, places)

@@ -20,7 +20,9 @@ from penstock.errors import UnsupportedType
 
 PLACE, ROWS = "__penstock_place", "__penstock_rows"
 SCHEMA = pa.schema([pa.field(PLACE, pa.int32(), nullable=False), pa.field(ROWS, pa.binary(), nullable=False)])
-_PARCEL_ROWS = 65_536
+_PARCEL_ROWS, _PARCEL_BYTES = 65_536, 16 << 20
+_BATCH_BYTES = 256 << 20
+"""A binary column ends at 2 GiB."""
 
 
 @dataclass(frozen=True)
@@ -37,12 +39,13 @@ class Packing:
         target = self._targets(table)
         ordered = table.take(pa.array(np.argsort(target, kind="stable"))).combine_chunks()
         ends = np.cumsum(np.bincount(target, minlength=len(self.places))).tolist()
+        rows = max(1, min(_PARCEL_ROWS, _PARCEL_BYTES * len(ordered) // max(1, ordered.nbytes)))
         places, parcels = [], []
         for place, start, end in zip(self.places, [0, *ends[:-1]], ends, strict=True):
-            for first in range(start, end, _PARCEL_ROWS):
+            for first in range(start, end, rows):
                 places.append(place)
-                parcels.append(_packed(ordered.slice(first, min(_PARCEL_ROWS, end - first))))
-        yield pa.RecordBatch.from_arrays([pa.array(places, pa.int32()), _binary(parcels)], schema=SCHEMA)
+                parcels.append(ordered.slice(first, min(rows, end - first)))
+        yield from _packed(places, parcels)
 
     def _targets(self, table: pa.Table) -> Any:
         names = [str(number) for number in range(len(self.row_id))]
@@ -103,12 +106,23 @@ def _partition_of(numbers: Any, partitions: int) -> Any:
     return np.mod(state.view(np.int32).astype(np.int64), partitions)
 
 
-def _packed(rows: pa.Table) -> pa.Buffer:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, rows.schema) as writer:
-        writer.write_table(rows)
-    return sink.getvalue()
+def _packed(places: list[int], parcels: list[pa.Table]) -> Iterator[pa.RecordBatch]:
+    """Each of the tables as one binary value; many of them are written into one buffer, of the size that they need."""
+    ends = np.cumsum([_written([parcel], pa.MockOutputStream()) for parcel in parcels])
+    groups = ends // _BATCH_BYTES
+    starts = np.flatnonzero(np.r_[True, groups[1:] != groups[:-1]]).tolist()
+    for start, end in zip(starts, [*starts[1:], len(parcels)], strict=True):
+        offsets = np.r_[0, ends[start:end] - (ends[start - 1] if start else 0)]
+        buffer = pa.allocate_buffer(offsets[-1])
+        _written(parcels[start:end], pa.FixedSizeBufferWriter(buffer))
+        buffers = [None, pa.py_buffer(offsets.astype(np.int32)), buffer]
+        values = pa.Array.from_buffers(pa.binary(), end - start, buffers)
+        yield pa.RecordBatch.from_arrays([pa.array(places[start:end], pa.int32()), values], schema=SCHEMA)
 
 
-def _binary(parcels: list[pa.Buffer]) -> pa.Array:
-    return pa.array([memoryview(parcel) for parcel in parcels], pa.binary())
+def _written(parcels: list[pa.Table], sink: Any) -> int:
+    """Write tables one behind the other; where the last one ends."""
+    for parcel in parcels:
+        with pa.ipc.new_stream(sink, parcel.schema) as writer:
+            writer.write_table(parcel)
+    return int(sink.tell())

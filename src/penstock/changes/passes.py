@@ -62,11 +62,12 @@ class Passes:
 
     def first(self, rows: ChangeRows) -> ChangeRows:
         """What can be done to any part of the rows, wherever the others are."""
-        return rows.filter(changed(rows)) if self.carryovers else rows
+        return rows.filter(changed(rows, partial=True)) if self.carryovers else rows
 
     def whole(self, rows: ChangeRows) -> ChangeRows:
         """Everything, where all changes of a row in a commit (or in a window, for its net changes) are there."""
-        rows = self.first(rows)
+        if self.carryovers:
+            rows = rows.filter(changed(rows))
         if self.updates and self.net is None:
             return self._with_updates(rows)
         if self.net is not None:

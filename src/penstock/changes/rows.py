@@ -96,6 +96,8 @@ class ChangeRows:
 
     def filter(self, keep: Any) -> ChangeRows:
         """The rows that a mask chooses; what has been worked out goes with them."""
+        if keep.all():
+            return self
         chosen = ChangeRows(self.table.filter(pa.array(keep)), self.layout)
         for name in ("row", "change"):
             if name in self.__dict__:
