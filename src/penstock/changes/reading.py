@@ -14,6 +14,7 @@ from penstock.changes.options import MODES, flag, one_of
 from penstock.changes.plans import post_process
 from penstock.changes.source import BATCH, FORMAT, STREAM, ChangesDataSource, read_options
 from penstock.errors import InvalidChangelogSchema
+from penstock.spark.data_sources import make_known
 from penstock.spark.schemas import to_struct
 
 
@@ -111,7 +112,7 @@ def _open(
     # Now, rather than when the query runs: what is wrong is the caller's.
     read_options({"url": opened.url, **options}, STREAM if streaming else BATCH, "read of changes")
     found = opened.describe()
-    spark.dataSource.register(ChangesDataSource)
+    make_known(spark, ChangesDataSource)
     reader = spark.readStream if streaming else spark.read
     frame = reader.format(FORMAT).schema(to_struct(found.schema)).options(**options, url=opened.url).load()
     return found.contract, frame

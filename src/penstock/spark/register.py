@@ -6,6 +6,7 @@ from pyspark.sql import SparkSession
 
 from penstock.errors import InvalidOption
 from penstock.names import did_you_mean
+from penstock.spark.data_sources import make_known
 from penstock.spark.given import CONF_PREFIX
 from penstock.spark.options import ALL
 from penstock.spark.source import PenstockDataSource
@@ -38,7 +39,7 @@ def register(spark: SparkSession) -> None:
         "__doc__": PenstockDataSource.__doc__,
     }
     # A class made here is pickled by value, so what is baked into it reaches every Python worker.
-    spark.dataSource.register(type(PenstockDataSource.__name__, (PenstockDataSource,), baked))
+    make_known(spark, type(PenstockDataSource.__name__, (PenstockDataSource,), baked))
 
 
 def _defaults(spark: SparkSession) -> dict[str, str]:

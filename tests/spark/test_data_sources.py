@@ -1,0 +1,42 @@
+"""What Spark does with a Python data source that it knows."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+
+import penstock as ps
+
+SCHEMA = pa.schema([("id", pa.int64())])
+
+
+def variables(spark: SparkSession, name: str) -> set[str]:
+    """The names in the environment that all queries of a source share."""
+    manager = spark._jsparkSession.sessionState().dataSourceManager()
+    return set(manager.lookupDataSource(name).dataSourceCls().envVars())
+
+
+def run(frame: DataFrame, checkpoint: Path) -> None:
+    writer = frame.writeStream.format("noop").option("checkpointLocation", str(checkpoint))
+    writer.trigger(availableNow=True).start().awaitTermination()
+
+
+def test_a_query_that_starts_adds_nothing_to_what_queries_share(spark: SparkSession, tmp_path: Path) -> None:
+    # Two that added to it at once would break it: it is a plain HashMap.
+    url = f"sqlite:///{tmp_path}/penstock.db"
+    with ps.connect(url, create=True) as store:
+        store.create_queue("rows", SCHEMA).append([{"id": 1}])
+        feed = ps.QueueFeed.create("feed", SCHEMA, ps.ChangeContract("id"), store=url)
+        feed.append_commit(1, datetime(2026, 1, 1, tzinfo=UTC), [{"id": 1, "_change_type": "insert"}])
+    ps.register(spark)
+    frames = {
+        "penstock": spark.readStream.format("penstock").option("url", url).load("rows"),
+        "penstock_changes": ps.changes.read_stream(spark, feed),
+    }
+    for name, frame in frames.items():
+        before = variables(spark, name)
+        run(frame, tmp_path / name)
+        assert variables(spark, name) == before
