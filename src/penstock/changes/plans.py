@@ -32,7 +32,7 @@ from penstock.changes.stage import Guard, Whole, Witnessing
 from penstock.changes.witness.witness import address_of_witness
 from penstock.errors import InvalidChangeOption
 from penstock.spark.plans import fingerprint
-from penstock.spark.schemas import quoted, to_struct
+from penstock.spark.schemas import is_case_sensitive, quoted, to_struct
 
 _EVENT_TIME = "__penstock_event_time"
 _KEY = "__penstock_key_"
@@ -91,8 +91,7 @@ def post_process(
         parse_net_window(net_window),
     )
     chosen = one_of("strategy", strategy, STRATEGIES, "INVALID_STRATEGY")
-    case_sensitive = df.sparkSession.conf.get("spark.sql.caseSensitive") == "true"
-    layout = layout_of(df.schema, contract, case_sensitive=case_sensitive)
+    layout = layout_of(df.schema, contract, case_sensitive=is_case_sensitive(df.sparkSession))
     _check_combination(contract, options)
     passes = Passes.of(contract, options)
     if not passes:

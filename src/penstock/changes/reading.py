@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 from pyspark.sql import DataFrame, SparkSession
@@ -12,10 +12,11 @@ from penstock.changes.feeds.changelog import Changelog
 from penstock.changes.feeds.urls import parse
 from penstock.changes.options import MODES, flag, one_of
 from penstock.changes.plans import post_process
+from penstock.changes.schema import narrowed
 from penstock.changes.source import BATCH, FORMAT, STREAM, ChangesDataSource, read_options
 from penstock.errors import InvalidChangelogSchema
 from penstock.spark.data_sources import make_known
-from penstock.spark.schemas import to_struct
+from penstock.spark.schemas import is_case_sensitive, to_struct
 
 
 def read(
@@ -30,6 +31,7 @@ def read(
     ending_bound_inclusive: bool = True,
     deduplication_mode: str = "dropCarryovers",
     compute_updates: bool = False,
+    columns: Sequence[str] | None = None,
     options: Mapping[str, object] | None = None,
 ) -> DataFrame:
     """Read changes as a batch.
@@ -48,12 +50,15 @@ def read(
         Whether the bounds belong to the range.
     deduplication_mode, compute_updates
         As for :func:`post_process`.
+    columns
+        The columns to give; all when None. Spark does not tell a Python data source which ones a query uses, and each column
+        costs. The three of every change row come too, and those of the contract.
     options
         More options of the data source, such as ``{"rowsPerTask": 100_000}``.
 
     Raises
     ------
-    InvalidChangeOption, FeedUnavailable, DataLost
+    InvalidChangeOption, InvalidChangelogSchema, FeedUnavailable, DataLost
     """
     bounds = {
         "startingVersion": starting_version,
@@ -63,7 +68,7 @@ def read(
         "startingBoundInclusive": starting_bound_inclusive,
         "endingBoundInclusive": ending_bound_inclusive,
     }
-    contract, rows = _open(spark, feed, {**bounds, **(options or {})}, streaming=False)
+    contract, rows = _open(spark, feed, {**bounds, **(options or {})}, columns, streaming=False)
     return _processed(rows, contract, deduplication_mode, compute_updates, None)
 
 
@@ -77,6 +82,7 @@ def read_stream(
     deduplication_mode: str = "dropCarryovers",
     compute_updates: bool = False,
     net_window: str | None = None,
+    columns: Sequence[str] | None = None,
     options: Mapping[str, object] | None = None,
 ) -> DataFrame:
     """Read changes as a stream; each micro-batch holds whole commits.
@@ -87,34 +93,44 @@ def read_stream(
         As for :func:`read`; a query with a checkpoint goes on from there instead.
     deduplication_mode, compute_updates, net_window
         As for :func:`post_process`.
+    columns
+        As for :func:`read`.
     options
         More options of the data source: ``maxCommitsPerTrigger`` and ``maxRowsPerTrigger`` (rounded up to a whole commit where
         the first one is larger), ``rowsPerTask``.
 
     Raises
     ------
-    InvalidChangeOption, FeedUnavailable
+    InvalidChangeOption, InvalidChangelogSchema, FeedUnavailable
     """
     bounds = {
         "startingVersion": starting_version,
         "startingTimestamp": starting_timestamp,
         "startingBoundInclusive": starting_bound_inclusive,
     }
-    contract, rows = _open(spark, feed, {**bounds, **(options or {})}, streaming=True)
+    contract, rows = _open(spark, feed, {**bounds, **(options or {})}, columns, streaming=True)
     return _processed(rows, contract, deduplication_mode, compute_updates, net_window)
 
 
 def _open(
-    spark: SparkSession, feed: Changelog | str, given: Mapping[str, object], *, streaming: bool
+    spark: SparkSession,
+    feed: Changelog | str,
+    given: Mapping[str, object],
+    columns: Sequence[str] | None,
+    *,
+    streaming: bool,
 ) -> tuple[ChangeContract | None, DataFrame]:
     opened = parse(feed) if isinstance(feed, str) else feed
     options = {name: _text(value) for name, value in given.items() if value is not None}
     # Now, rather than when the query runs: what is wrong is the caller's.
     read_options({"url": opened.url, **options}, STREAM if streaming else BATCH, "read of changes")
     found = opened.describe()
+    schema = to_struct(found.schema)
+    if columns is not None:
+        schema = narrowed(schema, found.contract, columns, case_sensitive=is_case_sensitive(spark))
     make_known(spark, ChangesDataSource)
     reader = spark.readStream if streaming else spark.read
-    frame = reader.format(FORMAT).schema(to_struct(found.schema)).options(**options, url=opened.url).load()
+    frame = reader.format(FORMAT).schema(schema).options(**options, url=opened.url).load()
     return found.contract, frame
 
 

@@ -77,6 +77,27 @@ def layout_of(schema: StructType, contract: ChangeContract, *, case_sensitive: b
     )
 
 
+def narrowed(
+    schema: StructType, contract: ChangeContract | None, columns: Sequence[str], *, case_sensitive: bool
+) -> StructType:
+    """The columns that are asked for, and those that the passes need, in the schema's order.
+
+    Raises
+    ------
+    InvalidChangelogSchema
+        MISSING_COLUMN or AMBIGUOUS_COLUMN.
+    """
+    finder = _Finder(schema, case_sensitive)
+    places = {finder.top(name) for name in (*columns, *_TYPES)}
+    if contract is not None:
+        layout = layout_of(schema, contract, case_sensitive=case_sensitive)
+        paths = [*layout.row_id, layout.row_version, layout.sequence]
+        # Carry-overs are told by the row version, or by all that the rows hold.
+        paths += layout.content if contract.carryover_rows else ()
+        places |= {path[0] for path in paths if path is not None}
+    return StructType([schema.fields[place] for place in sorted(places)])
+
+
 class _Finder:
     """Columns by name, as the session compares names."""
 

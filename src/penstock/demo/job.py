@@ -54,8 +54,20 @@ def main(url: str, checkpoints: Path) -> None:
     spark.sparkContext.setLogLevel("OFF")
     feed = ps.QueueFeed(FLIGHTS, url)
     limit = {"maxRowsPerTrigger": ROWS_PER_TRIGGER}
-    changed = ps.changes.read_stream(spark, feed, compute_updates=True, options=limit)
-    as_written = ps.changes.read_stream(spark, feed, deduplication_mode="none", options=limit)
+    changed = ps.changes.read_stream(
+        spark,
+        feed,
+        compute_updates=True,
+        columns=["flight_id", "carrier", "status", "dep_delay", "arr_delay"],
+        options=limit,
+    )
+    as_written = ps.changes.read_stream(
+        spark,
+        feed,
+        deduplication_mode="none",
+        columns=["carrier", "status", "arr_delay", "row_version"],
+        options=limit,
+    )
     queries = [
         _start(spark, "board", board(changed), BOARD, checkpoints),
         _start(spark, "delays", delays(as_written), DELAYS, checkpoints),

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
+from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from penstock.arrow.types import canonical_schema, spark_json
@@ -45,6 +46,11 @@ def source_schema(schema: pa.Schema, service_columns: bool) -> pa.Schema:
 
 def to_struct(schema: pa.Schema) -> StructType:
     return StructType.fromJson(json.loads(spark_json(schema)))
+
+
+def is_case_sensitive(spark: SparkSession) -> bool:
+    """Whether the session tells apart names that differ in case alone."""
+    return bool(spark.conf.get("spark.sql.caseSensitive") == "true")
 
 
 def quoted(name: str) -> str:

@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 import penstock as ps
-from penstock.errors import InvalidChangeOption, InvalidOption, InvalidUrl
+from penstock.errors import InvalidChangelogSchema, InvalidChangeOption, InvalidOption, InvalidUrl
 from tests.changes.frames import Sink
 from tests.spark.support import forget_commit, one_store
 
@@ -54,6 +54,25 @@ def feed(store: ps.Store, store_url: str) -> ps.QueueFeed:
 
 def versions(df: DataFrame) -> Counter[int]:
     return Counter(df.toArrow()["_commit_version"].to_pylist())
+
+
+def test_some_columns_come_with_those_that_the_passes_need(
+    spark: SparkSession, store: ps.Store, feed: ps.QueueFeed, store_url: str
+) -> None:
+    three = ["_change_type", "_commit_version", "_commit_timestamp"]
+    few = ps.changes.read(spark, feed, columns=[], compute_updates=True)
+    assert few.columns == ["id", "rv", *three]
+    some = ps.changes.read(spark, feed, columns=["DATA", "_commit_version"], compute_updates=True)
+    assert some.columns == ["id", "data", "rv", *three]
+    assert set(few.collect()) == set(some.drop("data").collect())
+    assert ps.changes.read_stream(spark, feed, columns=["id"]).columns == few.columns
+    # Without a row version carry-overs are told by all that the rows hold.
+    plain = ps.ChangeContract("id", carryover_rows=True)
+    made = ps.QueueFeed.create("plain", DATA, plain, store=store_url)
+    made.append_commit(1, START, commit(1))
+    assert len(ps.changes.read(spark, made, columns=["id"]).columns) == 6
+    with pytest.raises(InvalidChangelogSchema, match=r"no column 'dat'.*Did you mean 'data'"):
+        ps.changes.read(spark, feed, columns=["dat"])
 
 
 def test_batch_ranges_and_passes(spark: SparkSession, feed: ps.QueueFeed) -> None:
