@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tests.support.class_archive import class_archive
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -21,7 +23,9 @@ appender.console.layout.pattern = %d{HH:mm:ss.SSS} %p %c{1}: %m%n%ex
 """
 
 
-def make_spark(directory: Path, master: str = "local[2]", **conf: str) -> SparkSession:
+def make_spark(
+    directory: Path, master: str = "local[2]", *, java_options: str | None = None, **conf: str
+) -> SparkSession:
     """A session whose files are all under `directory`; `conf` keys are written with `__` for a dot."""
     from pyspark.sql import SparkSession
 
@@ -29,8 +33,11 @@ def make_spark(directory: Path, master: str = "local[2]", **conf: str) -> SparkS
     directory.mkdir(parents=True, exist_ok=True)
     log4j = directory / "log4j2.properties"
     log4j.write_text(QUIET_LOG4J)
-    java_options = (
-        f"-Dlog4j2.configurationFile={log4j.as_uri()} -Dderby.system.home={directory} "
+    if java_options is None:
+        archive = class_archive()
+        java_options = f"-XX:SharedArchiveFile={archive}" if archive else ""
+    java_options += (
+        f" -Dlog4j2.configurationFile={log4j.as_uri()} -Dderby.system.home={directory} "
         f"-Djava.io.tmpdir={directory} -Duser.timezone=UTC -XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto"
     )
     settings = {

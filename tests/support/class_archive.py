@@ -1,0 +1,93 @@
+"""An archive of the classes that Spark's driver loads: with it a JVM starts in half the time (class data sharing, JDK 13).
+
+The first test process that needs one makes it, in build/, for this Java and this PySpark.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pyspark
+
+FOLDER = Path(__file__).resolve().parents[2] / "build"
+PATIENCE = 300
+ARCHIVE = "PENSTOCK_TEST_CLASSES"
+"""The variable that tells child processes where it is; empty where there is none."""
+
+
+def class_archive() -> str:
+    """The archive's path; empty where none could be made, and tests then run without."""
+    if ARCHIVE not in os.environ:
+        FOLDER.mkdir(exist_ok=True)
+        path = FOLDER / f"spark-{pyspark.__version__}-{_java()}.jsa"
+        with path.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not path.exists():
+                _make(path)
+        os.environ[ARCHIVE] = str(path) if path.exists() else ""
+    return os.environ[ARCHIVE]
+
+
+def _java() -> str:
+    """Which Java it is for: another one would not take it."""
+    java = Path(os.environ.get("JAVA_HOME") or Path(shutil.which("java") or "/bin/java").resolve().parents[1])
+    modules = java / "lib/modules"
+    facts = [str(java), *([modules.stat().st_size, modules.stat().st_mtime_ns] if modules.exists() else ())]
+    return hashlib.sha256(repr(facts).encode()).hexdigest()[:12]
+
+
+def _make(path: Path) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        made = Path(folder, "classes.jsa")
+        command = [sys.executable, "-m", "tests.support.class_archive", str(made), folder]
+        environment = {**os.environ, ARCHIVE: ""}
+        try:
+            subprocess.run(
+                command,
+                env=environment,
+                timeout=PATIENCE,
+                check=True,
+                capture_output=True,
+                stdin=subprocess.DEVNULL,
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            print(f"no archive of Spark's classes: {error}", file=sys.stderr)
+        else:
+            # Within one file system a rename is there or not.
+            partial = path.with_suffix(".partial")
+            partial.write_bytes(made.read_bytes())
+            partial.rename(path)
+
+
+def _load_classes(archive: str, folder: Path) -> None:
+    """What most tests do: a stream from a queue with state, into a queue."""
+    import pyarrow as pa
+
+    import penstock as ps
+    from tests.support.sparks import make_spark
+
+    spark = make_spark(folder / "spark", java_options=f"-XX:ArchiveClassesAtExit={archive}")
+    ps.register(spark)
+    url = f"sqlite:///{folder}/penstock.db"
+    with ps.connect(url, create=True) as store:
+        schema = pa.schema([("id", pa.int64())])
+        store.create_queue("source", schema).append([{"id": number} for number in range(10)])
+        store.create_queue("sink", schema)
+    rows = spark.readStream.format("penstock").option("url", url).load("source")
+    distinct = ps.stream(spark, rows.dropDuplicates(["id"]))
+    query = distinct.write(ps.QueueSink("sink", url=url)).start(
+        checkpoint=folder / "checkpoint", name="classes", trigger=ps.Trigger.available_now()
+    )
+    query.awaitTermination()
+    spark.stop()
+
+
+if __name__ == "__main__":
+    _load_classes(sys.argv[1], Path(sys.argv[2]))
