@@ -1,10 +1,12 @@
 """Runs the queries of some cases until they have taken all that is there. Killed by its parent, mostly.
 
-Arguments: a folder for Spark, the master, and the cases as JSON.
+Arguments: a folder for Spark, the master, and the cases as JSON. The variable SETTINGS has more settings of the session's.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -31,7 +33,10 @@ def start(spark: Any, case: Case, trigger: ps.Trigger) -> Any:
 
 def main(folder: str, master: str, *texts: str) -> None:
     began = time.monotonic()
-    spark = make_spark(Path(folder), master)
+    settings = json.loads(os.environ.get("SETTINGS", "{}"))
+    spark = make_spark(
+        Path(folder), master, **{key.replace(".", "__"): value for key, value in settings.items()}
+    )
     print(f"SPARK {spark.sparkContext.applicationId} after {time.monotonic() - began:.1f} s", flush=True)
     ps.register(spark)
     cases = [Case.from_json(text) for text in texts]

@@ -20,7 +20,10 @@ ATTEMPTS = 4
 
 @dataclass(frozen=True)
 class Fault:
-    """Where a child stops: after a state of a micro-batch (HALF: its first task has written)."""
+    """Where a child stops: after a state of a micro-batch (HALF: its first task has written).
+
+    FULL_FOR_TASK and FULL_FOR_COMMIT do not stop it: from there on the disk is full for whoever writes.
+    """
 
     state: str
     batch: int = 0
@@ -46,6 +49,7 @@ class Children:
         faults: Mapping[str, Fault] | None = None,
         *,
         master: str = "local[2]",
+        conf: Mapping[str, str] | None = None,
         module: str = "tests.crash.child",
         env: Mapping[str, str] | None = None,
     ) -> ChildProcess:
@@ -59,6 +63,7 @@ class Children:
         }
         environment = {
             "FAULTS": json.dumps(prepared),
+            "SETTINGS": json.dumps(conf or {}),
             "PYTHONPATH": os.pathsep.join([str(FAULTS), os.environ["PYTHONPATH"]]),
             **(env or {}),
         }

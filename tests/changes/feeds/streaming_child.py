@@ -1,6 +1,7 @@
 """Streams every feed into a queue of its own, one commit at a time, until there is no more. Killed by its parent, mostly.
 
-Arguments: a folder for Spark and the checkpoints, the store's URL, and a queue's name and a feed's URL in turn.
+Arguments: a folder for Spark and the checkpoints, the store's URL, and a queue's name and a feed's URL in turn; the URL of a
+topic of Debezium's is `topic:FOLDER`.
 """
 
 from __future__ import annotations
@@ -15,10 +16,25 @@ from tests.support.sparks import make_spark
 COLUMNS = ["id", "_change_type as change", "_commit_version as version"]
 
 
-def start(spark: Any, folder: Path, store: str, queue: str, feed: str) -> ps.Query:
-    rows = ps.changes.read_stream(
+TOPIC = "topic:"
+LETTERS = "letters"
+"""The queue of the topic's dead letters."""
+
+
+def changes(spark: Any, store: str, feed: str) -> Any:
+    if feed.startswith(TOPIC):
+        topic = spark.readStream.schema("value string, offset bigint").option("maxFilesPerTrigger", 1)
+        letters = ps.QueueSink(LETTERS, url=store)
+        return ps.DebeziumFeed("id bigint not null, data string", "id", dead_letters=letters).unwrap(
+            topic.parquet(feed.removeprefix(TOPIC))
+        )
+    return ps.changes.read_stream(
         spark, feed, deduplication_mode="none", options={"maxCommitsPerTrigger": 1, "rowsPerTask": 2}
     )
+
+
+def start(spark: Any, folder: Path, store: str, queue: str, feed: str) -> ps.Query:
+    rows = changes(spark, store, feed)
     sink = ps.QueueSink(queue, url=store)
     return (
         ps.stream(spark, rows.selectExpr(*COLUMNS))

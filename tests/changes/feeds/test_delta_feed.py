@@ -17,9 +17,7 @@ from hypothesis import strategies as st
 
 from penstock.changes.contract import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION
 from penstock.changes.feeds.delta import DeltaFeed
-from penstock.errors import (
-    DataLost,
-)
+from penstock.errors import DataLost, InvalidChangelogSchema
 from tests.changes.feeds.delta_tables import (
     ODD,
     PLAIN,
@@ -70,6 +68,8 @@ def test_the_changes_of_any_history_replayed_are_the_table_at_every_version(
     )
     check_replay(delta, path, passed(delta, found))
     check_replay(delta, path, passed(delta, found, updates=True))
+    overwritten = DeltaFeed(path, "id", overwrites=True)
+    check_replay(overwritten, path, passed(overwritten, changes(overwritten), updates=True))
     # deltalake's own reader does not find the files of odd partitions.
     if feed and (values is PLAIN or not partitioned):
         assert counted(found) == counted(load_cdf(path))
@@ -93,6 +93,27 @@ def counted(found: pa.Table) -> Counter[tuple[Any, ...]]:
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "table"
+
+
+def test_an_overwrite_beside_the_feed(path: Path) -> None:
+    history = History(path, feed=True, partitioned=False)
+    history.append(rows((1, "a", 1.0), (2, "b", 2.0), (3, "c", 3.0)))
+    history.overwrite(rows((1, "a", 1.0), (2, "b", 5.0), (4, "d", 4.0)))
+    as_delta_has_it = DeltaFeed(path, "id")
+    assert not as_delta_has_it.describe().contract.carryover_rows
+    assert passed(as_delta_has_it, changes(as_delta_has_it)).num_rows == 3 + 6
+    feed = DeltaFeed.from_url(DeltaFeed(path, "id", overwrites=True).url)
+    assert feed == DeltaFeed(path, "id", overwrites=True)
+    newest = history.table.version()
+    last = passed(feed, changes(feed, newest - 1), updates=True).to_pylist()
+    assert {(row["id"], row[CHANGE_TYPE]) for row in last} == {
+        (2, "update_preimage"),
+        (2, "update_postimage"),
+        (3, "delete"),
+        (4, "insert"),
+    }
+    with pytest.raises(InvalidChangelogSchema, match=r"is overwritten.*row_id"):
+        DeltaFeed(path, overwrites=True).describe()
 
 
 def test_a_feed_turned_on_later_is_read_from_there_without_a_row_id_and_from_the_start_with_one(

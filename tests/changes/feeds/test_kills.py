@@ -16,10 +16,11 @@ from pyspark.sql import SparkSession
 
 import penstock as ps
 from penstock.changes.feeds.changelog import Changelog
+from tests.changes.feeds.debezium import postgres
 from tests.changes.feeds.iceberg_feed.lake import Lake
 from tests.changes.feeds.iceberg_feed.lake import rows as lake_rows
 from tests.changes.feeds.postgres import Source, source_at
-from tests.changes.feeds.streaming_child import start
+from tests.changes.feeds.streaming_child import LETTERS, TOPIC, start
 from tests.support.processes import ChildProcess
 from tests.support.waiting import wait_until
 
@@ -97,6 +98,19 @@ def postgres_feed(source: Source) -> ps.PostgresFeed:
     return feed
 
 
+def topic(folder: Path) -> tuple[str, Counter[tuple[Any, ...]]]:
+    """A topic of Debezium's, and what its events are as changes; each file has one that cannot be read."""
+    folder.mkdir()
+    expected: Counter[tuple[Any, ...]] = Counter()
+    for number in range(COMMITS):
+        events = [postgres("c", after={"id": number, "data": "new"}, lsn=number + 1), "no event"]
+        offsets = [2 * number, 2 * number + 1]
+        columns = {"value": pa.array(events), "offset": pa.array(offsets, pa.int64())}
+        pq.write_table(pa.table(columns), folder / f"{number}.parquet")
+        expected[number, "insert", number + 1] += 1
+    return f"{TOPIC}{folder}", expected
+
+
 def changes(feed: Changelog) -> Counter[tuple[Any, ...]]:
     """All that a feed holds."""
     schema = feed.describe().schema
@@ -131,15 +145,18 @@ def test_every_feed_that_is_killed_goes_on_exactly_once(
     run_child: Callable[..., ChildProcess],
 ) -> None:
     expected = {name: changes(feed) for name, feed in feeds.items()}
-    url = f"sqlite:///{tmp_path}/out.db"
-    with ps.connect(url) as store:
-        queues = {name: store.create_queue(name, OUT) for name in feeds}
+    urls = {name: feed.url for name, feed in feeds.items()}
+    urls["debezium"], expected["debezium"] = topic(tmp_path / "topic")
+    store_url = f"sqlite:///{tmp_path}/out.db"
+    with ps.connect(store_url) as store:
+        queues = {name: store.create_queue(name, OUT) for name in urls}
+        letters = store.create_queue(LETTERS, ps.changes.DEAD_LETTERS)
 
         def out(name: str) -> Counter[tuple[Any, ...]]:
             return Counter(tuple(row.values()) for row in queues[name].read(0, 0).to_pylist())
 
-        words = [word for name, feed in feeds.items() for word in (name, feed.url)]
-        child = run_child("tests.changes.feeds.streaming_child", tmp_path / "out", url, *words)
+        words = [word for pair in urls.items() for word in pair]
+        child = run_child("tests.changes.feeds.streaming_child", tmp_path / "out", store_url, *words)
         wait_until(
             lambda: child.returncode is not None or all(queue.info().rows for queue in queues.values()),
             240,
@@ -148,11 +165,12 @@ def test_every_feed_that_is_killed_goes_on_exactly_once(
         )
         assert child.returncode is None, child.output
         child.kill_tree()
-        for name in feeds:
+        for name in urls:
             assert not out(name) - expected[name], name
-        assert any(out(name) != expected[name] for name in feeds), "the kill came too late to show anything"
-        queries = [start(spark, tmp_path / "out", url, name, feed.url) for name, feed in feeds.items()]
+        assert any(out(name) != expected[name] for name in urls), "the kill came too late to show anything"
+        queries = [start(spark, tmp_path / "out", store_url, name, url) for name, url in urls.items()]
         for query in queries:
             query.awaitTermination()
-        for name in feeds:
+        for name in urls:
             assert out(name) == expected[name], name
+        assert sorted(letters.read(0, 0)["offset"].to_pylist()) == list(range(1, 2 * COMMITS, 2))

@@ -11,6 +11,7 @@ import importlib.abc
 import importlib.util
 import json
 import os
+import resource
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -42,6 +43,15 @@ def stop(case: str, state: str, reached: Callable[[dict[str, Any]], bool]) -> No
         raise OSError(f"a fault of {case} after {state}")
     while not os.path.exists(f"{marker}.released"):
         time.sleep(0.02)
+
+
+def fill_disk(case: str, state: str, batch_id: int) -> None:
+    """From now on no file of this process grows, or is written at all: as on a disk without room."""
+    fault = FAULTS.get(case)
+    if fault is not None and fault["state"] == state and fault["batch"] == batch_id:
+        Path(fault["marker"]).touch()
+        _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, most))
 
 
 def in_batch(batch_id: int) -> Callable[[dict[str, Any]], bool]:
@@ -88,12 +98,14 @@ def patch_tasks(module: ModuleType) -> None:
     stage, append_once = writer.stage, writer.append_once
 
     def staging(self: Any, app_id: str, batch_id: int, batches: Any) -> Any:
+        fill_disk(self._queue.name, "FULL_FOR_TASK", batch_id)
         wrote = stage(self, app_id, batch_id, batches)
         if self.task == 0:
             stop(self._queue.name, "HALF", in_batch(batch_id))
         return wrote
 
     def appending(self: Any, key: Any, *arguments: Any) -> Any:
+        fill_disk(self._queue.name, "FULL_FOR_TASK", key.batch_id)
         wrote = append_once(self, key, *arguments)
         if self.task == 0:
             stop(self._queue.name, "HALF", in_batch(key.batch_id))
@@ -107,6 +119,7 @@ def patch_batch(module: ModuleType) -> None:
 
     def committing(database: Any, store_uuid: str, batch: Any) -> Any:
         stop(batch.sink.name, "STAGED", in_batch(batch.batch_id))
+        fill_disk(batch.sink.name, "FULL_FOR_COMMIT", batch.batch_id)
         appended = commit_batch(database, store_uuid, batch)
         stop(batch.sink.name, "COMMITTED", in_batch(batch.batch_id))
         return appended

@@ -53,11 +53,16 @@ class DeltaFeed:
         turned on or off is read from any version on; without them from the one where it was turned on.
     storage_options
         deltalake's options for the place, such as credentials.
+    overwrites
+        Whether commits overwrite the table, or files of it, beside the change data feed. Delta then gives all rows as deletes
+        and inserts; those that did not change are dropped as carry-overs, and the others found to be updates. That needs
+        ``row_id``, and a shuffle.
     """
 
     path: str
     row_id: str | Sequence[str] | None = None
     storage_options: Mapping[str, str] = field(default_factory=dict, repr=False)
+    overwrites: bool = False
 
     def __post_init__(self) -> None:
         columns = (self.row_id,) if isinstance(self.row_id, str) else tuple(self.row_id or ())
@@ -67,11 +72,11 @@ class DeltaFeed:
         object.__setattr__(self, "storage_options", {name: value for name, value in given.items() if value})
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.path, self.row_id, self.storage_options)
+        return type(self), (self.path, self.row_id, self.storage_options, self.overwrites)
 
     @classmethod
     def from_url(cls, url: str) -> DeltaFeed:
-        """The feed of ``delta:PATH?row_id=NAME&storage.KEY=VALUE``.
+        """The feed of ``delta:PATH?row_id=NAME&overwrites=true&storage.KEY=VALUE``.
 
         Raises
         ------
@@ -79,14 +84,16 @@ class DeltaFeed:
             For another parameter.
         """
         parts = FeedUrl.of(url)
-        parts.require_known(("row_id",), ("storage.",))
-        return cls(parts.target, parts.given("row_id") or None, parts.prefixed("storage."))
+        parts.require_known(("row_id", "overwrites"), ("storage.",))
+        overwrites = (parts.one("overwrites") or "").lower() == "true"
+        return cls(parts.target, parts.given("row_id") or None, parts.prefixed("storage."), overwrites)
 
     @property
     def url(self) -> str:
         """The feed's URL form."""
         options = prefixed("storage.", self.storage_options)
-        return str(FeedUrl("delta", self.path, (*pairs(row_id=self.row_id), *options)))
+        overwrites = pairs(overwrites="true") if self.overwrites else ()
+        return str(FeedUrl("delta", self.path, (*pairs(row_id=self.row_id), *overwrites, *options)))
 
     @property
     def name(self) -> str:
@@ -126,20 +133,27 @@ class DeltaFeed:
     def _contract(self, metadata: Metadata, newest: int) -> tuple[ChangeContract | None, bool]:
         """The contract, and whether all rows are changes."""
         if self.row_id is None:
-            if metadata.feed:
+            if metadata.feed and not self.overwrites:
                 return None, True
+            why, instead = (
+                ("is overwritten, so that rows which did not change have to be found", "")
+                if metadata.feed
+                else (
+                    "has no change data feed, so that its versions are told apart by the rows of their files",
+                    " Or turn the feed on for later versions: delta.enableChangeDataFeed=true",
+                )
+            )
             raise InvalidChangelogSchema(
-                f"the Delta table {self.name} has no change data feed, so that its versions are told apart by the rows of their "
-                "files: give the columns that tell rows apart, DeltaFeed(path, row_id=…). Or turn the feed on for later versions: "
-                "delta.enableChangeDataFeed=true",
+                f"the Delta table {self.name} {why}: give the columns that tell rows apart, DeltaFeed(path, row_id=…).{instead}",
                 condition="INVALID_CHANGELOG_SCHEMA.MISSING_ROW_ID",
             )
         only_changes = metadata.feed and not self._rewrote_before_the_feed(newest)
+        rewritten = self.overwrites or not only_changes
         contract = ChangeContract(
             self.row_id,
-            carryover_rows=not only_changes,
+            carryover_rows=rewritten,
             intermediate_changes=True,
-            updates_as_delete_and_insert=not only_changes,
+            updates_as_delete_and_insert=rewritten,
             whole_commits=True,
         )
         return contract, only_changes

@@ -1,0 +1,36 @@
+"""A disk that is full while queries run: they fail and say so, and go on when there is room."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.crash.cases import Case, check_complete
+from tests.crash.children import Children, Fault
+
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(600)]
+
+
+def test_queries_without_room_say_so_and_go_on_when_there_is_some(
+    make_case: Callable[..., Case], children: Children
+) -> None:
+    plan = [
+        (make_case("sqlite", "watermark", "exactly_once", chunks=2), Fault("FULL_FOR_TASK")),
+        (make_case("sqlite", "stateless", "exactly_once", chunks=2), Fault("FULL_FOR_COMMIT")),
+        (make_case("sqlite", "stateless", "idempotent", chunks=2), Fault("FULL_FOR_TASK")),
+    ]
+    cases = [case for case, _ in plan]
+    child = children.start(cases, {case.name: fault for case, fault in plan})
+    assert child.wait(240) == 0, child.output
+    for case in cases:
+        assert Path(case.marker).exists(), child.output
+        said = next(line for line in child.output.splitlines() if line.startswith(f"FAILED {case.name}"))
+        assert "STORE_FULL" in said, said
+        assert "nothing of this was written" in said, said
+        assert case.rows() == Counter()
+    children.run(cases)
+    for case in cases:
+        check_complete(case, 2)
