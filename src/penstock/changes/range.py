@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from penstock.changes.feeds.changelog import Changelog
 from penstock.changes.options import flag
 from penstock.errors import InvalidChangeOption
+from penstock.instants import micros_of
 from penstock.spark.given import timestamp
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True)
@@ -131,9 +130,7 @@ def _time(name: str, value: object) -> int | None:
         return None
     try:
         if isinstance(value, datetime):
-            if value.tzinfo is None:
-                raise ValueError("give the time zone too, such as datetime(…, tzinfo=UTC)")
-            return (value - _EPOCH) // timedelta(microseconds=1)
+            return micros_of(value)
         return timestamp(str(value))
     except ValueError as error:
         raise _invalid("INVALID_TIMESTAMP", f"{name}={value!r}: {error}", option=name, value=value) from None

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from penstock.errors import InvalidInput
+from penstock.instants import micros_of
 from penstock.store import feeds, log
 from penstock.store.catalog import QueueRecord
 from penstock.store.database import Transaction
 
 if TYPE_CHECKING:
     from penstock.queue.queue import Queue
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def append_commit(queue: Queue, version: int, timestamp: datetime, rows: pa.Table) -> log.Appended:
@@ -59,7 +58,7 @@ def micros(timestamp: datetime) -> int:
     """
     if not isinstance(timestamp, datetime) or timestamp.tzinfo is None:
         raise InvalidInput(f"a commit's timestamp is a datetime with a time zone, not {timestamp!r}")
-    return (timestamp - _EPOCH) // timedelta(microseconds=1)
+    return micros_of(timestamp)
 
 
 def refuse_feed(queue: QueueRecord) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 import pyarrow as pa
 
 from penstock.errors import ConsumerInUse, InvalidInput, InvalidPosition, PartitionNotFound
+from penstock.instants import micros_of
 from penstock.queue.maintenance import Maintainer
 from penstock.store import catalog, consumers, log
 from penstock.store.catalog import QueueRecord
@@ -285,7 +286,7 @@ def _position(position: Position) -> consumers.Position:
     if isinstance(position, datetime):
         if position.tzinfo is None:
             raise InvalidPosition(f"{position!r} has no time zone: say which, such as tzinfo=datetime.UTC")
-        return (position - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
+        return micros_of(position)
     if isinstance(position, int):
         raise InvalidPosition(f"a row index belongs to a partition: write {{partition: {position}}}")
     return position

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from penstock.errors import InvalidOption
+from penstock.instants import micros_of
 from penstock.names import did_you_mean
 
 SPARKS_OWN = frozenset({"path", "checkpointlocation", "queryname"})
@@ -85,4 +86,4 @@ def timestamp(text: str) -> int:
         raise ValueError("give a time such as 2026-01-31T12:00:00Z, or milliseconds since 1970") from None
     if moment.tzinfo is None:
         raise ValueError("give the time zone too, such as 2026-01-31T12:00:00Z")
-    return (moment - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
+    return micros_of(moment)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from penstock.errors import ChangelogContractViolation
+from penstock.instants import moment_of
 
 GENERATION = 50_000
 GENERATIONS = 20
@@ -165,4 +165,4 @@ class LateCommits(Commits):
 
 def moment(micros: int) -> str:
     """A time for people, in UTC."""
-    return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=micros)).isoformat()
+    return moment_of(micros).isoformat()
