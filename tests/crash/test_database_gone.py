@@ -74,6 +74,7 @@ def make(server: Server, folder: Path, kind: str, guarantee: str) -> Case:
     return case
 
 
+@pytest.mark.crash_full
 def test_a_server_that_comes_back_is_waited_for(server: Server, children: Children, tmp_path: Path) -> None:
     """Gone while the driver commits one query's micro-batch, and a task of another one has just written."""
     committing = make(server, tmp_path, "watermark", "exactly_once")

@@ -11,7 +11,7 @@ import pytest
 from tests.crash.cases import Case, check_complete
 from tests.crash.children import Children, Fault
 
-pytestmark = [pytest.mark.crash, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.crash_full, pytest.mark.timeout(600)]
 
 
 def test_queries_without_room_say_so_and_go_on_when_there_is_some(

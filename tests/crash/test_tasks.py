@@ -18,6 +18,7 @@ from tests.support.processes import ChildProcess
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(600)]
 
 
+@pytest.mark.crash_full
 def test_a_task_that_fails_after_it_has_written_is_repeated_and_its_rows_are_not(
     make_case: Callable[..., Case], children: Children
 ) -> None:
@@ -47,14 +48,8 @@ def clean_up() -> Iterator[list[ChildProcess]]:
             shutil.rmtree(Path(pyspark.__file__).parent / "work" / app, ignore_errors=True)
 
 
-@pytest.mark.parametrize(
-    "state",
-    [
-        "HALF",
-        pytest.param("PLANNED", marks=pytest.mark.crash_full),
-        pytest.param("STAGED", marks=pytest.mark.crash_full),
-    ],
-)
+@pytest.mark.crash_full
+@pytest.mark.parametrize("state", ["HALF", "PLANNED", "STAGED"])
 def test_an_executor_that_is_killed_loses_and_repeats_nothing(
     make_case: Callable[..., Case], children: Children, clean_up: list[ChildProcess], state: str
 ) -> None:
