@@ -21,7 +21,7 @@ KINDS: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
     "string": (pa.string(), TEXT),
     "binary": (pa.binary(), TEXT.map(str.encode)),
     "boolean": (pa.bool_(), st.booleans()),
-    "double": (pa.float64(), st.sampled_from([0.0, -0.0, 1.5, math.nan, math.inf])),
+    "double": (pa.float64(), st.sampled_from([0.0, -0.0, 1.5, math.nan, -math.nan, math.inf])),
     "decimal": (pa.decimal128(20, 2), SMALL.map(Decimal)),
     "timestamp": (pa.timestamp("us", tz="UTC"), st.sampled_from([0, 1, 10**15])),
     "date": (pa.date32(), SMALL),

@@ -182,6 +182,23 @@ def test_defect_6_an_insert_and_a_delete_in_one_commit_are_no_update(spark: Spar
     assert "sequence" in violation(ps.changes.post_process(df, contract("IU"), compute_updates=True).collect)
 
 
+def test_a_batch_inside_foreach_batch_is_no_part_of_the_stream(spark: SparkSession, tmp_path: Path) -> None:
+    rows = [(1, "a", 1, "insert", 1, START)]
+    files = Files(spark, tmp_path)
+    files.add(rows, rows)
+    batch = ps.changes.post_process(frame(spark, rows), contract("CU", whole_commits=True))
+    counts: list[int] = []
+    query = (
+        files.read()
+        .writeStream.foreachBatch(lambda df, number: counts.append(batch.count()))
+        .option("checkpointLocation", str(tmp_path / "ck"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    assert counts == [1, 1]
+
+
 @pytest.mark.parametrize("kind", ["upsert", None, "INSERT", ""])
 def test_defect_7_an_unknown_change_type_is_told(spark: SparkSession, kind: str | None) -> None:
     df = frame(spark, [row(1, "a", 1, "insert", 1), row(2, "a", 1, kind, 1)])  # type: ignore[arg-type]

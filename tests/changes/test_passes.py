@@ -59,18 +59,22 @@ def test_the_table_comes_out_of_its_feed(
 
 
 def test_what_part_of_the_rows_leaves_open_the_whole_decides() -> None:
-    def change(kind: str, data: str) -> tuple[Any, ...]:
-        return (1, "x", data, 7, 0, kind, "0001", 1_700_000_000_000_000)
-
     chosen = passes("CI", "dropCarryovers")
-    rows = [change("delete", "p"), change("delete", "q"), change("insert", "p"), change("insert", "q")]
-    # Of the first three rows it cannot be told which delete the insert cancels; of all four it does not matter.
-    parts = [rows[:3], rows[3:]]
+    rows = [
+        change("delete", data="p"),
+        change("delete", data="q"),
+        change("insert", data="p"),
+        change("insert", data="q"),
+    ]
+    # What belongs together is not in one part here.
+    parts = [rows[:2], rows[2:]]
     first = [tuples(chosen.first(ChangeRows(table(part, model.SCHEMA), LAYOUT)).table) for part in parts]
     assert first == parts
     assert done(chosen, rows, LAYOUT) == []
+    uneven = [*rows[:2], change("insert", data="s")]
+    assert tuples(chosen.first(of(uneven)).table) == uneven
     with pytest.raises(ChangelogContractViolation, match="one row version and different data"):
-        done(chosen, rows[:3], LAYOUT)
+        done(chosen, uneven, LAYOUT)
 
 
 @pytest.mark.parametrize("updates", [False, True])
@@ -121,7 +125,7 @@ def test_a_sequence_orders_several_changes_of_a_row_in_a_commit(mode: str, data:
 
 
 def change(
-    kind: str, *, key: int = 1, data: str | None = "p", rv: int = 1, step: int = 0, version: int = 1
+    kind: str, *, key: int = 1, data: str | None = "p", rv: int = 1, step: int | None = 0, version: int = 1
 ) -> Any:
     return key, "x", data, rv, step, kind, f"{version:04}", 1_700_000_000_000_000 + version * 1_000_000
 
@@ -187,3 +191,43 @@ def test_rows_without_a_key_are_told_apart_by_all_columns_null_among_them() -> N
         check_rows(
             ChangeRows(table(rows, model.SCHEMA), replace(layout, nullable_row_id=False)), needs_content=True
         )
+
+
+def test_a_part_of_the_rows_cancels_no_two_of_different_data() -> None:
+    # One commit takes a row from p to q to r, and says one row version for what it wrote.
+    rows = [
+        change("delete", data="p", rv=5),
+        change("insert", data="q"),
+        change("delete", data="q"),
+        change("insert", data="r"),
+    ]
+    chosen = passes("CIU", "dropCarryovers", updates=True)
+    apart = [[rows[0], rows[1]], [rows[2], rows[3]]], [[rows[0], rows[3]], [rows[1], rows[2]]]
+    for parts in (*apart, [[rows[0], rows[2], rows[3]], [rows[1]]], [rows]):
+        first = [row for part in parts for row in tuples(chosen.first(of(part)).table)]
+        assert rows[0] in first
+        assert rows[3] in first, "what the commit ends with is never taken for what it went through"
+
+
+def test_changes_with_one_place_in_the_sequence_are_refused() -> None:
+    chosen = passes("IU", "netChanges", updates=True, sequence="step")
+    for kind in ("delete", "insert"):
+        with pytest.raises(ChangelogContractViolation, match="with one step"):
+            done(chosen, [change(kind, data="p"), change(kind, data="q")], ORDERED)
+    # The two rows of an update may share it, in any order.
+    pair = [change("insert", data="q"), change("delete", data="p")]
+    expected = {("update_preimage", "p"), ("update_postimage", "q")}
+    assert {(row[5], row[2]) for row in done(chosen, pair, ORDERED)} == expected
+    with pytest.raises(ChangelogContractViolation, match="step is NULL"):
+        check_rows(of([change("insert", data="p", step=None)], ORDERED), needs_content=False)
+
+
+def test_several_changes_are_refused_where_the_contract_says_there_are_none() -> None:
+    rows = [change("insert", data="p"), change("insert", data="q")]
+    with pytest.raises(ChangelogContractViolation, match="intermediate_changes=True"):
+        done(passes("C", "dropCarryovers"), rows, LAYOUT)
+    assert done(passes("CI", "dropCarryovers"), rows, LAYOUT) == rows
+
+
+def of(rows: list[Any], layout: Layout = LAYOUT) -> ChangeRows:
+    return ChangeRows(table(rows, model.SCHEMA), layout)

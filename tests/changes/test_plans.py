@@ -92,6 +92,8 @@ def test_nothing_to_do_leaves_the_frame_alone(spark: SparkSession, tmp_path: Pat
     assert process(df, "U", deduplication_mode="netChanges") is df
     stream = Files(spark, tmp_path).read()
     assert process(stream, "I") is stream
+    kept = ps.changes.post_process(stream, contract("I"), keep_watermark=True)
+    assert "EventTimeWatermark" in plan_of(kept)
 
 
 def test_the_schema_stays_what_it_was(spark: SparkSession, tmp_path: Path) -> None:
@@ -153,6 +155,7 @@ def test_micro_batch_is_for_append_and_update_mode(spark: SparkSession, tmp_path
         ({"deduplication_mode": "netChanges"}, "INVALID_CDC_OPTION.STREAMING_NET_CHANGES_NOT_SUPPORTED"),
         ({"deduplication_mode": "netChanges", "net_window": "1 month"}, "INVALID_CDC_OPTION"),
         ({"deduplication_mode": "netChanges", "net_window": "0 seconds"}, "INVALID_CDC_OPTION"),
+        ({"deduplication_mode": "netChanges", "net_window": "1500 microseconds"}, "INVALID_CDC_OPTION"),
         ({"watermark_delay": "soon", "whole_commits": False}, "INVALID_CDC_OPTION"),
     ],
 )

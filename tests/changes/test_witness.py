@@ -96,6 +96,14 @@ def test_a_late_commit(journal: Journal) -> None:
             memory.note(facts(1, {2: 20_001}))
 
 
+def test_a_commit_before_1970_is_told_where_spark_would_drop_it(journal: Journal) -> None:
+    for time in (-10_000_000, -1, 0, 999):
+        memory = FeedMemory(facts(0, {}, delay_ms=0).scope, journal)
+        with pytest.raises(ChangelogContractViolation) as caught:
+            memory.note(facts(0, {1: time}, delay_ms=0))
+        assert caught.value.condition == "CHANGELOG_CONTRACT_VIOLATION.COMMIT_BEFORE_1970"
+
+
 @given(st.lists(st.lists(st.integers(0, 300), max_size=30), max_size=20))
 def test_versions_are_a_set_that_forgets_the_oldest(parts: list[list[int]]) -> None:
     saved = module.GENERATION, module.GENERATIONS

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from penstock.changes.codes import codes_of
+from penstock.changes.codes import both, codes_of, surely_equal
 from penstock.changes.groups import Groups
 from penstock.changes.rows import IS_DELETE, IS_INSERT, ChangeRows
 from penstock.changes.violations import check_same_data
@@ -16,8 +16,8 @@ from penstock.changes.violations import check_same_data
 def changed(rows: ChangeRows, *, partial: bool = False) -> Any:
     """The mask of the rows that are left when each delete has cancelled an insert of the same content.
 
-    Where the rows are only part of those that belong together, those of a content that is there unevenly stay: the others
-    will tell.
+    Where the rows are only part of those that belong together, only rows that are equal in all data cancel, and those of a
+    content that is there unevenly stay: the others will tell.
 
     The two are of one row and one commit, and have the same row version, or without one the same data. Spark 4.3 drops a
     pair only where it is alone; here pairs are counted, so it does not matter how many of them meet, nor whether they do
@@ -38,7 +38,11 @@ def changed(rows: ChangeRows, *, partial: bool = False) -> Any:
         of_delete, of_insert = groups.places(deletes)[single], groups.places(inserts)[single]
         content = codes_of(rows.columns(rows.layout.content)).values
         equal = content[of_delete] == content[of_insert]
-        gone[of_delete[equal]] = gone[of_insert[equal]] = True
+        of_delete, of_insert = of_delete[equal], of_insert[equal]
+        if partial and rows.layout.content != rows.layout.data:
+            same = surely_equal(rows.columns(rows.layout.data), of_delete, of_insert)
+            of_delete, of_insert = of_delete[same], of_insert[same]
+        gone[of_delete] = gone[of_insert] = True
     several = (many_deletes > 0) & (many_inserts > 0) & (many_deletes + many_inserts > 2)
     if several.any():
         _cancel(rows, np.flatnonzero(groups.holding(several)), gone, partial)
@@ -53,9 +57,19 @@ def _cancel(rows: ChangeRows, chosen: Any, gone: Any, partial: bool) -> None:
     many_deletes, many_inserts = groups.counts(deletes), groups.counts(inserts)
     pairs = np.minimum(many_deletes, many_inserts)
     even = many_deletes == many_inserts
-    gone[chosen[groups.holding(even) & (deletes | inserts)]] = True
-    uneven = ~even & (pairs > 0) & (not partial)
+    cancelled = groups.holding(even) & (deletes | inserts)
+    if partial:
+        gone[chosen[cancelled & _alike(some, groups, deletes | inserts)]] = True
+        return
+    gone[chosen[cancelled]] = True
+    uneven = ~even & (pairs > 0)
     for mask in (deletes, inserts) if uneven.any() else ():
         places = np.flatnonzero(groups.holding(uneven) & mask)
         check_same_data(some, places)
         gone[chosen[places[groups.ranks(places) < pairs[groups.of[places]]]]] = True
+
+
+def _alike(rows: ChangeRows, groups: Groups, among: Any) -> Any:
+    """The mask of the rows in groups whose rows, among those that a mask chooses, are all equal in their data."""
+    finer = Groups(both(rows.content, codes_of(rows.columns(rows.layout.data))))
+    return finer.holding(finer.counts(among)) == groups.holding(groups.counts(among))

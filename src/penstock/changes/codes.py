@@ -79,6 +79,21 @@ def order_codes(column: pa.Array) -> Any:
     return ranks[encoded.indices.to_numpy()]
 
 
+def surely_equal(columns: Sequence[pa.Array], left: Any, right: Any) -> Any:
+    """The mask of the pairs of rows, by their places, that are equal in all columns; NaN may pass for different."""
+    equal = np.ones(len(left), bool)
+    for column in columns:
+        if pat.is_nested(column.type) or pat.is_dictionary(column.type) or pat.is_null(column.type):
+            codes = column_codes(column).values
+            equal &= codes[left] == codes[right]
+            continue
+        here, there = column.take(pa.array(left)), column.take(pa.array(right))
+        nulls = pc.and_(here.is_null(), there.is_null())
+        same = pc.or_(nulls, pc.equal(here, there).fill_null(False))
+        equal &= same.to_numpy(zero_copy_only=False)
+    return equal
+
+
 def both(left: Codes, right: Codes) -> Codes:
     if left.size * right.size >= _LARGEST:
         left, right = left.dense(), right.dense()
@@ -110,8 +125,9 @@ def _narrow(column: pa.Array) -> Codes | None:
 
 def _encoded(column: pa.Array) -> Codes:
     if pat.is_floating(column.type):
-        # Adding zero makes the negative zero a positive one.
+        # Adding zero makes the negative zero a positive one; the bits of NaN differ by how it came about.
         column = pc.add(column, pa.scalar(0, column.type))
+        column = pc.if_else(pc.is_nan(column), pa.scalar(float("nan"), column.type), column)
     elif pat.is_null(column.type):
         return Codes(np.zeros(len(column), np.int64), 1)
     elif pat.is_dictionary(column.type):

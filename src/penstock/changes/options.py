@@ -93,4 +93,10 @@ def net_window(text: str | None) -> int:
             option="net_window",
             value=text,
         )
+    if size % 1000:
+        raise InvalidChangeOption(
+            f"net_window={text!r}: give a whole number of milliseconds, which is what Spark's watermark counts in",
+            option="net_window",
+            value=text,
+        )
     return size

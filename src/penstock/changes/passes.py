@@ -21,7 +21,7 @@ from penstock.changes.rows import (
     ChangeRows,
     column_at,
 )
-from penstock.changes.violations import check_order_known, check_single
+from penstock.changes.violations import check_order_known, check_sequence, check_single
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,8 @@ class Passes:
         if self.net is not None:
             self._check_order(rows)
             return net(rows, self._windows(rows), updates=self.compute_updates)
+        if not self.intermediate:
+            check_single(rows, asks_for_sequence=False)
         return rows
 
     def _with_updates(self, rows: ChangeRows) -> ChangeRows:
@@ -87,6 +89,7 @@ class Passes:
 
     def _check_order(self, rows: ChangeRows) -> None:
         if self.ordered:
+            check_sequence(rows)
             return
         check_single(rows, asks_for_sequence=self.intermediate)
         if self.intermediate and not self.carryovers:

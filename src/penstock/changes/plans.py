@@ -94,17 +94,21 @@ def post_process(
     layout = layout_of(df.schema, contract, case_sensitive=is_case_sensitive(df.sparkSession))
     _check_combination(contract, options)
     passes = Passes.of(contract, options)
+    delay = interval("watermark_delay", watermark_delay)
+    name = df.schema.names[layout.timestamp]
     if not passes:
-        return df
+        return _watermarked(df, name, delay) if keep_watermark else df
     plan = Plan(df, layout, passes, fingerprint(df, repr(contract)))
     if not df.isStreaming:
         return plan.stateless()
-    delay = interval("watermark_delay", watermark_delay)
     if _stream_strategy(chosen, contract, passes) == "watermark":
         return plan.by_watermark(delay // 1000, keep_watermark=keep_watermark)
     done = plan.stateless()
-    name = df.schema.names[layout.timestamp]
-    return done.withWatermark(name, f"{delay // 1000} milliseconds") if keep_watermark else done
+    return _watermarked(done, name, delay) if keep_watermark else done
+
+
+def _watermarked(df: DataFrame, name: str, delay: int) -> DataFrame:
+    return df.withWatermark(name, f"{delay // 1000} milliseconds") if df.isStreaming else df
 
 
 def _check_combination(contract: ChangeContract, options: ChangeOptions) -> None:
@@ -214,7 +218,11 @@ class Plan:
     def _guard(self, step: object, delay_ms: int | None = None) -> Guard:
         session = self.df.sparkSession
         classic = hasattr(session, "_jsparkSession")
-        witness = Witnessing(address_of_witness(session), self.feed, delay_ms) if classic else None
+        witness = (
+            Witnessing(address_of_witness(session), self.feed, delay_ms, self.df.isStreaming)
+            if classic
+            else None
+        )
         return Guard(self.layout, self.passes, witness, step)  # type: ignore[arg-type]  # one of Passes' methods
 
     def _run(self, df: DataFrame, stage: Guard | Whole, schema: StructType | None = None) -> DataFrame:

@@ -12,11 +12,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.changes.codes import Codes, both, codes_of, order_codes
-from penstock.changes.contract import DELETE, INSERT, POSTIMAGE, PREIMAGE
+from penstock.changes.contract import TYPES
 from penstock.changes.groups import Groups
 
-TYPES = (INSERT, DELETE, POSTIMAGE, PREIMAGE)
-"""Their places are the change types' numbers in here."""
 IS_INSERT, IS_DELETE, IS_POSTIMAGE, IS_PREIMAGE = range(4)
 Path = tuple[int, ...]
 
@@ -87,12 +85,9 @@ class ChangeRows:
     @cached_property
     def order(self) -> list[Any]:
         """What orders the changes of one row, the least significant first, as numpy.lexsort takes it."""
-        inside = (
-            np.isin(self.kinds, (IS_INSERT, IS_POSTIMAGE))
-            if self.layout.sequence is None
-            else order_codes(column_at(self.table, self.layout.sequence))
-        )
-        return [inside, order_codes(column_at(self.table, (self.layout.version,)))]
+        paths = [path for path in (self.layout.sequence, (self.layout.version,)) if path is not None]
+        after = np.isin(self.kinds, (IS_INSERT, IS_POSTIMAGE))
+        return [after, *(order_codes(column_at(self.table, path)) for path in paths)]
 
     def filter(self, keep: Any) -> ChangeRows:
         """The rows that a mask chooses; what has been worked out goes with them."""

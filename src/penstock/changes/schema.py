@@ -63,6 +63,13 @@ def layout_of(schema: StructType, contract: ChangeContract, *, case_sensitive: b
             f"the column {reserved!r} has a name that is kept for helpers: rename it",
         )
     sequence = finder.path(contract.sequence) if contract.sequence is not None else None
+    if sequence is not None and len(sequence) > 1 and contract.carryover_rows:
+        raise _invalid(
+            "INVALID_COLUMN_TYPE",
+            str(contract.sequence),
+            f"the sequence {contract.sequence!r} is inside a struct, by which carry-over rows are compared: give it a column of "
+            "its own",
+        )
     others = {*metadata.values(), *(sequence[:1] if sequence is not None and len(sequence) == 1 else ())}
     data = tuple((place,) for place in range(len(schema.fields)) if place not in others)
     return Layout(
@@ -92,8 +99,9 @@ def narrowed(
     if contract is not None:
         layout = layout_of(schema, contract, case_sensitive=case_sensitive)
         paths = [*layout.row_id, layout.row_version, layout.sequence]
-        # Carry-overs are told by the row version, or by all that the rows hold.
-        paths += layout.content if contract.carryover_rows else ()
+        # Rows are compared by the row version, or by all that they hold.
+        compared = contract.carryover_rows or (contract.intermediate_changes and contract.sequence is None)
+        paths += layout.content if compared else ()
         places |= {path[0] for path in paths if path is not None}
     return StructType([schema.fields[place] for place in sorted(places)])
 

@@ -161,10 +161,13 @@ class ChangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """The end of the next micro-batch; ``start`` itself when there is nothing for one."""
-        after = self._range(start)[1]
+        begin, after = self._range(start)
         if after != self._initial:
             # Spark asks for more only behind what it has logged; where a new query starts nothing is logged yet.
             self._feed.logged(after)
+        if begin == after and self._options.range.first_time is not None:
+            # Nothing was late enough when the query began; commits that came since may be too early, too.
+            after = max(after, self._options.range.start(self._feed))
         upto = self._feed.newest(after)
         if self._cap is not None:
             upto = min(upto, self._cap)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
 from pyspark import TaskContext
 
@@ -21,7 +22,8 @@ CHUNK_BYTES = 128 << 20
 """What a task holds at a time where it need not hold all: pairs further apart than this are found after the shuffle."""
 _BATCH_ROWS = 65_536
 _SMALL_CHUNK_ROWS = 8_192
-_SAMPLE = 16
+_MIX = np.uint64(0x9E3779B97F4A7C15)
+_SAMPLE_BITS = 4
 _WORTHWHILE = 0.9
 """The share of rows above which dropping the others before the shuffle costs more than it saves."""
 
@@ -33,11 +35,13 @@ class Witnessing:
     address: Address
     feed: str
     delay_ms: int | None = None
+    streaming: bool = True
+    """A batch inside a stream's foreachBatch has the properties of the stream, and is none of its micro-batches."""
 
     def tell(self, commits: pa.Table) -> None:
         context = TaskContext.get()
         assert context is not None
-        query = context.getLocalProperty("sql.streaming.queryId")
+        query = context.getLocalProperty("sql.streaming.queryId") if self.streaming else None
         scope = Scope(
             feed=self.feed,
             execution=context.getLocalProperty("spark.sql.execution.id") or "",
@@ -79,7 +83,9 @@ class Guard:
         """Whether the step has enough to drop here: all passes follow, so it may be left out. One row in 16 tells."""
         if self.step is not Passes.first or not self.passes.carryovers:
             return True
-        sample = rows.filter(rows.row.values % _SAMPLE == 0)
+        # Mixed, since the numbers of composite ids are not spread over all remainders.
+        mixed = (rows.row.values.astype(np.uint64) * _MIX) >> np.uint64(64 - _SAMPLE_BITS)
+        sample = rows.filter(mixed == 0)
         return len(self.step(self.passes, sample)) < _WORTHWHILE * len(sample)
 
     def _chunks(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:

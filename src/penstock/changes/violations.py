@@ -8,15 +8,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.changes.codes import codes_of
-from penstock.changes.contract import CHANGE_TYPE, COMMIT_TIMESTAMP
+from penstock.changes.codes import both, codes_of
+from penstock.changes.contract import CHANGE_TYPE, COMMIT_TIMESTAMP, TYPES
 from penstock.changes.groups import Groups
 from penstock.changes.rows import (
     IS_DELETE,
     IS_INSERT,
     IS_POSTIMAGE,
     IS_PREIMAGE,
-    TYPES,
     ChangeRows,
     Path,
     column_at,
@@ -32,7 +31,8 @@ def check_rows(rows: ChangeRows, *, needs_content: bool) -> None:
     Raises
     ------
     ChangelogContractViolation
-        NULL_COMMIT_TIMESTAMP, UNEXPECTED_CHANGE_TYPE, NULL_COMMIT_VERSION, NULL_ROW_ID or NULL_ROW_VERSION, with the row.
+        NULL_COMMIT_TIMESTAMP, UNEXPECTED_CHANGE_TYPE, NULL_COMMIT_VERSION, NULL_ROW_ID, NULL_SEQUENCE or NULL_ROW_VERSION, with
+        the row.
     """
     layout = rows.layout
     _check_timestamps(rows)
@@ -48,6 +48,8 @@ def check_rows(rows: ChangeRows, *, needs_content: bool) -> None:
     _check_nulls(rows, (layout.version,), "NULL_COMMIT_VERSION", "every change belongs to a commit")
     for path in () if layout.nullable_row_id else layout.row_id:
         _check_nulls(rows, path, "NULL_ROW_ID", "a row without its id cannot be followed")
+    if layout.sequence is not None:
+        _check_nulls(rows, layout.sequence, "NULL_SEQUENCE", "nothing then tells which change came first")
     if needs_content and layout.row_version is not None:
         advice = "name no row_version if the feed does not always have one"
         _check_nulls(rows, layout.row_version, "NULL_ROW_VERSION", advice)
@@ -75,6 +77,29 @@ def _check_nulls(rows: ChangeRows, path: Path, condition: str, advice: str) -> N
     if column.null_count:
         place = pc.index(column.is_null(), True).as_py()
         raise _violation(condition, rows, place, f"{name_of(rows.table.schema, path)} is NULL: {advice}")
+
+
+def check_sequence(rows: ChangeRows) -> None:
+    """Refuse changes of one row in one commit that have one place in its sequence, but for the two rows of an update.
+
+    Raises
+    ------
+    ChangelogContractViolation
+        UNEXPECTED_MULTIPLE_CHANGES_PER_ROW_VERSION.
+    """
+    assert rows.layout.sequence is not None
+    groups = Groups(both(rows.change, codes_of(rows.columns([rows.layout.sequence]))))
+    for kinds in ((IS_DELETE, IS_PREIMAGE), (IS_INSERT, IS_POSTIMAGE)):
+        mask = np.isin(rows.kinds, kinds)
+        several = groups.counts(mask) > 1
+        if several.any():
+            raise _violation(
+                "UNEXPECTED_MULTIPLE_CHANGES_PER_ROW_VERSION",
+                rows,
+                int(np.argmax(groups.holding(several) & mask)),
+                f"one commit has several changes of this row with one {name_of(rows.table.schema, rows.layout.sequence)}, and "
+                "nothing tells which came first: name a column that tells them apart as the contract's sequence",
+            )
 
 
 def check_single(rows: ChangeRows, *, asks_for_sequence: bool) -> None:
@@ -148,7 +173,8 @@ def check_order_known(rows: ChangeRows) -> None:
             rows,
             int(np.argmax(groups.holding(unclear))),
             "one commit inserts this row and deletes it with the same content, and nothing tells which came first: name the "
-            "column that orders them as the contract's sequence",
+            "column that orders them as the contract's sequence, or say carryover_rows=True where commits rewrite rows that did "
+            "not change (DeltaFeed(overwrites=True))",
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 
 from penstock.changes.contract import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION
 from penstock.changes.feeds.delta import DeltaFeed
-from penstock.errors import DataLost, InvalidChangelogSchema
+from penstock.errors import DataLost, InvalidChangelogSchema, InvalidUrl
 from tests.changes.feeds.delta_tables import (
     ODD,
     PLAIN,
@@ -95,6 +96,30 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "table"
 
 
+def test_a_feed_that_was_off_for_a_while_is_read_from_the_start(path: Path) -> None:
+    history = History(path, feed=True, partitioned=False)
+    history.append(rows((1, "a", 1.0), (2, "b", 2.0)))
+    switch(path, False)
+    history.update(rows((1, "a", 5.0)))
+    switch(path, True)
+    history.update(rows((2, "b", 6.0)))
+    feed = DeltaFeed(path, "id")
+    check_replay(feed, path, passed(feed, changes(feed), updates=True))
+
+
+def test_a_removed_file_of_an_unknown_partition_is_refused(path: Path) -> None:
+    history = History(path, feed=False, partitioned=True)
+    history.append(rows((1, "a", 1.0), (2, "a", 2.0)))
+    history.update(rows((1, "a", 5.0)))
+    last = log_file(path, history.table.version())
+    actions = [json.loads(line) for line in last.read_text().splitlines()]
+    for action in actions:
+        action.get("remove", {}).pop("partitionValues", None)
+    last.write_text("\n".join(map(json.dumps, actions)))
+    with refused("PARTITION_UNKNOWN", "begin after that version"):
+        DeltaFeed(path, "id").tasks(-1, history.table.version(), 10)
+
+
 def test_an_overwrite_beside_the_feed(path: Path) -> None:
     history = History(path, feed=True, partitioned=False)
     history.append(rows((1, "a", 1.0), (2, "b", 2.0), (3, "c", 3.0)))
@@ -112,6 +137,8 @@ def test_an_overwrite_beside_the_feed(path: Path) -> None:
         (3, "delete"),
         (4, "insert"),
     }
+    with pytest.raises(InvalidUrl, match="give true or false"):
+        DeltaFeed.from_url("delta:/t?row_id=id&overwrites=treu")
     with pytest.raises(InvalidChangelogSchema, match=r"is overwritten.*row_id"):
         DeltaFeed(path, overwrites=True).describe()
 

@@ -19,6 +19,7 @@ from penstock.changes import local
 from penstock.changes.feeds.changelog import Changelog
 from penstock.errors import (
     AlreadyExists,
+    ChangelogContractViolation,
     CommitOutOfOrder,
     DataLost,
     FeedUnavailable,
@@ -115,6 +116,19 @@ def test_a_row_that_does_not_fit_refuses_the_whole_commit(feed: ps.QueueFeed) ->
         feed.append_commit(1, at(1), [{**inserts(1)[0], "_commit_version": 7}])
     with pytest.raises(InvalidInput, match="time zone"):
         feed.append_commit(1, datetime(2026, 1, 1), inserts(1))  # noqa: DTZ001 - the point
+    assert feed.newest(-1) == -1
+
+
+def test_a_change_that_no_reader_could_go_past_is_refused(store: ps.Store, store_url: str) -> None:
+    schema = pa.schema([("id", pa.int64()), ("data", pa.string())])
+    feed = ps.QueueFeed.create("open", schema, CONTRACT, store=store_url)
+    for row, condition in (
+        ({"id": 1, "_change_type": "upsert"}, "UNEXPECTED_CHANGE_TYPE"),
+        ({"id": None, "_change_type": "insert"}, "NULL_ROW_ID"),
+    ):
+        with pytest.raises(ChangelogContractViolation) as caught:
+            feed.append_commit(1, at(1), [{"id": 5, "_change_type": "insert"}, row])
+        assert caught.value.condition == f"CHANGELOG_CONTRACT_VIOLATION.{condition}"
     assert feed.newest(-1) == -1
 
 

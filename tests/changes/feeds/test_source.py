@@ -10,9 +10,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 import penstock as ps
+from penstock.changes.source import STREAM, ChangesStreamReader, read_options
 from penstock.errors import InvalidChangelogSchema, InvalidChangeOption, InvalidOption, InvalidUrl
+from penstock.spark.schemas import to_struct
 from tests.changes.frames import Sink
 from tests.spark.support import forget_commit, one_store
 
@@ -202,3 +205,35 @@ def test_a_feed_goes_into_a_pipeline_exactly_once(
     for _ in range(2):
         pipeline.start(checkpoint=tmp_path / "ck", trigger=ps.Trigger.available_now()).awaitTermination()
     assert Counter(queue.read(0, 0)["version"].to_pylist()) == dict.fromkeys(VERSIONS, 2)
+
+
+def ends(reader: ChangesStreamReader, start: dict[str, Any]) -> tuple[int, int]:
+    found = reader.latestOffset(start, ReadAllAvailable())
+    return found["from"], found["to"]
+
+
+def reader_of(feed: ps.QueueFeed, **options: str) -> ChangesStreamReader:
+    given = read_options({"url": feed.url, **options}, STREAM, "a read")
+    return ChangesStreamReader(given, to_struct(feed.describe().schema))
+
+
+def test_what_comes_after_the_start_is_not_of_that_run(feed: ps.QueueFeed) -> None:
+    reader = reader_of(feed)
+    reader.prepareForTriggerAvailableNow()
+    start = reader.initialOffset()
+    feed.append_commit(9, at(9), commit(9))
+    assert ends(reader, start) == (-1, 8)
+    assert ends(reader_of(feed), start) == (-1, 9)
+
+
+def test_a_time_that_no_commit_has_reached_yet_is_waited_for(feed: ps.QueueFeed) -> None:
+    reader = reader_of(feed, startingTimestamp=at(20).isoformat())
+    start = reader.initialOffset()
+    assert ends(reader, start) == (8, 8)
+    feed.append_commit(9, at(9), commit(9))
+    assert ends(reader, start) == (8, 8), "too early"
+    feed.append_commit(20, at(20), commit(20))
+    feed.append_commit(21, at(21), commit(21))
+    found = reader.latestOffset(start, ReadAllAvailable())
+    assert (found["from"], found["to"]) == (19, 21)
+    assert ends(reader, found) == (19, 21), "nothing new"

@@ -10,15 +10,16 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from penstock.arrow.rows import to_table
 from penstock.arrow.types import canonical_schema
-from penstock.changes.contract import CHANGE_TYPE, ChangeContract
+from penstock.changes.contract import CHANGE_TYPE, TYPES, ChangeContract
 from penstock.changes.feeds.changelog import METADATA_FIELDS, Commit, Description, change_rows
 from penstock.changes.feeds.columns import check_reserved, check_there
 from penstock.changes.feeds.urls import FeedUrl, pairs
-from penstock.errors import DataLost, FeedUnavailable
+from penstock.errors import ChangelogContractViolation, DataLost, FeedUnavailable
 from penstock.queue.commits import append_commit, micros
 from penstock.queue.opened import open_store
 from penstock.queue.queue import AppendResult, Queue, Rows
@@ -107,13 +108,16 @@ class QueueFeed:
         CommitOutOfOrder
             When a version or a timestamp goes backwards; a writer that was killed finds its last one with ``newest``.
         SchemaMismatch
-            When a row does not fit. Nothing is appended in either case.
+            When a row does not fit.
+        ChangelogContractViolation
+            When a row's change type is none, or its row id is NULL: no reader could go past it. Nothing is appended in any case.
         """
         queue, written = self._writing()
         full = queue.schema
         table = to_table(rows, written).combine_chunks()
         batch = table.to_batches()[0] if table.num_rows else pa.RecordBatch.from_pylist([], schema=written)
         change_type = batch.column(written.get_field_index(CHANGE_TYPE))
+        _check_changes(table, self._contract(queue.record))
         commit = change_rows(
             batch, full, change_type=change_type, version=version, timestamp=micros(timestamp)
         )
@@ -236,6 +240,26 @@ class QueueFeed:
             )
         # Whatever its maker said: commits are appended whole, and micro-batches hold whole ones.
         return ChangeContract(**json.loads(record.contract) | {"whole_commits": True})
+
+
+def _check_changes(rows: pa.Table, contract: ChangeContract) -> None:
+    known = pa.array(TYPES, rows.schema.field(CHANGE_TYPE).type)
+    unknown = pc.invert(pc.is_in(rows[CHANGE_TYPE], value_set=known))
+    if pc.any(unknown).as_py():
+        found = rows[CHANGE_TYPE][pc.index(unknown, True).as_py()].as_py()
+        raise ChangelogContractViolation(
+            f"{CHANGE_TYPE} is {found!r}: give {', '.join(TYPES)}",
+            condition="CHANGELOG_CONTRACT_VIOLATION.UNEXPECTED_CHANGE_TYPE",
+        )
+    names = (
+        [] if contract.nullable_row_id else [name for name in contract.row_id if name in rows.column_names]
+    )
+    lacking = next((name for name in names if rows[name].null_count), None)
+    if lacking is not None:
+        raise ChangelogContractViolation(
+            f"{lacking} is NULL: a row without its id cannot be followed",
+            condition="CHANGELOG_CONTRACT_VIOLATION.NULL_ROW_ID",
+        )
 
 
 def _key(data: pa.Schema, contract: ChangeContract) -> tuple[str, ...]:

@@ -63,6 +63,18 @@ class FeedUrl:
         """The value of a parameter; the last one where it is given twice."""
         return (self.given(name) or (None,))[-1]
 
+    def flag(self, name: str) -> bool:
+        """Whether a parameter is true; it is not where it is not given.
+
+        Raises
+        ------
+        InvalidUrl
+        """
+        value = (self.one(name) or "false").lower()
+        if value not in ("true", "false"):
+            raise InvalidUrl(f"{name}={value!r} in the URL of a {self.kind} feed: give true or false")
+        return value == "true"
+
     def prefixed(self, prefix: str) -> dict[str, str]:
         """The parameters whose names begin so, without that beginning."""
         found = [(name, value) for name, value in self.parameters if name.startswith(prefix)]

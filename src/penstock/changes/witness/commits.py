@@ -131,7 +131,8 @@ class LateCommits(Commits):
         """What is known so far is of micro-batches before this one."""
         self.batch = batch
         if self.times:
-            self._greatest = max(max(self.times.values()) // 1000, self._greatest or 0)
+            greatest = max(self.times.values()) // 1000
+            self._greatest = greatest if self._greatest is None else max(greatest, self._greatest)
             open_from = self._greatest - self._delay_ms
             self.times = {version: time for version, time in self.times.items() if time // 1000 > open_from}
 
@@ -141,14 +142,27 @@ class LateCommits(Commits):
         Raises
         ------
         ChangelogContractViolation
-            LATE_COMMIT: its time has passed, to the millisecond. SEVERAL_TIMESTAMPS.
+            LATE_COMMIT: its time has passed, to the millisecond. COMMIT_BEFORE_1970: Spark's watermark begins there, and
+            drops what is not after it. SEVERAL_TIMESTAMPS.
         """
         if self._greatest is not None:
             limit = self._greatest - self._delay_ms
             late = np.flatnonzero(commits.column(1).to_numpy() // 1000 <= limit)
             if len(late):
                 self._refuse_late(*(column[int(late[0])].as_py() for column in commits.columns))
+        early = np.flatnonzero(commits.column(1).to_numpy() // 1000 <= 0)
+        if len(early):
+            self._refuse_early(*(column[int(early[0])].as_py() for column in commits.columns))
         super().note(commits)
+
+    def _refuse_early(self, version: Any, time: int) -> None:
+        raise ChangelogContractViolation(
+            f"commit {version!r} is of {moment(time)}, and Spark's watermark drops what is not after 1970-01-01T00:00:00Z: give "
+            "commits the times at which they happened, or use the micro_batch strategy",
+            condition="CHANGELOG_CONTRACT_VIOLATION.COMMIT_BEFORE_1970",
+            version=version,
+            timestamp=moment(time),
+        )
 
     def _refuse_late(self, version: Any, time: int) -> None:
         assert self._greatest is not None

@@ -21,6 +21,8 @@ log = logging.getLogger("penstock.changes")
 
 _EXECUTIONS = 64
 """Batch queries that are remembered at a time."""
+_STREAMS = 1024
+"""Feeds of streaming queries that are; what is forgotten is still on disk."""
 
 _guard = threading.Lock()
 _running: dict[str, tuple[Witness, Endpoint]] = {}
@@ -46,7 +48,7 @@ class Witness:
         self._spark = spark
         self._guard = threading.Lock()
         self._executions: OrderedDict[tuple[str, str], Commits] = OrderedDict()
-        self._feeds: dict[tuple[str, str], FeedMemory] = {}
+        self._feeds: OrderedDict[tuple[str, str], FeedMemory] = OrderedDict()
 
     def answer(self, question: bytes) -> bytes:
         """Nothing when the facts may be, or the error to raise."""
@@ -76,6 +78,9 @@ class Witness:
             if key not in self._feeds or self._feeds[key].run != scope.run:
                 # A run may go back to an earlier micro-batch, so each begins with what is on disk.
                 self._feeds[key] = FeedMemory(scope, journal_of(self._spark, scope))
+            self._feeds.move_to_end(key)
+            if len(self._feeds) > _STREAMS:
+                self._feeds.popitem(last=False)
             return self._feeds[key]
 
 

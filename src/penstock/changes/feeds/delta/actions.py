@@ -37,11 +37,15 @@ class Metadata:
     schema: str
     """Delta's JSON."""
     configuration: Mapping[str, str]
+    partition_columns: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, action: Mapping[str, Any]) -> Metadata:
         # A checkpoint has pairs where a commit file has an object.
-        return cls(action["id"], action["schemaString"], dict(action.get("configuration") or {}))
+        configuration = dict(action.get("configuration") or {})
+        return cls(
+            action["id"], action["schemaString"], configuration, tuple(action.get("partitionColumns") or ())
+        )
 
     @cached_property
     def feed(self) -> bool:

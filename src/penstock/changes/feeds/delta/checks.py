@@ -62,13 +62,13 @@ def check_metadata(metadata: Metadata, shown: str) -> None:
         )
 
 
-def check_files(commit: CommitFile, shown: str) -> None:
-    """Refuse files of which only a part counts, and files of another table.
+def check_files(commit: CommitFile, table: Metadata | None, shown: str) -> None:
+    """Refuse files of which only a part counts, files of another table, and files whose partition the log does not say.
 
     Raises
     ------
     FeedUnavailable
-        DELETION_VECTORS or FILES_ELSEWHERE.
+        DELETION_VECTORS, FILES_ELSEWHERE or PARTITION_UNKNOWN.
     """
     for _, action in commit.needed:
         if action.deletion_vector:
@@ -77,6 +77,13 @@ def check_files(commit: CommitFile, shown: str) -> None:
                 "delta.enableDeletionVectors=false, purge those that are there (REORG TABLE … APPLY (PURGE)), and begin after "
                 "that version",
                 condition="FEED_UNAVAILABLE.DELETION_VECTORS",
+                version=commit.version,
+            )
+        if table is not None and len(action.values) < len(table.partition_columns):
+            raise FeedUnavailable(
+                f"version {commit.version} of the Delta table {shown} removes a file, and its log does not say of which "
+                f"partition, as writers may leave it: begin after that version (file {shown_path(action.path)})",
+                condition="FEED_UNAVAILABLE.PARTITION_UNKNOWN",
                 version=commit.version,
             )
         if elsewhere(action):

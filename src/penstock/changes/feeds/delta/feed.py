@@ -85,7 +85,7 @@ class DeltaFeed:
         """
         parts = FeedUrl.of(url)
         parts.require_known(("row_id", "overwrites"), ("storage.",))
-        overwrites = (parts.one("overwrites") or "").lower() == "true"
+        overwrites = parts.flag("overwrites")
         return cls(parts.target, parts.given("row_id") or None, parts.prefixed("storage."), overwrites)
 
     @property
@@ -147,8 +147,7 @@ class DeltaFeed:
                 f"the Delta table {self.name} {why}: give the columns that tell rows apart, DeltaFeed(path, row_id=…).{instead}",
                 condition="INVALID_CHANGELOG_SCHEMA.MISSING_ROW_ID",
             )
-        only_changes = metadata.feed and not self._rewrote_before_the_feed(newest)
-        rewritten = self.overwrites or not only_changes
+        rewritten = self.overwrites or not metadata.feed or self._rewrote_without_feed(newest)
         contract = ChangeContract(
             self.row_id,
             carryover_rows=rewritten,
@@ -156,16 +155,11 @@ class DeltaFeed:
             updates_as_delete_and_insert=rewritten,
             whole_commits=True,
         )
-        return contract, only_changes
+        return contract, not rewritten
 
-    def _rewrote_before_the_feed(self, newest: int) -> bool:
-        """Whether the versions that are left begin with some that rows' twins can come from."""
-        for commit, state in self._log.states(self._log.first - 1, newest):
-            if state is not None and state.feed:
-                return False
-            if _has_twins(commit, state):
-                return True
-        return False
+    def _rewrote_without_feed(self, newest: int) -> bool:
+        """Whether there are versions among those left that rows' twins come from."""
+        return any(_has_twins(*each) for each in self._log.states(self._log.first - 1, newest))
 
     def oldest(self) -> int:
         """The version after which everything is there, and no change data feed is missing that is needed."""
@@ -225,7 +219,7 @@ class DeltaFeed:
                 check_protocol(commit.protocol, self.name)
             if state is not None:
                 check_metadata(state, self.name)
-            check_files(commit, self.name)
+            check_files(commit, state, self.name)
             rewritten = _has_twins(commit, state)
             if rewritten and self.row_id is None:
                 refused.append(commit.version)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -19,10 +18,8 @@ from pyiceberg.table.snapshots import Snapshot
 from penstock.changes.feeds.iceberg.history import History
 from penstock.changes.feeds.iceberg.planning import Planner
 from penstock.changes.feeds.iceberg.scan import ReadTask, TableView
+from penstock.changes.feeds.iceberg.secrets import without_secrets
 from penstock.errors import DataLost, FeedUnavailable, PenstockError
-
-_PASSWORD = re.compile(r"(://[^:/@\s]*):[^@\s]*@")
-_SHORTEST_SECRET = 4
 
 
 class Opened:
@@ -144,20 +141,13 @@ class Opened:
         except FileNotFoundError as error:
             gone = missing is DataLost
             raise missing(
-                f"{self._name}: {what}, a file is gone: {self._without_secrets(error)}",
+                f"{self._name}: {what}, a file is gone: {without_secrets(error, self._properties)}",
                 condition="DATA_LOST" if gone else "FEED_UNAVAILABLE.CATALOG",
             ) from None
         except Exception as error:  # Catalogs raise what their drivers raise.
             raise FeedUnavailable(
-                f"{self._name}: {what}: {self._without_secrets(error)}. Look at the properties of the catalog "
+                f"{self._name}: {what}: {without_secrets(error, self._properties)}. Look at the properties of the catalog "
                 f"{self._catalog_name!r} ({', '.join(sorted(self._properties)) or 'none given'})",
                 condition="FEED_UNAVAILABLE.CATALOG",
                 catalog=self._catalog_name,
             ) from None
-
-    def _without_secrets(self, error: Any) -> str:
-        text = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"[:500]
-        for name, value in self._properties.items():
-            if len(value) >= _SHORTEST_SECRET and name not in ("type", "warehouse"):
-                text = text.replace(value, "…")
-        return _PASSWORD.sub(r"\1:…@", text)

@@ -20,6 +20,7 @@ from pyiceberg.typedef import TableVersion
 
 from penstock.changes.feeds.changelog import change_rows
 from penstock.changes.feeds.columns import METADATA_NAMES
+from penstock.changes.feeds.iceberg.secrets import without_secrets
 from penstock.errors import DataLost, FeedUnavailable, PenstockError
 
 Positions = npt.NDArray[np.int64]
@@ -96,7 +97,7 @@ def rows(task: ReadTask, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         except Exception as error:  # File systems raise what their libraries raise.
             raise FeedUnavailable(
                 f"the file {part.path} of {task.table.name}, with rows of version {part.version}, cannot be read: "
-                f"{type(error).__name__}: {str(error)[:300]}",
+                f"{without_secrets(error, task.table.io.properties)}",
                 condition="FEED_UNAVAILABLE.UNREADABLE_FILE",
                 version=part.version,
                 file=part.path,
