@@ -65,6 +65,8 @@ def test_registering_again_changes_vital_alone(filled: Penstock, store_url: str)
     said = filled("consumer", "register", "c", "q", "--vital").out
     assert "vital consumer 'c' is registered on queue 'q', at {0: 10, 1: 4}" in said
     assert offsets(store_url) == {0: 10, 1: 4}
+    for words, vital in (([], True), (["--no-vital"], False), ([], False), (["--vital"], True)):
+        assert filled("consumer", "register", "c", "q", *words, "--json").json["vital"] is vital
     filled("consumer", "unregister", "c", "q", "--yes")
     assert filled("consumer", "lag", "c", "q", "--json", code=1).error["error"] == "CONSUMER_NOT_REGISTERED"
     assert (

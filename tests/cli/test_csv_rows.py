@@ -36,7 +36,7 @@ def test_line_ends_blank_lines_marks_order_and_case_do_not_matter(text: str) -> 
     assert found == [{"id": 1, "name": "x", "more": None}, {"id": 2, "name": None, "more": None}]
 
 
-@pytest.mark.parametrize("text", ["", "\n\n", "id,name\n", "id,name", "id\n\n\n"])
+@pytest.mark.parametrize("text", ["", "\n\n", "id,name\n", "id,name", "id\n", "id,name\n\n\n"])
 def test_no_rows_are_no_rows(text: str) -> None:
     assert read_rows(ORDERS, text, format="csv") == []
 
@@ -88,6 +88,27 @@ def test_nothing_is_null_and_quotes_are_the_empty_text() -> None:
     assert read_rows("a string, b string", 'a,b\n,""\n""," "\n', format="csv") == [
         {"a": None, "b": ""},
         {"a": "", "b": " "},
+    ]
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize("block_bytes", [1, 3, 1 << 20])
+@pytest.mark.parametrize("last", [True, False])
+def test_of_one_column_an_empty_line_is_a_null(end: str, block_bytes: int, last: bool) -> None:
+    values: list[str | None] = [None, "x", None, None, "", "y", None, "z"]
+    lines = ["" if value is None else value or '""' for value in values]
+    text = end.join(["", "a", *lines, *([""] if last else [])])
+    found = read_rows("a string, b int", text, format="csv", block_bytes=block_bytes)
+    assert found == [{"a": value, "b": None} for value in values]
+    assert read_rows("a int", f"a{end}{end}{end}", format="csv", block_bytes=block_bytes) == [{"a": None}] * 2
+
+
+def test_an_empty_line_is_refused_where_its_column_takes_no_nulls() -> None:
+    said = complaints("a int not null", "a\n1\n\n\n2\nx\n", format="csv")
+    assert said == [
+        "line 3: column 'a': takes no nulls",
+        "line 4: column 'a': takes no nulls",
+        "line 6: column 'a': \"x\" is no int",
     ]
 
 
@@ -164,6 +185,10 @@ def test_each_bad_row_is_told_with_the_line_on_which_it_starts() -> None:
         ("double", "1e400", "is no double"),
         ("int", "2147483648", "is no int"),
         ("int", "1.0", "is no int"),
+        ("tinyint", "0xFF", "is no tinyint"),
+        ("int", "0X1f", "is no int"),
+        ("bigint", '" 0xFF"', "is no bigint"),
+        ("interval day to second", "0x10", "is no interval day to second"),
         ("boolean", "yes", "is no boolean"),
         ("decimal(4,2)", "123.4", "is no decimal(4,2)"),
         ("decimal(38,10)", "999999999999999999999999999999", "is no decimal(38,10)"),
@@ -177,6 +202,14 @@ def test_a_value_that_would_have_to_be_guessed_or_changed_is_refused(kind: str, 
     (complaint,) = complaints(f"a {kind}", f"a\n{text}\n", format="csv")
     assert complaint.startswith("line 2: column 'a")
     assert said in complaint
+
+
+def test_hexadecimal_is_refused_in_its_line_and_is_text_elsewhere() -> None:
+    text = "id,name,n\n1,0xFF,1\n2,0x1,0xFF\n3,,NA\n0x4,,\n"
+    said = complaints("id int, name string, n smallint", text, format="csv", nulls=("", "NA"))
+    assert said == ["line 3: column 'n': \"0xFF\" is no smallint", "line 5: column 'id': \"0x4\" is no int"]
+    found = read_rows("id int, name string", "id,name\n1,0xFF\n,0x\n", format="csv")
+    assert found == [{"id": 1, "name": "0xFF"}, {"id": None, "name": "0x"}]
 
 
 def test_bytes_that_are_no_utf8_are_refused() -> None:

@@ -101,15 +101,18 @@ def test_a_group_alone_shows_its_help(words: list[str]) -> None:
         "mysql://app:hunter22@127.0.0.1/shop",
         "sqlite://app:hunter22@shop",
         "nonsense:hunter22@127.0.0.1",
+        "host=db user=app password='my hunter22' dbname=x",
+        "host=db password = hunter22",
     ],
 )
 def test_no_password_is_shown(url: str) -> None:
     found = [
         run_penstock("queue", "list", "--url", url, *extra, code=1) for extra in ([], ["--json"], ["--debug"])
     ]
-    if "://" in url:
+    if "nonsense" not in url:
         # Put where no URL belongs.
-        found.append(run_penstock("queue", "list", url, code=2))
+        found += [run_penstock("queue", "list", url, *extra, code=2) for extra in ([], ["--json"])]
+    assert found[1].error["error"] == "INVALID_URL"
     for result in found:
         assert result.err
         for secret in ("hunter22", "p%40ss", "p@ss"):
@@ -133,6 +136,9 @@ def test_passwords_are_struck_from_any_text() -> None:
     secrets = secrets_of("postgresql://app:p%40ss%2Fword@host/shop?sslpassword=tls-secret")
     text = redact("p@ss/word and p%40ss%2Fword and tls-secret and postgres://u:x@h/d?password=y&a=b", secrets)
     assert text == "*** and *** and *** and postgres://u:***@h/d?password=***&a=b"
+    for keywords in ("password='my secret' x", "sslpassword = secret", "PASSWORD='it\\'s secret'"):
+        assert "secret" not in redact(f"host=db {keywords}\nand what follows")
+        assert redact(f"host=db {keywords}\nand what follows").endswith("\nand what follows")
     assert secrets_of("sqlite:///a.db") == []
     assert secrets_of("postgresql://app@host/shop") == []
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import bz2
 import gzip
 import json
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -48,6 +50,25 @@ def test_rows_of_a_pipe_are_one_append(queue: Penstock, store_url: str) -> None:
     assert ids(queue) == list(range(100))
     with connect(store_url) as store:
         assert [part.segments for part in store.queue("q").info().partitions] == [1, 1]
+
+
+def test_a_closed_standard_input_is_an_error(sqlite_queue: Penstock) -> None:
+    def put(*words: str) -> subprocess.CompletedProcess[str]:
+        command = f"{sys.executable} -m penstock.cli queue {' '.join(words)} <&-"
+        return subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
+
+    said = put("put", "q", "-")
+    assert said.returncode == 1
+    assert said.stderr == (
+        "error: [FILE_UNREADABLE] standard input is closed: name a file, or pipe the rows in\n"
+    )
+    assert json.loads(put("put", "q", "--json").stderr)["error"] == "FILE_UNREADABLE"
+    assert "[CONFIRMATION_NEEDED]" in put("drop", "q").stderr
+
+
+def test_more_rows_at_a_time_than_there_are_is_one_append(sqlite_queue: Penstock) -> None:
+    result = sqlite_queue("queue", "put", "q", "--batch-rows", 2**70, "--json", stdin=lines(range(5))).json
+    assert (result["rows"], len(result["appends"])) == (5, 1)
 
 
 def test_csv_from_a_file(queue: Penstock, tmp_path: Path) -> None:

@@ -9,8 +9,9 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
@@ -150,22 +151,38 @@ def test_following_ends_when_nobody_reads_any_more(penstock_sqlite: Penstock) ->
     assert done.returncode in (0, 141)
 
 
-def test_rows_that_are_trimmed_while_following_are_passed_over(penstock_sqlite: Penstock) -> None:
+def test_rows_that_are_trimmed_while_following_are_passed_over(
+    penstock: Penstock, store_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They alone: what is still there is shown."""
+    from penstock.cli import row_commands
     from penstock.cli.commands import Common, Run
     from penstock.cli.row_commands import _show_new, _View
 
-    penstock_sqlite("queue", "create", "q", "--schema", "id int")
-    with connect(os.environ["PENSTOCK_URL"]) as store:
+    monkeypatch.setattr(row_commands, "_BLOCK_ROWS", 2)
+    penstock("queue", "create", "q", "--schema", "id int")
+    with connect(store_url) as store:
         queue = store.queue("q")
         queue.append([{"id": number} for number in range(10)])
         before = list(queue.info().partitions)
-        queue.trim(0, 5)
         shown: list[int] = []
+
+        def show(partition: int, first: int, rows: Sequence[Mapping[str, Any]]) -> None:
+            shown.extend(row["id"] for row in rows)
+            if first == 0:
+                queue.trim(0, 5)
+
         view = _View(Run(Common(json=True)), queue, "", False)
-        view._print = lambda partition, first, rows: shown.extend(row["id"] for row in rows)
-        stands = {0: 2}
+        view._print = show
+        stands: dict[int, int] = {}
         _show_new(view, before, stands)
-        assert (shown, stands) == ([], {0: 10}), "a trim between the look and the read is noted"
-        stands = {0: 2}
-        _show_new(view, list(queue.info().partitions), stands)
+        assert (shown, stands) == ([0, 1, 5, 6, 7, 8, 9], {0: 10})
+        note = "warning: rows [2, 5) of queue 'q', partition 0, have been trimmed"
+        assert [json.loads(line) for line in capsys.readouterr().err.splitlines()] == [{"note": note}]
+        shown.clear()
+        _show_new(view, list(queue.info().partitions), {0: 2})
         assert shown == [5, 6, 7, 8, 9]
+        shown.clear()
+        queue.trim(0, 10)
+        _show_new(view, before, {0: 2})
+        assert shown == []

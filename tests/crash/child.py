@@ -34,6 +34,9 @@ def start(spark: Any, case: Case, trigger: ps.Trigger) -> Any:
 def main(folder: str, master: str, *texts: str) -> None:
     began = time.monotonic()
     settings = json.loads(os.environ.get("SETTINGS", "{}"))
+    if master.startswith("spark:"):
+        # Executors of such a cluster are not this process's children.
+        settings |= {f"spark.executorEnv.{name}": os.environ[name] for name in ("FAULTS", "PYTHONPATH")}
     spark = make_spark(
         Path(folder), master, **{key.replace(".", "__"): value for key, value in settings.items()}
     )

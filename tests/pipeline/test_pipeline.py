@@ -9,7 +9,9 @@ from pyspark.sql import SparkSession
 
 import penstock as ps
 from penstock.errors import CheckpointMismatch, CommitRefused, ConsumerInUse, InvalidInput, InvalidOption
-from tests.spark.support import fill, ids_in, make_queue, one_store
+from penstock.store import consumers
+from penstock.store.database import Transaction
+from tests.spark.support import fill, ids_in, make_queue, one_store, stream
 from tests.support.waiting import wait_until
 
 
@@ -86,6 +88,51 @@ def test_any_streaming_frame_is_a_source(
     pipeline = ps.stream(spark, frame).write(ps.QueueSink("out", url=store_url))
     pipeline.start(checkpoint=tmp_path / "c", trigger=ps.Trigger.available_now()).awaitTermination()
     assert sorted(ids_in(store.queue("out"))) == [1, 2]
+
+
+def safe(store: ps.Store, consumer: str, queue: str) -> list[int]:
+    """From where on nothing of a queue is read again."""
+
+    def work(tx: Transaction) -> list[int]:
+        return consumers.read_offsets(tx, consumers.find_registration(tx, consumer, queue))[1]
+
+    return store.database.run(work, write=False)
+
+
+@one_store
+def test_consumers_that_come_in_a_frame_are_level_as_well(
+    spark: SparkSession, store: ps.Store, store_url: str, tmp_path: Path
+) -> None:
+    prepare(store)
+    make_queue(store, "more")
+    store.create_consumer("d").register("more")
+    fill(store.queue("more"), range(100, 110))
+    both = stream(spark, store_url, "in", Consumer="c").union(stream(spark, store_url, "more", consumer="d"))
+    pipeline = ps.stream(spark, both).write(ps.QueueSink("out", url=store_url))
+    pipeline.start(checkpoint=tmp_path / "c", trigger=ps.Trigger.available_now()).awaitTermination()
+    assert (safe(store, "c", "in"), safe(store, "d", "more")) == ([15, 15], [10])
+    query = pipeline.start(checkpoint=tmp_path / "c")
+    fill(store.queue("more"), range(110, 115))
+    query.processAllAvailable()
+    assert query.stop()
+    assert len(ids_in(store.queue("out"))) == 45
+    assert (safe(store, "d", "more"), store.consumer("d").seek("more", to="latest")) == ([15], {0: 15})
+
+
+@one_store
+def test_a_source_that_never_rests_does_not_keep_a_query_from_stopping(
+    spark: SparkSession, store: ps.Store, store_url: str, tmp_path: Path
+) -> None:
+    prepare(store)
+    rate = spark.readStream.format("rate").option("rowsPerSecond", 100).load()
+    numbers = rate.selectExpr("value + 1000 as id", "'n' as name")
+    source = ps.stream(spark, ps.QueueSource("in", consumer="c", url=store_url))
+    pipeline = source.transform(lambda df: df.union(numbers)).write(ps.QueueSink("out", url=store_url))
+    query = pipeline.start(checkpoint=tmp_path / "c")
+    wait_until(lambda: max(ids_in(store.queue("out")), default=0) > 1000, 60, "a row of the other source")
+    query.stop(timeout=20)
+    assert not query.isActive
+    assert safe(store, "c", "in") == [15, 15]
 
 
 @one_store

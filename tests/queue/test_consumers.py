@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
@@ -79,6 +80,35 @@ def test_an_offset_moves_forward_to_the_newest_row_at_most(
     assert consumer.offsets("q") == {0: 0, 1: 0}
 
 
+@pytest.mark.parametrize(
+    ("partition", "old", "new", "error"),
+    [
+        (2**70, 0, 1, PartitionNotFound),
+        (-(2**70), 0, 1, PartitionNotFound),
+        ("0", 0, 1, InvalidInput),
+        (None, 0, 1, InvalidInput),
+        (True, 0, 1, InvalidInput),
+        (0, "0", 1, InvalidPosition),
+        (0, 0, "1", InvalidPosition),
+        (0, 0.0, 1, InvalidPosition),
+        (0, None, 1, InvalidPosition),
+        (0, 0, 2**70, InvalidPosition),
+        (0, 2**70, 2**70, InvalidPosition),
+        (0, -(2**70), 1, InvalidPosition),
+        (0, -1, 1, InvalidPosition),
+    ],
+)
+def test_what_is_no_partition_or_row_index_is_refused(
+    consumer: penstock.Consumer, partition: Any, old: Any, new: Any, error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        consumer.advance("q", partition, old=old, new=new)
+    if error is not InvalidPosition:
+        with pytest.raises(error):
+            consumer.pull("q", partition)
+    assert consumer.offsets("q") == {0: 0, 1: 0}
+
+
 def test_of_many_that_advance_from_one_offset_one_succeeds(consumer: penstock.Consumer) -> None:
     outcomes: list[str] = []
 
@@ -129,10 +159,18 @@ def test_registering_again_keeps_the_offsets(store: penstock.Store, consumer: pe
     consumer.register("q", start="latest")
     assert consumer.offsets("q") == {0: 4, 1: 0}
     assert consumer.registration("q") == before
-    consumer.register("q", vital=True)
-    assert consumer.registration("q").vital
-    consumer.register("q")
     assert not consumer.registration("q").vital
+
+
+def test_registering_again_changes_vital_only_where_it_is_given(
+    queue: penstock.Queue, consumer: penstock.Consumer
+) -> None:
+    for vital, found in ((True, True), (None, True), (False, False), (None, False)):
+        consumer.register("q", vital=vital)
+        assert consumer.registration("q").vital == found
+    consumer.register("q", vital=True)
+    queue.register("c")
+    assert consumer.registration("q").vital
 
 
 def test_of_many_that_register_at_once_all_find_one_registration(

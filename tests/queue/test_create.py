@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from datetime import timedelta
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -163,11 +164,36 @@ def test_what_cannot_be_is_refused(
 
 @pytest.mark.parametrize(
     "options",
-    [{"rows": -1}, {"rows": 1.5}, {"bytes": -1}, {"age": timedelta(-1)}, {"age": 5}, {"rows": True}],
+    [
+        {"rows": -1},
+        {"rows": 1.5},
+        {"rows": 2**63},
+        {"rows": 2**70},
+        {"bytes": -1},
+        {"bytes": 2**63},
+        {"bytes": "1"},
+        {"age": timedelta(-1)},
+        {"age": timedelta.max},
+        {"age": 5},
+        {"rows": True},
+    ],
 )
 def test_a_retention_has_bounds_that_make_sense(options: dict[str, object]) -> None:
     with pytest.raises(InvalidInput):
         penstock.Retention(**options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "options", [{"rows": 2**63 - 1}, {"bytes": 2**63 - 1}, {"age": timedelta(microseconds=2**63 - 1)}]
+)
+def test_a_retention_of_the_greatest_numbers_keeps_everything(
+    store: penstock.Store, options: dict[str, Any]
+) -> None:
+    retention = penstock.Retention(**options)
+    queue = store.create_queue("q", SCHEMA, retention=retention)
+    queue.append([{"n": 1}])
+    queue.maintain()
+    assert (queue.info().rows, store.queue("q").info().retention) == (1, retention)
 
 
 def test_a_type_that_spark_lacks_is_refused(store: penstock.Store) -> None:

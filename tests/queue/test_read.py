@@ -80,10 +80,19 @@ def test_one_can_go_on_where_a_limit_stopped(queue: penstock.Queue) -> None:
     assert found == list(range(30))
 
 
-@pytest.mark.parametrize("limit", [{"max_rows": 0}, {"max_rows": -1}, {"max_bytes": 0}])
+@pytest.mark.parametrize(
+    "limit", [{"max_rows": 0}, {"max_rows": -1}, {"max_bytes": 0}, {"max_rows": "1"}, {"max_bytes": 1.5}]
+)
 def test_a_limit_of_nothing_is_refused(queue: penstock.Queue, limit: dict[str, int]) -> None:
     with pytest.raises(InvalidInput, match="is 1 or more"):
         queue.read(0, 0, **limit)
+
+
+@pytest.mark.parametrize(("start", "end"), [("0", None), (0, "1"), (None, 1), (2**70, None), (0.0, 1)])
+def test_what_is_no_row_index_is_refused(queue: penstock.Queue, start: Any, end: Any) -> None:
+    with pytest.raises(InvalidPosition):
+        queue.read(0, start, end)
+    assert queue.read(0, 0, 2**70).num_rows == 30
 
 
 def test_columns_come_in_the_order_in_which_they_are_named(queue: penstock.Queue) -> None:

@@ -159,6 +159,20 @@ def test_a_seek_is_refused_while_a_query_owns_the_consumer(
     lock.release()
 
 
+def test_an_offset_is_not_moved_by_hand_while_a_query_owns_the_consumer(
+    store: penstock.Store, consumer: penstock.Consumer
+) -> None:
+    """Also between its micro-batches, when no plan is open: it goes on from where it left the offset."""
+    assert not consumer.registration("q").plan_open
+    lock = store.database.owner_lock(consumer.registration("q").lock_name(store.uuid))
+    assert lock.acquire()
+    with pytest.raises(ConsumerInUse, match="cannot move consumer 'c' on queue 'q': a running query owns it"):
+        consumer.advance("q", 0, old=1, new=2)
+    assert consumer.offsets("q") == {0: 1, 1: 0, 2: 0}
+    lock.release()
+    consumer.advance("q", 0, old=1, new=2)
+
+
 def test_an_offset_may_be_moved_by_hand_beside_a_query_that_is_gone(
     store: penstock.Store, consumer: penstock.Consumer
 ) -> None:

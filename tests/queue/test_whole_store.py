@@ -11,12 +11,13 @@ import pyarrow as pa
 import pytest
 
 import penstock
-from penstock.errors import CommitRefused, ConsumerInUse, QueueNotFound
+from penstock.errors import CommitRefused, ConsumerInUse, InvalidInput, QueueNotFound
+from penstock.queue.maintenance import SWEEP_SECONDS
 from penstock.store import log, staging
 from penstock.store.migrate import VERSION
 from penstock.store.staging import Attempt
 from penstock.store.statements import qualify
-from tests.queue.support import SCHEMA, everything, rows
+from tests.queue.support import SCHEMA, everything, rows, settle
 from tests.store.support import run_sql
 
 TABLES = [
@@ -164,10 +165,46 @@ def test_what_nobody_committed_is_swept_when_it_is_old(store: penstock.Store) ->
     _stage(store, queue, "live", 0, "b", 3)
     assert (store.info().staged_segments, store.info().rows) == (2, 1)
     assert store.sweep() == 0
+    assert store.sweep(timedelta.max) == 0
+    with pytest.raises(InvalidInput, match="older_than is a timedelta"):
+        store.sweep(5)  # type: ignore[arg-type]
     assert store.sweep(timedelta(0)) == 2
     assert (store.info().staged_segments, store.info().staged_bytes) == (0, 0)
     assert _rows_in_tables(store)["payload"] == 1
     assert everything(queue) == {0: [0]}
+
+
+def test_what_was_staged_long_ago_is_swept_beside_other_upkeep_now_and_then(store: penstock.Store) -> None:
+    queue = store.create_queue("q", SCHEMA, retention=penstock.Retention(rows=100))
+    _stage_long_ago(store, queue)
+    _stage(store, queue, "live", 0, "b", 3)
+    queue.append(rows(0))
+    settle(store)
+    assert store.info().staged_segments == 1
+    _stage_long_ago(store, queue)
+    queue.append(rows(1))
+    settle(store)
+    assert store.info().staged_segments == 2, "not with every upkeep"
+    store._maintainer._sweep_due -= SWEEP_SECONDS
+    queue.append(rows(2))
+    settle(store)
+    assert store.info().staged_segments == 1
+    assert everything(queue) == {0: [0, 1, 2]}
+
+
+def test_the_upkeep_of_a_store_sweeps_what_was_staged_long_ago(store: penstock.Store) -> None:
+    queue = store.create_queue("q", SCHEMA)
+    _stage_long_ago(store, queue)
+    _stage(store, queue, "live", 0, "b", 3)
+    store.maintain()
+    assert store.info().staged_segments == 1
+    assert _rows_in_tables(store)["payload"] == 1
+
+
+def _stage_long_ago(store: penstock.Store, queue: penstock.Queue) -> None:
+    _stage(store, queue, "dead", 0, "a", 1, 2)
+    text = "update penstock.staged set created_at = created_at - 90000000000 where app_id = 'dead'"
+    run_sql(store.database, qualify(text, store.database.dialect, store.database.url.schema))
 
 
 def test_a_commit_whose_rows_were_swept_is_refused_and_leaves_nothing(store: penstock.Store) -> None:

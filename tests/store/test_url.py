@@ -87,6 +87,16 @@ def test_no_text_of_a_url_has_its_password(url: str) -> None:
         f"me:{SECRET}@host",
         f"x://host/db?password={SECRET}",
         f"//me:{SECRET}@x@y/z",
+        f"host=db user=app password='my {SECRET}' dbname=x",
+        f"host=db password = {SECRET}",
+        f"host=db PassWord={SECRET}",
+        f"password={SECRET} sslrootcert=file://x",
+        f"sqlite://host=db password='my {SECRET}'",
+        f"postgresql://host=db password='my {SECRET}'",
+        f"postgresql://user=app password={SECRET}@db/x",
+        f"postgresql://db/x password={SECRET}",
+        f"postgresql:///x?host=db password='my {SECRET}'",
+        f"app {SECRET}",
     ],
 )
 def test_no_refusal_of_a_url_has_its_password(url: str) -> None:

@@ -88,7 +88,8 @@ class Run:
 
 
 def _is_asked() -> bool:
-    return sys.stdin.isatty()
+    # Python has none where its descriptor was closed.
+    return sys.stdin is not None and sys.stdin.isatty()
 
 
 def make_output(url: str, json: bool) -> Output:

@@ -51,8 +51,13 @@ def register(
     consumer: ConsumerName,
     queue: QueueName,
     vital: Annotated[
-        bool, typer.Option("--vital", show_default=False, help="Trimming waits for this consumer.")
-    ] = False,
+        bool | None,
+        typer.Option(
+            "--vital/--no-vital",
+            show_default=False,
+            help="Trimming waits for this consumer, or not (the default of a new one).",
+        ),
+    ] = None,
     start: Annotated[
         str,
         typer.Option(
@@ -60,14 +65,15 @@ def register(
         ),
     ] = "earliest",
 ) -> None:
-    """Register a consumer on a queue. One that is registered keeps its offsets; only --vital changes then."""
+    """Register a consumer on a queue. One that is registered keeps its offsets; only --vital or --no-vital changes it."""
     position = parse_position(start)
     with run.connect() as store:
         found = store.consumer(consumer)
         found.register(queue, vital=vital, start=position)
         offsets = found.offsets(queue)
-    kind = "vital consumer" if vital else "consumer"
-    data = {"consumer": consumer, "queue": queue, "vital": vital, "offsets": _by_text(offsets)}
+        is_vital = found.registration(queue).vital
+    kind = "vital consumer" if is_vital else "consumer"
+    data = {"consumer": consumer, "queue": queue, "vital": is_vital, "offsets": _by_text(offsets)}
     run.output.done(f"{kind} {consumer!r} is registered on queue {queue!r}, at {_shown(offsets)}", data)
 
 

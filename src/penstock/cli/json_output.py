@@ -45,13 +45,21 @@ class JsonOutput(Output):
         return show
 
     def note(self, text: str) -> None:
-        self._complain({"note": self.redact(text)})
+        self._complain({"note": text})
 
     def error(self, error: PenstockError) -> None:
         self._complain({"error": error.condition, "message": error.message, "parameters": error.parameters})
 
     def _complain(self, value: Mapping[str, Any]) -> None:
-        print(self.redact(_dump(value, ascii_only=True)), file=sys.stderr)
+        # Before it is dumped: what is struck out must not take the JSON's own quotes with it.
+        print(_dump(self._redacted(json.loads(_dump(value))), ascii_only=True), file=sys.stderr)
+
+    def _redacted(self, value: Any) -> Any:
+        if isinstance(value, str):
+            return self.redact(value)
+        if isinstance(value, dict):
+            return {self.redact(name): self._redacted(each) for name, each in value.items()}
+        return [self._redacted(each) for each in value] if isinstance(value, list) else value
 
     def progress(self, text: str, total: int | None) -> AbstractContextManager[Advance]:
         return no_progress()

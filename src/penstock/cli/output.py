@@ -106,6 +106,8 @@ def no_progress() -> Iterator[Advance]:
 
 _USER_INFO = re.compile(r"(\w://[^\s/:@]*):[^\s]*@")
 _IN_QUERY = re.compile(r"([?&](?:ssl)?password=)[^\s&'\")]*", re.IGNORECASE)
+# In a keyword string of libpq there may be blanks around the =, and quotes: only the line's end is sure to be behind it.
+_IN_KEYWORDS = re.compile(r"(?<![?&])\b((?:ssl)?password\s*=)[^\n]*", re.IGNORECASE)
 _SHORTEST_SECRET = 4
 
 
@@ -126,7 +128,7 @@ def redact(text: str, secrets: Sequence[str] = ()) -> str:
     """Return a text without passwords."""
     for secret in secrets:
         text = text.replace(secret, "***")
-    return _IN_QUERY.sub(r"\1***", _USER_INFO.sub(r"\1:***@", text))
+    return _IN_KEYWORDS.sub(r"\1***", _IN_QUERY.sub(r"\1***", _USER_INFO.sub(r"\1:***@", text)))
 
 
 def printable(text: str, *, keep: str = "") -> str:

@@ -110,8 +110,8 @@ def put(
     With --session a repeat is harmless: the store remembers how many rows of the input it has, and those are skipped. A
     session stands for one input, to whose end rows may be added.
 
-    In JSON and CSV, timestamps are ISO 8601 with a zone, binaries are base64. In a CSV a field that holds nothing is null, ""
-    is the empty text, and nested values are written as JSON.
+    In JSON and CSV, timestamps are ISO 8601 with a zone, binaries are base64. In a CSV a field that holds nothing is null (so is
+    an empty line where there is one column alone), "" is the empty text, and nested values are written as JSON.
     """
     if delimiter is not None and (len(delimiter) != 1 or not delimiter.isascii() or delimiter in '"\r\n'):
         raise InvalidInput(f"--delimiter is one ASCII character, not {delimiter!r}", value=delimiter)
@@ -139,7 +139,7 @@ def _read(
     from penstock.cli.intake.load import Intake, load
     from penstock.cli.intake.source import open_source
 
-    if file == "-" and sys.stdin.isatty():
+    if file == "-" and sys.stdin is not None and sys.stdin.isatty():
         run.output.note("reading rows from the terminal; Ctrl-D ends them")
     intake = Intake(format.value, delimiter, nulls, shown)
     with open_source(file) as source, run.output.progress("reading", source.size) as advance:
@@ -177,7 +177,8 @@ def _append_one(
 
 
 def _batches(rows: pa.Table, first: int, size: int | None) -> Iterator[tuple[int, pa.Table]]:
-    step = size or max(rows.num_rows, 1)
+    whole = max(rows.num_rows, 1)
+    step = min(size or whole, whole)
     for start in range(first, rows.num_rows, step):
         yield start, rows.slice(start, step)
 

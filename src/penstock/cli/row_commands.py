@@ -138,10 +138,16 @@ class _View:
 
     def show_or_skip(self, partition: int, start: int, end: int) -> None:
         """As :meth:`show`, but rows that were trimmed meanwhile are noted and passed over."""
-        try:
-            self.show(partition, start, end)
-        except DataLost as lost:
-            self._run.output.note(f"warning: {lost.message.partition(';')[0]}")
+        position = start
+        while position < end:
+            stop = min(position + _BLOCK_ROWS, end)
+            try:
+                self.show(partition, position, stop)
+            except DataLost:
+                stop = min(self._queue.info().partitions[partition].first_index, end)
+                where = f"rows [{position}, {stop}) of queue {self._queue.name!r}, partition {partition}"
+                self._run.output.note(f"warning: {where}, have been trimmed")
+            position = stop
 
 
 def _column_names(queue: Queue, wanted: str) -> list[str]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,10 +39,14 @@ class QuerySource:
 class Query:
     """A query of a pipeline."""
 
-    def __init__(self, query: StreamingQuery, checkpoint: str, sources: Sequence[QuerySource]) -> None:
+    def __init__(
+        self, query: StreamingQuery, checkpoint: str, sources: Sequence[QuerySource], *, others: bool = False
+    ) -> None:
         self._query = query
         self._checkpoint = checkpoint
         self._sources = sources
+        # A source that cannot be asked for no more may never rest for long.
+        self._quiet_polls = 1 if others or not sources else _QUIET_POLLS
 
     def __repr__(self) -> str:
         return f"Query(name={self.name!r}, id={self.id!r}, active={self.isActive})"
@@ -118,56 +123,81 @@ class Query:
         timeout
             Seconds to wait for the micro-batch in hand; then it is broken off, and repeated by the next run.
         """
-        finished = not self.isActive or self._drained(timeout)
-        if not finished:
-            log.warning(
-                "query %r was stopped in the middle of a micro-batch, after %s s; the next run repeats it",
-                self.name or self.id,
-                timeout,
-                extra={"action": "stop_timeout"},
-            )
-        self._query.stop()
+        finished = False
+        try:
+            with self._warning(
+                "drain_failed", "is stopped without the end of its micro-batch, which the next run repeats"
+            ):
+                finished = not self.isActive or self._drained(timeout)
+        finally:
+            self._query.stop()
         self._level()
         return finished
+
+    @contextmanager
+    def _warning(self, action: str, what: str) -> Iterator[None]:
+        """An error in here is told in the log, and the query's own end is what counts."""
+        try:
+            yield
+        except Exception as error:
+            log.warning("query %r %s: %s", self.name or self.id, what, error, extra={"action": action})
 
     def _drained(self, timeout: float) -> bool:
         """Ask the sources for no more, and wait until the query rests."""
         epochs = self._epochs()
         for source in self._sources:
             with connect(source.url, create=False) as store:
-                drain(
-                    store.database, source.consumer, source.queue, epochs.get((source.queue, source.consumer))
-                )
+                epoch = epochs.get((store.uuid, source.queue, source.consumer))
+                drain(store.database, source.consumer, source.queue, epoch)
         deadline = time.monotonic() + timeout
         quiet = 0
-        while self.isActive and quiet < (_QUIET_POLLS if self._sources else 1):
+        while self.isActive and quiet < self._quiet_polls:
             if time.monotonic() > deadline:
+                log.warning(
+                    "query %r is stopped in the middle of a micro-batch, after %s s; the next run repeats it",
+                    self.name or self.id,
+                    timeout,
+                    extra={"action": "stop_timeout"},
+                )
                 return False
             status = self.status
             quiet = quiet + 1 if _resting(status) else 0
             time.sleep(_POLL_SECONDS)
         return True
 
-    def _epochs(self) -> dict[tuple[str, str | None], int]:
+    def _epochs(self) -> dict[tuple[str, str, str | None], int]:
         """The owner epochs of this run, as its sources have reported them: another query may own the consumer by now."""
         progress = self._query.lastProgress
         reported = [] if progress is None else [source.latestOffset for source in progress.sources]
         offsets = [QueueOffset.of(_json(text)) for text in reported]
-        return {(offset.queue, offset.consumer): offset.epoch for offset in offsets if offset is not None}
+        return {
+            (offset.store, offset.queue, offset.consumer): offset.epoch
+            for offset in offsets
+            if offset is not None
+        }
 
     def _level(self) -> None:
         """Bring the consumers to where the checkpoint's commit log ends, once their owner is gone."""
-        if not self._sources:
-            return
-        checkpoint = Checkpoint(self._checkpoint)
-        last = checkpoint.last_commit()
-        offsets = [] if last is None else batch_ranges(checkpoint.offsets(last), ())
+        offsets: list[QueueOffset] = []
+        if self._sources:
+            with self._levelling():
+                offsets = self._committed()
         for source in self._sources:
-            with connect(source.url, create=False) as store:
+            with self._levelling(), connect(source.url, create=False) as store:
                 _await_release(store, source)
                 for offset in offsets:
                     if (offset.queue, offset.consumer) == (source.queue, source.consumer):
                         level(store.database, store.uuid, offset)
+
+    def _levelling(self) -> AbstractContextManager[None]:
+        return self._warning(
+            "level_failed", "has ended, and the next run brings its consumer level with its checkpoint"
+        )
+
+    def _committed(self) -> list[QueueOffset]:
+        checkpoint = Checkpoint(self._checkpoint)
+        last = checkpoint.last_commit()
+        return [] if last is None else batch_ranges(checkpoint.offsets(last), ())
 
 
 def _json(text: str | None) -> object:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from urllib.parse import urlsplit
 
@@ -21,7 +21,7 @@ from penstock.pipeline.trigger import Trigger
 from penstock.spark.checkpoint import Checkpoint
 from penstock.spark.given import CONF_PREFIX
 from penstock.spark.options import GUARANTEES
-from penstock.spark.plans import default_file_system, repeatable
+from penstock.spark.plans import default_file_system, repeatable, streaming_reads
 from penstock.spark.register import register
 
 Transform = Callable[[DataFrame], DataFrame]
@@ -144,13 +144,14 @@ class Pipeline:
         frame = self.stream.frame()
         self._check(frame, location)
         register(self.stream.spark)
+        sources, others = self._sources(frame)
         options = self.sink.given() | {"guarantee": self.guarantee, "checkpointLocation": location}
         writer = frame.writeStream.format("penstock").options(**options).outputMode(self.output_mode)
         writer = writer.trigger(**(trigger or Trigger.processing_time()).arguments())  # type: ignore[arg-type]  # overloads
         if name is not None:
             writer = writer.queryName(name)
         with no_data_batches(self.stream.spark):
-            query = Query(writer.start(), location, self._sources())
+            query = Query(writer.start(), location, sources, others=others)
         stop_on_sigterm(query)
         return query
 
@@ -170,12 +171,22 @@ class Pipeline:
                 operator=culprit,
             )
 
-    def _sources(self) -> tuple[QuerySource, ...]:
-        source = self.stream.source
-        if not isinstance(source, QueueSource) or source.consumer is None:
-            return ()
-        url = source.url or str(self.stream.spark.conf.get(CONF_PREFIX + "url"))
-        return (QuerySource(url, source.queue, source.consumer),)
+    def _sources(self, frame: DataFrame) -> tuple[tuple[QuerySource, ...], bool]:
+        """The consumers that the query will own, and whether it reads anything without one."""
+        reads = streaming_reads(frame)
+        if reads is None:
+            source = self.stream.source
+            given = source.given() if isinstance(source, QueueSource) else {}
+            reads = [("penstock", {name.lower(): value for name, value in given.items()})]
+        found = [self._source(given) if kind == "penstock" else None for kind, given in reads]
+        return tuple(dict.fromkeys(each for each in found if each is not None)), None in found
+
+    def _source(self, given: Mapping[str, str]) -> QuerySource | None:
+        settings = self.stream.spark.conf
+        url = given.get("url") or settings.get(CONF_PREFIX + "url", None)
+        queue = given.get("queue") or given.get("path") or settings.get(CONF_PREFIX + "queue", None)
+        consumer = given.get("consumer")
+        return QuerySource(url, queue, consumer) if url and queue and consumer else None
 
 
 def _location(spark: SparkSession, checkpoint: str | os.PathLike[str]) -> str:

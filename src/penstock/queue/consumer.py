@@ -19,6 +19,7 @@ from penstock.store.database import Database, Transaction
 from penstock.store.trim import time_of
 
 PULL_ROWS = 10_000
+_INDEXES_END = 2**63
 
 Position = str | datetime | Mapping[int, int]
 
@@ -79,15 +80,15 @@ class Consumer:
     def __repr__(self) -> str:
         return f"Consumer({self.name!r}, {self._database.url})"
 
-    def register(self, queue: str, *, vital: bool = False, start: Position = "earliest") -> None:
-        """Register on a queue; where it is registered already, the offsets stay and only ``vital`` changes.
+    def register(self, queue: str, *, vital: bool | None = None, start: Position = "earliest") -> None:
+        """Register on a queue; where it is registered already, the offsets stay and only a given ``vital`` changes.
 
         Parameters
         ----------
         queue
             The queue's name.
         vital
-            Whether trimming waits for this consumer.
+            Whether trimming waits for this consumer; by default not, or as it is registered already.
         start
             ``earliest``, ``latest``, a datetime with a time zone (the first row at or after it) or
             ``{partition: row index}``.
@@ -137,6 +138,7 @@ class Consumer:
         """
         if type(max_rows) is not int or max_rows < 1:
             raise InvalidInput(f"max_rows is 1 or more, not {max_rows!r}")
+        _check_partition(partition)
 
         def work(tx: Transaction) -> tuple[QueueRecord, int, int]:
             registration = consumers.find_registration(tx, self.name, queue)
@@ -171,13 +173,21 @@ class Consumer:
             When ``new`` is before ``old`` or behind the newest row.
         """
 
+        _check_partition(partition)
+        for index in (old, new):
+            if type(index) is not int:
+                raise InvalidPosition(f"a row index is a whole number, not {index!r}")
+
         def work(tx: Transaction) -> QueueRecord | None:
             registration = consumers.find_registration(tx, self.name, queue, lock=True)
-            if registration.plan_open:
-                self._refuse_when_owned(tx, registration, "move")
-            there = tx.one("read_partition", queue_id=registration.queue_id, partition=partition)
+            self._refuse_when_owned(tx, registration, "move")
+            there = None
+            if 0 <= partition < _INDEXES_END:
+                there = tx.one("read_partition", queue_id=registration.queue_id, partition=partition)
             if there is None:
                 raise _no_partition(registration, partition)
+            if old < 0:
+                raise InvalidPosition(f"a row index is 0 or more, not {old}: pass what pull returned")
             if not old <= new <= there.next_index:
                 raise InvalidPosition(
                     f"an offset moves forward, to the newest row at most: from {old} it may go to "
@@ -274,6 +284,11 @@ def _at(registration: Registration, offsets: list[int], partition: int) -> int:
     if not 0 <= partition < len(offsets):
         raise _no_partition(registration, partition)
     return offsets[partition]
+
+
+def _check_partition(partition: int) -> None:
+    if type(partition) is not int:
+        raise InvalidInput(f"a partition is a whole number, not {partition!r}")
 
 
 def _no_partition(registration: Registration, partition: int) -> PartitionNotFound:

@@ -1,14 +1,16 @@
-"""Upkeep beside appends: merging small segments, and what retention lets go."""
+"""Upkeep beside appends: merging small segments, what retention lets go, and what dead tasks have staged."""
 
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable
+from datetime import timedelta
 
 from penstock.errors import NotFound, StoreUnavailable
-from penstock.store import catalog, forks, merge
+from penstock.store import catalog, forks, merge, staging
 from penstock.store.catalog import QueueRecord
 from penstock.store.consumers import owner_name
 from penstock.store.database import Database, Transaction
@@ -18,6 +20,8 @@ from penstock.store.trim import retention_bound, trim
 log = logging.getLogger("penstock.queue")
 
 RETENTION_SECONDS = 1.0
+SWEEP_SECONDS = 3600.0
+STAGING_AGE = timedelta(days=1)
 
 _Key = tuple[int, int | None]
 
@@ -40,6 +44,7 @@ class Maintainer:
         # What to look after, a partition or, for retention, all of a queue; and when.
         self._pending: dict[_Key, tuple[QueueRecord, float]] = {}
         self._retention_due: dict[int, float] = {}
+        self._sweep_due = -math.inf
         self._thread: threading.Thread | None = None
 
     def after_change(self, queue: QueueRecord, crowded: Iterable[int]) -> None:
@@ -93,6 +98,7 @@ class Maintainer:
                     queue,
                     range(queue.partitions) if partition is None else [partition],
                 )
+                self._sweep_now_and_then()
             except NotFound:
                 log.debug("queue %r was dropped before its upkeep", queue.name)
             except Exception as error:
@@ -101,6 +107,13 @@ class Maintainer:
                 )
                 if isinstance(error, StoreUnavailable):
                     self._forget()
+
+    def _sweep_now_and_then(self) -> None:
+        """Beside other upkeep: a store in which nothing is committed has no staging that grows."""
+        now = time.monotonic()
+        if now >= self._sweep_due:
+            self._sweep_due = now + SWEEP_SECONDS
+            sweep_staging(self._database, STAGING_AGE)
 
     def _next(self) -> tuple[QueueRecord, int | None] | None:
         with self._wake:
@@ -156,6 +169,10 @@ def trim_partition(
         return trim(tx, queue, partition, before=before, alive=liveness(tx, store_uuid, queue))
 
     return database.run(work, idempotent=True)
+
+
+def sweep_staging(database: Database, older_than: timedelta) -> int:
+    return staging.sweep(database, older_than=older_than // timedelta(microseconds=1))
 
 
 def liveness(tx: Transaction, store_uuid: str, queue: QueueRecord) -> Callable[[str], bool]:

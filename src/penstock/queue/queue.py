@@ -248,8 +248,11 @@ class Queue:
         """
         self._check_partition(partition)
         for name, limit in (("max_rows", max_rows), ("max_bytes", max_bytes)):
-            if limit is not None and limit < 1:
+            if limit is not None and (type(limit) is not int or limit < 1):
                 raise InvalidInput(f"{name} is 1 or more, not {limit!r}")
+        for index in (start, 0 if end is None else end):
+            if type(index) is not int:
+                raise InvalidPosition(f"a row index is a whole number, not {index!r}")
         there = self._partition(partition)
         if not 0 <= start <= there.next_index or (end is not None and end < start):
             raise InvalidPosition(
@@ -266,7 +269,7 @@ class Queue:
     def _partition(self, partition: int) -> PartitionRecord:
         return self._database.run(lambda tx: catalog.lock_partition(tx, self._record, partition), write=False)
 
-    def register(self, consumer: str, *, vital: bool = False, start: Any = "earliest") -> Consumer:
+    def register(self, consumer: str, *, vital: bool | None = None, start: Any = "earliest") -> Consumer:
         """Register a consumer on this queue; see :meth:`Consumer.register`."""
         found = Consumer(self._database, self._store_uuid, consumer, self._maintainer)
         found.register(self.name, vital=vital, start=start)

@@ -8,6 +8,8 @@ from datetime import timedelta
 from penstock.errors import InvalidInput
 from penstock.store.catalog import RetentionLimits
 
+_AGES_END = timedelta(microseconds=2**63)
+
 
 @dataclass(frozen=True)
 class Retention:
@@ -32,10 +34,12 @@ class Retention:
     def __post_init__(self) -> None:
         for name in ("rows", "bytes"):
             value = getattr(self, name)
-            if value is not None and (type(value) is not int or value < 0):
-                raise InvalidInput(f"retention {name} is a number from 0, not {value!r}")
-        if self.age is not None and (not isinstance(self.age, timedelta) or self.age < timedelta(0)):
-            raise InvalidInput(f"retention age is a timedelta from 0, not {self.age!r}")
+            if value is not None and (type(value) is not int or not 0 <= value < 2**63):
+                raise InvalidInput(f"retention {name} is a whole number from 0 to 2**63 - 1, not {value!r}")
+        if self.age is not None and (
+            not isinstance(self.age, timedelta) or not timedelta(0) <= self.age < _AGES_END
+        ):
+            raise InvalidInput(f"retention age is a timedelta from 0 to 290000 years, not {self.age!r}")
 
     def limits(self) -> RetentionLimits:
         age = None if self.age is None else self.age // timedelta(microseconds=1)

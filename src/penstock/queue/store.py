@@ -12,17 +12,16 @@ from penstock.arrow.types import canonical_schema
 from penstock.errors import ConsumerInUse, InvalidInput
 from penstock.queue.consumer import Consumer
 from penstock.queue.growth import MAX_PARTITIONS
-from penstock.queue.maintenance import Maintainer
+from penstock.queue.maintenance import STAGING_AGE, Maintainer, sweep_staging
 from penstock.queue.names import check_name
 from penstock.queue.producer import Producer
 from penstock.queue.queue import Queue
 from penstock.queue.retention import Retention
-from penstock.store import catalog, consumers, staging
+from penstock.store import catalog, consumers
 from penstock.store.consumers import Registration
 from penstock.store.database import Database, Transaction
 from penstock.store.migrate import StoreIdentity, open_database
 
-STAGING_AGE = timedelta(days=1)
 PATIENCE = 2.0
 
 
@@ -239,16 +238,20 @@ class Store:
         self._maintainer.after_change(queue, crowded)
 
     def maintain(self) -> None:
-        """Do the upkeep of every queue now: merge crowds of small segments, apply retentions."""
+        """Do the upkeep now: merge crowds of small segments, apply retentions, sweep what was staged long ago."""
         for name in self.queues():
             self.queue(name).maintain()
+        self.sweep()
 
     def sweep(self, older_than: timedelta = STAGING_AGE) -> int:
         """Drop what dead tasks have staged longer ago; the number of segments that went.
 
+        What is older than a day is also swept beside other upkeep, about once an hour.
         A live micro-batch that loses its staging this way is refused at its commit and repeated: nothing is lost.
         """
-        return staging.sweep(self._database, older_than=older_than // timedelta(microseconds=1))
+        if not isinstance(older_than, timedelta):
+            raise InvalidInput(f"older_than is a timedelta, not {older_than!r}")
+        return sweep_staging(self._database, older_than)
 
     def info(self) -> StoreInfo:
         """What the store holds."""

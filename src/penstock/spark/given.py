@@ -38,7 +38,12 @@ class Given:
         return self._given.get(name)
 
     def text(self, name: str) -> str | None:
-        return self._given.get(name.lower()) or None
+        value = self._given.get(name.lower())
+        if value == "":
+            raise InvalidOption(
+                f"option {name}='' is empty: give a value, or leave it out", option=name, value=value
+            )
+        return value
 
     def required(self, name: str) -> str:
         value = self.text(name)

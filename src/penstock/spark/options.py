@@ -149,11 +149,12 @@ def _offsets(text: str) -> str | dict[int, int]:
         return text.lower()
     try:
         parsed = json.loads(text)
-        offsets = {int(partition): int(index) for partition, index in parsed.items()}
-    except (ValueError, AttributeError, TypeError):
-        raise ValueError(
-            'give earliest, latest, consumer, or row indexes such as {"0": 120, "1": 80}'
-        ) from None
+        offsets = {int(partition): index for partition, index in parsed.items()}
+    except (ValueError, AttributeError):
+        offsets = None
+    # True is an int in Python, and no row index.
+    if offsets is None or any(type(index) is not int for index in offsets.values()):
+        raise ValueError('give earliest, latest, consumer, or row indexes such as {"0": 120, "1": 80}')
     return offsets
 
 

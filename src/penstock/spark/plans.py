@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -30,6 +31,25 @@ def repeatable(frame: DataFrame) -> str | None:
         return None
     plan = str(java.queryExecution().analyzed().toString())
     return next((node for node in _NODE.findall(plan) if node in _SHUFFLING), None)
+
+
+def streaming_reads(frame: DataFrame) -> list[tuple[str, dict[str, str]]] | None:
+    """The format of each streaming read in a plan, and its options by their names in lower case.
+
+    A read of Spark's older kind, such as files, has neither. Only classic sessions show their plan; for others the answer is None.
+    """
+    java = getattr(frame, "_jdf", None)
+    if java is None:
+        return None
+    leaves = java.queryExecution().analyzed().collectLeaves()
+    found = (leaves.apply(number) for number in range(leaves.size()))
+    return [_read(leaf) for leaf in found if leaf.isStreaming()]
+
+
+def _read(leaf: Any) -> tuple[str, dict[str, str]]:
+    if leaf.nodeName() != "StreamingRelationV2":
+        return "", {}
+    return str(leaf.sourceName()).lower(), dict(leaf.extraOptions())
 
 
 def fingerprint(frame: DataFrame, *told: str) -> str:

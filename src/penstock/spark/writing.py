@@ -12,9 +12,11 @@ from pyspark.sql.datasource import WriterCommitMessage
 from penstock.arrow.rows import conform_batch
 from penstock.queue.placement import Placement
 from penstock.store.catalog import QueueRecord
-from penstock.store.log import Segment, to_segments
+from penstock.store.cutting import SEGMENT_RAW_BYTES, Segment, to_segments
 
 FLUSH_SEGMENTS = 8
+FLUSH_BYTES = FLUSH_SEGMENTS * SEGMENT_RAW_BYTES
+"""Arrow data that a task gathers before it stores it."""
 
 
 @dataclass(frozen=True)
@@ -67,16 +69,17 @@ class Pieces:
 
     def groups(self, batches: Iterator[pa.RecordBatch]) -> Iterator[list[Segment]]:
         """Segments of the batches, a bounded number at a time, in the order of the rows."""
-        held = 0
+        rows = size = 0
         for batch in batches:
             if batch.num_rows == 0:
                 continue
-            self._waiting.append(conform_batch(batch, self.queue.schema))
+            conformed = conform_batch(batch, self.queue.schema)
+            self._waiting.append(conformed)
             self.rows += batch.num_rows
-            held += batch.num_rows
-            if held >= self.max_rows * FLUSH_SEGMENTS:
+            rows, size = rows + batch.num_rows, size + conformed.nbytes
+            if rows >= self.max_rows * FLUSH_SEGMENTS or size >= FLUSH_BYTES:
                 yield self._segments()
-                held = 0
+                rows = size = 0
         if self._waiting:
             yield self._segments()
 

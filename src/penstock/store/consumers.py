@@ -115,13 +115,14 @@ def registrations_of(tx: Transaction, queue: QueueRecord) -> list[Registration]:
 
 
 def register(
-    tx: Transaction, consumer: str, queue: QueueRecord, *, vital: bool, start: Position
+    tx: Transaction, consumer: str, queue: QueueRecord, *, vital: bool | None, start: Position
 ) -> Registration:
-    """Register a consumer; one that is registered already keeps its offsets and takes the new ``vital``."""
+    """Register a consumer; one that is registered already keeps its offsets, and its ``vital`` where that is None."""
     keys = {"consumer_id": find_consumer(tx, consumer), "queue_id": queue.queue_id}
     # A random generation: offsets of an earlier registration of the same names must not be taken for this one's.
-    if not tx.run("insert_registration", vital=int(vital), generation=random.getrandbits(40), **keys):
-        tx.run("set_vital", vital=int(vital), **keys)
+    if not tx.run("insert_registration", vital=int(bool(vital)), generation=random.getrandbits(40), **keys):
+        if vital is not None:
+            tx.run("set_vital", vital=int(vital), **keys)
         # A trim that is under way has not seen it; once it is through, none is left that has not.
         lock_partitions(tx, queue)
         return find_registration(tx, consumer, queue.name)

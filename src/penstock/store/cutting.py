@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from functools import cached_property
 
 import pyarrow as pa
 
@@ -17,18 +15,19 @@ MAX_PAYLOAD = 900_000_000
 """Bytes of one segment that both databases still take; only a single huge row comes near it."""
 
 
-@dataclass(frozen=True)
 class Segment:
     """Consecutive rows of one partition, on their way into the store."""
 
-    partition: int
-    batch: pa.RecordBatch = field(repr=False)
+    def __init__(self, partition: int, batch: pa.RecordBatch) -> None:
+        self.partition = partition
+        self.rows = int(batch.num_rows)
+        self._batch: pa.RecordBatch | None = batch
+        self._payload: pa.Buffer | None = None
+
+    def __repr__(self) -> str:
+        return f"Segment(partition={self.partition}, rows={self.rows})"
 
     @property
-    def rows(self) -> int:
-        return int(self.batch.num_rows)
-
-    @cached_property
     def payload(self) -> pa.Buffer:
         """The rows as they are stored.
 
@@ -37,15 +36,11 @@ class Segment:
         InvalidInput
             When a row is too large for a database.
         """
-        payload = encode(self.batch)
-        if payload.size > MAX_PAYLOAD:
-            raise InvalidInput(
-                f"a row takes {payload.size} bytes, more than a database holds in one value: keep large objects in files "
-                "and append their paths",
-                size=payload.size,
-                limit=MAX_PAYLOAD,
-            )
-        return payload
+        if self._batch is not None:
+            self._payload = _payload(self._batch)
+            # The compressed rows are all that is needed from here on.
+            self._batch = None
+        return self._payload
 
     @property
     def bytes(self) -> int:
@@ -86,3 +81,15 @@ def _halved(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     middle = batch.num_rows // 2
     yield from _halved(batch.slice(0, middle))
     yield from _halved(batch.slice(middle))
+
+
+def _payload(batch: pa.RecordBatch) -> pa.Buffer:
+    payload = encode(batch)
+    if payload.size > MAX_PAYLOAD:
+        raise InvalidInput(
+            f"a row takes {payload.size} bytes, more than a database holds in one value: keep large objects in files "
+            "and append their paths",
+            size=payload.size,
+            limit=MAX_PAYLOAD,
+        )
+    return payload

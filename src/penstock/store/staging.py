@@ -114,7 +114,9 @@ def sweep(database: Database, *, older_than: int) -> int:
     """
 
     def work(tx: Transaction) -> int:
-        staged = tx.all("delete_staged_before", created_at=tx.now() - older_than)
+        # A database's integers end where those of a timedelta go on.
+        before = min(max(tx.now() - older_than, 0), 2**62)
+        staged = tx.all("delete_staged_before", created_at=before)
         _delete_payloads(tx, [row.payload_id for row in staged])
         return len(staged)
 

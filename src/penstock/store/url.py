@@ -15,7 +15,11 @@ _FORMS = "sqlite:///relative.db, sqlite:////absolute.db or postgresql://user@hos
 _SQLITE_OPTIONS = ("synchronous", "busy_timeout")
 _SYNCHRONOUS = ("full", "normal")
 _SCHEMES = {"sqlite": "sqlite", "postgresql": "postgres", "postgres": "postgres"}
-_HOST = re.compile(r"(\[[^\]]*\]|[^:]*)(:\d*)?")
+_HOST = re.compile(r"(\[[^\]]*\]|[^:=\s]*)(:\d*)?")
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+# A keyword string of libpq may have a password anywhere: with blanks around its =, in quotes, with escapes.
+_KEYWORD = re.compile(r"((?:ssl)?password).*", re.IGNORECASE | re.DOTALL)
+_PLAIN = re.compile(r"[\w./\\~-]*")
 # What may be shown of a URL's query: where it leads, and nothing that opens a door.
 _SHOWN = (
     "host",
@@ -70,7 +74,7 @@ def parse_url(url: str) -> StoreUrl:
     InvalidUrl
         When it is neither, names no database, or has an unknown option.
     """
-    if not isinstance(url, str) or "://" not in url:
+    if not isinstance(url, str) or not _SCHEME.match(url):
         raise InvalidUrl(f"a store URL is one of {_FORMS}, not {_shown(url)}")
     if "\0" in url:
         raise InvalidUrl("a store URL may not contain NUL")
@@ -83,8 +87,11 @@ def parse_url(url: str) -> StoreUrl:
 
 
 def _shown(url: object) -> str:
-    hidden = re.sub(r"(^|//).*@", r"\1***@", str(url), count=1, flags=re.DOTALL)
-    return repr(re.sub(r"((?:ssl)?password=)[^&\s]*", r"\1***", hidden))
+    text = str(url)
+    if not _SCHEME.match(text) and not _PLAIN.fullmatch(text):
+        return "what was given, which is not shown since it may hold a password"
+    hidden = re.sub(r"(^|//).*@", r"\1***@", text, count=1, flags=re.DOTALL)
+    return repr(_KEYWORD.sub(r"\1***", hidden))
 
 
 def _sqlite(url: str) -> StoreUrl:
@@ -126,9 +133,13 @@ def _postgres(url: str) -> StoreUrl:
     schema = dict(parameters).get("schema") or "penstock"
     if "\0" in schema or len(schema.encode(errors="replace")) > 63:
         raise InvalidUrl("a PostgreSQL schema's name has 1 to 63 bytes", schema=schema)
+    shown = [(name, value) for name, value in parameters if name in _SHOWN]
+    if any(re.search(r"password\s*=", text, re.IGNORECASE) for text in (user, path, *dict(shown).values())):
+        raise InvalidUrl(
+            "the PostgreSQL URL has a password where none belongs: write postgresql://user:password@host/database"
+        )
     libpq = [(name, value) for name, value in parameters if name != "schema"]
     encoded = quote(unquote(password), safe="")
-    shown = [(name, value) for name, value in parameters if name in _SHOWN]
     secrets = {
         password,
         encoded,

@@ -1,6 +1,7 @@
 """CSV as RFC 4180 has it: a header with the columns' names, and quotes around whole fields only.
 
-A field without quotes that holds nothing is a null, ``""`` is the empty text. Nested values are written as JSON, binaries in
+A field without quotes that holds nothing is a null, ``""`` is the empty text: where there is but one column, an empty line is a
+row with a null. With more columns empty lines are passed over. Numbers are decimal. Nested values are written as JSON, binaries in
 base64. Sloppy quoting is refused rather than guessed at, because a wrong guess swallows the lines up to the next quote.
 """
 
@@ -27,6 +28,7 @@ from penstock.cli.wire import decode
 from penstock.errors import InvalidInput, SchemaMismatch
 
 _RECORD = re.compile(rb'[^"\n]*(?:"[^"]*"[^"\n]*)*(?:\n|\Z)')
+_HEXADECIMAL = re.compile(rb"0[xX]")
 _HEADER_BYTES = 1 << 20
 
 
@@ -55,6 +57,9 @@ class CsvRows:
         self._fields = _columns(header, schema)
         self._delimiter = delimiter
         self._nulls = list(nulls)
+        self._whole = [field.name for field in self._fields if _is_whole(field.type)]
+        # Where there is one column alone, nothing else stands for its null.
+        self._skips_blank_lines = len(self._fields) > 1
         mark = re.escape(delimiter).encode()
         self._quoted = re.compile(rb'(?:(?<=[\n%s])|\A)"[^"]*(?:""[^"]*)*"(?=[\r\n%s]|\Z)' % (mark, mark))
 
@@ -72,12 +77,13 @@ class CsvRows:
         return self.parse_ready(data)
 
     def parse_ready(self, data: bytes) -> pa.Table:
-        if not data.strip(b"\r\n"):
+        if not data or (self._skips_blank_lines and not data.strip(b"\r\n")):
             return self._schema.empty_table()
         has_quotes = b'"' in data
         if has_quotes and b'"' in self._quoted.sub(b"", data):
             raise Refused("a quote is not around a whole field")
         try:
+            self._refuse_hexadecimal(data, has_quotes)
             found = self._read(data, has_quotes)
             arrays = {
                 field.name: _decoded(column.combine_chunks(), field)
@@ -89,16 +95,30 @@ class CsvRows:
         self._refuse_overflow(table, data)
         return table
 
-    def _read(self, data: bytes, has_quotes: bool) -> pa.Table:
+    def _refuse_hexadecimal(self, data: bytes, has_quotes: bool) -> None:
+        """Arrow would take its digits for the bits of an integer: 0xFF for the tinyint -1."""
+        if not self._whole or not _HEXADECIMAL.search(data):
+            return
+        for column in self._read(data, has_quotes, as_text=self._whole).columns:
+            if pc.any(pc.match_substring(column, "0x", ignore_case=True)).as_py():
+                raise Refused("an integer in hexadecimal")
+
+    def _read(self, data: bytes, has_quotes: bool, *, as_text: Sequence[str] = ()) -> pa.Table:
+        types = {field.name: _reader_type(field.type) for field in self._fields}
         return pyarrow.csv.read_csv(
             pa.BufferReader(data),
             read_options=pyarrow.csv.ReadOptions(
                 column_names=[field.name for field in self._fields],
                 block_size=len(data) + 1 if has_quotes else 1 << 20,
             ),
-            parse_options=pyarrow.csv.ParseOptions(delimiter=self._delimiter, newlines_in_values=has_quotes),
+            parse_options=pyarrow.csv.ParseOptions(
+                delimiter=self._delimiter,
+                newlines_in_values=has_quotes,
+                ignore_empty_lines=self._skips_blank_lines,
+            ),
             convert_options=pyarrow.csv.ConvertOptions(
-                column_types={field.name: _reader_type(field.type) for field in self._fields},
+                column_types=types | dict.fromkeys(as_text, pa.string()),
+                include_columns=list(as_text),
                 null_values=self._nulls,
                 strings_can_be_null=True,
                 quoted_strings_can_be_null=False,
@@ -115,7 +135,7 @@ class CsvRows:
         records, position, line = [], 0, 0
         while position < len(data):
             raw = self._next_record(data, position)
-            if raw.strip(b"\r\n"):
+            if raw.strip(b"\r\n") or not self._skips_blank_lines:
                 records.append(Record(line, raw, raw))
             position += len(raw)
             line += raw.count(b"\n")
@@ -136,7 +156,7 @@ class CsvRows:
                 "quotes in it"
             )
         try:
-            fields = split_record(record.raw, self._delimiter)
+            fields = split_record(record.raw, self._delimiter) or [""]
         except UnicodeDecodeError as error:
             return not_utf8(error)
         except csv.Error as error:
@@ -171,6 +191,10 @@ def _columns(header: Sequence[str], schema: pa.Schema) -> list[pa.Field]:
         ) from None
     by_place = {place: field for place, field in zip(places, schema, strict=True) if place is not None}
     return [by_place[place] for place in range(len(header))]
+
+
+def _is_whole(kind: pa.DataType) -> bool:
+    return bool(pat.is_integer(kind) or pat.is_duration(kind))
 
 
 def _reader_type(kind: pa.DataType) -> pa.DataType:

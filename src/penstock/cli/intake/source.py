@@ -94,6 +94,10 @@ def open_source(path: str) -> Iterator[Source]:
         It cannot be read, or is in UTF-16.
     """
     if path == "-":
+        if sys.stdin is None:
+            raise InvalidInput(
+                "standard input is closed: name a file, or pipe the rows in", condition="FILE_UNREADABLE"
+            )
         yield Source("standard input", sys.stdin.buffer, None)
         return
     packed = _PACKED.get(Path(path).suffix.lower())

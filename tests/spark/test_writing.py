@@ -1,0 +1,58 @@
+"""What a write task holds in memory, whatever its rows weigh."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+
+import penstock as ps
+from penstock.queue.queue import placement_of
+from penstock.spark import writing
+from penstock.spark.writing import Pieces
+from tests.spark.support import SCHEMA, make_queue, one_store
+
+MIB = 1 << 20
+
+
+def heavy(rows: int) -> pa.RecordBatch:
+    """Rows of 1 MiB each."""
+    return pa.RecordBatch.from_pydict({"id": list(range(rows)), "name": ["x" * MIB] * rows}, schema=SCHEMA)
+
+
+def pieces(store: ps.Store, max_rows: int = 65_536) -> Pieces:
+    queue = make_queue(store).record
+    return Pieces(queue, placement_of(store.database, queue), 0, max_rows)
+
+
+@one_store
+def test_heavy_rows_are_stored_before_they_are_many(store: ps.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writing, "FLUSH_BYTES", 6 * MIB)
+    drawn = 0
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        nonlocal drawn
+        for _ in range(8):
+            drawn += 1
+            yield heavy(2)
+
+    seen = []
+    for group in pieces(store).groups(batches()):
+        seen.append((drawn, sum(segment.rows for segment in group)))
+    assert seen == [(3, 6), (6, 6), (8, 4)]
+
+
+@one_store
+def test_light_rows_are_stored_by_their_number(store: ps.Store) -> None:
+    light = pa.RecordBatch.from_pydict({"id": [1, 2], "name": ["a", "b"]}, schema=SCHEMA)
+    groups = list(pieces(store, max_rows=1).groups(iter([light] * 6)))
+    assert [sum(segment.rows for segment in group) for group in groups] == [8, 4]
+
+
+@one_store
+def test_segments_hold_their_rows_only_compressed(store: ps.Store) -> None:
+    before = pa.total_allocated_bytes()
+    groups = list(pieces(store).groups(heavy(4) for _ in range(5)))
+    assert sum(segment.rows for group in groups for segment in group) == 20
+    assert pa.total_allocated_bytes() - before < MIB
