@@ -40,7 +40,9 @@ def changed(rows: ChangeRows, *, partial: bool = False) -> Any:
         equal = content[of_delete] == content[of_insert]
         of_delete, of_insert = of_delete[equal], of_insert[equal]
         if partial and rows.layout.content != rows.layout.data:
-            same = surely_equal(rows.columns(rows.layout.data), of_delete, of_insert)
+            known = (*rows.layout.row_id, rows.layout.row_version)
+            others = [path for path in rows.layout.data if path not in known]
+            same = surely_equal(rows.columns(others), of_delete, of_insert)
             of_delete, of_insert = of_delete[same], of_insert[same]
         gone[of_delete] = gone[of_insert] = True
     several = (many_deletes > 0) & (many_inserts > 0) & (many_deletes + many_inserts > 2)
