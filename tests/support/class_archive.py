@@ -44,9 +44,9 @@ def _java() -> str:
 
 
 def _make(path: Path) -> None:
+    partial = path.with_suffix(".partial")
     with tempfile.TemporaryDirectory() as folder:
-        made = Path(folder, "classes.jsa")
-        command = [sys.executable, "-m", "tests.support.class_archive", str(made), folder]
+        command = [sys.executable, "-m", "tests.support.class_archive", str(partial), folder]
         environment = {**os.environ, ARCHIVE: ""}
         try:
             subprocess.run(
@@ -61,8 +61,6 @@ def _make(path: Path) -> None:
             print(f"no archive of Spark's classes: {error}", file=sys.stderr)
         else:
             # Within one file system a rename is there or not.
-            partial = path.with_suffix(".partial")
-            partial.write_bytes(made.read_bytes())
             partial.rename(path)
 
 
