@@ -11,10 +11,11 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
+from penstock.errors import DataLost
 from penstock.queue.store import connect
 from tests.cli.conftest import Penstock
 from tests.support.waiting import wait_until
@@ -186,3 +187,23 @@ def test_rows_that_are_trimmed_while_following_are_passed_over(
         queue.trim(0, 10)
         _show_new(view, before, {0: 2})
         assert shown == []
+
+
+def test_rows_that_are_gone_without_a_trim_end_the_following(
+    penstock: Penstock, store_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To pass them over would be to look for them for ever."""
+    from penstock.cli.commands import Common, Run
+    from penstock.cli.row_commands import _show_new, _View
+
+    penstock("queue", "create", "q", "--schema", "id int")
+    with connect(store_url) as store:
+        queue = store.queue("q")
+        queue.append([{"id": 1}])
+
+        def gone(*_: object, **__: object) -> NoReturn:
+            raise DataLost("rows [0, 1) are not there", queue="q", partition=0)
+
+        monkeypatch.setattr(queue, "read", gone)
+        with pytest.raises(DataLost):
+            _show_new(_View(Run(Common()), queue, "", False), list(queue.info().partitions), {})

@@ -144,7 +144,10 @@ class _View:
             try:
                 self.show(partition, position, stop)
             except DataLost:
-                stop = min(self._queue.info().partitions[partition].first_index, end)
+                first = self._queue.info().partitions[partition].first_index
+                if first <= position:
+                    raise
+                stop = min(first, end)
                 where = f"rows [{position}, {stop}) of queue {self._queue.name!r}, partition {partition}"
                 self._run.output.note(f"warning: {where}, have been trimmed")
             position = stop
