@@ -12,6 +12,7 @@ import pyarrow as pa
 from penstock.errors import ConsumerInUse, InvalidInput, InvalidPosition, PartitionNotFound
 from penstock.instants import micros_of
 from penstock.queue.maintenance import Maintainer
+from penstock.queue.numbers import check_whole_index, check_whole_partition
 from penstock.store import catalog, consumers, log
 from penstock.store.catalog import QueueRecord
 from penstock.store.consumers import Registration
@@ -138,7 +139,7 @@ class Consumer:
         """
         if type(max_rows) is not int or max_rows < 1:
             raise InvalidInput(f"max_rows is 1 or more, not {max_rows!r}")
-        _check_partition(partition)
+        check_whole_partition(partition)
 
         def work(tx: Transaction) -> tuple[QueueRecord, int, int]:
             registration = consumers.find_registration(tx, self.name, queue)
@@ -173,10 +174,8 @@ class Consumer:
             When ``new`` is before ``old`` or behind the newest row.
         """
 
-        _check_partition(partition)
-        for index in (old, new):
-            if type(index) is not int:
-                raise InvalidPosition(f"a row index is a whole number, not {index!r}")
+        check_whole_partition(partition)
+        check_whole_index(old, new)
 
         def work(tx: Transaction) -> QueueRecord | None:
             registration = consumers.find_registration(tx, self.name, queue, lock=True)
@@ -284,11 +283,6 @@ def _at(registration: Registration, offsets: list[int], partition: int) -> int:
     if not 0 <= partition < len(offsets):
         raise _no_partition(registration, partition)
     return offsets[partition]
-
-
-def _check_partition(partition: int) -> None:
-    if type(partition) is not int:
-        raise InvalidInput(f"a partition is a whole number, not {partition!r}")
 
 
 def _no_partition(registration: Registration, partition: int) -> PartitionNotFound:

@@ -20,6 +20,7 @@ from penstock.queue.growth import grow
 from penstock.queue.info import QueueInfo as QueueInfo
 from penstock.queue.info import queue_info
 from penstock.queue.maintenance import Maintainer, trim_partition, upkeep
+from penstock.queue.numbers import check_whole_index, check_whole_partition
 from penstock.queue.placement import Placement
 from penstock.queue.placement import placement_of as placement_of
 from penstock.queue.retention import Retention
@@ -207,8 +208,7 @@ class Queue:
         self._placed = None
 
     def _check_partition(self, partition: int) -> None:
-        if type(partition) is not int:
-            raise InvalidInput(f"a partition is a whole number, not {partition!r}")
+        check_whole_partition(partition)
         if not 0 <= partition < self.partitions:
             self.refresh()
         if not 0 <= partition < self.partitions:
@@ -250,9 +250,7 @@ class Queue:
         for name, limit in (("max_rows", max_rows), ("max_bytes", max_bytes)):
             if limit is not None and (type(limit) is not int or limit < 1):
                 raise InvalidInput(f"{name} is 1 or more, not {limit!r}")
-        for index in (start, 0 if end is None else end):
-            if type(index) is not int:
-                raise InvalidPosition(f"a row index is a whole number, not {index!r}")
+        check_whole_index(start, 0 if end is None else end)
         there = self._partition(partition)
         if not 0 <= start <= there.next_index or (end is not None and end < start):
             raise InvalidPosition(
