@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
-from pyspark.sql.types import DataType, StructField, StructType
+from pyspark.sql.types import StructField, StructType
 
 from penstock.arrow.types import canonical_schema
 from penstock.changes.contract import ChangeContract
@@ -27,7 +27,7 @@ from penstock.changes.parcels import PLACE, Packing, hashable, places
 from penstock.changes.parcels import SCHEMA as PARCELS
 from penstock.changes.passes import Passes
 from penstock.changes.rows import Layout, Path
-from penstock.changes.schema import layout_of
+from penstock.changes.schema import layout_of, type_at
 from penstock.changes.stage import Guard, Whole, Witnessing
 from penstock.changes.witness.witness import address_of_witness
 from penstock.errors import InvalidChangeOption
@@ -162,7 +162,9 @@ class Plan:
 
     def stateless(self) -> DataFrame:
         """Rows that belong together meet in one task, and pairs that are together already do not go there."""
-        if hashable(canonical_schema(StructType(self._id_fields())).types):
+        ids = [type_at(self.df.schema, path) for path in self.layout.row_id]
+        fields = [StructField(str(number), kind) for number, kind in enumerate(ids)]
+        if hashable(canonical_schema(StructType(fields)).types):
             return self._in_parcels()
         if not self.passes.carryovers:
             return self._run(self._meet(self.df), self._guard(Passes.whole))
@@ -177,15 +179,6 @@ class Plan:
         return self._run(
             packed.repartition(PLACE), Whole(self.layout, self.passes, packed=True), self.df.schema
         )
-
-    def _id_fields(self) -> list[StructField]:
-        found = []
-        for number, path in enumerate(self.layout.row_id):
-            kind: DataType = self.df.schema
-            for place in path:
-                kind = kind.fields[place].dataType  # type: ignore[attr-defined]  # a struct, all the way down
-            found.append(StructField(str(number), kind))
-        return found
 
     def by_watermark(self, delay_ms: int, *, keep_watermark: bool) -> DataFrame:
         """Rows that belong together meet in the state store, and leave it when nothing can join them any more.

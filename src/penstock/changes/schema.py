@@ -54,7 +54,7 @@ def layout_of(schema: StructType, contract: ChangeContract, *, case_sensitive: b
         _check_type(name, schema.fields[place].dataType, _TYPES[name])
     row_id = tuple(finder.path(name) for name in contract.row_id)
     for name, path in zip(contract.row_id, row_id, strict=True):
-        _check_groups(name, finder.type_at(path))
+        _check_groups(name, type_at(schema, path))
     reserved = next((name for name in schema.names if name.lower().startswith(HELPERS)), None)
     if reserved is not None:
         raise _invalid(
@@ -106,6 +106,15 @@ def narrowed(
     return StructType([schema.fields[place] for place in sorted(places)])
 
 
+def type_at(schema: StructType, path: Path) -> DataType:
+    """The type of a column, however deep in structs."""
+    found: DataType = schema
+    for place in path:
+        assert isinstance(found, StructType)
+        found = found.fields[place].dataType
+    return found
+
+
 class _Finder:
     """Columns by name, as the session compares names."""
 
@@ -132,13 +141,6 @@ class _Finder:
             found.append(self._place(struct, part, name))
             struct = struct.fields[found[-1]].dataType
         return tuple(found)
-
-    def type_at(self, path: Path) -> DataType:
-        found: DataType = self._schema
-        for place in path:
-            assert isinstance(found, StructType)
-            found = found.fields[place].dataType
-        return found
 
     def _place(self, struct: StructType, name: str, whole: str) -> int:
         wanted = self._folded(name)

@@ -89,17 +89,15 @@ def check_sequence(rows: ChangeRows) -> None:
     """
     assert rows.layout.sequence is not None
     groups = Groups(both(rows.change, codes_of(rows.columns([rows.layout.sequence]))))
-    for kinds in ((IS_DELETE, IS_PREIMAGE), (IS_INSERT, IS_POSTIMAGE)):
-        mask = np.isin(rows.kinds, kinds)
-        several = groups.counts(mask) > 1
-        if several.any():
-            raise _violation(
-                "UNEXPECTED_MULTIPLE_CHANGES_PER_ROW_VERSION",
-                rows,
-                int(np.argmax(groups.holding(several) & mask)),
-                f"one commit has several changes of this row with one {name_of(rows.table.schema, rows.layout.sequence)}, and "
-                "nothing tells which came first: name a column that tells them apart as the contract's sequence",
-            )
+    place = _one_of_several(rows, groups)
+    if place is not None:
+        raise _violation(
+            "UNEXPECTED_MULTIPLE_CHANGES_PER_ROW_VERSION",
+            rows,
+            place,
+            f"one commit has several changes of this row with one {name_of(rows.table.schema, rows.layout.sequence)}, and "
+            "nothing tells which came first: name a column that tells them apart as the contract's sequence",
+        )
 
 
 def check_single(rows: ChangeRows, *, asks_for_sequence: bool) -> None:
@@ -116,18 +114,25 @@ def check_single(rows: ChangeRows, *, asks_for_sequence: bool) -> None:
         if asks_for_sequence
         else "the contract has to say intermediate_changes=True, and name the column that orders them as its sequence"
     )
+    place = _one_of_several(rows, groups)
+    if place is not None:
+        names = [TYPES[kind] for kind in rows.kinds[groups.of == groups.of[place]]]
+        raise _violation(
+            "UNEXPECTED_MULTIPLE_CHANGES_PER_ROW_VERSION",
+            rows,
+            place,
+            f"one commit has {', '.join(sorted(names))} of this row: {advice}",
+        )
+
+
+def _one_of_several(rows: ChangeRows, groups: Groups) -> int | None:
+    """A row that does to its table's row what another one of its group does too."""
     for kinds in ((IS_DELETE, IS_PREIMAGE), (IS_INSERT, IS_POSTIMAGE)):
         mask = np.isin(rows.kinds, kinds)
         several = groups.counts(mask) > 1
         if several.any():
-            place = int(np.argmax(groups.holding(several) & mask))
-            names = [TYPES[kind] for kind in rows.kinds[groups.of == groups.of[place]]]
-            raise _violation(
-                "UNEXPECTED_MULTIPLE_CHANGES_PER_ROW_VERSION",
-                rows,
-                place,
-                f"one commit has {', '.join(sorted(names))} of this row: {advice}",
-            )
+            return int(np.argmax(groups.holding(several) & mask))
+    return None
 
 
 def check_same_data(rows: ChangeRows, places: Any) -> None:

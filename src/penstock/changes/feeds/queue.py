@@ -112,12 +112,12 @@ class QueueFeed:
         ChangelogContractViolation
             When a row's change type is none, or its row id is NULL: no reader could go past it. Nothing is appended in any case.
         """
-        queue, written = self._writing()
+        queue, written, contract = self._writing()
         full = queue.schema
         table = to_table(rows, written).combine_chunks()
         batch = table.to_batches()[0] if table.num_rows else pa.RecordBatch.from_pylist([], schema=written)
         change_type = batch.column(written.get_field_index(CHANGE_TYPE))
-        _check_changes(table, self._contract(queue.record))
+        _check_changes(table, contract)
         commit = change_rows(
             batch, full, change_type=change_type, version=version, timestamp=micros(timestamp)
         )
@@ -210,15 +210,14 @@ class QueueFeed:
                 oldest=oldest,
             )
 
-    def _writing(self) -> tuple[Queue, pa.Schema]:
-        """The queue, and the columns that a writer gives."""
+    def _writing(self) -> tuple[Queue, pa.Schema, ChangeContract]:
+        """The queue, the columns that a writer gives, and what it has promised."""
         # A commit is small: looking its queue up each time would cost as much as the commit.
-        known: tuple[int, Queue, pa.Schema] | None = self.__dict__.get("_queue")
+        known: tuple[int, Queue, pa.Schema, ChangeContract] | None = self.__dict__.get("_queue")
         if known is None or known[0] != os.getpid():
             queue = open_store(self.store).queue(self.queue)
-            self._contract(queue.record)
             given = pa.schema([queue.schema.field(place) for place in range(len(queue.schema) - 2)])
-            known = os.getpid(), queue, given
+            known = os.getpid(), queue, given, self._contract(queue.record)
             object.__setattr__(self, "_queue", known)
         return known[1:]
 

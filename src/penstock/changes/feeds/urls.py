@@ -10,6 +10,7 @@ from urllib.parse import parse_qsl, quote, unquote, urlencode
 
 from penstock.errors import InvalidUrl
 from penstock.names import did_you_mean
+from penstock.spark.given import boolean
 
 if TYPE_CHECKING:
     from penstock.changes.feeds.changelog import Changelog
@@ -70,10 +71,11 @@ class FeedUrl:
         ------
         InvalidUrl
         """
-        value = (self.one(name) or "false").lower()
-        if value not in ("true", "false"):
-            raise InvalidUrl(f"{name}={value!r} in the URL of a {self.kind} feed: give true or false")
-        return value == "true"
+        value = self.one(name) or "false"
+        try:
+            return boolean(value)
+        except ValueError as error:
+            raise InvalidUrl(f"{name}={value!r} in the URL of a {self.kind} feed: {error}") from None
 
     def prefixed(self, prefix: str) -> dict[str, str]:
         """The parameters whose names begin so, without that beginning."""
