@@ -103,11 +103,24 @@ def test_what_a_slow_attempt_stages_later_goes_with_the_next_commit(pair: Pair) 
     assert pair.store.info().staged_segments == 0
 
 
+def test_what_a_running_query_has_staged_is_not_swept(pair: Pair) -> None:
+    owner = pair.own()
+    pair.commit(pair.batch("app", 0, pair.planned(owner, (0, 0), (1, 0)), ids=None))
+    batch = pair.batch("app", 1, pair.planned(owner, (1, 0), (5, 2)), ids=None)
+    stage(pair.store, batch.sink, "other", 0, 0, [4])
+    assert pair.store.sweep(timedelta(seconds=-1)) == 1, "the other app's"
+    pair.commit(batch)
+    assert len(rows_of(pair.sink)) == 7
+    stage(pair.store, batch.sink, "app", 2, 0, [4])
+    owner.release()
+    assert pair.store.sweep(timedelta(seconds=-1)) == 1, "nobody owns its consumer"
+
+
 def test_a_micro_batch_that_was_swept_in_hand_is_refused_whole(pair: Pair) -> None:
     owner = pair.own()
     batch = pair.batch("app", 0, pair.planned(owner, (0, 0), (5, 2)), ids=None)
     assert pair.store.sweep(timedelta(seconds=-1)) == 1
-    with pytest.raises(CommitRefused, match="staged 1 segments and 0 are left"):
+    with pytest.raises(CommitRefused, match="staged 1 segments for its batch 0 and 0 are left"):
         pair.commit(batch)
     assert (rows_of(pair.sink), pair.offsets(), pair.store.info().commits) == ([], [0, 0], 0)
     pair.commit(pair.batch("app", 0, batch.sources[0], ids=None))

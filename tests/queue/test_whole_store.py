@@ -211,7 +211,7 @@ def test_a_commit_whose_rows_were_swept_is_refused_and_leaves_nothing(store: pen
     queue = store.create_queue("q", SCHEMA)
     _stage(store, queue, "app", 0, "a", 1)
     store.sweep(timedelta(0))
-    with pytest.raises(CommitRefused, match="they were swept; restart the query"):
+    with pytest.raises(CommitRefused, match="they were swept, as too old; nothing of the batch is visible"):
         store.database.run(lambda tx: staging.promote(tx, queue.record, "app", 0, {"a": 1}))
     assert queue.info().rows == 0
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
 import traceback
 from collections.abc import Callable
+
+import pytest
 
 import penstock
 from penstock.store import pool
@@ -98,8 +101,39 @@ def test_what_a_child_appends_stays_when_its_parent_closes_the_store(store: pens
         assert [row["n"] for row in again.queue("q").read(0, 0).to_pylist()] == [0, 1, 2]
 
 
-def test_a_child_has_all_the_connections_that_it_may_have(store: penstock.Store) -> None:
+def test_a_fork_waits_for_the_transactions_of_other_threads(store: penstock.Store) -> None:
+    """SQLite has locks in the process itself: those of a call in hand would be held in the child for ever."""
+    queue = store.create_queue("q", SCHEMA)
+    forked = threading.Event()
+
+    def append() -> None:
+        while not forked.is_set():
+            queue.append([{"n": 1}])
+
+    def child() -> None:
+        signal.alarm(20)
+        # Closing an inherited file would give up the locks that this process takes on it.
+        assert _inherited_files("penstock.db") == []
+        queue.append([{"n": 2}])
+
+    threads = [threading.Thread(target=append) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(15):
+            _in_a_fork(child)
+    finally:
+        forked.set()
+        for thread in threads:
+            thread.join()
+    assert queue.read(0, 0)["n"].to_pylist().count(2) == 15
+
+
+def test_a_child_has_all_the_connections_that_it_may_have(
+    store: penstock.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Though its parent's threads have all of theirs in use, and will never give them back in the child."""
+    monkeypatch.setattr(pool, "FORK_SECONDS", 0.2)
     queue = store.create_queue("q", SCHEMA)
     inside, done = threading.Barrier(pool.SIZE + 1), threading.Event()
 
@@ -142,6 +176,14 @@ def test_a_child_has_an_upkeep_of_its_own(store: penstock.Store) -> None:
 
     _in_a_fork(child)
     assert queue.read(0, 0).num_rows == 200
+
+
+def _inherited_files(name: str) -> list[str]:
+    found = []
+    for number in os.listdir("/proc/self/fd") if os.path.exists("/proc/self/fd") else ():
+        with contextlib.suppress(FileNotFoundError):
+            found.append(os.path.basename(os.readlink(f"/proc/self/fd/{number}")))
+    return [each for each in found if each == name or each == f"{name}-wal"]
 
 
 def _url(store: penstock.Store) -> str:

@@ -14,6 +14,7 @@ from penstock.store import catalog, forks, merge, staging
 from penstock.store.catalog import QueueRecord
 from penstock.store.consumers import owner_name
 from penstock.store.database import Database, Transaction
+from penstock.store.forks import Forkable
 from penstock.store.log import MERGE_FAN_IN
 from penstock.store.trim import retention_bound, trim
 
@@ -26,7 +27,7 @@ STAGING_AGE = timedelta(days=1)
 _Key = tuple[int, int | None]
 
 
-class Maintainer:
+class Maintainer(Forkable):
     """Does a store's upkeep in a thread of its own, so that no append waits for it.
 
     The thread lives while there is something to do, and the program does not end before it.
@@ -113,7 +114,7 @@ class Maintainer:
         now = time.monotonic()
         if now >= self._sweep_due:
             self._sweep_due = now + SWEEP_SECONDS
-            sweep_staging(self._database, STAGING_AGE)
+            sweep_staging(self._database, self._store_uuid, STAGING_AGE)
 
     def _next(self) -> tuple[QueueRecord, int | None] | None:
         with self._wake:
@@ -131,9 +132,6 @@ class Maintainer:
         """Nothing is lost by upkeep that is not done, and a store that is away would hold each of them up."""
         with self._wake:
             self._pending.clear()
-
-    def before_fork(self) -> None:
-        """The thread stays with the parent."""
 
     def after_fork_in_child(self) -> None:
         self._reset()
@@ -171,8 +169,8 @@ def trim_partition(
     return database.run(work, idempotent=True)
 
 
-def sweep_staging(database: Database, older_than: timedelta) -> int:
-    return staging.sweep(database, older_than=older_than // timedelta(microseconds=1))
+def sweep_staging(database: Database, store_uuid: str, older_than: timedelta) -> int:
+    return staging.sweep(database, store_uuid, older_than=older_than // timedelta(microseconds=1))
 
 
 def liveness(tx: Transaction, store_uuid: str, queue: QueueRecord) -> Callable[[str], bool]:

@@ -246,12 +246,13 @@ class Store:
     def sweep(self, older_than: timedelta = STAGING_AGE) -> int:
         """Drop what dead tasks have staged longer ago; the number of segments that went.
 
-        What is older than a day is also swept beside other upkeep, about once an hour.
-        A live micro-batch that loses its staging this way is refused at its commit and repeated: nothing is lost.
+        What is older than a day is also swept beside other upkeep, at most once an hour. What a running query has staged
+        stays where the query owns a consumer of this store. Another one that loses its staging is refused at its commit, with
+        nothing visible: a query repeats the micro-batch, a batch write has to be run again.
         """
         if not isinstance(older_than, timedelta):
             raise InvalidInput(f"older_than is a timedelta, not {older_than!r}")
-        return sweep_staging(self._database, older_than)
+        return sweep_staging(self._database, self.uuid, older_than)
 
     def info(self) -> StoreInfo:
         """What the store holds."""

@@ -7,7 +7,7 @@ import random
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from typing import Any, TypeVar
 
 from penstock.errors import CommitOutcomeUnknown, PenstockError, StoreError, StoreUnavailable
@@ -48,6 +48,9 @@ class Transaction(ABC):
     @abstractmethod
     def many(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
         """Execute a statement once for each mapping."""
+
+    def close(self) -> None:  # noqa: B027 - most have nothing
+        """Give up what is held of the connection beside the transaction itself, which its owner ends."""
 
     @abstractmethod
     def execute(self, text: str) -> None:
@@ -158,8 +161,8 @@ class Database(ABC):
         with self._pool.lease() as lease:
             connection = lease.connection
             try:
-                with self._translating():
-                    yield self._begin(connection, write=write)
+                with self._translating(), closing(self._begin(connection, write=write)) as transaction:
+                    yield transaction
             except BaseException as error:
                 undone = self._undone(connection)
                 # After an error of the database's, or an interrupt, nobody knows what the connection is up to.

@@ -13,12 +13,13 @@ from typing import Any
 
 from penstock.errors import StoreReadOnly
 from penstock.store import forks
+from penstock.store.forks import Forkable
 
 # Another process that looks whether a file lock is free holds it for an instant.
 _TRIES, _PAUSE = 5, 0.01
 
 
-class OwnerLock(ABC):
+class OwnerLock(Forkable, ABC):
     """A lock with one holder among all processes that use the store; the holder's death releases it."""
 
     def __init__(self) -> None:
@@ -35,9 +36,6 @@ class OwnerLock(ABC):
     @abstractmethod
     def held_elsewhere(self) -> bool:
         """Whether somebody else holds the lock."""
-
-    def before_fork(self) -> None:  # noqa: B027 - the lock stays with the parent
-        """Nothing."""
 
     @abstractmethod
     def after_fork_in_child(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,8 +12,11 @@ from typing import Any
 
 from penstock.errors import StoreError
 from penstock.store import forks
+from penstock.store.forks import Forkable
 
 SIZE = 16
+FORK_SECONDS = 5.0
+"""How long a fork waits for transactions of other threads."""
 
 _inherited: list[list[Any]] = []
 
@@ -26,7 +30,7 @@ class Lease:
     """Whether the connection may be used again."""
 
 
-class Pool:
+class Pool(Forkable):
     """Connections that are made when they are needed and kept for the next transaction.
 
     Parameters
@@ -51,6 +55,7 @@ class Pool:
         self._finalizer = weakref.finalize(self, _close_all, self._idle)
         self._guard = threading.Lock()
         self._slots = threading.BoundedSemaphore(SIZE)
+        self._halted = 0
 
     @contextmanager
     def lease(self) -> Iterator[Lease]:
@@ -99,10 +104,20 @@ class Pool:
         """Close the idle connections; those in use are closed when they come back."""
         with self._guard:
             self._closed = True
-        self._drain()
+        with self._slots:
+            self._drain()
 
     def before_fork(self) -> None:
+        """Wait until no connection is in use, but not for one that does not come back: it may be the forking thread's own."""
+        deadline = time.monotonic() + FORK_SECONDS
+        while self._halted < SIZE and self._slots.acquire(timeout=max(0.0, deadline - time.monotonic())):
+            self._halted += 1
         self._drain()
+
+    def after_fork_in_parent(self) -> None:
+        halted, self._halted = self._halted, 0
+        for _ in range(halted):
+            self._slots.release()
 
     def after_fork_in_child(self) -> None:
         # What a thread has given back since is the parent's, and neither closed nor collected here.

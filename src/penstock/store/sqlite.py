@@ -7,7 +7,7 @@ import sqlite3
 import time
 from collections import namedtuple
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -67,16 +67,16 @@ class SqliteTransaction(Transaction):
 
     def page(self, *, max_bytes: int, **parameters: Any) -> list[Any]:
         # Row by row: SQLite fetches a payload when it is asked for, and an order by bytes would copy them all.
-        cursor = self._opened().execute(self._statements["read_page"], parameters)
-        make = _row_type(tuple(column[0] for column in cursor.description))._make
-        rows: list[Any] = []
-        size = 0
-        for values in cursor:
-            rows.append(make(values))
-            size += rows[-1].bytes
-            if size >= max_bytes:
-                break
-        cursor.close()
+        with closing(self._opened()) as cursor:
+            cursor.execute(self._statements["read_page"], parameters)
+            make = _row_type(tuple(column[0] for column in cursor.description))._make
+            rows: list[Any] = []
+            size = 0
+            for values in cursor:
+                rows.append(make(values))
+                size += rows[-1].bytes
+                if size >= max_bytes:
+                    break
         return rows
 
     def many(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -84,6 +84,10 @@ class SqliteTransaction(Transaction):
 
     def execute(self, text: str) -> None:
         self._cursor.execute(text)
+
+    def close(self) -> None:
+        # With a cursor that is still there SQLite keeps a closed connection open, and its file locks.
+        self._cursor.close()
 
     def now(self) -> int:
         return time.time_ns() // 1000

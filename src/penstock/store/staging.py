@@ -8,6 +8,7 @@ from typing import Any
 
 from penstock.errors import CommitRefused
 from penstock.store.catalog import QueueRecord, require_unchanged
+from penstock.store.consumers import list_registrations
 from penstock.store.database import Database, Transaction
 from penstock.store.log import Appended, Segment, allocate_payloads, place, publish, store_payloads
 
@@ -76,8 +77,9 @@ def promote(
     rows = [row for row in staged if row.batch_id == batch_id and row.attempt in attempts]
     if len(rows) != sum(attempts.values()):
         raise CommitRefused(
-            f"micro-batch {batch_id} staged {sum(attempts.values())} segments and {len(rows)} are left: "
-            "they were swept; restart the query, it repeats the micro-batch",
+            f"{app_id!r} staged {sum(attempts.values())} segments for its batch {batch_id} and {len(rows)} are left: they were "
+            "swept, as too old; nothing of the batch is visible. Restart the query, it repeats the micro-batch; a batch "
+            "write is to be run again",
             batch_id=batch_id,
         )
     kept = {row.payload_id for row in rows}
@@ -107,17 +109,30 @@ def _delete_payloads(tx: Transaction, payload_ids: Sequence[int]) -> None:
     tx.many("delete_payload", [{"payload_id": payload_id} for payload_id in sorted(payload_ids)])
 
 
-def sweep(database: Database, *, older_than: int) -> int:
-    """Drop what was staged more than ``older_than`` microseconds ago; the number of segments that went.
+def sweep(database: Database, store_uuid: str, *, older_than: int) -> int:
+    """Drop what was staged more than ``older_than`` microseconds ago, but not that of running queries; the number of segments
+    that went.
 
-    A micro-batch that is still in hand and loses its staging this way is refused when it commits, and repeated.
+    A query is known to run by the consumer that it owns. Without one its micro-batch in hand loses its staging to a sweep,
+    is refused when it commits, and repeated.
     """
 
     def work(tx: Transaction) -> int:
         # A database's integers end where those of a timedelta go on.
         before = min(max(tx.now() - older_than, 0), 2**62)
-        staged = tx.all("delete_staged_before", created_at=before)
-        _delete_payloads(tx, [row.payload_id for row in staged])
-        return len(staged)
+        old = {row.app_id for row in tx.all("staged_apps") if row.oldest < before}
+        dead = sorted(old - _running(tx, store_uuid)) if old else ()
+        gone = [row for app in dead for row in tx.all("delete_staged_before", app_id=app, created_at=before)]
+        _delete_payloads(tx, [row.payload_id for row in gone])
+        return len(gone)
 
     return database.run(work, idempotent=True)
+
+
+def _running(tx: Transaction, store_uuid: str) -> set[str]:
+    """The apps that own a consumer now."""
+    return {
+        each.app_id
+        for each in list_registrations(tx)
+        if each.app_id is not None and tx.owner_alive(each.lock_name(store_uuid))
+    }

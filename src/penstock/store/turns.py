@@ -12,9 +12,10 @@ import os
 import threading
 
 from penstock.store import forks
+from penstock.store.forks import Forkable
 
 
-class Turn:
+class Turn(Forkable):
     """One connection's place in the line of writers.
 
     Parameters
@@ -27,9 +28,6 @@ class Turn:
         self._path = path
         self._file: int | None = None
         forks.watch(self)
-
-    def before_fork(self) -> None:
-        """Whose turn it is does not change."""
 
     def after_fork_in_child(self) -> None:
         # Left open here, it would keep the turn of a parent that dies.

@@ -201,11 +201,11 @@ where app_id = :app_id and batch_id = :batch_id and attempt = :attempt and ordin
 returning payload_id;
 
 -- name: delete_staged_before
-delete from penstock.staged where created_at < :created_at
+delete from penstock.staged where app_id = :app_id and created_at < :created_at
 returning payload_id;
 
 -- name: staged_apps
-select app_id, max(created_at) as newest, count(*) as segments, cast(sum(bytes) as bigint) as bytes
+select app_id, min(created_at) as oldest, count(*) as segments, cast(sum(bytes) as bigint) as bytes
 from penstock.staged group by app_id;
 
 -- consumers
