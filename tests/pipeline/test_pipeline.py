@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
@@ -61,6 +64,54 @@ def test_a_running_query_owns_its_consumer_until_it_is_stopped(
     assert query.stop()
     assert store.consumer("c").lag("in").rows == 0
     assert store.consumer("c").seek("in", to="earliest") == {0: 0, 1: 0}
+
+
+def test_rows_that_are_safe_are_trimmed_without_anybody_asking(
+    spark: SparkSession, store: ps.Store, store_url: str, tmp_path: Path
+) -> None:
+    """Also while nobody appends any more."""
+    prepare(store)
+    queue = store.queue("in")
+    queue.set_retention(ps.Retention(rows=0))
+    store.consumer("c").register("in", vital=True)
+    query = even(spark, store_url).start(checkpoint=tmp_path / "c")
+    query.processAllAvailable()
+    wait_until(lambda: queue.info().rows == 0, 30, "the rows are trimmed")
+    store.queue("in").set_retention(ps.Retention())
+    fill(queue, [100, 101])
+    query.processAllAvailable()
+    assert queue.info().rows == 2
+    queue.set_retention(ps.Retention(rows=0))
+    assert query.stop()
+    assert queue.info().rows == 0, "a query that ends sees to it before it does"
+    assert len(ids_in(store.queue("out"))) == 16
+
+
+@one_store
+def test_a_micro_batch_that_takes_too_long_is_broken_off_and_repeated(
+    spark: SparkSession, store: ps.Store, store_url: str, tmp_path: Path
+) -> None:
+    prepare(store)
+    begun, may_end = tmp_path / "begun", tmp_path / "may end"
+
+    def slowly(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            begun.touch()
+            while not may_end.exists():
+                time.sleep(0.02)
+            yield batch
+
+    source = ps.stream(spark, ps.QueueSource("in", consumer="c", url=store_url))
+    slow = source.transform(lambda df: df.mapInArrow(slowly, df.schema))
+    pipeline = slow.write(ps.QueueSink("out", url=store_url))
+    query = pipeline.start(checkpoint=tmp_path / "c")
+    wait_until(begun.exists, 60, "the micro-batch is in hand")
+    assert query.stop(timeout=0.5) is False
+    assert not query.isActive
+    may_end.touch()
+    assert ids_in(store.queue("out")) == []
+    pipeline.start(checkpoint=tmp_path / "c", trigger=ps.Trigger.available_now()).awaitTermination()
+    assert sorted(ids_in(store.queue("out"))) == list(range(30))
 
 
 @one_store

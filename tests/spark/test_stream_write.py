@@ -16,6 +16,8 @@ import penstock
 from penstock import Store
 from penstock.errors import CommitRefused
 from penstock.spark.options import SinkOptions
+from penstock.spark.schemas import to_struct
+from penstock.spark.source import PenstockDataSource
 from penstock.spark.stream_writer import QueueStreamWriter
 from penstock.store import staging
 from penstock.store.log import to_segments
@@ -259,10 +261,37 @@ def test_idempotent_is_for_stateless_queries(
     spark: SparkSession, store: Store, store_url: str, tmp_path: Path
 ) -> None:
     fill(make_queue(store), [1, 1, 2])
-    make_queue(store, "out")
+    out = make_queue(store, "out")
     frame = stream(spark, store_url).dropDuplicates(["id"])
     said = refusal(lambda: run(frame, store_url, "out", tmp_path / "ck", guarantee="idempotent"))
     assert "use guarantee=exactly_once" in said
+    assert ids_in(out) == [], "tasks that write for themselves know it too"
+
+
+@one_store
+def test_a_checkpoint_that_the_sink_cannot_reach_is_refused_before_anything_runs(
+    spark: SparkSession, store: Store, store_url: str, tmp_path: Path
+) -> None:
+    fill(make_queue(store), [1])
+    out = make_queue(store, "out")
+    away = "ftp://reader:s3cret@127.0.0.1:1/ck"
+    with pytest.raises(CommitRefused, match=r"cannot be re(ached|ad)") as caught:
+        stream_writer(SinkOptions(store_url, "out", checkpoint=away))
+    assert "s3cret" not in str(caught.value)
+    pipeline = penstock.stream(spark, stream(spark, store_url)).write(
+        penstock.QueueSink("out", url=store_url)
+    )
+    with pytest.raises(CommitRefused) as caught:
+        pipeline.start(checkpoint=away)
+    assert "s3cret" not in str(caught.value)
+    run(stream(spark, store_url), store_url, "out", tmp_path / "ck", guarantee="at_least_once")
+    assert ids_in(out) == [1]
+
+
+def stream_writer(options: SinkOptions) -> object:
+    """What Spark asks for when it plans a micro-batch."""
+    given = {"url": options.url, "queue": options.queue, "checkpointlocation": str(options.checkpoint)}
+    return PenstockDataSource(given).streamWriter(to_struct(SCHEMA), overwrite=False)
 
 
 @one_store

@@ -188,6 +188,7 @@ class Query:
                 for offset in offsets:
                     if (offset.queue, offset.consumer) == (source.queue, source.consumer):
                         level(store.database, store.uuid, offset)
+                store.tend(store.queue(source.queue).record, ())
 
     def _levelling(self) -> AbstractContextManager[None]:
         return self._warning(

@@ -158,11 +158,7 @@ class Pipeline:
     def _check(self, frame: DataFrame, location: str) -> None:
         if self.guarantee == "at_least_once":
             return
-        if not Checkpoint(location).is_readable():
-            raise CommitRefused(
-                f"guarantee={self.guarantee} reads the checkpoint's offset log, and {location!r} cannot be reached from "
-                "this Python: check the address and the credentials, or use guarantee=at_least_once"
-            )
+        Checkpoint(location).require_readable(self.guarantee)
         culprit = None if self.guarantee == "exactly_once" else repeatable(frame)
         if culprit is not None:
             raise CommitRefused(

@@ -34,13 +34,22 @@ class Checkpoint:
             self._query_id = str(json.loads(self._read("metadata"))["id"])
         return self._query_id
 
-    def is_readable(self) -> bool:
-        """Whether the checkpoint's files can be reached from here."""
+    def require_readable(self, guarantee: str) -> None:
+        """Refuse a checkpoint whose files cannot be reached from here.
+
+        Raises
+        ------
+        CommitRefused
+        """
         try:
             self.files.get_file_info(self._path("metadata"))
-        except Exception:
-            return False
-        return True
+        except Exception as error:
+            where = redact(self.location)
+            raise CommitRefused(
+                f"guarantee={guarantee} reads the checkpoint's offset log, and {where!r} cannot be reached from this Python "
+                f"({_cause(error, self.location)}): check the address and the credentials, or use guarantee=at_least_once",
+                checkpoint=where,
+            ) from error
 
     def offsets(self, batch_id: int) -> list[Any]:
         """The sources' offsets of a micro-batch; empty before the first one.

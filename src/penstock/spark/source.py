@@ -21,6 +21,7 @@ from penstock.queue.opened import open_store
 from penstock.spark.batch_reader import FilteringQueueReader, QueueReader
 from penstock.spark.batch_writer import QueueWriter
 from penstock.spark.boundary import plain_errors
+from penstock.spark.checkpoint import Checkpoint
 from penstock.spark.options import (
     ANY_SOURCE,
     BATCH_SINK,
@@ -96,6 +97,9 @@ class PenstockDataSource(DataSource):
                 "a queue is append-only: use outputMode('append'); complete mode rewrites all rows"
             )
         options = sink_options(self._given(STREAM_SINK), streaming=True)
+        if options.guarantee != "at_least_once" and options.checkpoint is not None:
+            # Before the first row is read, not when it is to be committed.
+            Checkpoint(options.checkpoint).require_readable(options.guarantee)
         return QueueStreamWriter(options, self._sink(options, schema))
 
     def _queue(self, options: SourceOptions | SinkOptions) -> QueueRecord:

@@ -42,6 +42,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._scan = Scan(options.url, queue, schema, options.fail_on_data_loss)
         self._owner: Owner | None = None
         self._cap: tuple[int, ...] | None = None
+        self._tended: tuple[int, ...] | None = None
         self._sizes = BatchSizeWatch(options)
 
     # The calls of one run, in Spark's order (4.2 and 4.3).
@@ -71,6 +72,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             began.require(self._store().uuid, queue.name, None, queue.generation)
         else:
             queue, there, draining = owner.observe(began)
+            self._tend(queue, began)
         if draining:
             return start
         if self._options.fail_on_data_loss:
@@ -106,6 +108,12 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Give up the hold on the consumer; Spark does not reliably call it, and the process's end does the same."""
         if self._owner is not None:
             self._owner.release()
+
+    def _tend(self, queue: QueueRecord, logged: QueueOffset) -> None:
+        """What a micro-batch has made safe, a retention may let go."""
+        if logged.end != self._tended:
+            self._tended = logged.end
+            self._store().tend(queue, ())
 
     def _store(self) -> Store:
         return open_store(self._options.url)

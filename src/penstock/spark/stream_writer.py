@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -22,6 +23,8 @@ from penstock.store.catalog import QueueRecord
 from penstock.store.ledger import LedgerKey
 from penstock.store.log import Appended
 
+log = logging.getLogger("penstock.spark")
+
 
 @plain_errors
 class QueueStreamWriter(DataSourceStreamArrowWriter):
@@ -40,10 +43,26 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
             wrote = writer.stage(app_id, stream.batch_id, iterator)
         elif self._options.guarantee == "idempotent":
             key = LedgerKey(sink_name(self._queue), app_id, stream.batch_id, writer.task)
-            wrote = writer.append_once(key, stream.query_id, iterator)
+            wrote = writer.append_once(key, stream.query_id, self._stateless(stream, iterator))
         else:
             wrote = writer.append(iterator)
         return replace(wrote, stream=stream)
+
+    def _stateless(self, stream: StreamTask, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The rows of a task; where they have a state behind them, an error after the last one.
+
+        A task of an idempotent write appends for all to see: a refusal at the commit would come too late.
+        """
+        yield from batches
+        location = stream.location(self._options)
+        try:
+            stateful = location is not None and Checkpoint(location).stateful()
+        except Exception as error:
+            # Only the driver must be able to read it, and says so if it is not.
+            log.debug("no look at the checkpoint from here: %s", error)
+        else:
+            if stateful:
+                raise _stateful()
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
         """Commit a micro-batch, on the driver."""
@@ -69,10 +88,7 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
         exactly = self._options.guarantee == "exactly_once"
         stateful = checkpoint.stateful()
         if stateful and not exactly:
-            raise CommitRefused(
-                "guarantee=idempotent is for stateless queries: a repeated micro-batch of a stateful one may be cut into "
-                "other tasks; use guarantee=exactly_once"
-            )
+            raise _stateful()
         now = checkpoint.offsets(batch_id)
         query_id = checkpoint.query_id()
         return BatchCommit(
@@ -107,18 +123,22 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
             )
 
     def _location(self, wrote: Sequence[Wrote]) -> str:
-        """Where the checkpoint is: Spark does not say, when the session's setting stands for the option."""
-        if self._options.checkpoint is not None:
-            return self._options.checkpoint
-        roots = (message.stream.checkpoint_root for message in wrote if message.stream is not None)
-        root = next((root for root in roots if root is not None), None)
-        if root is None or self._options.query_name is None:
+        known = (message.stream.location(self._options) for message in wrote if message.stream is not None)
+        location = next((each for each in known if each is not None), None)
+        if location is None:
             raise CommitRefused(
                 f"guarantee={self._options.guarantee} needs to know the checkpoint: give it as the option "
                 "checkpointLocation, or name the query when the session's spark.sql.streaming.checkpointLocation is used "
                 "(a query without a name would get another one at each start)"
             )
-        return f"{root.rstrip('/')}/{self._options.query_name}"
+        return location
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
         """Nothing: it is also called when a commit failed after its transaction, and an error here would hide that one."""
+
+
+def _stateful() -> CommitRefused:
+    return CommitRefused(
+        "guarantee=idempotent is for stateless queries: a repeated micro-batch of a stateful one may be cut into other "
+        "tasks; use guarantee=exactly_once"
+    )

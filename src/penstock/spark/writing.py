@@ -11,6 +11,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 
 from penstock.arrow.rows import conform_batch
 from penstock.queue.placement import Placement
+from penstock.spark.options import SinkOptions
 from penstock.store.catalog import QueueRecord
 from penstock.store.cutting import SEGMENT_RAW_BYTES, Segment, to_segments
 
@@ -38,6 +39,12 @@ class StreamTask:
             int(str(context.getLocalProperty("streaming.sql.batchId"))),
             context.getLocalProperty("spark.sql.streaming.checkpointLocation"),
         )
+
+    def location(self, options: SinkOptions) -> str | None:
+        """Where the checkpoint is: Spark does not say, when the session's setting stands for the option."""
+        if options.checkpoint is not None or self.checkpoint_root is None or options.query_name is None:
+            return options.checkpoint
+        return f"{self.checkpoint_root.rstrip('/')}/{options.query_name}"
 
 
 @dataclass(frozen=True)
