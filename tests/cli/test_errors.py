@@ -132,6 +132,13 @@ def test_no_password_is_shown_of_a_server_that_does_not_answer(monkeypatch: pyte
         assert "hunter22" not in found.err
 
 
+def test_a_server_that_does_not_answer_is_one_line_however_often_it_is_tried() -> None:
+    """On a terminal each try is told."""
+    for extra in ([], ["--json"]):
+        found = run_penstock("queue", "list", "--url", "postgresql://app@127.0.0.1:1/shop", *extra, code=1)
+        assert len(found.err.splitlines()) == 1, found.err
+
+
 def test_passwords_are_struck_from_any_text() -> None:
     secrets = secrets_of("postgresql://app:p%40ss%2Fword@host/shop?sslpassword=tls-secret")
     text = redact("p@ss/word and p%40ss%2Fword and tls-secret and postgres://u:x@h/d?password=y&a=b", secrets)
@@ -193,8 +200,8 @@ def test_the_demonstration_gets_its_own_words(monkeypatch: pytest.MonkeyPatch) -
 
     demo = Demo()
     monkeypatch.setattr("penstock.cli.demo_command.import_module", lambda name: demo)
-    run_penstock("--url", "sqlite:///x.db", "demo", "--until", "7", "--help", code=3)
-    assert demo.seen == ["--until", "7", "--help", "--url", "sqlite:///x.db"]
+    run_penstock("--url", "sqlite:///x.db", "--json", "demo", "--until", "7", "--help", code=3)
+    assert demo.seen == ["--until", "7", "--help", "--url", "sqlite:///x.db", "--json"]
 
 
 def test_without_its_extra_the_command_line_says_so(

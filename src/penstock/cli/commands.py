@@ -157,7 +157,7 @@ def _with_common_options(function: Command) -> Command:
 
 
 class _log_as_notes(logging.Handler):  # noqa: N801 - used as a context manager, like a function
-    """Shows warnings of the library, such as a store that is tried again, the way the command shows everything."""
+    """Shows warnings of the library the way the command shows everything; that a store is tried again, to people alone."""
 
     def __init__(self, output: Output) -> None:
         super().__init__(logging.WARNING)
@@ -165,6 +165,8 @@ class _log_as_notes(logging.Handler):  # noqa: N801 - used as a context manager,
         self._logger = logging.getLogger("penstock")
 
     def emit(self, record: logging.LogRecord) -> None:
+        if getattr(record, "action", None) == "store_retry" and not sys.stderr.isatty():
+            return
         self._output.note(f"{record.levelname.lower()}: {record.getMessage()}")
 
     def __enter__(self) -> None:

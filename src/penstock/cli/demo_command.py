@@ -28,6 +28,8 @@ def demo(context: typer.Context) -> None:
     words = list(context.args)
     if common.url is not None and "--url" not in words:
         words += ["--url", common.url]
+    if common.json and "--json" not in words:
+        words.append("--json")
     run = Run(common)
     guard(run.output, run.debug, lambda: _run_demo(words))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from pathlib import Path
 
@@ -17,14 +18,20 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--url", help="the store; a SQLite file in the folder by default")
     parser.add_argument("--until", type=int, help="the last simulated hour; the whole year by default")
+    parser.add_argument("--json", action="store_true", help="the result as JSON, and what happens on stderr")
     given = parser.parse_args(arguments)
     try:
+        from rich.console import Console
+
         from penstock.demo.run import run
 
-        return 0 if run(given.folder, url=given.url, until=given.until).holds else 1
+        result = run(given.folder, url=given.url, until=given.until, console=Console(stderr=given.json))
     except PenstockError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    if given.json:
+        print(json.dumps(result.to_dict()))
+    return 0 if result.holds else 1
 
 
 if __name__ == "__main__":

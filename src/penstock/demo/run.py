@@ -8,11 +8,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from itertools import islice
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -34,13 +35,27 @@ class DemoResult:
     proofs: list[Proof]
     count: Count
     seconds: float
-    """From the first commit to the last row."""
+    """From the start of the first job, before the first commit, to the last row."""
     kills: int
     plot: Path
 
     @property
     def holds(self) -> bool:
         return all(proof.holds for proof in self.proofs) and self.kills == 1
+
+    def to_dict(self) -> dict[str, Any]:
+        """The result as JSON has it."""
+        return {
+            "holds": self.holds,
+            "queues": [asdict(proof) for proof in self.proofs],
+            "rows": self.count.rows,
+            "carryovers": self.count.carryovers,
+            "updates": self.count.updates,
+            "last_day": self.count.day,
+            "seconds": round(self.seconds, 3),
+            "kills": self.kills,
+            "plot": str(self.plot),
+        }
 
 
 def run(
@@ -70,19 +85,20 @@ def run(
     folder.mkdir(parents=True, exist_ok=True)
     where = url or f"sqlite:///{folder.resolve()}/penstock.db"
     with ps.connect(where) as store:
-        year = flights()
-        facts = summary(year, until=until)
         started = time.perf_counter()
-        out.print("Writing a year of flights as a change feed, one commit for each simulated hour …")
-        with ThreadPoolExecutor(1) as beside:
-            feed, changes = create(store, where), commits(year, until=until)
-            appending = _write(feed, islice(changes, facts.commits // 2))
-            # The first job runs while the other half is written, and is killed in the middle of what it found.
-            first = beside.submit(_killed_job, store, where, checkpoints, facts, out)
-            appending += _write(feed, changes)
+        feed = create(store, where)
+        out.print("Streaming exactly once to the departures board and through a stateful aggregate …")
+        with ThreadPoolExecutor(1) as beside, _job(where, checkpoints, "follow") as first:
+            year = flights()
+            facts = summary(year, until=until)
+            killing = beside.submit(_kill_in_the_middle, first, store, facts, out)
+            out.print("Writing a year of flights as a change feed, one commit for each simulated hour …")
+            appending = _write(feed, commits(year, until=until))
             out.print(f"  {facts.rows:,} change rows in {facts.commits:,} commits, {appending:.1f} s")
-            kills = first.result()
-        _last_job(where, checkpoints)
+            kills = killing.result()
+        with _job(where, checkpoints, "finish") as last:
+            if last.wait(JOB_SECONDS):
+                raise _failed(last, checkpoints)
         seconds = time.perf_counter() - started
         proofs, count = prove(store, year)
         picture = folder / "delays.png"
@@ -102,41 +118,47 @@ def _write(feed: ps.QueueFeed, changes: Iterable[Commit]) -> float:
     return time.perf_counter() - started
 
 
-def _killed_job(store: ps.Store, url: str, checkpoints: Path, feed: Summary, out: Console) -> int:
-    """Run the job until a quarter of all changes is on the board; how often it was killed."""
-    out.print("Streaming it exactly once to the departures board and through a stateful aggregate …")
-    job = _job(url, checkpoints)
+def _kill_in_the_middle(job: subprocess.Popen[bytes], store: ps.Store, feed: Summary, out: Console) -> int:
+    """Let the job run until a quarter of all changes is on the board; how often it was killed."""
     rows = sum(feed.changed.values())
     _wait_for(store, job, rows // 4)
-    killed = job.poll() is None
-    if killed:
-        os.killpg(job.pid, signal.SIGKILL)
-        done = store.queue(BOARD).info().rows
-        out.print(
-            f"  killed it (SIGKILL, driver and JVM) with {done:,} of {rows:,} changes on the board; starting it again …"
-        )
-    job.wait()
-    return int(killed)
+    if job.poll() is not None:
+        return 0
+    _kill(job)
+    done = store.queue(BOARD).info().rows
+    out.print(
+        f"  killed it (SIGKILL, driver and JVM) with {done:,} of {rows:,} changes on the board; starting it again …"
+    )
+    return 1
 
 
-def _last_job(url: str, checkpoints: Path) -> None:
-    job = _job(url, checkpoints)
-    if job.wait(JOB_SECONDS):
-        raise QueryFailed(
-            f"the streaming job ended with exit code {job.returncode}: see {checkpoints.parent}/job.log"
-        )
-
-
-def _job(url: str, checkpoints: Path) -> subprocess.Popen[bytes]:
-    """The job in a process group of its own, together with its JVM and workers."""
+@contextmanager
+def _job(url: str, checkpoints: Path, how: str) -> Iterator[subprocess.Popen[bytes]]:
+    """The job in a process group of its own, together with its JVM and workers; it does not outlive the block."""
     checkpoints.mkdir(parents=True, exist_ok=True)
     with (checkpoints.parent / "job.log").open("ab") as log:
-        return subprocess.Popen(
-            [sys.executable, "-m", "penstock.demo.job", url, str(checkpoints)],
+        job = subprocess.Popen(
+            [sys.executable, "-m", "penstock.demo.job", url, str(checkpoints), how],
             stdout=log,
             stderr=log,
             start_new_session=True,
         )
+    try:
+        yield job
+    finally:
+        if job.poll() is None:
+            _kill(job)
+
+
+def _kill(job: subprocess.Popen[bytes]) -> None:
+    os.killpg(job.pid, signal.SIGKILL)
+    job.wait()
+
+
+def _failed(job: subprocess.Popen[bytes], checkpoints: Path) -> QueryFailed:
+    return QueryFailed(
+        f"the streaming job ended with exit code {job.returncode}: see {checkpoints.parent}/job.log"
+    )
 
 
 def _wait_for(store: ps.Store, job: subprocess.Popen[bytes], rows: int) -> None:
@@ -156,8 +178,8 @@ def _conclude(result: DemoResult, out: Console) -> None:
     day = ", ".join(f"{number:,} {kind}" for kind, number in sorted(count.day.items()))
     out.print(f"Net changes of the last {HOURS} hours, as a batch: {day}.")
     out.print(
-        f"All of it took {result.seconds:.1f} s, two queries, two Spark starts and {result.kills} kill included. "
-        f"Plot: {result.plot}"
+        f"All of it took {result.seconds:.1f} s ({count.rows / result.seconds:,.0f} change rows a second), two queries, two Spark "
+        f"starts and {result.kills} kill included. Plot: {result.plot}"
     )
     verdict = "Every row arrived exactly once." if result.holds else "NOT every row arrived exactly once."
     out.print(verdict, style="bold green" if result.holds else "bold red")

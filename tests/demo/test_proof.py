@@ -1,0 +1,72 @@
+"""The demo's proof notices a row that is lost, repeated or wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+import penstock as ps
+from penstock.demo.feed import commits
+from penstock.demo.flights import flights
+from penstock.demo.proof import Proof, _expected_board, _expected_day, _expected_delays, prove
+from penstock.demo.show import plot
+from penstock.demo.tables import BOARD, DAY, DELAYS, FLIGHTS, contents, create
+
+UNTIL = 60
+
+
+@pytest.fixture(scope="module")
+def year() -> pa.Table:
+    return flights()
+
+
+def proofs(folder: Path, year: pa.Table, **changes: Callable[[pa.Table], pa.Table]) -> list[Proof]:
+    """Fill the output queues with what should come out, or with what is made of it."""
+    url = f"sqlite:///{folder}/penstock.db"
+    with ps.connect(url) as store:
+        feed = create(store, url)
+        for commit in commits(year, until=UNTIL):
+            rows = commit.rows.drop_columns(["_commit_version", "_commit_timestamp"])
+            feed.append_commit(commit.version, commit.timestamp, rows)
+        written = contents(store.queue(FLIGHTS))
+        right = {
+            BOARD: _expected_board(written),
+            DELAYS: _expected_delays(written),
+            DAY: _expected_day(year, pc.max(written["_commit_version"]).as_py()),
+        }
+        for name, rows in right.items():
+            sink, change = store.queue(name), changes.get(name, lambda table: table)
+            sink.append(change(rows).select(sink.schema.names).cast(sink.schema))
+        found, count = prove(store, year)
+        assert count.rows == written.num_rows
+        plot(contents(store.queue(DELAYS)), folder / "delays.png")
+        assert (folder / "delays.png").read_bytes().startswith(b"\x89PNG")
+        return found
+
+
+def test_what_should_come_out_holds(tmp_path: Path, year: pa.Table) -> None:
+    found = proofs(tmp_path, year)
+    assert [proof.queue for proof in found] == [BOARD, DELAYS, DAY]
+    assert all(proof.holds and proof.found == proof.expected > 0 for proof in found)
+
+
+def test_rows_that_are_lost_or_repeated_or_wrong_are_counted(tmp_path: Path, year: pa.Table) -> None:
+    def repeat(rows: pa.Table) -> pa.Table:
+        return pa.concat_tables([rows, rows.slice(0, 1)])
+
+    def spoil(rows: pa.Table) -> pa.Table:
+        place = rows.schema.get_field_index("status")
+        return rows.set_column(place, "status", pa.repeat("arrived?", rows.num_rows))
+
+    changes = {BOARD: lambda rows: rows.slice(1), DELAYS: repeat, DAY: spoil}
+    board, delays, day = proofs(tmp_path, year, **changes)
+    assert (board.lost, board.repeated, board.wrong) == (1, 0, 0)
+    assert (delays.lost, delays.repeated, delays.wrong) == (0, 1, 0)
+    assert (day.lost, day.repeated, day.wrong) == (0, 0, day.expected)
+    assert not board.holds
+    assert not delays.holds
+    assert not day.holds

@@ -1,0 +1,96 @@
+"""``penstock.session``: what can only be set at the start."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import pytest
+from pyspark.sql import SparkSession
+
+import penstock as ps
+from penstock.errors import InvalidInput
+from penstock.spark import session
+from tests.spark.support import one_store
+
+
+class Builder:
+    """Stands in for Spark's, and notes what it is given."""
+
+    def __init__(self) -> None:
+        self.given: dict[str, str] = {}
+
+    def appName(self, name: str) -> Builder:  # noqa: N802 - Spark's name
+        self.given["spark.app.name"] = name
+        return self
+
+    def master(self, master: str) -> Builder:
+        self.given["spark.master"] = master
+        return self
+
+    def config(self, key: str, value: str) -> Builder:
+        self.given[key] = value
+        return self
+
+    def getOrCreate(self) -> Builder:  # noqa: N802 - Spark's name
+        return self
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, str]]:
+    """What a session is started with, and what is set once it runs."""
+    found: dict[str, dict[str, str]] = {"later": {}}
+    builder = Builder()
+    found["start"] = builder.given
+    monkeypatch.setattr(session.SparkSession, "builder", builder)
+    monkeypatch.setattr(session.SparkContext, "_active_spark_context", None)
+    monkeypatch.setattr(session, "_registered", lambda _, later: found["later"].update(later))
+    monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
+    return found
+
+
+def test_a_session_of_stateless_queries_may_be_optimised_and_keeps_two_micro_batches(
+    made: dict[str, dict[str, str]],
+) -> None:
+    ps.session("app", master="local[2]", memory="3g")
+    start = made["start"]
+    assert (start["spark.app.name"], start["spark.master"]) == ("app", "local[2]")
+    assert start["spark.driver.memory"] == "3g"
+    assert start["spark.sql.streaming.minBatchesToRetain"] == "2"
+    assert start["spark.sql.adaptive.streaming.stateless.enabled"] == "true"
+    assert start["spark.memory.fraction"] == "0.5"
+    assert os.environ["PYSPARK_PYTHON"] == sys.executable
+
+
+def test_a_session_of_stateful_queries_keeps_what_spark_keeps(made: dict[str, dict[str, str]]) -> None:
+    ps.session(stateful=True)
+    assert not {key for key in made["start"] if "minBatchesToRetain" in key or "adaptive" in key}
+
+
+def test_what_the_user_says_wins(made: dict[str, dict[str, str]]) -> None:
+    ps.session(conf={"spark.memory.fraction": "0.7", "spark.pyspark.python": "/opt/python"})
+    assert made["start"]["spark.memory.fraction"] == "0.7"
+    assert os.environ["PYSPARK_PYTHON"] == "/opt/python"
+
+
+def test_a_store_is_not_in_the_command_line_that_everybody_can_read(made: dict[str, dict[str, str]]) -> None:
+    ps.session(url="postgresql://app:s3cret@host/db", conf={"spark.penstock.guarantee": "idempotent"})
+    assert not {key for key in made["start"] if key.startswith("spark.penstock.")}
+    assert made["later"] == {
+        "spark.penstock.url": "postgresql://app:s3cret@host/db",
+        "spark.penstock.guarantee": "idempotent",
+    }
+
+
+@one_store
+def test_a_second_session_is_refused(spark: SparkSession, store_url: str) -> None:
+    with pytest.raises(InvalidInput, match="a Spark session runs already"):
+        ps.session(url=store_url)
+
+
+def test_spark_knows_all_that_a_session_sets(spark: SparkSession) -> None:
+    """A setting of another name would do nothing, without a word."""
+    conf = spark._jsparkSession.sessionState().conf()
+    for key in session._settings(stateful=False):
+        if key.startswith("spark.sql."):
+            conf.getConfString(key)
