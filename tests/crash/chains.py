@@ -72,7 +72,7 @@ def run_chain(children: Children, plans: Sequence[tuple[Case, Sequence[Fault]]],
                     appended.add(case.name)
         children.kill_at(cases, faults, **options)
         for case in cases:
-            wrong = case.rows() - case.query.expected(CHUNKS)
+            wrong = case.beyond(CHUNKS)
             assert not wrong, f"{case.name} after {faults.get(case.name)}: {wrong}"
     for case in cases:
         if case.name not in appended:

@@ -95,7 +95,7 @@ def patch_owner(module: ModuleType) -> None:
 
 def patch_tasks(module: ModuleType) -> None:
     writer = module.TaskWriter
-    stage, append_once = writer.stage, writer.append_once
+    stage, append_once, append = writer.stage, writer.append_once, writer.append
 
     def staging(self: Any, app_id: str, batch_id: int, batches: Any) -> Any:
         fill_disk(self._queue.name, "FULL_FOR_TASK", batch_id)
@@ -111,7 +111,15 @@ def patch_tasks(module: ModuleType) -> None:
             stop(self._queue.name, "HALF", in_batch(key.batch_id))
         return wrote
 
-    writer.stage, writer.append_once = staging, appending
+    def repeating(self: Any, batches: Any) -> Any:
+        from penstock.spark.writing import StreamTask
+
+        wrote = append(self, batches)
+        if self.task == 0:
+            stop(self._queue.name, "HALF", in_batch(StreamTask.current().batch_id))
+        return wrote
+
+    writer.stage, writer.append_once, writer.append = staging, appending, repeating
 
 
 def patch_batch(module: ModuleType) -> None:
@@ -127,10 +135,27 @@ def patch_batch(module: ModuleType) -> None:
     module.commit_batch = committing
 
 
+def patch_sink(module: ModuleType) -> None:
+    """Where nothing is committed, what comes before and behind the call that would commit it."""
+    writer = module.QueueStreamWriter
+    commit = writer.commit
+
+    def committing(self: Any, messages: Any, batch_id: int) -> None:
+        uncommitted = self._options.guarantee == "at_least_once"
+        if uncommitted:
+            stop(self._queue.name, "STAGED", in_batch(batch_id))
+        commit(self, messages, batch_id)
+        if uncommitted:
+            stop(self._queue.name, "COMMITTED", in_batch(batch_id))
+
+    writer.commit = committing
+
+
 PATCHES = {
     "penstock.commit.owner": patch_owner,
     "penstock.commit.batch": patch_batch,
     "penstock.spark.task_writer": patch_tasks,
+    "penstock.spark.stream_writer": patch_sink,
 }
 
 
