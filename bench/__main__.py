@@ -22,7 +22,8 @@ def cases(pg_url: str) -> dict[str, Callable[[], Result]]:
         "append-postgres": lambda: append.postgres(pg_url),
         "read-sqlite": lambda: read.aggregate(SQLITE, "SQLite"),
         "read-postgres": lambda: read.aggregate(shared, "PostgreSQL"),
-        "merged": _merged,
+        "merged-sqlite": lambda: _merged(SQLITE + "?synchronous=normal", "SQLite"),
+        "merged-postgres": lambda: _merged(shared, "PostgreSQL"),
         "stream-small-sqlite": lambda: streaming.small(SQLITE, "SQLite"),
         "stream-large-sqlite": lambda: streaming.large(SQLITE, "SQLite"),
         "stream-small-postgres": lambda: streaming.small(shared, "PostgreSQL"),
@@ -41,8 +42,8 @@ def cases(pg_url: str) -> dict[str, Callable[[], Result]]:
     }
 
 
-def _merged() -> Result:
-    result, merging = read.merged()
+def _merged(url: str, name: str) -> Result:
+    result, merging = read.merged(url, name)
     return Result(**{**vars(result), "note": f"merge took {merging:.2f} s"})
 
 

@@ -8,7 +8,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -66,8 +66,21 @@ def timed(work: Callable[[], object]) -> float:
 
 def peak_memory() -> int:
     """The most bytes that this process has had in memory; ``ru_maxrss`` would count its parent's, from before ``exec``."""
-    status = Path("/proc/self/status").read_text()
-    return int(status.partition("VmHWM:")[2].split()[0]) * 1024
+    return _peak(Path("/proc/self"))
+
+
+def _peak(process: Path) -> int:
+    return int((process / "status").read_text().partition("VmHWM:")[2].split()[0]) * 1024
+
+
+def worker_peaks() -> dict[int, int]:
+    """The most bytes that each Python worker of this machine's Spark has had in memory, by process id."""
+    peaks = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            if b"pyspark.daemon" in (folder / "cmdline").read_bytes():
+                peaks[int(folder.name)] = _peak(folder)
+    return peaks
 
 
 @contextmanager

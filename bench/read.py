@@ -8,7 +8,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
 import penstock as ps
 from bench.arrow_files import ArrowFiles, write_files
 from bench.data import SCHEMA, rows
-from bench.harness import Result, cost, scratch, speed, timed
+from bench.harness import Result, cost, scratch, speed, timed, worker_peaks
 from bench.spark_session import spark
 from penstock.store.log import SEGMENT_ROWS
 
@@ -44,22 +44,28 @@ def _aggregated(frame: DataFrame) -> float:
     return timed(lambda: totals.collect())
 
 
-def merged() -> tuple[Result, float]:
-    """One-row appends, merged, then read, against the same rows appended at once; and the seconds the merge took."""
+def merged(url: str, name: str) -> tuple[Result, float]:
+    """One-row appends, merged, then read, against the same rows appended at once; and the seconds the merge took.
+
+    The upkeep beside the appends is switched off, so that all of the merging is in those seconds.
+    """
     with scratch() as folder:
-        store = ps.connect(f"sqlite:///{folder}/store.db?synchronous=normal")
+        store = ps.connect(url.format(folder=folder))
         table = rows(SMALL_APPENDS)
         one, many = store.create_queue("one", SCHEMA), store.create_queue("many", SCHEMA)
         one.append(table)
+        store._maintainer.close()
         _one_by_one(many)
         merging = timed(many.merge)
         result = cost(
-            f"full read of {SMALL_APPENDS:,} one-row appends, merged",
+            f"full read of {SMALL_APPENDS:,} one-row appends, merged, {name}",
             lambda: timed(lambda: many.read(0, 0)),
             lambda: timed(lambda: one.read(0, 0)),
             most=1.5,
             rounds=15,
         )
+        for queue in ("one", "many"):
+            store.drop_queue(queue)
         store.close()
         return result, merging
 
@@ -71,20 +77,16 @@ def _one_by_one(queue: ps.Queue) -> None:
 
 
 def worker_memory(count: int = 10_000_000) -> int:
-    """The peak resident bytes of a process that reads a partition of ``count`` rows as a Spark task does."""
-    import subprocess
-    import sys
-
+    """The peak resident bytes of Spark's Python worker that reads a partition of ``count`` rows in one task."""
     with scratch() as folder:
         url = f"sqlite:///{folder}/store.db"
         with ps.connect(url) as store:
             queue = store.create_queue("large", SCHEMA)
             for _ in range(count // 1_000_000):
                 queue.append(rows(1_000_000))
-        printed = subprocess.run(
-            [sys.executable, "-m", "bench.read_worker", url, str(count)],
-            check=True,
-            capture_output=True,
-            text=True,
-        ).stdout
-        return int(printed)
+        before = worker_peaks()
+        frame = spark().read.format("penstock").options(url=url, rowsPerTask=count).load("large")
+        read = frame.agg(F.count("*"), F.sum("id"), F.max("name")).collect()[0][0]
+        if read != count:
+            raise SystemExit(f"read {read} rows of {count}")
+        return max(peak for pid, peak in worker_peaks().items() if before.get(pid) != peak)
