@@ -46,6 +46,7 @@ def make_spark(
         "spark.driver.memory": "1g",
         "spark.driver.extraJavaOptions": java_options,
         "spark.local.dir": str(directory / "local"),
+        "spark.python.daemon.module": "tests.support.daemon",
         "spark.sql.catalogImplementation": "in-memory",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": "2",
