@@ -13,20 +13,23 @@ from penstock.names import did_you_mean
 METADATA_NAMES = frozenset(field.name for field in METADATA_FIELDS)
 
 
-def check_reserved(data: pa.Schema, what: str) -> None:
+def check_reserved(data: pa.Schema, what: str, more: Iterable[str] = ()) -> None:
     """Refuse data columns with names that a feed adds itself, whatever their case.
 
     Parameters
     ----------
     what
         What has the columns, for the message.
+    more
+        Names that this feed adds besides those that every feed adds.
 
     Raises
     ------
     InvalidChangelogSchema
         RESERVED_COLUMN.
     """
-    taken = next((name for name in data.names if name.lower() in METADATA_NAMES), None)
+    reserved = METADATA_NAMES.union(more)
+    taken = next((name for name in data.names if name.lower() in reserved), None)
     if taken is not None:
         raise InvalidChangelogSchema(
             f"{what} has a column {taken!r}, which a change feed adds itself: rename it, or leave it out",

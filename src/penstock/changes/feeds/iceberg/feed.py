@@ -13,6 +13,7 @@ from penstock.arrow.types import canonical_schema
 from penstock.changes.contract import ChangeContract
 from penstock.changes.feeds.changelog import METADATA_FIELDS, Commit, Description
 from penstock.changes.feeds.columns import check_reserved, check_there
+from penstock.changes.feeds.iceberg import lineage
 from penstock.changes.feeds.urls import FeedUrl, pairs, prefixed
 from penstock.errors import FeedUnavailable, MissingDependency
 
@@ -31,7 +32,9 @@ class IcebergFeed:
     not change as a delete and an insert, which the passes take out again; compactions give nothing.
 
     The columns are those of the table when the query starts, for its older files too: Iceberg follows a column by its id through
-    renames, wider types and defaults. The row lineage of format 3 is not there, as pyiceberg does not read it.
+    renames, wider types and defaults. Where rows are told apart by the row lineage of format 3, its two columns come after them:
+    ``_row_id``, a number that a row keeps through updates and compactions, and ``_last_updated_sequence_number``, the version
+    that last updated it. Versions from before the table had that format are then not part of the feed.
 
     Parameters
     ----------
@@ -42,8 +45,9 @@ class IcebergFeed:
     properties
         The catalog's properties, such as ``{"uri": …, "warehouse": …}``. They may hold credentials.
     row_id
-        The columns that tell rows apart; by default the table's identifier fields. Where it has none either, rows are told apart
-        by all their columns, but for maps: carry-overs are found then, updates are not.
+        The columns that tell rows apart. By default they are told apart by the row lineage of a table of format 3, else by the
+        table's identifier fields. Where it has neither, by all their columns, but for maps: carry-overs are found then, updates
+        are not. Give the columns for a table of format 3 with a writer that does not keep the row lineage of rows it rewrites.
     """
 
     table: str
@@ -78,20 +82,24 @@ class IcebergFeed:
     def describe(self) -> Description:
         opened = self._opened()
         data = canonical_schema(opened.arrow_schema())
-        check_reserved(data, self.name)
-        identifiers = opened.identifier_columns()
+        by_lineage = self._by_lineage()
+        check_reserved(data, self.name, lineage.NAMES if by_lineage else ())
+        identifiers = () if by_lineage else opened.identifier_columns()
         contract = ChangeContract(
-            row_id=self._row_id(data, identifiers),
-            nullable_row_id=not (self.row_id or identifiers),
+            row_id=lineage.ROW_ID if by_lineage else self._row_id(data, identifiers),
+            row_version=lineage.UPDATED if by_lineage else None,
+            nullable_row_id=not (by_lineage or self.row_id or identifiers),
             carryover_rows=True,
             updates_as_delete_and_insert=True,
             intermediate_changes=True,
             whole_commits=True,
         )
-        return Description(f"iceberg:{opened.uuid()}", pa.schema([*data, *METADATA_FIELDS]), contract)
+        columns = [*data, *(lineage.FIELDS if by_lineage else ()), *METADATA_FIELDS]
+        return Description(f"iceberg:{opened.uuid()}", pa.schema(columns), contract)
 
     def oldest(self) -> int:
-        return self._opened().refreshed().oldest
+        history = self._opened().refreshed()
+        return history.oldest_with_lineage if self._by_lineage() else history.oldest
 
     def newest(self, after: int) -> int:
         return self._opened().refreshed().newest(after)
@@ -101,7 +109,7 @@ class IcebergFeed:
             yield Commit(snapshot.version, snapshot.timestamp, snapshot.rows)
 
     def tasks(self, after: int, upto: int, rows_per_task: int) -> Sequence[Any]:
-        return self._opened().tasks(after, upto, rows_per_task)
+        return self._opened().tasks(after, upto, rows_per_task, by_lineage=self._by_lineage())
 
     def read(self, task: Any, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         from penstock.changes.feeds.iceberg.scan import rows
@@ -129,6 +137,9 @@ class IcebergFeed:
     def __getstate__(self) -> dict[str, Any]:
         # Without what is open: it belongs to its process.
         return {name: value for name, value in self.__dict__.items() if name != "_catalog"}
+
+    def _by_lineage(self) -> bool:
+        return self.row_id in (None, (lineage.ROW_ID,)) and self._opened().has_lineage()
 
     def _row_id(self, data: pa.Schema, identifiers: Sequence[str]) -> Sequence[str]:
         check_there(data, self.name, self.row_id or ())

@@ -96,6 +96,17 @@ class History:
         """The version after which everything is there."""
         return next(iter(self.chain), 0) if self.cut else 0
 
+    @property
+    def oldest_with_lineage(self) -> int:
+        """The version after which all rows have row lineage: a table may have had another format before."""
+        bare = max(
+            (version for version, each in self.chain.items() if each.first_row_id is None), default=None
+        )
+        if bare is None:
+            return self.oldest
+        # The first commit of format 3 may still remove files from before it.
+        return next((version for version in self.chain if version > bare), bare)
+
     def newest(self, after: int) -> int:
         """The newest version; ``after`` where none is above it.
 

@@ -15,6 +15,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot
 
+from penstock.changes.feeds.iceberg import lineage
 from penstock.changes.feeds.iceberg.history import History
 from penstock.changes.feeds.iceberg.planning import Planner
 from penstock.changes.feeds.iceberg.scan import ReadTask, TableView
@@ -33,6 +34,7 @@ class Opened:
         self._catalog: Catalog | None = None
         self._table: Table | None = None
         self._schema: Schema | None = None
+        self._lineage = False
         self._history: History | None = None
         self._parents: dict[int, bool] = {}
 
@@ -49,6 +51,11 @@ class Opened:
         """The names of the identifier fields."""
         return sorted(self._described().identifier_field_names())
 
+    def has_lineage(self) -> bool:
+        """Whether the table gives its rows numbers; the same answer for as long as a query runs."""
+        self._described()
+        return self._lineage
+
     def refreshed(self) -> History:
         """The history as it is now."""
         self._load()
@@ -61,7 +68,7 @@ class Opened:
         self._history.logged = self.logged
         return self._history
 
-    def tasks(self, after: int, upto: int, rows_per_task: int) -> Sequence[ReadTask]:
+    def tasks(self, after: int, upto: int, rows_per_task: int, *, by_lineage: bool) -> Sequence[ReadTask]:
         """A range in pieces."""
         snapshots = list(self.history(upto).between(after, upto))
         table = self._current()
@@ -71,6 +78,7 @@ class Opened:
             self._described(),
             table.metadata.name_mapping(),
             table.metadata.format_version,
+            by_lineage,
         )
         with self._plainly("its manifests cannot be read", missing=DataLost):
             planner = Planner(self._name, table.io, table.metadata.specs(), view, rows_per_task)
@@ -78,7 +86,9 @@ class Opened:
 
     def _described(self) -> Schema:
         if self._schema is None:
-            self._schema = self._current().schema()
+            table = self._current()
+            self._schema = table.schema()
+            self._lineage = table.metadata.format_version >= lineage.FORMAT_VERSION
         return self._schema
 
     def _known(self) -> History:

@@ -2,7 +2,7 @@
 
 By the table format's rules (https://iceberg.apache.org/spec): a manifest entry says with its status and snapshot id whether a
 snapshot added or removed a file; a position delete applies to the data files of its partition whose sequence number is not above
-its own.
+its own, and a deletion vector to the one that it names.
 """
 
 from __future__ import annotations
@@ -13,21 +13,15 @@ from itertools import chain
 from typing import Any
 
 from pyiceberg.io import FileIO
-from pyiceberg.manifest import (
-    DataFile,
-    DataFileContent,
-    FileFormat,
-    ManifestContent,
-    ManifestEntry,
-    ManifestEntryStatus,
-    ManifestFile,
-)
+from pyiceberg.manifest import DataFileContent, FileFormat, ManifestContent, ManifestEntryStatus
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.transforms import IdentityTransform
 
 from penstock.changes.contract import DELETE, INSERT
+from penstock.changes.feeds.iceberg.deletes import DeleteFile
 from penstock.changes.feeds.iceberg.history import Change
+from penstock.changes.feeds.iceberg.manifests import Entry, File, Manifest, entries, manifests
 from penstock.changes.feeds.iceberg.scan import FileRows, ReadTask, TableView
 from penstock.errors import FeedUnavailable
 
@@ -37,13 +31,13 @@ _PATH_FIELD = 2147483546
 
 @dataclass(frozen=True)
 class _Deletes:
-    """Position delete files around a snapshot."""
+    """Position delete files and deletion vectors around a snapshot."""
 
-    before: Sequence[ManifestEntry] = ()
-    after: Sequence[ManifestEntry] = ()
+    before: Sequence[Entry] = ()
+    after: Sequence[Entry] = ()
 
     @property
-    def changed(self) -> Sequence[ManifestEntry]:
+    def changed(self) -> Sequence[Entry]:
         before = {id(each) for each in self.before}
         after = {id(each) for each in self.after}
         return [
@@ -82,20 +76,20 @@ class Planner:
     def _files(self, change: Change) -> Iterator[FileRows]:
         """All files whose live rows the snapshot changed."""
         snapshot = change.snapshot.snapshot_id
-        manifests = change.snapshot.manifests(self._io)
-        data = [each for each in manifests if each.content == ManifestContent.DATA]
+        found = manifests(self._io, change.snapshot)
+        data = [each for each in found if each.content == ManifestContent.DATA]
         own = self._own(change, [each for each in data if each.added_snapshot_id == snapshot])
         removed = [entry for entry in own if entry.status == ManifestEntryStatus.DELETED]
-        deletes = self._deletes(manifests, snapshot, needed=bool(removed))
+        deletes = self._deletes(found, snapshot, needed=bool(removed))
         for entry in own:
             if entry.status == ManifestEntryStatus.ADDED:
                 yield self._rows(change, entry, INSERT, leave=_applying(deletes.after, entry))
         for entry in removed:
             yield self._rows(change, entry, DELETE, leave=_applying(deletes.before, entry))
         if deletes.changed:
-            yield from self._touched(change, data, {entry.data_file.file_path for entry in own}, deletes)
+            yield from self._touched(change, data, {entry.file.file_path for entry in own}, deletes)
 
-    def _own(self, change: Change, written: Sequence[ManifestFile]) -> list[ManifestEntry]:
+    def _own(self, change: Change, written: Sequence[Manifest]) -> list[Entry]:
         """What the snapshot added and removed, from the manifests that it wrote."""
         snapshot = change.snapshot.snapshot_id
         found = [
@@ -112,25 +106,25 @@ class Planner:
         ]
         if doubtful and change.parent is not None:
             before = self._live(change.parent)
-            doubtful = [entry for entry in doubtful if entry.data_file.file_path in before]
+            doubtful = [entry for entry in doubtful if entry.file.file_path in before]
         return own + doubtful
 
     def _live(self, snapshot: Snapshot) -> set[str]:
         """The paths of a snapshot's data files."""
-        manifests = (each for each in snapshot.manifests(self._io) if each.content == ManifestContent.DATA)
+        found = (each for each in manifests(self._io, snapshot) if each.content == ManifestContent.DATA)
         return {
-            entry.data_file.file_path
-            for entry in chain.from_iterable(map(self._entries, manifests))
+            entry.file.file_path
+            for entry in chain.from_iterable(map(self._entries, found))
             if entry.status != ManifestEntryStatus.DELETED
         }
 
     def _touched(
-        self, change: Change, manifests: Sequence[ManifestFile], own: set[str], deletes: _Deletes
+        self, change: Change, written: Sequence[Manifest], own: set[str], deletes: _Deletes
     ) -> Iterator[FileRows]:
         """Files that stay, and of which other rows are deleted than before."""
         changed = deletes.changed
-        for entry in chain.from_iterable(map(self._entries, manifests)):
-            if entry.status == ManifestEntryStatus.DELETED or entry.data_file.file_path in own:
+        for entry in chain.from_iterable(map(self._entries, written)):
+            if entry.status == ManifestEntryStatus.DELETED or entry.file.file_path in own:
                 continue
             if not _applying(changed, entry):
                 continue
@@ -139,29 +133,29 @@ class Planner:
             if set(before) - set(after):
                 yield self._rows(change, entry, INSERT, take=before, leave=after)
 
-    def _deletes(self, manifests: Sequence[ManifestFile], snapshot: int, *, needed: bool) -> _Deletes:
+    def _deletes(self, written: Sequence[Manifest], snapshot: int, *, needed: bool) -> _Deletes:
         """The delete files around the snapshot; none where they cannot matter."""
-        found = [each for each in manifests if each.content == ManifestContent.DELETES]
+        found = [each for each in written if each.content == ManifestContent.DELETES]
         if not needed and all(each.added_snapshot_id != snapshot for each in found):
             return _Deletes()
         before, after = [], []
         for manifest in found:
-            written = manifest.added_snapshot_id == snapshot
+            own = manifest.added_snapshot_id == snapshot
             for entry in self._entries(manifest):
                 removed = entry.status == ManifestEntryStatus.DELETED
-                if removed and not written:
+                if removed and not own:
                     continue
-                self._check_delete(entry.data_file)
+                self._check_delete(entry.file)
                 if removed or entry.snapshot_id != snapshot:
                     before.append(entry)
                 if not removed:
                     after.append(entry)
         return _Deletes(before, after)
 
-    def _entries(self, manifest: ManifestFile) -> list[ManifestEntry]:
-        return manifest.fetch_manifest_entry(self._io, discard_deleted=False)
+    def _entries(self, manifest: Manifest) -> list[Entry]:
+        return entries(self._io, manifest)
 
-    def _check_delete(self, file: DataFile) -> None:
+    def _check_delete(self, file: File) -> None:
         if file.content == DataFileContent.EQUALITY_DELETES:
             raise FeedUnavailable(
                 f"{self._name} has equality deletes, which Flink writes and pyiceberg cannot read: have the writer use position "
@@ -169,16 +163,10 @@ class Planner:
                 condition="FEED_UNAVAILABLE.EQUALITY_DELETES",
                 file=file.file_path,
             )
-        if file.file_format == FileFormat.PUFFIN:
-            raise FeedUnavailable(
-                f"{self._name} has deletion vectors, which are not supported: set write.delete.mode, write.update.mode and "
-                "write.merge.mode to copy-on-write, and start behind the next compaction",
-                condition="FEED_UNAVAILABLE.DELETION_VECTORS",
-                file=file.file_path,
-            )
-        self._check_format(file)
+        if file.file_format != FileFormat.PUFFIN:
+            self._check_format(file)
 
-    def _check_format(self, file: DataFile) -> None:
+    def _check_format(self, file: File) -> None:
         if file.file_format != FileFormat.PARQUET:
             raise FeedUnavailable(
                 f"{self._name} has {file.file_format.value} files, and only Parquet is supported: set write.format.default to "
@@ -190,14 +178,16 @@ class Planner:
     def _rows(
         self,
         change: Change,
-        entry: ManifestEntry,
+        entry: Entry,
         change_type: str,
         *,
-        leave: tuple[str, ...],
-        take: tuple[str, ...] | None = None,
+        leave: tuple[DeleteFile, ...],
+        take: tuple[DeleteFile, ...] | None = None,
     ) -> FileRows:
-        file = entry.data_file
+        file = entry.file
         self._check_format(file)
+        if self._view.lineage and file.first_row_id is None:
+            raise self._no_lineage(change)
         return FileRows(
             version=change.version,
             timestamp=change.timestamp,
@@ -207,9 +197,19 @@ class Planner:
             constants=self._identities(file),
             leave=leave,
             take=take,
+            first_row_id=file.first_row_id,
+            updated=entry.sequence_number,
         )
 
-    def _identities(self, file: DataFile) -> tuple[tuple[int, Any], ...]:
+    def _no_lineage(self, change: Change) -> FeedUnavailable:
+        return FeedUnavailable(
+            f"version {change.version} of {self._name} has rows without row lineage, from before the table had format 3: start "
+            f"from version {change.version + 1}, or give the columns that tell rows apart, IcebergFeed(table, row_id=…)",
+            condition="FEED_UNAVAILABLE.NO_ROW_LINEAGE",
+            version=change.version,
+        )
+
+    def _identities(self, file: File) -> tuple[tuple[int, Any], ...]:
         """Columns that the file may do without, since its partition has their one value."""
         fields = self._specs[file.spec_id].fields
         values = ((each.source_id, file.partition[place]) for place, each in enumerate(fields))
@@ -217,17 +217,25 @@ class Planner:
         return tuple(pair for pair, same in zip(values, identity, strict=True) if same)
 
 
-def _applying(deletes: Iterable[ManifestEntry], data: ManifestEntry) -> tuple[str, ...]:
-    """The delete files that may name a data file; which of them do, their rows say."""
-    return tuple(each.data_file.file_path for each in deletes if _applies(each, data))
+def _applying(deletes: Iterable[Entry], data: Entry) -> tuple[DeleteFile, ...]:
+    """What may delete rows of a data file; whether a position delete file does, its rows say."""
+    return tuple(_deletes_of(each.file) for each in deletes if _applies(each, data))
 
 
-def _applies(delete: ManifestEntry, data: ManifestEntry) -> bool:
-    file, of = delete.data_file, data.data_file
+def _deletes_of(file: File) -> DeleteFile:
+    if file.file_format != FileFormat.PUFFIN:
+        return DeleteFile(file.file_path)
+    return DeleteFile(file.file_path, file.content_offset or 0, file.content_size_in_bytes or 0)
+
+
+def _applies(delete: Entry, data: Entry) -> bool:
+    file, of = delete.file, data.file
     if (delete.sequence_number or 0) < (data.sequence_number or 0) or file.spec_id != of.spec_id:
         return False
     if file.partition != of.partition:
         return False
+    if file.referenced_data_file is not None:
+        return file.referenced_data_file == of.file_path
     path = of.file_path.encode()
     low = (file.lower_bounds or {}).get(_PATH_FIELD)
     high = (file.upper_bounds or {}).get(_PATH_FIELD)

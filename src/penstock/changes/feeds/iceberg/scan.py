@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 from pyiceberg.io import FileIO
 from pyiceberg.io.pyarrow import _to_requested_schema, pyarrow_to_schema
@@ -20,13 +18,12 @@ from pyiceberg.typedef import TableVersion
 
 from penstock.changes.feeds.changelog import change_rows
 from penstock.changes.feeds.columns import METADATA_NAMES
+from penstock.changes.feeds.iceberg import lineage
+from penstock.changes.feeds.iceberg.deletes import NONE, DeleteFile, Positions, positions
 from penstock.changes.feeds.iceberg.secrets import without_secrets
 from penstock.errors import DataLost, FeedUnavailable, PenstockError
 
-Positions = npt.NDArray[np.int64]
-
 _BATCH_ROWS = 65_536
-_NONE: Positions = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True)
@@ -38,6 +35,8 @@ class TableView:
     schema: Schema
     name_mapping: NameMapping | None
     format_version: TableVersion
+    lineage: bool
+    """Whether rows are told apart by row lineage."""
 
 
 @dataclass(frozen=True)
@@ -51,10 +50,14 @@ class FileRows:
     records: int
     constants: tuple[tuple[int, Any], ...]
     """Values of columns that the file may lack, by field id."""
-    leave: tuple[str, ...]
-    """Position delete files; the rows that they name do not count."""
-    take: tuple[str, ...] | None = None
-    """Position delete files; only the rows that they name count."""
+    leave: tuple[DeleteFile, ...]
+    """The rows that they name do not count."""
+    take: tuple[DeleteFile, ...] | None = None
+    """Only the rows that they name count."""
+    first_row_id: int | None = None
+    """The row id of the file's first row."""
+    updated: int | None = None
+    """The version that last updated the rows of which the file does not say it."""
     part: int = 0
     parts: int = 1
 
@@ -109,7 +112,9 @@ class _Scan:
 
     def __init__(self, table: TableView, schema: pa.Schema) -> None:
         self._table, self._schema = table, schema
-        wanted = [name for name in schema.names if name not in METADATA_NAMES]
+        self._lineage = [name for name in schema.names if table.lineage and name in lineage.FIELD_IDS]
+        given = METADATA_NAMES.union(self._lineage)
+        wanted = [name for name in schema.names if name not in given]
         columns = {field.name: field for field in table.schema.fields}
         absent = next((name for name in wanted if name not in columns), None)
         if absent is not None:
@@ -120,7 +125,7 @@ class _Scan:
                 column=absent,
             )
         self._projected = Schema(*(columns[name] for name in wanted))
-        self._positions: dict[tuple[str, str], Positions] = {}
+        self._positions: dict[tuple[DeleteFile, str], Positions] = {}
 
     def rows(self, part: FileRows) -> Iterator[pa.RecordBatch]:
         leave = self._named(part.leave, part.path)
@@ -155,37 +160,55 @@ class _Scan:
         )
         there = {field.field_id: field.name for field in in_file.fields}
         columns = [there[field.field_id] for field in self._projected.fields if field.field_id in there]
+        numbers = {name: there.get(lineage.FIELD_IDS[name]) for name in self._lineage}
         constants = {place: value for place, value in part.constants if place not in there}
-        for start, batch in _portions(file, part, columns):
-            kept = _selected(batch, start, leave, take)
+        for start, batch in _portions(file, part, [*columns, *filter(None, numbers.values())]):
+            kept = _selected(batch.select(columns), start, leave, take)
             if not kept.num_rows:
                 continue
-            if not self._projected.fields:
-                yield kept
-                continue
-            yield _to_requested_schema(
-                self._projected,
-                in_file,
-                kept,
-                downcast_ns_timestamp_to_us=downcast,
-                projected_missing_fields=constants,
-                allow_timestamp_tz_mismatch=True,
-            )
-
-    def _named(self, files: tuple[str, ...], path: str) -> Positions:
-        """The positions in a data file that position delete files name, in order."""
-        found = [self._read_positions(file, path) for file in files]
-        return np.unique(np.concatenate(found)) if found else _NONE
-
-    def _read_positions(self, file: str, path: str) -> Positions:
-        if (file, path) not in self._positions:
-            with self._table.io.new_input(file).open() as stream:
-                fragment = ds.ParquetFileFormat().make_fragment(stream)
-                named = ds.Scanner.from_fragment(
-                    fragment, columns=["pos"], filter=pc.field("file_path") == path
+            if self._projected.fields:
+                kept = _to_requested_schema(
+                    self._projected,
+                    in_file,
+                    kept,
+                    downcast_ns_timestamp_to_us=downcast,
+                    projected_missing_fields=constants,
+                    allow_timestamp_tz_mismatch=True,
                 )
-                self._positions[file, path] = named.to_table()["pos"].to_numpy().astype(np.int64)
+            told = _selected(self._numbered(batch, start, part, numbers), start, leave, take)
+            yield _beside(kept, told)
+
+    def _numbered(
+        self, batch: pa.RecordBatch, start: int, part: FileRows, stored: Mapping[str, str | None]
+    ) -> pa.RecordBatch:
+        """The wanted columns of row lineage."""
+        first = (part.first_row_id or 0) + start
+        inherited = {
+            lineage.ROW_ID: pa.array(np.arange(first, first + batch.num_rows)),
+            lineage.UPDATED: pa.repeat(pa.scalar(part.updated or 0, pa.int64()), batch.num_rows),
+        }
+        found = {
+            name: inherited[name] if place is None else pc.coalesce(batch.column(place), inherited[name])
+            for name, place in stored.items()
+        }
+        return pa.RecordBatch.from_pydict(found)
+
+    def _named(self, files: tuple[DeleteFile, ...], path: str) -> Positions:
+        """The positions in a data file that delete files name, in order."""
+        found = [self._read_positions(file, path) for file in files]
+        return np.unique(np.concatenate(found)) if found else NONE
+
+    def _read_positions(self, file: DeleteFile, path: str) -> Positions:
+        if (file, path) not in self._positions:
+            self._positions[file, path] = positions(self._table.io, file, path)
         return self._positions[file, path]
+
+
+def _beside(data: pa.RecordBatch, more: pa.RecordBatch) -> pa.RecordBatch:
+    """The columns of both."""
+    for field, column in zip(more.schema, more.columns, strict=True):
+        data = data.append_column(field, column)
+    return data
 
 
 def _portions(
