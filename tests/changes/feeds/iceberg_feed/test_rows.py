@@ -319,7 +319,6 @@ def test_a_column_with_a_name_of_the_feeds_is_refused(lake: Lake) -> None:
     ("condition", "options"),
     [
         ("EQUALITY_DELETES", {"content": DataFileContent.EQUALITY_DELETES}),
-        ("DELETION_VECTORS", {"file_format": FileFormat.PUFFIN}),
         ("FILE_FORMAT", {"file_format": FileFormat.AVRO}),
     ],
 )

@@ -7,7 +7,7 @@ its own, and a deletion vector to the one that it names.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
@@ -104,16 +104,19 @@ class Planner:
             for entry in found
             if entry.snapshot_id != snapshot and entry.status == ManifestEntryStatus.DELETED
         ]
-        if doubtful and change.parent is not None:
+        bare = self._view.lineage and any(entry.file.first_row_id is None for entry in own)
+        if change.parent is not None and (doubtful or bare):
             before = self._live(change.parent)
-            doubtful = [entry for entry in doubtful if entry.file.file_path in before]
-        return own + doubtful
+            own += [entry for entry in doubtful if entry.file.file_path in before]
+            for entry in own:
+                _take_row_id(entry.file, before)
+        return own
 
-    def _live(self, snapshot: Snapshot) -> set[str]:
-        """The paths of a snapshot's data files."""
+    def _live(self, snapshot: Snapshot) -> dict[str, Entry]:
+        """A snapshot's data files, by their paths."""
         found = (each for each in manifests(self._io, snapshot) if each.content == ManifestContent.DATA)
         return {
-            entry.file.file_path
+            entry.file.file_path: entry
             for entry in chain.from_iterable(map(self._entries, found))
             if entry.status != ManifestEntryStatus.DELETED
         }
@@ -215,6 +218,13 @@ class Planner:
         values = ((each.source_id, file.partition[place]) for place, each in enumerate(fields))
         identity = (isinstance(each.transform, IdentityTransform) for each in fields)
         return tuple(pair for pair, same in zip(values, identity, strict=True) if same)
+
+
+def _take_row_id(file: File, before: Mapping[str, Entry]) -> None:
+    """A removed file whose row ids the writer left out has those that it had before."""
+    had = before[file.file_path].file.first_row_id if file.file_path in before else None
+    if file.first_row_id is None and had is not None:
+        file.first_row_id = had
 
 
 def _applying(deletes: Iterable[Entry], data: Entry) -> tuple[DeleteFile, ...]:
