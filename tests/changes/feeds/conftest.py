@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.changes.feeds.postgres import Source, source_at
+from tests.support.object_store import KEY, SECRET, ObjectStore, object_store
 
 
 @pytest.fixture(scope="session")
@@ -24,3 +25,23 @@ def source(logical_pg_url: str) -> Iterator[Source]:
     """A schema of that database, with a publication of its tables."""
     with source_at(logical_pg_url) as made:
         yield made
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[ObjectStore]:
+    """An object store with the bucket "lake"."""
+    with object_store() as found:
+        found.bucket("lake")
+        yield found
+
+
+@pytest.fixture
+def storage(s3: ObjectStore) -> dict[str, str]:
+    """What deltalake has to know to read from it."""
+    return {
+        "AWS_ENDPOINT_URL": s3.endpoint,
+        "AWS_ACCESS_KEY_ID": KEY,
+        "AWS_SECRET_ACCESS_KEY": SECRET,
+        "AWS_REGION": "us-east-1",
+        "AWS_ALLOW_HTTP": "true",
+    }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -36,8 +36,9 @@ def rows(*values: tuple[Any, ...], schema: pa.Schema = SCHEMA) -> pa.Table:
     )
 
 
-def table_at(path: Path | str, version: int | None = None) -> State:
-    found = DeltaTable(str(path), version=version).to_pyarrow_table()
+def table_at(path: Path | str, version: int | None = None, storage: Mapping[str, str] | None = None) -> State:
+    options = dict(storage) if storage else None
+    found = DeltaTable(str(path), version=version, storage_options=options).to_pyarrow_table()
     return {row["id"]: tuple(row.values()) for row in found.to_pylist()}
 
 
@@ -83,38 +84,48 @@ def replayed(found: pa.Table, state: State, version: int) -> State:
 
 
 def check_replay(feed: DeltaFeed, path: Path | str, found: pa.Table, first: int = 0) -> None:
-    newest = DeltaTable(str(path)).version()
-    state = table_at(path, first - 1) if first else {}
+    storage = feed.storage_options
+    newest = DeltaTable(str(path), storage_options=dict(storage) or None).version()
+    state = table_at(path, first - 1, storage) if first else {}
     for version in range(first, newest + 1):
         state = replayed(found, state, version)
-        assert state == table_at(path, version), version
+        assert state == table_at(path, version, storage), version
 
 
 class History:
     """A table and what happens to it."""
 
-    def __init__(self, path: Path, *, feed: bool, partitioned: bool) -> None:
+    def __init__(
+        self, path: Path | str, *, feed: bool, partitioned: bool, storage: Mapping[str, str] | None = None
+    ) -> None:
         self.path = str(path)
+        self.storage = dict(storage) if storage else None
         self.partition_by = ["p"] if partitioned else None
         configuration = FEED if feed else None
         write_deltalake(
-            self.path, rows(), partition_by=self.partition_by, configuration=configuration, mode="append"
+            self.path,
+            rows(),
+            partition_by=self.partition_by,
+            configuration=configuration,
+            mode="append",
+            storage_options=self.storage,
         )
 
     @property
     def table(self) -> DeltaTable:
-        return DeltaTable(self.path)
+        return DeltaTable(self.path, storage_options=self.storage)
 
     def append(self, new: pa.Table) -> None:
-        known = table_at(self.path)
+        known = table_at(self.path, storage=self.storage)
         write_deltalake(
             self.path,
             new.filter(pc.invert(pc.is_in(new["id"], pa.array(list(known), pa.int64())))),
             mode="append",
+            storage_options=self.storage,
         )
 
     def overwrite(self, new: pa.Table) -> None:
-        write_deltalake(self.path, new, mode="overwrite")
+        write_deltalake(self.path, new, mode="overwrite", storage_options=self.storage)
 
     def delete(self, new: pa.Table) -> None:
         self.table.delete(f"id % 3 = {new.num_rows % 3}")

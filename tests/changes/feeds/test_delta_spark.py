@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import penstock as ps
 from penstock.changes.feeds.delta import DeltaFeed
 from tests.changes.feeds.delta_tables import History, changes, check_replay, passed, rows, switch
 from tests.changes.frames import Sink, collected, tuples
+from tests.support.object_store import SECRET
 
 
 def made(path: Path, *, feed: bool, commits: int = 2) -> History:
@@ -51,3 +53,18 @@ def test_a_query_that_was_made_before_the_feed_was_turned_off_does_not_give_unch
     with pytest.raises(Exception, match="FEED_NOT_ENABLED"):
         query.count()
     check_replay(feed, tmp_path / "table", ps.changes.read(spark, feed).toArrow())
+
+
+def test_spark_reads_a_delta_table_without_showing_the_credentials(
+    spark: SparkSession, storage: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    history = History("s3://lake/spark", feed=False, partitioned=True, storage=storage)
+    history.append(rows((1, "a", 1.0), (2, "b", 2.0)))
+    history.merge(rows((1, "a", 1.5), (4, "a", 0.0)))
+    feed = DeltaFeed(history.path, "id", storage)
+    with caplog.at_level(logging.INFO):
+        frame = ps.changes.read(spark, feed, compute_updates=True)
+        check_replay(feed, history.path, frame.toArrow())
+        plan = frame._jdf.queryExecution().toString()
+    for text in (plan, caplog.text, str(frame.schema)):
+        assert SECRET not in text

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, TypeVar
 
+from penstock.changes.feeds.access import access_denied, is_denied
 from penstock.changes.feeds.paths import is_url
 from penstock.errors import FeedUnavailable, MissingDependency, PenstockError
 
@@ -117,6 +118,9 @@ class Storage:
         except (FileNotFoundError, PenstockError):
             raise
         except kinds as error:
+            if is_denied(error):
+                where = f"the storage of the Delta table {self._shown}"
+                raise access_denied(where, self.told(error), "the feed's storage_options") from None
             raise FeedUnavailable(
                 f"the storage of the Delta table {self._shown} does not answer as it should: {self.told(error)}. Check the "
                 "path, and the storage options for the place and its credentials",
@@ -126,7 +130,8 @@ class Storage:
 
     def told(self, error: Exception) -> str:
         """The library's words on one line, without anything that was given as an option."""
-        words = " ".join(re.sub(r"\x1b\[[0-9;]*m|↳", " ", str(error)).split())
+        # Behind it the server's answer as XML, which says the same again.
+        words = " ".join(re.sub(r"\x1b\[[0-9;]*m|↳|<\?xml.*", " ", str(error), flags=re.DOTALL).split())
         for value in sorted(self._options.values(), key=len, reverse=True):
             if len(value) > 3:
                 words = words.replace(value, "…")

@@ -15,6 +15,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot
 
+from penstock.changes.feeds.access import access_denied, is_denied
 from penstock.changes.feeds.iceberg import lineage
 from penstock.changes.feeds.iceberg.history import History
 from penstock.changes.feeds.iceberg.planning import Planner
@@ -155,6 +156,9 @@ class Opened:
                 condition="DATA_LOST" if gone else "FEED_UNAVAILABLE.CATALOG",
             ) from None
         except Exception as error:  # Catalogs raise what their drivers raise.
+            if is_denied(error):
+                told = f"{what}: {without_secrets(error, self._properties)}"
+                raise access_denied(self._name, told, "the catalog's properties") from None
             raise FeedUnavailable(
                 f"{self._name}: {what}: {without_secrets(error, self._properties)}. Look at the properties of the catalog "
                 f"{self._catalog_name!r} ({', '.join(sorted(self._properties)) or 'none given'})",

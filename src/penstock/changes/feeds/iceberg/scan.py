@@ -16,6 +16,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.table.name_mapping import NameMapping
 from pyiceberg.typedef import TableVersion
 
+from penstock.changes.feeds.access import access_denied, is_denied
 from penstock.changes.feeds.changelog import change_rows
 from penstock.changes.feeds.columns import METADATA_NAMES
 from penstock.changes.feeds.iceberg import lineage
@@ -98,9 +99,11 @@ def rows(task: ReadTask, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
                 file=part.path,
             ) from None
         except Exception as error:  # File systems raise what their libraries raise.
+            told = without_secrets(error, task.table.io.properties)
+            if is_denied(error):
+                raise access_denied(task.table.name, told, "the catalog's properties") from None
             raise FeedUnavailable(
-                f"the file {part.path} of {task.table.name}, with rows of version {part.version}, cannot be read: "
-                f"{without_secrets(error, task.table.io.properties)}",
+                f"the file {part.path} of {task.table.name}, with rows of version {part.version}, cannot be read: {told}",
                 condition="FEED_UNAVAILABLE.UNREADABLE_FILE",
                 version=part.version,
                 file=part.path,
