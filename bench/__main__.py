@@ -37,6 +37,7 @@ def cases(pg_url: str) -> dict[str, Callable[[], Result]]:
         "changes-memory": changes.worker_memory,
         "feed-delta": delta_feed.feed,
         "feed-iceberg": iceberg_feed.appends,
+        "feed-iceberg-rewrite": iceberg_feed.copy_on_write,
         "feed-postgres": lambda: postgres_feed.read(pg_url),
         "feed-postgres-spark": lambda: postgres_feed.through_spark(pg_url),
     }

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
@@ -17,6 +19,9 @@ from bench.harness import Result, scratch, speed, timed
 from bench.spark_session import spark
 from penstock.changes.feeds.iceberg import IcebergFeed
 
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
+
 COMMITS = 8
 ROWS = 2_000_000
 TASKS = 2
@@ -29,7 +34,7 @@ class _Files(InputPartition):
 
 
 class IcebergFiles(DataSource):
-    """The files of a table's appends, as pyiceberg scans them."""
+    """The files of a table's snapshots, as pyiceberg scans them."""
 
     @classmethod
     def name(cls) -> str:
@@ -39,18 +44,20 @@ class IcebergFiles(DataSource):
         return "id bigint, amount double, name string"
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        return _FilesReader(self.options["uri"], self.options["warehouse"])
+        snapshots = [int(each) for each in self.options["snapshots"].split(",")]
+        return _FilesReader(self.options["uri"], self.options["warehouse"], snapshots)
 
 
 class _FilesReader(DataSourceReader):
-    def __init__(self, uri: str, warehouse: str) -> None:
+    def __init__(self, uri: str, warehouse: str, snapshots: Sequence[int]) -> None:
+        self._snapshots = snapshots
         self._given = {"type": "sql", "uri": uri, "warehouse": warehouse}
 
     def partitions(self) -> Sequence[InputPartition]:
         from pyiceberg.catalog import load_catalog
 
         table = load_catalog("default", **self._given).load_table("bench.orders")
-        files = list(table.scan().plan_files())
+        files = [file for each in self._snapshots for file in table.scan(snapshot_id=each).plan_files()]
         parts = [files[place::TASKS] for place in range(TASKS)]
         return [_Files(pickle.dumps((table.metadata, table.io, part))) for part in parts]
 
@@ -68,8 +75,9 @@ def _aggregated(frame: DataFrame) -> float:
     return timed(lambda: totals.collect())
 
 
-def appends() -> Result:
-    """Appends of 2 million rows in all, two tasks on either side; ours has three columns more."""
+@contextmanager
+def _orders() -> Iterator[tuple[dict[str, str], Table, pa.Table]]:
+    """A catalog's properties, its table of appends, and the rows in it."""
     from pyiceberg.catalog import load_catalog
 
     with scratch() as folder:
@@ -84,20 +92,47 @@ def appends() -> Result:
         table = catalog.create_table("bench.orders", whole.schema)
         for number in range(COMMITS):
             table.append(whole.slice(number * (ROWS // COMMITS), ROWS // COMMITS))
-        feed = IcebergFeed("bench.orders", properties=given, row_id="id")
-        ours = ps.changes.read(
-            spark(), feed, deduplication_mode="none", options={"rowsPerTask": ROWS // TASKS}
+        yield given, table, whole
+
+
+def _against_pyiceberg(given: dict[str, str], what: str, snapshots: Sequence[int], **options: Any) -> Result:
+    """The feed against pyiceberg's batches of the same files, which some snapshots have."""
+    feed = IcebergFeed("bench.orders", properties=given, row_id="id")
+    rows_per_task = {"rowsPerTask": ROWS // TASKS}
+    ours = ps.changes.read(spark(), feed, deduplication_mode="none", options=rows_per_task, **options)
+    spark().dataSource.register(IcebergFiles)
+    catalog = {"uri": given["uri"], "warehouse": given["warehouse"]}
+    held = ",".join(map(str, snapshots))
+    peer = spark().read.format("bench_iceberg_files").options(**catalog, snapshots=held).load()
+    return speed(what, lambda: _aggregated(ours), lambda: _aggregated(peer), least=0.8)
+
+
+def appends() -> Result:
+    """Appends of 2 million rows in all, two tasks on either side; ours has three columns more."""
+    with _orders() as (given, table, _):
+        return _against_pyiceberg(given, "Iceberg changes / pyiceberg's batches", [_newest(table)])
+
+
+def copy_on_write() -> Result:
+    """A commit that deletes one row of each file: all files are removed, and added without it; both sides read both."""
+    with _orders() as (given, table, whole):
+        before = _newest(table)
+        places = range(0, ROWS, ROWS // COMMITS)
+        table.delete(f"id in ({', '.join(str(whole['id'][place]) for place in places)})")
+        return _against_pyiceberg(
+            given,
+            "Iceberg changes of a rewrite / pyiceberg's batches",
+            [before, _newest(table)],
+            starting_version=COMMITS + 1,
         )
-        spark().dataSource.register(IcebergFiles)
-        options = {"uri": given["uri"], "warehouse": given["warehouse"]}
-        peer = spark().read.format("bench_iceberg_files").options(**options).load()
-        return speed(
-            "Iceberg changes / pyiceberg's batches",
-            lambda: _aggregated(ours),
-            lambda: _aggregated(peer),
-            least=0.8,
-        )
+
+
+def _newest(table: Table) -> int:
+    found = table.current_snapshot()
+    assert found is not None
+    return found.snapshot_id
 
 
 if __name__ == "__main__":
-    print(appends().line())
+    for measured in (appends, copy_on_write):
+        print(measured().line())

@@ -37,7 +37,8 @@ class SnapshotFeed:
     the table was empty.
 
     A snapshot must not change once it is there: write it under another name (``_new``), then rename it. Remove old ones from
-    the oldest on, and none that a query has yet to compare with.
+    the oldest on, and none that a query has yet to compare with. A folder is known by its path: where it is made anew for
+    another table, a query needs a new checkpoint.
 
     Parameters
     ----------
