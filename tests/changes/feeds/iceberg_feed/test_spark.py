@@ -18,6 +18,7 @@ from tests.changes.feeds.iceberg_feed.lake import (
     new_files,
     rows,
 )
+from tests.changes.feeds.iceberg_feed.numbered import Numbered
 from tests.changes.frames import Sink
 
 
@@ -58,3 +59,22 @@ def test_a_stream_takes_the_commits_as_they_come(
     orders.manage_snapshots().rollback_to_snapshot(orders.metadata.snapshots[2].snapshot_id).commit()
     with pytest.raises(Exception, match="is not in the history"):
         run()
+
+
+def test_a_table_of_format_3_without_a_key_has_updates_by_row_lineage(
+    spark: SparkSession, lake: Lake, tmp_path: Path
+) -> None:
+    table = Numbered.create(lake)
+    first = table.write((7, "a", 0), (7, "a", 0), (7, "b", 0), stored=False)
+    table.commit(first)
+    table.commit(table.write((7, "changed", 0, 1, None), (7, "b", 0, 2, 1)), removed=[first.path])
+    sink = Sink(tmp_path)
+    frame = ps.changes.read_stream(spark, lake.feed().url, compute_updates=True, starting_version=2)
+    shown = sink.run(frame.select("_row_id", "data", "_change_type", "_last_updated_sequence_number"))
+    assert sorted(shown.elements()) == [
+        (0, "a", "delete", 1),
+        (1, "a", "update_preimage", 1),
+        (1, "changed", "update_postimage", 2),
+    ]
+    net = ps.changes.read(spark, lake.feed(), deduplication_mode="netChanges", columns=["data"])
+    assert sorted(row["data"] for row in net.collect()) == ["b", "changed"]
