@@ -62,11 +62,6 @@ class ChangeRange:
             _moved(times[1], -last),
         )
 
-    @property
-    def ends(self) -> bool:
-        """Whether there is an upper bound."""
-        return self.last_version is not None or self.last_time is not None
-
     def start(self, feed: Changelog) -> int:
         """The version after which to read."""
         if self.first_version is not None:

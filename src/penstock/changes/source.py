@@ -27,8 +27,7 @@ STARTING = ("startingVersion", "startingTimestamp", "startingBoundInclusive")
 ENDING = ("endingVersion", "endingTimestamp", "endingBoundInclusive")
 LIMITS = ("maxCommitsPerTrigger", "maxRowsPerTrigger")
 BATCH = ("url", *STARTING, *ENDING, "rowsPerTask")
-STREAM = ("url", *STARTING, *LIMITS, "rowsPerTask")
-ALL = (*BATCH, *LIMITS)
+STREAM = (*BATCH, *LIMITS)
 _PASSES = ("deduplicationmode", "computeupdates")
 
 
@@ -56,7 +55,7 @@ def read_options(given: Mapping[str, str], known: Sequence[str], what: str) -> R
             f"format({FORMAT!r}) gives change rows as the feed has them: deduplicationMode and computeUpdates are arguments "
             "of penstock.changes.read, read_stream and post_process"
         )
-    read = Given(given, known, what, ALL)
+    read = Given(given, known, what, STREAM)
     return ReadOptions(
         url=read.required("url"),
         range=ChangeRange.of(
@@ -87,7 +86,7 @@ class ChangesDataSource(DataSource):
 
     def schema(self) -> StructType:
         """The feed's schema."""
-        return to_struct(parse(self._options(ALL, "read").url).describe().schema)
+        return to_struct(parse(self._options(STREAM, "read").url).describe().schema)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """A batch read."""
@@ -143,12 +142,12 @@ class ChangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._feed = parse(options.url)
         self._requested = schema
         self._known: tuple[str, pa.Schema] | None = None
-        self._cap: int | None = None
+        self._cap = options.range.last_version
         self._initial: int | None = None
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Note where the feed ends now; later commits are another run's."""
-        self._cap = self._feed.newest(self._feed.oldest())
+        self._cap = self._capped(self._feed.newest(self._feed.oldest()))
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """No limit of Spark's; this source has its own."""
@@ -168,15 +167,14 @@ class ChangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if begin == after and self._options.range.first_time is not None:
             # Nothing was late enough when the query began; commits that came since may be too early, too.
             after = max(after, self._options.range.start(self._feed))
-        upto = self._feed.newest(after)
-        if self._cap is not None:
-            upto = min(upto, self._cap)
-        upto = self._admitted(after, upto)
+        upto = self._admitted(after, self._capped(self._feed.newest(after)))
         return start if upto <= after else self._offset(after, upto)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """Where the feed ends now, for the query's progress."""
-        newest = self._feed.newest(self._initial if self._initial is not None else self._feed.oldest())
+        newest = self._capped(
+            self._feed.newest(self._initial if self._initial is not None else self._feed.oldest())
+        )
         return self._offset(newest, newest)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
@@ -199,18 +197,24 @@ class ChangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._known = found.identity, projection(self._requested, found.schema)
         return self._known
 
+    def _capped(self, upto: int) -> int:
+        return upto if self._cap is None else min(upto, self._cap)
+
     def _admitted(self, after: int, upto: int) -> int:
-        """The end of as many whole commits as the limits let through, and one at the least."""
+        """The end of as many whole commits as it takes to reach a limit, and before those that are too late."""
         most_commits, most_rows = self._options.max_commits, self._options.max_rows
-        if upto <= after or (most_commits is None and most_rows is None):
+        last_time = self._options.range.last_time
+        if upto <= after or (most_commits is None and most_rows is None and last_time is None):
             return upto
         commits = rows = 0
         end = after
         for commit in self._feed.commits(after, upto, most_rows):
-            if commits and most_rows is not None and rows + commit.rows > most_rows:
+            if last_time is not None and commit.timestamp > last_time:
+                # The end: what comes behind it, however early its time, is not of this range.
+                self._cap = end
                 return end
             commits, rows, end = commits + 1, rows + commit.rows, commit.version
-            if commits == most_commits:
+            if commits == most_commits or (most_rows is not None and rows >= most_rows):
                 return end
         return upto
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 import penstock as ps
+from penstock.changes.feeds.changelog import Commit
 from penstock.changes.source import STREAM, ChangesStreamReader, read_options
 from penstock.errors import InvalidChangelogSchema, InvalidChangeOption, InvalidOption, InvalidUrl
+from penstock.instants import micros_of
 from penstock.spark.schemas import to_struct
 from tests.changes.frames import Sink
 from tests.spark.support import forget_commit, one_store
@@ -121,11 +124,12 @@ def test_batch_ranges_and_passes(spark: SparkSession, feed: ps.QueueFeed) -> Non
         ({"deduplication_mode": "all"}, "INVALID_DEDUPLICATION_MODE"),
     ],
 )
+@pytest.mark.parametrize("read", [ps.changes.read, ps.changes.read_stream], ids=["batch", "stream"])
 def test_a_range_that_makes_no_sense(
-    spark: SparkSession, feed: ps.QueueFeed, given: dict[str, Any], condition: str
+    spark: SparkSession, feed: ps.QueueFeed, read: Callable[..., Any], given: dict[str, Any], condition: str
 ) -> None:
     with pytest.raises(InvalidChangeOption) as raised:
-        ps.changes.read(spark, feed, **given)
+        read(spark, feed, **given)
     assert raised.value.condition == f"INVALID_CDC_OPTION.{condition}"
 
 
@@ -145,8 +149,9 @@ def test_options_that_do_not_exist(spark: SparkSession, feed: ps.QueueFeed) -> N
     [
         ({}, [VERSIONS]),
         ({"maxCommitsPerTrigger": 3}, [(2, 3, 5), (8,)]),
-        # Up to whole commits, one at the least.
-        ({"maxRowsPerTrigger": 13}, [(2, 3), (5, 8)]),
+        # Rounded up to whole commits.
+        ({"maxRowsPerTrigger": 13}, [(2, 3, 5), (8,)]),
+        ({"maxRowsPerTrigger": 12}, [(2, 3), (5, 8)]),
         ({"maxRowsPerTrigger": 1}, [(2,), (3,), (5,), (8,)]),
     ],
     ids=str,
@@ -163,6 +168,28 @@ def test_a_micro_batch_holds_whole_commits(
     sink.run(df.select("id", "_commit_version"))
     found = [Counter(row[1] for row in rows) for rows in sink.batches.values() if rows]
     assert found == [dict.fromkeys(each, 6) for each in batches]
+
+
+@pytest.mark.parametrize(
+    "bounds",
+    [
+        {"starting_version": 3, "ending_version": 5},
+        {"starting_version": 2, "ending_version": 8, "starting_bound_inclusive": False, "ending_bound_inclusive": False},
+        {"starting_timestamp": at(3), "ending_timestamp": at(7)},
+        {"starting_timestamp": at(3), "ending_timestamp": at(8), "ending_bound_inclusive": False},
+    ],
+    ids=lambda bounds: " ".join(bounds),
+)  # fmt: skip
+def test_a_stream_has_the_bounds_of_a_batch(
+    spark: SparkSession, feed: ps.QueueFeed, tmp_path: Path, bounds: dict[str, Any]
+) -> None:
+    frame = ps.changes.read_stream(spark, feed, **bounds, options={"maxCommitsPerTrigger": 1})
+    sink = Sink(tmp_path)
+    found = sink.run(frame.select("_commit_version"))
+    assert found == {(3,): 2, (5,): 2}
+    assert versions(ps.changes.read(spark, feed, **bounds)) == {3: 2, 5: 2}
+    feed.append_commit(9, at(9), commit(9))
+    assert sink.run(frame.select("_commit_version")) == found, "a query that has ended stays so"
 
 
 def test_a_query_goes_on_where_it_was(spark: SparkSession, feed: ps.QueueFeed, tmp_path: Path) -> None:
@@ -237,3 +264,26 @@ def test_a_time_that_no_commit_has_reached_yet_is_waited_for(feed: ps.QueueFeed)
     found = reader.latestOffset(start, ReadAllAvailable())
     assert (found["from"], found["to"]) == (19, 21)
     assert ends(reader, found) == (19, 21), "nothing new"
+
+
+def test_a_stream_ends_by_time_before_the_first_commit_that_is_later(
+    feed: ps.QueueFeed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # PostgreSQL's times may go backwards, where a queue refuses them.
+    times = {2: 2, 3: 9, 5: 4, 8: 5}
+
+    def commits(self: ps.QueueFeed, after: int, upto: int, rows: int | None = None) -> Iterator[Commit]:
+        for version, time in times.items():
+            if after < version <= upto:
+                yield Commit(version, micros_of(at(time)), 6)
+
+    monkeypatch.setattr(ps.QueueFeed, "commits", commits)
+    bounds = {"startingTimestamp": at(1).isoformat(), "endingTimestamp": at(6).isoformat()}
+    for limit in ({}, {"maxCommitsPerTrigger": "1"}):
+        reader = reader_of(feed, **bounds, **limit)
+        start = reader.initialOffset()
+        found = reader.latestOffset(start, ReadAllAvailable())
+        assert (found["from"], found["to"]) == (1, 2)
+        assert reader.latestOffset(found, ReadAllAvailable()) == found
+        assert reader_of(feed, **bounds).latestOffset(found, ReadAllAvailable()) == found, "after a restart"
+        assert reader.reportLatestOffset() == {**found, "from": 2}
