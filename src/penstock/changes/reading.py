@@ -77,8 +77,11 @@ def read_stream(
     feed: Changelog | str,
     *,
     starting_version: int | None = None,
+    ending_version: int | None = None,
     starting_timestamp: object = None,
+    ending_timestamp: object = None,
     starting_bound_inclusive: bool = True,
+    ending_bound_inclusive: bool = True,
     deduplication_mode: str = "dropCarryovers",
     compute_updates: bool = False,
     net_window: str | None = None,
@@ -91,13 +94,15 @@ def read_stream(
     ----------
     spark, feed, starting_version, starting_timestamp, starting_bound_inclusive
         As for :func:`read`; a query with a checkpoint goes on from there instead.
+    ending_version, ending_timestamp, ending_bound_inclusive
+        Where the stream ends; nothing comes behind it. By time that is before the first commit whose time is later.
     deduplication_mode, compute_updates, net_window
         As for :func:`post_process`.
     columns
         As for :func:`read`.
     options
-        More options of the data source: ``maxCommitsPerTrigger`` and ``maxRowsPerTrigger`` (rounded up to a whole commit where
-        the first one is larger), ``rowsPerTask``.
+        More options of the data source: ``maxCommitsPerTrigger`` and ``maxRowsPerTrigger`` (rounded up to a whole commit),
+        ``rowsPerTask``.
 
     Raises
     ------
@@ -105,8 +110,11 @@ def read_stream(
     """
     bounds = {
         "startingVersion": starting_version,
+        "endingVersion": ending_version,
         "startingTimestamp": starting_timestamp,
+        "endingTimestamp": ending_timestamp,
         "startingBoundInclusive": starting_bound_inclusive,
+        "endingBoundInclusive": ending_bound_inclusive,
     }
     contract, rows = _open(spark, feed, {**bounds, **(options or {})}, columns, streaming=True)
     return _processed(rows, contract, deduplication_mode, compute_updates, net_window)
