@@ -103,6 +103,11 @@ class Sink:
 
     def run(self, df: DataFrame, mode: str = "append", **trigger: Any) -> Counter[Row]:
         """All that comes out of what is there."""
+        self.drain(df, mode, **trigger)
+        return self.rows()
+
+    def drain(self, df: DataFrame, mode: str = "append", **trigger: Any) -> None:
+        """The same of rows that cannot be counted, such as those with structs; they are in ``batches``."""
         query = (
             df.writeStream.foreachBatch(self._keep)
             .outputMode(mode)
@@ -111,7 +116,6 @@ class Sink:
             .start()
         )
         query.awaitTermination()
-        return self.rows()
 
     def rows(self) -> Counter[Row]:
         return Counter(row for rows in self.batches.values() for row in rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,6 +15,9 @@ import pyarrow as pa
 from penstock.changes.feeds.postgres import PostgresFeed
 
 Row = dict[str, Any]
+COLUMNS = ("id", "part", "text", "number")
+DDL = "id int, part text, text text, number numeric(12, 3), PRIMARY KEY (id, part)"
+"""A table for random histories."""
 
 
 @dataclass
@@ -103,6 +107,45 @@ def apply(rows: Sequence[Row], key: Sequence[str], columns: Sequence[str], state
         elif row["_change_type"] == "delete":
             gone = state.pop(place)
         else:
-            unknown = row["_unchanged"] or ()
+            unknown = row.get("_unchanged") or ()
             old = state.get(place, gone)
             state[place] = {name: old[name] if name in unknown else row[name] for name in columns}
+
+
+def state_of(source: Source, table: str) -> dict[Any, Row]:
+    """What a table of DDL holds."""
+    found = source.rows(f"SELECT {', '.join(COLUMNS)} FROM {table}")
+    return {row[:2]: dict(zip(COLUMNS, row, strict=True)) for row in found}
+
+
+def transaction(source: Source, tables: Sequence[str], chance: random.Random) -> None:
+    """Some statements that change some rows, with keys that move, and texts that are too long for their row."""
+    with source.connection.transaction(force_rollback=chance.random() < 0.1):
+        for _ in range(chance.randint(1, 4)):
+            source.run(_statement(chance.choice(tables), chance))
+
+
+def _statement(table: str, chance: random.Random) -> str:
+    text = chance.choice(["", "é", "x" * chance.randint(0, 30), long_text(chance)])
+    id, part, amount = chance.randint(0, 9), chance.choice("ab"), chance.randint(-99, 99) / 8
+    where = [f"WHERE id = {id}", "WHERE part = 'a'", f"WHERE id < {id}"][chance.randrange(3)]
+    merge = (
+        f"MERGE INTO {table} AS t USING (SELECT i AS id, '{part}' AS part FROM generate_series({id}, {id + 4}) i) AS s"
+        " ON t.id = s.id AND t.part = s.part WHEN MATCHED AND t.number < 0 THEN DELETE"
+        f" WHEN MATCHED THEN UPDATE SET text = '{text}' WHEN NOT MATCHED THEN INSERT VALUES (s.id, s.part, '{text}', {amount})"
+    )
+    return chance.choice(
+        [
+            f"INSERT INTO {table} VALUES ({id}, '{part}', '{text}', {amount}) ON CONFLICT DO NOTHING",
+            merge,
+            f"UPDATE {table} SET number = number + 1 {where}",
+            f"UPDATE {table} SET text = NULLIF('{text}', '') {where}",
+            f"UPDATE {table} SET part = part || '{chance.random()}', id = id + 100 {where}",
+            f"DELETE FROM {table} {where}",
+        ]
+    )
+
+
+def long_text(chance: random.Random) -> str:
+    # Not compressible: it is kept out of line, and updates of other columns do not log it.
+    return "".join(chance.choices("0123456789abcdef", k=6000))

@@ -16,43 +16,20 @@ from hypothesis import strategies as st
 
 from penstock.changes.feeds.postgres import server
 from penstock.errors import DataLost
-from tests.changes.feeds.postgres import Row, Source, apply, batches, changes, everything, source_at
-
-COLUMNS = ("id", "part", "text", "number")
-DDL = "id int, part text, text text, number numeric(12, 3), PRIMARY KEY (id, part)"
-
-
-def state_of(source: Source, table: str) -> dict[Any, Row]:
-    found = source.rows(f"SELECT {', '.join(COLUMNS)} FROM {table}")
-    return {row[:2]: dict(zip(COLUMNS, row, strict=True)) for row in found}
-
-
-def transaction(source: Source, table: str, chance: random.Random) -> None:
-    """Some statements that change some rows, with keys that move, and texts that are too long for their row."""
-    with source.connection.transaction(force_rollback=chance.random() < 0.1):
-        for _ in range(chance.randint(1, 4)):
-            id, text = (
-                chance.randint(0, 9),
-                chance.choice(["", "é", "x" * chance.randint(0, 30), long_text(chance)]),
-            )
-            part, amount = chance.choice("ab"), chance.randint(-99, 99) / 8
-            where = [f"WHERE id = {id}", "WHERE part = 'a'", f"WHERE id < {id}"][chance.randrange(3)]
-            statement = chance.choice(
-                [
-                    f"INSERT INTO {table} VALUES ({id}, '{part}', '{text}', {amount}) ON CONFLICT DO NOTHING",
-                    f"UPDATE {table} SET number = number + 1 {where}",
-                    f"UPDATE {table} SET text = NULLIF('{text}', '') {where}",
-                    f"UPDATE {table} SET part = part || '{chance.random()}', id = id + 100 {where}",
-                    f"DELETE FROM {table} {where}",
-                ]
-            )
-            source.run(statement)
-
-
-def long_text(chance: random.Random) -> str:
-    # Not compressible: it is kept out of line, and updates of other columns do not log it.
-    return "".join(chance.choices("0123456789abcdef", k=6000))
-
+from tests.changes.feeds.postgres import (
+    COLUMNS,
+    DDL,
+    Row,
+    Source,
+    apply,
+    batches,
+    changes,
+    everything,
+    long_text,
+    source_at,
+    state_of,
+    transaction,
+)
 
 @settings(max_examples=6, suppress_health_check=list(HealthCheck), deadline=None)
 @given(seed=st.integers(0, 2**32), identity=st.sampled_from(["default", "full"]), fetch=st.integers(1, 9))
@@ -74,7 +51,7 @@ def test_a_history_replayed_gives_the_table_after_every_commit(
         start = feed.oldest()
         states: dict[int, dict[Any, Row]] = {start: {}}
         for number in range(20):
-            transaction(source, table, chance)
+            transaction(source, [table], chance)
             source.run(f"INSERT INTO {other} VALUES ({number})")
             states[feed.newest(start)] = state_of(source, table)
         ends = sorted({start, *chance.sample(sorted(states), 5), feed.newest(start)})
