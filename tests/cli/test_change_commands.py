@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
 import pytest
 
 import penstock as ps
+from penstock.cli.text_output import TextOutput
 from tests.cli.conftest import Penstock
 from tests.support.waiting import wait_until
 
@@ -95,20 +99,83 @@ def test_what_is_not_there(feed: Penstock, words: list[object], condition: str) 
     assert feed("changes", "show", *words, "--json", code=1).error["error"] == condition
 
 
-def test_tail_shows_commits_as_they_come(feed: Penstock, append: Append) -> None:
+@contextmanager
+def tailing(*words: str) -> Iterator[subprocess.Popen[str]]:
+    """A tail that is stopped as people stop it."""
     tail = subprocess.Popen(
-        [sys.executable, "-m", "penstock", "changes", "tail", "queue:f", "--from", "4", "--json"],
+        [sys.executable, "-m", "penstock", "changes", "tail", "queue:f", *words],
         stdout=subprocess.PIPE,
         env=os.environ,
         text=True,
     )
     assert tail.stdout is not None
     try:
-        assert json.loads(tail.stdout.readline())["_commit_version"] == 4
-        append(5, ("insert", 7, "new"))
-        assert json.loads(tail.stdout.readline())["id"] == 7
+        yield tail
     finally:
         tail.send_signal(signal.SIGINT)
         assert wait_until(lambda: tail.poll() is not None, 20, "tail ends") is True
         tail.stdout.close()
     assert tail.returncode == 130
+
+
+def test_tail_shows_commits_as_they_come(feed: Penstock, append: Append) -> None:
+    with tailing("--from", "4", "--json") as tail:
+        assert json.loads(tail.stdout.readline())["_commit_version"] == 4
+        append(5, ("insert", 7, "new"))
+        assert json.loads(tail.stdout.readline())["id"] == 7
+
+
+def test_net_changes_of_a_tail_are_those_of_each_commit(feed: Penstock, append: Append) -> None:
+    append(6, ("insert", 9, "end"))
+    with tailing("--from", "1", "--mode", "netChanges", "--updates", "--json") as tail:
+        found = [json.loads(tail.stdout.readline()) for _ in range(6)]
+    assert [(row["_commit_version"], row["_change_type"], row["id"]) for row in found] == [
+        (1, "insert", 1),
+        (1, "insert", 2),
+        (2, "update_preimage", 1),
+        (2, "update_postimage", 1),
+        (4, "delete", 2),
+        (6, "insert", 9),
+    ]
+
+
+def test_tail_begins_with_the_next_commit(feed: Penstock, append: Append) -> None:
+    with tailing() as tail:
+        version = 10
+
+        def shown() -> bool:
+            nonlocal version
+            version += 1
+            append(version, ("insert", version, "new"))
+            return bool(select.select([tail.stdout], [], [], 0.2)[0])
+
+        wait_until(shown, 60, "tail shows something")
+        header, first = (tail.stdout.readline().split() for _ in range(2))
+    assert header == ["version", "time", "id", "data"]
+    assert first[:2] == ["+", first[3]]
+    assert int(first[1]) > 10
+
+
+def test_the_kinds_of_changes_have_colours_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stdout", screen)
+    for name, value in {"TERM": "xterm-256color", "COLUMNS": "80"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    show = TextOutput("sqlite:///x").change_printer(["id"])
+    kinds = ["insert", "delete", "update_preimage", "update_postimage"]
+    show([{"_change_type": kind, "_commit_version": 1, "_commit_timestamp": "", "id": 1} for kind in kinds])
+    assert [line[:6] for line in screen.getvalue().splitlines()[1:]] == [
+        "\x1b[32m+",
+        "\x1b[31m-",
+        "\x1b[33m<",
+        "\x1b[93m>",
+    ]
+
+
+def test_a_feed_without_a_slot_has_no_lag(feed: Penstock) -> None:
+    assert feed("changes", "lag", "queue:f", "--json", code=1).error["error"] == "NO_LAG"

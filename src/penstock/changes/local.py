@@ -20,26 +20,28 @@ _IN_ORDER = [("_commit_version", "ascending")]
 
 
 def changes(
-    feed: Changelog, after: int, upto: int, *, mode: str, compute_updates: bool
+    feed: Changelog, after: int, upto: int, *, mode: str, compute_updates: bool, net_window: int = EVER
 ) -> Iterator[pa.Table]:
-    """The changes of a range in the order of their commits, some commits at a time; those of ``netChanges`` all at once.
+    """The changes of a range in the order of their commits, some commits at a time; the net changes of it all at once.
 
     Parameters
     ----------
     mode, compute_updates
         As ``deduplication_mode`` and ``compute_updates`` of ``changes.read``.
+    net_window
+        EVER for the net changes of the range, COMMIT for those of each commit.
 
     Raises
     ------
     ChangelogContractViolation, DataLost, InvalidChangeOption
     """
     found = feed.describe()
-    options = ChangeOptions(mode, compute_updates, EVER)
+    options = ChangeOptions(mode, compute_updates, net_window)
     passes = Passes() if found.contract is None else Passes.of(found.contract, options)
     layout = None
     if passes and found.contract is not None:
         layout = layout_of(to_struct(found.schema), found.contract, case_sensitive=True)
-    ranges = [(after, upto)] if passes.net is not None else _pieces(feed, after, upto)
+    ranges = [(after, upto)] if passes.net == EVER else _pieces(feed, after, upto)
     for first, last in ranges:
         batches = [
             batch

@@ -9,6 +9,7 @@ import typer
 
 from penstock.cli.commands import Run, command
 from penstock.cli.following import polls
+from penstock.errors import InvalidInput
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -26,12 +27,17 @@ FeedArgument = Annotated[
     typer.Argument(
         metavar="FEED",
         show_default=False,
-        help="queue:NAME, delta:PATH, iceberg:TABLE, snapshots:PATH or postgresql://…?publication=NAME.",
+        help="queue:NAME, delta:PATH, iceberg:TABLE, snapshots:PATH or postgresql://…?publication=NAME, whose slot has to "
+        "be there: slot=NAME, or else penstock_ and the publication's name.",
     ),
 ]
 ModeOption = Annotated[
     str,
-    typer.Option("--mode", metavar="MODE", help="none, dropCarryovers or netChanges."),
+    typer.Option(
+        "--mode",
+        metavar="MODE",
+        help="none, dropCarryovers or netChanges: of the whole range, and for tail of each commit.",
+    ),
 ]
 UpdatesOption = Annotated[
     bool,
@@ -72,9 +78,10 @@ def show(
     rows: RowsOption = None,
 ) -> None:
     """Show the changes of a feed, commit by commit: + for inserted rows, - for deleted ones."""
+    from penstock.changes.options import EVER
     from penstock.changes.range import ChangeRange
 
-    view = _View(run, feed, mode, updates)
+    view = _View(run, feed, mode, updates, net_window=EVER)
     bounds = ChangeRange.of(**_bound("starting", start), **_bound("ending", end))
     after = bounds.start(view.feed)
     view.show(after, bounds.end(view.feed, after), rows)
@@ -101,9 +108,11 @@ def tail(
     updates: UpdatesOption = False,
 ) -> None:
     """Show the changes of a feed as they come, until Ctrl-C; nothing is consumed."""
+    from penstock.changes.options import COMMIT
     from penstock.changes.range import ChangeRange
 
-    view = _View(run, feed, mode, updates)
+    # Of each commit: those of all that has come would depend on when we looked.
+    view = _View(run, feed, mode, updates, net_window=COMMIT)
     opened = view.feed
     stands = (
         opened.newest(opened.oldest())
@@ -117,15 +126,43 @@ def tail(
             stands = newest
 
 
+@command(
+    group,
+    "lag",
+    examples=["penstock changes lag 'postgresql://app@db/shop?publication=orders'"],
+)
+def lag(run: Run, feed: FeedArgument) -> None:
+    """Show how much log a PostgreSQL feed's slot keeps on the server, and how much of it has not been read and logged."""
+    from penstock.changes.feeds.postgres import PostgresFeed
+    from penstock.cli.output import Section
+    from penstock.cli.units import size_text
+
+    opened = _opened(run, feed)
+    if not isinstance(opened, PostgresFeed):
+        raise InvalidInput("a PostgreSQL feed alone has a slot that may lag behind", condition="NO_LAG")
+    found = opened.lag()
+    data = {
+        "slot": opened.slot,
+        "retained_bytes": found.retained,
+        "unconfirmed_bytes": found.unconfirmed,
+    }
+    pairs = [
+        ("slot", opened.slot),
+        ("kept on the server", size_text(found.retained)),
+        ("not read and logged", size_text(found.unconfirmed)),
+    ]
+    run.output.describe(data, [Section("", pairs)])
+
+
 class _View:
     """The changes of a feed on their way to the output."""
 
-    def __init__(self, run: Run, url: str, mode: str, updates: bool) -> None:
+    def __init__(self, run: Run, url: str, mode: str, updates: bool, *, net_window: int) -> None:
         from penstock.changes.options import MODES, one_of
 
         self.feed = _opened(run, url)
         self._mode = one_of("--mode", mode, MODES, "INVALID_DEDUPLICATION_MODE")
-        self._updates = updates
+        self._updates, self._net_window = updates, net_window
         columns = [name for name in self.feed.describe().schema.names if name not in _METADATA]
         self._print: ChangePrinter = run.output.change_printer(columns)
         self.shown = 0
@@ -140,7 +177,14 @@ class _View:
     def _tables(self, after: int, upto: int) -> Iterator[pa.Table]:
         from penstock.changes.local import changes
 
-        return changes(self.feed, after, upto, mode=self._mode, compute_updates=self._updates)
+        return changes(
+            self.feed,
+            after,
+            upto,
+            mode=self._mode,
+            compute_updates=self._updates,
+            net_window=self._net_window,
+        )
 
     def _show(self, table: pa.Table) -> None:
         from penstock.cli.wire import plain_rows
@@ -151,12 +195,9 @@ class _View:
 
 
 def _opened(run: Run, url: str) -> Changelog:
-    from penstock.changes.feeds.urls import FeedUrl, parse
+    from penstock.changes.feeds.urls import for_looking
 
-    parts = FeedUrl.of(url)
-    if parts.kind == "queue" and parts.one("store") is None:
-        url = str(FeedUrl(parts.kind, parts.target, (*parts.parameters, ("store", run.url))))
-    return parse(url)
+    return for_looking(url, store=run.url)
 
 
 def _bound(which: str, text: str | None) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from tests.changes.feeds.postgres import (
     transaction,
 )
 
+
 @settings(max_examples=6, suppress_health_check=list(HealthCheck), deadline=None)
 @given(seed=st.integers(0, 2**32), identity=st.sampled_from(["default", "full"]), fetch=st.integers(1, 9))
 def test_a_history_replayed_gives_the_table_after_every_commit(

@@ -41,6 +41,13 @@ def test_a_feed_is_its_url(options: dict[str, Any]) -> None:
     assert feed.url.startswith("postgresql://me:s%40cret@db.example:5433/shop?")
 
 
+def test_a_slot_is_called_after_its_publication() -> None:
+    feed = parse("postgresql://h/db?publication=orders_2")
+    assert feed == PostgresFeed("postgresql://h/db", "orders_2", "penstock_orders_2")
+    assert parse(feed.url) == feed
+    assert PostgresFeed("postgresql://h/db?slot=s", "orders").slot == "s"
+
+
 def test_the_password_is_not_shown() -> None:
     feed = PostgresFeed(URL, "p", "s")
     for text in (repr(feed), str(feed), feed.name):
@@ -52,7 +59,8 @@ def test_the_password_is_not_shown() -> None:
     ("url", "names"),
     [
         ("postgresql://h/db?slot=s", "publication"),
-        ("postgresql://h/db?publication=p", "slot"),
+        ("postgresql://h/db?publication=Or-ders", "slot=NAME"),
+        (f"postgresql://h/db?publication={'p' * 60}", "slot=NAME"),
         ("postgresql://h/db?publication=p&slot=Not-This", "lower-case"),
         ("postgresql://h/db?publication=p&slot=s&snapshots=none", "'snapshot'"),
         ("postgresql://h/db?publication=p&slot=s&snapshot=no", "initial, none"),

@@ -25,6 +25,8 @@ _KINDS = {
     "snapshots": ("penstock.changes.feeds.snapshots", "SnapshotFeed"),
 }
 _FORMS = "queue:NAME?store=URL, postgresql://…?publication=NAME, delta:PATH, iceberg:TABLE, snapshots:PATH"
+_FOR_LOOKING = {"postgresql": {"snapshot": "none"}, "postgres": {"snapshot": "none"}}
+"""Parameters with which a feed makes nothing that is not there, by its kind."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,30 @@ class FeedUrl:
                     f"a {self.kind} feed has no parameter {name!r}.{did_you_mean(name, names)} It has {listed}",
                     parameter=name,
                 )
+
+
+def completed(url: str, parameters: Mapping[str, str]) -> str:
+    """A feed's URL with parameters where it does not have them."""
+    given = {name for name, _ in FeedUrl.of(url).parameters}
+    more = [(name, value) for name, value in parameters.items() if name not in given]
+    return f"{url}{'&' if '?' in url else '?'}{urlencode(more, quote_via=quote)}" if more else url
+
+
+def for_looking(url: str, *, store: str) -> Changelog:
+    """The feed of a URL for somebody who only looks: what is not there is an error, unless the URL says that it be made.
+
+    Parameters
+    ----------
+    store
+        The store of a queue's feed whose URL does not name one.
+
+    Raises
+    ------
+    InvalidUrl, MissingDependency
+        As :func:`parse`.
+    """
+    kind = FeedUrl.of(url).kind
+    return parse(completed(url, {"store": store} if kind == "queue" else _FOR_LOOKING.get(kind, {})))
 
 
 def pairs(**parameters: str | Iterable[str] | None) -> tuple[tuple[str, str], ...]:

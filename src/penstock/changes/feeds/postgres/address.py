@@ -38,9 +38,7 @@ def split(url: str) -> tuple[StoreUrl, dict[str, list[str]]]:
     """
     if not isinstance(url, str) or not url.lower().startswith(("postgresql://", "postgres://")):
         # Not shown: it may hold a password.
-        raise InvalidUrl(
-            "a PostgreSQL feed's URL is postgresql://user@host/database?publication=NAME&slot=NAME"
-        )
+        raise InvalidUrl("a PostgreSQL feed's URL is postgresql://user@host/database?publication=NAME")
     _, _, rest = url.partition("://")
     head, _, query = rest.partition("?")
     given = parse_qsl(query, keep_blank_values=True)

@@ -50,7 +50,8 @@ class PostgresFeed:
     publication
         What the server publishes: ``create publication … for table …``.
     slot
-        The replication slot: lower-case letters, digits and underscores. A slot is for one query.
+        The replication slot: lower-case letters, digits and underscores. A slot is for one query. By default ``penstock_`` and
+        the publication's name, where that name is of such letters.
     tables
         Some tables of the publication, as "schema.table" or "table"; all when None.
     snapshot
@@ -161,6 +162,9 @@ class PostgresFeed:
         settled: dict[str, Any] = {"tables": tuple(tables) if tables else None}
         for name in ("publication", "slot"):
             settled[name] = getattr(self, name) or one(name) or ""
+        by_default = f"penstock_{settled['publication']}"
+        if not settled["slot"] and settled["publication"] and _SLOT.fullmatch(by_default):
+            settled["slot"] = by_default
         for name, default in _DEFAULTS.items():
             given = getattr(self, name)
             given = one(name) if given in ("", None) else given
@@ -169,12 +173,18 @@ class PostgresFeed:
             object.__setattr__(self, name, value)
 
     def _check(self) -> None:
-        for name in ("publication", "slot"):
-            if not getattr(self, name):
-                raise InvalidUrl(
-                    f"a PostgreSQL feed needs a {name}: postgresql://user@host/database?publication=NAME&slot=NAME",
-                    parameter=name,
-                )
+        if not self.publication:
+            raise InvalidUrl(
+                "a PostgreSQL feed needs a publication: postgresql://user@host/database?publication=NAME",
+                parameter="publication",
+            )
+        if not self.slot:
+            # Two publications must not come to one slot, which is what would happen if their letters were changed.
+            raise InvalidUrl(
+                f"no slot can be called after the publication {self.publication!r}: give slot=NAME, of lower-case letters, "
+                "digits and underscores",
+                parameter="slot",
+            )
         if not _SLOT.fullmatch(self.slot):
             raise InvalidUrl(
                 f"slot={self.slot!r}: PostgreSQL's slots have 1 to 63 lower-case letters, digits and underscores",

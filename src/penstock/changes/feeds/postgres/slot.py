@@ -139,8 +139,8 @@ class Slot:
         return self._server.unavailable(
             "SLOT_MISSING",
             f"there is no replication slot {self.name!r}: select pg_create_logical_replication_slot('{self.name}', 'pgoutput') "
-            'makes one that starts now; with snapshot="initial" a query with a new checkpoint makes one, and reads the rows '
-            "that are there first",
+            'makes one that starts now; with snapshot="initial" (snapshot=initial in the URL) a query with a new checkpoint makes '
+            "one, and reads the rows that are there first",
             slot=self.name,
         )
 
