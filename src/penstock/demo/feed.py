@@ -7,7 +7,7 @@ over as a delete and an identical insert. Rewriting whole (day, carrier) groups 
 million change rows for the same changes.
 
 The feed's contract: row id `flight_id`, row version `row_version`, carry-over rows, updates as delete + insert,
-whole commits, no intermediate changes (at most one delete and one insert for each flight and commit).
+whole commits, intermediate changes (a flight changes in several commits, at most once in each).
 """
 
 from __future__ import annotations
