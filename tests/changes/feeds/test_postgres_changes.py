@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import pickle
 import random
+from collections.abc import Callable
 from decimal import Decimal
 from itertools import pairwise
 from typing import Any
@@ -30,6 +31,7 @@ from tests.changes.feeds.postgres import (
     state_of,
     transaction,
 )
+from tests.support.processes import ChildProcess
 
 
 @settings(max_examples=6, suppress_health_check=list(HealthCheck), deadline=None)
@@ -382,3 +384,17 @@ def test_a_slot_that_keeps_much_log_warns_once(source: Source, caplog: pytest.Lo
     assert [record.action for record in caplog.records] == ["slot_lag"]  # type: ignore[attr-defined] # by extra
     assert feed.lag().retained > 50_000
     assert feed.lag().unconfirmed > 50_000
+
+
+@pytest.mark.soak
+def test_a_large_transaction_is_not_held_in_memory(
+    source: Source, run_child: Callable[..., ChildProcess]
+) -> None:
+    table = source.table("id int primary key, v text")
+    source.make_slot()
+    source.run(f"INSERT INTO {table} SELECT i, repeat(md5(i::text), 32) FROM generate_series(1, 300000) i")
+    child = run_child("tests.changes.feeds.postgres_reader", source.feed().url)
+    _, rows, size, grown = child.wait_for_line("READ", 240).split()
+    assert int(rows) == 300_000
+    assert int(size) > 300 << 20
+    assert int(grown) < 160 << 20

@@ -56,11 +56,11 @@ def next_state(state: State, chance: random.Random) -> State:
 def history(chance: random.Random) -> Iterator[tuple[int, State, State]]:
     """Versions, and a table before and after each."""
     state: State = {}
-    version = 0
+    version = 1
     for _ in range(COMMITS):
-        version += chance.randint(1, 3)
         before, state = state, next_state(state, chance)
         yield version, before, state
+        version += chance.randint(1, 3)
 
 
 def check(
