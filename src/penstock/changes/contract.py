@@ -37,6 +37,9 @@ class ChangeContract:
         once.
     nullable_row_id
         Whether NULL is a value like any other in the row id, for tables without a key, whose rows are told apart by all columns.
+    unchanged
+        The column with the names of those columns, of the row or of its structs, whose values a change did not touch and does not
+        tell; net changes take them from earlier changes of the row.
 
     Raises
     ------
@@ -52,6 +55,7 @@ class ChangeContract:
     whole_commits: bool | None = None
     sequence: str | None = None
     nullable_row_id: bool = False
+    unchanged: str | None = None
 
     def __post_init__(self) -> None:
         columns = (self.row_id,) if isinstance(self.row_id, str) else tuple(self.row_id)

@@ -21,6 +21,7 @@ from penstock.changes.rows import (
     ChangeRows,
     column_at,
 )
+from penstock.changes.unchanged import carried
 from penstock.changes.violations import check_order_known, check_sequence, check_single
 
 
@@ -72,7 +73,8 @@ class Passes:
             return self._with_updates(rows)
         if self.net is not None:
             self._check_order(rows)
-            return net(rows, self._windows(rows), updates=self.compute_updates)
+            windows = self._windows(rows)
+            return net(carried(rows, windows), windows, updates=self.compute_updates)
         if not self.intermediate:
             check_single(rows, asks_for_sequence=False)
         return rows

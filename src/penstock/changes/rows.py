@@ -32,6 +32,8 @@ class Layout:
     row_version: Path | None = None
     sequence: Path | None = None
     nullable_row_id: bool = False
+    unchanged: Path | None = None
+    """The column that names those whose values are not told."""
 
     @property
     def content(self) -> tuple[Path, ...]:
@@ -103,14 +105,18 @@ class ChangeRows:
         chosen.__dict__["kinds"] = self.kinds[keep]
         return chosen
 
+    def with_table(self, table: pa.Table) -> ChangeRows:
+        """The same changes of the same rows, with other data."""
+        changed = ChangeRows(table, self.layout)
+        kept = ("row", "change", "changes", "kinds")
+        changed.__dict__.update({name: value for name, value in self.__dict__.items() if name in kept})
+        return changed
+
     def with_kinds(self, kinds: Any) -> ChangeRows:
         """The same rows with other change types."""
         place, field = self.layout.change_type, self.table.schema.field(self.layout.change_type)
         names = pa.array(TYPES, field.type).take(pa.array(kinds))
-        changed = ChangeRows(self.table.set_column(place, field, names), self.layout)
-        changed.__dict__.update(
-            {name: value for name, value in self.__dict__.items() if name in ("row", "change", "changes")}
-        )
+        changed = self.with_table(self.table.set_column(place, field, names))
         changed.__dict__["kinds"] = kinds
         return changed
 

@@ -70,6 +70,9 @@ def layout_of(schema: StructType, contract: ChangeContract, *, case_sensitive: b
             f"the sequence {contract.sequence!r} is inside a struct, by which carry-over rows are compared: give it a column of "
             "its own",
         )
+    unchanged = (finder.top(contract.unchanged),) if contract.unchanged is not None else None
+    if unchanged is not None:
+        _check_names(str(contract.unchanged), schema.fields[unchanged[0]].dataType)
     others = {*metadata.values(), *(sequence[:1] if sequence is not None and len(sequence) == 1 else ())}
     data = tuple((place,) for place in range(len(schema.fields)) if place not in others)
     return Layout(
@@ -81,6 +84,7 @@ def layout_of(schema: StructType, contract: ChangeContract, *, case_sensitive: b
         row_version=finder.path(contract.row_version) if contract.row_version is not None else None,
         sequence=sequence,
         nullable_row_id=contract.nullable_row_id,
+        unchanged=unchanged,
     )
 
 
@@ -98,7 +102,7 @@ def narrowed(
     places = {finder.top(name) for name in (*columns, *_TYPES)}
     if contract is not None:
         layout = layout_of(schema, contract, case_sensitive=case_sensitive)
-        paths = [*layout.row_id, layout.row_version, layout.sequence]
+        paths = [*layout.row_id, layout.row_version, layout.sequence, layout.unchanged]
         # Rows are compared by the row version, or by all that they hold.
         compared = contract.carryover_rows or (contract.intermediate_changes and contract.sequence is None)
         paths += layout.content if compared else ()
@@ -171,6 +175,15 @@ def _check_type(name: str, found: DataType, wanted: tuple[type[DataType], ...]) 
             "INVALID_COLUMN_TYPE",
             name,
             f"the column {name!r} is {found.simpleString()}, not {names}: cast it",
+        )
+
+
+def _check_names(name: str, found: DataType) -> None:
+    if not isinstance(found, ArrayType) or not isinstance(found.elementType, StringType):
+        raise _invalid(
+            "INVALID_COLUMN_TYPE",
+            name,
+            f"the column {name!r} is {found.simpleString()}, not array<string>: it has the names of columns",
         )
 
 

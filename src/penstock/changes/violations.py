@@ -183,6 +183,17 @@ def check_order_known(rows: ChangeRows) -> None:
         )
 
 
+def unknown_value(rows: ChangeRows, place: int, column: str) -> ChangelogContractViolation:
+    """A row that came without a value that nothing else tells."""
+    return _violation(
+        "UNKNOWN_VALUE",
+        rows,
+        place,
+        f"the row came without its value of {column!r}, as PostgreSQL gives a row whose key has changed: alter table … replica "
+        "identity full has all values logged from then on; deduplication_mode='none' gives the changes one by one",
+    )
+
+
 def _violation(condition: str, rows: ChangeRows, place: int, what: str) -> ChangelogContractViolation:
     layout = rows.layout
     schema = rows.table.schema

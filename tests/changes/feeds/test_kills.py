@@ -116,9 +116,7 @@ def topic(folder: Path) -> tuple[str, Counter[tuple[Any, ...]], list[int]]:
         bad.append(offset + len(events))
         events.append("no event")
         offsets = pa.array(range(offset, offset + len(events)), pa.int64())
-        pq.write_table(
-            pa.table({"value": pa.array(events), "offset": offsets}), folder / f"{number}.parquet"
-        )
+        pq.write_table(pa.table({"value": pa.array(events), "offset": offsets}), folder / f"{number}.parquet")
         offset += len(events)
     return f"{TOPIC}{folder}", Counter(changes), bad
 

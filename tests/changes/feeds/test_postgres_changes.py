@@ -15,8 +15,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from penstock.changes import local
 from penstock.changes.feeds.postgres import server
-from penstock.errors import DataLost
+from penstock.changes.schema import narrowed
+from penstock.errors import ChangelogContractViolation, DataLost
+from penstock.spark.schemas import to_struct
 from tests.changes.feeds.postgres import (
     COLUMNS,
     DDL,
@@ -384,6 +387,33 @@ def test_a_slot_that_keeps_much_log_warns_once(source: Source, caplog: pytest.Lo
     assert [record.action for record in caplog.records] == ["slot_lag"]  # type: ignore[attr-defined] # by extra
     assert feed.lag().retained > 50_000
     assert feed.lag().unconfirmed > 50_000
+
+
+def test_net_changes_have_long_values_that_an_update_did_not_touch(source: Source) -> None:
+    table = source.table("id int primary key, text text, n int")
+    source.run(f"ALTER TABLE {table} ALTER text SET STORAGE EXTERNAL")
+    source.make_slot()
+    feed = source.feed()
+    long = "x" * 5000
+    source.run(f"INSERT INTO {table} VALUES (1, '{long}', 0)", f"UPDATE {table} SET n = 1")
+    first = feed.newest(feed.oldest())
+
+    def net(after: int) -> list[Row]:
+        upto = feed.newest(after)
+        done = local.changes(feed, after, upto, mode="netChanges", compute_updates=False)
+        return [row for part in done for row in part.to_pylist()]
+
+    (row,) = net(feed.oldest())
+    assert (row["text"], row["n"], row["_unchanged"]) == (long, 1, None)
+    source.run(f"UPDATE {table} SET n = 2", f"UPDATE {table} SET n = 3")
+    (row,) = net(first)
+    assert (row["text"], row["n"], row["_unchanged"]) == (None, 3, ["text"])
+    source.run(f"UPDATE {table} SET id = 2")
+    with pytest.raises(ChangelogContractViolation, match=r"'text'.*replica identity full"):
+        net(first)
+    found = feed.describe()
+    few = narrowed(to_struct(found.schema), found.contract, ["n"], case_sensitive=False)
+    assert "_unchanged" in few.names
 
 
 @pytest.mark.soak

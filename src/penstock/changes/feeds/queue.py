@@ -80,7 +80,9 @@ class QueueFeed:
         data = canonical_schema(schema)
         what = f"the schema of feed {queue!r}"
         check_reserved(data, what)
-        check_there(data, what, [*contract.row_id, contract.row_version, contract.sequence])
+        check_there(
+            data, what, [*contract.row_id, contract.row_version, contract.sequence, contract.unchanged]
+        )
         open_store(store).create_queue(
             queue,
             pa.schema([*data, *METADATA_FIELDS]),

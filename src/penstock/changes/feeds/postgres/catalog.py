@@ -92,6 +92,7 @@ class Tables:
             intermediate_changes=True,
             whole_commits=True,
             sequence=SEQUENCE,
+            unchanged=UNCHANGED_COLUMNS,
         )
 
 
