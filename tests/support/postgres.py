@@ -44,17 +44,19 @@ class PostgresServer:
         self.guard.wait(30)
 
 
-def start_postgres(*, fsync: bool = False) -> PostgresServer:
+def start_postgres(*, fsync: bool = False, **settings: str) -> PostgresServer:
     """Make a new cluster in a temporary directory and serve it on a free port of 127.0.0.1.
 
-    Without ``fsync`` it survives any end of its processes, and not a power cut.
+    Without ``fsync`` it survives any end of its processes, and not a power cut. ``settings`` go over SETTINGS.
 
     TCP with a password, because executors and child processes in other working directories reach it too, and because
     a URL with a password is what users have.
     """
     directory = Path(tempfile.mkdtemp(prefix="penstock-pg-"))
     try:
-        return _start(directory, fsync=fsync)
+        return _start(
+            directory, settings if fsync else {"fsync": "off", "full_page_writes": "off"} | settings
+        )
     except BaseException:
         shutil.rmtree(directory, ignore_errors=True)
         raise
@@ -86,7 +88,7 @@ def drop_schema(url: str, schema: str) -> None:
             connection.execute(drop)
 
 
-def _start(directory: Path, *, fsync: bool) -> PostgresServer:
+def _start(directory: Path, settings: dict[str, str]) -> PostgresServer:
     if identity := server_identity():
         os.chown(directory, identity["user"], identity["group"])
     binaries = _binaries(directory)
@@ -102,8 +104,7 @@ def _start(directory: Path, *, fsync: bool) -> PostgresServer:
         directory,
     )  # fmt: skip
     port = _free_port()
-    disk = {} if fsync else {"fsync": "off", "full_page_writes": "off"}
-    options = [word for name, value in (SETTINGS | disk).items() for word in ("-c", f"{name}={value}")]
+    options = [word for name, value in (SETTINGS | settings).items() for word in ("-c", f"{name}={value}")]
     with log.open("wb") as log_file:
         guard = subprocess.Popen(
             [

@@ -13,7 +13,8 @@ import pytest
 from penstock.changes.feeds.postgres import PostgresFeed, address, server, slot
 from penstock.changes.feeds.urls import parse
 from penstock.errors import DataLost, FeedUnavailable, InvalidUrl, MissingDependency
-from tests.changes.feeds.postgres import Source, everything
+from tests.changes.feeds.postgres import Source, everything, source_at
+from tests.support.postgres import start_postgres
 from tests.support.waiting import wait_until
 
 URL = "postgresql://me:s%40cret@db.example:5433/shop?sslmode=require"
@@ -123,19 +124,56 @@ def test_a_slot_of_another_kind(source: Source) -> None:
         source.feed().describe()
 
 
-def test_wal_level_and_old_servers(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_old_server(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
     source.table("id int primary key")
-    feed = source.feed()
     monkeypatch.setattr(slot, "_OLDEST_SERVER", 999_999)
     with refused("SERVER_TOO_OLD"):
-        feed.describe()
-    monkeypatch.undo()
-    everything_about = server.statements()["server"]
-    other = everything_about.replace("current_setting('wal_level')", "'replica'::text")
-    monkeypatch.setitem(server.statements(), "server", other)
-    with refused("WAL_LEVEL") as caught:
-        feed.describe()
-    assert "alter system set wal_level" in caught.value.message
+        source.feed().describe()
+
+
+def test_a_server_that_does_not_decode_its_log() -> None:
+    other = start_postgres(wal_level="replica")
+    try:
+        with source_at(other.url) as source:
+            source.table("id int primary key")
+            feed = source.feed(snapshot="initial")
+            for ask in (feed.describe, feed.oldest, source.feed(snapshot="initial").oldest):
+                with refused("WAL_LEVEL") as caught:
+                    ask()
+                assert "alter system set wal_level = 'logical'" in caught.value.message
+            assert source.slots() == 0
+    finally:
+        other.stop()
+
+
+def test_no_slot_is_free(source: Source) -> None:
+    source.table("id int primary key")
+    (free,) = source.rows(
+        "SELECT current_setting('max_replication_slots')::int - count(*) FROM pg_replication_slots"
+    )
+    for number in range(free[0]):
+        source.run(f"SELECT pg_create_physical_replication_slot('{source.name}_{number}')")
+    with refused("SLOTS") as caught:
+        source.feed(snapshot="initial").oldest()
+    assert "max_replication_slots" in caught.value.message
+
+
+def test_a_table_of_several_schemas(source: Source) -> None:
+    first = source.table("id int primary key")
+    second = f"{source.name}_b"
+    source.run(f"CREATE SCHEMA {second}")
+    try:
+        source.run(
+            f"CREATE TABLE {second}.t (id int primary key)",
+            f"ALTER PUBLICATION {source.name} ADD TABLE {second}.t",
+        )
+        source.make_slot()
+        with refused("TABLE_AMBIGUOUS") as caught:
+            source.feed(tables=("t",)).describe()
+        assert repr(first) in caught.value.message
+        assert source.feed(tables=(f"{second}.t",)).describe().contract is not None
+    finally:
+        source.run(f"DROP SCHEMA {second} CASCADE")
 
 
 def test_logins_and_databases(source: Source) -> None:

@@ -237,8 +237,15 @@ def test_a_feed_made_anew_is_another_one(store: ps.Store, store_url: str, feed: 
 
 def test_a_queue_of_rows_is_no_feed(store: ps.Store, store_url: str) -> None:
     store.create_queue("rows", DATA)
-    with pytest.raises(FeedUnavailable, match=r"QueueFeed\.create"):
+    with pytest.raises(FeedUnavailable, match=r"QueueFeed\.create") as caught:
         ps.QueueFeed("rows", store_url).describe()
+    assert caught.value.condition == "FEED_UNAVAILABLE.NOT_A_FEED"
+
+
+def test_a_url_without_a_store_is_refused() -> None:
+    with pytest.raises(FeedUnavailable, match=r"queue:orders\?store=") as caught:
+        ps.changes.parse("queue:orders")
+    assert caught.value.condition == "FEED_UNAVAILABLE.STORE_MISSING"
 
 
 def test_a_contract_that_does_not_fit_the_schema_is_refused(store_url: str, feed: ps.QueueFeed) -> None:
