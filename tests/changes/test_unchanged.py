@@ -106,6 +106,9 @@ def test_a_row_that_came_without_a_value_is_refused() -> None:
     with pytest.raises(ChangelogContractViolation, match=r"'b'.*replica identity full.*id=5") as caught:
         net(table([*history(("insert", "x", "y", [])), *moved], SCHEMA), CONTRACT)
     assert caught.value.condition == "CHANGELOG_CONTRACT_VIOLATION.UNKNOWN_VALUE"
+    gone_before = ("insert", "x", "y", []), ("delete", None, None, [])
+    with pytest.raises(ChangelogContractViolation, match="'b'"):
+        net(table(history(*gone_before, ("insert", "z", None, ["b"])), SCHEMA), CONTRACT)
     # It went again, so nobody needs the value.
     gone = history(("insert", "x", None, ["b"]), ("delete", None, None, []))
     assert net(table(gone, SCHEMA), CONTRACT) == []

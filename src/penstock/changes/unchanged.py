@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from penstock.changes.rows import IS_DELETE, IS_INSERT, IS_POSTIMAGE, ChangeRows, column_at
+from penstock.changes.rows import IS_INSERT, IS_POSTIMAGE, ChangeRows, column_at
 from penstock.changes.violations import unknown_value
 
 
@@ -69,8 +69,7 @@ class _Lives:
     def sources(self, unknown: Any) -> Any:
         """The row that tells the value for each row that does not; -1 where there is none."""
         order = self._order
-        tells = ~unknown[order] & (self._kinds[order] != IS_DELETE)
-        latest = np.maximum.accumulate(np.where(tells, self._places, -1))
+        latest = np.maximum.accumulate(np.where(unknown[order], -1, self._places))
         found = np.full(len(order), -1)
         found[order] = np.where(latest >= self._begin, order[latest], -1)
         return found

@@ -68,7 +68,7 @@ def check_states(
 
 
 def _limits(chance: random.Random) -> dict[str, int]:
-    limits = {"rowsPerTask": chance.randint(1, 20), "maxCommitsPerTrigger": chance.randint(1, 4)}
+    limits = {"rowsPerTask": chance.randint(1, 20), "maxCommitsPerTrigger": chance.randint(1, 3)}
     if chance.random() < 0.5:
         limits["maxRowsPerTrigger"] = chance.randint(1, 20)
     return limits
