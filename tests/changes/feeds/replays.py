@@ -26,7 +26,7 @@ def read_both_ways(
     """All changes of a feed: as a batch, then as a stream that is stopped once, with limits of both kinds."""
     updates = chance.random() < 0.5
     batch = ps.changes.read(
-        spark, feed, compute_updates=updates, options={"rowsPerTask": chance.randint(1, 20)}
+        spark, feed, compute_updates=updates, options={"rowsPerTask": chance.randint(5, 40)}
     )
     first = {"starting_version": feed.oldest() + 1, "ending_version": chance.choice(list(versions))}
     streams = [
@@ -68,7 +68,7 @@ def check_states(
 
 
 def _limits(chance: random.Random) -> dict[str, int]:
-    limits = {"rowsPerTask": chance.randint(1, 20), "maxCommitsPerTrigger": chance.randint(1, 3)}
+    limits = {"rowsPerTask": chance.randint(5, 40), "maxCommitsPerTrigger": chance.randint(1, 3)}
     if chance.random() < 0.5:
         limits["maxRowsPerTrigger"] = chance.randint(1, 20)
     return limits

@@ -26,7 +26,7 @@ from tests.changes.feeds.replays import State, check_states, read_both_ways, sam
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("data", pa.string())])
 NAMES = tuple(SCHEMA.names)
-COMMITS = 8
+COMMITS = 6
 
 
 @pytest.fixture(params=[1, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(2, 8))])
