@@ -26,6 +26,8 @@ SCHEMA = pa.schema(
 )
 KEYS = st.tuples(st.integers(0, 2), st.sampled_from(["x", "y"]))
 DATA = st.sampled_from([None, "p", "q"])
+NOTHING: Any = (None, None)
+"""The content of a row of which only the key is told."""
 
 
 @dataclass
@@ -42,7 +44,10 @@ class Feed:
 
 @st.composite
 def feeds(draw: st.DrawFn, flags: str, *, steps: int = 1) -> Feed:
-    """A feed with the flags C (carry-overs) and U (updates in two rows), and up to so many changes of a row in a commit."""
+    """A feed with the flags C (carry-overs) and U (updates as delete and insert), and up to so many changes of a row in a commit.
+
+    With the flag P updates are post-images alone and deletes have nothing but the key.
+    """
     feed = Feed()
     time = 1_700_000_000_000_000
     for number in range(draw(st.integers(1, 6))):
@@ -68,7 +73,7 @@ def feeds(draw: st.DrawFn, flags: str, *, steps: int = 1) -> Feed:
                 if what == "write":
                     state[key] = (draw(DATA), version)
                     update = was is not None
-                    if was is not None:
+                    if was is not None and "P" not in flags:
                         note("delete" if "U" in flags else "update_preimage", key, was, 2 * step)
                     note(
                         "update_postimage" if update and "U" not in flags else "insert",
@@ -78,7 +83,7 @@ def feeds(draw: st.DrawFn, flags: str, *, steps: int = 1) -> Feed:
                     )
                     touched.add(key)
                 elif what == "delete" and was is not None:
-                    note("delete", key, was, 2 * step)
+                    note("delete", key, NOTHING if "P" in flags else was, 2 * step)
                     del state[key]
                     touched.add(key)
         feed.states.append(state)
@@ -116,3 +121,25 @@ def check_difference(
         side[a, b] = (data, rv)
     assert gone == {key: content for key, content in before.items() if key in touched}
     assert come == {key: content for key, content in after.items() if key in touched}
+
+
+def check_upserts(
+    rows: Iterable[Sequence[Any]], before: dict[Key, Content], after: dict[Key, Content], touched: set[Key]
+) -> None:
+    """The rows are the difference of two states as far as a feed without pre-images tells it."""
+    found: dict[Key, dict[str, Content]] = defaultdict(dict)
+    for a, b, data, rv, _, kind, _, _ in rows:
+        assert kind not in found[a, b]
+        found[a, b][kind] = (data, rv)
+    for key in touched:
+        kinds = found.pop(key, {})
+        if key in after:
+            assert (
+                kinds.pop("update_postimage" if key in before and "delete" not in kinds else "insert")
+                == after[key]
+            )
+            assert set(kinds) <= ({"delete", "update_preimage"} if key in before else set())
+            assert all(content == NOTHING for content in kinds.values())
+        else:
+            assert kinds == ({"delete": NOTHING} if key in before else {})
+    assert not found

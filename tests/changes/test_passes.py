@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -9,11 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import penstock as ps
 from penstock.changes.options import ChangeOptions, net_window
 from penstock.changes.passes import Passes
 from penstock.changes.rows import ChangeRows, Layout
+from penstock.changes.schema import layout_of
 from penstock.changes.violations import check_rows
 from penstock.errors import ChangelogContractViolation
+from penstock.spark.schemas import to_struct
 from tests.changes import model
 from tests.changes.frames import contract, table, tuples
 
@@ -92,6 +96,39 @@ def test_net_changes_are_the_difference_of_two_snapshots(
         row[:2] for row in rows if row[5] in ("insert", "update_postimage")
     }
     assert pairs == (both if updates else set())
+
+
+@pytest.mark.parametrize("updates", [False, True])
+@given(data=st.data())
+def test_net_changes_of_a_feed_without_pre_images(updates: bool, data: st.DataObject) -> None:
+    steps = data.draw(st.integers(1, 3))
+    feed = data.draw(model.feeds("IP", steps=steps))
+    start = data.draw(st.integers(0, len(feed.commits)))
+    ordered = {"sequence": "step"} if steps > 1 else {}
+    chosen = passes("I", "netChanges", updates=updates, **ordered)
+    rows = done(chosen, feed.rows(start), ORDERED if ordered else LAYOUT)
+    model.check_upserts(rows, feed.states[start], feed.states[-1], set().union(*feed.touched[start:]))
+
+
+@pytest.mark.parametrize("updates", [False, True])
+@pytest.mark.parametrize(
+    ("given", "left"),
+    [
+        (["update_postimage", "delete"], ["delete"]),
+        (["update_postimage"], ["update_postimage"]),
+        (["update_postimage", "update_postimage"], ["update_postimage"]),
+        (["update_postimage", "delete", "insert"], ["update_postimage"]),
+        (["insert", "update_postimage"], ["insert"]),
+        (["insert", "update_postimage", "delete"], []),
+    ],
+    ids=" ".join,
+)
+def test_a_row_that_was_updated_was_there_before(given: list[str], left: list[str], updates: bool) -> None:
+    rows = [change(kind, data=str(version), version=version) for version, kind in enumerate(given, 1)]
+    for window in (None, "1 hour"):
+        found = done(passes("I", "netChanges", updates=updates, window=window), rows, LAYOUT)
+        assert [row[5] for row in found] == left
+        assert [row[2] for row in found] == [str(len(given))] * len(left)
 
 
 @pytest.mark.parametrize("window", ["commit", "3 seconds"])
@@ -191,6 +228,76 @@ def test_rows_without_a_key_are_told_apart_by_all_columns_null_among_them() -> N
         check_rows(
             ChangeRows(table(rows, model.SCHEMA), replace(layout, nullable_row_id=False)), needs_content=True
         )
+
+
+KEYLESS = replace(BY_DATA, row_id=DATA, nullable_row_id=True, keyless=True)
+
+
+@pytest.mark.parametrize("window", [None, "commit", "3 seconds"])
+@pytest.mark.parametrize("flags", ["I", "CIU"])
+@given(data=st.data())
+def test_net_changes_of_a_table_without_a_key_are_counted(
+    flags: str, window: str | None, data: st.DataObject
+) -> None:
+    time, here, rows = 1_700_000_000_000_000, Counter[Any](), []
+    by_window: dict[int, Counter[Any]] = {}
+    for version in range(1, data.draw(st.integers(1, 5)) + 1):
+        time += data.draw(st.integers(1, 4_000_000))
+        number = {None: 0, "commit": version}.get(window, time // 3_000_000)
+        for _ in range(data.draw(st.integers(0, 5))):
+            content = (data.draw(st.sampled_from([1, None])), "x", data.draw(model.DATA), None)
+            goes = here[content] > 0 and data.draw(st.booleans())
+            here[content] += -1 if goes else 1
+            by_window.setdefault(number, Counter())[content] += -1 if goes else 1
+            images = "U" not in flags and data.draw(st.booleans())
+            kind = (
+                ("update_preimage" if images else "delete")
+                if goes
+                else "update_postimage"
+                if images
+                else "insert"
+            )
+            rows.append((*content, 0, kind, f"{version:04}", time))
+    chosen = passes(flags, "netChanges", updates=data.draw(st.booleans()), window=window)
+    left: dict[int, Counter[Any]] = {}
+    for row in done(chosen, data.draw(st.permutations(rows)), KEYLESS, data.draw(st.integers(1, 3))):
+        number = {None: 0, "commit": int(row[6])}.get(window, row[7] // 3_000_000)
+        content = left.setdefault(number, Counter())
+        assert content[row[:4]] * {"delete": -1, "insert": 1}[row[5]] >= 0, "of one row only one of both"
+        content[row[:4]] += -1 if row[5] == "delete" else 1
+    changed = {number: {**content} for number, content in left.items()}
+    assert changed == {
+        number: kept
+        for number, content in by_window.items()
+        if (kept := {each: count for each, count in content.items() if count})
+    }
+
+
+def test_equal_rows_of_a_table_without_a_key_in_one_commit() -> None:
+    twice = [change("insert"), change("insert")]
+    assert done(passes("CIU", "dropCarryovers", updates=True), twice, KEYLESS) == twice
+    assert done(passes("CU", "dropCarryovers", updates=True), twice, KEYLESS) == twice
+    assert done(passes("CIU", "netChanges"), twice, KEYLESS) == twice
+    later = [change("delete", version=2), change("insert", version=3), change("insert", version=3)]
+    left = done(passes("IU", "netChanges", updates=True), [*twice, *later], KEYLESS)
+    assert [(row[5], row[6]) for row in left] == [("insert", "0001"), ("insert", "0003"), ("insert", "0003")]
+    gone = [change("delete", version=2)] * 2 + [change("delete", version=1), change("insert", version=1)]
+    left = done(passes("IU", "netChanges", updates=True), gone, KEYLESS)
+    assert [(row[5], row[6]) for row in left] == [("delete", "0002"), ("delete", "0001")]
+
+
+def test_which_tables_have_no_key() -> None:
+    names = ["a", "b", "data", "rv", "step"]
+    schema = to_struct(model.SCHEMA)
+
+    def keyless(row_id: list[str], **more: Any) -> bool:
+        given = ps.ChangeContract(row_id, **more)
+        return layout_of(schema, given, case_sensitive=False).keyless
+
+    assert keyless(names, nullable_row_id=True)
+    assert keyless(names[:4], nullable_row_id=True, sequence="step")
+    assert not keyless(names)
+    assert not keyless(names[:4], nullable_row_id=True)
 
 
 def test_a_part_of_the_rows_cancels_no_two_of_different_data() -> None:

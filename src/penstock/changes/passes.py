@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from penstock.changes.carryovers import changed
-from penstock.changes.codes import both, codes_of
+from penstock.changes.codes import Codes, both, codes_of
 from penstock.changes.contract import ChangeContract
-from penstock.changes.net import net
+from penstock.changes.net import counted, net
 from penstock.changes.options import COMMIT, EVER, ChangeOptions
 from penstock.changes.rows import (
     IS_DELETE,
@@ -69,12 +68,15 @@ class Passes:
         """Everything, where all changes of a row in a commit (or in a window, for its net changes) are there."""
         if self.carryovers:
             rows = rows.filter(changed(rows))
+        if rows.layout.keyless:
+            # Equal ids are equal rows: there are no updates, and no order.
+            return rows if self.net is None else counted(rows, self._windows(rows))
         if self.updates and self.net is None:
             return self._with_updates(rows)
         if self.net is not None:
             self._check_order(rows)
             windows = self._windows(rows)
-            return net(carried(rows, windows), windows, updates=self.compute_updates)
+            return net(carried(rows, windows.values), windows, updates=self.compute_updates)
         if not self.intermediate:
             check_single(rows, asks_for_sequence=False)
         return rows
@@ -82,7 +84,7 @@ class Passes:
     def _with_updates(self, rows: ChangeRows) -> ChangeRows:
         self._check_order(rows)
         if self.ordered:
-            return net(rows, rows.change.values, updates=True)
+            return net(rows, rows.change, updates=True)
         deletes, inserts = rows.kinds == IS_DELETE, rows.kinds == IS_INSERT
         groups = rows.changes
         pairs = groups.holding((groups.counts(deletes) == 1) & (groups.counts(inserts) == 1))
@@ -97,11 +99,11 @@ class Passes:
         if self.intermediate and not self.carryovers:
             check_order_known(rows)
 
-    def _windows(self, rows: ChangeRows) -> Any:
+    def _windows(self, rows: ChangeRows) -> Codes:
         if self.net == COMMIT:
-            return rows.change.values
+            return rows.change
         if self.net == EVER:
-            return rows.row.values
+            return rows.row
         assert self.net is not None
         times = column_at(rows.table, (rows.layout.timestamp,)).cast(pa.int64()).to_numpy()
-        return both(rows.row, codes_of([pa.array(times // self.net)])).values
+        return both(rows.row, codes_of([pa.array(times // self.net)]))

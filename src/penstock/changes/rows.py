@@ -34,6 +34,8 @@ class Layout:
     nullable_row_id: bool = False
     unchanged: Path | None = None
     """The column that names those whose values are not told."""
+    keyless: bool = False
+    """Whether rows with equal ids are equal, and a table may hold several of them."""
 
     @property
     def content(self) -> tuple[Path, ...]:
