@@ -7,10 +7,10 @@ from datetime import datetime
 
 from pyspark.sql import DataFrame, SparkSession
 
-from penstock.changes.contract import ChangeContract
+from penstock.changes.contract import COMMIT_VERSION, ChangeContract
 from penstock.changes.feeds.changelog import Changelog
 from penstock.changes.feeds.urls import parse
-from penstock.changes.options import MODES, flag, one_of
+from penstock.changes.options import MODES, one_of
 from penstock.changes.plans import post_process
 from penstock.changes.schema import narrowed
 from penstock.changes.source import BATCH, FORMAT, STREAM, ChangesDataSource, read_options
@@ -31,6 +31,7 @@ def read(
     ending_bound_inclusive: bool = True,
     deduplication_mode: str = "dropCarryovers",
     compute_updates: bool = False,
+    net_window: str | None = None,
     columns: Sequence[str] | None = None,
     options: Mapping[str, object] | None = None,
 ) -> DataFrame:
@@ -48,7 +49,7 @@ def read(
         The same by commit time: a ``datetime`` with a time zone, or text such as ``2026-01-31T12:00:00Z``.
     starting_bound_inclusive, ending_bound_inclusive
         Whether the bounds belong to the range.
-    deduplication_mode, compute_updates
+    deduplication_mode, compute_updates, net_window
         As for :func:`post_process`.
     columns
         The columns to give; all when None. Spark does not tell a Python data source which ones a query uses, and each column
@@ -69,7 +70,13 @@ def read(
         "endingBoundInclusive": ending_bound_inclusive,
     }
     contract, rows = _open(spark, feed, {**bounds, **(options or {})}, columns, streaming=False)
-    return _processed(rows, contract, deduplication_mode, compute_updates, None)
+    return post_process(
+        rows,
+        _passable(contract, deduplication_mode),
+        deduplication_mode=deduplication_mode,
+        compute_updates=compute_updates,
+        net_window=net_window,
+    )
 
 
 def read_stream(
@@ -84,6 +91,9 @@ def read_stream(
     ending_bound_inclusive: bool = True,
     deduplication_mode: str = "dropCarryovers",
     compute_updates: bool = False,
+    strategy: str = "auto",
+    watermark_delay: str = "0 seconds",
+    keep_watermark: bool = False,
     net_window: str | None = None,
     columns: Sequence[str] | None = None,
     options: Mapping[str, object] | None = None,
@@ -96,8 +106,12 @@ def read_stream(
         As for :func:`read`; a query with a checkpoint goes on from there instead.
     ending_version, ending_timestamp, ending_bound_inclusive
         Where the stream ends; nothing comes behind it. By time that is before the first commit whose time is later.
-    deduplication_mode, compute_updates, net_window
-        As for :func:`post_process`.
+    deduplication_mode, compute_updates, strategy, keep_watermark, net_window
+        As for :func:`post_process`. An interval as ``net_window`` is longer than a micro-batch, so it means the ``watermark``
+        strategy: append mode, and a state store.
+    watermark_delay
+        As for :func:`post_process`: under the ``watermark`` strategy, how far a commit's time may lie behind the newest one's of
+        earlier micro-batches. A feed whose times repeat or go backwards needs one; else such a commit fails the query.
     columns
         As for :func:`read`.
     options
@@ -117,7 +131,16 @@ def read_stream(
         "endingBoundInclusive": ending_bound_inclusive,
     }
     contract, rows = _open(spark, feed, {**bounds, **(options or {})}, columns, streaming=True)
-    return _processed(rows, contract, deduplication_mode, compute_updates, net_window)
+    return post_process(
+        rows,
+        _passable(contract, deduplication_mode),
+        deduplication_mode=deduplication_mode,
+        compute_updates=compute_updates,
+        strategy=strategy,
+        watermark_delay=watermark_delay,
+        keep_watermark=keep_watermark,
+        net_window=net_window,
+    )
 
 
 def _open(
@@ -148,18 +171,14 @@ def _text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _processed(
-    rows: DataFrame, contract: ChangeContract | None, mode: str, updates: bool, net_window: str | None
-) -> DataFrame:
+def _passable(contract: ChangeContract | None, mode: str) -> ChangeContract:
+    """The feed's contract; where it has none, one that no pass has work for."""
     if contract is not None:
-        return post_process(
-            rows, contract, deduplication_mode=mode, compute_updates=updates, net_window=net_window
-        )
+        return contract
     # Such a feed has neither carry-overs nor updates in two rows.
-    flag("computeUpdates", updates)
     if one_of("deduplicationMode", mode, MODES, "INVALID_DEDUPLICATION_MODE") == "netChanges":
         raise InvalidChangelogSchema(
             "net changes need the columns that tell rows apart: give the feed its row_id",
             condition="INVALID_CHANGELOG_SCHEMA.MISSING_ROW_ID",
         )
-    return rows
+    return ChangeContract(COMMIT_VERSION)
