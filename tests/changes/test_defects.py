@@ -173,6 +173,29 @@ def test_defect_5_a_watermark_of_ones_own_on_another_column(spark: SparkSession,
     )
 
 
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_watermark_behind_the_watermark_strategy_is_refused_and_does_not_stall(
+    spark: SparkSession, tmp_path: Path, keep: bool
+) -> None:
+    files = Files(spark, tmp_path)
+    files.add(*[[row(version, "a", version, "insert", version)] for version in (1, 2)])
+    done = ps.changes.post_process(files.read(), contract("CU", **WATERMARK), keep_watermark=keep)
+    own = done.selectExpr("_commit_timestamp + interval 1 day as t").withWatermark("t", "0 seconds")
+    with pytest.raises(Exception, match=r"SECOND_WATERMARK\] withWatermark on 't'.*keep_watermark=True"):
+        Sink(tmp_path).run(own.groupBy(F.window("t", "1 minute")).count().select("count"))
+
+
+def test_watermarks_of_two_feeds_side_by_side_are_no_trouble(spark: SparkSession, tmp_path: Path) -> None:
+    both = []
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        files = Files(spark, tmp_path / name)
+        files.add([row(1, name, 1, "insert", 1)], [row(2, name, 2, "insert", 2)])
+        both.append(ps.changes.post_process(files.read(), contract("CU", **WATERMARK)))
+    found = Sink(tmp_path).run(both[0].union(both[1]))
+    assert found == Counter(row(n, name, n, "insert", n) for n in (1, 2) for name in ("one", "two"))
+
+
 def test_defect_6_an_insert_and_a_delete_in_one_commit_are_no_update(spark: SparkSession) -> None:
     schema = SCHEMA.insert(3, pa.field("step", pa.int64()))
     rows = [(1, "a", 1, 1, "insert", 1, START), (1, "a", 1, 2, "delete", 1, START)]

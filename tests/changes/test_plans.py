@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -14,6 +15,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType, Tim
 
 import penstock as ps
 from penstock.errors import InvalidChangelogSchema, InvalidChangeOption
+from penstock.spark.schemas import to_struct
 from tests.changes.frames import SCHEMA, Files, Sink, collected, contract, frame
 
 
@@ -81,6 +83,18 @@ def test_the_guard_survives_the_optimizer(spark: SparkSession, tmp_path: Path, w
     assert logical.count("MapInArrow") == 2, plan
     for stage in ("Guard", "Whole"):
         assert f"MapInArrow {stage}" in physical, plan
+
+
+def test_a_stream_of_a_spark_connect_session_is_refused() -> None:
+    conf = SimpleNamespace(get=lambda name: "false")
+    df: Any = SimpleNamespace(
+        schema=to_struct(SCHEMA), isStreaming=True, sparkSession=SimpleNamespace(conf=conf)
+    )
+    for whole in (True, False):
+        with pytest.raises(InvalidChangeOption, match="classic session") as caught:
+            process(df, whole_commits=whole)
+        assert caught.value.condition == "INVALID_CDC_OPTION.CLASSIC_SESSION_NEEDED"
+    assert process(df, "") is df
 
 
 def test_nothing_to_do_leaves_the_frame_alone(spark: SparkSession, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from penstock.changes.options import (
 from penstock.changes.parcels import PLACE, Packing, hashable, places
 from penstock.changes.parcels import SCHEMA as PARCELS
 from penstock.changes.passes import Passes
-from penstock.changes.rows import Layout, Path
+from penstock.changes.rows import EVENT_TIME, Layout, Path
 from penstock.changes.schema import layout_of, type_at
 from penstock.changes.stage import Guard, Whole, Witnessing
 from penstock.changes.witness.witness import address_of_witness
@@ -34,7 +34,6 @@ from penstock.errors import InvalidChangeOption
 from penstock.spark.plans import fingerprint
 from penstock.spark.schemas import is_case_sensitive, quoted, to_struct
 
-_EVENT_TIME = "__penstock_event_time"
 _KEY = "__penstock_key_"
 # Both the name and the mark make Spark refuse update and complete mode at the start (4.2: the name, 4.3: the mark).
 _EVENTS = "__spark_cdc_events"
@@ -101,6 +100,7 @@ def post_process(
     plan = Plan(df, layout, passes, fingerprint(df, repr(contract)))
     if not df.isStreaming:
         return plan.stateless()
+    _check_classic(df)
     if _stream_strategy(chosen, contract, passes) == "watermark":
         return plan.by_watermark(delay // 1000, keep_watermark=keep_watermark)
     done = plan.stateless()
@@ -109,6 +109,19 @@ def post_process(
 
 def _watermarked(df: DataFrame, name: str, delay: int) -> DataFrame:
     return df.withWatermark(name, f"{delay // 1000} milliseconds") if df.isStreaming else df
+
+
+def _check_classic(df: DataFrame) -> None:
+    if not _is_classic(df):
+        raise InvalidChangeOption(
+            "a stream's passes ask the driver which commits it has had, and a Spark Connect session does not reach it: use a "
+            "classic session (SparkSession.builder.master(...)), or read the feed as a batch",
+            condition="INVALID_CDC_OPTION.CLASSIC_SESSION_NEEDED",
+        )
+
+
+def _is_classic(df: DataFrame) -> bool:
+    return hasattr(df.sparkSession, "_jsparkSession")
 
 
 def _check_combination(contract: ChangeContract, options: ChangeOptions) -> None:
@@ -187,9 +200,9 @@ class Plan:
         """
         guarded = self._run(self.df, self._guard(Passes.first, delay_ms))
         timed = guarded.withColumn(
-            _EVENT_TIME, F.timestamp_millis(F.unix_millis(self._column((self.layout.timestamp,))))
+            EVENT_TIME, F.timestamp_millis(F.unix_millis(self._column((self.layout.timestamp,))))
         )
-        marked = timed.withWatermark(_EVENT_TIME, f"{delay_ms} milliseconds")
+        marked = timed.withWatermark(EVENT_TIME, f"{delay_ms} milliseconds")
         row = F.struct(*[F.col(quoted(name)) for name in self.df.columns])
         events = F.collect_list(row).alias(_EVENTS, metadata=_MARK)
         met = marked.groupBy(*self._keys(), *self._times()).agg(events).select(F.inline(_EVENTS))
@@ -202,20 +215,17 @@ class Plan:
     def _times(self) -> list[Column]:
         size = self.passes.net
         if size in (None, COMMIT):
-            return [self._column((self.layout.version,)).alias(f"{_KEY}version"), F.col(_EVENT_TIME)]
-        return [F.window(_EVENT_TIME, f"{size} microseconds").alias(f"{_KEY}window")]
+            return [self._column((self.layout.version,)).alias(f"{_KEY}version"), F.col(EVENT_TIME)]
+        return [F.window(EVENT_TIME, f"{size} microseconds").alias(f"{_KEY}window")]
 
     def _meet(self, df: DataFrame) -> DataFrame:
         return df.repartition(*[self._column(path) for path in self.layout.row_id])
 
     def _guard(self, step: object, delay_ms: int | None = None) -> Guard:
         session = self.df.sparkSession
-        classic = hasattr(session, "_jsparkSession")
-        witness = (
-            Witnessing(address_of_witness(session), self.feed, delay_ms, self.df.isStreaming)
-            if classic
-            else None
-        )
+        witness = None
+        if _is_classic(self.df):
+            witness = Witnessing(address_of_witness(session), self.feed, delay_ms, self.df.isStreaming)
         return Guard(self.layout, self.passes, witness, step)  # type: ignore[arg-type]  # one of Passes' methods
 
     def _run(self, df: DataFrame, stage: Guard | Whole, schema: StructType | None = None) -> DataFrame:

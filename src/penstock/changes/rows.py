@@ -16,6 +16,8 @@ from penstock.changes.contract import TYPES
 from penstock.changes.groups import Groups
 
 IS_INSERT, IS_DELETE, IS_POSTIMAGE, IS_PREIMAGE = range(4)
+EVENT_TIME = "__penstock_event_time"
+"""The helper column that has a commit's time while its rows wait for others."""
 Path = tuple[int, ...]
 
 

@@ -18,6 +18,7 @@ from penstock.pipeline.query import Query, QuerySource
 from penstock.pipeline.settings import no_data_batches
 from penstock.pipeline.shutdown import stop_on_sigterm
 from penstock.pipeline.trigger import Trigger
+from penstock.pipeline.waking import waking
 from penstock.spark.checkpoint import Checkpoint
 from penstock.spark.given import CONF_PREFIX
 from penstock.spark.options import GUARANTEES
@@ -146,7 +147,8 @@ class Pipeline:
         register(self.stream.spark)
         sources, others = self._sources(frame)
         options = self.sink.given() | {"guarantee": self.guarantee, "checkpointLocation": location}
-        writer = frame.writeStream.format("penstock").options(**options).outputMode(self.output_mode)
+        woken = waking(frame, location)
+        writer = woken.writeStream.format("penstock").options(**options).outputMode(self.output_mode)
         writer = writer.trigger(**(trigger or Trigger.processing_time()).arguments())  # type: ignore[arg-type]  # overloads
         if name is not None:
             writer = writer.queryName(name)

@@ -15,6 +15,10 @@ _SHUFFLING = (
     "FlatMapGroupsInPandasWithState", "FlatMapGroupsInPandas", "FlatMapGroupsInArrow", "FlatMapCoGroupsInPandas",
     "TransformWithState", "TransformWithStateInPySpark", "Intersect", "Except", "Sample", "Offset", "Tail",
 )  # fmt: skip
+_STATEFUL = (
+    "Aggregate", "Join", "Deduplicate", "DeduplicateWithinWatermark", "Distinct", "FlatMapGroupsWithState",
+    "FlatMapGroupsInPandasWithState", "TransformWithState", "TransformWithStateInPySpark",
+)  # fmt: skip
 # What differs in the plans of two equal queries: objects' addresses and columns' numbers.
 _OBJECT = re.compile(r"@[0-9a-f]+|#\d+L?")
 # A streaming plan's nodes are marked with a tilde.
@@ -31,6 +35,15 @@ def repeatable(frame: DataFrame) -> str | None:
         return None
     plan = str(java.queryExecution().analyzed().toString())
     return next((node for node in _NODE.findall(plan) if node in _SHUFFLING), None)
+
+
+def keeps_rows(frame: DataFrame) -> bool:
+    """Whether rows may wait in a state store for a watermark; of a session that is not classic it is not known, and False."""
+    java = getattr(frame, "_jdf", None)
+    if java is None:
+        return False
+    nodes = set(_NODE.findall(str(java.queryExecution().analyzed().toString())))
+    return "EventTimeWatermark" in nodes and not nodes.isdisjoint(_STATEFUL)
 
 
 def streaming_reads(frame: DataFrame) -> list[tuple[str, dict[str, str]]] | None:
@@ -50,6 +63,31 @@ def _read(leaf: Any) -> tuple[str, dict[str, str]]:
     if leaf.nodeName() != "StreamingRelationV2":
         return "", {}
     return str(leaf.sourceName()).lower(), dict(leaf.extraOptions())
+
+
+def watermarks_over(plan: Any, column: str) -> list[str]:
+    """The event-time columns of the watermarks through which rows go that went through the one of a column before.
+
+    Parameters
+    ----------
+    plan
+        The JVM's logical plan.
+    column
+        The event-time column of the first one.
+    """
+    found: list[str] = []
+
+    def look(node: Any, over: list[str]) -> None:
+        if node.nodeName() == "EventTimeWatermark":
+            name = str(node.eventTime().name())
+            found.extend(over if name == column else ())
+            over = [*over, name]
+        children = node.children()
+        for number in range(children.size()):
+            look(children.apply(number), over)
+
+    look(plan, [])
+    return found
 
 
 def fingerprint(frame: DataFrame, *told: str) -> str:

@@ -8,7 +8,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from penstock.errors import ChangelogContractViolation
+from penstock import errors
+from penstock.errors import PenstockError
 
 _KEY = b"penstock"
 
@@ -55,9 +56,10 @@ def commits_in(version: pa.ChunkedArray, timestamp: pa.ChunkedArray) -> pa.Table
     return pairs.group_by(["version", "timestamp"], use_threads=False).aggregate([])
 
 
-def refusal(error: ChangelogContractViolation) -> bytes:
+def refusal(error: PenstockError) -> bytes:
     """An error as the driver's answer."""
     told: dict[str, Any] = {
+        "kind": type(error).__name__,
         "message": error.message,
         "condition": error.condition,
         "parameters": error.parameters,
@@ -69,4 +71,5 @@ def raise_refusal(answer: bytes) -> None:
     """Raise the error in the driver's answer, if it is one."""
     if answer:
         told = json.loads(answer)
-        raise ChangelogContractViolation(told["message"], condition=told["condition"], **told["parameters"])
+        kind = getattr(errors, told["kind"])
+        raise kind(told["message"], condition=told["condition"], **told["parameters"])

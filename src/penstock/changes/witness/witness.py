@@ -10,12 +10,14 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
+from penstock.changes.rows import EVENT_TIME
 from penstock.changes.witness.commits import Commits, LateCommits, WholeCommits
 from penstock.changes.witness.facts import Facts, Scope, refusal
 from penstock.changes.witness.journal import Journal
-from penstock.errors import ChangelogContractViolation
+from penstock.errors import InvalidChangeOption, PenstockError
 from penstock.spark.checkpoint import Checkpoint
 from penstock.spark.endpoint import Address, Endpoint
+from penstock.spark.plans import watermarks_over
 
 log = logging.getLogger("penstock.changes")
 
@@ -59,7 +61,7 @@ class Witness:
                     self._execution(facts.scope).note(facts.commits)
             else:
                 self._feed(facts.scope).note(facts)
-        except ChangelogContractViolation as error:
+        except PenstockError as error:
             return refusal(error)
         return b""
 
@@ -76,6 +78,8 @@ class Witness:
         with self._guard:
             key = (scope.query, scope.feed)
             if key not in self._feeds or self._feeds[key].run != scope.run:
+                if scope.delay_ms is not None:
+                    refuse_watermarks(_plan(self._spark, scope))
                 # A run may go back to an earlier micro-batch, so each begins with what is on disk.
                 self._feeds[key] = FeedMemory(scope, journal_of(self._spark, scope))
             self._feeds.move_to_end(key)
@@ -133,6 +137,37 @@ class FeedMemory:
 
 def _pairs(commits: pa.Table) -> zip[tuple[Any, int]]:
     return zip(*(column.to_pylist() for column in commits.columns), strict=True)
+
+
+def refuse_watermarks(plan: Any) -> None:
+    """Refuse a plan with a watermark behind that of the commits, which would wait for rows while these wait for it.
+
+    All watermarks of a query are one, the least of them, and that of an operator begins with its first row (Spark 4.2, 4.3).
+
+    Raises
+    ------
+    InvalidChangeOption
+        SECOND_WATERMARK.
+    """
+    behind = [] if plan is None else watermarks_over(plan, EVENT_TIME)
+    if behind:
+        raise InvalidChangeOption(
+            f"withWatermark on {behind[-1]!r} stands behind the watermark strategy, and a query has one watermark: neither would "
+            "move. Use keep_watermark=True and windows of _commit_timestamp; or whole_commits=True, where the source keeps commits "
+            "together; or write the changes to a queue, and the rest as a query of its own",
+            condition="INVALID_CDC_OPTION.SECOND_WATERMARK",
+            column=behind[-1],
+        )
+
+
+def _plan(spark: SparkSession, scope: Scope) -> Any:
+    """The JVM's logical plan of a running query; None where it has gone already."""
+    try:
+        query: Any = spark._jsparkSession.streams().get(scope.query)
+        return query.streamingQuery().logicalPlan()
+    except Exception as error:
+        log.debug("the plan of query %s cannot be seen: %s", scope.query, error)
+        return None
 
 
 def journal_of(spark: SparkSession, scope: Scope) -> Journal | None:

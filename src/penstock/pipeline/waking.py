@@ -1,0 +1,98 @@
+"""Each run of a query that keeps rows begins with a micro-batch, new data or none.
+
+Spark lets out what a watermark has closed in a micro-batch after the one that moved it. A run that ends in between leaves those
+rows in the state store, and the next run makes no micro-batch before there are new data (Spark 4.2, 4.3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, MutableMapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
+from pyspark.sql.types import StructType
+
+from penstock.spark.checkpoint import Checkpoint
+from penstock.spark.data_sources import make_known
+from penstock.spark.plans import keeps_rows
+
+FORMAT = "penstock_waking"
+_RUNS = "penstock runs"
+
+
+def waking(frame: DataFrame, location: str) -> DataFrame:
+    """The same rows, of which each run of the query at a checkpoint begins with a micro-batch.
+
+    A frame that has no need of it is returned as it is, and so is one whose checkpoint began without it or cannot be read.
+    """
+    if not _needed(frame, Checkpoint(location)):
+        return frame
+    spark = frame.sparkSession
+    make_known(spark, WakingSource)
+    # The optimizer leaves out what is empty, so no micro-batch has a task for it.
+    empty = spark.readStream.format(FORMAT).schema(frame.schema).load().where("false")
+    return frame.union(empty.mapInArrow(_nothing, frame.schema))
+
+
+def _needed(frame: DataFrame, checkpoint: Checkpoint) -> bool:
+    if not checkpoint.is_readable():
+        return False
+    last = checkpoint.last_commit()
+    if last is None:
+        return keeps_rows(frame)
+    return any(isinstance(offset, dict) and _RUNS in offset for offset in checkpoint.offsets(last))
+
+
+def _nothing(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    return iter(())
+
+
+class WakingSource(DataSource):
+    """A source without rows."""
+
+    def __init__(self, options: MutableMapping[str, str]) -> None:
+        super().__init__(options)
+
+    @classmethod
+    def name(cls) -> str:
+        """The format's name."""
+        return FORMAT
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        """A streaming read."""
+        return WakingReader()
+
+
+class WakingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Its offset counts the runs of the query."""
+
+    def __init__(self) -> None:
+        self._run: int | None = None
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Nothing to note: there is no more after the first micro-batch."""
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """No limit."""
+        return ReadAllAvailable()
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Before the first run."""
+        return {_RUNS: 0}
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """One more than the earlier runs, all through this one."""
+        if self._run is None:
+            self._run = int(start[_RUNS]) + 1
+        return {_RUNS: self._run}
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """No tasks."""
+        return []
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """No rows."""
+        return iter(())

@@ -1,0 +1,110 @@
+"""A run without new data lets out what an earlier one left in the state store."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
+
+import penstock as ps
+from penstock.pipeline import stream
+from penstock.pipeline.waking import WakingReader, waking
+from tests.changes.frames import SCHEMA, Files, contract, tuples
+from tests.spark.support import one_store
+from tests.support.waiting import wait_until
+
+ROW = (1, "a", 1, "insert", 1, 1_700_000_000_000_000)
+
+
+@one_store
+@pytest.mark.parametrize(
+    "trigger", [ps.Trigger.available_now(), ps.Trigger.processing_time("50 milliseconds")]
+)
+def test_the_last_commit_of_a_run_that_died(
+    spark: SparkSession,
+    store: ps.Store,
+    store_url: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    trigger: ps.Trigger,
+) -> None:
+    """As if between the micro-batch with the commit and the one without data."""
+    files = Files(spark, tmp_path)
+    files.add([ROW])
+    changes = ps.changes.post_process(files.read(), contract("CU", whole_commits=False))
+    queue = store.create_queue("changes", SCHEMA)
+    pipeline = ps.stream(spark, changes).write(ps.QueueSink("changes", url=store_url))
+    no_data = "spark.sql.streaming.noDataMicroBatches.enabled"
+    with monkeypatch.context() as patched:
+        patched.setattr(stream, "no_data_batches", lambda spark: nullcontext())
+        spark.conf.set(no_data, "false")
+        try:
+            pipeline.start(checkpoint=tmp_path / "ck", trigger=ps.Trigger.available_now()).awaitTermination()
+        finally:
+            spark.conf.unset(no_data)
+    assert tuples(queue.read(0, 0)) == []
+    query = pipeline.start(checkpoint=tmp_path / "ck", trigger=trigger)
+    try:
+        wait_until(lambda: tuples(queue.read(0, 0)) or not query.isActive)
+    finally:
+        query.stop()
+    assert tuples(queue.read(0, 0)) == [ROW]
+
+
+def test_queries_that_keep_nothing_are_left_alone(spark: SparkSession, tmp_path: Path) -> None:
+    frame = Files(spark, tmp_path).read()
+    where = str(tmp_path / "ck")
+    assert waking(frame, where) is frame
+    marked = frame.withWatermark("_commit_timestamp", "0 seconds")
+    assert waking(marked, where) is marked
+    counted = frame.groupBy("id").count()
+    assert waking(counted, where) is counted, "nothing waits for a watermark there"
+
+
+def test_a_query_that_is_woken_has_the_same_schema_and_no_more_tasks(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    files = Files(spark, tmp_path)
+    files.add([ROW])
+    kept = (
+        files.read()
+        .withWatermark("_commit_timestamp", "0 seconds")
+        .dropDuplicates(["id", "_commit_timestamp"])
+    )
+    kept = kept.select(F.coalesce("id", F.lit(0)).alias("id"), "data")
+    woken = waking(kept, str(tmp_path / "ck"))
+    assert woken is not kept
+    assert not kept.schema["id"].nullable
+    assert not woken.select("id").schema["id"].nullable
+    plan = run(woken, tmp_path)
+    assert "BatchScan" not in plan
+
+
+def test_a_checkpoint_that_began_without_it_goes_on_without_it(spark: SparkSession, tmp_path: Path) -> None:
+    files = Files(spark, tmp_path)
+    files.add([ROW])
+    kept = files.read().withWatermark("_commit_timestamp", "0 seconds").dropDuplicates(["_commit_timestamp"])
+    run(kept, tmp_path)
+    assert waking(kept, str(tmp_path / "ck")) is kept
+
+
+def test_each_run_has_one_offset() -> None:
+    first, second = WakingReader(), WakingReader()
+    start = first.initialOffset()
+    one = first.latestOffset(start, first.getDefaultReadLimit())
+    assert one != start
+    assert first.latestOffset(one, first.getDefaultReadLimit()) == one
+    two = second.latestOffset(one, second.getDefaultReadLimit())
+    assert two != one
+    assert second.latestOffset(two, second.getDefaultReadLimit()) == two
+
+
+def run(df: DataFrame, folder: Path) -> str:
+    """The physical plan of the last micro-batch of a run."""
+    writer = df.writeStream.format("noop").option("checkpointLocation", str(folder / "ck"))
+    query = writer.trigger(availableNow=True).start()
+    query.awaitTermination()
+    return str(query._jsq.explainInternal(False))
