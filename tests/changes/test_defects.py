@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 import penstock as ps
@@ -32,19 +32,41 @@ def violation(action: Any) -> str:
 WATERMARK = {"whole_commits": False}
 
 
-def test_defect_1_a_null_timestamp_in_a_column_declared_without_nulls(spark: SparkSession) -> None:
+def a_null_where_there_can_be_none(spark: SparkSession) -> DataFrame:
     schema = (
         "id bigint, data string, rv bigint, _change_type string, _commit_version bigint, "
         "_commit_timestamp timestamp not null"
     )
     when = datetime.fromtimestamp(START // 1_000_000, UTC)
     rows = [(1, "a", 1, "insert", 1, when), (2, "b", 1, "insert", 1, None)]
-    df = spark.createDataFrame(rows, schema, verifySchema=False)
+    return spark.createDataFrame(rows, schema, verifySchema=False)
+
+
+def test_defect_1_a_null_timestamp_in_a_column_declared_without_nulls(spark: SparkSession) -> None:
+    df = a_null_where_there_can_be_none(spark)
     assert not df.schema["_commit_timestamp"].nullable
     done = ps.changes.post_process(df, contract("CU"))
     assert "NULL_COMMIT_TIMESTAMP" in violation(done.collect)
     # The optimizer may not leave the check out either, where nobody asks for the column.
     assert "NULL_COMMIT_TIMESTAMP" in violation(done.select("id").collect)
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["micro_batch", "watermark"])
+@pytest.mark.parametrize("nullable", [True, False], ids=["nullable", "declared without nulls"])
+def test_defect_1_a_null_timestamp_on_a_stream(
+    spark: SparkSession, tmp_path: Path, nullable: bool, whole: bool
+) -> None:
+    files = Files(spark, tmp_path)
+    files.add([row(1, "a", 1, "insert", 1), (*row(2, "b", 1, "insert", 1)[:5], None)])
+    stream = files.read()
+    if not nullable:
+        stream = stream.select("id").join(a_null_where_there_can_be_none(spark), "id")
+    assert stream.schema["_commit_timestamp"].nullable == nullable
+    sink = Sink(tmp_path)
+    done = ps.changes.post_process(stream, contract("CU", whole_commits=whole))
+    told = violation(lambda: sink.run(done.select("id", "_commit_timestamp")))
+    assert "NULL_COMMIT_TIMESTAMP" in told
+    assert sink.rows() == Counter()
 
 
 def test_defect_2_a_late_commit_is_never_dropped_in_silence(spark: SparkSession, tmp_path: Path) -> None:
@@ -222,13 +244,25 @@ def test_a_batch_inside_foreach_batch_is_no_part_of_the_stream(spark: SparkSessi
     assert counts == [1, 1]
 
 
-@pytest.mark.parametrize("kind", ["upsert", None, "INSERT", ""])
-def test_defect_7_an_unknown_change_type_is_told(spark: SparkSession, kind: str | None) -> None:
-    df = frame(spark, [row(1, "a", 1, "insert", 1), row(2, "a", 1, kind, 1)])  # type: ignore[arg-type]
-    for mode, flags in (("dropCarryovers", "C"), ("netChanges", "I")):
-        told = violation(ps.changes.post_process(df, contract(flags), deduplication_mode=mode).collect)
-        assert "UNEXPECTED_CHANGE_TYPE" in told
-        assert repr(kind) in told
+@pytest.mark.parametrize(("flags", "mode"), [("C", "dropCarryovers"), ("I", "netChanges")])
+def test_defect_7_an_unknown_change_type_is_told(spark: SparkSession, flags: str, mode: str) -> None:
+    df = frame(spark, [row(1, "a", 1, "insert", 1), row(2, "a", 1, "upsert", 1)])
+    told = violation(ps.changes.post_process(df, contract(flags), deduplication_mode=mode).collect)
+    assert "UNEXPECTED_CHANGE_TYPE" in told
+    assert "'upsert'" in told
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["micro_batch", "watermark"])
+def test_defect_7_an_unknown_change_type_on_a_stream(
+    spark: SparkSession, tmp_path: Path, whole: bool
+) -> None:
+    files, sink = Files(spark, tmp_path), Sink(tmp_path)
+    files.add([row(1, "a", 1, "insert", 1), row(2, "a", 1, None, 1)])  # type: ignore[arg-type]  # that is the test
+    done = ps.changes.post_process(files.read(), contract("CU", whole_commits=whole))
+    told = violation(lambda: sink.run(done))
+    assert "UNEXPECTED_CHANGE_TYPE" in told
+    assert "None" in told
+    assert sink.rows() == Counter()
 
 
 def test_defect_8_several_identical_pairs_in_one_commit(spark: SparkSession) -> None:

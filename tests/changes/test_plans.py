@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -207,6 +208,18 @@ def test_schemas_that_are_wrong(
     with pytest.raises(InvalidChangelogSchema) as caught:
         process(spark.createDataFrame(schema.empty_table()), **more)
     assert caught.value.condition == f"INVALID_CHANGELOG_SCHEMA.{condition}"
+
+
+def test_names_that_differ_in_case_alone_where_the_session_tells_them_apart(spark: SparkSession) -> None:
+    rows = [(1, "a", 1, kind, 1, 1_700_000_000_000_000, 7, "x") for kind in ("delete", "insert")]
+    schema = SCHEMA.append(pa.field("ID", pa.int64())).append(pa.field("_CHANGE_TYPE", pa.string()))
+    spark.conf.set("spark.sql.caseSensitive", "true")
+    try:
+        assert collected(process(frame(spark, rows, schema))) == Counter()
+        with pytest.raises(InvalidChangelogSchema, match="MISSING_COLUMN"):
+            process(frame(spark, rows, schema), row_id="Id")
+    finally:
+        spark.conf.unset("spark.sql.caseSensitive")
 
 
 def test_a_contract_without_a_row_id() -> None:

@@ -1,0 +1,117 @@
+"""What every row is checked for, and how columns are found; without Spark."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.types import StructField, StructType
+
+import penstock as ps
+from penstock.changes import violations
+from penstock.changes.rows import ChangeRows, Layout
+from penstock.changes.schema import layout_of
+from penstock.changes.violations import check_rows
+from penstock.errors import ChangelogContractViolation, InvalidChangelogSchema
+from penstock.spark.schemas import to_struct
+from tests.changes import model
+from tests.changes.frames import SCHEMA, table
+
+LAYOUT = Layout(5, 6, 7, row_id=((0,), (1,)), data=((0,), (1,), (2,), (3,)), row_version=(3,), sequence=(4,))
+TIME = 1_700_000_000_000_000
+GOOD = (1, "x", "p", 1, 0, "insert", "0001", TIME)
+
+
+def rows(*given: tuple[Any, ...], schema: pa.Schema = model.SCHEMA) -> ChangeRows:
+    return ChangeRows(table(given, schema), LAYOUT)
+
+
+def with_value(place: int, value: Any) -> tuple[Any, ...]:
+    return (*GOOD[:place], value, *GOOD[place + 1 :])
+
+
+@pytest.mark.parametrize(
+    ("place", "condition"),
+    [
+        (0, "NULL_ROW_ID"),
+        (1, "NULL_ROW_ID"),
+        (3, "NULL_ROW_VERSION"),
+        (4, "NULL_SEQUENCE"),
+        (5, "UNEXPECTED_CHANGE_TYPE"),
+        (6, "NULL_COMMIT_VERSION"),
+        (7, "NULL_COMMIT_TIMESTAMP"),
+    ],
+)
+def test_a_value_that_is_missing(place: int, condition: str) -> None:
+    with pytest.raises(ChangelogContractViolation) as caught:
+        check_rows(rows(GOOD, with_value(place, None)), needs_content=True)
+    assert caught.value.condition == f"CHANGELOG_CONTRACT_VIOLATION.{condition}"
+    assert model.SCHEMA.names[place] in caught.value.message
+    shown = caught.value.parameters["row"]
+    assert shown.keys() == {"a", "b", "_commit_version", "_commit_timestamp"}
+
+
+def test_data_may_be_missing_and_so_may_a_row_version_that_nothing_needs() -> None:
+    check_rows(rows(GOOD, with_value(2, None)), needs_content=True)
+    check_rows(rows(GOOD, with_value(3, None)), needs_content=False)
+
+
+@pytest.mark.parametrize("kind", ["upsert", "INSERT", "", " insert", "update"])
+def test_a_change_type_that_is_not_known(kind: str) -> None:
+    with pytest.raises(ChangelogContractViolation, match=re.escape(repr(kind))) as caught:
+        check_rows(rows(GOOD, with_value(5, kind)), needs_content=True)
+    assert caught.value.condition == "CHANGELOG_CONTRACT_VIOLATION.UNEXPECTED_CHANGE_TYPE"
+
+
+def test_the_first_moment_of_1970_is_null_only_where_there_can_be_none() -> None:
+    check_rows(rows(with_value(7, 0)), needs_content=True)
+    field = model.SCHEMA.field("_commit_timestamp").with_nullable(False)
+    strict = model.SCHEMA.set(7, field)
+    with pytest.raises(ChangelogContractViolation) as caught:
+        check_rows(rows(GOOD, with_value(7, 0), schema=strict), needs_content=True)
+    assert caught.value.condition == "CHANGELOG_CONTRACT_VIOLATION.NULL_COMMIT_TIMESTAMP"
+    check_rows(rows(with_value(7, 1), with_value(7, -1), schema=strict), needs_content=True)
+
+
+PLAIN = to_struct(SCHEMA)
+
+
+@pytest.mark.parametrize("name", ["_change_type", "_commit_version", "_commit_timestamp", "id", "rv"])
+def test_two_columns_that_differ_in_case_alone(name: str) -> None:
+    doubled = StructType([*PLAIN.fields, StructField(name.upper(), PLAIN[name].dataType)])
+    with pytest.raises(InvalidChangelogSchema, match="where case does not count") as caught:
+        layout_of(doubled, ps.ChangeContract("Id", row_version="Rv"), case_sensitive=False)
+    assert caught.value.condition == "INVALID_CHANGELOG_SCHEMA.AMBIGUOUS_COLUMN"
+    exact = ps.ChangeContract("id", row_version="rv")
+    plain = layout_of(PLAIN, exact, case_sensitive=True)
+    expected = replace(plain, data=(*plain.data, (6,)))
+    assert layout_of(doubled, exact, case_sensitive=True) == expected
+
+
+@pytest.mark.parametrize("name", ["id", "rv", "_change_type", "_commit_version", "_commit_timestamp"])
+def test_where_case_counts_a_name_in_another_case_is_not_found(name: str) -> None:
+    renamed = [
+        StructField(field.name.upper() if field.name == name else field.name, field.dataType)
+        for field in PLAIN
+    ]
+    exact = ps.ChangeContract("id", row_version="rv")
+    assert layout_of(StructType(renamed), exact, case_sensitive=False) == layout_of(
+        PLAIN, exact, case_sensitive=True
+    )
+    with pytest.raises(InvalidChangelogSchema, match=f"Did you mean '{name.upper()}'") as caught:
+        layout_of(StructType(renamed), exact, case_sensitive=True)
+    assert caught.value.condition == "INVALID_CHANGELOG_SCHEMA.MISSING_COLUMN"
+
+
+def test_every_condition_is_in_the_docs() -> None:
+    root = Path(violations.__file__).parents[3]
+    docs = (root / "docs/changes.md").read_text()
+    named = set(re.findall(r'"([A-Z]+(?:_[A-Z]+)+)"', Path(violations.__file__).read_text()))
+    for path in Path(violations.__file__).parent.rglob("*.py"):
+        named |= set(re.findall(r"CHANGELOG_CONTRACT_VIOLATION\.([A-Z_0-9]+)", path.read_text()))
+    assert {"NULL_ROW_ID", "DUPLICATE_ROW_ID", "LATE_COMMIT"} <= named
+    assert [name for name in sorted(named) if f"`{name}`" not in docs] == []
