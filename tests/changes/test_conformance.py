@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 import penstock as ps
 from penstock.changes.options import ChangeOptions, net_window
@@ -20,6 +23,7 @@ from tests.changes.frames import Files, Row, Sink, collected, contract, frame, t
 CASES: list[dict[str, Any]] = json.loads((Path(__file__).parent / "cdc_spark43.json").read_text())["cases"]
 LAYOUT = Layout(3, 4, 5, row_id=((0,),), data=((0,), (1,), (2,)), row_version=(2,))
 LONG = 100 * 86_400_000_000
+END = 4_000_000_000_000_000
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
@@ -40,7 +44,8 @@ def test_the_passes_agree_with_spark(case: dict[str, Any]) -> None:
         assert Counter(tuples(whole.table)) == Counter(map(tuple, case["batch"]))
 
 
-ALWAYS = {("CIU", "dropCarryovers", True), ("CIU", "netChanges", True), ("CI", "netChanges", False)}
+ALWAYS = {("CIU", "dropCarryovers", True)}
+"""The group whose stream `make test` runs by itself too, and not only beside all others in one query."""
 
 
 def groups(*, net: bool) -> list[Any]:
@@ -55,13 +60,13 @@ def groups(*, net: bool) -> list[Any]:
             *key,
             cases,
             id=f"{key[0] or 'none'}-{key[1]}-{'updates' if key[2] else 'plain'}",
-            marks=[] if key in ALWAYS else [pytest.mark.soak],
+            marks=[] if key in ALWAYS and not net else [pytest.mark.soak],
         )
         for key, cases in found.items()
     ]
 
 
-def one_after_the_other(cases: list[dict[str, Any]], what: str) -> list[Any]:
+def one_after_the_other(cases: list[dict[str, Any]], what: str, first: int = 0) -> list[Any]:
     """The rows of several cases with ids, versions and times of their own, as one feed has them."""
 
     def own(row: Row, place: int) -> Row:
@@ -75,7 +80,7 @@ def one_after_the_other(cases: list[dict[str, Any]], what: str) -> list[Any]:
             time + place * LONG,
         )
 
-    parts = [(place, case[what]) for place, case in enumerate(cases)]
+    parts = [(place, case[what]) for place, case in enumerate(cases, first)]
     if what == "batches":
         return [[own(row, place) for row in batch] for place, batches in parts for batch in batches]
     return [own(row, place) for place, rows in parts for row in rows]
@@ -95,9 +100,9 @@ def test_batch(
 @pytest.mark.parametrize(
     ("strategy", "commits"),
     [
-        pytest.param("micro_batch", 1, marks=pytest.mark.soak),
-        ("micro_batch", 4),
-        ("watermark", 1),
+        ("micro_batch", 1),
+        pytest.param("micro_batch", 4, marks=pytest.mark.soak),
+        pytest.param("watermark", 1, marks=pytest.mark.soak),
         pytest.param("watermark", 4, marks=pytest.mark.soak),
     ],
 )
@@ -121,3 +126,52 @@ def test_stream(
         compute_updates=updates,
     )
     assert Sink(tmp_path).run(done) == Counter(one_after_the_other(cases, "batch"))
+
+
+def numbered(*, net: bool) -> list[tuple[int, ps.ChangeContract, dict[str, Any], list[dict[str, Any]]]]:
+    """All groups in which a pass has something to do, each with the number of its first case."""
+    found, first = [], 1
+    for flags, mode, updates, cases in (group.values for group in groups(net=net)):
+        if Passes.of(contract(flags), ChangeOptions(mode, updates, net_window(None))):
+            options = {"deduplication_mode": mode, "compute_updates": updates}
+            found.append((first, contract(flags), options, cases))
+            first += len(cases)
+    return found
+
+
+@pytest.fixture
+def one_partition(spark: SparkSession) -> Iterator[None]:
+    """One task after each shuffle: with so many of them it is the tasks that take the time."""
+    name = "spark.sql.shuffle.partitions"
+    before = spark.conf.get(name)
+    spark.conf.set(name, "1")
+    yield
+    spark.conf.set(name, str(before))
+
+
+def test_batch_of_all_at_once(spark: SparkSession, one_partition: None) -> None:
+    done, expected = [], Counter[Row]()
+    for first, given, options, cases in numbered(net=True):
+        rows = [row for batch in one_after_the_other(cases, "batches", first) for row in batch]
+        done.append(ps.changes.post_process(frame(spark, rows).coalesce(1), given, **options))
+        expected += Counter(one_after_the_other(cases, "batch", first))
+    assert len(done) > 20
+    assert collected(reduce(DataFrame.union, done)) == expected
+
+
+@pytest.mark.parametrize("strategy", ["micro_batch", "watermark"])
+def test_stream_of_all_at_once(
+    spark: SparkSession, tmp_path: Path, one_partition: None, strategy: str
+) -> None:
+    done, expected = [], Counter[Row]()
+    for first, given, options, cases in numbered(net=False):
+        (tmp_path / str(first)).mkdir()
+        files = Files(spark, tmp_path / str(first))
+        # The watermark of a query is the least of all its feeds', so all end at one time.
+        last = (-first, "z", -first, "insert", 1_000_000, END)
+        files.add(*one_after_the_other(cases, "batches", first), [last])
+        said = replace(given, whole_commits=strategy == "micro_batch")
+        done.append(ps.changes.post_process(files.read(12).coalesce(1), said, **options))
+        expected += Counter([*one_after_the_other(cases, "batch", first), last])
+    assert len(done) > 10
+    assert Sink(tmp_path).run(reduce(DataFrame.union, done)) == expected

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from itertools import permutations
 from typing import Any
 
 import pytest
@@ -188,6 +189,16 @@ def test_several_contents_under_one_row_version_need_a_sequence() -> None:
     assert "sequence" in refused(passes("CI", "dropCarryovers"), rows).message
     (left,) = done(passes("CIU", "dropCarryovers", updates=True, sequence="step"), rows, ORDERED)
     assert (left[2], left[5]) == ("q", "insert")
+
+
+def test_of_equal_changes_in_a_sequence_the_last_insert_and_the_first_delete_are_left() -> None:
+    rows = [change(kind, step=step) for step, kind in enumerate(["insert", "delete", "insert"])]
+    gone = [change(kind, step=step) for step, kind in enumerate(["delete", "insert", "delete"])]
+    for several, left in ((rows, 2), (gone, 0)):
+        for updates in (False, True):
+            for order in permutations(several):
+                chosen = passes("CIU", "dropCarryovers", updates=updates, sequence="step")
+                assert done(chosen, list(order), ORDERED, parts=2) == [several[left]]
 
 
 def test_an_update_beside_a_carry_over_of_the_same_row() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
@@ -76,14 +77,22 @@ def test_watermark_has_one_watermark_and_one_aggregate(
 
 
 @pytest.mark.parametrize("whole", [True, False])
-def test_the_guard_survives_the_optimizer(spark: SparkSession, tmp_path: Path, whole: bool) -> None:
+def test_the_guard_survives_the_optimizer_and_one_shuffle_is_all_there_is(
+    spark: SparkSession, tmp_path: Path, whole: bool
+) -> None:
     files = Files(spark, tmp_path)
     files.add([(1, "a", 1, "insert", 1, 1_700_000_000_000_000)])
-    plan = optimized(process(files.read(), whole_commits=whole).select(F.lit(1)), tmp_path)
+    changes = process(files.read(), whole_commits=whole, compute_updates=True)
+    plan = optimized(changes.select(F.lit(1)), tmp_path)
     logical, _, physical = plan.partition("Physical Plan")
     assert logical.count("MapInArrow") == 2, plan
     for stage in ("Guard", "Whole"):
         assert f"MapInArrow {stage}" in physical, plan
+    assert len(re.findall(r"\bExchange\b", physical)) == 1, physical
+    assert "Window" not in physical, physical
+    assert not re.search(r"\bSort(Aggregate|MergeJoin)?\b", physical), physical
+    stateful = re.findall(r"StateStore\w+", physical)
+    assert stateful == ([] if whole else ["StateStoreSave", "StateStoreRestore"]), physical
 
 
 def test_a_stream_of_a_spark_connect_session_is_refused() -> None:

@@ -23,6 +23,19 @@ SLOW = settings(
 )
 
 
+DELAY = "6 seconds"
+"""As long as two commits are apart at the most, and a little more."""
+
+
+def in_parts(data: st.DataObject, feed: model.Feed) -> list[list[Any]]:
+    """Each commit in two parts, the second of which comes after the next commit's first one."""
+    parts: list[list[Any]] = []
+    for commit in feed.commits:
+        cut = data.draw(st.integers(0, len(commit)))
+        parts[len(parts) - 1 if parts else 0 :] = [commit[:cut], *parts[-1:], commit[cut:]]
+    return parts
+
+
 def out_of(
     spark: SparkSession,
     folder: Path,
@@ -50,20 +63,15 @@ def test_commits_in_parts_through_the_watermark(
     spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, flags: str, data: st.DataObject
 ) -> None:
     feed = data.draw(model.feeds(flags))
-    parts: list[list[Any]] = []
-    for commit in feed.commits:
-        cut = data.draw(st.integers(0, len(commit)))
-        # The second part comes after the next commit's first one.
-        parts[len(parts) - 1 if parts else 0 :] = [commit[:cut], *parts[-1:], commit[cut:]]
     found = out_of(
         spark,
         tmp_path_factory.mktemp("stream"),
-        [*parts, [FLUSH]],
+        [*in_parts(data, feed), [FLUSH]],
         files=data.draw(st.integers(1, 2)),
         flags=flags,
         whole=False,
         compute_updates=True,
-        watermark_delay="1 minute",
+        watermark_delay=DELAY,
     )
     assert model.replay(found, {}) == feed.states[-1]
 
@@ -71,19 +79,20 @@ def test_commits_in_parts_through_the_watermark(
 @pytest.mark.parametrize("window", [pytest.param("commit", marks=pytest.mark.soak), "4 seconds"])
 @SLOW
 @given(data=st.data())
-def test_net_changes_of_a_stream(
+def test_net_changes_of_commits_in_parts(
     spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, window: str, data: st.DataObject
 ) -> None:
     feed = data.draw(model.feeds("CIU"))
     found = out_of(
         spark,
         tmp_path_factory.mktemp("stream"),
-        [*feed.commits, [FLUSH]],
+        [*in_parts(data, feed), [FLUSH]],
         files=data.draw(st.integers(1, 3)),
         flags="CIU",
-        whole=True,
+        whole=False,
         deduplication_mode="netChanges",
         net_window=window,
+        watermark_delay=DELAY,
     )
     state: dict[Any, Any] = {}
     for row in sorted(found, key=lambda row: (row[6], row[5] == "insert")):

@@ -65,8 +65,12 @@ def _cancel(rows: ChangeRows, chosen: Any, gone: Any, partial: bool) -> None:
         return
     gone[chosen[cancelled]] = True
     uneven = ~even & (pairs > 0)
-    for mask in (deletes, inserts) if uneven.any() else ():
-        places = np.flatnonzero(groups.holding(uneven) & mask)
+    if not uneven.any():
+        return
+    # The first deletes and the last inserts are left.
+    order = np.lexsort(some.order)
+    for mask, places in ((deletes, order[::-1]), (inserts, order)):
+        places = places[(groups.holding(uneven) & mask)[places]]
         check_same_data(some, places)
         gone[chosen[places[groups.ranks(places) < pairs[groups.of[places]]]]] = True
 

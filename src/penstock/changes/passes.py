@@ -62,7 +62,9 @@ class Passes:
 
     def first(self, rows: ChangeRows) -> ChangeRows:
         """What can be done to any part of the rows, wherever the others are."""
-        return rows.filter(changed(rows, partial=True)) if self.carryovers else rows
+        # Where changes have an order, which of several equal ones is left is a matter of all of them.
+        partly = self.carryovers and not self.ordered
+        return rows.filter(changed(rows, partial=True)) if partly else rows
 
     def whole(self, rows: ChangeRows) -> ChangeRows:
         """Everything, where all changes of a row in a commit (or in a window, for its net changes) are there."""
