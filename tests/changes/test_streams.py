@@ -76,6 +76,27 @@ def test_commits_in_parts_through_the_watermark(
     assert model.replay(found, {}) == feed.states[-1]
 
 
+@SLOW
+@given(data=st.data())
+def test_whole_commits_through_micro_batches(
+    spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    flags = data.draw(st.sampled_from(["C", "CU", "CIU"]))
+    feed = data.draw(model.feeds(flags))
+    net = {"deduplication_mode": "netChanges", "net_window": "commit"}
+    found = out_of(
+        spark,
+        tmp_path_factory.mktemp("stream"),
+        feed.commits,
+        files=data.draw(st.integers(1, 3)),
+        flags=flags,
+        whole=True,
+        compute_updates=True,
+        **(net if data.draw(st.booleans()) else {}),
+    )
+    assert model.replay(found, {}) == feed.states[-1]
+
+
 @pytest.mark.parametrize("window", [pytest.param("commit", marks=pytest.mark.soak), "4 seconds"])
 @SLOW
 @given(data=st.data())
