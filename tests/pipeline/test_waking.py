@@ -60,6 +60,8 @@ def test_queries_that_keep_nothing_are_left_alone(spark: SparkSession, tmp_path:
     assert waking(frame, where) is frame
     marked = frame.withWatermark("_commit_timestamp", "0 seconds")
     assert waking(marked, where) is marked
+    waits = marked.dropDuplicates(["_commit_timestamp"])
+    assert waking(waits, "nowhere://such/a/place") is waits
     counted = frame.groupBy("id").count()
     assert waking(counted, where) is counted, "nothing waits for a watermark there"
 

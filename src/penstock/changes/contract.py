@@ -37,6 +37,7 @@ class ChangeContract:
         once.
     nullable_row_id
         Whether NULL is a value like any other in the row id, for tables without a key, whose rows are told apart by all columns.
+        Where those are the row id, a table may hold equal rows, so there are no updates, and net changes are counted.
     unchanged
         The column with the names of those columns, of the row or of its structs, whose values a change did not touch and does not
         tell; net changes take them from earlier changes of the row.

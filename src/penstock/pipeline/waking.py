@@ -6,6 +6,7 @@ rows in the state store, and the next run makes no micro-batch before there are 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, MutableMapping, Sequence
 from typing import Any
 
@@ -19,6 +20,8 @@ from penstock.spark.checkpoint import Checkpoint
 from penstock.spark.data_sources import make_known
 from penstock.spark.plans import keeps_rows
 
+log = logging.getLogger("penstock.pipeline")
+
 FORMAT = "penstock_waking"
 _RUNS = "penstock runs"
 
@@ -28,7 +31,7 @@ def waking(frame: DataFrame, location: str) -> DataFrame:
 
     A frame that has no need of it is returned as it is, and so is one whose checkpoint began without it or cannot be read.
     """
-    if not _needed(frame, Checkpoint(location)):
+    if not _needed(frame, location):
         return frame
     spark = frame.sparkSession
     make_known(spark, WakingSource)
@@ -37,13 +40,18 @@ def waking(frame: DataFrame, location: str) -> DataFrame:
     return frame.union(empty.mapInArrow(_nothing, frame.schema))
 
 
-def _needed(frame: DataFrame, checkpoint: Checkpoint) -> bool:
-    if not checkpoint.is_readable():
+def _needed(frame: DataFrame, location: str) -> bool:
+    try:
+        checkpoint = Checkpoint(location)
+        last = checkpoint.last_commit()
+        begun = [] if last is None else checkpoint.offsets(last)
+    except Exception as error:
+        # A guarantee that has need of the checkpoint has refused it by now; the others do without.
+        log.info("not woken: %s", type(error).__name__, extra={"action": "not_woken"})
         return False
-    last = checkpoint.last_commit()
     if last is None:
         return keeps_rows(frame)
-    return any(isinstance(offset, dict) and _RUNS in offset for offset in checkpoint.offsets(last))
+    return any(isinstance(offset, dict) and _RUNS in offset for offset in begun)
 
 
 def _nothing(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
