@@ -1,8 +1,8 @@
 """The demo's streaming job: a process of its own, so that it can be killed in the middle.
 
-``python -m penstock.demo.job URL CHECKPOINTS follow|finish`` reads the change feed with two queries, exactly once: one brings
-what has changed to the board, the other aggregates the delays of arrivals by carrier and hour. To follow is to go on until it is
-killed; to finish is to end where the feed does, and then a batch tells what is different after the last day.
+``python -m penstock.demo.job URL CHECKPOINTS`` reads the change feed with two queries, exactly once: one brings what has
+changed to the board, the other aggregates the delays of arrivals by carrier and hour. Then a batch tells what is different
+after the last day. It begins when its standard input ends; until then Spark starts.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
 
 import penstock as ps
-from penstock.demo.tables import BOARD, DAY, DELAYS, FLIGHTS, HOURS, ROWS_PER_TRIGGER
+from penstock.demo.tables import BOARD, DAY, DELAYS, FLIGHTS, HOURS, ROWS_PER_TASK, ROWS_PER_TRIGGER
 from penstock.pipeline.query import Query
 
 
@@ -36,8 +36,8 @@ def delays(changes: DataFrame) -> DataFrame:
     )
 
 
-def main(url: str, checkpoints: Path, how: str) -> None:
-    """Run both queries."""
+def main(url: str, checkpoints: Path) -> None:
+    """Run both queries over all that is in the queue."""
     spark = ps.session(
         "penstock demo",
         master="local[2]",
@@ -53,7 +53,7 @@ def main(url: str, checkpoints: Path, how: str) -> None:
     )
     spark.sparkContext.setLogLevel("OFF")
     feed = ps.QueueFeed(FLIGHTS, url)
-    limit = {"maxRowsPerTrigger": ROWS_PER_TRIGGER}
+    limit = {"maxRowsPerTrigger": ROWS_PER_TRIGGER, "rowsPerTask": ROWS_PER_TASK}
     changed = ps.changes.read_stream(
         spark,
         feed,
@@ -68,10 +68,10 @@ def main(url: str, checkpoints: Path, how: str) -> None:
         columns=["carrier", "status", "arr_delay", "row_version"],
         options=limit,
     )
-    trigger = ps.Trigger.available_now() if how == "finish" else ps.Trigger.processing_time()
+    sys.stdin.read()
     queries = [
-        _start(spark, "board", board(changed), BOARD, checkpoints, trigger),
-        _start(spark, "delays", delays(as_written), DELAYS, checkpoints, trigger),
+        _start(spark, "board", board(changed), BOARD, checkpoints),
+        _start(spark, "delays", delays(as_written), DELAYS, checkpoints),
     ]
     for query in queries:
         query.awaitTermination()
@@ -79,13 +79,11 @@ def main(url: str, checkpoints: Path, how: str) -> None:
     spark.stop()
 
 
-def _start(
-    spark: SparkSession, name: str, frame: DataFrame, sink: str, checkpoints: Path, trigger: ps.Trigger
-) -> Query:
+def _start(spark: SparkSession, name: str, frame: DataFrame, sink: str, checkpoints: Path) -> Query:
     return (
         ps.stream(spark, frame)
         .write(ps.QueueSink(sink), guarantee="exactly_once")
-        .start(name=name, checkpoint=checkpoints / name, trigger=trigger)
+        .start(name=name, checkpoint=checkpoints / name, trigger=ps.Trigger.available_now())
     )
 
 
@@ -100,4 +98,4 @@ def _write_last_day(spark: SparkSession, feed: ps.QueueFeed) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), sys.argv[3])
+    main(sys.argv[1], Path(sys.argv[2]))

@@ -8,10 +8,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -87,18 +88,24 @@ def run(
     with ps.connect(where) as store:
         started = time.perf_counter()
         feed = create(store, where)
-        out.print("Streaming exactly once to the departures board and through a stateful aggregate …")
-        with ThreadPoolExecutor(1) as beside, _job(where, checkpoints, "follow") as first:
+        with ThreadPoolExecutor(1) as beside, ExitStack() as jobs:
+
+            def start() -> subprocess.Popen[bytes]:
+                return jobs.enter_context(_job(where, checkpoints))
+
+            first = start()
             year = flights()
             facts = summary(year, until=until)
-            killing = beside.submit(_kill_in_the_middle, first, store, facts, out)
             out.print("Writing a year of flights as a change feed, one commit for each simulated hour …")
-            appending = _write(feed, commits(year, until=until))
+            changes = commits(year, until=until)
+            appending = _write(feed, islice(changes, facts.commits // 5))
+            # The first job streams what there is, is killed in the middle of it, and the next one's Spark starts, all while the
+            # rest is written.
+            replacing = beside.submit(_replace, first, start, store, facts, out)
+            appending += _write(feed, changes)
             out.print(f"  {facts.rows:,} change rows in {facts.commits:,} commits, {appending:.1f} s")
-            kills = killing.result()
-        with _job(where, checkpoints, "finish") as last:
-            if last.wait(JOB_SECONDS):
-                raise _failed(last, checkpoints)
+            kills, last = replacing.result()
+            _finish(last, checkpoints)
         seconds = time.perf_counter() - started
         proofs, count = prove(store, year)
         picture = folder / "delays.png"
@@ -118,27 +125,41 @@ def _write(feed: ps.QueueFeed, changes: Iterable[Commit]) -> float:
     return time.perf_counter() - started
 
 
-def _kill_in_the_middle(job: subprocess.Popen[bytes], store: ps.Store, feed: Summary, out: Console) -> int:
-    """Let the job run until a quarter of all changes is on the board; how often it was killed."""
+def _replace(
+    job: subprocess.Popen[bytes],
+    start: Callable[[], subprocess.Popen[bytes]],
+    store: ps.Store,
+    feed: Summary,
+    out: Console,
+) -> tuple[int, subprocess.Popen[bytes]]:
+    """Kill the job when it has an eighth of all changes on the board: how often that was, and the job that goes on."""
+    out.print("Streaming it exactly once to the departures board and through a stateful aggregate …")
+    _begin(job)
     rows = sum(feed.changed.values())
-    _wait_for(store, job, rows // 4)
+    _wait_for(store, job, rows // 8)
     if job.poll() is not None:
-        return 0
+        raise QueryFailed(
+            "the streaming job ended by itself, before it was killed: see job.log beside the checkpoints"
+        )
     _kill(job)
     done = store.queue(BOARD).info().rows
     out.print(
         f"  killed it (SIGKILL, driver and JVM) with {done:,} of {rows:,} changes on the board; starting it again …"
     )
-    return 1
+    return 1, start()
 
 
 @contextmanager
-def _job(url: str, checkpoints: Path, how: str) -> Iterator[subprocess.Popen[bytes]]:
-    """The job in a process group of its own, together with its JVM and workers; it does not outlive the block."""
+def _job(url: str, checkpoints: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """The job in a process group of its own, together with its JVM and workers; it does not outlive the block.
+
+    It starts Spark at once, and its queries when it is told to begin.
+    """
     checkpoints.mkdir(parents=True, exist_ok=True)
     with (checkpoints.parent / "job.log").open("ab") as log:
         job = subprocess.Popen(
-            [sys.executable, "-m", "penstock.demo.job", url, str(checkpoints), how],
+            [sys.executable, "-m", "penstock.demo.job", url, str(checkpoints)],
+            stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,
             start_new_session=True,
@@ -150,15 +171,23 @@ def _job(url: str, checkpoints: Path, how: str) -> Iterator[subprocess.Popen[byt
             _kill(job)
 
 
+def _begin(job: subprocess.Popen[bytes]) -> None:
+    assert job.stdin is not None
+    with suppress(BrokenPipeError):
+        job.stdin.close()
+
+
 def _kill(job: subprocess.Popen[bytes]) -> None:
     os.killpg(job.pid, signal.SIGKILL)
     job.wait()
 
 
-def _failed(job: subprocess.Popen[bytes], checkpoints: Path) -> QueryFailed:
-    return QueryFailed(
-        f"the streaming job ended with exit code {job.returncode}: see {checkpoints.parent}/job.log"
-    )
+def _finish(job: subprocess.Popen[bytes], checkpoints: Path) -> None:
+    _begin(job)
+    if job.wait(JOB_SECONDS):
+        raise QueryFailed(
+            f"the streaming job ended with exit code {job.returncode}: see {checkpoints.parent}/job.log"
+        )
 
 
 def _wait_for(store: ps.Store, job: subprocess.Popen[bytes], rows: int) -> None:

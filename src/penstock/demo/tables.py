@@ -8,7 +8,7 @@ import penstock as ps
 from penstock.demo.feed import STATE_SCHEMA
 
 FLIGHTS, BOARD, DELAYS, DAY = "flight_changes", "flight_board", "carrier_delays", "last_day"
-ROWS_PER_TRIGGER = 1_000_000
+ROWS_PER_TRIGGER, ROWS_PER_TASK = 600_000, 300_000
 HOURS = 24
 
 CONTRACT = ps.ChangeContract(
@@ -55,7 +55,7 @@ def create(store: ps.Store, url: str) -> ps.QueueFeed:
     store.create_queue(BOARD, BOARD_SCHEMA, partitions=2, key=["flight_id"])
     store.create_queue(DELAYS, DELAYS_SCHEMA)
     store.create_queue(DAY, DAY_SCHEMA)
-    return ps.QueueFeed.create(FLIGHTS, STATE_SCHEMA, CONTRACT, store=url, partitions=2)
+    return ps.QueueFeed.create(FLIGHTS, STATE_SCHEMA, CONTRACT, store=url)
 
 
 def contents(queue: ps.Queue) -> pa.Table:
