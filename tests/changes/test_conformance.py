@@ -44,7 +44,6 @@ def test_the_passes_agree_with_spark(case: dict[str, Any]) -> None:
         assert Counter(tuples(whole.table)) == Counter(map(tuple, case["batch"]))
 
 
-ALWAYS = {("CIU", "dropCarryovers", True)}
 """The group whose stream `make test` runs by itself too, and not only beside all others in one query."""
 
 
@@ -60,7 +59,7 @@ def groups(*, net: bool) -> list[Any]:
             *key,
             cases,
             id=f"{key[0] or 'none'}-{key[1]}-{'updates' if key[2] else 'plain'}",
-            marks=[] if key in ALWAYS and not net else [pytest.mark.soak],
+            marks=[pytest.mark.soak] if net else [],
         )
         for key, cases in found.items()
     ]
@@ -97,14 +96,9 @@ def test_batch(
     assert collected(done) == Counter(one_after_the_other(cases, "batch"))
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
-    ("strategy", "commits"),
-    [
-        ("micro_batch", 1),
-        pytest.param("micro_batch", 4, marks=pytest.mark.soak),
-        pytest.param("watermark", 1, marks=pytest.mark.soak),
-        pytest.param("watermark", 4, marks=pytest.mark.soak),
-    ],
+    ("strategy", "commits"), [("micro_batch", 1), ("micro_batch", 4), ("watermark", 1), ("watermark", 4)]
 )
 @pytest.mark.parametrize(("flags", "mode", "updates", "cases"), groups(net=False))
 def test_stream(

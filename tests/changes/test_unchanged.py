@@ -117,3 +117,13 @@ def test_a_row_that_came_without_a_value_is_refused() -> None:
 def test_the_column_has_to_be_a_list() -> None:
     with pytest.raises(InvalidChangelogSchema, match="'a' is string, not array<string>"):
         net(table([], SCHEMA), ps.ChangeContract("id", unchanged="a"))
+
+
+def test_values_of_columns_that_were_not_asked_for_are_not_missed() -> None:
+    """A row whose key moved comes without what it has out of line; who does not read that column has all it wants."""
+    moved: list[Change] = [("insert", "x", None, ["b"])]
+    with pytest.raises(ChangelogContractViolation, match="b"):
+        net(table(history(*moved), SCHEMA), CONTRACT)
+    narrow = table(history(*moved), SCHEMA).drop_columns(["b"])
+    (left,) = net(narrow, CONTRACT)
+    assert (left["a"], left["_unchanged"]) == ("x", ["b"])

@@ -27,7 +27,10 @@ def commit(version: int, changed: int) -> list[Row]:
 
 
 @one_store
-@pytest.mark.parametrize("whole", [True, False], ids=["micro_batch", "watermark"])
+@pytest.mark.parametrize(
+    "whole",
+    [pytest.param(True, id="micro_batch"), pytest.param(False, id="watermark", marks=pytest.mark.soak)],
+)
 def test_every_commit_comes_out_with_its_changes_alone(
     spark: SparkSession, store: ps.Store, store_url: str, tmp_path: Path, whole: bool
 ) -> None:

@@ -93,6 +93,20 @@ def test_a_checkpoint_that_began_without_it_goes_on_without_it(spark: SparkSessi
     assert waking(kept, str(tmp_path / "ck")) is kept
 
 
+def test_a_checkpoint_whose_first_micro_batch_was_not_committed_keeps_its_sources(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Spark compares them with those of the offset log."""
+    files = Files(spark, tmp_path)
+    files.add([ROW])
+    plain = files.read()
+    kept = plain.withWatermark("_commit_timestamp", "0 seconds").dropDuplicates(["_commit_timestamp"])
+    run(kept, tmp_path)
+    for commit in (tmp_path / "ck" / "commits").iterdir():
+        commit.unlink()
+    assert waking(kept, str(tmp_path / "ck")) is kept
+
+
 def test_each_run_has_one_offset() -> None:
     first, second = WakingReader(), WakingReader()
     start = first.initialOffset()

@@ -205,6 +205,7 @@ def test_a_place_that_python_does_not_know() -> None:
         ("ftp://me:p@ss/w@host:21/ck", "ftp://me:***@host:21/ck"),
         ("s3a://bucket/ck", "s3a://bucket/ck"),
         ("/ck:a@b", "/ck:a@b"),
+        ("abfss://c@account/ck?sig=s3cret", "abfss://c@account/ck?***"),
     ],
 )
 def test_passwords_are_not_shown(location: str, shown: str) -> None:

@@ -6,14 +6,17 @@ import contextlib
 import os
 import signal
 import threading
+import time
 import traceback
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 import penstock
 from penstock.store import pool
 from penstock.store.database import Transaction
+from penstock.store.forks import Guard
 from tests.store.programs import SCHEMA
 
 
@@ -127,6 +130,75 @@ def test_a_fork_waits_for_the_transactions_of_other_threads(store: penstock.Stor
         for thread in threads:
             thread.join()
     assert queue.read(0, 0)["n"].to_pylist().count(2) == 15
+
+
+def test_a_fork_comes_in_turn_among_threads_that_never_rest(store: penstock.Store) -> None:
+    done = threading.Event()
+
+    def read() -> None:
+        while not done.is_set():
+            store.queues()
+
+    threads = [threading.Thread(target=read) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    try:
+        began = time.monotonic()
+        for _ in range(4):
+            _in_a_fork(lambda: None)
+        taken = time.monotonic() - began
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join()
+    # Each would take all the time that it may wait.
+    assert taken < 2 * pool.FORK_SECONDS
+
+
+def test_a_fork_does_not_wait_for_a_thread_that_connects(store_url: str) -> None:
+    """Which has a connection's place in the line to tell of forks first."""
+    with penstock.connect(store_url, create=True) as store:
+        store.create_queue("q", SCHEMA)
+        connecting, connect = threading.Event(), store.database._connect
+
+        def slowly() -> Any:
+            connecting.set()
+            time.sleep(0.3)
+            return connect()
+
+        store.database._pool._connect = slowly
+        store.database._pool._drain()
+        thread = threading.Thread(target=store.queues)
+        thread.start()
+        assert connecting.wait(20)
+        began = time.monotonic()
+        _in_a_fork(lambda: None)
+        assert time.monotonic() - began < pool.FORK_SECONDS
+        thread.join()
+
+
+def test_a_child_finds_guards_free_that_a_thread_of_its_parent_holds() -> None:
+    guard = Guard()
+    held, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with guard:
+            held.set()
+            done.wait(20)
+
+    def child() -> None:
+        signal.alarm(10)
+        with guard:
+            pass
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert held.wait(20)
+    try:
+        _in_a_fork(child)
+    finally:
+        done.set()
+        thread.join()
 
 
 def test_a_child_has_all_the_connections_that_it_may_have(

@@ -39,7 +39,7 @@ def carried(rows: ChangeRows, group: Any) -> ChangeRows:
     lives = _Lives(rows, group)
     parents = pc.list_parent_indices(named).to_numpy()
     table, left = rows.table, np.ones(len(names), bool)
-    for name in pc.unique(names).to_pylist():
+    for name in filter(lambda name: _has(table, name), pc.unique(names).to_pylist()):
         entries = pc.equal(names, name).to_numpy(zero_copy_only=False)
         unknown = np.zeros(len(rows), bool)
         unknown[parents[entries]] = True
@@ -81,6 +81,12 @@ class _Lives:
         came = self._kinds[order[self._begin[last]]] == IS_INSERT
         found = order[last[there & came & unknown[order[last]]]]
         return int(found[0]) if len(found) else None
+
+
+def _has(table: pa.Table, name: str) -> bool:
+    """Whether a column is there, or was not asked for."""
+    structs = (field.type for field in table.schema if pat.is_struct(field.type))
+    return name in table.column_names or any(kind.get_field_index(name) >= 0 for kind in structs)
 
 
 def _taken(table: pa.Table, name: str, places: Any) -> pa.Table:

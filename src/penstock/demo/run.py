@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -89,11 +90,15 @@ def run(
         started = time.perf_counter()
         feed = create(store, where)
         with ThreadPoolExecutor(1) as beside, ExitStack() as jobs:
+            over = threading.Event()
 
             def start() -> subprocess.Popen[bytes]:
+                if over.is_set():
+                    raise QueryFailed("the demo ended before its streaming job was started again")
                 return jobs.enter_context(_job(where, checkpoints))
 
             first = start()
+            jobs.callback(over.set)
             year = flights()
             facts = summary(year, until=until)
             out.print("Writing a year of flights as a change feed, one commit for each simulated hour …")

@@ -43,7 +43,8 @@ def waking(frame: DataFrame, location: str) -> DataFrame:
 def _needed(frame: DataFrame, location: str) -> bool:
     try:
         checkpoint = Checkpoint(location)
-        last = checkpoint.last_commit()
+        # As Spark does it: what was begun has its sources, whether it came to its end or not.
+        last = checkpoint.last_begun()
         begun = [] if last is None else checkpoint.offsets(last)
     except Exception as error:
         # A guarantee that has need of the checkpoint has refused it by now; the others do without.

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import threading
 from dataclasses import dataclass
 
 from penstock.errors import StoreError
 from penstock.queue.store import Store, connect
 from penstock.store.database import RETRY_SECONDS
+from penstock.store.forks import Guard
 from penstock.store.url import StoreUrl, parse_url
 
 
@@ -19,7 +19,7 @@ class _Opened:
 
 
 _open: dict[tuple[str, int], _Opened] = {}
-_guard = threading.Lock()
+_guard = Guard()
 
 
 def open_store(url: str, *, verify: bool = False) -> Store:

@@ -247,7 +247,7 @@ class Store:
         """Drop what dead tasks have staged longer ago; the number of segments that went.
 
         What is older than a day is also swept beside other upkeep, at most once an hour. What a running query has staged
-        stays where the query owns a consumer of this store. Another one that loses its staging is refused at its commit, with
+        stays where the query owns a consumer of this store and has committed a micro-batch. Another one that loses its staging is refused at its commit, with
         nothing visible: a query repeats the micro-batch, a batch write has to be run again.
         """
         if not isinstance(older_than, timedelta):

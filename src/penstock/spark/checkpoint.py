@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from typing import Any
+from urllib.parse import unquote
 
 from pyarrow import fs
 
@@ -66,7 +67,14 @@ class Checkpoint:
 
     def last_commit(self) -> int | None:
         """The last micro-batch in the commit log."""
-        selector = fs.FileSelector(self._path("commits"), allow_not_found=True)
+        return self._last("commits")
+
+    def last_begun(self) -> int | None:
+        """The last micro-batch in the offset log, which may not be committed."""
+        return self._last("offsets")
+
+    def _last(self, name: str) -> int | None:
+        selector = fs.FileSelector(self._path(name), allow_not_found=True)
         found = [info.base_name for info in self.files.get_file_info(selector)]
         return max((int(name) for name in found if name.isdigit()), default=None)
 
@@ -136,10 +144,14 @@ def _by_fsspec(location: str) -> tuple[fs.FileSystem, str]:
 
 def _cause(error: Exception, location: str) -> str:
     text = f"{type(error).__name__}: {error}"
-    password = _PASSWORD.search(location)
-    return text.replace(password[1], "***") if password else text
+    password, query = _PASSWORD.search(location), location.partition("?")[2]
+    for secret in filter(None, [password and password[1], password and unquote(password[1]), query]):
+        text = text.replace(secret, "***")
+    return text
 
 
 def redact(location: str) -> str:
-    """The location without a password."""
-    return _PASSWORD.sub(lambda found: found[0].replace(f":{found[1]}@", ":***@"), location)
+    """The location without a password, and without what some addresses have behind a question mark."""
+    shown, mark, _ = location.partition("?")
+    shown = _PASSWORD.sub(lambda found: found[0].replace(f":{found[1]}@", ":***@"), shown)
+    return f"{shown}?***" if mark else shown

@@ -27,8 +27,26 @@ class Forkable:
         """Forget, in the child, what belongs to the parent."""
 
 
+class Guard(Forkable):
+    """A lock that a child finds free, whoever held it in the parent."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        watch(self)
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+    def after_fork_in_child(self) -> None:
+        self._lock = threading.Lock()
+
+
 _known: WeakSet[Any] = WeakSet()
 _guard = threading.Lock()
+_forking = threading.Lock()
 
 
 def watch(thing: Forkable) -> None:
@@ -38,20 +56,32 @@ def watch(thing: Forkable) -> None:
 
 
 def _before() -> None:
-    _guard.acquire()
-    for thing in list(_known):
-        thing.before_fork()
+    _forking.acquire()
+    ready: list[Any] = []
+    while True:
+        _guard.acquire()
+        new = [thing for thing in _known if all(thing is not other for other in ready)]
+        if not new:
+            # Nobody else can be told of forks until this one has happened.
+            return
+        # A thread that is waited for may have to tell of something new first.
+        _guard.release()
+        for thing in new:
+            thing.before_fork()
+        ready += new
 
 
 def _after_in_parent() -> None:
-    for thing in list(_known):
-        thing.after_fork_in_parent()
+    there = list(_known)
     _guard.release()
+    for thing in there:
+        thing.after_fork_in_parent()
+    _forking.release()
 
 
 def _after_in_child() -> None:
-    global _guard
-    _guard = threading.Lock()
+    global _guard, _forking
+    _guard, _forking = threading.Lock(), threading.Lock()
     for thing in list(_known):
         thing.after_fork_in_child()
 

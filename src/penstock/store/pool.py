@@ -56,6 +56,8 @@ class Pool(Forkable):
         self._guard = threading.Lock()
         self._slots = threading.BoundedSemaphore(SIZE)
         self._halted = 0
+        self._open = threading.Event()
+        self._open.set()
 
     @contextmanager
     def lease(self) -> Iterator[Lease]:
@@ -66,6 +68,8 @@ class Pool(Forkable):
         StoreError
             When the pool has been closed.
         """
+        # Slots go to whoever comes first: a thread that takes one after the other would keep a fork waiting.
+        self._open.wait()
         with self._slots:
             lease = Lease(self._checkout())
             try:
@@ -109,6 +113,7 @@ class Pool(Forkable):
 
     def before_fork(self) -> None:
         """Wait until no connection is in use, but not for one that does not come back: it may be the forking thread's own."""
+        self._open.clear()
         deadline = time.monotonic() + FORK_SECONDS
         while self._halted < SIZE and self._slots.acquire(timeout=max(0.0, deadline - time.monotonic())):
             self._halted += 1
@@ -118,6 +123,7 @@ class Pool(Forkable):
         halted, self._halted = self._halted, 0
         for _ in range(halted):
             self._slots.release()
+        self._open.set()
 
     def after_fork_in_child(self) -> None:
         # What a thread has given back since is the parent's, and neither closed nor collected here.

@@ -18,6 +18,7 @@ from penstock.errors import InvalidChangeOption, PenstockError
 from penstock.spark.checkpoint import Checkpoint
 from penstock.spark.endpoint import Address, Endpoint
 from penstock.spark.plans import watermarks_over
+from penstock.store.forks import Guard
 
 log = logging.getLogger("penstock.changes")
 
@@ -26,7 +27,7 @@ _EXECUTIONS = 64
 _STREAMS = 1024
 """Feeds of streaming queries that are; what is forgotten is still on disk."""
 
-_guard = threading.Lock()
+_guard = Guard()
 _running: dict[str, tuple[Witness, Endpoint]] = {}
 
 
@@ -166,7 +167,9 @@ def _plan(spark: SparkSession, scope: Scope) -> Any:
         query: Any = spark._jsparkSession.streams().get(scope.query)
         return query.streamingQuery().logicalPlan()
     except Exception as error:
-        log.debug("the plan of query %s cannot be seen: %s", scope.query, error)
+        log.warning(
+            "the plan of query %s cannot be seen: %s", scope.query, error, extra={"action": "plan_unseen"}
+        )
         return None
 
 
