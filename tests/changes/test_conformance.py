@@ -44,9 +44,6 @@ def test_the_passes_agree_with_spark(case: dict[str, Any]) -> None:
         assert Counter(tuples(whole.table)) == Counter(map(tuple, case["batch"]))
 
 
-"""The group whose stream `make test` runs by itself too, and not only beside all others in one query."""
-
-
 def groups(*, net: bool) -> list[Any]:
     """The cases with the same flags and options, together."""
     found: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
