@@ -33,10 +33,8 @@ def net(rows: ChangeRows, group: Codes, *, updates: bool) -> ChangeRows:
     """
     if not len(rows):
         return rows
-    values = group.values
-    order = np.lexsort([*rows.order, values])
-    ends = np.flatnonzero(values[order][1:] != values[order][:-1])
-    first, last = order[np.r_[0, ends + 1]], order[np.r_[ends, len(order) - 1]]
+    order, begins = rows.in_groups(group)
+    first, last = order[begins], order[np.r_[begins[1:], True]]
     before = np.isin(rows.kinds[first], (IS_DELETE, IS_PREIMAGE))
     unknown = rows.kinds[first] == IS_POSTIMAGE
     after = np.isin(rows.kinds[last], (IS_INSERT, IS_POSTIMAGE))

@@ -78,7 +78,7 @@ class Passes:
         if self.net is not None:
             self._check_order(rows)
             windows = self._windows(rows)
-            return net(carried(rows, windows.values), windows, updates=self.compute_updates)
+            return net(carried(rows, windows), windows, updates=self.compute_updates)
         if not self.intermediate:
             check_single(rows, asks_for_sequence=False)
         return rows

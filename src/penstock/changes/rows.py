@@ -95,6 +95,12 @@ class ChangeRows:
         after = np.isin(self.kinds, (IS_INSERT, IS_POSTIMAGE))
         return [after, *(order_codes(column_at(self.table, path)) for path in paths)]
 
+    def in_groups(self, group: Codes) -> tuple[Any, Any]:
+        """The places of the rows group by group, in the order of the changes; and the mask of those at which a group begins."""
+        order = np.lexsort([*self.order, group.values])
+        sorted_groups = group.values[order]
+        return order, np.r_[True, sorted_groups[1:] != sorted_groups[:-1]][: len(order)]
+
     def filter(self, keep: Any) -> ChangeRows:
         """The rows that a mask chooses; what has been worked out goes with them."""
         if keep.all():

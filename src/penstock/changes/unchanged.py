@@ -9,11 +9,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
+from penstock.changes.codes import Codes
 from penstock.changes.rows import IS_INSERT, IS_POSTIMAGE, ChangeRows, column_at
 from penstock.changes.violations import unknown_value
 
 
-def carried(rows: ChangeRows, group: Any) -> ChangeRows:
+def carried(rows: ChangeRows, group: Codes) -> ChangeRows:
     """Rows with the values that their groups tell; what is still not known, no change of the group has touched.
 
     Parameters
@@ -57,14 +58,14 @@ def carried(rows: ChangeRows, group: Any) -> ChangeRows:
 class _Lives:
     """The changes of a row in their order, each time from where it comes or from where the group begins."""
 
-    def __init__(self, rows: ChangeRows, group: Any) -> None:
+    def __init__(self, rows: ChangeRows, group: Codes) -> None:
         self._kinds = rows.kinds
-        self._order = order = np.lexsort([*rows.order, group])
-        changes = np.r_[True, group[order][1:] != group[order][:-1]]
+        order, changes = rows.in_groups(group)
+        self._order = order
         begins = changes | (rows.kinds[order] == IS_INSERT)
         self._places = np.arange(len(order))
         self._begin = np.maximum.accumulate(np.where(begins, self._places, 0))
-        self._last = np.r_[np.flatnonzero(changes)[1:] - 1, len(order) - 1]
+        self._last = np.flatnonzero(np.r_[changes[1:], True])
 
     def sources(self, unknown: Any) -> Any:
         """The row that tells the value for each row that does not; -1 where there is none."""
