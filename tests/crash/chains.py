@@ -21,8 +21,8 @@ FIRST = states(0, "OWN", "PLANNED", "STAGED", "COMMITTED")
 LAST = ("LOGGED", "SAFE")
 # A watermark makes a micro-batch without new rows follow, in the same run: Spark makes none when it starts again with the one
 # before logged and nothing new.
-WITH_NO_DATA = [*FIRST, *states(1, "STAGED", "COMMITTED", *LAST)]
-WITHOUT = [*FIRST, *states(0, *LAST), APPEND, *states(1, "PLANNED", "COMMITTED")]
+WITH_NO_DATA = [*states(0, "OWN", "PLANNED"), *states(1, "STAGED", "COMMITTED", *LAST)]
+WITHOUT = [*FIRST, *states(0, *LAST)]
 LONG_WITH_NO_DATA = [
     *FIRST,
     *states(0, *LAST),

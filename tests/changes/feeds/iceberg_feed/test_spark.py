@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -78,3 +79,23 @@ def test_a_table_of_format_3_without_a_key_has_updates_by_row_lineage(
     ]
     net = ps.changes.read(spark, lake.feed(), deduplication_mode="netChanges", columns=["data"])
     assert sorted(row["data"] for row in net.collect()) == ["b", "changed"]
+
+
+def test_a_stream_that_began_before_its_table_had_format_3_goes_on_by_the_key_that_it_had(
+    spark: SparkSession, lake: Lake, orders: Table, tmp_path: Path
+) -> None:
+    sink = Sink(tmp_path)
+
+    def run(**options: str) -> list[tuple[Any, ...]]:
+        sink.batches.clear()
+        frame = ps.changes.read_stream(spark, lake.feed(**options))
+        return sorted(sink.run(frame.select("_commit_version", "id", "_change_type")).elements())
+
+    assert [version for version, *_ in run()] == [1, 1, 2, 3]
+    table = Numbered.upgraded(lake, orders)
+    old = next(file for file in table.files if file.sequence == 2)
+    table.commit(table.write((4, "d", 4), stored=False), removed=[old.path])
+    with pytest.raises(Exception, match="row_id=") as error:
+        run()
+    assert "FEED_UNAVAILABLE.NO_ROW_LINEAGE" in str(error.value)
+    assert run(row_id="id") == [(4, 3, "delete"), (4, 4, "insert")]

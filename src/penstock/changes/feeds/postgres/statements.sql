@@ -66,7 +66,9 @@ JOIN pg_attribute AS a ON a.attrelid = t.oid AND a.attnum > 0 AND NOT a.attisdro
 JOIN base AS b ON b.oid = a.atttypid
 JOIN pg_type AS y ON y.oid = b.type AND y.typtype <> 'd'
 LEFT JOIN identity AS i ON i.oid = t.oid
-WHERE CASE WHEN t.names IS NULL THEN a.attgenerated = '' ELSE t.names ? a.attname END
+WHERE coalesce(t.names ? a.attname, true)
+    -- Server 15 names generated columns, which none before 18 sends.
+    AND (a.attgenerated = '' OR current_setting('server_version_num')::int >= 180000)
 ORDER BY t.schemaname, t.tablename, a.attnum;
 
 -- name: slot
