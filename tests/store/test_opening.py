@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import pytest
 
 import penstock
-from penstock.errors import PenstockError, StoreError, StoreUnavailable
+from penstock.errors import PenstockError, StoreError, StoreNotFound, StoreUnavailable
 from tests.store.programs import SCHEMA
 from tests.support.processes import ChildProcess
 from tests.support.waiting import wait_until
@@ -183,16 +183,27 @@ def test_a_closed_store_says_so_at_once(store_url: str) -> None:
     assert time.monotonic() - began < 2
 
 
-def test_a_file_that_was_removed_under_an_open_store_is_not_made_anew(tmp_path: Path) -> None:
-    store = penstock.connect(f"sqlite:///{tmp_path}/x.db")
-    store.database.close()
-    with penstock.connect(f"sqlite:///{tmp_path}/y.db") as other:
-        for file in tmp_path.glob("y.db*"):
-            file.unlink() if file.is_file() else None
-        other.database._pool._drain()
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_file_that_was_removed_under_an_open_store_takes_no_more_rows(
+    tmp_path: Path, replaced: bool
+) -> None:
+    url = f"sqlite:///{tmp_path}/x.db"
+    with penstock.connect(url) as store:
+        queue = store.create_queue("q", SCHEMA)
+        queue.append([{"n": 1, "s": "a"}])
+        for file in tmp_path.glob("x.db*"):
+            if file.is_file():
+                file.unlink()
+        if replaced:
+            penstock.connect(url).close()
+        for use in (lambda: queue.append([{"n": 2, "s": "b"}]), lambda: queue.read(0, 0), store.queues):
+            with pytest.raises(StoreNotFound, match="removed, or replaced"):
+                use()
+        # A new connection neither makes the file anew nor takes another store for this one.
+        store.database._pool._drain()
         with pytest.raises(StoreError):
-            other.queues()
-    assert not (tmp_path / "y.db").exists()
+            store.queues()
+    assert (tmp_path / "x.db").exists() == replaced
 
 
 def test_opening_and_closing_leaves_no_file_and_no_thread_behind(store_url: str) -> None:

@@ -9,6 +9,7 @@ from penstock.errors import StoreError
 from penstock.queue.store import Store, connect
 from penstock.store.database import RETRY_SECONDS
 from penstock.store.forks import Guard
+from penstock.store.sqlite import file_at
 from penstock.store.url import StoreUrl, parse_url
 
 
@@ -57,11 +58,4 @@ def _same(opened: _Opened, url: StoreUrl, verify: bool) -> bool:
 
 
 def _file(url: StoreUrl) -> tuple[int, int] | None:
-    """What a SQLite store's file is, whatever its name."""
-    if url.dialect != "sqlite":
-        return None
-    try:
-        found = os.stat(url.target)
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino
+    return file_at(url.target) if url.dialect == "sqlite" else None

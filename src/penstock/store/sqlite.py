@@ -18,6 +18,7 @@ from penstock.errors import (
     PenstockError,
     StoreError,
     StoreFull,
+    StoreNotFound,
     StoreReadOnly,
     StoreUnavailable,
 )
@@ -109,12 +110,22 @@ class _Connection(sqlite3.Connection):
     turn: Turn
 
 
+def file_at(path: str) -> tuple[int, int] | None:
+    """What tells a file from another one of its name; None when it is not there."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
 class SqliteDatabase(Database):
     dialect = "sqlite"
 
     def __init__(self, url: StoreUrl) -> None:
         # The files beside it have one name, whatever link leads to it.
         self.path = os.path.realpath(url.target)
+        self._file: tuple[int, int] | None = None
         super().__init__(url)
 
     @property
@@ -125,6 +136,7 @@ class SqliteDatabase(Database):
         return os.path.exists(self.path)
 
     def _connect(self) -> _Connection:
+        self._require_same_file()
         # A file that somebody removed is not made anew under a store that is open.
         mode = "rwc" if self.may_create else "rw"
         connection = sqlite3.connect(
@@ -137,6 +149,7 @@ class SqliteDatabase(Database):
             factory=_Connection,
         )
         connection.turn = Turn(f"{self.path}-lock")
+        self._file = self._file or file_at(self.path)
         try:
             connection.execute(f"pragma page_size = {_PAGE_SIZE}")
             connection.execute(f"pragma synchronous = {self.url.options.get('synchronous', 'full')}")
@@ -148,6 +161,14 @@ class SqliteDatabase(Database):
             connection.close()
             raise
         return connection
+
+    def _require_same_file(self) -> None:
+        # SQLite goes on with a file that has lost its name, and what it writes there is gone with its last process.
+        if self._file not in (None, file_at(self.path)):
+            raise StoreNotFound(
+                f"{self.url} was removed, or replaced, while it was open here: put it back from a backup or make a new one, and "
+                "open it again"
+            )
 
     def use_wal(self) -> None:
         """Let readers and the writer work side by side; the file remembers it.
@@ -167,6 +188,7 @@ class SqliteDatabase(Database):
         connection.turn.close()
 
     def _begin(self, connection: _Connection, *, write: bool) -> Transaction:
+        self._require_same_file()
         if write and not connection.turn.take(self._patience):
             raise StoreUnavailable(
                 f"{self.url} is locked by another writer: it was not our turn within {self._patience} s"
