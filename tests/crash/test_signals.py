@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable
 
+import psutil
 import pytest
 
 from tests.crash.cases import Case, check_complete
@@ -36,6 +37,22 @@ def test_sigterm_finishes_the_micro_batch_in_hand_and_leaves_all_level(
     check_complete(cases[0], 2)
     offsets = cases[1].positions()
     assert all(offset == safe == end for offset, safe, end in offsets), offsets
+
+
+@pytest.mark.crash_full
+def test_sigterm_for_the_jvm_as_well_breaks_the_micro_batch_off_and_the_next_run_repeats_it(
+    make_case: Callable[..., Case], children: Children
+) -> None:
+    case = make_case("sqlite", "stateless", "exactly_once", chunks=2)
+    child = children.start([case], {case.name: Fault("STAGED")}, module="tests.crash.serving")
+    assert children.reached(child, [case]), child.output
+    for process in [*psutil.Process(child.pid).children(), psutil.Process(child.pid)]:
+        process.send_signal(signal.SIGTERM)
+    assert child.wait() != 0, child.output
+    assert "QUERY_FAILED.SPARK_SHUT_DOWN" in child.output, child.output
+    assert not case.rows()
+    children.run([case])
+    check_complete(case, 2)
 
 
 def draining(case: Case) -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from py4j.protocol import Py4JError
+
 from penstock import errors
 from penstock.errors import PenstockError, QueryFailed
 
@@ -12,16 +14,40 @@ from penstock.errors import PenstockError, QueryFailed
 _OURS = re.compile(r"^\s*(?:Caused by: )?penstock\.[\w.]+: \[([A-Z_.]+)\] (.*)$", re.MULTILINE)
 
 
+# What a micro-batch fails with when its Spark context ends under it (4.2, 4.3).
+_SHUT_DOWN = re.compile(
+    r"SparkContext was shut down|stopped SparkContext|SparkContext\.dagScheduler\(\)\" is null"
+)
+
+
 def plain(error: Exception) -> Exception:
     """Penstock's error in what Spark reports; Spark's own error when there is none."""
-    found = _OURS.findall(str(error))
+    told = "\n".join(_told(error))
+    found = _OURS.findall(told)
     if not found:
-        return error
+        gone = isinstance(error, Py4JError | ConnectionError) or _SHUT_DOWN.search(told)
+        return _shut_down() if gone else error
     condition, message = found[-1]
     # A sub-condition follows its condition after a dot.
     base = condition.partition(".")[0]
     kind = next((kind for kind in _kinds(PenstockError) if kind.condition == base), QueryFailed)
     return kind(message.strip(), condition=condition)
+
+
+def _told(error: BaseException | None) -> Iterator[str]:
+    """The messages of an error and of its causes: Spark says no more than "Writing job failed" where an abort fails as well."""
+    while error is not None:
+        yield str(error)
+        error = getattr(error, "_cause", None) or error.__cause__
+
+
+def _shut_down() -> QueryFailed:
+    return QueryFailed(
+        "Spark was shut down in the middle of a micro-batch, which the next run repeats. A signal to the whole process group, as "
+        "timeout and systemd's KillMode=control-group send it, ends Spark's JVM at once: send it to the driver alone (timeout "
+        "--foreground, KillMode=mixed), which then finishes the micro-batch",
+        condition="QUERY_FAILED.SPARK_SHUT_DOWN",
+    )
 
 
 def _kinds(base: type[PenstockError]) -> Iterator[type[PenstockError]]:

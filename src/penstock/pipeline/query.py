@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from py4j.protocol import Py4JError
 from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -25,6 +26,8 @@ STOP_SECONDS = 60.0
 _POLL_SECONDS = 0.02
 _QUIET_POLLS = 3
 _RELEASE_SECONDS = 5.0
+# The query's own end, and that of Spark's JVM.
+_FAILURES = (StreamingQueryException, Py4JError, ConnectionError)
 
 
 @dataclass(frozen=True)
@@ -100,7 +103,7 @@ class Query:
         try:
             # Spark's annotation says int; it takes fractions of a second as well.
             ended = self._query.awaitTermination(timeout)  # type: ignore[arg-type]  # as said
-        except StreamingQueryException as error:
+        except _FAILURES as error:
             raise plain(error) from None
         if ended is not False:
             self._level()
@@ -110,7 +113,7 @@ class Query:
         """Wait until all that was in the sources has been processed and committed."""
         try:
             self._query.processAllAvailable()
-        except StreamingQueryException as error:
+        except _FAILURES as error:
             raise plain(error) from None
 
     def stop(self, timeout: float = STOP_SECONDS) -> bool:

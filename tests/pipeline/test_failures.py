@@ -1,0 +1,42 @@
+"""What Spark reports of a failure becomes the error that caused it."""
+
+from __future__ import annotations
+
+import pytest
+from py4j.protocol import Py4JNetworkError
+from pyspark.errors.exceptions.captured import convert_exception
+from pyspark.sql import SparkSession
+
+from penstock.errors import QueryFailed, QueueNotFound
+from penstock.pipeline.failures import plain
+
+
+def test_an_error_under_sparks_own_is_found(spark: SparkSession) -> None:
+    """Where the abort of a write fails too, Spark's message has no reason."""
+    java = spark._jvm.java.lang
+    reason = "Traceback:\npenstock.errors.QueueNotFound: [QUEUE_NOT_FOUND] there is no queue 'out'"
+    report = convert_exception(java.RuntimeException("Writing job failed.", java.RuntimeException(reason)))
+    found = plain(report)
+    assert isinstance(found, QueueNotFound)
+    assert "there is no queue 'out'" in str(found)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("Job 3 cancelled because SparkContext was shut down"),
+        RuntimeError('the return value of "org.apache.spark.SparkContext.dagScheduler()" is null'),
+        Py4JNetworkError("Answer from Java side is empty"),
+        ConnectionRefusedError(111, "Connection refused"),
+    ],
+)
+def test_the_end_of_spark_is_told_with_what_to_do(error: Exception) -> None:
+    found = plain(error)
+    assert isinstance(found, QueryFailed)
+    assert found.condition == "QUERY_FAILED.SPARK_SHUT_DOWN"
+    assert "send it to the driver alone" in str(found)
+
+
+def test_any_other_error_stays_what_it_is() -> None:
+    error = ValueError("division by zero")
+    assert plain(error) is error
