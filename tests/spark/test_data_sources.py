@@ -40,3 +40,23 @@ def test_a_query_that_starts_adds_nothing_to_what_queries_share(spark: SparkSess
         before = variables(spark, name)
         run(frame, tmp_path / name)
         assert variables(spark, name) == before
+
+
+def test_a_session_takes_a_source_anew_only_where_its_defaults_changed(spark: SparkSession) -> None:
+    """Spark warns each time."""
+
+    def known() -> object:
+        manager = spark._jsparkSession.sessionState().dataSourceManager()
+        return manager.lookupDataSource("penstock").dataSourceCls().command()
+
+    ps.register(spark)
+    before = known()
+    ps.register(spark)
+    assert known() == before
+    spark.conf.set("spark.penstock.maxRowsPerTrigger", "7")
+    try:
+        ps.register(spark)
+        assert known() != before
+    finally:
+        spark.conf.unset("spark.penstock.maxRowsPerTrigger")
+        ps.register(spark)

@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+from typing import Any
+from weakref import WeakKeyDictionary
+
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource
 
 _ADDED = ("SPARK_LOCAL_DIRS", "SPARK_AUTH_SOCKET_TIMEOUT", "SPARK_BUFFER_SIZE", "SPARK_PYTHON_RUNTIME")
 
+_known: WeakKeyDictionary[SparkSession, dict[str, Any]] = WeakKeyDictionary()
 
-def make_known(spark: SparkSession, source: type[DataSource]) -> None:
-    """Register a source such that queries may start at the same time.
+
+def make_known(spark: SparkSession, source: type[DataSource], **baked: Any) -> None:
+    """Register a source such that queries may start at the same time; not again, for Spark warns each time.
 
     All queries of a source share one ``java.util.HashMap`` of environment variables, and each adds Spark's own when it starts
     (4.2, 4.3: ``PythonStreamingSourceRunner``). Two that do so at once break it, and each task then fails with an
     ``OptionalDataException``. Where the variables are there before, they are only replaced, which is safe.
+
+    Parameters
+    ----------
+    baked
+        What the class is to have besides; a class made here is pickled by value, so it reaches every Python worker.
     """
-    spark.dataSource.register(source)
+    known = _known.setdefault(spark, {})
+    if known.get(source.name()) == (source, baked):
+        return
+    spark.dataSource.register(type(source.__name__, (source,), dict(baked)) if baked else source)
+    known[source.name()] = (source, baked)
     if not hasattr(spark, "_jsparkSession"):
         return
     found = spark._jsparkSession.sessionState().dataSourceManager().lookupDataSource(source.name())

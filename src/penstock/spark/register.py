@@ -32,14 +32,14 @@ def register(spark: SparkSession) -> None:
         For a setting ``spark.penstock.…`` that is no option.
     """
     check_workers(spark)
-    baked = {
-        "defaults": _defaults(spark),
-        "master": spark.conf.get("spark.master", None),
-        "__module__": PenstockDataSource.__module__,
-        "__doc__": PenstockDataSource.__doc__,
-    }
-    # A class made here is pickled by value, so what is baked into it reaches every Python worker.
-    make_known(spark, type(PenstockDataSource.__name__, (PenstockDataSource,), baked))
+    make_known(
+        spark,
+        PenstockDataSource,
+        defaults=_defaults(spark),
+        master=spark.conf.get("spark.master", None),
+        __module__=PenstockDataSource.__module__,
+        __doc__=PenstockDataSource.__doc__,
+    )
 
 
 def _defaults(spark: SparkSession) -> dict[str, str]:
