@@ -11,7 +11,7 @@ import pytest
 from tests.crash.cases import Case, check_complete
 from tests.crash.children import Children, Fault, release
 
-pytestmark = [pytest.mark.crash, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.crash_full, pytest.mark.timeout(600)]
 
 
 def test_a_second_driver_takes_over_and_the_first_one_adds_nothing(
@@ -44,7 +44,6 @@ def failure(output: str, case: Case, *conditions: str) -> bool:
     return any(condition in told for condition in conditions)
 
 
-@pytest.mark.crash_full
 def test_a_lost_checkpoint_repeats_nothing_without_state_and_is_refused_with_it(
     make_case: Callable[..., Case], children: Children
 ) -> None:

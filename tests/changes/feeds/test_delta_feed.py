@@ -48,7 +48,7 @@ def steps(draw: st.DrawFn, values: Sequence[str | None]) -> tuple[str, pa.Table]
 
 @pytest.mark.parametrize("partitioned", [True, False], ids=["partitioned", "flat"])
 @pytest.mark.parametrize("feed", [True, False], ids=["feed", "files"])
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_the_changes_of_any_history_replayed_are_the_table_at_every_version(
     tmp_path_factory: pytest.TempPathFactory, feed: bool, partitioned: bool, data: st.DataObject
