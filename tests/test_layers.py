@@ -22,7 +22,8 @@ def test_the_contract_against_spark_names_every_module_below_it() -> None:
     config = tomllib.loads((ROOT / "pyproject.toml").read_text())
     (contract,) = (c for c in config["tool"]["importlinter"]["contracts"] if c["id"] == "no-spark-below")
     below = {
-        f"penstock.{name}" for name in ("errors", "names", "instants", "arrow", "store", "queue", "commit")
+        f"penstock.{name}"
+        for name in ("errors", "names", "instants", "kinds", "arrow", "store", "queue", "commit")
     }
     present = grimp.build_graph("penstock", cache_dir=None).find_children("penstock")
     assert set(contract["source_modules"]) == below & present

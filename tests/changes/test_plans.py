@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import NonCallableMock
 
 import pyarrow as pa
 import pytest
@@ -98,8 +99,8 @@ def test_the_guard_survives_the_optimizer_and_one_shuffle_is_all_there_is(
 
 def test_a_stream_of_a_spark_connect_session_is_refused() -> None:
     conf = SimpleNamespace(get=lambda name: "false")
-    df: Any = SimpleNamespace(
-        schema=to_struct(SCHEMA), isStreaming=True, sparkSession=SimpleNamespace(conf=conf)
+    df = NonCallableMock(
+        DataFrame, schema=to_struct(SCHEMA), isStreaming=True, sparkSession=SimpleNamespace(conf=conf)
     )
     for whole in (True, False):
         with pytest.raises(InvalidChangeOption, match="classic session") as caught:

@@ -12,6 +12,7 @@ import pytest
 import penstock
 from penstock.errors import InvalidInput, PartitionNotFound
 from penstock.queue.maintenance import trim_partition
+from penstock.queue.retention import limits_of
 from tests.queue.support import SCHEMA, backdate, everything, numbers, rows, settle
 from tests.support.waiting import wait_until
 
@@ -171,7 +172,7 @@ def test_a_trim_goes_by_what_the_queue_is_now(store: penstock.Store) -> None:
     """Whoever trims may have read the retention long ago."""
     queue = _filled(store)
     queue.set_retention(penstock.Retention(rows=8))
-    stale = replace(queue.record, retention=penstock.Retention(rows=2).limits())
+    stale = replace(queue.record, retention=limits_of(penstock.Retention(rows=2)))
     assert trim_partition(store.database, store.uuid, stale, 0, None) == (0, 2)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock.errors import InvalidChangelogSchema
+from penstock.kinds import column_names, require
 
 CHANGE_TYPE, COMMIT_VERSION, COMMIT_TIMESTAMP = "_change_type", "_commit_version", "_commit_timestamp"
 INSERT, DELETE, PREIMAGE, POSTIMAGE = "insert", "delete", "update_preimage", "update_postimage"
@@ -46,6 +47,8 @@ class ChangeContract:
     ------
     InvalidChangelogSchema
         When no row id is given, or a column twice.
+    InvalidInput
+        When an argument is of another kind.
     """
 
     row_id: Sequence[str] | str
@@ -59,8 +62,18 @@ class ChangeContract:
     unchanged: str | None = None
 
     def __post_init__(self) -> None:
-        columns = (self.row_id,) if isinstance(self.row_id, str) else tuple(self.row_id)
-        if not columns or not all(isinstance(column, str) and column for column in columns):
+        for flag in (
+            "carryover_rows",
+            "intermediate_changes",
+            "updates_as_delete_and_insert",
+            "nullable_row_id",
+        ):
+            require(flag, getattr(self, flag), bool, "True or False")
+        require("whole_commits", self.whole_commits, bool | None, "True, False or None")
+        for name in ("row_version", "sequence", "unchanged"):
+            require(name, getattr(self, name), str | None, "a column's name, or None")
+        columns = column_names("row_id", self.row_id or ())
+        if not columns or not all(columns):
             raise InvalidChangelogSchema(
                 f"a contract needs the columns that tell rows apart (row_id), not {self.row_id!r}",
                 condition="INVALID_CHANGELOG_SCHEMA.MISSING_ROW_ID",

@@ -84,7 +84,7 @@ def net_window(text: str | None) -> int:
     """COMMIT, the microseconds of a window, or EVER where none is named."""
     if text is None:
         return EVER
-    if text.strip().lower() == "commit":
+    if str(text).strip().lower() == "commit":
         return COMMIT
     size = interval("net_window", text)
     if size <= 0:

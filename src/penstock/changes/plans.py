@@ -31,6 +31,7 @@ from penstock.changes.schema import layout_of, type_at
 from penstock.changes.stage import Guard, Whole, Witnessing
 from penstock.changes.witness.witness import address_of_witness
 from penstock.errors import InvalidChangeOption
+from penstock.kinds import require
 from penstock.spark.plans import fingerprint
 from penstock.spark.schemas import is_case_sensitive, quoted, to_struct
 
@@ -84,6 +85,8 @@ def post_process(
     InvalidChangeOption, InvalidChangelogSchema
         At once. A feed that breaks its promise fails the query with ``ChangelogContractViolation``.
     """
+    require("df", df, DataFrame, "a DataFrame with change rows")
+    require("contract", contract, ChangeContract, "a ps.ChangeContract, such as ps.ChangeContract('id')")
     options = ChangeOptions(
         one_of("deduplicationMode", deduplication_mode, MODES, "INVALID_DEDUPLICATION_MODE"),
         flag("computeUpdates", compute_updates),

@@ -15,7 +15,8 @@ from penstock.changes.plans import post_process
 from penstock.changes.schema import narrowed
 from penstock.changes.source import BATCH, FORMAT, STREAM, ChangesDataSource, read_options
 from penstock.errors import InvalidChangelogSchema
-from penstock.spark.data_sources import make_known
+from penstock.kinds import column_names, require
+from penstock.spark.data_sources import check_session, make_known
 from penstock.spark.schemas import is_case_sensitive, to_struct
 
 
@@ -32,7 +33,7 @@ def read(
     deduplication_mode: str = "dropCarryovers",
     compute_updates: bool = False,
     net_window: str | None = None,
-    columns: Sequence[str] | None = None,
+    columns: str | Sequence[str] | None = None,
     options: Mapping[str, object] | None = None,
 ) -> DataFrame:
     """Read changes as a batch.
@@ -52,8 +53,8 @@ def read(
     deduplication_mode, compute_updates, net_window
         As for :func:`post_process`.
     columns
-        The columns to give; all when None. Spark does not tell a Python data source which ones a query uses, and each column
-        costs. The three of every change row come too, and those of the contract.
+        The column or columns to give; all when None. Spark does not tell a Python data source which ones a query uses, and
+        each column costs. The three of every change row come too, and those of the contract.
     options
         More options of the data source, such as ``{"rowsPerTask": 100_000}``.
 
@@ -61,7 +62,7 @@ def read(
     ------
     InvalidChangeOption, InvalidChangelogSchema, FeedUnavailable, DataLost
     """
-    bounds = {
+    bounds: dict[str, object] = {
         "startingVersion": starting_version,
         "endingVersion": ending_version,
         "startingTimestamp": starting_timestamp,
@@ -69,7 +70,7 @@ def read(
         "startingBoundInclusive": starting_bound_inclusive,
         "endingBoundInclusive": ending_bound_inclusive,
     }
-    contract, rows = _open(spark, feed, {**bounds, **(options or {})}, columns, streaming=False)
+    contract, rows = _open(spark, feed, bounds | _more(options), columns, streaming=False)
     return post_process(
         rows,
         _passable(contract, deduplication_mode),
@@ -95,7 +96,7 @@ def read_stream(
     watermark_delay: str = "0 seconds",
     keep_watermark: bool = False,
     net_window: str | None = None,
-    columns: Sequence[str] | None = None,
+    columns: str | Sequence[str] | None = None,
     options: Mapping[str, object] | None = None,
 ) -> DataFrame:
     """Read changes as a stream; each micro-batch holds whole commits.
@@ -122,7 +123,7 @@ def read_stream(
     ------
     InvalidChangeOption, InvalidChangelogSchema, FeedUnavailable
     """
-    bounds = {
+    bounds: dict[str, object] = {
         "startingVersion": starting_version,
         "endingVersion": ending_version,
         "startingTimestamp": starting_timestamp,
@@ -130,7 +131,7 @@ def read_stream(
         "startingBoundInclusive": starting_bound_inclusive,
         "endingBoundInclusive": ending_bound_inclusive,
     }
-    contract, rows = _open(spark, feed, {**bounds, **(options or {})}, columns, streaming=True)
+    contract, rows = _open(spark, feed, bounds | _more(options), columns, streaming=True)
     return post_process(
         rows,
         _passable(contract, deduplication_mode),
@@ -147,22 +148,31 @@ def _open(
     spark: SparkSession,
     feed: Changelog | str,
     given: Mapping[str, object],
-    columns: Sequence[str] | None,
+    columns: str | Sequence[str] | None,
     *,
     streaming: bool,
 ) -> tuple[ChangeContract | None, DataFrame]:
+    check_session(spark)
     opened = parse(feed) if isinstance(feed, str) else feed
+    require("feed", opened, Changelog, "a change feed, such as ps.DeltaFeed('/data/orders'), or its URL")
     options = {name: _text(value) for name, value in given.items() if value is not None}
     # Now, rather than when the query runs: what is wrong is the caller's.
     read_options({"url": opened.url, **options}, STREAM if streaming else BATCH, "read of changes")
     found = opened.describe()
     schema = to_struct(found.schema)
     if columns is not None:
-        schema = narrowed(schema, found.contract, columns, case_sensitive=is_case_sensitive(spark))
+        schema = narrowed(
+            schema, found.contract, column_names("columns", columns), case_sensitive=is_case_sensitive(spark)
+        )
     make_known(spark, ChangesDataSource)
     reader = spark.readStream if streaming else spark.read
     frame = reader.format(FORMAT).schema(schema).options(**options, url=opened.url).load()
     return found.contract, frame
+
+
+def _more(options: Mapping[str, object] | None) -> dict[str, object]:
+    require("options", options, Mapping | None, "a mapping such as {'rowsPerTask': 100_000}")
+    return dict(options or {})
 
 
 def _text(value: object) -> str:

@@ -15,6 +15,7 @@ from penstock.changes.contract import (
     ChangeContract,
 )
 from penstock.errors import ChangelogContractViolation, InvalidChangelogSchema, InvalidInput
+from penstock.kinds import require
 from penstock.names import did_you_mean
 
 if TYPE_CHECKING:
@@ -67,6 +68,8 @@ def between(
         whole_commits=True,
     )
     _check(before, after)
+    require("version", version, int, "a whole number")
+    require("timestamp", timestamp, datetime | None, "a datetime with a time zone")
     moment = timestamp or datetime.now(UTC)
     if moment.tzinfo is None:
         raise InvalidInput(f"the timestamp {moment} has no time zone: give datetime(…, tzinfo=UTC)")
@@ -103,7 +106,10 @@ def _refuse_several(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatc
 
 
 def _check(before: DataFrame, after: DataFrame) -> None:
+    from pyspark.sql import DataFrame
+
     for name, frame in (("before", before), ("after", after)):
+        require(name, frame, DataFrame, "a DataFrame")
         if frame.isStreaming:
             raise InvalidInput(f"{name} is a streaming DataFrame: between compares two states that are whole")
         taken = [

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from penstock.kinds import require
+from penstock.queue.names import check_name
+
 _NOTHING: Mapping[str, object] = MappingProxyType({})
 
 
@@ -29,6 +32,11 @@ class QueueSource:
     consumer: str | None = None
     url: str | None = field(default=None, repr=False)
     options: Mapping[str, object] = field(default_factory=lambda: _NOTHING)
+
+    def __post_init__(self) -> None:
+        _check(self)
+        if self.consumer is not None:
+            check_name("consumer", self.consumer)
 
     def given(self) -> dict[str, str]:
         """The data source's options."""
@@ -54,9 +62,18 @@ class QueueSink:
     url: str | None = field(default=None, repr=False)
     options: Mapping[str, object] = field(default_factory=lambda: _NOTHING)
 
+    def __post_init__(self) -> None:
+        _check(self)
+
     def given(self) -> dict[str, str]:
         """The data source's options."""
         return texts({"queue": self.queue, "url": self.url, **self.options})
+
+
+def _check(end: QueueSource | QueueSink) -> None:
+    check_name("queue", end.queue)
+    require("url", end.url, str | None, "the URL of a store, such as 'sqlite:///shop.db'")
+    require("options", end.options, Mapping, "a mapping such as {'maxRowsPerTrigger': 100_000}")
 
 
 def texts(options: Mapping[str, object]) -> dict[str, str]:

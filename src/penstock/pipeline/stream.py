@@ -12,6 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from penstock.changes.feeds.changelog import Changelog
 from penstock.changes.reading import read_stream
 from penstock.errors import CommitRefused, InvalidInput, InvalidOption
+from penstock.kinds import path_text, require
 from penstock.names import did_you_mean
 from penstock.pipeline.ends import QueueSink, QueueSource
 from penstock.pipeline.query import Query, QuerySource
@@ -20,12 +21,15 @@ from penstock.pipeline.shutdown import stop_on_sigterm
 from penstock.pipeline.trigger import Trigger
 from penstock.pipeline.waking import waking
 from penstock.spark.checkpoint import Checkpoint
+from penstock.spark.data_sources import check_session
 from penstock.spark.given import CONF_PREFIX
 from penstock.spark.options import GUARANTEES
 from penstock.spark.plans import default_file_system, repeatable, streaming_reads
 from penstock.spark.register import register
 
 Transform = Callable[[DataFrame], DataFrame]
+
+_TRIGGERS = "one of ps.Trigger.processing_time('10 seconds') and ps.Trigger.available_now()"
 
 
 @dataclass(frozen=True)
@@ -77,11 +81,10 @@ class Stream:
         output_mode
             ``append``: a queue only grows.
         """
-        if not isinstance(sink, QueueSink):
-            raise InvalidInput(f"a sink is a QueueSink, not {type(sink).__name__}")
+        require("sink", sink, QueueSink, "a ps.QueueSink")
         if guarantee not in GUARANTEES:
             raise InvalidOption(
-                f"guarantee is one of {', '.join(GUARANTEES)}, not {guarantee!r}.{did_you_mean(guarantee, GUARANTEES)}"
+                f"guarantee is one of {', '.join(GUARANTEES)}, not {guarantee!r}.{did_you_mean(str(guarantee), GUARANTEES)}"
             )
         if output_mode != "append":
             raise InvalidOption(f"a queue takes output mode append, not {output_mode!r}: it only grows")
@@ -104,6 +107,7 @@ def stream(spark: SparkSession, source: QueueSource | Changelog | DataFrame) -> 
     InvalidInput
         When the DataFrame is not a streaming one.
     """
+    check_session(spark)
     if isinstance(source, DataFrame) and not source.isStreaming:
         raise InvalidInput("the DataFrame is not a streaming one: read it with spark.readStream")
     if not isinstance(source, DataFrame | QueueSource | Changelog):
@@ -138,9 +142,13 @@ class Pipeline:
 
         Raises
         ------
+        InvalidInput
+            When an argument is of another kind, or the checkpoint is empty.
         CommitRefused
             When the guarantee cannot be kept with this checkpoint or this plan.
         """
+        require("trigger", trigger, Trigger | None, _TRIGGERS)
+        require("name", name, str | None, "text")
         location = _location(self.stream.spark, checkpoint)
         frame = self.stream.frame()
         self._check(frame, location)
@@ -189,7 +197,7 @@ class Pipeline:
 
 def _location(spark: SparkSession, checkpoint: str | os.PathLike[str]) -> str:
     """The checkpoint as an absolute path or URL: Spark's workers may stand elsewhere."""
-    text = os.fspath(checkpoint)
+    text = path_text("checkpoint", checkpoint)
     if urlsplit(text).scheme:
         return text
     default = default_file_system(spark)

@@ -34,8 +34,7 @@ def append_commit(queue: Queue, version: int, timestamp: datetime, rows: pa.Tabl
     CommitOutOfOrder
         When a version or a timestamp goes backwards; nothing is appended then.
     """
-    if type(version) is not int or not 0 <= version < 2**63:
-        raise InvalidInput(f"a commit's version is a whole number from 0, not {version!r}")
+    check_version(version)
     record, moment = queue.record, micros(timestamp)
 
     def first(tx: Transaction) -> bool:
@@ -46,6 +45,17 @@ def append_commit(queue: Queue, version: int, timestamp: datetime, rows: pa.Tabl
         feeds.close_commit(tx, record, version, moment, appended.rows)
 
     return queue.append_with(rows, first=first, then=then)
+
+
+def check_version(version: object) -> None:
+    """Refuse what is no commit's version.
+
+    Raises
+    ------
+    InvalidInput
+    """
+    if type(version) is not int or not 0 <= version < 2**63:
+        raise InvalidInput(f"a commit's version is a whole number from 0 to 2**63 - 1, not {version!r}")
 
 
 def micros(timestamp: datetime) -> int:

@@ -11,7 +11,9 @@ import pyarrow as pa
 
 from penstock.errors import ConsumerInUse, InvalidInput, InvalidPosition, PartitionNotFound
 from penstock.instants import micros_of
+from penstock.kinds import require
 from penstock.queue.maintenance import Maintainer
+from penstock.queue.names import check_name
 from penstock.queue.numbers import check_whole_index, check_whole_partition
 from penstock.store import catalog, consumers, log
 from penstock.store.catalog import QueueRecord
@@ -94,6 +96,8 @@ class Consumer:
             ``earliest``, ``latest``, a datetime with a time zone (the first row at or after it) or
             ``{partition: row index}``.
         """
+        check_name("queue", queue)
+        require("vital", vital, bool | None, "True or False")
 
         def work(tx: Transaction) -> None:
             record = catalog.find_queue(tx, queue)
@@ -105,7 +109,7 @@ class Consumer:
         """Forget the offsets on a queue; refused while a live query owns them."""
 
         def work(tx: Transaction) -> None:
-            registration = consumers.find_registration(tx, self.name, queue, lock=True)
+            registration = self._find(tx, queue, lock=True)
             self._refuse_when_owned(tx, registration, "unregister")
             tx.run("delete_registration", **registration.keys)
 
@@ -124,7 +128,7 @@ class Consumer:
         """The first row index of each partition that has not been processed."""
 
         def work(tx: Transaction) -> list[int]:
-            return consumers.read_offsets(tx, consumers.find_registration(tx, self.name, queue))[0]
+            return consumers.read_offsets(tx, self._find(tx, queue))[0]
 
         return dict(enumerate(self._database.run(work, write=False)))
 
@@ -142,7 +146,7 @@ class Consumer:
         check_whole_partition(partition)
 
         def work(tx: Transaction) -> tuple[QueueRecord, int, int]:
-            registration = consumers.find_registration(tx, self.name, queue)
+            registration = self._find(tx, queue)
             record = catalog.find_queue(tx, queue)
             offset = _at(registration, consumers.read_offsets(tx, registration)[0], partition)
             there = catalog.lock_partition(tx, record, partition)
@@ -178,7 +182,7 @@ class Consumer:
         check_whole_index(old, new)
 
         def work(tx: Transaction) -> QueueRecord | None:
-            registration = consumers.find_registration(tx, self.name, queue, lock=True)
+            registration = self._find(tx, queue, lock=True)
             self._refuse_when_owned(tx, registration, "move")
             there = None
             if 0 <= partition < _INDEXES_END:
@@ -222,7 +226,7 @@ class Consumer:
         """
 
         def work(tx: Transaction) -> list[int]:
-            registration = consumers.find_registration(tx, self.name, queue, lock=True)
+            registration = self._find(tx, queue, lock=True)
             record = catalog.find_queue(tx, queue)
             position = _position(to)
             if isinstance(position, Mapping):
@@ -242,7 +246,7 @@ class Consumer:
         """How far behind the consumer is, in rows, compressed bytes and seconds."""
 
         def work(tx: Transaction) -> Lag:
-            registration = consumers.find_registration(tx, self.name, queue)
+            registration = self._find(tx, queue)
             record = catalog.find_queue(tx, queue)
             offsets = consumers.read_offsets(tx, registration)[0]
             now = tx.now()
@@ -256,7 +260,10 @@ class Consumer:
         return self._database.run(work, write=False)
 
     def _registration(self, queue: str) -> Registration:
-        return self._database.run(lambda tx: consumers.find_registration(tx, self.name, queue), write=False)
+        return self._database.run(lambda tx: self._find(tx, queue), write=False)
+
+    def _find(self, tx: Transaction, queue: str, *, lock: bool = False) -> Registration:
+        return consumers.find_registration(tx, self.name, check_name("queue", queue), lock=lock)
 
     def _refuse_when_owned(self, tx: Transaction, registration: Registration, action: str) -> None:
         if tx.owner_alive(registration.lock_name(self._store_uuid)):

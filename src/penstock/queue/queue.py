@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from penstock.arrow.rows import to_table
 from penstock.errors import InvalidInput, InvalidPosition, PartitionNotFound, SchemaMismatch, StoreError
+from penstock.kinds import column_names
 from penstock.names import did_you_mean
 from penstock.queue.commits import refuse_feed
 from penstock.queue.consumer import Consumer
@@ -20,10 +21,11 @@ from penstock.queue.growth import grow
 from penstock.queue.info import QueueInfo as QueueInfo
 from penstock.queue.info import queue_info
 from penstock.queue.maintenance import Maintainer, trim_partition, upkeep
+from penstock.queue.names import check_name
 from penstock.queue.numbers import check_whole_index, check_whole_partition
 from penstock.queue.placement import Placement
 from penstock.queue.placement import placement_of as placement_of
-from penstock.queue.retention import Retention
+from penstock.queue.retention import Retention, limits_of
 from penstock.store import catalog, log, merge
 from penstock.store.catalog import PartitionRecord, QueueRecord
 from penstock.store.cutting import Segment, to_segments
@@ -226,7 +228,7 @@ class Queue:
         *,
         max_rows: int | None = None,
         max_bytes: int | None = None,
-        columns: Sequence[str] | None = None,
+        columns: str | Sequence[str] | None = None,
     ) -> pa.Table:
         """Rows [start, end) of a partition.
 
@@ -237,7 +239,7 @@ class Queue:
         max_rows, max_bytes
             Stop after so many rows, or once so many bytes of Arrow data have been read (one row at the least).
         columns
-            The columns to read; all when None.
+            The column or columns to read; all when None.
 
         Raises
         ------
@@ -260,8 +262,9 @@ class Queue:
         stop = min(there.next_index if end is None else end, there.next_index)
         if max_rows is not None:
             stop = min(stop, start + max_rows)
-        schema = self.schema if columns is None else _selected(self.schema, columns)
-        chunks = log.read(self._database, self._record, partition, start, stop, columns=columns)
+        named = None if columns is None else column_names("columns", columns)
+        schema = self.schema if named is None else _selected(self.schema, named)
+        chunks = log.read(self._database, self._record, partition, start, stop, columns=named)
         return pa.Table.from_batches(_within(chunks, max_bytes), schema=schema)
 
     def _partition(self, partition: int) -> PartitionRecord:
@@ -269,6 +272,7 @@ class Queue:
 
     def register(self, consumer: str, *, vital: bool | None = None, start: Any = "earliest") -> Consumer:
         """Register a consumer on this queue; see :meth:`Consumer.register`."""
+        check_name("consumer", consumer)
         found = Consumer(self._database, self._store_uuid, consumer, self._maintainer)
         found.register(self.name, vital=vital, start=start)
         return found
@@ -305,9 +309,8 @@ class Queue:
 
     def set_retention(self, retention: Retention) -> None:
         """Replace the queue's retention."""
-        self._database.run(
-            lambda tx: catalog.set_retention(tx, self._record, retention.limits()), idempotent=True
-        )
+        limits = limits_of(retention)
+        self._database.run(lambda tx: catalog.set_retention(tx, self._record, limits), idempotent=True)
         self.refresh()
 
     def add_partitions(self, count: int) -> int:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from penstock.errors import InvalidInput
+from penstock.kinds import require
 from penstock.store.catalog import RetentionLimits
 
 _AGES_END = timedelta(microseconds=2**63)
@@ -41,11 +42,20 @@ class Retention:
         ):
             raise InvalidInput(f"retention age is a timedelta from 0 to 290000 years, not {self.age!r}")
 
-    def limits(self) -> RetentionLimits:
-        age = None if self.age is None else self.age // timedelta(microseconds=1)
-        return RetentionLimits(self.rows, age, self.bytes)
-
     @classmethod
     def of(cls, limits: RetentionLimits) -> Retention:
         age = None if limits.age is None else timedelta(microseconds=limits.age)
         return cls(limits.rows, age, limits.bytes)
+
+
+def limits_of(retention: Retention) -> RetentionLimits:
+    """The bounds as the store keeps them.
+
+    Raises
+    ------
+    InvalidInput
+        When it is no retention.
+    """
+    require("retention", retention, Retention, "a ps.Retention, such as ps.Retention(rows=1_000_000)")
+    age = None if retention.age is None else retention.age // timedelta(microseconds=1)
+    return RetentionLimits(retention.rows, age, retention.bytes)

@@ -10,13 +10,14 @@ from typing import Any
 from penstock.arrow.keys import check_key
 from penstock.arrow.types import canonical_schema
 from penstock.errors import ConsumerInUse, InvalidInput
+from penstock.kinds import column_names, require
 from penstock.queue.consumer import Consumer
 from penstock.queue.growth import MAX_PARTITIONS
 from penstock.queue.maintenance import STAGING_AGE, Maintainer, sweep_staging
 from penstock.queue.names import check_name
 from penstock.queue.producer import Producer
 from penstock.queue.queue import Queue
-from penstock.queue.retention import Retention
+from penstock.queue.retention import Retention, limits_of
 from penstock.store import catalog, consumers
 from penstock.store.consumers import Registration
 from penstock.store.database import Database, Transaction
@@ -114,10 +115,10 @@ class Store:
         if type(partitions) is not int or not 1 <= partitions <= MAX_PARTITIONS:
             raise InvalidInput(f"a queue has 1 to {MAX_PARTITIONS} partitions, not {partitions!r}")
         canonical = canonical_schema(schema)
-        columns = (key,) if isinstance(key, str) else tuple(key)
+        columns = column_names("key", key)
         if columns:
             check_key(canonical, columns)
-        limits = (retention or Retention()).limits()
+        limits = limits_of(Retention() if retention is None else retention)
         record = self._database.run(
             lambda tx: catalog.create_queue(
                 tx,
@@ -250,8 +251,7 @@ class Store:
         stays where the query owns a consumer of this store and has committed a micro-batch. Another one that loses its staging is refused at its commit, with
         nothing visible: a query repeats the micro-batch, a batch write has to be run again.
         """
-        if not isinstance(older_than, timedelta):
-            raise InvalidInput(f"older_than is a timedelta, not {older_than!r}")
+        require("older_than", older_than, timedelta, "a timedelta")
         return sweep_staging(self._database, self.uuid, older_than)
 
     def info(self) -> StoreInfo:
@@ -293,5 +293,6 @@ def connect(url: str, *, create: bool = True, patience: float = PATIENCE) -> Sto
     ------
     InvalidUrl, MissingDependency, StoreNotFound, StoreTooNew, StoreUnavailable, StoreReadOnly
     """
+    require("patience", patience, float | int, "a number of seconds")
     database, identity = open_database(url, create=create, patience=patience)
     return Store(database, identity)

@@ -8,9 +8,22 @@ from weakref import WeakKeyDictionary
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource
 
+from penstock.kinds import refusal
+
 _ADDED = ("SPARK_LOCAL_DIRS", "SPARK_AUTH_SOCKET_TIMEOUT", "SPARK_BUFFER_SIZE", "SPARK_PYTHON_RUNTIME")
 
 _known: WeakKeyDictionary[SparkSession, dict[str, Any]] = WeakKeyDictionary()
+
+
+def check_session(spark: object) -> None:
+    """Refuse what is no Spark session, classic or Spark Connect; the two have no class in common.
+
+    Raises
+    ------
+    InvalidInput
+    """
+    if not hasattr(type(spark), "readStream"):
+        raise refusal("spark", spark, "a Spark session, such as ps.session() gives")
 
 
 def make_known(spark: SparkSession, source: type[DataSource], **baked: Any) -> None:

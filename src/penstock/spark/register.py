@@ -6,7 +6,7 @@ from pyspark.sql import SparkSession
 
 from penstock.errors import InvalidOption
 from penstock.names import did_you_mean
-from penstock.spark.data_sources import make_known
+from penstock.spark.data_sources import check_session, make_known
 from penstock.spark.given import CONF_PREFIX
 from penstock.spark.options import ALL
 from penstock.spark.source import PenstockDataSource
@@ -31,6 +31,7 @@ def register(spark: SparkSession) -> None:
     InvalidOption
         For a setting ``spark.penstock.…`` that is no option.
     """
+    check_session(spark)
     check_workers(spark)
     make_known(
         spark,

@@ -6,6 +6,8 @@ import os
 import re
 from urllib.parse import urlsplit
 
+from penstock.kinds import path_text
+
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 
 
@@ -15,7 +17,7 @@ def is_url(path: str) -> bool:
 
 def absolute(path: str | os.PathLike[str]) -> str:
     """The same place for every process: executors have working directories of their own."""
-    given = os.fspath(path)
+    given = path_text("path", path)
     return given if is_url(given) else os.path.abspath(os.path.expanduser(given))
 
 

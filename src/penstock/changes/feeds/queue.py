@@ -20,7 +20,9 @@ from penstock.changes.feeds.changelog import METADATA_FIELDS, Commit, Descriptio
 from penstock.changes.feeds.columns import check_reserved, check_there
 from penstock.changes.feeds.urls import FeedUrl, pairs
 from penstock.errors import ChangelogContractViolation, DataLost, FeedUnavailable
-from penstock.queue.commits import append_commit, micros
+from penstock.kinds import require
+from penstock.queue.commits import append_commit, check_version, micros
+from penstock.queue.names import check_name
 from penstock.queue.opened import open_store
 from penstock.queue.queue import AppendResult, Queue, Rows
 from penstock.queue.retention import Retention
@@ -46,6 +48,10 @@ class QueueFeed:
 
     queue: str
     store: str = field(repr=False)
+
+    def __post_init__(self) -> None:
+        check_name("queue", self.queue)
+        require("store", self.store, str, "the URL of a store, such as 'sqlite:///shop.db'")
 
     # For programs that write the feed; none of it needs Spark.
 
@@ -77,6 +83,8 @@ class QueueFeed:
         ------
         AlreadyExists, InvalidChangelogSchema, InvalidName, UnsupportedType
         """
+        feed = cls(queue, store)
+        require("contract", contract, ChangeContract, "a ps.ChangeContract")
         data = canonical_schema(schema)
         what = f"the schema of feed {queue!r}"
         check_reserved(data, what)
@@ -91,7 +99,7 @@ class QueueFeed:
             retention=retention,
             contract=json.dumps(asdict(contract)),
         )
-        return cls(queue, store)
+        return feed
 
     def append_commit(self, version: int, timestamp: datetime, rows: Rows) -> AppendResult:
         """Append one commit, all of it or nothing.
@@ -114,15 +122,15 @@ class QueueFeed:
         ChangelogContractViolation
             When a row's change type is none, or its row id is NULL: no reader could go past it. Nothing is appended in any case.
         """
+        check_version(version)
+        moment = micros(timestamp)
         queue, written, contract = self._writing()
         full = queue.schema
         table = to_table(rows, written).combine_chunks()
         batch = table.to_batches()[0] if table.num_rows else pa.RecordBatch.from_pylist([], schema=written)
         change_type = batch.column(written.get_field_index(CHANGE_TYPE))
         _check_changes(table, contract)
-        commit = change_rows(
-            batch, full, change_type=change_type, version=version, timestamp=micros(timestamp)
-        )
+        commit = change_rows(batch, full, change_type=change_type, version=version, timestamp=moment)
         return AppendResult(append_commit(queue, version, timestamp, pa.Table.from_batches([commit])).ranges)
 
     # The protocol of a feed.

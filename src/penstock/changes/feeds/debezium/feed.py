@@ -18,6 +18,7 @@ from penstock.changes.feeds.debezium.images import Reading, can_be_read, is_text
 from penstock.changes.feeds.debezium.letters import COORDINATES, REASON, Letters, QueueAddress
 from penstock.changes.plans import post_process
 from penstock.errors import InvalidChangelogSchema, InvalidChangeOption
+from penstock.kinds import require
 from penstock.names import did_you_mean
 from penstock.spark.plans import fingerprint
 from penstock.spark.schemas import quoted, to_struct
@@ -105,9 +106,10 @@ class DebeziumFeed:
     name: str = "debezium"
 
     def __post_init__(self) -> None:
-        object.__setattr__(
-            self, "row_id", (self.row_id,) if isinstance(self.row_id, str) else tuple(self.row_id)
-        )
+        object.__setattr__(self, "row_id", ChangeContract(self.row_id).row_id)
+        require("timestamps", self.timestamps, str | Mapping, f"one of {', '.join(_UNITS)}, or one by column")
+        require("value", self.value, str, "a column's name")
+        require("dead_letters", self.dead_letters, QueueAddress | None, "a ps.QueueSink")
         _one_of("connector", self.connector, CONNECTORS)
         _one_of("version_type", self.version_type, ("bigint", "string"))
         _one_of("decimals", self.decimals, ("string", "precise"))
@@ -140,6 +142,7 @@ class DebeziumFeed:
         QueueNotFound, SchemaMismatch
             When the queue of dead letters is not there, or has another schema.
         """
+        require("df", df, DataFrame, "a DataFrame with the events")
         columns = self._columns()
         envelope = Envelope(self.connector, self.version, self.version_type)
         reading = self._reading(columns)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -35,6 +35,7 @@ DEAD_LETTERS = pa.schema(
 """The schema of a queue of dead letters: why, where it came from, and the event itself."""
 
 
+@runtime_checkable
 class QueueAddress(Protocol):
     """A queue and its store."""
 

@@ -30,6 +30,7 @@ from penstock.changes.feeds.parquet import count_rows, fitted, read_piece, reada
 from penstock.changes.feeds.paths import absolute, shown_path
 from penstock.changes.feeds.urls import FeedUrl, pairs, prefixed
 from penstock.errors import FeedUnavailable, InvalidChangelogSchema
+from penstock.kinds import column_names, require
 
 _PLANNED = "penstock.delta.onlyChanges"
 """In the metadata of the column _change_type: that no pass looks for rows which did not change."""
@@ -65,7 +66,8 @@ class DeltaFeed:
     overwrites: bool = False
 
     def __post_init__(self) -> None:
-        columns = (self.row_id,) if isinstance(self.row_id, str) else tuple(self.row_id or ())
+        columns = column_names("row_id", self.row_id or ())
+        require("storage_options", self.storage_options, Mapping, "a mapping, as deltalake takes it")
         given = {str(name): str(value) for name, value in self.storage_options.items()}
         object.__setattr__(self, "path", absolute(self.path))
         object.__setattr__(self, "row_id", columns or None)

@@ -16,6 +16,8 @@ from penstock.changes.feeds.columns import check_reserved, check_there
 from penstock.changes.feeds.iceberg import lineage
 from penstock.changes.feeds.urls import FeedUrl, pairs, prefixed
 from penstock.errors import FeedUnavailable, MissingDependency
+from penstock.kinds import column_names, require
+from penstock.queue.names import check_name
 
 if TYPE_CHECKING:
     from penstock.changes.feeds.iceberg.opened import Opened
@@ -56,8 +58,11 @@ class IcebergFeed:
     row_id: Sequence[str] | str | None = None
 
     def __post_init__(self) -> None:
-        columns = (self.row_id,) if isinstance(self.row_id, str) else tuple(self.row_id or ())
+        columns = column_names("row_id", self.row_id or ())
         object.__setattr__(self, "row_id", columns or None)
+        check_name("table", self.table)
+        check_name("catalog", self.catalog)
+        require("properties", self.properties, Mapping, "a mapping such as {'uri': 'http://localhost:8181'}")
         object.__setattr__(self, "properties", {name: str(value) for name, value in self.properties.items()})
 
     @property

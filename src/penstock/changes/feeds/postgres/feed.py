@@ -15,6 +15,7 @@ from penstock.changes.feeds.postgres.address import joined, shown, split
 from penstock.changes.feeds.postgres.link import Link, LogPiece
 from penstock.changes.feeds.postgres.slot import SlotLag
 from penstock.errors import InvalidUrl
+from penstock.kinds import column_names, require
 
 _SLOT = re.compile(r"[a-z0-9_]{1,63}")
 _SNAPSHOTS = ("initial", "none")
@@ -157,10 +158,9 @@ class PostgresFeed:
             return (own.get(name) or [None])[-1]  # type: ignore[list-item] # None stands for nothing given
 
         tables = self.tables if self.tables is not None else own.get("table")
-        if isinstance(tables, str):
-            tables = (tables,)
-        settled: dict[str, Any] = {"tables": tuple(tables) if tables else None}
+        settled: dict[str, Any] = {"tables": column_names("tables", tables or ()) or None}
         for name in ("publication", "slot"):
+            require(name, getattr(self, name), str | None, "text")
             settled[name] = getattr(self, name) or one(name) or ""
         by_default = f"penstock_{settled['publication']}"
         if not settled["slot"] and settled["publication"] and _SLOT.fullmatch(by_default):

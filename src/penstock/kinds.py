@@ -1,0 +1,66 @@
+"""Whether what a caller passes is of the kind that a parameter takes."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from types import UnionType
+
+from penstock.errors import InvalidInput
+
+_MAY_BE_SECRET = re.compile(r"://|password|secret|token|key", re.IGNORECASE)
+_LONGEST = 80
+
+
+def require(name: str, value: object, kind: type | UnionType, wanted: str) -> None:
+    """Refuse a value of another kind.
+
+    Parameters
+    ----------
+    name
+        The parameter.
+    kind
+        What it takes.
+    wanted
+        The same in words, with how to get one.
+
+    Raises
+    ------
+    InvalidInput
+    """
+    if not isinstance(value, kind):
+        raise refusal(name, value, wanted)
+
+
+def column_names(name: str, value: object) -> tuple[str, ...]:
+    """The columns that a parameter names: text is one of them.
+
+    Raises
+    ------
+    InvalidInput
+    """
+    found = tuple(value) if isinstance(value, Iterable) and not isinstance(value, str) else (value,)
+    if not all(isinstance(column, str) for column in found):
+        raise refusal(name, value, "a column's name, or several such as ['id', 'name']")
+    return found
+
+
+def path_text(name: str, value: object) -> str:
+    """A path or URL as text; one that is empty would stand for the working directory.
+
+    Raises
+    ------
+    InvalidInput
+    """
+    text = os.fspath(value) if isinstance(value, str | os.PathLike) else None
+    if not isinstance(text, str) or not text.strip():
+        raise refusal(name, value, "a path, or a URL")
+    return text
+
+
+def refusal(name: str, value: object, wanted: str) -> InvalidInput:
+    """The error for a value of another kind, which shows the value unless it may hold a password."""
+    text = repr(value)
+    shown = f"this {type(value).__name__}" if _MAY_BE_SECRET.search(text) else text[:_LONGEST]
+    return InvalidInput(f"{name} is {wanted}, not {shown}", parameter=name, value=shown)
