@@ -11,7 +11,14 @@ import pytest
 from pyspark.sql import SparkSession
 
 import penstock as ps
-from penstock.errors import CheckpointMismatch, CommitRefused, ConsumerInUse, InvalidInput, InvalidOption
+from penstock.errors import (
+    CheckpointMismatch,
+    CommitRefused,
+    ConsumerInUse,
+    InvalidInput,
+    InvalidOption,
+    OffsetConflict,
+)
 from penstock.store import consumers
 from penstock.store.database import Transaction
 from tests.spark.support import fill, ids_in, make_queue, one_store, stream
@@ -126,6 +133,34 @@ def test_an_old_checkpoint_is_refused_with_our_own_error(
     with pytest.raises(CheckpointMismatch, match="sought elsewhere"):
         query.awaitTermination()
     assert isinstance(query.exception(), CheckpointMismatch)
+
+
+@one_store
+@pytest.mark.parametrize(("back", "read_after"), [(False, [6, 7]), (True, [3, 4, 5, 6, 7])])
+def test_the_way_out_after_a_program_has_moved_the_consumer_of_a_query(
+    spark: SparkSession, store: ps.Store, store_url: str, tmp_path: Path, back: bool, read_after: list[int]
+) -> None:
+    queue = make_queue(store, "in")
+    make_queue(store, "out")
+    consumer = store.create_consumer("c")
+    consumer.register("in")
+    pipeline = ps.stream(spark, ps.QueueSource("in", consumer="c", url=store_url)).write(
+        ps.QueueSink("out", url=store_url)
+    )
+    now = ps.Trigger.available_now()
+    fill(queue, range(3))
+    pipeline.start(checkpoint=tmp_path / "c", trigger=now).awaitTermination()
+    fill(queue, range(3, 6))
+    consumer.advance("in", 0, old=3, new=6)
+    fill(queue, [6, 7])
+    with pytest.raises(OffsetConflict) as caught:
+        pipeline.start(checkpoint=tmp_path / "c", trigger=now).awaitTermination()
+    assert "Start the query with a new checkpoint" in caught.value.message
+    assert "seek the consumer to {0: 3}" in caught.value.message
+    if back:
+        consumer.seek("in", to={0: 3})
+    pipeline.start(checkpoint=tmp_path / "new", trigger=now).awaitTermination()
+    assert ids_in(store.queue("out")) == [0, 1, 2, *read_after]
 
 
 @one_store

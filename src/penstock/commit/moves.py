@@ -36,8 +36,30 @@ def move_consumer(
     _bind(tx, batch, source, registration)
     for partition, (old, new) in enumerate(zip(source.start, source.end, strict=True)):
         if old != new:
-            consumers.advance(tx, registration, partition, old, new, safe=False)
+            _advance(tx, source, registration, partition)
     tx.run("close_plan", **registration.keys)
+
+
+def _advance(tx: Transaction, source: QueueOffset, registration: Registration, partition: int) -> None:
+    old, new = source.start[partition], source.end[partition]
+    try:
+        consumers.advance(tx, registration, partition, old, new, safe=False)
+    except OffsetConflict as conflict:
+        found = conflict.parameters["found"]
+        raise _moved(source, {partition: old}, {partition: found}) from None
+
+
+def _moved(source: QueueOffset, expected: dict[int, int], found: dict[int, int]) -> OffsetConflict:
+    return OffsetConflict(
+        f"consumer {source.consumer!r} on queue {source.queue!r} stands at {found}, and this query's checkpoint "
+        f"at {expected}: another program moved it. Start the query with a new checkpoint, and it goes on where the "
+        f"consumer stands; to have it read the rows in between as well, seek the consumer to {expected} before. Give each "
+        "query and each program a consumer of its own",
+        consumer=source.consumer,
+        queue=source.queue,
+        expected=expected,
+        found=found,
+    )
 
 
 def _require_planned(batch: BatchCommit, source: QueueOffset, registration: Registration) -> None:
@@ -56,15 +78,9 @@ def _require_planned(batch: BatchCommit, source: QueueOffset, registration: Regi
 def _require_there(tx: Transaction, source: QueueOffset, registration: Registration) -> None:
     """A micro-batch without new rows has no plan to tell who owns the consumer; where it stands does."""
     offsets = consumers.read_offsets(tx, registration)[0]
-    if tuple(offsets) != pad(source.end, len(offsets)):
-        raise OffsetConflict(
-            f"consumer {source.consumer!r} on queue {source.queue!r} stands at {offsets}, and the query at "
-            f"{list(source.end)}: somebody else moved it; run one query for each consumer",
-            consumer=source.consumer,
-            queue=source.queue,
-            expected=list(source.end),
-            found=offsets,
-        )
+    expected = pad(source.end, len(offsets))
+    if tuple(offsets) != expected:
+        raise _moved(source, dict(enumerate(expected)), dict(enumerate(offsets)))
 
 
 def _bind(tx: Transaction, batch: BatchCommit, source: QueueOffset, registration: Registration) -> None:
