@@ -22,6 +22,8 @@ from tests.changes.frames import Files, Row, Sink, collected, contract, frame, t
 
 CASES: list[dict[str, Any]] = json.loads((Path(__file__).parent / "cdc_spark43.json").read_text())["cases"]
 LAYOUT = Layout(3, 4, 5, row_id=((0,),), data=((0,), (1,), (2,)), row_version=(2,))
+# Cases with every flag and every option, also those that go together with nothing to do.
+pytestmark = pytest.mark.filterwarnings("ignore:.* does nothing under this contract")
 LONG = 100 * 86_400_000_000
 END = 4_000_000_000_000_000
 

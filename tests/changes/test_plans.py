@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
@@ -109,6 +110,7 @@ def test_a_stream_of_a_spark_connect_session_is_refused() -> None:
     assert process(df, "") is df
 
 
+@pytest.mark.filterwarnings("ignore:.* does nothing under this contract")
 def test_nothing_to_do_leaves_the_frame_alone(spark: SparkSession, tmp_path: Path) -> None:
     df = frame(spark, [])
     assert process(df, "") is df
@@ -120,6 +122,28 @@ def test_nothing_to_do_leaves_the_frame_alone(spark: SparkSession, tmp_path: Pat
     assert process(stream, "I") is stream
     kept = ps.changes.post_process(stream, contract("I"), keep_watermark=True)
     assert "EventTimeWatermark" in plan_of(kept)
+
+
+@pytest.mark.parametrize(
+    ("flags", "given", "flag"),
+    [
+        ("CU", {"deduplication_mode": "netChanges"}, "intermediate_changes=True"),
+        ("CI", {"compute_updates": True}, "updates_as_delete_and_insert=True"),
+        ("CI", {"deduplication_mode": "netChanges", "compute_updates": True}, None),
+        ("CU", {"compute_updates": True}, None),
+        ("", {}, None),
+    ],
+)
+def test_what_is_asked_for_and_needless_is_warned_of(
+    spark: SparkSession, flags: str, given: dict[str, Any], flag: str | None
+) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        ps.changes.post_process(frame(spark, []), contract(flags), **given)
+    assert [str(each.message).partition("does not say ")[2].partition(":")[0] for each in caught] == (
+        [] if flag is None else [flag]
+    )
+    assert {each.filename for each in caught} <= {__file__}
 
 
 def test_the_schema_stays_what_it_was(spark: SparkSession, tmp_path: Path) -> None:
@@ -179,6 +203,11 @@ def test_micro_batch_is_for_append_and_update_mode(spark: SparkSession, tmp_path
         ({}, "INVALID_CDC_OPTION.STRATEGY_UNKNOWN"),
         ({"strategy": "micro_batch"}, "INVALID_CDC_OPTION.STRATEGY_NOT_APPLICABLE"),
         ({"deduplication_mode": "netChanges"}, "INVALID_CDC_OPTION.STREAMING_NET_CHANGES_NOT_SUPPORTED"),
+        ({"net_window": "commit"}, "INVALID_CDC_OPTION.NET_WINDOW_WITHOUT_NET_CHANGES"),
+        (
+            {"net_window": "1 hour", "compute_updates": True},
+            "INVALID_CDC_OPTION.NET_WINDOW_WITHOUT_NET_CHANGES",
+        ),
         ({"deduplication_mode": "netChanges", "net_window": "1 month"}, "INVALID_CDC_OPTION"),
         ({"deduplication_mode": "netChanges", "net_window": "0 seconds"}, "INVALID_CDC_OPTION"),
         ({"deduplication_mode": "netChanges", "net_window": "1500 microseconds"}, "INVALID_CDC_OPTION"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, replace
 
 from pyspark.sql import Column, DataFrame
@@ -56,7 +57,7 @@ def post_process(
     """Remove carry-over rows, detect updates and work out net changes, as the contract allows.
 
     The rules are those of Spark 4.3's ``changes()``; a pass that the feed has no need of is left out, and where none is left
-    the result is ``df`` itself.
+    the result is ``df`` itself. A warning tells of net changes and updates that are asked for and left out.
 
     Parameters
     ----------
@@ -87,6 +88,33 @@ def post_process(
     """
     require("df", df, DataFrame, "a DataFrame with change rows")
     require("contract", contract, ChangeContract, "a ps.ChangeContract, such as ps.ChangeContract('id')")
+    _warn_of_needless(
+        contract, str(deduplication_mode).lower() == "netchanges", flag("computeUpdates", compute_updates)
+    )
+    return process(
+        df,
+        contract,
+        deduplication_mode=deduplication_mode,
+        compute_updates=compute_updates,
+        strategy=strategy,
+        watermark_delay=watermark_delay,
+        keep_watermark=keep_watermark,
+        net_window=net_window,
+    )
+
+
+def process(
+    df: DataFrame,
+    contract: ChangeContract,
+    *,
+    deduplication_mode: str,
+    compute_updates: bool,
+    net_window: str | None,
+    strategy: str = "auto",
+    watermark_delay: str = "0 seconds",
+    keep_watermark: bool = False,
+) -> DataFrame:
+    """:func:`post_process` for a feed with a contract of its own, which knows what it needs: nothing is warned of."""
     options = ChangeOptions(
         one_of("deduplicationMode", deduplication_mode, MODES, "INVALID_DEDUPLICATION_MODE"),
         flag("computeUpdates", compute_updates),
@@ -127,7 +155,32 @@ def _is_classic(df: DataFrame) -> bool:
     return hasattr(df.sparkSession, "_jsparkSession")
 
 
+def _warn_of_needless(contract: ChangeContract, net_changes: bool, updates: bool) -> None:
+    """Tell of what the contract makes needless: it may have been meant, or a flag of the contract forgotten."""
+    net = net_changes and contract.intermediate_changes
+    for asked, needed, what, name in (
+        (net_changes, net, "deduplication_mode='netChanges'", "intermediate_changes"),
+        (
+            updates,
+            net or contract.updates_as_delete_and_insert,
+            "compute_updates=True",
+            "updates_as_delete_and_insert",
+        ),
+    ):
+        if asked and not needed:
+            warnings.warn(
+                f"{what} does nothing under this contract, which does not say {name}=True: say so if the feed has such "
+                "changes, or leave the option out",
+                stacklevel=3,
+            )
+
+
 def _check_combination(contract: ChangeContract, options: ChangeOptions) -> None:
+    if options.net_window != EVER and not options.net_changes:
+        raise InvalidChangeOption(
+            "net_window is for net changes: give deduplication_mode='netChanges' too, or leave it out",
+            condition="INVALID_CDC_OPTION.NET_WINDOW_WITHOUT_NET_CHANGES",
+        )
     both_rows = contract.updates_as_delete_and_insert and contract.carryover_rows
     if options.compute_updates and both_rows and not options.drop_carryovers:
         raise InvalidChangeOption(

@@ -11,7 +11,7 @@ from penstock.changes.contract import COMMIT_VERSION, ChangeContract
 from penstock.changes.feeds.changelog import Changelog
 from penstock.changes.feeds.urls import parse
 from penstock.changes.options import MODES, one_of
-from penstock.changes.plans import post_process
+from penstock.changes.plans import process
 from penstock.changes.schema import narrowed
 from penstock.changes.source import BATCH, FORMAT, STREAM, ChangesDataSource, read_options
 from penstock.errors import InvalidChangelogSchema
@@ -51,7 +51,7 @@ def read(
     starting_bound_inclusive, ending_bound_inclusive
         Whether the bounds belong to the range.
     deduplication_mode, compute_updates, net_window
-        As for :func:`post_process`.
+        As for :func:`~penstock.changes.post_process`.
     columns
         The column or columns to give; all when None. Spark does not tell a Python data source which ones a query uses, and
         each column costs. The three of every change row come too, and those of the contract.
@@ -71,7 +71,7 @@ def read(
         "endingBoundInclusive": ending_bound_inclusive,
     }
     contract, rows = _open(spark, feed, bounds | _more(options), columns, streaming=False)
-    return post_process(
+    return process(
         rows,
         _passable(contract, deduplication_mode),
         deduplication_mode=deduplication_mode,
@@ -106,12 +106,12 @@ def read_stream(
     spark, feed, starting_version, starting_timestamp, starting_bound_inclusive
         As for :func:`read`; a query with a checkpoint goes on from there instead.
     ending_version, ending_timestamp, ending_bound_inclusive
-        Where the stream ends; nothing comes behind it. By time that is before the first commit whose time is later.
+        Where the stream ends; nothing comes behind it. By time, it stops at the first commit whose time is after the end.
     deduplication_mode, compute_updates, strategy, keep_watermark, net_window
-        As for :func:`post_process`. An interval as ``net_window`` is longer than a micro-batch, so it means the ``watermark``
+        As for :func:`~penstock.changes.post_process`. An interval as ``net_window`` is longer than a micro-batch, so it means the ``watermark``
         strategy: append mode, and a state store.
     watermark_delay
-        As for :func:`post_process`: under the ``watermark`` strategy, how far a commit's time may lie behind the newest one's of
+        As for :func:`~penstock.changes.post_process`: under the ``watermark`` strategy, how far a commit's time may lie behind the newest one's of
         earlier micro-batches. A feed whose times repeat or go backwards needs one; else such a commit fails the query.
     columns
         As for :func:`read`.
@@ -132,7 +132,7 @@ def read_stream(
         "endingBoundInclusive": ending_bound_inclusive,
     }
     contract, rows = _open(spark, feed, bounds | _more(options), columns, streaming=True)
-    return post_process(
+    return process(
         rows,
         _passable(contract, deduplication_mode),
         deduplication_mode=deduplication_mode,

@@ -16,7 +16,7 @@ from penstock.changes.feeds.debezium.changes import OWN, SEQUENCE, Sorting
 from penstock.changes.feeds.debezium.envelope import CONNECTORS, Envelope, Place
 from penstock.changes.feeds.debezium.images import Reading, can_be_read, is_text
 from penstock.changes.feeds.debezium.letters import COORDINATES, REASON, Letters, QueueAddress
-from penstock.changes.plans import post_process
+from penstock.changes.plans import process
 from penstock.errors import InvalidChangelogSchema, InvalidChangeOption
 from penstock.kinds import require
 from penstock.names import did_you_mean
@@ -176,7 +176,7 @@ class DebeziumFeed:
         watermark_delay
             For net changes on a stream: a transaction that is split over micro-batches comes with one time.
         """
-        return post_process(
+        return process(
             self.unwrap(df),
             self.contract,
             deduplication_mode=deduplication_mode,
