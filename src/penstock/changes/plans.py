@@ -88,9 +88,10 @@ def post_process(
     """
     require("df", df, DataFrame, "a DataFrame with change rows")
     require("contract", contract, ChangeContract, "a ps.ChangeContract, such as ps.ChangeContract('id')")
-    _warn_of_needless(
-        contract, str(deduplication_mode).lower() == "netchanges", flag("computeUpdates", compute_updates)
-    )
+    net_changes = str(deduplication_mode).lower() == "netchanges"
+    _warn_of_needless(contract, net_changes, flag("computeUpdates", compute_updates))
+    if net_window is not None and not net_changes:
+        warnings.warn("net_window does nothing without deduplication_mode='netChanges'", stacklevel=2)
     return process(
         df,
         contract,
@@ -176,11 +177,6 @@ def _warn_of_needless(contract: ChangeContract, net_changes: bool, updates: bool
 
 
 def _check_combination(contract: ChangeContract, options: ChangeOptions) -> None:
-    if options.net_window != EVER and not options.net_changes:
-        raise InvalidChangeOption(
-            "net_window is for net changes: give deduplication_mode='netChanges' too, or leave it out",
-            condition="INVALID_CDC_OPTION.NET_WINDOW_WITHOUT_NET_CHANGES",
-        )
     both_rows = contract.updates_as_delete_and_insert and contract.carryover_rows
     if options.compute_updates and both_rows and not options.drop_carryovers:
         raise InvalidChangeOption(
