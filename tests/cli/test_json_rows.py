@@ -49,6 +49,37 @@ def test_what_is_shown_as_json_reads_back_as_it_was(found: tuple[pa.Schema, list
 
 
 @settings(deadline=None)
+@given(TABLES, st.integers(0, 8), st.integers(0, 8))
+def test_a_part_of_a_table_is_shown_as_in_the_whole(
+    found: tuple[pa.Schema, list[dict[str, Any]]], first: int, count: int
+) -> None:
+    schema, rows = found
+    table = pa.Table.from_pylist(rows, schema=schema)
+    assert plain_rows(table.slice(first, count)) == plain_rows(table)[first : first + count]
+
+
+@pytest.mark.parametrize(
+    "ddl",
+    [
+        "array<string>",
+        "array<array<date>>",
+        "array<map<string, int>>",
+        "array<struct<a: array<int>>>",
+        "array<void>",
+        "map<string, int>",
+        "map<date, array<string>>",
+        "map<string, map<string, int>>",
+        "struct<a: int>",
+        "struct<a: array<string>, m: map<int, date>>",
+    ],
+)
+def test_nulls_of_nested_types_are_shown_in_a_part_of_a_table(ddl: str) -> None:
+    rows = [{"id": number} for number in range(30)]
+    table = pa.Table.from_pylist(rows, schema=schema_of(f"x {ddl}, id int"))
+    assert plain_rows(table.slice(28)) == [{"x": None, "id": 28}, {"x": None, "id": 29}]
+
+
+@settings(deadline=None)
 @given(TABLES, st.integers(1, 200))
 def test_rows_do_not_depend_on_where_blocks_end(
     found: tuple[pa.Schema, list[dict[str, Any]]], block_bytes: int

@@ -79,7 +79,8 @@ def decode(array: pa.Array, kind: pa.DataType) -> pa.Array:
 def _taken_apart(array: pa.Array, child: pa.Array) -> tuple[pa.Array, pa.Array]:
     """The offsets of a list or map from 0 on, and the part of its child that they are about."""
     first, end = array.offsets[0].as_py(), array.offsets[-1].as_py()
-    offsets = array.offsets if first == 0 else pc.subtract(array.offsets, first)
+    # Arrow takes no mask beside offsets that are a slice themselves, which they can be also where they start at 0.
+    offsets = pc.subtract(array.offsets, first) if first or array.offset else array.offsets
     return offsets, child.slice(first, end - first)
 
 
