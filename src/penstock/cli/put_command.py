@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from penstock.queue.producer import Producer
     from penstock.queue.queue import AppendResult, Queue
-    from penstock.queue.store import Store
 
 
 _MEASURED_ROWS = 10_000
@@ -66,7 +65,8 @@ def put(
             "--session",
             metavar="NAME",
             show_default=False,
-            help="A name for this input; a repeat adds what is missing.",
+            help="A name for ONE input: as many of its first rows as the session has appended are skipped; they are "
+            "counted, not compared.",
         ),
     ] = None,
     batch_rows: Annotated[
@@ -107,8 +107,9 @@ def put(
     listed and nothing is appended. Then all rows become visible at once, as one append; they are held in memory for that.
     With --batch-rows it is several appends, each of them whole or not there.
 
-    With --session a repeat is harmless: the store remembers how many rows of the input it has, and those are skipped. A
-    session stands for one input, to whose end rows may be added.
+    With --session a repeat is harmless: the store remembers how many rows of the input it has, and skips so many. A session
+    stands for one input, to whose end rows may be added: rows are counted, not compared, so that another input under the same
+    name loses its first rows.
 
     In JSON and CSV, timestamps are ISO 8601 with a zone, binaries are base64. In a CSV a field that holds nothing is null (so is
     an empty line where there is one column alone), "" is the empty text, and nested values are written as JSON.
@@ -122,9 +123,15 @@ def put(
             # Fail before a long input is read, not after.
             check_partition(queue.name, queue.partitions, partition)
         rows = _read(run, queue, file, format, delimiter, ["", *(null or [])], max_errors)
-        appends, skipped = _append(run, store, queue, rows, partition, session, batch_rows)
+        producer = None if session is None else store.producer(queue.name, session)
+        # A sequence number is the index of an append's last row in the input: what was appended is known to the row,
+        # however the repeat is cut into appends.
+        before = 0 if producer is None else producer.sequence + 1
+        appends = _append(run, queue, rows, before, producer, partition, batch_rows)
         seconds = time.perf_counter() - started
-    _report(run, name, appends, skipped, seconds)
+    skipped = min(before, rows.num_rows)
+    told = f"; {_told_skipped(skipped, session, before)}" if skipped else ""
+    _report(run, name, appends, skipped, told, seconds)
 
 
 def _read(
@@ -148,24 +155,19 @@ def _read(
 
 def _append(
     run: Run,
-    store: Store,
     queue: Queue,
     rows: pa.Table,
+    first: int,
+    producer: Producer | None,
     partition: int | None,
-    session: str | None,
     batch_rows: int | None,
-) -> tuple[list[AppendResult], int]:
-    """Append what is missing; the appends, and how many rows were there already."""
-    producer = None if session is None else store.producer(queue.name, session)
-    # A sequence number is the index of an append's last row in the input: what was appended is known to the row, however
-    # the repeat is cut into appends.
-    skipped = 0 if producer is None else min(producer.sequence + 1, rows.num_rows)
+) -> list[AppendResult]:
     results = []
     with run.output.progress("appending", rows.nbytes) as advance:
-        for first, batch in _batches(rows, skipped, batch_rows):
-            results.append(_append_one(queue, producer, batch, first + batch.num_rows - 1, partition))
+        for start, batch in _batches(rows, first, batch_rows):
+            results.append(_append_one(queue, producer, batch, start + batch.num_rows - 1, partition))
             advance(batch.nbytes)
-    return results, skipped
+    return results
 
 
 def _append_one(
@@ -183,10 +185,16 @@ def _batches(rows: pa.Table, first: int, size: int | None) -> Iterator[tuple[int
         yield start, rows.slice(start, step)
 
 
-def _report(run: Run, name: str, appends: list[AppendResult], skipped: int, seconds: float) -> None:
+def _told_skipped(rows: int, session: str | None, before: int) -> str:
+    which = "the first row" if rows == 1 else f"the first {counted(rows, 'row')}"
+    return f"skipped {which}: session {session!r} has appended {counted(before, 'row')} already, which are counted, not compared"
+
+
+def _report(
+    run: Run, name: str, appends: list[AppendResult], skipped: int, told: str, seconds: float
+) -> None:
     added = sum(append.rows for append in appends)
     speed = f" in {seconds:.1f} s ({added / seconds:,.0f} rows/s)" if added >= _MEASURED_ROWS else ""
-    before = f"; skipped {counted(skipped, 'row')} that the session had appended before" if skipped else ""
     data: dict[str, Any] = {
         "queue": name,
         "rows": added,
@@ -200,4 +208,4 @@ def _report(run: Run, name: str, appends: list[AppendResult], skipped: int, seco
         ],
         "seconds": round(seconds, 3),
     }
-    run.output.done(f"appended {counted(added, 'row')} to queue {name!r}{speed}{before}", data)
+    run.output.done(f"appended {counted(added, 'row')} to queue {name!r}{speed}{told}", data)
