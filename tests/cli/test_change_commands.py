@@ -12,8 +12,10 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import penstock as ps
@@ -97,6 +99,24 @@ def test_changes_are_lines_with_signs(feed: Penstock) -> None:
 )
 def test_what_is_not_there(feed: Penstock, words: list[object], condition: str) -> None:
     assert feed("changes", "show", *words, "--json", code=1).error["error"] == condition
+
+
+def test_snapshots_without_a_row_id_are_told_how_to_name_it(
+    penstock_sqlite: Penstock, tmp_path: Path
+) -> None:
+    folder = tmp_path / "daily"
+    folder.mkdir()
+    pq.write_table(pa.table({"id": [1]}), folder / "1.parquet")
+    told = penstock_sqlite("changes", "show", f"snapshots:{folder}", "--json", code=1).error
+    assert told["error"] == "INVALID_CHANGELOG_SCHEMA.MISSING_ROW_ID"
+    assert "snapshots:PATH?row_id=COLUMN" in told["message"]
+    assert "SnapshotFeed(path, row_id=" in told["message"]
+    (row,) = penstock_sqlite("changes", "show", f"snapshots:{folder}?row_id=id", "--json").lines
+    assert (row["_change_type"], row["id"]) == ("insert", 1)
+
+
+def test_the_help_shows_feeds_as_they_work(penstock_sqlite: Penstock) -> None:
+    assert "snapshots:PATH?row_id=COLUMN" in penstock_sqlite("changes", "show", "--help").out
 
 
 @contextmanager

@@ -188,7 +188,7 @@ def _passable(contract: ChangeContract | None, mode: str) -> ChangeContract:
     # Such a feed has neither carry-overs nor updates in two rows.
     if one_of("deduplicationMode", mode, MODES, "INVALID_DEDUPLICATION_MODE") == "netChanges":
         raise InvalidChangelogSchema(
-            "net changes need the columns that tell rows apart: give the feed its row_id",
+            "net changes need the columns that tell rows apart: give the feed its row_id, row_id=COLUMN in its URL",
             condition="INVALID_CHANGELOG_SCHEMA.MISSING_ROW_ID",
         )
     return ChangeContract(COMMIT_VERSION)

@@ -27,8 +27,9 @@ FeedArgument = Annotated[
     typer.Argument(
         metavar="FEED",
         show_default=False,
-        help="queue:NAME, delta:PATH, iceberg:TABLE, snapshots:PATH or postgresql://…?publication=NAME, whose slot has to "
-        "be there: slot=NAME, or else penstock_ and the publication's name.",
+        help="queue:NAME, delta:PATH, iceberg:TABLE, snapshots:PATH?row_id=COLUMN or postgresql://…?publication=NAME, whose "
+        "slot has to be there: slot=NAME, or else penstock_ and the publication's name. A delta:PATH whose change data feed "
+        "is off needs ?row_id=COLUMN too: the column that tells rows apart; several are row_id=A&row_id=B.",
     ),
 ]
 ModeOption = Annotated[
@@ -55,6 +56,7 @@ RowsOption = Annotated[
     examples=[
         "penstock changes show queue:flights --from 10 --to 12 --updates",
         "penstock changes show delta:/data/orders --from 2026-01-31T12:00:00Z --mode netChanges",
+        "penstock changes show 'snapshots:/data/daily?row_id=id'",
         "penstock changes show queue:flights --json | jq ._change_type",
     ],
 )

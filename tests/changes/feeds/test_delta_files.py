@@ -71,7 +71,9 @@ def test_the_description_goes_by_the_change_data_feed(path: Path, tmp_path: Path
     named = DeltaFeed(path, "id").describe().contract
     assert (named.row_id, named.whole_commits, named.intermediate_changes) == (("id",), True, True)
     History(tmp_path / "other", feed=False, partitioned=False)
-    with pytest.raises(InvalidChangelogSchema, match="row_id=") as raised:
+    with pytest.raises(
+        InvalidChangelogSchema, match=r"delta:PATH\?row_id=COLUMN.*DeltaFeed\(path, row_id="
+    ) as raised:
         DeltaFeed(tmp_path / "other").describe()
     assert raised.value.condition == "INVALID_CHANGELOG_SCHEMA.MISSING_ROW_ID"
 

@@ -18,8 +18,8 @@ from penstock.changes.feeds.files import DataFile, Estimate, FileCommit, Slice, 
 from penstock.changes.feeds.parquet import count_rows, fitted, nullable, read_piece
 from penstock.changes.feeds.paths import absolute, shown_path
 from penstock.changes.feeds.snapshot_folder import Folder, Snapshot
-from penstock.changes.feeds.urls import FeedUrl, pairs
-from penstock.errors import DataLost, FeedUnavailable
+from penstock.changes.feeds.urls import FeedUrl, pairs, row_id_forms
+from penstock.errors import DataLost, FeedUnavailable, InvalidChangelogSchema
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,12 @@ class SnapshotFeed:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "path", absolute(self.path))
+        if not self.row_id:
+            raise InvalidChangelogSchema(
+                f"the changes between snapshots need the columns that tell rows apart: "
+                f"{row_id_forms('snapshots', 'path', 'SnapshotFeed')}",
+                condition="INVALID_CHANGELOG_SCHEMA.MISSING_ROW_ID",
+            )
         object.__setattr__(self, "row_id", tuple(ChangeContract(self.row_id).row_id))
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -24,7 +24,7 @@ _KINDS = {
     "postgres": ("penstock.changes.feeds.postgres", "PostgresFeed"),
     "snapshots": ("penstock.changes.feeds.snapshots", "SnapshotFeed"),
 }
-_FORMS = "queue:NAME?store=URL, postgresql://…?publication=NAME, delta:PATH, iceberg:TABLE, snapshots:PATH"
+_FORMS = "queue:NAME?store=URL, postgresql://…?publication=NAME, delta:PATH, iceberg:TABLE, snapshots:PATH?row_id=COLUMN"
 _FOR_LOOKING = {"postgresql": {"snapshot": "none"}, "postgres": {"snapshot": "none"}}
 """Parameters with which a feed makes nothing that is not there, by its kind."""
 
@@ -124,6 +124,19 @@ def for_looking(url: str, *, store: str) -> Changelog:
     """
     kind = FeedUrl.of(url).kind
     return parse(completed(url, {"store": store} if kind == "queue" else _FOR_LOOKING.get(kind, {})))
+
+
+def row_id_forms(kind: str, target: str, made: str) -> str:
+    """How to name the columns that tell rows apart, where a feed is a URL and where it is an object.
+
+    Parameters
+    ----------
+    target
+        What a feed of the kind is of, such as ``path``.
+    made
+        The class of the feed.
+    """
+    return f"{kind}:{target.upper()}?row_id=COLUMN as a URL, {made}({target}, row_id=…) in Python"
 
 
 def pairs(**parameters: str | Iterable[str] | None) -> tuple[tuple[str, str], ...]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from penstock.changes.feeds.delta.actions import CommitFile, Metadata, Protocol
 from penstock.changes.feeds.files import DataFile
 from penstock.changes.feeds.paths import shown_path
+from penstock.changes.feeds.urls import row_id_forms
 from penstock.errors import FeedUnavailable
 
 _READER = 3
@@ -104,8 +105,8 @@ def no_feed(shown: str, versions: Sequence[int]) -> FeedUnavailable:
     """The error for versions that rewrote files without noting down which rows they changed."""
     return FeedUnavailable(
         f"{_listed(versions)} of the Delta table {shown} rewrote files while its change data feed was off, so that the rows which "
-        f"changed are not told apart from the others: give the columns that do, DeltaFeed(path, row_id=…), or begin after version "
-        f"{versions[-1]}",
+        f"changed are not told apart from the others: begin after version {versions[-1]}, or give the columns that tell rows "
+        f"apart: {row_id_forms('delta', 'path', 'DeltaFeed')}",
         condition="FEED_UNAVAILABLE.FEED_NOT_ENABLED",
         versions=list(versions),
     )

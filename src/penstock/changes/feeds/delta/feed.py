@@ -28,7 +28,7 @@ from penstock.changes.feeds.delta.values import data_schema, partition_value
 from penstock.changes.feeds.files import Estimate, FileCommit, Slice, Task, cut
 from penstock.changes.feeds.parquet import count_rows, fitted, read_piece, readable, with_constants
 from penstock.changes.feeds.paths import absolute, shown_path
-from penstock.changes.feeds.urls import FeedUrl, pairs, prefixed
+from penstock.changes.feeds.urls import FeedUrl, pairs, prefixed, row_id_forms
 from penstock.errors import FeedUnavailable, InvalidChangelogSchema
 from penstock.kinds import column_names, require
 
@@ -146,7 +146,8 @@ class DeltaFeed:
                 )
             )
             raise InvalidChangelogSchema(
-                f"the Delta table {self.name} {why}: give the columns that tell rows apart, DeltaFeed(path, row_id=…).{instead}",
+                f"the Delta table {self.name} {why}: give the columns that tell rows apart: "
+                f"{row_id_forms('delta', 'path', 'DeltaFeed')}.{instead}",
                 condition="INVALID_CHANGELOG_SCHEMA.MISSING_ROW_ID",
             )
         rewritten = self.overwrites or not metadata.feed or self._rewrote_without_feed(newest)

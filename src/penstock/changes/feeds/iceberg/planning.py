@@ -23,6 +23,7 @@ from penstock.changes.feeds.iceberg.deletes import DeleteFile
 from penstock.changes.feeds.iceberg.history import Change
 from penstock.changes.feeds.iceberg.manifests import Entry, File, Manifest, entries, manifests
 from penstock.changes.feeds.iceberg.scan import FileRows, ReadTask, TableView
+from penstock.changes.feeds.urls import row_id_forms
 from penstock.errors import FeedUnavailable
 
 _PATH_FIELD = 2147483546
@@ -207,8 +208,8 @@ class Planner:
     def _no_lineage(self, change: Change) -> FeedUnavailable:
         return FeedUnavailable(
             f"version {change.version} of {self._name} has rows without row lineage, from before the table had format 3: "
-            "leave out where to start, which is then the first version that has it, or give the columns that tell rows apart, "
-            "IcebergFeed(table, row_id=…)",
+            "leave out where to start, which is then the first version that has it, or give the columns that tell rows apart: "
+            f"{row_id_forms('iceberg', 'table', 'IcebergFeed')}",
             condition="FEED_UNAVAILABLE.NO_ROW_LINEAGE",
             version=change.version,
         )
