@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -72,11 +74,22 @@ def test_sweep_says_how_much_went(penstock: Penstock) -> None:
         ["consumer", "lag"],
     ],
 )
-def test_nothing_but_init_makes_a_store(store_url: str, words: list[str]) -> None:
+def test_nothing_but_init_makes_a_store(
+    store_url: str, words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # No message has it.
+    monkeypatch.setenv("PGPASSWORD", urlsplit(store_url).password or "")
     told = run_penstock(*words, "--url", store_url, "--json", code=1).error
     assert told["error"] == "STORE_NOT_FOUND"
-    assert "penstock store init" in told["message"]
-    assert run_penstock("store", "init", "--url", store_url, "--json").json["created"]
+    assert run_penstock(*_advised(told["message"]), "--json").json["created"]
+    assert run_penstock("store", "info", "--url", store_url, "--json").json
+
+
+def _advised(message: str) -> list[str]:
+    """The words of the command that a message advises."""
+    program, *words = shlex.split(message.split("`")[1])
+    assert program == "penstock"
+    return words
 
 
 def test_without_a_url_the_store_is_a_file_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

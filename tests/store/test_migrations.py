@@ -10,7 +10,9 @@ import penstock
 from penstock.errors import StoreNotFound, StoreTooNew
 from penstock.store import migrate, statements
 from penstock.store.database import Database
+from penstock.store.postgres import PostgresDatabase
 from penstock.store.statements import qualify
+from penstock.store.url import parse_url
 from tests.store.support import described, run_sql
 
 NEXT = {
@@ -93,6 +95,14 @@ def test_a_store_is_not_made_where_that_is_not_wanted(store_url: str, tmp_path) 
     with pytest.raises(StoreNotFound, match="penstock store init"):
         penstock.connect(store_url, create=False)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_advice_where_no_store_is_has_no_password() -> None:
+    url = parse_url("postgresql://app:hunter22@db/shop?schema=a&sslmode=prefer")
+    assert str(migrate._missing(PostgresDatabase(url))) == (
+        "[STORE_NOT_FOUND] there is no store at postgresql://app@db/shop?schema=a&sslmode=prefer: make one with "
+        "`penstock store init --url 'postgresql://app@db/shop?schema=a&sslmode=prefer'`, with its password in the URL"
+    )
 
 
 def test_a_database_of_something_else_is_no_store_and_stays_as_it_is(tmp_path) -> None:

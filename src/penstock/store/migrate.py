@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import uuid
 from dataclasses import dataclass
 from typing import Any
@@ -78,7 +79,10 @@ def _use_wal(database: SqliteDatabase, new: bool, patience: float | None) -> Non
 
 
 def _missing(database: Database) -> StoreNotFound:
-    return StoreNotFound(f"there is no store at {database.url}: make one with `penstock store init`")
+    url = database.url
+    hidden = ", with its password in the URL" if url.secrets else ""
+    command = f"penstock store init --url {shlex.quote(url.redacted)}"
+    return StoreNotFound(f"there is no store at {url}: make one with `{command}`{hidden}")
 
 
 def _identity(tx: Transaction, database: Database) -> StoreIdentity | None:
