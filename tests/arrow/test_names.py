@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from penstock.names import did_you_mean
+from penstock.names import did_you_mean, in_quotes
 
 
 def test_the_nearest_known_name_is_offered_whatever_its_case() -> None:
@@ -11,3 +11,10 @@ def test_the_nearest_known_name_is_offered_whatever_its_case() -> None:
 def test_nothing_is_offered_when_nothing_is_near() -> None:
     assert did_you_mean("zzz", ["amount"]) == ""
     assert did_you_mean("zzz", []) == ""
+
+
+def test_a_long_name_is_quoted_without_its_middle() -> None:
+    assert in_quotes("it's") == '"it\'s"'
+    assert in_quotes("x" * 98) == f"'{'x' * 98}'"
+    assert in_quotes("x" * 99) == f"'{'x' * 48}…{'x' * 48}'"
+    assert len(in_quotes("\0" * 20_000)) <= 100

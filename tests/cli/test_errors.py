@@ -150,6 +150,33 @@ def test_passwords_are_struck_from_any_text() -> None:
     assert secrets_of("postgresql://app@host/shop") == []
 
 
+_LONG = "x" * 5000
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        ([_LONG], 2),
+        (["queue", "show", "q", f"--{_LONG}"], 2),
+        (["queue", "show", _LONG], 1),
+        (["queue", "peek", "q", "--columns", _LONG], 1),
+        (["queue", "put", "q", _LONG], 1),
+        (["queue", "list", "--url", f"sqlite:///x?{_LONG}=1"], 1),
+        (["changes", "show", f"queue:q?{_LONG}=1"], 1),
+        (["changes", "show", "queue:q", "--mode", _LONG], 1),
+        (["queue", "put", "q", "--format", "csv"], 1),
+        (["queue", "put", "q", "--format", "jsonl"], 1),
+    ],
+)
+def test_a_long_name_does_not_make_a_long_error(
+    penstock_sqlite: Penstock, words: list[str], code: int
+) -> None:
+    penstock_sqlite("queue", "create", "q", "--schema", "id int")
+    rows = f'{{"{_LONG}": 1}}\n' if "jsonl" in words else "\0" * 5000
+    said = penstock_sqlite(*words, stdin=rows, code=code).err
+    assert all(len(line) < 400 for line in said.splitlines())
+
+
 def test_control_characters_are_shown_and_not_obeyed() -> None:
     assert one_line("a\nb\x1b[2Jc\u202ed \t e") == "a b\\x1b[2Jc\\u202ed e"
 

@@ -17,7 +17,7 @@ from penstock.arrow.constants import zeros
 from penstock.arrow.fields import join
 from penstock.arrow.nulls import map_entries
 from penstock.errors import SchemaMismatch
-from penstock.names import did_you_mean
+from penstock.names import did_you_mean, in_quotes
 
 _NO_VALUES = zeros(pa.int32())[0]
 
@@ -133,7 +133,7 @@ def conform_array(array: pa.Array, wanted: pa.DataType, path: str) -> pa.Array:
         return pa.nulls(len(array), wanted)
     if found_kind != wanted_kind and (found_kind, wanted_kind) not in _WIDENING:
         way_out = _WAYS_OUT.get((found_kind, wanted_kind), "cast it first")
-        message = f"column {path!r} is {array.type} and has to be {wanted}; {way_out}."
+        message = f"column {in_quotes(path)} is {array.type} and has to be {wanted}; {way_out}."
         raise Misfit(message, path, wanted, array.type)
     if wanted_kind in _NESTED:
         return _NESTED[wanted_kind](array, wanted, path)
@@ -155,7 +155,7 @@ def _cast_values(
         return cast(array, wanted)
     except pa.ArrowInvalid as error:
         message = (
-            f"column {path!r} is {array.type} and has to be {wanted}, which would change a value ({error}); "
+            f"column {in_quotes(path)} is {array.type} and has to be {wanted}, which would change a value ({error}); "
             "cast it first, deciding what may be lost."
         )
         raise Misfit(message, path, wanted, array.type, by_value=True) from error
@@ -248,7 +248,7 @@ def match_names(found: Sequence[str], wanted: Sequence[pa.Field], path: str) -> 
         if field.name not in places and not field.nullable:
             column = join(path, field.name)
             hint = did_you_mean(field.name, found)
-            message = f"column {column!r} is missing and takes no nulls; add it.{hint}"
+            message = f"column {in_quotes(column)} is missing and takes no nulls; add it.{hint}"
             raise Misfit(message, column, f"{field.type} not null", "no such column")
     return [places.get(field.name) for field in wanted]
 
@@ -265,7 +265,8 @@ def _places(found: Sequence[str], wanted: Sequence[pa.Field], path: str) -> dict
         if target in places:
             column = join(path, target)
             message = (
-                f"{found[places[target]]!r} and {name!r} both stand for column {column!r}; drop one of them."
+                f"{in_quotes(found[places[target]])} and {in_quotes(name)} both stand for column {in_quotes(column)}; "
+                "drop one of them."
             )
             raise Misfit(message, column, "one column", "two columns")
         places[target] = place
@@ -276,5 +277,5 @@ def unknown_name(name: str, names: Sequence[str], path: str) -> Misfit:
     """Return the error for a column or key that the schema does not have."""
     column = join(path, name)
     known = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
-    message = f"there is no column {column!r}; the columns are {known}.{did_you_mean(name, names)}"
+    message = f"there is no column {in_quotes(column)}; the columns are {known}.{did_you_mean(name, names)}"
     return Misfit(message, column, f"one of {known}", name)

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.errors import SchemaMismatch, UnsupportedType
+from penstock.names import in_quotes
 
 METADATA_KEY = b"SPARK::metadata::json"
 COLLATIONS_KEY = "__COLLATIONS"
@@ -23,7 +24,7 @@ def join(path: str, name: str) -> str:
 def unsupported(path: str, found: object, instead: str) -> UnsupportedType:
     """Return the error for a type that cannot be stored."""
     return UnsupportedType(
-        f"Column {path!r} has the type {found}, which Spark cannot take through Arrow; use {instead}.",
+        f"Column {in_quotes(path)} has the type {found}, which Spark cannot take through Arrow; use {instead}.",
         column=path,
         found=str(found),
     )
@@ -37,7 +38,7 @@ def check_names(names: Sequence[str], path: str) -> None:
     SchemaMismatch
         A name is empty, or two names are the same to Spark.
     """
-    where = f"struct {path!r}" if path else "schema"
+    where = f"struct {in_quotes(path)}" if path else "schema"
     seen: dict[str, str] = {}
     for position, name in enumerate(names):
         if not name:
@@ -47,7 +48,8 @@ def check_names(names: Sequence[str], path: str) -> None:
         earlier = seen.setdefault(name.lower(), name)
         if earlier is not name or names.index(name) != position:
             raise SchemaMismatch(
-                f"The {where} has the columns {earlier!r} and {name!r}, which are one name to Spark; rename one.",
+                f"The {where} has the columns {in_quotes(earlier)} and {in_quotes(name)}, which are one name to Spark; "
+                "rename one.",
                 column=join(path, name),
             )
 
@@ -68,7 +70,7 @@ def spark_metadata(metadata: Mapping[bytes, bytes] | None, path: str) -> dict[by
         value = None
     if not isinstance(value, dict):
         raise SchemaMismatch(
-            f"The metadata {METADATA_KEY.decode()!r} of column {path!r} is not a JSON object; mend or drop it.",
+            f"The metadata {METADATA_KEY.decode()!r} of column {in_quotes(path)} is not a JSON object; mend or drop it.",
             column=path,
         )
     return metadata_to_arrow(value)

@@ -42,7 +42,7 @@ from penstock.arrow.casts import kind_of
 from penstock.arrow.constants import f64, u32_array, u64
 from penstock.arrow.types import canonical_type
 from penstock.errors import SchemaMismatch, UnsupportedType
-from penstock.names import did_you_mean
+from penstock.names import did_you_mean, in_quotes
 
 # Arrays of this many rows stay in the processor's cache from one kernel to the next.
 _BLOCK_ROWS = 65_536
@@ -110,17 +110,21 @@ def check_key(schema: pa.Schema, key: Sequence[str]) -> None:
         A column's type has no hash.
     """
     if isinstance(key, str) or not key:
-        raise SchemaMismatch(f"A key is a list of one or more column names, not {key!r}.", found=repr(key))
+        raise SchemaMismatch(
+            f"A key is a list of one or more column names, not {in_quotes(key)}.", found=repr(key)
+        )
     for place, name in enumerate(key):
         index = schema.get_field_index(name)
         if index < 0:
             known = ", ".join(schema.names[:20])
             hint = did_you_mean(name, schema.names)
             raise SchemaMismatch(
-                f"There is no key column {name!r}; the columns are {known}.{hint}", column=name
+                f"There is no key column {in_quotes(name)}; the columns are {known}.{hint}", column=name
             )
         if name in key[:place]:
-            raise SchemaMismatch(f"The key names the column {name!r} twice; name it once.", column=name)
+            raise SchemaMismatch(
+                f"The key names the column {in_quotes(name)} twice; name it once.", column=name
+            )
         _check_type(schema.field(index).type, name)
 
 
@@ -129,7 +133,8 @@ def _check_type(arrow_type: pa.DataType, name: str) -> None:
         arrow_type = arrow_type.value_type
     if kind_of(arrow_type) not in _WORDS:
         raise UnsupportedType(
-            f"The column {name!r} cannot be a key, because {arrow_type} values are not hashed; use a number, string, binary, "
+            f"The column {in_quotes(name)} cannot be a key, because {arrow_type} values are not hashed; use a number, "
+            "string, binary, "
             "boolean, date or time column.",
             column=name,
             found=str(arrow_type),

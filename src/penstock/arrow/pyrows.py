@@ -11,6 +11,7 @@ from penstock.arrow.casts import Misfit, match_names
 from penstock.arrow.plans import Column, Plan
 from penstock.arrow.pyvalues import as_mapping, misfit, short
 from penstock.errors import SchemaMismatch
+from penstock.names import in_quotes
 
 _NOTHING = type(None)
 # What Arrow's conversion raises for a value that it cannot take.
@@ -97,7 +98,9 @@ def _first_misfit(values: Sequence[Any], column: Column) -> Misfit:
         if found is not None:
             found.row = row
             return found
-    message = f"column {column.name!r} cannot be built as {column.type}; append fewer rows at a time."
+    message = (
+        f"column {in_quotes(column.name)} cannot be built as {column.type}; append fewer rows at a time."
+    )
     return Misfit(message, column.name, column.type, "values that fit one by one")
 
 
@@ -118,5 +121,7 @@ def _reason(error: Exception) -> str:
 
 def null_misfit(path: str, row: int) -> Misfit:
     """Return the error for a null where the schema takes none."""
-    message = f"column {path!r} takes no nulls and has one here; fill it, or declare the column nullable."
+    message = (
+        f"column {in_quotes(path)} takes no nulls and has one here; fill it, or declare the column nullable."
+    )
     return Misfit(message, path, "not null", "null", row=row)

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from penstock.arrow.casts import Misfit, kind_of, match_names
 from penstock.arrow.fields import join
+from penstock.names import in_quotes
 
 _NOTHING = type(None)
 _MAX_FLOAT32 = (
@@ -65,7 +66,7 @@ def coder_of(arrow_type: pa.DataType, path: str) -> Coder:
 def misfit(value: object, arrow_type: object, path: str, reason: str, way_out: str) -> Misfit:
     """Return the error for one value."""
     found = f"{type(value).__name__} {short(value)}"
-    message = f"column {path!r} has to be {arrow_type} and got the {found}: {reason}; {way_out}."
+    message = f"column {in_quotes(path)} has to be {arrow_type} and got the {found}: {reason}; {way_out}."
     return Misfit(message, path, arrow_type, found, by_value=True)
 
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from penstock.errors import SchemaMismatch, StoreError
-from penstock.names import did_you_mean
+from penstock.names import did_you_mean, in_quotes
 
 # Below this an LZ4 frame for each buffer costs more than it saves, and the writer's set-up more than both.
 _TINY_BYTES = 1024
@@ -113,7 +113,8 @@ def _index(name: str, schema: pa.Schema) -> int:
     index: int = schema.get_field_index(name)
     if index < 0:
         raise SchemaMismatch(
-            f"There is no column {name!r}; the columns are {', '.join(schema.names)}.{did_you_mean(name, schema.names)}",
+            f"There is no column {in_quotes(name)}; the columns are "
+            f"{', '.join(schema.names)}.{did_you_mean(name, schema.names)}",
             column=name,
         )
     return index

@@ -24,6 +24,7 @@ from penstock.arrow.fields import (
     variant_type,
 )
 from penstock.errors import SchemaMismatch
+from penstock.names import in_quotes
 
 _PLAIN: dict[str, pa.DataType] = {
     "string": pa.string(),
@@ -98,7 +99,7 @@ def _part(value: dict[str, Any], name: str, kinds: tuple[type, ...], path: str) 
     if isinstance(found, kinds):
         return found
     raise SchemaMismatch(
-        f"{value!r} is no type of Spark's schema JSON; its {name} is missing or wrong.", column=path
+        f"{in_quotes(value)} is no type of Spark's schema JSON; its {name} is missing or wrong.", column=path
     )
 
 
@@ -106,7 +107,7 @@ def _field_json(entry: Any, path: str) -> dict[str, Any]:
     if isinstance(entry, dict) and isinstance(entry.get("name"), str) and "type" in entry:
         return entry
     raise SchemaMismatch(
-        f"{entry!r} is no field of Spark's schema JSON; it needs a name and a type.", column=path
+        f"{in_quotes(entry)} is no field of Spark's schema JSON; it needs a name and a type.", column=path
     )
 
 

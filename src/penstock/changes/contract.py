@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from penstock.errors import InvalidChangelogSchema
 from penstock.kinds import column_names, require
+from penstock.names import in_quotes
 
 CHANGE_TYPE, COMMIT_VERSION, COMMIT_TIMESTAMP = "_change_type", "_commit_version", "_commit_timestamp"
 INSERT, DELETE, PREIMAGE, POSTIMAGE = "insert", "delete", "update_preimage", "update_postimage"
@@ -75,12 +76,12 @@ class ChangeContract:
         columns = column_names("row_id", self.row_id or ())
         if not columns or not all(columns):
             raise InvalidChangelogSchema(
-                f"a contract needs the columns that tell rows apart (row_id), not {self.row_id!r}",
+                f"a contract needs the columns that tell rows apart (row_id), not {in_quotes(self.row_id)}",
                 condition="INVALID_CHANGELOG_SCHEMA.MISSING_ROW_ID",
             )
         doubled = next((column for column in columns if columns.count(column) > 1), None)
         if doubled is not None:
             raise InvalidChangelogSchema(
-                f"row_id names the column {doubled!r} twice: name it once", column=doubled
+                f"row_id names the column {in_quotes(doubled)} twice: name it once", column=doubled
             )
         object.__setattr__(self, "row_id", columns)

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from penstock.errors import InvalidChangeOption
-from penstock.names import did_you_mean
+from penstock.names import did_you_mean, in_quotes
 from penstock.spark.given import boolean
 
 MODES = ("none", "dropCarryovers", "netChanges")
@@ -49,7 +49,7 @@ def one_of(name: str, value: str, known: tuple[str, ...], condition: str) -> str
     found = {each.lower(): each for each in known}.get(str(value).lower())
     if found is None:
         raise InvalidChangeOption(
-            f"{name}={value!r}: give one of {', '.join(known)}.{did_you_mean(str(value), known)}",
+            f"{name}={in_quotes(value)}: give one of {', '.join(known)}.{did_you_mean(str(value), known)}",
             condition=f"INVALID_CDC_OPTION.{condition}",
             option=name,
             value=value,
@@ -62,7 +62,7 @@ def flag(name: str, value: object) -> bool:
     try:
         return boolean(str(value))
     except ValueError as error:
-        raise InvalidChangeOption(f"{name}={value!r}: {error}", option=name, value=value) from None
+        raise InvalidChangeOption(f"{name}={in_quotes(value)}: {error}", option=name, value=value) from None
 
 
 def interval(name: str, text: str) -> int:
@@ -72,7 +72,8 @@ def interval(name: str, text: str) -> int:
     rest = _INTERVAL.sub("", words).strip()
     if not parts or rest or any(part[2] not in _UNITS for part in parts):
         raise InvalidChangeOption(
-            f"{name}={text!r}: give an interval such as '10 seconds' or '1 hour' ({', '.join(_UNITS)}; no months or years, "
+            f"{name}={in_quotes(text)}: give an interval such as '10 seconds' or '1 hour' ({', '.join(_UNITS)}; no months "
+            "or years, "
             "whose length varies)",
             option=name,
             value=text,
@@ -89,13 +90,13 @@ def net_window(text: str | None) -> int:
     size = interval("net_window", text)
     if size <= 0:
         raise InvalidChangeOption(
-            f"net_window={text!r}: give 'commit', or an interval of some length",
+            f"net_window={in_quotes(text)}: give 'commit', or an interval of some length",
             option="net_window",
             value=text,
         )
     if size % 1000:
         raise InvalidChangeOption(
-            f"net_window={text!r}: give a whole number of milliseconds, which is what Spark's watermark counts in",
+            f"net_window={in_quotes(text)}: give a whole number of milliseconds, which is what Spark's watermark counts in",
             option="net_window",
             value=text,
         )

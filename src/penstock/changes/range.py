@@ -10,6 +10,7 @@ from penstock.changes.feeds.changelog import Changelog
 from penstock.changes.options import flag
 from penstock.errors import InvalidChangeOption
 from penstock.instants import micros_of
+from penstock.names import in_quotes
 from penstock.spark.given import timestamp
 
 
@@ -116,7 +117,10 @@ def _version(name: str, value: object) -> int | None:
         return int(str(value))
     except ValueError:
         raise _invalid(
-            "INVALID_VERSION", f"{name}={value!r}: a version is a whole number", option=name, value=value
+            "INVALID_VERSION",
+            f"{name}={in_quotes(value)}: a version is a whole number",
+            option=name,
+            value=value,
         ) from None
 
 
@@ -128,7 +132,9 @@ def _time(name: str, value: object) -> int | None:
             return micros_of(value)
         return timestamp(str(value))
     except ValueError as error:
-        raise _invalid("INVALID_TIMESTAMP", f"{name}={value!r}: {error}", option=name, value=value) from None
+        raise _invalid(
+            "INVALID_TIMESTAMP", f"{name}={in_quotes(value)}: {error}", option=name, value=value
+        ) from None
 
 
 def _invalid(condition: str, message: str, **parameters: Any) -> InvalidChangeOption:

@@ -19,7 +19,7 @@ from pyspark.sql.types import (
 from penstock.changes.contract import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION, ChangeContract
 from penstock.changes.rows import Layout, Path
 from penstock.errors import InvalidChangelogSchema
-from penstock.names import did_you_mean
+from penstock.names import did_you_mean, in_quotes
 
 HELPERS = ("__penstock_", "__spark_cdc_")
 """What the names of helper columns begin with."""
@@ -60,14 +60,15 @@ def layout_of(schema: StructType, contract: ChangeContract, *, case_sensitive: b
         raise _invalid(
             "RESERVED_COLUMN",
             reserved,
-            f"the column {reserved!r} has a name that is kept for helpers: rename it",
+            f"the column {in_quotes(reserved)} has a name that is kept for helpers: rename it",
         )
     sequence = finder.path(contract.sequence) if contract.sequence is not None else None
     if sequence is not None and len(sequence) > 1 and contract.carryover_rows:
         raise _invalid(
             "INVALID_COLUMN_TYPE",
             str(contract.sequence),
-            f"the sequence {contract.sequence!r} is inside a struct, by which carry-over rows are compared: give it a column of "
+            f"the sequence {in_quotes(contract.sequence)} is inside a struct, by which carry-over rows are compared: give "
+            "it a column of "
             "its own",
         )
     unchanged = (finder.top(contract.unchanged),) if contract.unchanged is not None else None
@@ -141,7 +142,7 @@ class _Finder:
                 raise _invalid(
                     "MISSING_COLUMN",
                     name,
-                    f"there is no column {name!r}: what comes before {part!r} is no struct",
+                    f"there is no column {in_quotes(name)}: what comes before {in_quotes(part)} is no struct",
                 )
             found.append(self._place(struct, part, name))
             struct = struct.fields[found[-1]].dataType
@@ -155,13 +156,13 @@ class _Finder:
             raise _invalid(
                 "MISSING_COLUMN",
                 whole,
-                f"there is no column {whole!r}; the columns are {_listed(struct.names)}.{hint}",
+                f"there is no column {in_quotes(whole)}; the columns are {_listed(struct.names)}.{hint}",
             )
         if len(places) > 1:
             raise _invalid(
                 "AMBIGUOUS_COLUMN",
                 whole,
-                f"several columns are called {whole!r} where case does not count: rename one",
+                f"several columns are called {in_quotes(whole)} where case does not count: rename one",
             )
         return places[0]
 
@@ -175,7 +176,7 @@ def _check_type(name: str, found: DataType, wanted: tuple[type[DataType], ...]) 
         raise _invalid(
             "INVALID_COLUMN_TYPE",
             name,
-            f"the column {name!r} is {found.simpleString()}, not {names}: cast it",
+            f"the column {in_quotes(name)} is {found.simpleString()}, not {names}: cast it",
         )
 
 
@@ -184,7 +185,7 @@ def _check_names(name: str, found: DataType) -> None:
         raise _invalid(
             "INVALID_COLUMN_TYPE",
             name,
-            f"the column {name!r} is {found.simpleString()}, not array<string>: it has the names of columns",
+            f"the column {in_quotes(name)} is {found.simpleString()}, not array<string>: it has the names of columns",
         )
 
 
@@ -193,7 +194,7 @@ def _check_groups(name: str, found: DataType) -> None:
         raise _invalid(
             "INVALID_COLUMN_TYPE",
             name,
-            f"the row id {name!r} is {found.simpleString()}, by which Spark cannot group: use other columns",
+            f"the row id {in_quotes(name)} is {found.simpleString()}, by which Spark cannot group: use other columns",
         )
     for below in found.fields if isinstance(found, StructType) else ():
         _check_groups(f"{name}.{below.name}", below.dataType)

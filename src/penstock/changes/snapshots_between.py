@@ -16,7 +16,7 @@ from penstock.changes.contract import (
 )
 from penstock.errors import ChangelogContractViolation, InvalidChangelogSchema, InvalidInput
 from penstock.kinds import require
-from penstock.names import did_you_mean
+from penstock.names import did_you_mean, in_quotes
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -121,7 +121,7 @@ def _check(before: DataFrame, after: DataFrame) -> None:
             raise _invalid(
                 "RESERVED_COLUMN",
                 taken[0],
-                f"{name} has a column {taken[0]!r}, which is a change row's own: rename it",
+                f"{name} has a column {in_quotes(taken[0])}, which is a change row's own: rename it",
             )
     _check_same(before.schema, after.schema)
 
@@ -134,7 +134,7 @@ def _check_same(before: StructType, after: StructType) -> None:
                 raise _invalid(
                     "SCHEMA_DIFFERS",
                     name,
-                    f"{where} has no column {name!r}.{hint} Select the same columns from both",
+                    f"{where} has no column {in_quotes(name)}.{hint} Select the same columns from both",
                 )
     for name in before.names:
         old, new = before[name].dataType, after[name].dataType
@@ -142,7 +142,7 @@ def _check_same(before: StructType, after: StructType) -> None:
             raise _invalid(
                 "SCHEMA_DIFFERS",
                 name,
-                f"the column {name!r} is {old.simpleString()} before and {new.simpleString()} after: cast one of them",
+                f"the column {in_quotes(name)} is {old.simpleString()} before and {new.simpleString()} after: cast one of them",
             )
 
 

@@ -20,6 +20,7 @@ from penstock.cli import (
 from penstock.cli.boundary import FAILED, INTERRUPTED, MISUSED, is_misuse
 from penstock.cli.commands import Common, DebugOption, JsonOption, UrlOption
 from penstock.cli.output import one_line, redact
+from penstock.names import brief
 
 app = typer.Typer(
     name="penstock",
@@ -95,7 +96,8 @@ def _misused(error: Any, *, as_json: bool) -> int:
         print(context.get_help(), file=sys.stderr)
         return MISUSED
     path = context.command_path if context is not None else "penstock"
-    message = one_line(redact(str(error.format_message()))).rstrip(".") + "."
+    words = redact(str(error.format_message())).split()
+    message = one_line(" ".join(map(brief, words))).rstrip(".") + "."
     if as_json:
         import json
 

@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from penstock.errors import InvalidPosition
+from penstock.names import in_quotes
 
 FORMS = (
     "earliest, latest, a time such as 2024-01-31T12:00:00Z, or row indexes by partition such as '{\"0\": 5}'"
@@ -28,10 +29,12 @@ def parse_position(text: str) -> str | datetime | dict[int, int]:
     try:
         time = datetime.fromisoformat(text)
     except ValueError:
-        raise InvalidPosition(f"a position is {FORMS}; not {text!r}", value=text) from None
+        raise InvalidPosition(f"a position is {FORMS}; not {in_quotes(text)}", value=text) from None
     if time.tzinfo is None:
         zoned = time.isoformat()
-        raise InvalidPosition(f"{text!r} has no time zone: write {zoned}Z or {zoned}+02:00", value=text)
+        raise InvalidPosition(
+            f"{in_quotes(text)} has no time zone: write {zoned}Z or {zoned}+02:00", value=text
+        )
     return time
 
 
@@ -43,6 +46,6 @@ def _indexes(text: str) -> dict[int, int]:
         indexes = {-1: -1}
     if not indexes or any(isinstance(i, bool) or not isinstance(i, int) or i < 0 for i in indexes.values()):
         raise InvalidPosition(
-            f'row indexes by partition look like \'{{"0": 5, "1": 7}}\', not {text!r}', value=text
+            f'row indexes by partition look like \'{{"0": 5, "1": 7}}\', not {in_quotes(text)}', value=text
         )
     return indexes

@@ -14,6 +14,7 @@ from penstock.cli.commands import Run, command
 from penstock.cli.queue_commands import QueueName, check_partition
 from penstock.cli.units import counted
 from penstock.errors import InvalidInput
+from penstock.names import in_quotes
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -115,7 +116,7 @@ def put(
     an empty line where there is one column alone), "" is the empty text, and nested values are written as JSON.
     """
     if delimiter is not None and (len(delimiter) != 1 or not delimiter.isascii() or delimiter in '"\r\n'):
-        raise InvalidInput(f"--delimiter is one ASCII character, not {delimiter!r}", value=delimiter)
+        raise InvalidInput(f"--delimiter is one ASCII character, not {in_quotes(delimiter)}", value=delimiter)
     with run.connect() as store:
         queue = store.queue(name)
         started = time.perf_counter()
@@ -187,7 +188,8 @@ def _batches(rows: pa.Table, first: int, size: int | None) -> Iterator[tuple[int
 
 def _told_skipped(rows: int, session: str | None, before: int) -> str:
     which = "the first row" if rows == 1 else f"the first {counted(rows, 'row')}"
-    return f"skipped {which}: session {session!r} has appended {counted(before, 'row')} already, which are counted, not compared"
+    had = counted(before, "row")
+    return f"skipped {which}: session {session!r} has appended {had} already, which are counted, not compared"
 
 
 def _report(

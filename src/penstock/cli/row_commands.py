@@ -157,10 +157,12 @@ def _column_names(queue: Queue, wanted: str) -> list[str]:
     names = [name.strip() for name in wanted.split(",") if name.strip()]
     for name in names:
         if name not in queue.schema.names:
-            from penstock.names import did_you_mean
+            from penstock.names import did_you_mean, in_quotes
 
             hint = did_you_mean(name, queue.schema.names)
-            raise InvalidInput(f"queue {queue.name!r} has no column {name!r}.{hint}", column=name)
+            raise InvalidInput(
+                f"queue {in_quotes(queue.name)} has no column {in_quotes(name)}.{hint}", column=name
+            )
     return names or list(queue.schema.names)
 
 

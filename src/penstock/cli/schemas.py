@@ -11,6 +11,7 @@ import pyarrow as pa
 from penstock.arrow.types import canonical_schema
 from penstock.cli.ddl import parse_ddl
 from penstock.errors import InvalidInput
+from penstock.names import in_quotes
 
 SAMPLE_BYTES = 16 << 20
 
@@ -40,7 +41,7 @@ def _from_file(path: Path) -> pa.Schema:
         return canonical_schema(json.loads(text))
     except (json.JSONDecodeError, RecursionError) as error:
         raise InvalidInput(
-            f"{str(path)!r} is no schema in Spark's JSON ({error}); write what StructType.json() gives",
+            f"{in_quotes(str(path))} is no schema in Spark's JSON ({error}); write what StructType.json() gives",
             condition="INVALID_SCHEMA",
             file=str(path),
         ) from error
@@ -63,7 +64,7 @@ def read_bytes(path: Path, size: int = -1) -> bytes:
 
 def unreadable(path: str, error: OSError) -> InvalidInput:
     return InvalidInput(
-        f"cannot read {path!r}: {error.strerror or error}", condition="FILE_UNREADABLE", file=path
+        f"cannot read {in_quotes(path)}: {error.strerror or error}", condition="FILE_UNREADABLE", file=path
     )
 
 
@@ -86,7 +87,7 @@ def infer_schema(path: Path) -> pa.Schema:
     reader = readers.get(path.suffix.lower())
     if reader is None:
         raise InvalidInput(
-            f"--like goes by a file's ending, one of {', '.join(readers)}, not {path.suffix!r}",
+            f"--like goes by a file's ending, one of {', '.join(readers)}, not {in_quotes(path.suffix)}",
             file=str(path),
         )
     try:
@@ -95,7 +96,9 @@ def infer_schema(path: Path) -> pa.Schema:
         raise unreadable(str(path), error) from error
     except pa.ArrowException as error:
         raise InvalidInput(
-            f"cannot tell the schema of {str(path)!r}: {error}", condition="INVALID_SCHEMA", file=str(path)
+            f"cannot tell the schema of {in_quotes(str(path))}: {error}",
+            condition="INVALID_SCHEMA",
+            file=str(path),
         ) from error
     return canonical_schema(pa.schema([_named(field) for field in found]))
 
@@ -137,7 +140,8 @@ def _json_schema(path: Path) -> pa.Schema:
     # The reader of pyarrow dies on a line that is no object.
     if any(line.strip()[:1] not in (b"", b"{") for line in sample.read_buffer().to_pybytes().splitlines()):
         raise InvalidInput(
-            f"{str(path)!r} is no file of JSON lines: each line is one object", condition="INVALID_SCHEMA"
+            f"{in_quotes(str(path))} is no file of JSON lines: each line is one object",
+            condition="INVALID_SCHEMA",
         )
     sample.seek(0)
     return pyarrow.json.read_json(

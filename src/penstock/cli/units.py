@@ -7,7 +7,7 @@ from datetime import timedelta
 from decimal import Decimal
 
 from penstock.errors import InvalidInput
-from penstock.names import did_you_mean
+from penstock.names import did_you_mean, in_quotes
 
 _COUNTS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
 _SIZES = {
@@ -65,10 +65,10 @@ def _quantity(text: str, what: str, units: dict[str, int], wanted: str) -> int:
     unit = units.get(found[2].lower()) if found else None
     if found is None or unit is None:
         hint = did_you_mean(found[2], units) if found and found[2] else ""
-        raise InvalidInput(f"{what} is {wanted}, not {text!r}.{hint}", value=text)
+        raise InvalidInput(f"{what} is {wanted}, not {in_quotes(text)}.{hint}", value=text)
     amount = Decimal(found[1]) * unit
     if amount != int(amount):
-        raise InvalidInput(f"{what} is {wanted}, and {text!r} is no whole number", value=text)
+        raise InvalidInput(f"{what} is {wanted}, and {in_quotes(text)} is no whole number", value=text)
     return int(amount)
 
 
@@ -85,7 +85,9 @@ def parse_age(text: str, what: str) -> timedelta:
         seconds = sum((number * unit for number, unit in parts if unit is not None), Decimal(0))
         if all(unit is not None for _, unit in parts) and seconds <= 86_400 * 999_999:
             return timedelta(seconds=int(seconds), microseconds=int(seconds % 1 * 1_000_000))
-    raise InvalidInput(f"{what} is a duration such as 7d, 12h, 90min or 30s, not {text!r}", value=text)
+    raise InvalidInput(
+        f"{what} is a duration such as 7d, 12h, 90min or 30s, not {in_quotes(text)}", value=text
+    )
 
 
 def count_text(count: int) -> str:

@@ -13,7 +13,7 @@ from penstock.changes.feeds.changelog import Changelog
 from penstock.changes.reading import read_stream
 from penstock.errors import CommitRefused, InvalidInput, InvalidOption
 from penstock.kinds import path_text, require
-from penstock.names import did_you_mean
+from penstock.names import did_you_mean, in_quotes
 from penstock.pipeline.ends import QueueSink, QueueSource
 from penstock.pipeline.query import Query, QuerySource
 from penstock.pipeline.settings import no_data_batches
@@ -53,7 +53,7 @@ class Stream:
             frame = function(frame)
             if not isinstance(frame, DataFrame):
                 raise InvalidInput(
-                    f"the transformation {getattr(function, '__name__', function)!r} returned "
+                    f"the transformation {in_quotes(getattr(function, '__name__', function))} returned "
                     f"{type(frame).__name__}, not a DataFrame: does it lack a return?"
                 )
         return frame
@@ -84,10 +84,12 @@ class Stream:
         require("sink", sink, QueueSink, "a ps.QueueSink")
         if guarantee not in GUARANTEES:
             raise InvalidOption(
-                f"guarantee is one of {', '.join(GUARANTEES)}, not {guarantee!r}.{did_you_mean(str(guarantee), GUARANTEES)}"
+                f"guarantee is one of {', '.join(GUARANTEES)}, not {in_quotes(guarantee)}.{did_you_mean(str(guarantee), GUARANTEES)}"
             )
         if output_mode != "append":
-            raise InvalidOption(f"a queue takes output mode append, not {output_mode!r}: it only grows")
+            raise InvalidOption(
+                f"a queue takes output mode append, not {in_quotes(output_mode)}: it only grows"
+            )
         return Pipeline(self, sink, guarantee, output_mode)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from penstock.errors import InvalidName
+from penstock.names import in_quotes
 
 MAX_CHARACTERS = 255
 
@@ -20,5 +21,5 @@ def check_name(kind: str, name: object) -> str:
     if not 1 <= len(name) <= MAX_CHARACTERS:
         raise InvalidName(f"the name of a {kind} has 1 to {MAX_CHARACTERS} characters, not {len(name)}")
     if "\0" in name or any(0xD800 <= ord(character) <= 0xDFFF for character in name):
-        raise InvalidName(f"the name of a {kind} may not contain NUL or lone surrogates: {name!r}")
+        raise InvalidName(f"the name of a {kind} may not contain NUL or lone surrogates: {in_quotes(name)}")
     return name

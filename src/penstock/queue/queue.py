@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from penstock.arrow.rows import to_table
 from penstock.errors import InvalidInput, InvalidPosition, PartitionNotFound, SchemaMismatch, StoreError
 from penstock.kinds import column_names
-from penstock.names import did_you_mean
+from penstock.names import did_you_mean, in_quotes
 from penstock.queue.commits import refuse_feed
 from penstock.queue.consumer import Consumer
 from penstock.queue.growth import grow
@@ -334,7 +334,7 @@ def _selected(schema: pa.Schema, columns: Sequence[str]) -> pa.Schema:
     for name in columns:
         if name not in schema.names:
             raise SchemaMismatch(
-                f"there is no column {name!r}; the columns are {', '.join(schema.names)}."
+                f"there is no column {in_quotes(name)}; the columns are {', '.join(schema.names)}."
                 f"{did_you_mean(name, schema.names)}",
                 column=name,
             )

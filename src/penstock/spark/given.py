@@ -8,7 +8,7 @@ from typing import Any
 
 from penstock.errors import InvalidOption
 from penstock.instants import micros_of
-from penstock.names import did_you_mean
+from penstock.names import did_you_mean, in_quotes
 
 SPARKS_OWN = frozenset({"path", "checkpointlocation", "queryname"})
 CONF_PREFIX = "spark.penstock."
@@ -26,10 +26,11 @@ class Given:
             elsewhere = next((other for other in others if other.lower() == name), None)
             if elsewhere is not None:
                 raise InvalidOption(
-                    f"option {elsewhere!r} does not apply to a {what}: leave it out", option=elsewhere
+                    f"option {in_quotes(elsewhere)} does not apply to a {what}: leave it out",
+                    option=elsewhere,
                 )
             raise InvalidOption(
-                f"unknown option {name!r} of a {what}.{did_you_mean(name, by_lower.values())} "
+                f"unknown option {in_quotes(name)} of a {what}.{did_you_mean(name, by_lower.values())} "
                 f"Known ones: {', '.join(sorted(by_lower.values()))}",
                 option=name,
             )
@@ -49,7 +50,7 @@ class Given:
         value = self.text(name)
         if value is None:
             raise InvalidOption(
-                f"option {name!r} is missing: give it, or set {CONF_PREFIX}{name} on the session before "
+                f"option {in_quotes(name)} is missing: give it, or set {CONF_PREFIX}{name} on the session before "
                 "penstock.register(spark)",
                 option=name,
             )
@@ -62,7 +63,9 @@ class Given:
         try:
             return parse(text)
         except ValueError as error:
-            raise InvalidOption(f"option {name}={text!r}: {error}", option=name, value=text) from None
+            raise InvalidOption(
+                f"option {name}={in_quotes(text)}: {error}", option=name, value=text
+            ) from None
 
 
 def boolean(text: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pyspark.sql import SparkSession
 
 from penstock.errors import InvalidOption
-from penstock.names import did_you_mean
+from penstock.names import did_you_mean, in_quotes
 from penstock.spark.data_sources import check_session, make_known
 from penstock.spark.given import CONF_PREFIX
 from penstock.spark.options import ALL
@@ -52,7 +52,8 @@ def _defaults(spark: SparkSession) -> dict[str, str]:
         name = setting.removeprefix(CONF_PREFIX)
         if name.lower() not in known:
             raise InvalidOption(
-                f"unknown setting {setting!r}.{did_you_mean(name, ALL)} Settings are {CONF_PREFIX}<option>, with one of "
+                f"unknown setting {in_quotes(setting)}.{did_you_mean(name, ALL)} Settings are {CONF_PREFIX}<option>, with "
+                "one of "
                 f"the options {', '.join(sorted(ALL))}",
                 option=name,
             )

@@ -13,7 +13,7 @@ from pyspark.sql.types import StructType
 
 from penstock.arrow.types import canonical_schema, spark_json
 from penstock.errors import SchemaMismatch
-from penstock.names import did_you_mean
+from penstock.names import did_you_mean, in_quotes
 from penstock.store.log import Chunk
 
 SERVICE_FIELDS = (
@@ -71,13 +71,13 @@ def projection(requested: StructType, full: pa.Schema) -> pa.Schema:
         index = full.get_field_index(field.name)
         if index < 0:
             raise SchemaMismatch(
-                f"the schema given to the read has a column {field.name!r}, which is not there."
+                f"the schema given to the read has a column {in_quotes(field.name)}, which is not there."
                 f"{did_you_mean(field.name, full.names)}",
                 column=field.name,
             )
         if not full.field(index).type.equals(field.type):
             raise SchemaMismatch(
-                f"the schema given to the read has {field.name!r} as {field.type}, it is {full.field(index).type}: "
+                f"the schema given to the read has {in_quotes(field.name)} as {field.type}, it is {full.field(index).type}: "
                 "read it as it is, then cast it",
                 column=field.name,
                 expected=str(full.field(index).type),
@@ -85,7 +85,7 @@ def projection(requested: StructType, full: pa.Schema) -> pa.Schema:
             )
         if full.field(index).nullable and not field.nullable:
             raise SchemaMismatch(
-                f"the schema given to the read has {field.name!r} as NOT NULL, and it may be null: leave that out",
+                f"the schema given to the read has {in_quotes(field.name)} as NOT NULL, and it may be null: leave that out",
                 column=field.name,
             )
     return wanted
@@ -130,7 +130,8 @@ def check_writable(frame: StructType, queue: pa.Schema, name: str) -> None:
         index = _index(found.names, field.name)
         if index is not None and not _fits(found.field(index).type, field.type):
             raise SchemaMismatch(
-                f"column {field.name!r} of queue {name!r} is {field.type}, the DataFrame has {found.field(index).type}: "
+                f"column {in_quotes(field.name)} of queue {in_quotes(name)} is {field.type}, the DataFrame has "
+                f"{found.field(index).type}: "
                 "cast it first",
                 column=field.name,
                 expected=str(field.type),
@@ -143,13 +144,15 @@ def _check_columns(found: Sequence[str], queue: pa.Schema, name: str) -> None:
     for column in found:
         if column.lower() not in known:
             raise SchemaMismatch(
-                f"queue {name!r} has no column {column!r}.{did_you_mean(column, queue.names)} Drop or rename it",
+                f"queue {in_quotes(name)} has no column {in_quotes(column)}.{did_you_mean(column, queue.names)} Drop or "
+                "rename it",
                 column=column,
             )
     for field in queue:
         if not field.nullable and _index(found, field.name) is None:
             raise SchemaMismatch(
-                f"column {field.name!r} of queue {name!r} may not be null, and the DataFrame has no such column",
+                f"column {in_quotes(field.name)} of queue {in_quotes(name)} may not be null, and the DataFrame has no such "
+                "column",
                 column=field.name,
                 expected=str(field.type),
             )

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from penstock.arrow.types import schema_from_bytes, schema_to_bytes
 from penstock.errors import AlreadyExists, CommitRefused, QueueNotFound
-from penstock.names import did_you_mean
+from penstock.names import did_you_mean, in_quotes
 from penstock.store.database import Transaction
 
 
@@ -137,7 +137,7 @@ def find_queue(tx: Transaction, name: str, *, lock: bool = False) -> QueueRecord
     row = tx.one("lock_queue" if lock and tx.write else "find_queue", name=name)
     if row is None:
         known = [queue.name for queue in tx.all("list_queues")]
-        raise QueueNotFound(f"there is no queue {name!r}.{did_you_mean(name, known)}", queue=name)
+        raise QueueNotFound(f"there is no queue {in_quotes(name)}.{did_you_mean(name, known)}", queue=name)
     return _record(row)
 
 

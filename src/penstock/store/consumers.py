@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.errors import AlreadyExists, ConsumerNotFound, InvalidPosition, NotRegistered, OffsetConflict
-from penstock.names import did_you_mean
+from penstock.names import did_you_mean, in_quotes
 from penstock.store.catalog import PartitionRecord, QueueRecord, find_queue, lock_partitions
 from penstock.store.database import Transaction
 from penstock.store.trim import first_since
@@ -78,7 +78,9 @@ def find_consumer(tx: Transaction, name: str) -> int:
     row = tx.one("find_consumer", name=name)
     if row is None:
         known = [consumer.name for consumer in tx.all("list_consumers")]
-        raise ConsumerNotFound(f"there is no consumer {name!r}.{did_you_mean(name, known)}", consumer=name)
+        raise ConsumerNotFound(
+            f"there is no consumer {in_quotes(name)}.{did_you_mean(name, known)}", consumer=name
+        )
     return int(row.consumer_id)
 
 

@@ -9,7 +9,7 @@ from typing import NoReturn
 from urllib.parse import parse_qsl, quote, unquote, urlencode
 
 from penstock.errors import InvalidUrl
-from penstock.names import did_you_mean
+from penstock.names import did_you_mean, in_quotes
 
 _FORMS = "sqlite:///relative.db, sqlite:////absolute.db or postgresql://user@host/database?schema=penstock"
 _SQLITE_OPTIONS = ("synchronous", "busy_timeout")
@@ -81,7 +81,7 @@ def parse_url(url: str) -> StoreUrl:
     scheme = url.split("://", 1)[0].lower()
     if scheme not in _SCHEMES:
         raise InvalidUrl(
-            f"stores are sqlite or postgresql, not {scheme!r}: use one of {_FORMS}", scheme=scheme
+            f"stores are sqlite or postgresql, not {in_quotes(scheme)}: use one of {_FORMS}", scheme=scheme
         )
     return _sqlite(url) if _SCHEMES[scheme] == "sqlite" else _postgres(url)
 
@@ -107,12 +107,14 @@ def _sqlite(url: str) -> StoreUrl:
     for name in options:
         if name not in _SQLITE_OPTIONS:
             raise InvalidUrl(
-                f"unknown SQLite option {name!r}.{did_you_mean(name, _SQLITE_OPTIONS)}", option=name
+                f"unknown SQLite option {in_quotes(name)}.{did_you_mean(name, _SQLITE_OPTIONS)}", option=name
             )
     if options.get("synchronous", "full") not in _SYNCHRONOUS:
-        raise InvalidUrl(f"synchronous is full or normal, not {options['synchronous']!r}")
+        raise InvalidUrl(f"synchronous is full or normal, not {in_quotes(options['synchronous'])}")
     if not re.fullmatch(r"[0-9]{1,9}", options.get("busy_timeout", "0")):
-        raise InvalidUrl(f"busy_timeout is a number of milliseconds, not {options['busy_timeout']!r}")
+        raise InvalidUrl(
+            f"busy_timeout is a number of milliseconds, not {in_quotes(options['busy_timeout'])}"
+        )
     target = os.path.abspath(unquote(path[1:]))
     # Only what would end the path is encoded, so that what people read still is a URL that leads there.
     shown = re.sub(r"[%?]", lambda found: quote(found[0]), target)

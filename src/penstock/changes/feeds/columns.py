@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from penstock.changes.feeds.changelog import METADATA_FIELDS
 from penstock.errors import InvalidChangelogSchema
-from penstock.names import did_you_mean
+from penstock.names import did_you_mean, in_quotes
 
 METADATA_NAMES = frozenset(field.name for field in METADATA_FIELDS)
 
@@ -32,7 +32,7 @@ def check_reserved(data: pa.Schema, what: str, more: Iterable[str] = ()) -> None
     taken = next((name for name in data.names if name.lower() in reserved), None)
     if taken is not None:
         raise InvalidChangelogSchema(
-            f"{what} has a column {taken!r}, which a change feed adds itself: rename it, or leave it out",
+            f"{what} has a column {in_quotes(taken)}, which a change feed adds itself: rename it, or leave it out",
             condition="INVALID_CHANGELOG_SCHEMA.RESERVED_COLUMN",
             column=taken,
         )
@@ -49,7 +49,7 @@ def check_there(data: pa.Schema, what: str, wanted: Iterable[str | None]) -> Non
     for name in filter(None, wanted):
         if name not in data.names and name.split(".")[0].strip("`") not in data.names:
             raise InvalidChangelogSchema(
-                f"{what} has no column {name!r}, which its contract names.{did_you_mean(name, data.names)}",
+                f"{what} has no column {in_quotes(name)}, which its contract names.{did_you_mean(name, data.names)}",
                 condition="INVALID_CHANGELOG_SCHEMA.MISSING_COLUMN",
                 column=name,
             )

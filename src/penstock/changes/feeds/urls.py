@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, quote, unquote, urlencode
 
 from penstock.errors import InvalidUrl
-from penstock.names import did_you_mean
+from penstock.names import did_you_mean, in_quotes
 from penstock.spark.given import boolean
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class FeedUrl:
         try:
             return boolean(value)
         except ValueError as error:
-            raise InvalidUrl(f"{name}={value!r} in the URL of a {self.kind} feed: {error}") from None
+            raise InvalidUrl(f"{name}={in_quotes(value)} in the URL of a {self.kind} feed: {error}") from None
 
     def prefixed(self, prefix: str) -> dict[str, str]:
         """The parameters whose names begin so, without that beginning."""
@@ -97,7 +97,7 @@ class FeedUrl:
             if name not in names and not name.startswith(prefixes or ("\0",)):
                 listed = ", ".join([*names, *(f"{prefix}…" for prefix in prefixes)])
                 raise InvalidUrl(
-                    f"a {self.kind} feed has no parameter {name!r}.{did_you_mean(name, names)} It has {listed}",
+                    f"a {self.kind} feed has no parameter {in_quotes(name)}.{did_you_mean(name, names)} It has {listed}",
                     parameter=name,
                 )
 
@@ -166,7 +166,8 @@ def parse(url: str) -> Changelog:
     parts = FeedUrl.of(url)
     if parts.kind not in _KINDS:
         raise InvalidUrl(
-            f"there is no kind of change feed {parts.kind!r}.{did_you_mean(parts.kind, _KINDS)} A feed is one of {_FORMS}"
+            f"there is no kind of change feed {in_quotes(parts.kind)}.{did_you_mean(parts.kind, _KINDS)} A feed is one of "
+            f"{_FORMS}"
         )
     module, name = _KINDS[parts.kind]
     feed: Changelog = getattr(import_module(module), name).from_url(url)

@@ -25,7 +25,7 @@ from penstock.cli.intake.rows import (
     wrong_value,
 )
 from penstock.cli.wire import NOT_FINITE, decode, wire_type
-from penstock.names import did_you_mean
+from penstock.names import did_you_mean, in_quotes
 
 _BLANK = b" \t\r"
 _THREAD_BYTES = 1 << 20
@@ -169,7 +169,7 @@ class JsonLines:
 def _name_trouble(misfit: Misfit, names: list[str]) -> str:
     if misfit.expected.startswith("one of "):
         return f"is unknown; it has to be {misfit.expected}.{did_you_mean(misfit.found, names)}"
-    return misfit.message.removeprefix(f"column {misfit.column!r} ").rstrip(".")
+    return misfit.message.removeprefix(f"column {in_quotes(misfit.column)} ").rstrip(".")
 
 
 def _has_map(field: pa.Field) -> bool:
@@ -200,7 +200,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
         doubled = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the key {doubled!r} is there twice")
+        raise ValueError(f"the key {in_quotes(doubled)} is there twice")
     return found
 
 

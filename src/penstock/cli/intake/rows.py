@@ -13,6 +13,7 @@ import pyarrow.types as pat
 
 from penstock.cli.ddl_text import type_ddl
 from penstock.errors import SchemaMismatch
+from penstock.names import in_quotes
 
 SHOWN_CHARACTERS = 60
 
@@ -41,7 +42,7 @@ class Complaint:
     value: str | None = None
 
     def __str__(self) -> str:
-        where = "" if self.column is None else f"column {self.column!r}: "
+        where = "" if self.column is None else f"column {in_quotes(self.column)}: "
         return where + ("" if self.value is None else f"{self.value} ") + self.reason
 
 

@@ -19,7 +19,7 @@ from penstock.changes.feeds.debezium.letters import COORDINATES, REASON, Letters
 from penstock.changes.plans import process
 from penstock.errors import InvalidChangelogSchema, InvalidChangeOption
 from penstock.kinds import require
-from penstock.names import did_you_mean
+from penstock.names import did_you_mean, in_quotes
 from penstock.spark.plans import fingerprint
 from penstock.spark.schemas import quoted, to_struct
 
@@ -190,7 +190,8 @@ class DebeziumFeed:
         if self.value not in df.columns:
             raise _invalid(
                 "MISSING_COLUMN",
-                f"there is no column {self.value!r} with events.{did_you_mean(self.value, df.columns)} Name it as value",
+                f"there is no column {in_quotes(self.value)} with events.{did_you_mean(self.value, df.columns)} Name it as "
+                "value",
                 self.value,
             )
         raw = F.col(quoted(self.value)).cast("string").alias("raw")
@@ -226,14 +227,15 @@ class DebeziumFeed:
         if taken is not None:
             raise _invalid(
                 "RESERVED_COLUMN",
-                f"the column {taken!r} has a name that is added to change rows: rename it",
+                f"the column {in_quotes(taken)} has a name that is added to change rows: rename it",
                 taken,
             )
         for field in canonical_schema(columns):
             if not can_be_read(field.type):
                 raise _invalid(
                     "INVALID_COLUMN_TYPE",
-                    f"the column {field.name!r} is {columns[field.name].dataType.simpleString()}, which is not read from "
+                    f"the column {in_quotes(field.name)} is {columns[field.name].dataType.simpleString()}, which is not "
+                    "read from "
                     "events: have it as bigint or string, and convert it",
                     field.name,
                 )
@@ -241,7 +243,7 @@ class DebeziumFeed:
             if name not in columns.names:
                 raise _invalid(
                     "MISSING_COLUMN",
-                    f"row_id names {name!r}, and the schema has no such column.{did_you_mean(name, columns.names)}",
+                    f"row_id names {in_quotes(name)}, and the schema has no such column.{did_you_mean(name, columns.names)}",
                     name,
                 )
         return columns
@@ -252,7 +254,8 @@ class DebeziumFeed:
         if unknown is not None:
             raise _invalid(
                 "MISSING_COLUMN",
-                f"timestamps names {unknown!r}, and the schema has no such column.{did_you_mean(unknown, columns.names)}",
+                f"timestamps names {in_quotes(unknown)}, and the schema has no such "
+                f"column.{did_you_mean(unknown, columns.names)}",
                 unknown,
             )
         return Reading(
@@ -296,7 +299,9 @@ def _struct(schema: StructType | str) -> StructType:
     found: object = StructType.fromDDL(schema) if isinstance(schema, str) else schema
     if not isinstance(found, StructType) or not found.names:
         raise _invalid(
-            "MISSING_COLUMN", f"the schema is a StructType or DDL with columns, not {schema!r}", "schema"
+            "MISSING_COLUMN",
+            f"the schema is a StructType or DDL with columns, not {in_quotes(schema)}",
+            "schema",
         )
     return found
 
@@ -304,7 +309,7 @@ def _struct(schema: StructType | str) -> StructType:
 def _one_of(option: str, value: str, known: Sequence[str]) -> None:
     if value not in known:
         raise InvalidChangeOption(
-            f"{option}={value!r}: give one of {', '.join(known)}.{did_you_mean(str(value), known)}",
+            f"{option}={in_quotes(value)}: give one of {', '.join(known)}.{did_you_mean(str(value), known)}",
             option=option,
             value=value,
         )

@@ -6,7 +6,7 @@ from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode
 
 from penstock.errors import InvalidUrl, MissingDependency
-from penstock.names import did_you_mean
+from penstock.names import did_you_mean, in_quotes
 from penstock.store.url import StoreUrl, parse_url
 
 OWN = ("publication", "slot", "table", "snapshot", "truncate", "lag_warning", "slot_wait")
@@ -70,7 +70,8 @@ def _require_known(names: list[str]) -> None:
     for name in names:
         if name not in OWN and name not in libpq:
             raise InvalidUrl(
-                f"a postgresql feed has no parameter {name!r}.{did_you_mean(name, [*OWN, *libpq])} It has {', '.join(OWN)}, "
+                f"a postgresql feed has no parameter {in_quotes(name)}.{did_you_mean(name, [*OWN, *libpq])} It has "
+                f"{', '.join(OWN)}, "
                 "and what libpq has",
                 parameter=name,
             )

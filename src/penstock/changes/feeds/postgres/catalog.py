@@ -15,7 +15,7 @@ from penstock.changes.feeds.postgres.pgoutput import Column, Relation
 from penstock.changes.feeds.postgres.server import Server
 from penstock.changes.feeds.postgres.values import arrow_type
 from penstock.errors import FeedUnavailable
-from penstock.names import did_you_mean
+from penstock.names import did_you_mean, in_quotes
 
 SEQUENCE, UNCHANGED_COLUMNS, TABLE, KEY = "_commit_sequence", "_unchanged", "_table", "_key"
 _ADDED = (
@@ -166,7 +166,8 @@ def _named(server: Server, publication: str, tables: Sequence[Table], name: str)
         )
     raise server.unavailable(
         "TABLE_NOT_PUBLISHED",
-        f"the publication {publication!r} does not have the table {name!r}.{did_you_mean(name, names)} It has "
+        f"the publication {in_quotes(publication)} does not have the table {in_quotes(name)}.{did_you_mean(name, names)} It "
+        "has "
         f"{', '.join(names) or 'none'}; alter publication {publication} add table {name}",
         table=name,
     )
