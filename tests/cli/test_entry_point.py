@@ -9,6 +9,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 import penstock
 
 PROGRAM = [sys.executable, "-m", "penstock.cli"]
@@ -82,6 +84,40 @@ def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
         )
         assert done.stderr == ""
         assert done.stdout == "141\n"
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize(
+    "words", ["queue list", "queue list --json", "--version", "--help", "queue create q"]
+)
+def test_an_output_that_takes_nothing_is_one_line(tmp_path: Path, words: str, unbuffered: str) -> None:
+    environment = {
+        **os.environ,
+        "PENSTOCK_URL": f"sqlite:///{tmp_path}/shop.db",
+        "PYTHONUNBUFFERED": unbuffered,
+    }
+    run("store", "init", env=environment)
+    schema = "--schema 'id int'" if "create" in words else ""
+    for where, why in ((">&-", "it is closed"), (">/dev/full", "No space left on device")):
+        script = f"{' '.join(PROGRAM)} {words} {schema} {where}"
+        done = subprocess.run(
+            ["bash", "-c", script], capture_output=True, text=True, timeout=60, env=environment
+        )
+        said = (
+            f"cannot write to standard output: {why}; send it to another place, such as a file or /dev/null"
+        )
+        assert done.returncode == 1
+        if "--json" in words:
+            told = {"error": "OUTPUT_UNWRITABLE", "message": said, "parameters": {}}
+            assert json.loads(done.stderr) == told
+        else:
+            assert done.stderr == f"error: [OUTPUT_UNWRITABLE] {said}\n"
+
+
+def test_a_closed_standard_error_leaves_errors_out_of_the_results(tmp_path: Path) -> None:
+    script = f"{' '.join(PROGRAM)} queue list --url sqlite:///{tmp_path}/no.db 2>&-"
+    done = subprocess.run(["bash", "-c", script], stdout=subprocess.PIPE, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (1, "")
 
 
 def test_an_encoding_without_the_letter_shows_an_escape(tmp_path: Path) -> None:

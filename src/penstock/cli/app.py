@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import typer
 
@@ -17,9 +18,11 @@ from penstock.cli import (
     row_commands,
     store_commands,
 )
-from penstock.cli.boundary import FAILED, INTERRUPTED, MISUSED, is_misuse
-from penstock.cli.commands import Common, DebugOption, JsonOption, UrlOption
+from penstock.cli.boundary import BROKEN_PIPE, FAILED, INTERRUPTED, MISUSED, is_misuse
+from penstock.cli.commands import Common, DebugOption, JsonOption, UrlOption, make_output
 from penstock.cli.output import one_line, redact
+from penstock.cli.standard_output import checked, silence
+from penstock.errors import PenstockError
 from penstock.names import brief
 
 app = typer.Typer(
@@ -75,19 +78,46 @@ def _before_every_command(
 
 def run(words: Sequence[str]) -> int:
     """Run a command line; the exit code."""
+    as_json = "--json" in words
+    if sys.stderr is None:
+        # What is printed to none goes to standard output, between the results.
+        sys.stderr = _nowhere()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             # A name that the terminal's encoding does not have is shown with escapes.
             stream.reconfigure(errors="backslashreplace")
     try:
-        code: Any = app(args=list(words), prog_name="penstock", standalone_mode=False)
+        with checked():
+            return _run(words)
     except typer.Abort:
         return INTERRUPTED
+    except BrokenPipeError:
+        silence()
+        return BROKEN_PIPE
+    except PenstockError as error:
+        return _failed(error, as_json=as_json)
     except Exception as error:
         if not is_misuse(error):
             raise
-        return _misused(error, as_json="--json" in words)
+        return _misused(error, as_json=as_json)
+
+
+def _run(words: Sequence[str]) -> int:
+    code: Any = app(args=list(words), prog_name="penstock", standalone_mode=False)
+    # Of help and versions, which no command prints.
+    sys.stdout.flush()
     return code if isinstance(code, int) else 0
+
+
+def _nowhere() -> TextIO:
+    return open(os.devnull, "w", encoding="utf-8")
+
+
+def _failed(error: PenstockError, *, as_json: bool) -> int:
+    if sys.stdout is None:
+        sys.stdout = _nowhere()
+    make_output("", as_json).error(error)
+    return FAILED
 
 
 def _misused(error: Any, *, as_json: bool) -> int:

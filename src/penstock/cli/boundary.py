@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import sys
 import traceback
 from collections.abc import Callable
@@ -11,6 +9,7 @@ from collections.abc import Callable
 import typer
 
 from penstock.cli.output import Output
+from penstock.cli.standard_output import silence
 from penstock.errors import MissingDependency, PenstockError
 
 FAILED, MISUSED, INTERRUPTED, BROKEN_PIPE = 1, 2, 130, 141
@@ -30,8 +29,8 @@ def guard(output: Output, debug: bool, work: Callable[[], None]) -> None:
     except (typer.Exit, typer.Abort):
         raise
     except BrokenPipeError:
-        # Whoever read our output has had enough, as `head` has; Python must not complain when it closes the pipe.
-        _silence()
+        # Whoever read our output has had enough, as `head` has.
+        silence()
         raise typer.Exit(BROKEN_PIPE) from None
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
@@ -60,8 +59,3 @@ def _expected(error: Exception, debug: bool) -> PenstockError:
     return PenstockError(
         f"{type(error).__name__}: {error}{hint}", condition="UNEXPECTED", type=type(error).__name__
     )
-
-
-def _silence() -> None:
-    with contextlib.suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
