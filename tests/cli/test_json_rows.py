@@ -203,8 +203,14 @@ def test_each_bad_row_is_told_with_its_line_column_value_and_reason() -> None:
     [
         ("timestamp", '"2024-01-01T00:00:00"', "it needs a zone"),
         ("timestamp", "1700000000", "is no timestamp"),
-        ("timestamp", '"2024-02-30T00:00:00Z"', "is no timestamp"),
-        ("timestamp", '"2024-01-01T00:00:00.1234567Z"', "is no timestamp"),
+        ("timestamp", '"2024-02-30T00:00:00Z"', "is no timestamp; there is no day 2024-02-30"),
+        ("timestamp_ntz", '"2024-02-30T00:00:00"', "there is no day 2024-02-30"),
+        (
+            "timestamp",
+            '"2024-01-01T25:00:00Z"',
+            "is no timestamp; it is written as in 2024-01-31T12:00:00.123456Z",
+        ),
+        ("timestamp", '"2024-01-01T00:00:00.1234567Z"', "it is written as in"),
         ("timestamp_ntz", '"2024-01-01T00:00:00Z"', "it takes no zone"),
         ("date", "5", "is no date"),
         ("date", '"2024-01-01T00:00:00"', "is no date"),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
+from datetime import date
 from decimal import Decimal
 from typing import Any, Protocol
 
@@ -87,15 +89,38 @@ def wrong_value(field: pa.Field, value: Any, error: BaseException) -> Complaint:
     if isinstance(cause, SchemaMismatch):
         # Its type is right by now, so that it is a null in a place that takes none.
         return Complaint("takes no nulls", str(cause.parameters.get("column", field.name)))
-    return Complaint(f"is no {type_ddl(field)}{_hint(field.type)}", field.name, shortened(value))
+    return Complaint(f"is no {type_ddl(field)}{_hint(field.type, value)}", field.name, shortened(value))
 
 
-def _hint(kind: pa.DataType) -> str:
+_DATE = re.compile(r"\s*(\d{4}-\d\d-\d\d)")
+_ZONE = re.compile(r":\d\d(\.\d+)?\s*(Z|[+-]\d\d(:?\d\d)?)\s*$")
+
+
+def _hint(kind: pa.DataType, value: Any) -> str:
     if pat.is_timestamp(kind):
-        return "; it takes no zone" if kind.tz is None else "; it needs a zone, as in 2024-01-31T12:00:00Z"
+        return _timestamp_hint(kind, value if isinstance(value, str) else "")
     if pat.is_binary(kind):
         return "; it is written in base64"
     return "; it is written in whole microseconds" if pat.is_duration(kind) else ""
+
+
+def _timestamp_hint(kind: pa.DataType, text: str) -> str:
+    dated = _DATE.match(text)
+    if dated and not _is_date(dated[1]):
+        return f"; there is no day {dated[1]}"
+    if kind.tz is None:
+        return "; it takes no zone"
+    if _ZONE.search(text):
+        return "; it is written as in 2024-01-31T12:00:00.123456Z"
+    return "; it needs a zone, as in 2024-01-31T12:00:00Z"
+
+
+def _is_date(text: str) -> bool:
+    try:
+        date.fromisoformat(text)
+    except ValueError:
+        return False
+    return True
 
 
 def infinite_rows(table: pa.Table) -> list[int]:
