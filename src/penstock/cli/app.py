@@ -127,7 +127,8 @@ def _misused(error: Any, *, as_json: bool) -> int:
         return MISUSED
     path = context.command_path if context is not None else "penstock"
     words = redact(str(error.format_message())).split()
-    message = one_line(" ".join(map(brief, words))).rstrip(".") + "."
+    message = one_line(" ".join(map(brief, words)))
+    message += "" if message.endswith((".", "?")) else "."
     if as_json:
         import json
 

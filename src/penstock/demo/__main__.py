@@ -1,4 +1,4 @@
-"""``python -m penstock.demo``: see ``--help``."""
+"""Stream the flights of NYC 2013 through queues, exactly once, with a crash in the middle."""
 
 from __future__ import annotations
 
