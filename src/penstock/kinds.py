@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from types import UnionType
 
 from penstock.errors import InvalidInput
+from penstock.names import brief
 
 _MAY_BE_SECRET = re.compile(r"://|password|secret|token|key", re.IGNORECASE)
-_LONGEST = 80
 
 
 def require(name: str, value: object, kind: type | UnionType, wanted: str) -> None:
@@ -62,5 +62,5 @@ def path_text(name: str, value: object) -> str:
 def refusal(name: str, value: object, wanted: str) -> InvalidInput:
     """The error for a value of another kind, which shows the value unless it may hold a password."""
     text = repr(value)
-    shown = f"this {type(value).__name__}" if _MAY_BE_SECRET.search(text) else text[:_LONGEST]
+    shown = f"this {type(value).__name__}" if _MAY_BE_SECRET.search(text) else brief(text)
     return InvalidInput(f"{name} is {wanted}, not {shown}", parameter=name, value=shown)
