@@ -18,6 +18,7 @@ from penstock.errors import (
     InvalidInput,
     InvalidOption,
     OffsetConflict,
+    QueueNotFound,
 )
 from penstock.store import consumers
 from penstock.store.database import Transaction
@@ -253,6 +254,18 @@ def test_wrong_arguments_are_told_at_once(spark: SparkSession, store: ps.Store, 
         stream.write(sink, output_mode="complete")
     with pytest.raises(InvalidOption, match="interval"):
         ps.Trigger.processing_time("soon")
+
+
+@one_store
+def test_what_is_wrong_with_the_source_is_our_own_error(
+    spark: SparkSession, store: ps.Store, store_url: str
+) -> None:
+    prepare(store)
+    with pytest.raises(QueueNotFound, match="Did you mean 'in'") as error:
+        ps.stream(spark, ps.QueueSource("inn", url=store_url)).frame()
+    assert "Traceback" not in str(error.value)
+    with pytest.raises(InvalidOption, match="Did you mean 'maxRowsPerTrigger'"):
+        ps.stream(spark, ps.QueueSource("in", url=store_url, options={"maxRowsPerTriger": 1})).frame()
 
 
 def test_no_end_of_a_pipeline_shows_its_url() -> None:

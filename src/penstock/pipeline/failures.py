@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 from py4j.protocol import Py4JError
+from pyspark.errors import AnalysisException
 
 from penstock import errors
 from penstock.errors import PenstockError, QueryFailed
@@ -32,6 +34,15 @@ def plain(error: Exception) -> Exception:
     base = condition.partition(".")[0]
     kind = next((kind for kind in _kinds(PenstockError) if kind.condition == base), QueryFailed)
     return kind(message.strip(), condition=condition)
+
+
+@contextmanager
+def plainly() -> Iterator[None]:
+    """Penstock's errors in what Spark raises at once are raised themselves."""
+    try:
+        yield
+    except AnalysisException as error:
+        raise plain(error) from None
 
 
 def _told(error: BaseException | None) -> Iterator[str]:

@@ -15,6 +15,7 @@ from penstock.errors import CommitRefused, InvalidInput, InvalidOption
 from penstock.kinds import path_text, require
 from penstock.names import did_you_mean, in_quotes
 from penstock.pipeline.ends import QueueSink, QueueSource
+from penstock.pipeline.failures import plainly
 from penstock.pipeline.query import Query, QuerySource
 from penstock.pipeline.settings import no_data_batches
 from penstock.pipeline.shutdown import stop_on_sigterm
@@ -64,7 +65,8 @@ class Stream:
         if not isinstance(self.source, QueueSource):
             return read_stream(self.spark, self.source)
         register(self.spark)
-        return self.spark.readStream.format("penstock").options(**self.source.given()).load()
+        with plainly():
+            return self.spark.readStream.format("penstock").options(**self.source.given()).load()
 
     def write(
         self, sink: QueueSink, *, guarantee: str = "exactly_once", output_mode: str = "append"
