@@ -77,7 +77,11 @@ def _server() -> Iterator[str]:
 def main(names: list[str]) -> int:
     with _server() as pg_url:
         results = []
-        for name, case in cases(pg_url).items():
+        known = cases(pg_url)
+        if unknown := set(names) - known.keys():
+            print(f"no benchmark {', '.join(sorted(unknown))}; there are {', '.join(known)}", file=sys.stderr)
+            return 2
+        for name, case in known.items():
             if not names or name in names:
                 results.append(case())
                 print(results[-1].line(), flush=True)
