@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from py4j.protocol import Py4JNetworkError
+from py4j.protocol import Py4JJavaError, Py4JNetworkError
 from pyspark.errors.exceptions.captured import convert_exception
 from pyspark.sql import SparkSession
 
@@ -40,3 +40,9 @@ def test_the_end_of_spark_is_told_with_what_to_do(error: Exception) -> None:
 def test_any_other_error_stays_what_it_is() -> None:
     error = ValueError("division by zero")
     assert plain(error) is error
+
+
+def test_an_error_that_the_jvm_raised_is_not_its_end(spark: SparkSession) -> None:
+    with pytest.raises(Py4JJavaError) as raised:
+        spark._jvm.java.util.ArrayList().get(0)
+    assert plain(raised.value) is raised.value

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from py4j.protocol import Py4JError
+from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import AnalysisException
 
 from penstock import errors
@@ -27,8 +27,7 @@ def plain(error: Exception) -> Exception:
     told = "\n".join(_told(error))
     found = _OURS.findall(told)
     if not found:
-        gone = isinstance(error, Py4JError | ConnectionError) or _SHUT_DOWN.search(told)
-        return _shut_down() if gone else error
+        return _shut_down() if _gone(error) or _SHUT_DOWN.search(told) else error
     condition, message = found[-1]
     # A sub-condition follows its condition after a dot.
     base = condition.partition(".")[0]
@@ -50,6 +49,11 @@ def _told(error: BaseException | None) -> Iterator[str]:
     while error is not None:
         yield str(error)
         error = getattr(error, "_cause", None) or error.__cause__
+
+
+def _gone(error: Exception) -> bool:
+    """Whether the JVM did not answer; an error that it raised is an answer."""
+    return isinstance(error, Py4JError | ConnectionError) and not isinstance(error, Py4JJavaError)
 
 
 def _shut_down() -> QueryFailed:
