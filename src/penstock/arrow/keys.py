@@ -134,8 +134,7 @@ def _check_type(arrow_type: pa.DataType, name: str) -> None:
     if kind_of(arrow_type) not in _WORDS:
         raise UnsupportedType(
             f"The column {in_quotes(name)} cannot be a key, because {arrow_type} values are not hashed; use a number, "
-            "string, binary, "
-            "boolean, date or time column.",
+            "string, binary, boolean, date or time column.",
             column=name,
             found=str(arrow_type),
         )

@@ -73,8 +73,7 @@ def interval(name: str, text: str) -> int:
     if not parts or rest or any(part[2] not in _UNITS for part in parts):
         raise InvalidChangeOption(
             f"{name}={in_quotes(text)}: give an interval such as '10 seconds' or '1 hour' ({', '.join(_UNITS)}; no months "
-            "or years, "
-            "whose length varies)",
+            "or years, whose length varies)",
             option=name,
             value=text,
         )

@@ -68,8 +68,7 @@ def layout_of(schema: StructType, contract: ChangeContract, *, case_sensitive: b
             "INVALID_COLUMN_TYPE",
             str(contract.sequence),
             f"the sequence {in_quotes(contract.sequence)} is inside a struct, by which carry-over rows are compared: give "
-            "it a column of "
-            "its own",
+            "it a column of its own",
         )
     unchanged = (finder.top(contract.unchanged),) if contract.unchanged is not None else None
     if unchanged is not None:

@@ -53,8 +53,7 @@ def _defaults(spark: SparkSession) -> dict[str, str]:
         if name.lower() not in known:
             raise InvalidOption(
                 f"unknown setting {in_quotes(setting)}.{did_you_mean(name, ALL)} Settings are {CONF_PREFIX}<option>, with "
-                "one of "
-                f"the options {', '.join(sorted(ALL))}",
+                f"one of the options {', '.join(sorted(ALL))}",
                 option=name,
             )
         found[known[name.lower()]] = value

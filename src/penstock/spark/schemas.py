@@ -131,8 +131,7 @@ def check_writable(frame: StructType, queue: pa.Schema, name: str) -> None:
         if index is not None and not _fits(found.field(index).type, field.type):
             raise SchemaMismatch(
                 f"column {in_quotes(field.name)} of queue {in_quotes(name)} is {field.type}, the DataFrame has "
-                f"{found.field(index).type}: "
-                "cast it first",
+                f"{found.field(index).type}: cast it first",
                 column=field.name,
                 expected=str(field.type),
                 found=str(found.field(index).type),

@@ -18,6 +18,8 @@ from penstock.errors import SchemaMismatch
 from penstock.names import in_quotes
 
 SHOWN_CHARACTERS = 60
+_DATE = re.compile(r"\s*(\d{4}-\d\d-\d\d)")
+_ZONE = re.compile(r":\d\d(\.\d+)?\s*(Z|[+-]\d\d(:?\d\d)?)\s*$")
 
 
 class Refused(Exception):
@@ -90,10 +92,6 @@ def wrong_value(field: pa.Field, value: Any, error: BaseException) -> Complaint:
         # Its type is right by now, so that it is a null in a place that takes none.
         return Complaint("takes no nulls", str(cause.parameters.get("column", field.name)))
     return Complaint(f"is no {type_ddl(field)}{_hint(field.type, value)}", field.name, shortened(value))
-
-
-_DATE = re.compile(r"\s*(\d{4}-\d\d-\d\d)")
-_ZONE = re.compile(r":\d\d(\.\d+)?\s*(Z|[+-]\d\d(:?\d\d)?)\s*$")
 
 
 def _hint(kind: pa.DataType, value: Any) -> str:

@@ -235,8 +235,7 @@ class DebeziumFeed:
                 raise _invalid(
                     "INVALID_COLUMN_TYPE",
                     f"the column {in_quotes(field.name)} is {columns[field.name].dataType.simpleString()}, which is not "
-                    "read from "
-                    "events: have it as bigint or string, and convert it",
+                    "read from events: have it as bigint or string, and convert it",
                     field.name,
                 )
         for name in self.row_id:

@@ -71,7 +71,6 @@ def _require_known(names: list[str]) -> None:
         if name not in OWN and name not in libpq:
             raise InvalidUrl(
                 f"a postgresql feed has no parameter {in_quotes(name)}.{did_you_mean(name, [*OWN, *libpq])} It has "
-                f"{', '.join(OWN)}, "
-                "and what libpq has",
+                f"{', '.join(OWN)}, and what libpq has",
                 parameter=name,
             )

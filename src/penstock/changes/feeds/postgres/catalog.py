@@ -167,8 +167,7 @@ def _named(server: Server, publication: str, tables: Sequence[Table], name: str)
     raise server.unavailable(
         "TABLE_NOT_PUBLISHED",
         f"the publication {in_quotes(publication)} does not have the table {in_quotes(name)}.{did_you_mean(name, names)} It "
-        "has "
-        f"{', '.join(names) or 'none'}; alter publication {publication} add table {name}",
+        f"has {', '.join(names) or 'none'}; alter publication {publication} add table {name}",
         table=name,
     )
 
