@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from penstock.queue.queue import Queue
 
 
-def append_commit(queue: Queue, version: int, timestamp: datetime, rows: pa.Table) -> log.Appended:
+def append_commit(queue: Queue, version: int, moment: int, rows: pa.Table) -> log.Appended:
     """Append the change rows of one commit, all of them or none, over all partitions that they touch.
 
     Parameters
     ----------
     version
-        A whole number from 0, above that of the newest commit.
-    timestamp
-        When it happened, with a time zone; not before the newest commit.
+        Above that of the newest commit, and past :func:`check_version`.
+    moment
+        When it happened, as :func:`micros` tells it; not before the newest commit.
     rows
         Its change rows, in the queue's schema; none are fine.
 
@@ -34,8 +34,7 @@ def append_commit(queue: Queue, version: int, timestamp: datetime, rows: pa.Tabl
     CommitOutOfOrder
         When a version or a timestamp goes backwards; nothing is appended then.
     """
-    check_version(version)
-    record, moment = queue.record, micros(timestamp)
+    record = queue.record
 
     def first(tx: Transaction) -> bool:
         feeds.open_commit(tx, record, version, moment)

@@ -131,7 +131,7 @@ class QueueFeed:
         change_type = batch.column(written.get_field_index(CHANGE_TYPE))
         _check_changes(table, contract)
         commit = change_rows(batch, full, change_type=change_type, version=version, timestamp=moment)
-        return AppendResult(append_commit(queue, version, timestamp, pa.Table.from_batches([commit])).ranges)
+        return AppendResult(append_commit(queue, version, moment, pa.Table.from_batches([commit])).ranges)
 
     # The protocol of a feed.
 
