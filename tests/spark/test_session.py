@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
@@ -12,6 +13,9 @@ import penstock as ps
 from penstock.errors import InvalidInput
 from penstock.spark import session
 from tests.spark.support import one_store
+
+_READ_FROM_HADOOPS = "spark.sql.streaming.checkpointFileManagerClass"
+"""Spark (4.2, 4.3) takes it from Hadoop's configuration, and does not list it among its own."""
 
 
 class Builder:
@@ -90,7 +94,17 @@ def test_a_second_session_is_refused(spark: SparkSession, store_url: str) -> Non
 
 def test_spark_knows_all_that_a_session_sets(spark: SparkSession) -> None:
     """A setting of another name would do nothing, without a word."""
-    conf = spark._jsparkSession.sessionState().conf()
-    for key in session._settings(stateful=False):
-        if key.startswith("spark.sql."):
-            conf.getConfString(key)
+    keys = [key for key in session._settings(stateful=False) if key.startswith("spark.sql.")]
+    assert {key for key in keys if not spark.conf.isModifiable(key)} == {_READ_FROM_HADOOPS}
+
+
+def test_a_checkpoint_on_a_local_disk_costs_no_process_for_each_link(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """The class has to be there, and queries of the session have to write their checkpoints with it."""
+    chosen = session._settings(stateful=False)[_READ_FROM_HADOOPS]
+    files = spark._jvm.org.apache.spark.sql.execution.streaming.checkpointing.CheckpointFileManager  # type: ignore[union-attr]
+    conf = spark._jsparkSession.sessionState().newHadoopConf()
+    conf.set(_READ_FROM_HADOOPS, chosen)
+    path = spark._jvm.org.apache.hadoop.fs.Path(str(tmp_path))  # type: ignore[union-attr]
+    assert files.create(path, conf).getClass().getName() == chosen

@@ -29,6 +29,8 @@ def make_spark(
     """A session whose files are all under `directory`; `conf` keys are written with `__` for a dot."""
     from pyspark.sql import SparkSession
 
+    from penstock.spark.session import FILE_MANAGER
+
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     directory.mkdir(parents=True, exist_ok=True)
     log4j = directory / "log4j2.properties"
@@ -50,6 +52,7 @@ def make_spark(
         "spark.sql.catalogImplementation": "in-memory",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": "2",
+        "spark.sql.streaming.checkpointFileManagerClass": FILE_MANAGER,
         "spark.sql.streaming.stopTimeout": "60s",
         "spark.sql.warehouse.dir": str(directory / "warehouse"),
         "spark.ui.enabled": "false",

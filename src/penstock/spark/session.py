@@ -16,6 +16,8 @@ from penstock.spark.register import register
 # Spark's own default (4.2, 4.3), and the setting that may have a password in it.
 _REDACTED = r"(?i)secret|password|token|access[.]?key|credential|^spark\.penstock\.url$"
 
+FILE_MANAGER = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+
 
 def session(
     name: str = "penstock",
@@ -107,6 +109,8 @@ def _settings(stateful: bool) -> dict[str, str]:
         "spark.memory.fraction": "0.5",
         "spark.redaction.regex": _REDACTED,
         "spark.sql.streaming.metricsEnabled": "true",
+        # Spark's choice (4.2, 4.3) runs a process for each link that a path might be, some 30 in a micro-batch.
+        "spark.sql.streaming.checkpointFileManagerClass": FILE_MANAGER,
     }
     if not stateful:
         settings |= {
