@@ -40,6 +40,7 @@
     │   ├── PlanMismatch
     │   ├── ConsumerBound
     │   └── CheckpointRewound
+    ├── OutputModeRefused             an output mode that would lose or repeat rows, or that Spark does not start
     └── QueryFailed                   a streaming query ended with an error
 
 Each error has a ``condition`` (a stable name to test for), ``parameters`` (the values it is about) and a message that says
@@ -242,6 +243,10 @@ class ConsumerBound(CommitRefused):
 
 class CheckpointRewound(CommitRefused):
     condition = "CHECKPOINT_REWOUND"
+
+
+class OutputModeRefused(PenstockError):
+    condition = "OUTPUT_MODE_REFUSED"
 
 
 class QueryFailed(PenstockError):

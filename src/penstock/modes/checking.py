@@ -1,0 +1,174 @@
+"""``modes.check``: what append, update and complete mode will do, before a query starts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+
+from pyspark.sql import DataFrame
+
+from penstock.errors import InvalidInput
+from penstock.kinds import require
+from penstock.modes.claims import claims
+from penstock.modes.plan import Plan
+from penstock.modes.report import MODES, REFUSED, UNSAFE, ModeReport, Problem, Report
+from penstock.modes.rules.aggregates import aggregates, deduplications
+from penstock.modes.rules.chains import chains
+from penstock.modes.rules.continuous import continuous
+from penstock.modes.rules.functions import functions
+from penstock.modes.rules.joins import joins
+from penstock.modes.rules.operators import operators, sorts_and_limits
+from penstock.modes.rules.state import last_groups, state
+from penstock.modes.rules.watermarks import watermarks
+from penstock.modes.sinks import Sink, sink_of, sink_problems
+from penstock.modes.tree import tree_of
+from penstock.modes.verdict import Refusal, checks, has_verdict, refusal
+from penstock.names import in_quotes
+
+Rule = Callable[[Plan, str], Iterator[Problem]]
+_RULES: tuple[Rule, ...] = (
+    operators, aggregates, sorts_and_limits, functions, joins, chains, deduplications, state, watermarks,
+)  # fmt: skip
+_SETTINGS = (
+    "spark.sql.streaming.noDataMicroBatches.enabled",
+    "spark.sql.streaming.multipleWatermarkPolicy",
+    "spark.sql.streaming.statefulOperator.checkCorrectness.enabled",
+)
+_TRIGGERS = {
+    "processingTime": "processing time",
+    "availableNow": "available now",
+    "once": "once",
+    "continuous": "continuous",
+    "realTime": "real time",
+}
+# The words in Spark's message (4.2, 4.3) by which it is known which of the problems Spark tells; conditions do not tell them apart.
+_SAYS = {
+    "PENSTOCK_COMPLETE_WITHOUT_AGGREGATION": "no streaming aggregations",
+    "PENSTOCK_AGGREGATION_WITHOUT_WATERMARK": "aggregations without watermark",
+    "PENSTOCK_EVENT_TIME_LOST": "aggregations without watermark",
+    "PENSTOCK_WATERMARK_NOT_IN_GROUPING": "aggregations without watermark",
+    "PENSTOCK_SESSION_WINDOW_IN_UPDATE": "session window",
+    "PENSTOCK_DISTINCT_AGGREGATE": "Distinct aggregations",
+    "PENSTOCK_OFFSET": "Offset is not",
+    "PENSTOCK_SAMPLE": "Sampling is not",
+    "PENSTOCK_INTERSECT": "Intersect of",
+    "NON_TIME_WINDOW_NOT_SUPPORTED_IN_STREAMING": "NON_TIME_WINDOW",
+    "PENSTOCK_EXPRESSION": "Expression(s)",
+    "PENSTOCK_UNION_WITH_BATCH": "Union between",
+    "PENSTOCK_EXCEPT_STREAM": "Except on",
+    "PENSTOCK_SORT": "Sorting is not",
+    "PENSTOCK_LIMIT_IN_UPDATE": "Limits are not",
+    "PENSTOCK_ANTI_JOIN": "LeftAnti join",
+    "PENSTOCK_JOIN_MODE": "output mode, only in",
+    "PENSTOCK_OUTER_JOIN_WITHOUT_TIME": "without a watermark in the join keys",
+    "PENSTOCK_JOIN_WITH_BATCH": "static DataFrame",
+    "PENSTOCK_SEVERAL_STATEFUL_FUNCTIONS": "Multiple ",
+    "PENSTOCK_MAP_GROUPS_MODE": "mapGroupsWithState is not",
+    "PENSTOCK_FUNCTION_AFTER_AGGREGATION": "aggregation on a streaming",
+    "PENSTOCK_FUNCTION_UPDATE_WITH_AGGREGATION": "with aggregation on a streaming",
+    "PENSTOCK_FUNCTION_MODE": "output mode on a streaming",
+    "PENSTOCK_STATEFUL_AFTER_STATEFUL": "Detected pattern",
+    "PENSTOCK_NOT_CONTINUOUS": "Continuous processing does not support",
+    "PENSTOCK_CONTINUOUS_NOW": "current time",
+    "PENSTOCK_NOT_STREAMING": "without streaming sources",
+}
+
+
+def check(df: DataFrame, sink: object = None, trigger: object = None) -> Report:
+    """Tell what append, update and complete mode will do with a streaming DataFrame, without starting anything.
+
+    In a classic session Spark's own checker says whether a mode is allowed; on Spark Connect Penstock's rules do, and the report
+    says what was not looked at.
+
+    Parameters
+    ----------
+    df
+        The streaming DataFrame, as it would be written.
+    sink
+        Where it would go: a format such as ``"parquet"``, ``"foreach"``, ``"foreachBatch"``, a ``ps.QueueSink`` or a
+        ``ps.TableSink``; sinks are not looked at when None.
+    trigger
+        A ``ps.Trigger``, or the arguments of Spark's ``trigger`` such as ``{"continuous": "1 second"}``.
+
+    Returns
+    -------
+    Report
+        For each mode whether it is ``allowed`` and ``safe``, what it ``emits``, and all ``problems``.
+
+    Raises
+    ------
+    InvalidInput
+        When an argument is of another kind.
+    """
+    require("df", df, DataFrame, "a streaming DataFrame")
+    kind = _trigger(trigger)
+    found = sink_of(df, sink)
+    settings = {name: str(df.sparkSession.conf.get(name, None)).lower() for name in _SETTINGS}
+    plan = Plan(tree_of(df), {name: value for name, value in settings.items() if value != "none"})
+    modes = tuple(_mode(df, plan, mode, found, kind) for mode in MODES)
+    return Report(modes, _not_run(df), None if found is None else found.name, kind)
+
+
+def _trigger(trigger: object) -> str:
+    given = trigger.arguments() if hasattr(trigger, "arguments") else trigger
+    if given is None:
+        return "processing time"
+    if not isinstance(given, Mapping) or len(given) != 1 or next(iter(given)) not in _TRIGGERS:
+        raise InvalidInput(
+            f"a trigger is a ps.Trigger, or one argument of Spark's trigger ({', '.join(_TRIGGERS)}) with its value, such as "
+            f"{{'availableNow': True}}, not {in_quotes(trigger)}"
+        )
+    return _TRIGGERS[next(iter(given))]
+
+
+def _not_run(df: DataFrame) -> tuple[str, ...]:
+    if has_verdict(df):
+        return ()
+    return (
+        "Spark's own checker, which a Spark Connect session does not reach: what is allowed is told by Penstock's rules alone",
+        "the sinks' own capabilities, of formats that Penstock does not know",
+    )
+
+
+def _mode(df: DataFrame, plan: Plan, mode: str, sink: Sink | None, trigger: str) -> ModeReport:
+    rules = (*_RULES, continuous) if trigger == "continuous" else _RULES
+    problems = [problem for rule in rules for problem in rule(plan, mode)]
+    problems += last_groups(plan, mode, trigger)
+    if has_verdict(df):
+        told = refusal(df, mode, continuous=trigger == "continuous")
+        problems = list(_agreed(problems, told, checked=checks(df)))
+    runs = not any(problem.severity == REFUSED for problem in problems)
+    emits = claims(plan, mode) if runs else None
+    if sink is not None:
+        problems += sink_problems(sink, mode, trigger, emits)
+        if any(problem.severity == REFUSED for problem in problems):
+            emits = None
+    order = (REFUSED, UNSAFE)
+    problems.sort(key=lambda each: order.index(each.severity) if each.severity in order else len(order))
+    return ModeReport(mode, tuple(problems), emits)
+
+
+def _agreed(problems: Iterable[Problem], told: Refusal | None, *, checked: bool) -> Iterator[Problem]:
+    """The problems as Spark sees them: what it does not refuse is not refused, and what it says is among them."""
+    known = False
+    for problem in problems:
+        if problem.severity != REFUSED:
+            yield problem
+        elif told is None:
+            if problem.code == "PENSTOCK_SOURCE_NOT_CONTINUOUS":
+                # Found out by the engine, behind the checker.
+                yield problem
+            elif not checked:
+                yield replace(problem, severity=UNSAFE)
+        elif not known and _SAYS.get(problem.code, "\0").lower() in told.message.lower():
+            known = True
+            yield replace(problem, spark=told.message, condition=told.condition)
+        else:
+            yield problem
+    if told is not None and not known:
+        yield Problem(
+            told.condition or "PENSTOCK_REFUSED_BY_SPARK",
+            told.message,
+            spark=told.message,
+            condition=told.condition,
+        )

@@ -1,0 +1,158 @@
+"""What the rules look at: a query's plan, settings, sink and trigger."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from penstock.modes.tree import Node, items, marked, plain
+
+FUNCTIONS = (
+    "FlatMapGroupsWithState",
+    "FlatMapGroupsInPandasWithState",
+    "TransformWithState",
+    "TransformWithStateInPySpark",
+)
+DEDUPLICATIONS = ("Deduplicate", "DeduplicateWithinWatermark", "Distinct")
+_WINDOW = re.compile(r"(session_)?window#\d+")
+_SESSION = re.compile(r"session_window#\d+")
+_ATTRIBUTE = re.compile(r"#(\d+)L?-T\d+ms")
+_WATERMARK = re.compile(r"(?:[0-9a-f-]{36}, )?(.+?)#\d+L?(?:-T\d+ms)?(?:: [^,]+)?, (.+)$")
+
+
+@dataclass(frozen=True)
+class Watermark:
+    """A ``withWatermark`` of the query."""
+
+    node: Node
+    column: str
+    delay: str
+    source: str
+    """What is read below it."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A streaming query before it starts."""
+
+    root: Node
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """Spark's settings that change what a mode does."""
+
+    @cached_property
+    def nodes(self) -> tuple[Node, ...]:
+        return tuple(self.root.walk())
+
+    def streaming(self, *names: str) -> list[Node]:
+        """The streaming operators of some names, from the top."""
+        return [node for node in self.nodes if node.streaming and node.name in names]
+
+    @cached_property
+    def aggregates(self) -> list[Node]:
+        return self.streaming("Aggregate")
+
+    @cached_property
+    def functions(self) -> list[Node]:
+        return self.streaming(*FUNCTIONS)
+
+    @cached_property
+    def deduplications(self) -> list[Node]:
+        return self.streaming(*DEDUPLICATIONS)
+
+    @cached_property
+    def joins(self) -> list[Node]:
+        """Joins of two streams."""
+        return [node for node in self.streaming("Join") if all(child.streaming for child in node.children)]
+
+    @cached_property
+    def limits(self) -> list[Node]:
+        return self.streaming("GlobalLimit")
+
+    @cached_property
+    def stateful(self) -> list[Node]:
+        """All operators that keep state, from the top."""
+        found = [*self.aggregates, *self.functions, *self.deduplications, *self.joins, *self.limits]
+        return sorted(found, key=lambda node: node.number)
+
+    @cached_property
+    def watermarks(self) -> list[Watermark]:
+        return [_watermark(node) for node in self.streaming("EventTimeWatermark")]
+
+
+def _watermark(node: Node) -> Watermark:
+    match = _WATERMARK.match(node.text)
+    column, delay = (match[1], match[2]) if match else (node.text, "")
+    return Watermark(node, column, delay, _source(node))
+
+
+def _source(node: Node) -> str:
+    leaf = next((each for each in node.walk() if each.streaming and not each.children), node)
+    return source_of(leaf)
+
+
+def source_of(leaf: Node) -> str:
+    """What a relation reads, as it is called."""
+    # The arguments are the provider, its name, ...; of the older kind the source, such as FileSource[folder], ...
+    place = 1 if leaf.name == "StreamingRelationV2" else 0
+    return leaf.arguments[place] if len(leaf.arguments) > place else leaf.name
+
+
+def grouping(node: Node) -> list[str]:
+    """What an aggregate groups by, or a deduplication's keys."""
+    # An aggregate over all rows has no list of what it groups by: the only one are its results.
+    alone = node.name == "Aggregate" and len(node.arguments) < 2
+    return [] if alone or not node.arguments else items(node.arguments[0])
+
+
+def names(expressions: list[str]) -> tuple[str, ...]:
+    """Columns and expressions as people write them."""
+    return tuple(plain(expression) for expression in expressions)
+
+
+def expires(node: Node) -> bool:
+    """Whether what an aggregate or deduplication groups by has a watermark."""
+    return any(marked(expression) for expression in grouping(node))
+
+
+def by_window(node: Node) -> bool:
+    """Whether an aggregate groups by windows of time."""
+    return any(_WINDOW.match(expression) for expression in grouping(node))
+
+
+def by_session(node: Node) -> bool:
+    return any(_SESSION.match(expression) for expression in grouping(node))
+
+
+def join_type(node: Node) -> str:
+    return node.arguments[0] if node.arguments else "Inner"
+
+
+def time_bound(node: Node) -> bool:
+    """Whether a join's condition has columns with a watermark of both its sides."""
+    condition = ",".join(node.arguments[1:])
+    return len(set(_ATTRIBUTE.findall(condition))) > 1
+
+
+def own_mode(node: Node) -> str | None:
+    """The output mode that a stateful function was given, in lower case."""
+    known = {"Append": "append", "Update": "update", "Complete": "complete"}
+    return next((known[argument] for argument in node.arguments if argument in known), None)
+
+
+def is_map_groups(node: Node) -> bool:
+    """Whether a stateful function of the JVM is ``mapGroupsWithState``."""
+    arguments = list(node.arguments)
+    places = [place for place, argument in enumerate(arguments) if argument in ("Append", "Update")]
+    return bool(places) and arguments[places[0] + 1 : places[0] + 2] == ["true"]
+
+
+def path_to(node: Node, below: Node) -> Iterator[Node]:
+    """The operators between two, from the top."""
+    for child in node.children:
+        if below in child.walk():
+            if child is not below:
+                yield child
+                yield from path_to(child, below)
+            return

@@ -1,0 +1,46 @@
+"""A stateful operator above another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from penstock.modes.plan import FUNCTIONS, Plan, expires, join_type
+from penstock.modes.report import Problem
+from penstock.modes.tree import Node
+
+_CHECK = "spark.sql.streaming.statefulOperator.checkCorrectness.enabled"
+
+
+def chains(plan: Plan, mode: str) -> Iterator[Problem]:
+    """Spark's correctness check (4.2, 4.3): outside append mode an operator may give rows that the next takes for late."""
+    if mode == "append" or plan.settings.get(_CHECK, "true") != "true":
+        return
+    for node in plan.stateful:
+        if not _late(node):
+            continue
+        below = next(
+            (each for each in plan.stateful if each in set(node.below()) and _gives_late(each)), None
+        )
+        if below is not None:
+            yield Problem(
+                "PENSTOCK_STATEFUL_AFTER_STATEFUL",
+                f"{below.name} gives rows again in {mode} mode, or rows behind the watermark, which the {node.name} above "
+                "it would drop as late",
+                operator=node.name,
+                line=node.line,
+                fix="outputMode('append'); or two queries with a queue between them",
+            )
+            return
+
+
+def _late(node: Node) -> bool:
+    """Whether an operator drops rows behind the watermark, or counts rows that come again twice."""
+    if node.name in ("Deduplicate", "Distinct"):
+        return expires(node)
+    return node.name in ("Aggregate", "Join", "DeduplicateWithinWatermark", *FUNCTIONS)
+
+
+def _gives_late(node: Node) -> bool:
+    if node.name == "Join":
+        return join_type(node) in ("LeftOuter", "RightOuter", "FullOuter")
+    return node.name == "Aggregate"

@@ -1,0 +1,47 @@
+"""Spark's continuous trigger."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from penstock.modes.plan import Plan, source_of
+from penstock.modes.report import Problem
+
+# What Spark's checkForContinuous (4.2, 4.3) lets through.
+_MAP_LIKE = (
+    "Project", "Filter", "TypedFilter", "MapElements", "MapPartitions", "DeserializeToObject", "SerializeFromObject",
+    "SubqueryAlias", "View", "StreamingRelationV2", "StreamingRelation", "StreamingExecutionRelation",
+)  # fmt: skip
+_NOW = re.compile(r"\b(current_timestamp|current_date|localtimestamp|now)\(")
+_SOURCES = ("rate", "kafka")
+
+
+def continuous(plan: Plan, mode: str) -> Iterator[Problem]:
+    """Operators, expressions and sources that the continuous trigger does not take."""
+    for node in plan.nodes:
+        if node.name not in _MAP_LIKE:
+            yield Problem(
+                "PENSTOCK_NOT_CONTINUOUS",
+                f"the continuous trigger takes map-like operators only, and {node.name} is none",
+                operator=node.name,
+                line=node.line,
+                fix="a processing-time trigger",
+            )
+        now = _NOW.search(node.text)
+        if now is not None:
+            yield Problem(
+                "PENSTOCK_CONTINUOUS_NOW",
+                f"{now[1]}() is the time of a micro-batch, and the continuous trigger has none",
+                operator=node.name,
+                line=node.line,
+                fix="a time that comes with the rows",
+            )
+        if node.name.startswith("Streaming") and source_of(node) not in _SOURCES:
+            yield Problem(
+                "PENSTOCK_SOURCE_NOT_CONTINUOUS",
+                f"the source {source_of(node)} cannot be read continuously",
+                operator=node.name,
+                line=node.line,
+                fix="a processing-time trigger",
+            )

@@ -1,0 +1,87 @@
+"""Joins of streams with streams and with batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from penstock.modes.plan import Plan, join_type, time_bound
+from penstock.modes.report import UNSAFE, Problem
+from penstock.modes.tree import Node
+
+_BOUND = (
+    'put withWatermark on both streams, and a time range into the condition: "a.id = b.id and b.ts between a.ts and a.ts + '
+    'interval 1 hour"'
+)
+_OUTER = ("LeftOuter", "RightOuter", "FullOuter", "LeftSemi")
+# With a batch on one side, the types whose rows without a match would have to wait for the whole stream: by the stream's side.
+_UNMATCHED = {
+    "left": ("RightOuter", "FullOuter"),
+    "right": ("LeftOuter", "FullOuter", "LeftSemi"),
+}
+
+
+def joins(plan: Plan, mode: str) -> Iterator[Problem]:
+    """What Spark's checker says of joins (4.2, 4.3), and joins whose state grows for ever."""
+    for node in plan.streaming("Join"):
+        if join_type(node) == "LeftAnti" and node.children[1].streaming:
+            yield _anti(node)
+        elif all(child.streaming for child in node.children):
+            yield from _of_streams(plan, node, mode)
+        else:
+            yield from _with_batch(node)
+
+
+def _anti(node: Node) -> Problem:
+    return Problem(
+        "PENSTOCK_ANTI_JOIN",
+        "a left anti join with a stream on the right would have to wait for all of it",
+        operator=node.name,
+        line=node.line,
+        fix="a left outer join with watermarks and a time range, then where(<a column of the right side> is null)",
+    )
+
+
+def _of_streams(plan: Plan, node: Node, mode: str) -> Iterator[Problem]:
+    kind = join_type(node)
+    outer = kind in ("LeftOuter", "RightOuter", "FullOuter")
+    if (mode == "update" and outer) or (mode == "complete" and plan.aggregates):
+        yield Problem(
+            "PENSTOCK_JOIN_MODE",
+            f"a join of two streams gives each row once, and {mode} mode has rows come again",
+            operator=node.name,
+            line=node.line,
+            fix="outputMode('append')",
+        )
+    if time_bound(node):
+        return
+    if kind in _OUTER:
+        yield Problem(
+            "PENSTOCK_OUTER_JOIN_WITHOUT_TIME",
+            f"a {kind} join has to know when no match can come any more, and nothing bounds the time between the two rows",
+            operator=node.name,
+            line=node.line,
+            fix=_BOUND,
+        )
+    else:
+        yield Problem(
+            "PENSTOCK_JOIN_STATE_FOR_EVER",
+            "both streams are kept in the state for ever, since a match may come at any time",
+            UNSAFE,
+            operator=node.name,
+            line=node.line,
+            fix=_BOUND,
+        )
+
+
+def _with_batch(node: Node) -> Iterator[Problem]:
+    side = "left" if node.children[0].streaming else "right"
+    kind = join_type(node)
+    if kind in _UNMATCHED[side]:
+        yield Problem(
+            "PENSTOCK_JOIN_WITH_BATCH",
+            f"a {kind} join with the stream on the {side} would have to wait for the whole stream before it knows which rows "
+            "of the batch have no match",
+            operator=node.name,
+            line=node.line,
+            fix="an inner join, or an outer join that keeps the stream's rows: the stream on the left of a left outer join",
+        )

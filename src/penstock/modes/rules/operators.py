@@ -1,0 +1,124 @@
+"""Operators that Spark takes on no stream, or in some modes only."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from penstock.modes.plan import Plan
+from penstock.modes.report import Problem
+from penstock.modes.tree import Node
+
+
+@dataclass(frozen=True)
+class _Never:
+    """An operator that no mode takes."""
+
+    code: str
+    message: str
+    fix: str | None = None
+    condition: str | None = None
+
+
+_EVER = {
+    "Offset": _Never("PENSTOCK_OFFSET", "rows of a stream cannot be skipped by their number"),
+    "Sample": _Never(
+        "PENSTOCK_SAMPLE",
+        "a stream cannot be sampled",
+        "df.where('rand() < 0.1'), which chooses anew where a micro-batch is repeated; or by a hash of the key: "
+        "df.where('pmod(xxhash64(id), 10) = 0')",
+    ),
+    "Intersect": _Never(
+        "PENSTOCK_INTERSECT",
+        "a stream cannot be intersected",
+        "a left semi join with a watermark and a time range",
+    ),
+    "Window": _Never(
+        "NON_TIME_WINDOW_NOT_SUPPORTED_IN_STREAMING",
+        "window functions need all rows of a partition, and a stream has never given them all",
+        "groupBy(window('<event time>', ...)) for windows of time; max_by and min_by for the last and first row of a group; "
+        "or foreachBatch for what is in a micro-batch",
+        "NON_TIME_WINDOW_NOT_SUPPORTED_IN_STREAMING",
+    ),
+    "Tail": _Never("PENSTOCK_TAIL", "a stream has no end to take rows from"),
+}
+_EXPRESSION = re.compile(r"\b(monotonically_increasing_id)\(\)")
+
+
+def operators(plan: Plan, mode: str) -> Iterator[Problem]:
+    """What Spark's checker says of single operators (4.2, 4.3)."""
+    if not plan.root.streaming:
+        yield Problem(
+            "PENSTOCK_NOT_STREAMING",
+            "the DataFrame is not a streaming one",
+            fix="spark.readStream, or df.write for a batch",
+        )
+        return
+    for node in plan.nodes:
+        if not node.streaming:
+            continue
+        never = _EVER.get(node.name)
+        if never is not None:
+            yield Problem(
+                never.code,
+                never.message,
+                operator=node.name,
+                line=node.line,
+                fix=never.fix,
+                condition=never.condition,
+            )
+        yield from _set_operations(node)
+        match = _EXPRESSION.search(node.text)
+        if match is not None:
+            yield Problem(
+                "PENSTOCK_EXPRESSION",
+                f"{match[1]}() begins anew in every micro-batch, and is not there for streams",
+                operator=node.name,
+                line=node.line,
+                fix="uuid(), or a key that the source gives (a queue's _partition and _row_index)",
+            )
+
+
+def _set_operations(node: Node) -> Iterator[Problem]:
+    if node.name == "Union" and not all(child.streaming for child in node.children):
+        yield Problem(
+            "PENSTOCK_UNION_WITH_BATCH",
+            "a stream cannot be united with a batch, whose rows belong to no micro-batch",
+            operator=node.name,
+            line=node.line,
+            fix="read both as streams, or write the batch into the sink first",
+        )
+    if node.name == "Except" and node.children[-1].streaming:
+        yield Problem(
+            "PENSTOCK_EXCEPT_STREAM",
+            "rows can be taken away from a stream, and not those of a stream",
+            operator=node.name,
+            line=node.line,
+            fix="a left outer join with a watermark and a time range, of which the matched rows are left out",
+        )
+
+
+def sorts_and_limits(plan: Plan, mode: str) -> Iterator[Problem]:
+    """Sorting, which needs the whole result, and limits."""
+    for node in plan.streaming("Sort"):
+        whole = mode == "complete" and any(each.name == "Aggregate" for each in node.below())
+        if not whole:
+            yield Problem(
+                "PENSTOCK_SORT",
+                "sorting needs the whole result, which only an aggregation in complete mode has",
+                operator=node.name,
+                line=node.line,
+                fix="leave the order to those who read the sink; or aggregate and use outputMode('complete'); or sort in "
+                "foreachBatch",
+            )
+    if mode == "update":
+        for node in plan.limits:
+            yield Problem(
+                "PENSTOCK_LIMIT_IN_UPDATE",
+                "in update mode a row may come again with other values, so that a limit has nothing to count",
+                operator=node.name,
+                line=node.line,
+                fix="outputMode('append'), where a limit counts over the whole life of the query; or, after an aggregation, "
+                "outputMode('complete'), where it is a limit for each micro-batch",
+            )

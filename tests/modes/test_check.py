@@ -1,0 +1,164 @@
+"""``modes.check``: what is said of each query in each mode is right, whole, and Spark's own verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+import penstock as ps
+from penstock.errors import InvalidInput, OutputModeRefused
+from penstock.modes.checking import _RULES
+from penstock.modes.plan import Plan
+from penstock.modes.report import MODES, REFUSED
+from penstock.modes.tree import tree_of
+from penstock.modes.verdict import refusal
+from tests.modes.frames import FRAMES, Frame, Inputs, inputs
+
+
+@pytest.fixture(scope="module")
+def streams(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Inputs:
+    return inputs(spark, tmp_path_factory.mktemp("streams"))
+
+
+@pytest.fixture
+def query(
+    request: pytest.FixtureRequest, spark: SparkSession, streams: Inputs
+) -> Iterator[tuple[Frame, DataFrame]]:
+    frame = FRAMES[request.param]
+    for key, value in frame.settings.items():
+        spark.conf.set(key, value)
+    yield frame, frame.build(streams)
+    for key in frame.settings:
+        spark.conf.unset(key)
+
+
+every_query = pytest.mark.parametrize("query", FRAMES, indirect=True)
+
+
+@every_query
+def test_all_problems_of_a_query_are_told(query: tuple[Frame, DataFrame]) -> None:
+    frame, df = query
+    report = ps.modes.check(df)
+    for mode in MODES:
+        assert sorted(problem.code for problem in report[mode].problems) == sorted(frame.codes(mode)), mode
+
+
+@every_query
+def test_the_rules_alone_come_to_sparks_verdict(query: tuple[Frame, DataFrame]) -> None:
+    """Where Spark cannot be asked, as on Spark Connect, the rules are all there is."""
+    _, df = query
+    plan = Plan(tree_of(df))
+    for mode in MODES:
+        ours = {each.code for rule in _RULES for each in rule(plan, mode) if each.severity == REFUSED}
+        theirs = refusal(df, mode)
+        assert bool(ours) == (theirs is not None), (mode, ours, theirs)
+
+
+@every_query
+def test_sparks_message_goes_with_the_problem_that_it_tells(query: tuple[Frame, DataFrame]) -> None:
+    _, df = query
+    report = ps.modes.check(df)
+    for mode in MODES:
+        theirs = refusal(df, mode)
+        told = [problem.spark for problem in report[mode].problems if problem.spark]
+        assert told == ([] if theirs is None else [theirs.message])
+        assert report[mode].allowed == (theirs is None)
+        assert (report[mode].emits is None) == (theirs is not None)
+
+
+def test_a_problem_names_its_operator_and_its_line_without_column_numbers(streams: Inputs) -> None:
+    (problem,) = ps.modes.check(streams.events.groupBy("k").count())["append"].problems
+    assert (problem.operator, problem.line) == ("Aggregate", "Aggregate [k], [k, count(1) AS count]")
+    assert problem.condition == "STREAMING_OUTPUT_MODE.UNSUPPORTED_OPERATION"
+
+
+def test_the_step_that_loses_the_event_time_is_named(streams: Inputs) -> None:
+    problem = ps.modes.check(FRAMES["event_time_made_anew"].build(streams))["append"].problems[0]
+    assert problem.line == "Project [cast(cast(ts as string) as timestamp) AS t]"
+
+
+def test_a_stalled_watermark_is_named_with_its_stream(streams: Inputs) -> None:
+    problem = ps.modes.check(FRAMES["joined_in_a_range"].build(streams))["append"].problems[0]
+    assert "'ts' (10 seconds" in problem.message
+    assert "'ts2' (10 seconds" in problem.message
+
+
+def test_a_check_that_spark_is_told_to_leave_out_allows_and_warns(
+    spark: SparkSession, streams: Inputs
+) -> None:
+    spark.conf.set("spark.sql.streaming.unsupportedOperationCheck", "false")
+    try:
+        report = ps.modes.check(streams.events.orderBy("k"))
+    finally:
+        spark.conf.unset("spark.sql.streaming.unsupportedOperationCheck")
+    assert report["append"].allowed
+    assert not report["append"].safe
+
+
+@pytest.mark.parametrize("trigger", [{"once": True}, None])
+def test_groups_that_a_last_run_would_leave_in_the_state_are_told(streams: Inputs, trigger: object) -> None:
+    codes = [problem.code for problem in ps.modes.check(streams.windows, trigger=trigger)["append"].problems]
+    assert codes == (["PENSTOCK_LAST_GROUP_STAYS"] if trigger else [])
+
+
+def test_groups_that_stay_without_no_data_batches_are_told(spark: SparkSession, streams: Inputs) -> None:
+    spark.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", "false")
+    try:
+        report = ps.modes.check(streams.windows)
+    finally:
+        spark.conf.unset("spark.sql.streaming.noDataMicroBatches.enabled")
+    assert [problem.code for problem in report["append"].problems] == ["PENSTOCK_LAST_GROUP_STAYS"]
+    assert report["update"].problems == ()
+
+
+def test_a_batch_is_no_stream(spark: SparkSession) -> None:
+    report = ps.modes.check(spark.range(3))
+    assert {problem.code for problem in report["append"].problems} == {"PENSTOCK_NOT_STREAMING"}
+
+
+def test_a_refused_mode_raises_with_the_report_and_the_modes_that_serve(streams: Inputs) -> None:
+    report = ps.modes.check(streams.events.groupBy("k").count())
+    report.require("update")
+    with pytest.raises(OutputModeRefused, match=r"not allowed for this query.*update or complete") as caught:
+        report.require("append")
+    assert caught.value.parameters["problems"] == ["PENSTOCK_AGGREGATION_WITHOUT_WATERMARK"]
+
+
+def test_the_report_is_text_for_people(streams: Inputs) -> None:
+    text = str(ps.modes.check(streams.windows))
+    assert "append: allowed\n  Each group comes out once" in text
+    assert "complete: allowed, not safe" in text
+    assert "fix  outputMode('update')" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"trigger": "soon"}, "a trigger is"),
+        ({"trigger": {"sometimes": True}}, "a trigger is"),
+        ({"sink": 3}, "a sink is"),
+    ],
+)
+def test_arguments_of_another_kind_are_refused(
+    streams: Inputs, arguments: dict[str, object], says: str
+) -> None:
+    with pytest.raises(InvalidInput, match=says):
+        ps.modes.check(streams.events, **arguments)
+
+
+def test_an_unknown_mode_is_refused_with_the_nearest(streams: Inputs) -> None:
+    with pytest.raises(InvalidInput, match="Did you mean 'update'"):
+        ps.modes.check(streams.events)["updated"]
+
+
+def test_what_is_no_frame_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="a streaming DataFrame"):
+        ps.modes.check("select 1")  # type: ignore[arg-type]  # on purpose
+
+
+def test_a_problem_has_a_page(tmp_path: Path, streams: Inputs) -> None:
+    (problem,) = ps.modes.check(streams.events.groupBy("k").count())["append"].problems
+    assert problem.page == "docs/modes/problems/penstock_aggregation_without_watermark.md"
