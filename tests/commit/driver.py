@@ -14,6 +14,7 @@ from penstock.commit.batch import append_task, commit_batch
 from penstock.commit.microbatch import BatchCommit, sink_name
 from penstock.commit.offsets import QueueOffset, batch_ranges, pad
 from penstock.commit.owner import Owner
+from penstock.commit.queue_target import QueueTarget
 from penstock.store import log, staging
 from penstock.store.catalog import QueueRecord
 from penstock.store.ledger import LedgerKey
@@ -206,7 +207,7 @@ class Driver:
     ) -> None:
         query = self.query
         batch = BatchCommit(
-            query.sink,
+            QueueTarget(query.sink),
             query.checkpoint.id,
             batch_id,
             sum(counts.values()),

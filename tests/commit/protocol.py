@@ -13,6 +13,7 @@ from penstock.commit.batch import commit_batch
 from penstock.commit.microbatch import BatchCommit
 from penstock.commit.offsets import QueueOffset
 from penstock.commit.owner import Owner
+from penstock.commit.queue_target import QueueTarget
 from penstock.store import log, staging
 from penstock.store.catalog import QueueRecord
 from penstock.store.staging import Attempt
@@ -80,7 +81,7 @@ class Pair:
         given = [i for source in sources for i in self.ids(source)] if ids is None else ids
         attempts = stage(self.into, record, app_id, batch_id, 0, given) if given else {}
         fields: dict[str, Any] = {"origin": app_id, "attempts": attempts, **more}
-        return BatchCommit(record, app_id, batch_id, len(given), sources=sources, **fields)
+        return BatchCommit(QueueTarget(record), app_id, batch_id, len(given), sources=sources, **fields)
 
     def ids(self, source: QueueOffset) -> list[int]:
         """The source's rows in a range."""

@@ -87,9 +87,9 @@ def test_an_app_id_of_another_checkpoint_is_refused_even_with_equal_input(pair: 
 
 def test_only_acknowledged_attempts_become_visible(pair: Pair) -> None:
     batch = pair.batch("app", 0, ids=[1, 2])
-    stage(pair.store, batch.sink, "app", 0, 0, [1, 2])
-    stage(pair.store, batch.sink, "app", 0, 1, [3])
-    stage(pair.store, batch.sink, "other", 0, 0, [4])
+    stage(pair.store, pair.sink.record, "app", 0, 0, [1, 2])
+    stage(pair.store, pair.sink.record, "app", 0, 1, [3])
+    stage(pair.store, pair.sink.record, "other", 0, 0, [4])
     pair.commit(batch)
     assert rows_of(pair.sink) == [1, 2]
     assert pair.store.info().staged_segments == 1
@@ -107,11 +107,11 @@ def test_what_a_running_query_has_staged_is_not_swept(pair: Pair) -> None:
     owner = pair.own()
     pair.commit(pair.batch("app", 0, pair.planned(owner, (0, 0), (1, 0)), ids=None))
     batch = pair.batch("app", 1, pair.planned(owner, (1, 0), (5, 2)), ids=None)
-    stage(pair.store, batch.sink, "other", 0, 0, [4])
+    stage(pair.store, pair.sink.record, "other", 0, 0, [4])
     assert pair.store.sweep(timedelta(seconds=-1)) == 1, "the other app's"
     pair.commit(batch)
     assert len(rows_of(pair.sink)) == 7
-    stage(pair.store, batch.sink, "app", 2, 0, [4])
+    stage(pair.store, pair.sink.record, "app", 2, 0, [4])
     owner.release()
     assert pair.store.sweep(timedelta(seconds=-1)) == 1, "nobody owns its consumer"
 

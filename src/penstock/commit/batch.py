@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, TypeVar
 
 from penstock.commit.microbatch import BatchCommit
 from penstock.commit.moves import lock_consumer, move_consumer, move_mark
 from penstock.commit.offsets import QueueOffset, plan_text
 from penstock.errors import CheckpointMismatch, CheckpointRewound, CommitRefused
-from penstock.store import catalog, ledger, log, staging
+from penstock.store import catalog, ledger, log
 from penstock.store.catalog import QueueRecord
 from penstock.store.consumers import Registration
 from penstock.store.database import Database, Transaction
 from penstock.store.ledger import LedgerKey
 from penstock.store.log import Segment
 
+T = TypeVar("T")
 
-def commit_batch(database: Database, store_uuid: str, batch: BatchCommit) -> log.Appended | None:
-    """Commit a micro-batch; what it appended, or None when it had been committed before.
+
+def commit_batch(database: Database, store_uuid: str, batch: BatchCommit[T]) -> T | None:
+    """Commit a micro-batch; what its target says of it, or None when it had been committed before.
 
     Raises
     ------
@@ -29,7 +32,7 @@ def commit_batch(database: Database, store_uuid: str, batch: BatchCommit) -> log
     return database.run(lambda tx: _commit(tx, store_uuid, batch), idempotent=True)
 
 
-def _commit(tx: Transaction, store_uuid: str, batch: BatchCommit) -> log.Appended | None:
+def _commit(tx: Transaction, store_uuid: str, batch: BatchCommit[T]) -> T | None:
     moved = sorted(
         (source for source in batch.sources if source.consumer is not None),
         key=lambda source: source.identity,
@@ -48,15 +51,15 @@ def _commit(tx: Transaction, store_uuid: str, batch: BatchCommit) -> log.Appende
     for source in moved:
         if source.store != store_uuid:
             move_mark(tx, batch, source)
-    appended = staging.promote(tx, batch.sink, batch.app_id, batch.batch_id, batch.attempts)
+    published = batch.sink.publish(tx, batch)
     ledger.prune(tx, batch.key)
-    return appended
+    return published
 
 
-def _same(batch: BatchCommit, before: str) -> None:
+def _same(batch: BatchCommit[Any], before: str) -> None:
     if batch.ranges() != before:
         raise CheckpointMismatch(
-            f"app {batch.app_id!r} has committed micro-batch {batch.batch_id} into queue {batch.sink.name!r} before, "
+            f"app {batch.app_id!r} has committed micro-batch {batch.batch_id} into {batch.sink} before, "
             "with other input: the checkpoint is an old copy, or a new one under the appId of another. Use the newest "
             "checkpoint; a new one needs a new appId (leave the option out to get one)",
             app_id=batch.app_id,
@@ -66,9 +69,11 @@ def _same(batch: BatchCommit, before: str) -> None:
         )
 
 
-def _settle(tx: Transaction, batch: BatchCommit, locked: Sequence[tuple[QueueOffset, Registration]]) -> None:
+def _settle(
+    tx: Transaction, batch: BatchCommit[Any], locked: Sequence[tuple[QueueOffset, Registration]]
+) -> None:
     """A replay of what had been committed: what it staged goes, and its plan is done."""
-    staging.discard(tx, batch.sink, batch.app_id, batch.batch_id)
+    batch.sink.discard(tx, batch)
     for source, registration in locked:
         if registration.plan == plan_text(source):
             tx.run("close_plan", **registration.keys)
@@ -86,7 +91,7 @@ def _refuse_rewound(tx: Transaction, key: LedgerKey) -> None:
         )
 
 
-def _check_tasks(tx: Transaction, batch: BatchCommit) -> None:
+def _check_tasks(tx: Transaction, batch: BatchCommit[Any]) -> None:
     """What single tasks have appended before must be just what is committed now."""
     appended = ledger.tasks(tx, batch.key)
     if appended == dict(batch.tasks or {}):
@@ -94,7 +99,7 @@ def _check_tasks(tx: Transaction, batch: BatchCommit) -> None:
     if batch.tasks is None:
         raise CommitRefused(
             f"micro-batch {batch.batch_id} of app {batch.app_id!r} was begun with guarantee=idempotent, and rows of it "
-            f"are in queue {batch.sink.name!r} already: let a run with that guarantee finish it first",
+            f"are in {batch.sink} already: let a run with that guarantee finish it first",
             app_id=batch.app_id,
             batch_id=batch.batch_id,
         )

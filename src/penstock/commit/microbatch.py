@@ -4,20 +4,52 @@ from __future__ import annotations
 
 import hashlib
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from penstock.commit.offsets import QueueOffset
 from penstock.store.catalog import QueueRecord
+from penstock.store.database import Transaction
 from penstock.store.ledger import LedgerKey
+
+T = TypeVar("T")
+
+
+class Target(ABC, Generic[T]):
+    """What a micro-batch goes into: its part of the protocol is to make staged rows visible, or to drop them.
+
+    Its text form names it in messages, such as ``queue 'big'``.
+    """
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """Its name, as its users know it."""
+
+    @property
+    @abstractmethod
+    def ledger_name(self) -> str:
+        """Its name in the ledger."""
+
+    @abstractmethod
+    def publish(self, tx: Transaction, batch: BatchCommit[T]) -> T:
+        """Make what the acknowledged attempts staged visible, and drop everything else staged up to the micro-batch.
+
+        Called in the transaction that moves the consumers and enters the ledger row.
+        """
+
+    @abstractmethod
+    def discard(self, tx: Transaction, batch: BatchCommit[T]) -> None:
+        """Drop what was staged up to the micro-batch, which had been committed before."""
 
 
 @dataclass(frozen=True)
-class BatchCommit:
+class BatchCommit(Generic[T]):
     """A micro-batch whose tasks are done."""
 
-    sink: QueueRecord
+    sink: Target[T]
     app_id: str
     batch_id: int
     rows: int
@@ -28,7 +60,7 @@ class BatchCommit:
     others: Sequence[Any] = ()
     """The offsets of sources that are not ours, whatever they look like."""
     attempts: Mapping[str, int] = field(default_factory=dict)
-    """The number of segments that each acknowledged attempt staged."""
+    """How much each acknowledged attempt staged, as the target counts it: segments or rows."""
     tasks: Mapping[int, int] | None = None
     """The rows of each task, where the tasks have appended for themselves; None where they staged."""
     stateful: bool = False
@@ -38,7 +70,7 @@ class BatchCommit:
 
     @property
     def key(self) -> LedgerKey:
-        return LedgerKey(sink_name(self.sink), self.app_id, self.batch_id)
+        return LedgerKey(self.sink.ledger_name, self.app_id, self.batch_id)
 
     def ranges(self) -> str:
         """What the ledger remembers of the input."""
@@ -53,5 +85,5 @@ def _digest(others: Sequence[Any]) -> str:
 
 
 def sink_name(sink: QueueRecord) -> str:
-    """The sink in the ledger; a queue that is made anew is another sink."""
+    """A queue in the ledger; one that is made anew is another sink."""
     return f"queue:{sink.name}:{sink.generation}"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+from typing import Any
 
-from penstock.commit.microbatch import BatchCommit, sink_name
+from penstock.commit.microbatch import BatchCommit
 from penstock.commit.offsets import QueueOffset, pad, plan_text
 from penstock.errors import ConsumerBound, OffsetConflict, PlanMismatch
 from penstock.store import consumers
@@ -18,7 +19,7 @@ def lock_consumer(tx: Transaction, source: QueueOffset) -> Registration:
 
 
 def move_consumer(
-    tx: Transaction, batch: BatchCommit, source: QueueOffset, registration: Registration
+    tx: Transaction, batch: BatchCommit[Any], source: QueueOffset, registration: Registration
 ) -> None:
     """Move a consumer of this store from the start of a micro-batch to its end.
 
@@ -62,7 +63,7 @@ def _moved(source: QueueOffset, expected: dict[int, int], found: dict[int, int])
     )
 
 
-def _require_planned(batch: BatchCommit, source: QueueOffset, registration: Registration) -> None:
+def _require_planned(batch: BatchCommit[Any], source: QueueOffset, registration: Registration) -> None:
     planned = plan_text(source)
     if not registration.plan_open or registration.plan != planned:
         raise PlanMismatch(
@@ -83,7 +84,7 @@ def _require_there(tx: Transaction, source: QueueOffset, registration: Registrat
         raise _moved(source, dict(enumerate(expected)), dict(enumerate(offsets)))
 
 
-def _bind(tx: Transaction, batch: BatchCommit, source: QueueOffset, registration: Registration) -> None:
+def _bind(tx: Transaction, batch: BatchCommit[Any], source: QueueOffset, registration: Registration) -> None:
     if registration.app_id == batch.app_id:
         return
     if registration.app_id is not None:
@@ -91,7 +92,7 @@ def _bind(tx: Transaction, batch: BatchCommit, source: QueueOffset, registration
     tx.run("bind_app", app_id=batch.app_id, **registration.keys)
 
 
-def _refuse_bound(batch: BatchCommit, source: QueueOffset, app_id: str) -> None:
+def _refuse_bound(batch: BatchCommit[Any], source: QueueOffset, app_id: str) -> None:
     if batch.stateful and not batch.rebind:
         raise ConsumerBound(
             f"consumer {source.consumer!r} on queue {source.queue!r} belongs to the checkpoint of app {app_id!r}; a "
@@ -103,10 +104,10 @@ def _refuse_bound(batch: BatchCommit, source: QueueOffset, app_id: str) -> None:
         )
 
 
-def move_mark(tx: Transaction, batch: BatchCommit, source: QueueOffset) -> None:
+def move_mark(tx: Transaction, batch: BatchCommit[Any], source: QueueOffset) -> None:
     """A consumer of another store: this store's own mark stands for it, and the consumer follows."""
     # Names may be long, and a database's index entries may not.
-    text = json.dumps([*source.identity, sink_name(batch.sink)])
+    text = json.dumps([*source.identity, batch.sink.ledger_name])
     name = hashlib.sha256(text.encode()).hexdigest()
     for bound in {row.app_id for row in tx.all("read_marks", source=name)} - {batch.app_id}:
         _refuse_bound(batch, source, bound)
@@ -121,11 +122,11 @@ def move_mark(tx: Transaction, batch: BatchCommit, source: QueueOffset) -> None:
 
 
 def _mark_conflict(
-    tx: Transaction, batch: BatchCommit, source: QueueOffset, name: str, partition: int
+    tx: Transaction, batch: BatchCommit[Any], source: QueueOffset, name: str, partition: int
 ) -> OffsetConflict:
     found = next(row.next_index for row in tx.all("read_marks", source=name) if row.partition == partition)
     return OffsetConflict(
-        f"queue {batch.sink.name!r} already has the rows of consumer {source.consumer!r} on queue {source.queue!r}, "
+        f"{batch.sink} already has the rows of consumer {source.consumer!r} on queue {source.queue!r}, "
         f"partition {partition}, up to {found}, and the micro-batch starts at {source.start[partition]}: "
         f"seek the consumer to {{{partition}: {found}}}",
         consumer=source.consumer,

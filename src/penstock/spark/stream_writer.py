@@ -11,11 +11,12 @@ from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMess
 
 from penstock.commit.batch import commit_batch
 from penstock.commit.microbatch import BatchCommit, sink_name
-from penstock.commit.offsets import batch_ranges, other_offsets
-from penstock.errors import CheckpointMismatch, CommitRefused
+from penstock.commit.queue_target import QueueTarget
+from penstock.errors import CommitRefused
 from penstock.queue.opened import open_store
 from penstock.spark.boundary import plain_errors
 from penstock.spark.checkpoint import Checkpoint
+from penstock.spark.micro_batches import micro_batch, require_own
 from penstock.spark.options import SinkOptions
 from penstock.spark.task_writer import TaskWriter
 from penstock.spark.writing import StreamTask, Wrote
@@ -81,40 +82,27 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
     def _commit_batch(self, wrote: Sequence[Wrote], batch_id: int) -> Appended | None:
         store = open_store(self._options.url)
         checkpoint = Checkpoint(self._location(wrote))
-        self._check(wrote, checkpoint.query_id())
+        require_own(checkpoint, (message.stream.query_id for message in wrote if message.stream is not None))
+        self._require_placed(wrote)
         return commit_batch(store.database, store.uuid, self._batch(wrote, batch_id, checkpoint))
 
-    def _batch(self, wrote: Sequence[Wrote], batch_id: int, checkpoint: Checkpoint) -> BatchCommit:
+    def _batch(self, wrote: Sequence[Wrote], batch_id: int, checkpoint: Checkpoint) -> BatchCommit[Appended]:
         exactly = self._options.guarantee == "exactly_once"
-        stateful = checkpoint.stateful()
-        if stateful and not exactly:
+        if not exactly and checkpoint.stateful():
             raise _stateful()
-        now = checkpoint.offsets(batch_id)
-        query_id = checkpoint.query_id()
-        return BatchCommit(
-            sink=self._queue,
-            app_id=self._options.app_id or query_id,
-            batch_id=batch_id,
+        return micro_batch(
+            QueueTarget(self._queue),
+            checkpoint,
+            batch_id,
             rows=sum(message.rows for message in wrote),
-            origin=query_id,
-            sources=batch_ranges(now, checkpoint.offsets(batch_id - 1)),
-            others=other_offsets(now),
+            app_id=self._options.app_id,
             attempts={m.attempt: m.segments for m in wrote if m.segments} if exactly else {},
             tasks=None if exactly else {message.task: message.rows for message in wrote},
-            stateful=stateful,
             rebind=self._options.allow_new_checkpoint,
         )
 
-    def _check(self, wrote: Sequence[Wrote], checkpoint: str) -> None:
-        """Refuse a checkpoint that is not the one of the query that wrote, and rows that are in the wrong partition."""
-        queries = {message.stream.query_id for message in wrote if message.stream is not None}
-        if queries != {checkpoint}:
-            raise CheckpointMismatch(
-                f"the query is {', '.join(sorted(queries))}, and the checkpoint that the sink was given is {checkpoint}'s: "
-                "where paths without a scheme are not local ones, give checkpointLocation as a full URL",
-                query=sorted(queries),
-                checkpoint=checkpoint,
-            )
+    def _require_placed(self, wrote: Sequence[Wrote]) -> None:
+        """Refuse rows that are in the wrong partition."""
         if self._queue.key and {message.partitions for message in wrote} != {self._queue.partitions}:
             raise CommitRefused(
                 f"queue {self._queue.name!r} got more partitions while the micro-batch was written: restart the query, it "

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from penstock.errors import CommitRefused
 from penstock.store.catalog import QueueRecord, require_unchanged
 from penstock.store.consumers import list_registrations
 from penstock.store.database import Database, Transaction
 from penstock.store.log import Appended, Segment, allocate_payloads, place, publish, store_payloads
+
+
+class Place(Protocol):
+    """What rows are staged for: a queue, or whatever has a number that no queue has."""
+
+    @property
+    def queue_id(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -24,16 +31,14 @@ class Attempt:
     """Unique for each try, so that a retried or speculative twin cannot be mistaken for it."""
 
 
-def stage(
-    tx: Transaction, queue: QueueRecord, attempt: Attempt, segments: Sequence[Segment], ordinal: int
-) -> None:
+def stage(tx: Transaction, place: Place, attempt: Attempt, segments: Sequence[Segment], ordinal: int) -> None:
     """Write segments invisibly; ``ordinal`` is the number of the first one inside the attempt.
 
     It may be repeated: what an earlier call has written from that number on makes way.
     """
     key = {"app_id": attempt.app_id, "batch_id": attempt.batch_id, "attempt": attempt.attempt}
     before = tx.all("delete_staged_from", ordinal=ordinal, **key)
-    _delete_payloads(tx, [row.payload_id for row in before])
+    drop_payloads(tx, [row.payload_id for row in before])
     ids = store_payloads(tx, segments)
     now = tx.now()
     tx.many(
@@ -45,7 +50,7 @@ def stage(
                 "attempt": attempt.attempt,
                 "task": attempt.task,
                 "ordinal": ordinal + number,
-                "queue_id": queue.queue_id,
+                "queue_id": place.queue_id,
                 "partition": segment.partition,
                 "row_count": segment.rows,
                 "bytes": segment.bytes,
@@ -83,7 +88,7 @@ def promote(
             batch_id=batch_id,
         )
     kept = {row.payload_id for row in rows}
-    _delete_payloads(tx, [row.payload_id for row in staged if row.payload_id not in kept])
+    drop_payloads(tx, [row.payload_id for row in staged if row.payload_id not in kept])
     if not rows:
         require_unchanged(tx, queue)
         return Appended({})
@@ -95,17 +100,17 @@ def promote(
     return appended
 
 
-def take(tx: Transaction, queue: QueueRecord, app_id: str, batch_id: int) -> list[Any]:
+def take(tx: Transaction, place: Place, app_id: str, batch_id: int) -> list[Any]:
     """Forget what an app staged for micro-batches up to ``batch_id``; the payloads are the caller's now."""
-    return tx.all("delete_staged_batch", app_id=app_id, queue_id=queue.queue_id, batch_id=batch_id)
+    return tx.all("delete_staged_batch", app_id=app_id, queue_id=place.queue_id, batch_id=batch_id)
 
 
-def discard(tx: Transaction, queue: QueueRecord, app_id: str, batch_id: int) -> None:
+def discard(tx: Transaction, place: Place, app_id: str, batch_id: int) -> None:
     """Drop what an app staged for micro-batches up to ``batch_id``."""
-    _delete_payloads(tx, [row.payload_id for row in take(tx, queue, app_id, batch_id)])
+    drop_payloads(tx, [row.payload_id for row in take(tx, place, app_id, batch_id)])
 
 
-def _delete_payloads(tx: Transaction, payload_ids: Sequence[int]) -> None:
+def drop_payloads(tx: Transaction, payload_ids: Sequence[int]) -> None:
     tx.many("delete_payload", [{"payload_id": payload_id} for payload_id in sorted(payload_ids)])
 
 
@@ -123,7 +128,7 @@ def sweep(database: Database, store_uuid: str, *, older_than: int) -> int:
         old = {row.app_id for row in tx.all("staged_apps") if row.oldest < before}
         dead = sorted(old - _running(tx, store_uuid)) if old else ()
         gone = [row for app in dead for row in tx.all("delete_staged_before", app_id=app, created_at=before)]
-        _delete_payloads(tx, [row.payload_id for row in gone])
+        drop_payloads(tx, [row.payload_id for row in gone])
         return len(gone)
 
     return database.run(work, idempotent=True)

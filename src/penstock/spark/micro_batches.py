@@ -1,0 +1,79 @@
+"""What a sink commits of a micro-batch, as the query's checkpoint tells it on the driver."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
+
+from penstock.commit.microbatch import BatchCommit, Target
+from penstock.commit.offsets import batch_ranges, other_offsets
+from penstock.errors import CheckpointMismatch
+from penstock.spark.checkpoint import Checkpoint
+
+T = TypeVar("T")
+
+
+def micro_batch(
+    target: Target[T],
+    checkpoint: Checkpoint,
+    batch_id: int,
+    *,
+    rows: int,
+    app_id: str | None = None,
+    attempts: Mapping[str, int] | None = None,
+    tasks: Mapping[int, int] | None = None,
+    rebind: bool = False,
+) -> BatchCommit[T]:
+    """A micro-batch whose tasks are done.
+
+    Parameters
+    ----------
+    rows
+        How many rows it has.
+    app_id
+        The query's identity; the one in its checkpoint when None.
+    attempts, tasks, rebind
+        As in :class:`BatchCommit`.
+
+    Raises
+    ------
+    CommitRefused
+        When the checkpoint cannot be read, or a consumer appears in it with two ranges.
+    """
+    now = checkpoint.offsets(batch_id)
+    query_id = checkpoint.query_id()
+    return BatchCommit(
+        sink=target,
+        app_id=app_id or query_id,
+        batch_id=batch_id,
+        rows=rows,
+        origin=query_id,
+        sources=batch_ranges(now, checkpoint.offsets(batch_id - 1)),
+        others=other_offsets(now),
+        attempts=attempts or {},
+        tasks=tasks,
+        stateful=checkpoint.stateful(),
+        rebind=rebind,
+    )
+
+
+def require_own(checkpoint: Checkpoint, writers: Iterable[str]) -> None:
+    """Refuse a checkpoint that is not that of the query which wrote.
+
+    Parameters
+    ----------
+    writers
+        The query ids that the tasks of the micro-batch were told.
+
+    Raises
+    ------
+    CheckpointMismatch
+    """
+    queries, found = set(writers), checkpoint.query_id()
+    if queries != {found}:
+        raise CheckpointMismatch(
+            f"the query is {', '.join(sorted(queries))}, and the checkpoint that the sink was given is {found}'s: "
+            "where paths without a scheme are not local ones, give checkpointLocation as a full URL",
+            query=sorted(queries),
+            checkpoint=found,
+        )
