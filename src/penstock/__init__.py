@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from penstock.queue.store import connect as connect
     from penstock.spark.register import register as register
     from penstock.spark.session import session as session
+    from penstock.tables.sink import TableSink as TableSink
 
 __version__ = "0.1.0"
 
@@ -64,6 +65,7 @@ _HOMES = {
     "Retention": "penstock.queue.retention",
     "SnapshotFeed": "penstock.changes.feeds.snapshots",
     "Store": "penstock.queue.store",
+    "TableSink": "penstock.tables.sink",
     "Stream": "penstock.pipeline.stream",
     "Trigger": "penstock.pipeline.trigger",
     "connect": "penstock.queue.store",

@@ -41,6 +41,7 @@
     │   ├── ConsumerBound
     │   └── CheckpointRewound
     ├── OutputModeRefused             an output mode that would lose or repeat rows, or that Spark does not start
+    ├── TableRefused                  rows that a table cannot take as it is asked to
     └── QueryFailed                   a streaming query ended with an error
 
 Each error has a ``condition`` (a stable name to test for), ``parameters`` (the values it is about) and a message that says
@@ -247,6 +248,12 @@ class CheckpointRewound(CommitRefused):
 
 class OutputModeRefused(PenstockError):
     condition = "OUTPUT_MODE_REFUSED"
+
+
+class TableRefused(PenstockError):
+    """A table cannot take rows as it is asked to; the sub-condition says what is amiss."""
+
+    condition = "TABLE_REFUSED"
 
 
 class QueryFailed(PenstockError):

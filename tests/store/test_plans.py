@@ -86,6 +86,7 @@ HOT: dict[str, dict[str, Any]] = {
     "read_last_segments": IN_QUEUE | {"max_segments": 256},
     "segment_at": IN_QUEUE | {"row_index": 700},
     "appends_at": IN_QUEUE | {"row_index": 700},
+    "read_payload": {"payload_id": 700},
     "read_runs": {"payload_id": 700},
     "bytes_after": IN_QUEUE | {"row_index": 9900},
     "delete_payloads_before": IN_QUEUE | {"row_index": 20},

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from urllib.parse import urlsplit
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from penstock.changes.feeds.changelog import Changelog
 from penstock.changes.reading import read_stream
@@ -27,6 +28,7 @@ from penstock.spark.given import CONF_PREFIX
 from penstock.spark.options import GUARANTEES
 from penstock.spark.plans import default_file_system, repeatable, streaming_reads
 from penstock.spark.register import register
+from penstock.tables.sink import TableSink
 
 Transform = Callable[[DataFrame], DataFrame]
 
@@ -69,26 +71,28 @@ class Stream:
             return self.spark.readStream.format("penstock").options(**self.source.given()).load()
 
     def write(
-        self, sink: QueueSink, *, guarantee: str = "exactly_once", output_mode: str = "append"
+        self, sink: QueueSink | TableSink, *, guarantee: str = "exactly_once", output_mode: str = "append"
     ) -> Pipeline:
         """Say where it goes.
 
         Parameters
         ----------
         sink
-            A :class:`QueueSink`.
+            A :class:`QueueSink` or a :class:`TableSink`.
         guarantee
             ``exactly_once`` (the sink's rows and the consumer's move are one transaction), ``idempotent`` (for stateless
-            transformations: tasks write for themselves, repeats are skipped) or ``at_least_once``.
+            transformations into a queue: tasks write for themselves, repeats are skipped) or ``at_least_once``.
         output_mode
-            ``append``: a queue only grows.
+            ``append``: a queue only grows. A table takes ``update`` and ``complete`` as well.
         """
-        require("sink", sink, QueueSink, "a ps.QueueSink")
+        require("sink", sink, QueueSink | TableSink, "a ps.QueueSink or a ps.TableSink")
         if guarantee not in GUARANTEES:
             raise InvalidOption(
                 f"guarantee is one of {', '.join(GUARANTEES)}, not {in_quotes(guarantee)}.{did_you_mean(str(guarantee), GUARANTEES)}"
             )
-        if output_mode != "append":
+        if isinstance(sink, TableSink):
+            sink.check(guarantee, output_mode)
+        elif output_mode != "append":
             raise InvalidOption(
                 f"a queue takes output mode append, not {in_quotes(output_mode)}: it only grows"
             )
@@ -126,7 +130,7 @@ class Pipeline:
     """A stream and its sink, ready to start."""
 
     stream: Stream
-    sink: QueueSink
+    sink: QueueSink | TableSink
     guarantee: str
     output_mode: str
 
@@ -158,9 +162,7 @@ class Pipeline:
         self._check(frame, location)
         register(self.stream.spark)
         sources, others = self._sources(frame)
-        options = self.sink.given() | {"guarantee": self.guarantee, "checkpointLocation": location}
-        woken = waking(frame, location)
-        writer = woken.writeStream.format("penstock").options(**options).outputMode(self.output_mode)
+        writer = self._writer(waking(frame, location), location).outputMode(self.output_mode)
         writer = writer.trigger(**(trigger or Trigger.processing_time()).arguments())  # type: ignore[arg-type]  # overloads
         if name is not None:
             writer = writer.queryName(name)
@@ -168,6 +170,13 @@ class Pipeline:
             query = Query(writer.start(), location, sources, others=others)
         stop_on_sigterm(query)
         return query
+
+    def _writer(self, frame: DataFrame, location: str) -> DataStreamWriter:
+        if isinstance(self.sink, TableSink):
+            write = self.sink.writer(frame, self.guarantee, self.output_mode, location)
+            return frame.writeStream.foreachBatch(write).option("checkpointLocation", location)
+        options = self.sink.given() | {"guarantee": self.guarantee, "checkpointLocation": location}
+        return frame.writeStream.format("penstock").options(**options)
 
     def _check(self, frame: DataFrame, location: str) -> None:
         if self.guarantee == "at_least_once":

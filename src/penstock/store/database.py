@@ -54,7 +54,22 @@ class Transaction(ABC):
 
     @abstractmethod
     def execute(self, text: str) -> None:
-        """Execute SQL that is not named: migrations only."""
+        """Execute SQL that is not named: migrations, and what is about tables of users."""
+
+    @abstractmethod
+    def change(self, text: str) -> int:
+        """Execute SQL that is not named and has no parameters; the number of rows it touched."""
+
+    @abstractmethod
+    def query(self, text: str, /, **parameters: Any) -> list[Any]:
+        """The rows of SQL that is not named, as tuples.
+
+        Where it has parameters, it has no names of users in it: those could look like one.
+        """
+
+    @abstractmethod
+    def load(self, text: str, data: Iterable[Any]) -> None:
+        """Send rows in bulk: buffers for the ``copy … from stdin`` of PostgreSQL, rows for the ``insert`` of SQLite."""
 
     @abstractmethod
     def now(self) -> int:

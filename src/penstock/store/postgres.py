@@ -19,6 +19,7 @@ from penstock.errors import (
 )
 from penstock.store.database import Database, Transaction
 from penstock.store.owners import AdvisoryOwnerLock, OwnerLock, advisory_halves, advisory_key
+from penstock.store.statements import bind
 from penstock.store.url import StoreUrl
 
 if TYPE_CHECKING:
@@ -90,11 +91,12 @@ class PostgresTransaction(Transaction):
 
     def __init__(self, connection: psycopg.Connection[Any], schema: str, *, write: bool = True) -> None:
         from psycopg import Cursor
-        from psycopg.rows import namedtuple_row
+        from psycopg.rows import namedtuple_row, tuple_row
 
         super().__init__(schema, write=write)
         # Not the connection's own kind of cursor, which is the caller's choice where the connection is.
         self._cursor: Cursor[Any] = Cursor(connection, row_factory=namedtuple_row)
+        self._plain: Cursor[Any] = Cursor(connection, row_factory=tuple_row)
 
     def run(self, name: str, /, **parameters: Any) -> int:
         return self._cursor.execute(self._statements[name], parameters).rowcount
@@ -115,6 +117,19 @@ class PostgresTransaction(Transaction):
 
     def execute(self, text: str) -> None:
         self._cursor.execute(text.encode())
+
+    def change(self, text: str) -> int:
+        return self._cursor.execute(text.encode()).rowcount
+
+    def query(self, text: str, /, **parameters: Any) -> list[Any]:
+        if parameters:
+            return self._plain.execute(bind(text, self.dialect).encode(), parameters).fetchall()
+        return self._plain.execute(text.encode()).fetchall()
+
+    def load(self, text: str, data: Iterable[Any]) -> None:
+        with self._cursor.copy(text.encode()) as copy:
+            for buffer in data:
+                copy.write(buffer)
 
     def now(self) -> int:
         return int(self.one("clock").now)

@@ -86,6 +86,15 @@ class SqliteTransaction(Transaction):
     def execute(self, text: str) -> None:
         self._cursor.execute(text)
 
+    def change(self, text: str) -> int:
+        return self._cursor.execute(text).rowcount
+
+    def query(self, text: str, /, **parameters: Any) -> list[Any]:
+        return self._cursor.execute(text, parameters).fetchall()
+
+    def load(self, text: str, data: Iterable[Any]) -> None:
+        self._cursor.executemany(text, data)
+
     def close(self) -> None:
         # With a cursor that is still there SQLite keeps a closed connection open, and its file locks.
         self._cursor.close()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from penstock.errors import CommitRefused
+from penstock.store import relations
 from penstock.store.catalog import QueueRecord, require_unchanged
 from penstock.store.consumers import list_registrations
 from penstock.store.database import Database, Transaction
@@ -115,8 +116,8 @@ def drop_payloads(tx: Transaction, payload_ids: Sequence[int]) -> None:
 
 
 def sweep(database: Database, store_uuid: str, *, older_than: int) -> int:
-    """Drop what was staged more than ``older_than`` microseconds ago, but not that of running queries; the number of segments
-    that went.
+    """Drop what was staged more than ``older_than`` microseconds ago, but not that of running queries; the number of segments,
+    and of relations, that went.
 
     A query is known to run by the consumer that it owns. Without one its micro-batch in hand loses its staging to a sweep,
     is refused when it commits, and repeated.
@@ -125,11 +126,16 @@ def sweep(database: Database, store_uuid: str, *, older_than: int) -> int:
     def work(tx: Transaction) -> int:
         # A database's integers end where those of a timedelta go on.
         before = min(max(tx.now() - older_than, 0), 2**62)
+        aged = [relation for relation in relations.listed(tx) if relation.created_at < before]
         old = {row.app_id for row in tx.all("staged_apps") if row.oldest < before}
-        dead = sorted(old - _running(tx, store_uuid)) if old else ()
+        running = _running(tx, store_uuid) if old or aged else set()
+        dead = sorted(old - running)
         gone = [row for app in dead for row in tx.all("delete_staged_before", app_id=app, created_at=before)]
         drop_payloads(tx, [row.payload_id for row in gone])
-        return len(gone)
+        idle = [relation for relation in aged if relation.app_id not in running]
+        for relation in idle:
+            relations.drop(tx, relation.name)
+        return len(gone) + len(idle)
 
     return database.run(work, idempotent=True)
 

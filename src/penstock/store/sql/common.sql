@@ -147,6 +147,9 @@ from (
 ) as s
 join penstock.payload as p on p.payload_id = s.payload_id;
 
+-- name: read_payload
+select data from penstock.payload where payload_id = :payload_id;
+
 -- name: read_runs
 select runs from penstock.payload where payload_id = :payload_id;
 

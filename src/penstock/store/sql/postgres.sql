@@ -19,6 +19,12 @@ where locktype = 'advisory' and granted and objsubid = 1
     and classid::bigint = :high and objid::bigint = :low
     and database = (select oid from pg_database where datname = current_database());
 
+-- name: list_relations
+select c.relname as name, obj_description(c.oid, 'pg_class') as told
+from pg_class as c
+join pg_namespace as n on n.oid = c.relnamespace
+where n.nspname = :schema and c.relkind = 'r' and c.relpersistence = 'u' and starts_with(c.relname, 'staged_rows_');
+
 -- A block is 4096 payload ids, so that one call serves one append.
 -- name: allocate_block
 select nextval('penstock.payload_block') as block;

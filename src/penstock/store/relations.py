@@ -1,0 +1,95 @@
+"""Relations of PostgreSQL in which tasks stage the rows of a table: one for each try of a micro-batch.
+
+Each is unlogged, and says in its comment whose it is, so that nothing else has to be kept level with it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from penstock.errors import StoreError
+from penstock.store.database import Database, Transaction
+from penstock.store.postgres import PostgresDatabase
+
+log = logging.getLogger("penstock.store")
+
+PREFIX = "staged_rows_"
+
+
+@dataclass(frozen=True)
+class Relation:
+    """One try of one micro-batch."""
+
+    name: str
+    sink: str
+    app_id: str
+    created_at: int
+    """Microseconds since 1970."""
+
+
+def create(tx: Transaction, columns: Sequence[str], *, sink: str, app_id: str) -> str:
+    """Make a relation; its name, which is part of no user's.
+
+    Parameters
+    ----------
+    columns
+        Definitions such as ``c0 bigint``.
+    sink
+        The table's name in the ledger.
+    """
+    name = PREFIX + uuid.uuid4().hex
+    told = json.dumps({"sink": sink, "app_id": app_id, "created_at": tx.now()})
+    literal = told.replace("\\", "\\\\").replace("'", "''")
+    where = qualified(tx, name)
+    tx.execute(f"create unlogged table {where} ({', '.join(columns)}) with (autovacuum_enabled = false)")
+    tx.execute(f"comment on table {where} is E'{literal}'")
+    return name
+
+
+def qualified(tx: Transaction, name: str) -> str:
+    return f"{tx.schema}.{name}"
+
+
+def listed(tx: Transaction) -> list[Relation]:
+    """All that there are; a SQLite store has none."""
+    if tx.dialect != "postgres":
+        return []
+    rows = tx.all("list_relations", schema=_unquoted(tx.schema))
+    return [Relation(row.name, **json.loads(row.told)) for row in rows if row.told]
+
+
+def _unquoted(name: str) -> str:
+    return name[1:-1].replace('""', '"')
+
+
+def exists(tx: Transaction, name: str) -> bool:
+    return any(relation.name == name for relation in listed(tx))
+
+
+def drop(tx: Transaction, name: str) -> None:
+    tx.execute(f"drop table if exists {qualified(tx, name)}")
+
+
+def drop_of(database: Database, sink: str, app_id: str) -> None:
+    """Drop what earlier tries of an app have left; one that a task still writes is left to the next try, or to a sweep."""
+    if not isinstance(database, PostgresDatabase):
+        return
+    there = database.run(listed, write=False)
+    for relation in there:
+        if (relation.sink, relation.app_id) == (sink, app_id):
+            _drop_idle(database, relation.name)
+
+
+def _drop_idle(database: Database, name: str) -> None:
+    def work(tx: Transaction) -> None:
+        tx.execute("set local lock_timeout = '1s'")
+        drop(tx, name)
+
+    try:
+        database.run(work, idempotent=True, patience=0)
+    except StoreError as error:
+        log.info("a staged relation is still in use: %s", error, extra={"action": "stage_in_use"})

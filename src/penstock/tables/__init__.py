@@ -1,0 +1,1 @@
+"""SQL tables that streaming queries keep: anybody may query them."""

@@ -1,0 +1,166 @@
+"""Staged rows into a table: SQL that both databases understand, but for their ways to say that keys clash."""
+
+from __future__ import annotations
+
+from penstock.errors import CommitRefused, TableRefused
+from penstock.names import brief, in_quotes
+from penstock.store.database import Transaction
+from penstock.tables.columns import Column, Layout
+from penstock.tables.stages import Source
+
+_TWICE = "21000"
+_UNIQUE = "23505"
+
+
+def insert(tx: Transaction, layout: Layout, source: Source) -> int:
+    """Add the rows.
+
+    Raises
+    ------
+    TableRefused
+        When a key is there already, or twice among the rows.
+    """
+    statement = f"insert into {layout.name.sql} ({_names(layout)}) {_rows(layout, source)}"
+    return _change(tx, layout, source, statement)
+
+
+def upsert(tx: Transaction, layout: Layout, source: Source) -> int:
+    """Add the rows, each in the place of the one with its key; rows that are equal in every column count as one.
+
+    Raises
+    ------
+    TableRefused
+        When rows have equal keys and differ: none of them is the last one.
+    """
+    others = [column for column in layout.columns if not column.key]
+    changes = ", ".join(f"{column.sql} = excluded.{column.sql}" for column in others)
+    keys = ", ".join(column.sql for column in layout.keys)
+    what = f"do update set {changes}" if others else "do nothing"
+    into = f"insert into {layout.name.sql} ({_names(layout)})"
+    then = f"on conflict ({keys}) {what}"
+    if not _keys_repeat(tx, layout, source):
+        touched = _try(tx, f"{into} {_rows(layout, source)} {then}")
+        if touched is not None:
+            return touched if not others else _all(touched, source)
+    repeated = _repeated(tx, layout, source)
+    if repeated is not None:
+        raise TableRefused(
+            f"a micro-batch has several rows with the key {repeated} for {layout.name.sql}, and nothing says which of them is "
+            "the last one: aggregate by the key, or keep one row of each (max_by, dropDuplicates)",
+            condition="TABLE_REFUSED.DUPLICATE_KEYS",
+            key=repeated,
+        )
+    return tx.change(f"{into} {_rows(layout, source, distinct=True)} {then}")
+
+
+def replace(tx: Transaction, layout: Layout, source: Source) -> int:
+    """Put the rows in the place of all that is there."""
+    tx.execute(f"delete from {layout.name.sql}")
+    return insert(tx, layout, source)
+
+
+def _names(layout: Layout) -> str:
+    return ", ".join(column.sql for column in layout.columns)
+
+
+def _rows(layout: Layout, source: Source, *, distinct: bool = False) -> str:
+    columns = ", ".join(f"c{n}" for n in range(len(layout.columns)))
+    return f"select {'distinct ' if distinct else ''}{columns} from {source.relation} where {source.where}"
+
+
+def _staged_keys(layout: Layout) -> str:
+    return ", ".join(f"c{n}" for n, column in enumerate(layout.columns) if column.key)
+
+
+def _keys_repeat(tx: Transaction, layout: Layout, source: Source) -> bool:
+    """Whether it has to be looked at more closely; PostgreSQL itself says so in the statement."""
+    if tx.dialect == "postgres":
+        return False
+    keys = _staged_keys(layout)
+    return bool(tx.query(f"select 1 from {source.relation} group by {keys} having count(*) > 1 limit 1"))
+
+
+def _repeated(tx: Transaction, layout: Layout, source: Source) -> str | None:
+    """A key that rows which differ have; None when there is none."""
+    keys = _staged_keys(layout)
+    found = tx.query(
+        f"select {keys} from ({_rows(layout, source, distinct=True)}) as rows group by {keys} having count(*) > 1 limit 1"
+    )
+    return _shown(layout.keys, found[0]) if found else None
+
+
+def _shown(keys: tuple[Column, ...], values: tuple[object, ...]) -> str:
+    return brief(
+        ", ".join(f"{in_quotes(key.name)} = {value!r}" for key, value in zip(keys, values, strict=True))
+    )
+
+
+def _try(tx: Transaction, statement: str) -> int | None:
+    """The rows that a statement touched; None when two of them have one key."""
+    tx.execute("savepoint merging")
+    try:
+        touched = tx.change(statement)
+    except Exception as error:
+        if getattr(error, "sqlstate", None) != _TWICE:
+            raise
+        tx.execute("rollback to savepoint merging")
+        return None
+    tx.execute("release savepoint merging")
+    return touched
+
+
+def _change(tx: Transaction, layout: Layout, source: Source, statement: str) -> int:
+    tx.execute("savepoint merging")
+    try:
+        touched = tx.change(statement)
+    except Exception as error:
+        if not _is_clash(error):
+            raise
+        tx.execute("rollback to savepoint merging")
+        raise _clash(tx, layout, source, error) from error
+    tx.execute("release savepoint merging")
+    return _all(touched, source)
+
+
+def _all(touched: int, source: Source) -> int:
+    """An unlogged relation is empty after a crash of the server."""
+    if source.rows is not None and touched != source.rows:
+        raise CommitRefused(
+            f"{source.rows} rows were staged and {touched} are left: the server lost them in a crash, or they were swept; "
+            "nothing of the batch is visible. Restart the query, it repeats the micro-batch"
+        )
+    return touched
+
+
+def _is_clash(error: Exception) -> bool:
+    name = getattr(error, "sqlite_errorname", "")
+    return getattr(error, "sqlstate", None) == _UNIQUE or name in (
+        "SQLITE_CONSTRAINT_UNIQUE",
+        "SQLITE_CONSTRAINT_PRIMARYKEY",
+        "SQLITE_CONSTRAINT_ROWID",
+    )
+
+
+def _clash(tx: Transaction, layout: Layout, source: Source, error: Exception) -> TableRefused:
+    keys = _staged_keys(layout)
+    found = (
+        tx.query(
+            f"select {keys} from {source.relation} where {source.where} group by {keys} having count(*) > 1 limit 1"
+        )
+        if keys
+        else []
+    )
+    if found:
+        shown = _shown(layout.keys, found[0])
+        return TableRefused(
+            f"a micro-batch has several rows with the key {shown} for {layout.name.sql}: use output mode update with one row "
+            "for each key, or leave the keys out",
+            condition="TABLE_REFUSED.DUPLICATE_KEYS",
+            key=shown,
+        )
+    detail = getattr(getattr(error, "diag", None), "message_detail", None) or str(error)
+    return TableRefused(
+        f"{layout.name.sql} already has a row with a key that comes in ({brief(detail)}): output mode append only adds rows. Use "
+        "output mode update, or leave the keys out",
+        condition="TABLE_REFUSED.KEY_EXISTS",
+    )

@@ -1,0 +1,91 @@
+"""Rows on their way from Spark into a database: what Spark itself does, and what its tasks do with Arrow."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
+from pyspark.sql import Column as SparkColumn
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
+
+from penstock.arrow.types import canonical_schema
+from penstock.spark.schemas import quoted
+from penstock.tables.columns import Column, Layout
+
+# Every field, the times in UTC and to the microsecond.
+_JSON = {
+    "ignoreNullFields": "false",
+    "timeZone": "UTC",
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+}
+_DAY, _SECOND = 86_400_000_000, 1_000_000
+
+
+def shaped(frame: DataFrame, layout: Layout) -> DataFrame:
+    """The rows with the columns c0, c1 and so on, nested ones as JSON text, binary ones in PostgreSQL's form of text."""
+    return frame.select(
+        *(_expression(column, layout.dialect).alias(f"c{n}") for n, column in enumerate(layout.columns))
+    )
+
+
+def _expression(column: Column, dialect: str) -> SparkColumn:
+    found = F.col(quoted(column.name))
+    if column.is_json:
+        return F.to_json(found, _JSON)
+    if dialect == "postgres" and pat.is_binary(column.type):
+        return F.concat(F.lit("\\x"), F.hex(found))
+    return found
+
+
+def shaped_schema(frame: DataFrame) -> pa.Schema:
+    """The Arrow schema of shaped rows; null is refused in the keys alone, where they are staged."""
+    return pa.schema(
+        [field.with_nullable(True).remove_metadata() for field in canonical_schema(frame.schema)]
+    )
+
+
+def staged_schema(shaped: pa.Schema, dialect: str) -> pa.Schema:
+    """The schema of rows that are ready for the database."""
+    return pa.schema([pa.field(field.name, _staged_type(field.type, dialect)) for field in shaped])
+
+
+def ready(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Shaped rows in the schema of those that are ready for the database."""
+    arrays = [_ready(array, field.type) for array, field in zip(batch.columns, schema, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _staged_type(found: pa.DataType, dialect: str) -> pa.DataType:
+    if dialect == "postgres":
+        # Arrow writes the others as PostgreSQL reads them.
+        return pa.string() if pat.is_duration(found) else found
+    if pat.is_boolean(found):
+        return pa.int8()
+    if pat.is_duration(found):
+        return pa.int64()
+    if pat.is_integer(found) or pat.is_floating(found) or pat.is_binary(found):
+        return found
+    return pa.string()
+
+
+def _ready(array: pa.Array, wanted: pa.DataType) -> pa.Array:
+    if array.type.equals(wanted):
+        return array
+    if pat.is_duration(array.type) and pat.is_string(wanted):
+        return _interval(array.cast(pa.int64()))
+    if pat.is_time(array.type):
+        array = array.cast(pa.time64("us"))
+    return array.cast(wanted)
+
+
+def _interval(micros: pa.Array) -> pa.Array:
+    """Whole numbers that PostgreSQL 13 takes too; each has the sign of the whole, as division goes towards zero."""
+    days = pc.divide(micros, _DAY)
+    rest = pc.subtract(micros, pc.multiply(days, _DAY))
+    seconds = pc.divide(rest, _SECOND)
+    parts = (days, seconds, pc.subtract(rest, pc.multiply(seconds, _SECOND)))
+    texts = [part.cast(pa.string()) for part in parts]
+    units = ("days", "seconds", "microseconds")
+    return pc.binary_join_element_wise(*(x for pair in zip(texts, units, strict=True) for x in pair), " ")

@@ -1,0 +1,129 @@
+"""``ps.TableSink``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from pyspark.sql import DataFrame
+
+from penstock.errors import InvalidInput, InvalidOption
+from penstock.kinds import column_names, require
+from penstock.names import did_you_mean, in_quotes
+from penstock.queue.names import check_name
+from penstock.queue.store import connect
+from penstock.spark.given import CONF_PREFIX
+from penstock.spark.stores import check_reach
+from penstock.store.database import Transaction
+from penstock.tables import existing
+from penstock.tables.columns import Layout, layout_of
+from penstock.tables.names import resolve
+from penstock.tables.sessions import refuse_session_windows
+from penstock.tables.writer import TableWriter
+
+MODES = ("append", "update", "complete")
+_GUARANTEES = ("exactly_once", "at_least_once")
+
+
+@dataclass(frozen=True)
+class TableSink:
+    """A plain SQL table to write to, in the database of a store; anybody may query it.
+
+    Parameters
+    ----------
+    name
+        Its name: any Unicode text, ``schema.table`` in PostgreSQL. A table that is not there is made.
+    keys
+        The columns that make a row's key; needed in output mode update. They take no null.
+    url
+        The store, made where there is none; by default the session's ``spark.penstock.url``.
+    app_id
+        The identity of the query in the ledger; by default the one in its checkpoint.
+    allow_new_checkpoint
+        Whether a stateful query may begin with a new checkpoint, and so with empty state, where a consumer of its is bound to
+        another one.
+    """
+
+    name: str
+    keys: Sequence[str] = ()
+    url: str | None = field(default=None, repr=False)
+    app_id: str | None = field(default=None, kw_only=True)
+    allow_new_checkpoint: bool = field(default=False, kw_only=True)
+
+    def __post_init__(self) -> None:
+        check_name("table", self.name)
+        keys = column_names("keys", self.keys)
+        if len(set(keys)) != len(keys):
+            raise InvalidInput(f"keys names a column twice: {', '.join(keys)}", parameter="keys")
+        object.__setattr__(self, "keys", keys)
+        require("url", self.url, str | None, "the URL of a store, such as 'sqlite:///shop.db'")
+        require("app_id", self.app_id, str | None, "text")
+        require("allow_new_checkpoint", self.allow_new_checkpoint, bool, "True or False")
+
+    def check(self, guarantee: str, output_mode: str) -> None:
+        """Refuse a combination that no table can serve.
+
+        Raises
+        ------
+        InvalidOption
+        """
+        if guarantee not in _GUARANTEES:
+            raise InvalidOption(
+                f"a table takes guarantee {' or '.join(_GUARANTEES)}, not {in_quotes(guarantee)}: exactly_once repeats nothing, "
+                "whatever the transformation",
+                option="guarantee",
+            )
+        if output_mode not in MODES:
+            raise InvalidOption(
+                f"a table takes output mode {', '.join(MODES)}, not {in_quotes(output_mode)}."
+                f"{did_you_mean(str(output_mode), MODES)}",
+                option="output_mode",
+            )
+        if output_mode == "update" and not self.keys:
+            raise InvalidOption(
+                "output mode update puts each row in the place of the one with its key: name the keys, "
+                f"ps.TableSink({in_quotes(self.name)}, keys=[…])",
+                option="keys",
+            )
+
+    def writer(self, frame: DataFrame, guarantee: str, output_mode: str, location: str) -> TableWriter:
+        """See to the table, and make what the query calls with each micro-batch.
+
+        Raises
+        ------
+        SchemaMismatch, UnsupportedType, InvalidName, TableRefused
+            When the table cannot take the rows.
+        """
+        self.check(guarantee, output_mode)
+        if output_mode == "update":
+            refuse_session_windows(frame)
+        spark = frame.sparkSession
+        url = self.url or spark.conf.get(CONF_PREFIX + "url", None)
+        if url is None:
+            raise InvalidOption(
+                f"no store is named for the table {in_quotes(self.name)}: give url, or set {CONF_PREFIX}url on the session",
+                option="url",
+            )
+        check_reach(url, spark.conf.get("spark.master", None))
+        return TableWriter(
+            url,
+            self._prepared(url, frame, output_mode),
+            self.name,
+            output_mode,
+            guarantee,
+            location,
+            self.app_id,
+            self.allow_new_checkpoint,
+        )
+
+    def _prepared(self, url: str, frame: DataFrame, output_mode: str) -> Layout:
+        def work(tx: Transaction) -> Layout:
+            layout = layout_of(resolve(tx, self.name), frame.schema, self.keys, tx.dialect)
+            existing.prepare(tx, layout, complete=output_mode == "complete")
+            return layout
+
+        with connect(url) as store:
+            layout = store.database.run(work, idempotent=True)
+            # Nobody else may look after what dead queries have left here.
+            store.sweep()
+        return layout

@@ -1,0 +1,79 @@
+"""A table as the target of micro-batches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock.commit.microbatch import BatchCommit, Target
+from penstock.store.database import Transaction
+from penstock.tables import existing, merging
+from penstock.tables.columns import Layout
+from penstock.tables.stages import Stage
+
+# The store's own statements walk along indexes, and its connections are told so; these read everything.
+_PLANNING = "; ".join(
+    f"set local enable_{what} = on" for what in ("seqscan", "bitmapscan", "hashjoin", "mergejoin")
+)
+
+
+@dataclass(frozen=True)
+class TableTarget(Target[int]):
+    """Staged rows are inserted, upserted, or put in the place of everything; readers see the old table or the new one."""
+
+    layout: Layout
+    mode: str
+    stage: Stage
+    called: str
+    """The table's name as the user wrote it."""
+
+    @property
+    def name(self) -> str:
+        return self.called
+
+    @property
+    def ledger_name(self) -> str:
+        return self.layout.name.ledger_name
+
+    def __str__(self) -> str:
+        return f"table {self.called!r}"
+
+    def publish(self, tx: Transaction, batch: BatchCommit[int]) -> int:
+        return self.write(tx, dict(batch.attempts))
+
+    def write(self, tx: Transaction, attempts: dict[str, int]) -> int:
+        """Make the rows of the acknowledged attempts visible, and drop everything that was staged.
+
+        Raises
+        ------
+        TableRefused
+            When keys clash.
+        CommitRefused
+            When staged rows are gone.
+        """
+        if tx.dialect == "postgres":
+            tx.execute(_PLANNING)
+        source = self.stage.take(tx, attempts)
+        if self.mode == "complete":
+            self._make_room(tx)
+            written = merging.replace(tx, self.layout, source)
+        elif self.mode == "update":
+            written = merging.upsert(tx, self.layout, source)
+        else:
+            written = merging.insert(tx, self.layout, source)
+        self.stage.drop(tx)
+        return written
+
+    def _make_room(self, tx: Transaction) -> None:
+        """See to the table's columns, which only this mode may change."""
+        if tx.dialect == "postgres":
+            # Writers wait for one another, so that each replaces all that the one before has left; readers do not.
+            tx.execute(f"lock table {self.layout.name.sql} in share row exclusive mode")
+        there = existing.look(tx, self.layout.name)
+        if there is not None and existing.differences(self.layout, there, complete=True):
+            existing.drop(tx, self.layout)
+            there = None
+        if there is None:
+            existing.create(tx, self.layout)
+
+    def discard(self, tx: Transaction, batch: BatchCommit[int]) -> None:
+        self.stage.drop(tx)

@@ -1,0 +1,82 @@
+"""What a task does with the rows of a table: check them, make them ready, stage them, and tell the driver."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+from pyspark import TaskContext
+
+from penstock.arrow.rows import conform_batch
+from penstock.errors import TableRefused
+from penstock.names import in_quotes
+from penstock.queue.opened import open_store
+from penstock.spark.boundary import plainly
+from penstock.spark.stores import check_reach
+from penstock.tables.columns import Layout
+from penstock.tables.shaping import ready
+from penstock.tables.stages import Stage, chunked
+
+REPORT = "attempt string, staged bigint, rows bigint, query string"
+_REPORT = pa.schema(
+    [
+        ("attempt", pa.string()),
+        ("staged", pa.int64()),
+        ("rows", pa.int64()),
+        ("query", pa.string()),
+    ]
+)
+
+
+@dataclass
+class StageTask:
+    """For ``mapInArrow``: shaped rows in, what was staged out."""
+
+    url: str = field(repr=False)
+    layout: Layout
+    stage: Stage
+    shaped: pa.Schema
+    """Of the rows that come in."""
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return plainly(self._run(iter(batches)))
+
+    def _run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        check_reach(self.url, None)
+        context = TaskContext.get()
+        assert context is not None
+        self._rows = 0
+        staged = self.put(context, batches)
+        query = context.getLocalProperty("sql.streaming.queryId")
+        attempts, counts = [*staged, None], [*staged.values(), 0]
+        rows = [0] * len(staged) + [self._rows]
+        columns = [attempts, counts, rows, [query] * len(rows)]
+        yield pa.RecordBatch.from_arrays(
+            [pa.array(values, kind.type) for values, kind in zip(columns, _REPORT, strict=True)],
+            schema=_REPORT,
+        )
+
+    def put(self, context: TaskContext, batches: Iterator[pa.RecordBatch]) -> dict[str, int]:
+        """Stage the rows; how much, by attempt."""
+        database = open_store(self.url).database
+        return self.stage.put(
+            database, context.partitionId(), context.taskAttemptId(), self._ready(chunked(batches))
+        )
+
+    def _ready(self, chunks: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for chunk in chunks:
+            shaped = conform_batch(chunk, self.shaped)
+            self._check_keys(shaped)
+            self._rows += shaped.num_rows
+            yield ready(shaped, self.stage.columns)
+
+    def _check_keys(self, chunk: pa.RecordBatch) -> None:
+        for array, column in zip(chunk.columns, self.layout.columns, strict=True):
+            if column.key and array.null_count:
+                raise TableRefused(
+                    f"a row has no value in {in_quotes(column.name)}, which is a key of {self.layout.name.sql}: give it one, as "
+                    "coalesce(column, '') does, or drop such rows",
+                    condition="TABLE_REFUSED.NULL_KEY",
+                    column=column.name,
+                )

@@ -1,0 +1,88 @@
+"""What a streaming query calls with each micro-batch of a table, on the driver."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from pyspark.sql import DataFrame, Row
+
+from penstock.commit.batch import commit_batch
+from penstock.errors import PenstockError
+from penstock.queue.opened import open_store
+from penstock.queue.store import Store
+from penstock.spark.checkpoint import Checkpoint
+from penstock.spark.micro_batches import micro_batch, require_own
+from penstock.tables.columns import Layout
+from penstock.tables.postgres_stage import PostgresStage
+from penstock.tables.shaping import shaped, shaped_schema, staged_schema
+from penstock.tables.sqlite_stage import SqliteStage
+from penstock.tables.stages import Stage
+from penstock.tables.target import TableTarget
+from penstock.tables.task import REPORT, StageTask
+
+
+@dataclass(frozen=True)
+class TableWriter:
+    """For ``foreachBatch``: one action, in which the tasks stage the rows; then one transaction."""
+
+    url: str = field(repr=False)
+    layout: Layout
+    called: str
+    mode: str
+    guarantee: str
+    location: str = field(repr=False)
+    """Of the checkpoint."""
+    app_id: str | None = None
+    rebind: bool = False
+
+    def __call__(self, frame: DataFrame, batch_id: int) -> None:
+        """Write a micro-batch."""
+        try:
+            self._write(frame, batch_id)
+        except PenstockError as error:
+            raise error.with_traceback(None) from None
+
+    def _write(self, frame: DataFrame, batch_id: int) -> None:
+        store = open_store(self.url)
+        rows = shaped(frame, self.layout)
+        task = StageTask(self.url, self.layout, self._stage(store, rows, batch_id), shaped_schema(rows))
+        # Also when the micro-batch is in already: Spark wants to see that the state was committed.
+        told = rows.mapInArrow(task, REPORT).collect()
+        target = TableTarget(self.layout, self.mode, task.stage, self.called)
+        staged = {row.attempt: row.staged for row in told if row.attempt is not None}
+        if self.guarantee == "at_least_once":
+            store.database.run(lambda tx: target.write(tx, staged), idempotent=True)
+        else:
+            self._commit(store, target, batch_id, told, staged)
+
+    def _commit(
+        self, store: Store, target: TableTarget, batch_id: int, told: Sequence[Row], staged: dict[str, int]
+    ) -> None:
+        checkpoint = Checkpoint(self.location)
+        if told:
+            require_own(checkpoint, (row.query for row in told))
+        batch = micro_batch(
+            target,
+            checkpoint,
+            batch_id,
+            rows=sum(row.rows for row in told),
+            app_id=self.app_id,
+            attempts=staged,
+            rebind=self.rebind,
+        )
+        commit_batch(store.database, store.uuid, batch)
+
+    def _stage(self, store: Store, rows: DataFrame, batch_id: int) -> Stage:
+        columns = staged_schema(shaped_schema(rows), self.layout.dialect)
+        app_id = self._app()
+        if self.layout.dialect == "postgres":
+            return PostgresStage.open(store.database, self.layout, columns, app_id, batch_id)
+        return SqliteStage(self.layout.name.ledger_name, app_id, batch_id, columns)
+
+    def _app(self) -> str:
+        if self.guarantee == "at_least_once":
+            # Its checkpoint may be out of reach.
+            return f"run:{uuid.uuid4()}"
+        return self.app_id or Checkpoint(self.location).query_id()

@@ -1,0 +1,94 @@
+"""Tables of either store, as a program without Penstock sees them."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import psycopg
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+
+import penstock as ps
+from penstock.store.url import parse_url
+
+NOW = ps.Trigger.available_now()
+
+
+def named(url: str, table: str) -> str:
+    """The table's name for Penstock; in PostgreSQL in the schema of the test."""
+    if url.startswith("sqlite"):
+        return table
+    schema = parse_qs(urlsplit(url).query)["schema"][0]
+    quoted = table.replace('"', '""')
+    return f'{schema}."{quoted}"'
+
+
+def sql_name(url: str, table: str) -> str:
+    quoted = table.replace('"', '""')
+    return f'"{quoted}"' if url.startswith("sqlite") else f'{parse_url(url).schema}."{quoted}"'
+
+
+def query(url: str, text: str) -> list[tuple[Any, ...]]:
+    """Run one statement outside Penstock; its rows."""
+    parsed = parse_url(url)
+    if parsed.dialect == "sqlite":
+        connection: Any = sqlite3.connect(parsed.target, isolation_level=None)
+    else:
+        connection = psycopg.connect(parsed.target, autocommit=True)
+    with closing(connection):
+        cursor = connection.execute(text)
+        return [tuple(row) for row in cursor.fetchall()] if cursor.description else []
+
+
+def rows(url: str, table: str, columns: str = "*") -> list[tuple[Any, ...]]:
+    """The rows of a table, sorted."""
+    return sorted(query(url, f"select {columns} from {sql_name(url, table)}"), key=repr)
+
+
+class Feed:
+    """A queue that a test writes, and the streaming queries over it."""
+
+    def __init__(self, spark: SparkSession, url: str, folder: Path, schema: pa.Schema) -> None:
+        self.spark, self.url, self.folder = spark, url, folder
+        self.store = ps.connect(url)
+        self.queue = self.store.create_queue("in", schema)
+        self.store.create_consumer("c").register("in")
+
+    def add(self, *rows: dict[str, Any]) -> Feed:
+        self.queue.append(list(rows))
+        return self
+
+    def pipeline(
+        self, sink: ps.TableSink, transform: Any = None, *, mode: str = "append", **more: Any
+    ) -> ps.Pipeline:
+        stream = ps.stream(self.spark, ps.QueueSource("in", consumer="c", url=self.url))
+        if transform is not None:
+            stream = stream.transform(transform)
+        return stream.write(sink, output_mode=mode, **more)
+
+    def run(
+        self,
+        sink: ps.TableSink,
+        transform: Any = None,
+        *,
+        mode: str = "append",
+        checkpoint: str = "ck",
+        **more: Any,
+    ) -> ps.Query:
+        """All that is there, to its end."""
+        query = self.pipeline(sink, transform, mode=mode, **more).start(
+            checkpoint=self.folder / checkpoint, trigger=NOW
+        )
+        query.awaitTermination()
+        return query
+
+    def table(self, name: str, *keys: str, **more: Any) -> ps.TableSink:
+        return ps.TableSink(named(self.url, name), keys, self.url, **more)
+
+
+def totals(frame: DataFrame) -> DataFrame:
+    return frame.groupBy("k").agg({"v": "sum", "*": "count"}).toDF("k", "total", "n")

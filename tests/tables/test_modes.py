@@ -1,0 +1,181 @@
+"""Append adds, update upserts, complete replaces; each exactly once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+import penstock as ps
+from penstock.errors import InvalidOption, SchemaMismatch, TableRefused
+from tests.spark.support import forget_commit, one_store
+from tests.tables.support import NOW, Feed, query, rows, sql_name, totals
+
+SCHEMA = pa.schema([("id", pa.int64()), ("k", pa.string()), ("v", pa.int64())])
+
+
+@pytest.fixture
+def feed(spark: SparkSession, store_url: str, tmp_path: Path) -> Feed:
+    return Feed(spark, store_url, tmp_path, SCHEMA)
+
+
+def row(number: int, k: str = "a", v: int = 1) -> dict[str, Any]:
+    return {"id": number, "k": k, "v": v}
+
+
+def test_append_makes_the_table_and_adds_rows_once(feed: Feed) -> None:
+    sink = feed.table("plain")
+    feed.add(row(1), row(2, "b")).run(sink)
+    forget_commit(feed.folder / "ck")
+    feed.run(sink)
+    feed.add(row(3)).run(sink)
+    assert rows(feed.url, "plain") == [(1, "a", 1), (2, "b", 1), (3, "a", 1)]
+    assert feed.store.consumer("c").lag("in").rows == 0
+
+
+def test_update_puts_rows_in_the_place_of_those_with_their_key(feed: Feed) -> None:
+    sink = feed.table("totals", "k")
+    feed.add(row(1, "a", 5), row(2, "b", 7)).run(sink, totals, mode="update")
+    feed.add(row(3, "a", 1)).run(sink, totals, mode="update")
+    forget_commit(feed.folder / "ck")
+    feed.run(sink, totals, mode="update")
+    assert rows(feed.url, "totals") == [("a", 6, 2), ("b", 7, 1)]
+    assert feed.store.info().staged_segments == 0
+
+
+def test_complete_replaces_everything(feed: Feed) -> None:
+    sink = feed.table("top")
+
+    def many(frame: DataFrame) -> DataFrame:
+        return totals(frame).where("total < 10")
+
+    feed.add(row(1, "a", 5), row(2, "b", 7)).run(sink, many, mode="complete")
+    assert rows(feed.url, "top") == [("a", 5, 1), ("b", 7, 1)]
+    feed.add(row(3, "a", 9)).run(sink, many, mode="complete")
+    forget_commit(feed.folder / "ck")
+    feed.run(sink, many, mode="complete")
+    assert rows(feed.url, "top") == [("b", 7, 1)]
+
+
+def test_nothing_staged_is_left_behind(feed: Feed) -> None:
+    for number, mode in enumerate(("append", "update", "complete")):
+        keys = ["k"] if mode == "update" else []
+        transform = None if mode == "append" else totals
+        feed.store.consumer("c").seek("in", to="earliest")
+        feed.add(row(number)).run(feed.table(f"t{number}", *keys), transform, mode=mode, checkpoint=mode)
+    if feed.url.startswith("postgres"):
+        left = "select relname from pg_class where relname like 'staged\\_rows%' and relkind = 'r'"
+        assert query(feed.url, left) == []
+    assert feed.store.info().staged_segments == 0
+
+
+def test_rows_with_one_key_that_differ_are_refused_and_equal_ones_count_as_one(feed: Feed) -> None:
+    sink = feed.table("latest", "k")
+
+    def keep(frame: DataFrame) -> DataFrame:
+        return frame.select("k", "v")
+
+    feed.add(row(1, "a", 5), row(2, "a", 5), row(3, "b", 1)).run(sink, keep, mode="update")
+    assert rows(feed.url, "latest") == [("a", 5), ("b", 1)]
+    feed.add(row(4, "a", 6), row(5, "a", 7))
+    with pytest.raises(TableRefused, match=r"several rows with the key 'k' = 'a'") as caught:
+        feed.run(sink, keep, mode="update")
+    assert caught.value.condition == "TABLE_REFUSED.DUPLICATE_KEYS"
+    assert rows(feed.url, "latest") == [("a", 5), ("b", 1)]
+    assert feed.store.consumer("c").lag("in").rows == 2
+
+
+def test_append_with_keys_refuses_a_key_that_is_there(feed: Feed) -> None:
+    sink = feed.table("once", "id")
+    feed.add(row(1)).run(sink)
+    feed.add(row(1))
+    with pytest.raises(TableRefused, match="Use output mode update") as caught:
+        feed.run(sink)
+    assert caught.value.condition == "TABLE_REFUSED.KEY_EXISTS"
+    assert rows(feed.url, "once") == [(1, "a", 1)]
+
+
+def test_a_key_without_a_value_is_refused(feed: Feed) -> None:
+    feed.add({"id": 1, "k": None, "v": 2})
+    with pytest.raises(TableRefused, match="coalesce") as caught:
+        feed.run(feed.table("totals", "k"), totals, mode="update")
+    assert caught.value.condition == "TABLE_REFUSED.NULL_KEY"
+
+
+def test_only_complete_changes_the_columns(feed: Feed) -> None:
+    def other(frame: DataFrame) -> DataFrame:
+        return frame.groupBy("k").agg({"v": "max"}).toDF("k", "highest")
+
+    feed.add(row(1, "a", 5)).run(feed.table("t", "k"), totals, mode="update")
+    with pytest.raises(SchemaMismatch, match="no column 'highest'") as caught:
+        feed.run(feed.table("t", "k"), other, mode="update", checkpoint="other")
+    assert "only output mode complete" in caught.value.message
+    feed.store.consumer("c").seek("in", to="earliest")
+    feed.run(feed.table("t", "k"), other, mode="complete", checkpoint="other")
+    assert rows(feed.url, "t", "k, highest") == [("a", 5)]
+
+
+def test_a_table_that_somebody_made_is_used_as_it_is(feed: Feed) -> None:
+    name = sql_name(feed.url, "mine")
+    query(feed.url, f"create table {name} (note text default 'new', v bigint, k text unique, id bigint)")
+    feed.add(row(1, "a", 5), row(2, "b", 6)).run(feed.table("mine", "k"), mode="update")
+    assert rows(feed.url, "mine", "id, k, v, note") == [(1, "a", 5, "new"), (2, "b", 6, "new")]
+
+
+def test_a_table_that_does_not_fit_is_told_with_every_difference(feed: Feed) -> None:
+    query(feed.url, f"create table {sql_name(feed.url, 'mine')} (k real, id bigint, need text not null)")
+    with pytest.raises(SchemaMismatch) as caught:
+        feed.run(feed.table("mine", "id"), mode="update")
+    told = caught.value.message
+    assert all(part in told for part in ("'k' is", "no column 'v'", "'need'", 'no unique index on ("id")'))
+
+
+def test_two_queries_keep_one_table(feed: Feed) -> None:
+    sink = feed.table("shared", "id")
+    feed.add(row(1)).run(sink, mode="update")
+    feed.store.consumer("c").seek("in", to="earliest")
+    feed.add(row(2)).run(sink, mode="update", checkpoint="second")
+    assert rows(feed.url, "shared", "id") == [(1,), (2,)]
+
+
+def test_at_least_once_needs_no_ledger(feed: Feed) -> None:
+    feed.add(row(1), row(2)).run(feed.table("plain"), guarantee="at_least_once")
+    assert rows(feed.url, "plain", "id") == [(1,), (2,)]
+    assert feed.store.info().commits == 0
+    assert feed.store.consumer("c").lag("in").rows == 0
+
+
+@one_store
+def test_a_session_window_in_update_mode_is_refused_with_the_way_out(feed: Feed) -> None:
+    from pyspark.sql import functions as F  # noqa: N812 - its usual name
+
+    def sessions(frame: DataFrame) -> DataFrame:
+        timed = frame.withColumn("at", F.timestamp_seconds("v")).withWatermark("at", "1 minute")
+        counted = timed.groupBy(F.session_window("at", "5 minutes").alias("w"), "k").count()
+        return counted.selectExpr("w.start", "k", "count")
+
+    with pytest.raises(TableRefused, match="append with a watermark") as caught:
+        feed.run(feed.table("s", "k", "start"), sessions, mode="update")
+    assert caught.value.condition == "TABLE_REFUSED.SESSION_WINDOW"
+    feed.add(row(1, "a", 0), row(2, "a", 60), row(3, "a", 10_000)).run(
+        feed.table("s", "k", "start"), sessions
+    )
+    assert rows(feed.url, "s", "k, count") == [("a", 2)]
+
+
+@one_store
+def test_wrong_arguments_are_told_at_once(feed: Feed) -> None:
+    with pytest.raises(InvalidOption, match="name the keys"):
+        feed.pipeline(feed.table("t"), mode="update")
+    with pytest.raises(InvalidOption, match="Did you mean 'complete'"):
+        feed.pipeline(feed.table("t"), mode="compleet")
+    with pytest.raises(InvalidOption, match="exactly_once"):
+        feed.pipeline(feed.table("t"), guarantee="idempotent")
+    with pytest.raises(ps.errors.InvalidInput, match="Did you mean 'id'"):
+        feed.run(feed.table("t", "idd"))
+    assert "geheim" not in repr(ps.TableSink("t", url="postgresql://u:geheim@h/d"))
+    with pytest.raises(InvalidOption, match="no store is named"):
+        feed.pipeline(ps.TableSink("t")).start(checkpoint=feed.folder / "ck", trigger=NOW)
