@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from pyspark.sql import DataFrame
 
@@ -43,6 +44,9 @@ class TableSink:
         Whether a stateful query may begin with a new checkpoint, and so with empty state, where a consumer of its is bound to
         another one.
     """
+
+    format: ClassVar[str] = "penstock table"
+    """What a check of output modes knows it by."""
 
     name: str
     keys: Sequence[str] = ()
