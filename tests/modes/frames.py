@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import textwrap
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,19 @@ def says(
         return build
 
     return note
+
+
+@contextmanager
+def settings_of(spark: SparkSession, name: str) -> Iterator[None]:
+    """The session with the settings that a query is about."""
+    settings = FRAMES[name].settings if name in FRAMES else {}
+    for key, value in settings.items():
+        spark.conf.set(key, value)
+    try:
+        yield
+    finally:
+        for key in settings:
+            spark.conf.unset(key)
 
 
 def inputs(spark: SparkSession, folder: Path) -> Inputs:
@@ -479,7 +493,20 @@ def two_functions(t: Inputs) -> DataFrame:
     return _with_state(_with_state(t.events, "append"), "append")
 
 
-@says(update=("PENSTOCK_FUNCTION_MODE_DIFFERS",))
+_ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+_NEEDS = ("PENSTOCK_FUNCTION_NEEDS_ROCKSDB",)
+
+
+@says(
+    append=_NEEDS,
+    update=(*_NEEDS, "PENSTOCK_FUNCTION_MODE_DIFFERS"),
+    complete=(*_NEEDS, *NO_AGGREGATION),
+)
+def transformed_without_rocksdb(t: Inputs) -> DataFrame:
+    return _transformed(t.events, "append")
+
+
+@says(update=("PENSTOCK_FUNCTION_MODE_DIFFERS",), spark__sql__streaming__stateStore__providerClass=_ROCKSDB)
 def transformed_with_state(t: Inputs) -> DataFrame:
     return _transformed(t.events, "append")
 

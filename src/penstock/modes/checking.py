@@ -14,8 +14,8 @@ from penstock.modes.plan import Plan
 from penstock.modes.report import MODES, REFUSED, UNSAFE, ModeReport, Problem, Report
 from penstock.modes.rules.aggregates import aggregates, deduplications
 from penstock.modes.rules.chains import chains
-from penstock.modes.rules.continuous import continuous
-from penstock.modes.rules.functions import functions
+from penstock.modes.rules.continuous import continuous, sources
+from penstock.modes.rules.functions import functions, needs
 from penstock.modes.rules.joins import joins
 from penstock.modes.rules.operators import operators, sorts_and_limits
 from penstock.modes.rules.state import last_groups, state
@@ -33,6 +33,7 @@ _SETTINGS = (
     "spark.sql.streaming.noDataMicroBatches.enabled",
     "spark.sql.streaming.multipleWatermarkPolicy",
     "spark.sql.streaming.statefulOperator.checkCorrectness.enabled",
+    "spark.sql.streaming.stateStore.providerClass",
 )
 _TRIGGERS = {
     "processingTime": "processing time",
@@ -103,8 +104,8 @@ def check(df: DataFrame, sink: object = None, trigger: object = None) -> Report:
     require("df", df, DataFrame, "a streaming DataFrame")
     kind = _trigger(trigger)
     found = sink_of(df, sink)
-    settings = {name: str(df.sparkSession.conf.get(name, None)).lower() for name in _SETTINGS}
-    plan = Plan(tree_of(df), {name: value for name, value in settings.items() if value != "none"})
+    settings = {name: str(df.sparkSession.conf.get(name, None)) for name in _SETTINGS}
+    plan = Plan(tree_of(df), {name: value for name, value in settings.items() if value != "None"})
     modes = tuple(_mode(df, plan, mode, found, kind) for mode in MODES)
     return Report(modes, _not_run(df), None if found is None else found.name, kind)
 
@@ -137,6 +138,7 @@ def _mode(df: DataFrame, plan: Plan, mode: str, sink: Sink | None, trigger: str)
     if has_verdict(df):
         told = refusal(df, mode, continuous=trigger == "continuous")
         problems = list(_agreed(problems, told, checked=checks(df)))
+    problems += [*needs(plan), *(sources(plan) if trigger == "continuous" else ())]
     runs = not any(problem.severity == REFUSED for problem in problems)
     emits = claims(plan, mode) if runs else None
     if sink is not None:
@@ -155,10 +157,7 @@ def _agreed(problems: Iterable[Problem], told: Refusal | None, *, checked: bool)
         if problem.severity != REFUSED:
             yield problem
         elif told is None:
-            if problem.code == "PENSTOCK_SOURCE_NOT_CONTINUOUS":
-                # Found out by the engine, behind the checker.
-                yield problem
-            elif not checked:
+            if not checked:
                 yield replace(problem, severity=UNSAFE)
         elif not known and _SAYS.get(problem.code, "\0").lower() in told.message.lower():
             known = True

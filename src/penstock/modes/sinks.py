@@ -41,7 +41,7 @@ def sink_of(frame: DataFrame, sink: object) -> Sink | None:
     """The sink that was given: a format's name, ``foreach``, ``foreachBatch``, or an object with a ``format``."""
     if sink is None:
         return None
-    given = getattr(sink, "format", sink)
+    given = sink if isinstance(sink, str) else getattr(sink, "format", None)
     if not isinstance(given, str):
         raise InvalidInput(
             f"a sink is a format such as 'parquet', 'foreachBatch', or a ps.QueueSink or ps.TableSink, not {in_quotes(sink)}"

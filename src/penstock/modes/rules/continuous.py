@@ -37,6 +37,11 @@ def continuous(plan: Plan, mode: str) -> Iterator[Problem]:
                 line=node.line,
                 fix="a time that comes with the rows",
             )
+
+
+def sources(plan: Plan) -> Iterator[Problem]:
+    """Sources that cannot be read continuously, which Spark finds out when the query runs."""
+    for node in plan.nodes:
         if node.name.startswith("Streaming") and source_of(node) not in _SOURCES:
             yield Problem(
                 "PENSTOCK_SOURCE_NOT_CONTINUOUS",

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 
 from penstock.modes.plan import Plan, is_map_groups, own_mode
 from penstock.modes.report import WARNING, Problem
 from penstock.modes.tree import Node
 
+_PROVIDER = "spark.sql.streaming.stateStore.providerClass"
+_ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 _IN_PANDAS = "FlatMapGroupsInPandasWithState"
 
 
@@ -38,6 +41,31 @@ def functions(plan: Plan, mode: str) -> Iterator[Problem]:
                 line=node.line,
                 fix=f"transformWithState(..., outputMode='{mode}', ...)",
             )
+
+
+def needs(plan: Plan) -> Iterator[Problem]:
+    """What ``transformWithState`` cannot run without, which Spark (4.2, 4.3) finds out when the query runs."""
+    found = [node for node in plan.functions if node.name.startswith("TransformWithState")]
+    if not found:
+        return
+    if not plan.settings.get(_PROVIDER, "").endswith("RocksDBStateStoreProvider"):
+        yield _problem(
+            found[0],
+            "PENSTOCK_FUNCTION_NEEDS_ROCKSDB",
+            "transformWithState keeps its state in RocksDB, and the session has another state store",
+            f"spark.conf.set('{_PROVIDER}', '{_ROCKSDB}')",
+        )
+    if found[0].name.endswith("InPySpark") and not _has_protobuf():
+        yield _problem(
+            found[0],
+            "PENSTOCK_FUNCTION_NEEDS_PROTOBUF",
+            "transformWithState talks to Python in protocol buffers, and the package protobuf is not there",
+            "pip install protobuf",
+        )
+
+
+def _has_protobuf() -> bool:
+    return find_spec("google") is not None and find_spec("google.protobuf") is not None
 
 
 def _older(plan: Plan, node: Node, mode: str) -> Iterator[Problem]:

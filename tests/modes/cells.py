@@ -1,0 +1,164 @@
+"""The table of queries, modes, sinks and triggers: what is said of each, and what Spark does when it is started."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
+from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.streaming.query import StreamingQuery
+
+import penstock as ps
+from penstock.modes.report import MODES
+from tests.modes.frames import FRAMES, Inputs
+
+SECONDS = 60
+_EPOCHS = 2
+"""A query that cannot begin a second epoch has no more than one."""
+NOW = {"availableNow": True}
+CONTINUOUS = {"continuous": "100 milliseconds"}
+_SINKS = (
+    "console",
+    "memory",
+    "noop",
+    "foreach",
+    "foreachBatch",
+    "parquet",
+    "json",
+    "python_sink",
+    "penstock",
+)
+_CONTINUOUS_SINKS = ("noop", "memory", "foreach", "foreachBatch", "parquet", "python_sink")
+
+
+@dataclass(frozen=True)
+class Cell:
+    query: str
+    mode: str
+    sink: str = "noop"
+    trigger: str = "availableNow"
+
+    @property
+    def arguments(self) -> Mapping[str, Any]:
+        return CONTINUOUS if self.trigger == "continuous" else {self.trigger: True}
+
+    def __str__(self) -> str:
+        return f"{self.query}-{self.mode}-{self.sink}-{self.trigger}"
+
+
+def _cells() -> Iterator[Cell]:
+    for name in FRAMES:
+        yield from (Cell(name, mode) for mode in MODES)
+    for sink in _SINKS:
+        for name in ("filtered", "count_by_key"):
+            yield from (Cell(name, mode, sink) for mode in MODES if sink != "noop")
+    yield from (Cell("windows", mode, "foreachBatch", "once") for mode in MODES)
+    for name in ("rate", "rate_counted", "rate_now", "rate_mapped_in_arrow"):
+        yield from (Cell(name, mode, "noop", "continuous") for mode in MODES)
+    for sink in _CONTINUOUS_SINKS:
+        yield from (Cell("rate", mode, sink, "continuous") for mode in ("append", "update") if sink != "noop")
+    yield Cell("filtered", "append", "noop", "continuous")
+
+
+CELLS = list(_cells())
+
+
+class PythonSink(DataSource):
+    """A sink as people write them."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "python_sink"
+
+    def streamWriter(self, schema: Any, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802 - Spark's name
+        return _Writer()
+
+
+class _Writer(DataSourceStreamArrowWriter):
+    def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
+        for _ in iterator:
+            pass
+        return WriterCommitMessage()
+
+    def commit(self, messages: Any, batchId: int) -> None: ...  # noqa: N803 - Spark's name
+
+    def abort(self, messages: Any, batchId: int) -> None: ...  # noqa: N803 - Spark's name
+
+
+def frame_of(spark: SparkSession, streams: Inputs, name: str) -> DataFrame:
+    if not name.startswith("rate"):
+        return FRAMES[name].build(streams)
+    rate = spark.readStream.format("rate").option("rowsPerSecond", 10).load()
+    return {
+        "rate": rate.select("value"),
+        "rate_counted": rate.groupBy((F.col("value") % 3).alias("k")).count(),
+        "rate_now": rate.select("value", F.current_timestamp().alias("now")),
+        "rate_mapped_in_arrow": rate.mapInArrow(lambda batches: batches, rate.schema),
+    }[name]
+
+
+def refusal_of(cell: Cell, df: DataFrame, folder: Path) -> str | None:
+    """Start the query for real: why it did not come through its first micro-batches, or None."""
+    writer = df.writeStream.outputMode(cell.mode).trigger(**cell.arguments)  # type: ignore[arg-type]  # overloads
+    writer = writer.option("checkpointLocation", tempfile.mkdtemp(dir=folder))
+    if cell.sink == "foreach":
+        writer = writer.foreach(_take)
+    elif cell.sink == "foreachBatch":
+        writer = writer.foreachBatch(lambda batch, _: batch.write.format("noop").mode("overwrite").save())
+    else:
+        writer = writer.format(cell.sink)
+    if cell.sink in ("parquet", "json"):
+        writer = writer.option("path", tempfile.mkdtemp(dir=folder))
+    if cell.sink == "memory":
+        writer = writer.queryName(f"cell_{time.time_ns()}")
+    if cell.sink == "penstock":
+        url = f"sqlite:///{tempfile.mkdtemp(dir=folder)}/penstock.db"
+        with ps.connect(url) as store:
+            store.create_queue("sink", df.schema)
+        writer = writer.option("url", url).option("queue", "sink")
+    try:
+        query = writer.start()
+    except (PySparkException, ValueError) as error:
+        return str(error)
+    with _stopped(query):
+        if cell.trigger == "continuous":
+            _until_an_epoch(query)
+        else:
+            _until_the_end(query)
+        error = query.exception()
+    return None if error is None else str(error)
+
+
+def _take(row: Any) -> None: ...
+
+
+@contextmanager
+def _stopped(query: StreamingQuery) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        query.stop()
+
+
+def _until_the_end(query: StreamingQuery) -> None:
+    with suppress(PySparkException):
+        assert query.awaitTermination(SECONDS), query.status
+
+
+def _until_an_epoch(query: StreamingQuery) -> None:
+    """A task of the continuous trigger tells nothing but its offsets: wait until those of some epochs are committed."""
+    execution = query._jsq.streamingQuery() if hasattr(query._jsq, "streamingQuery") else query._jsq
+    deadline = time.monotonic() + SECONDS
+    while query.isActive and execution.lastProgress() is None and time.monotonic() < deadline:
+        latest = execution.commitLog().getLatestBatchId()
+        if latest.isDefined() and latest.get() >= _EPOCHS:
+            return
+        time.sleep(0.02)

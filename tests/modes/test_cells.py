@@ -1,0 +1,76 @@
+"""What the check says is allowed is what Spark starts, for each query, mode, sink and trigger; the docs show the table."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+import penstock as ps
+from penstock.modes.report import MODES
+from tests.modes.cells import CELLS, Cell, PythonSink, frame_of, refusal_of
+from tests.modes.frames import FRAMES, Inputs, inputs, settings_of
+
+_INTRODUCTION = (
+    "Written by the tests, which start every one of these queries: *yes* means that Spark starts it and nothing is known that "
+    "loses or repeats rows or keeps state for ever, *unsafe* that Spark starts it all the same, *no* that it does not. The "
+    "problems are told on [pages of their own](problems/)."
+)
+TABLE = Path(__file__).resolve().parents[2] / "docs/modes/table.md"
+
+
+@pytest.fixture(scope="module")
+def streams(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Inputs:
+    spark.dataSource.register(PythonSink)
+    ps.register(spark)
+    return inputs(spark, tmp_path_factory.mktemp("streams"))
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=str)
+def test_allowed_is_what_spark_starts(
+    cell: Cell, spark: SparkSession, streams: Inputs, tmp_path: Path
+) -> None:
+    with settings_of(spark, cell.query):
+        df = frame_of(spark, streams, cell.query)
+        told = ps.modes.check(df, sink=cell.sink, trigger=cell.arguments)[cell.mode]
+        refusal = refusal_of(cell, df, tmp_path)
+    assert told.allowed == (refusal is None), (told.problems, refusal)
+
+
+def test_there_are_enough_cells() -> None:
+    assert len(set(CELLS)) >= 80
+
+
+def test_the_docs_show_the_table(spark: SparkSession, streams: Inputs) -> None:
+    text = _table(spark, streams)
+    if os.environ.get("PENSTOCK_WRITE_DOCS"):
+        TABLE.parent.mkdir(parents=True, exist_ok=True)
+        TABLE.write_text(text)
+    assert TABLE.read_text() == text
+
+
+def _table(spark: SparkSession, streams: Inputs) -> str:
+    lines = [
+        "# What each mode does with a query",
+        "",
+        _INTRODUCTION,
+        "",
+        "| query | sink | trigger | append | update | complete |",
+        "|---|---|---|---|---|---|",
+    ]
+    rows: dict[tuple[str, str, str], dict[str, str]] = {}
+    for cell in CELLS:
+        with settings_of(spark, cell.query):
+            df = frame_of(spark, streams, cell.query)
+            told = ps.modes.check(df, sink=cell.sink, trigger=cell.arguments)[cell.mode]
+        verdict = "yes" if told.safe else "unsafe" if told.allowed else "no"
+        rows.setdefault((cell.query, cell.sink, cell.trigger), {})[cell.mode] = verdict
+    for (query, sink, trigger), verdicts in rows.items():
+        shown = " | ".join(verdicts.get(mode, "") for mode in MODES)
+        lines.append(f"| {query.replace('_', ' ')} | {sink} | {trigger} | {shown} |")
+    lines += ["", "## The queries", ""]
+    for name, frame in FRAMES.items():
+        lines += [f"**{name.replace('_', ' ')}**", "", "```text", frame.source, "```", ""]
+    return "\n".join(lines).rstrip() + "\n"
