@@ -6,18 +6,22 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from penstock.modes.checking import check as check
+    from penstock.modes.preview_result import Preview as Preview
+    from penstock.modes.previewing import preview as preview
     from penstock.modes.report import ModeReport as ModeReport
     from penstock.modes.report import Problem as Problem
     from penstock.modes.report import Report as Report
 
 _HOMES = {
     "ModeReport": "penstock.modes.report",
+    "Preview": "penstock.modes.preview_result",
     "Problem": "penstock.modes.report",
     "Report": "penstock.modes.report",
     "check": "penstock.modes.checking",
+    "preview": "penstock.modes.previewing",
 }
 
-__all__ = ["ModeReport", "Problem", "Report", "check"]
+__all__ = ["ModeReport", "Preview", "Problem", "Report", "check", "preview"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,68 @@
+"""Emitted values as a person reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Any
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+import pyarrow as pa
+import pyarrow.types as pat
+
+_WINDOW = {"start", "end"}
+
+
+def rows_as_text(table: pa.Table) -> Iterator[tuple[str, ...]]:
+    """The rows of a table, each value as text."""
+    columns = [[_cell(value, column.type) for value in column.to_pylist()] for column in table.columns]
+    # By place: two columns may have one name.
+    return zip(*columns, strict=True)
+
+
+def moment_text(moment: datetime | None, time_zone: str) -> str:
+    """An instant in a time zone; in UTC where Python does not know the zone."""
+    if moment is None:
+        return "none"
+    try:
+        return _moment(moment.astimezone(ZoneInfo(time_zone)))
+    except (ZoneInfoNotFoundError, ValueError):
+        return f"{_moment(moment)}Z"
+
+
+def _cell(value: Any, kind: pa.DataType) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, str):
+        return value if value.isprintable() else repr(value)[1:-1]
+    if isinstance(value, datetime):
+        return _moment(value)
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, bytes):
+        return f"0x{value.hex()}"
+    return _nested(value, kind) if pat.is_nested(kind) else str(value)
+
+
+def _nested(value: Any, kind: pa.DataType) -> str:
+    if pat.is_map(kind):
+        return _braces(f"{_cell(key, kind.key_type)}: {_cell(item, kind.item_type)}" for key, item in value)
+    if pat.is_struct(kind):
+        if value.keys() == _WINDOW and all(isinstance(each, datetime) for each in value.values()):
+            return _window(value["start"], value["end"])
+        return _braces(f"{field.name}={_cell(value[field.name], field.type)}" for field in kind)
+    return f"[{', '.join(_cell(each, kind.value_type) for each in value)}]"
+
+
+def _braces(parts: Iterator[str]) -> str:
+    return f"{{{', '.join(parts)}}}"
+
+
+def _window(start: datetime, end: datetime) -> str:
+    """A window, which does not hold its end; of the end the day only where it is another one."""
+    until = _moment(end)
+    return f"[{_moment(start)}, {until.partition(' ')[2] if start.date() == end.date() else until})"
+
+
+def _moment(moment: datetime) -> str:
+    return str(moment.replace(tzinfo=None))
