@@ -13,6 +13,7 @@ from penstock.cli import (
     change_commands,
     consumer_commands,
     demo_command,
+    mode_commands,
     put_command,
     queue_commands,
     row_commands,
@@ -27,7 +28,7 @@ from penstock.names import brief
 
 app = typer.Typer(
     name="penstock",
-    help="Durable queues with consumers, in SQLite or PostgreSQL; and change feeds.",
+    help="Durable queues with consumers, in SQLite or PostgreSQL; change feeds; and output modes.",
     epilog=(
         "\b\nExamples:\n"
         "  penstock store init\n"
@@ -47,6 +48,7 @@ app.add_typer(store_commands.group, name="store")
 app.add_typer(queue_commands.group, name="queue")
 app.add_typer(consumer_commands.group, name="consumer")
 app.add_typer(change_commands.group, name="changes")
+app.add_typer(mode_commands.group, name="modes")
 put_command.add_to(queue_commands.group)
 row_commands.add_to(queue_commands.group)
 demo_command.add_to(app)

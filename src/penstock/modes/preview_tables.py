@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from rich.console import Group
 
 FIXED = ("batch", "in", "watermark", "state", "removed", "dropped", "emitted")
-_RIGHT = frozenset(FIXED) - {"batch", "watermark"}
+RIGHT = frozenset(place for place, title in enumerate(FIXED) if title not in {"batch", "watermark"})
+"""The columns of numbers."""
 
 
 @dataclass(frozen=True)
@@ -85,13 +86,13 @@ def zone_note(preview: Preview) -> str:
 def _aligned(found: Grid) -> list[str]:
     table = [found.titles, *found.lines]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    return [_padded(line, found.titles, widths) for line in table]
+    return [_padded(line, widths) for line in table]
 
 
-def _padded(line: Sequence[str], titles: Sequence[str], widths: Sequence[int]) -> str:
+def _padded(line: Sequence[str], widths: Sequence[int]) -> str:
     cells = [
-        cell.rjust(width) if place < len(FIXED) and title in _RIGHT else cell.ljust(width)
-        for place, (cell, title, width) in enumerate(zip(line, titles, widths, strict=True))
+        cell.rjust(width) if place in RIGHT else cell.ljust(width)
+        for place, (cell, width) in enumerate(zip(line, widths, strict=True))
     ]
     return "  " + "  ".join(cells).rstrip()
 
@@ -119,10 +120,9 @@ def rich_tables(preview: Preview) -> Group:
             found = grid(mode, preview.time_zone)
             table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
             for place, title in enumerate(found.titles):
-                is_number = place < len(FIXED) and title in _RIGHT
                 table.add_column(
                     Text(title),
-                    justify="right" if is_number else "left",
+                    justify="right" if place in RIGHT else "left",
                     no_wrap=place < len(FIXED),
                     overflow="fold",
                 )

@@ -1,0 +1,226 @@
+"""``penstock modes``: functions of the user's modules, checked and previewed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from pyspark.sql import SparkSession
+
+from penstock.cli.micro_batches import Cutting, micro_batches
+from penstock.errors import InvalidInput
+from tests.cli.conftest import run_penstock
+
+JOB = """
+from pyspark.sql import functions as F
+
+def totals(frame):
+    return frame.groupBy(F.window("ts", "10 minutes"), "key").count().select("window.start", "key", "count")
+
+def counts(frame):
+    return frame.groupBy("key").count()
+
+def keys(frame):
+    return frame.select("key")
+
+def unknown(frame):
+    return frame.select("kye")
+
+def failing(frame):
+    def fail(key):
+        raise ValueError("boom at " + key)
+    return frame.select(F.udf(fail, useArrow=False)("key"))
+
+def of_session(spark):
+    return spark.readStream.format("rate").load()
+
+NUMBER = 1
+"""
+EVENTS = """\
+{"ts": "2026-01-01T12:01:00Z", "key": "a"}
+{"ts": "2026-01-01T12:07:00Z", "key": "b"}
+
+{"ts": "2026-01-01T12:24:00Z", "key": "b"}
+
+
+{"ts": "2026-01-01T12:25:00Z", "key": "a"}
+{"ts": "2026-01-01T12:36:00Z", "key": "b"}
+"""
+TIMES = ("--event-time", "ts", "--delay", "10 minutes")
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A working directory with a module and a file of rows."""
+    name = f"job_{tmp_path.name}"
+    (tmp_path / f"{name}.py").write_text(JOB)
+    (tmp_path / "events.jsonl").write_text(EVENTS)
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    sys.modules.pop(name, None)
+
+
+def job(here: Path, function: str) -> str:
+    return f"job_{here.name}:{function}"
+
+
+def test_a_preview_shows_each_mode_as_a_table(spark: SparkSession, here: Path) -> None:
+    shown = run_penstock(
+        "modes", "preview", job(here, "totals"), "events.jsonl", *TIMES, "--mode", "append"
+    ).out
+    lines = [line.split() for line in shown.splitlines()]
+    assert lines[0] == ["append"]
+    assert lines[1] == [
+        "batch",
+        "in",
+        "watermark",
+        "state",
+        "removed",
+        "dropped",
+        "emitted",
+        "start",
+        "key",
+        "count",
+    ]
+    assert lines[2] == ["0", "2", "none", "2", "0", "0", "0"]
+    assert lines[3] == ["1", "1", "2026-01-01", "11:57:00", "3", "0", "0", "0"]
+    assert lines[4][:8] == ["2", "2", "2026-01-01", "12:14:00", "3", "2", "0", "2"]
+    assert sorted(line[-4:] for line in lines[4:6]) == [
+        ["2026-01-01", "12:00:00", key, "1"] for key in ("a", "b")
+    ]
+    assert lines[6][:5] == ["3,", "no", "data", "0", "2026-01-01"]
+    assert shown.endswith("\nTimes are in UTC.\n")
+
+
+def test_a_preview_as_json_has_every_mode(spark: SparkSession, here: Path) -> None:
+    found = run_penstock(
+        "modes", "preview", job(here, "counts"), "events.jsonl", "--batch-rows", 4, "--json"
+    ).json
+    append, update, complete = found["modes"]
+    assert (append["mode"], append["allowed"], append["batches"]) == ("append", False, [])
+    assert append["condition"] == "STREAMING_OUTPUT_MODE.UNSUPPORTED_OPERATION"
+    assert append["reason"].startswith("Invalid streaming output mode: append.")
+    assert update["allowed"]
+    assert [batch["input_rows"] for batch in update["batches"]] == [4, 1]
+    assert update["batches"][1] == {
+        "batch": 1,
+        "kind": "data",
+        "input_rows": 1,
+        "watermark": None,
+        "state_rows": 2,
+        "removed_rows": 0,
+        "dropped_rows": 0,
+        "emitted": [{"key": "b", "count": 3}],
+    }
+    assert sorted(row["key"] for row in complete["batches"][1]["emitted"]) == ["a", "b"]
+    assert found["time_zone"] == "UTC"
+
+
+def test_a_preview_writes_a_picture(spark: SparkSession, here: Path) -> None:
+    words = (job(here, "keys"), "events.jsonl", "--mode", "append", "--picture")
+    run_penstock("modes", "preview", *words, "modes.svg")
+    assert ElementTree.parse(here / "modes.svg").getroot().tag == "{http://www.w3.org/2000/svg}svg"
+    told = run_penstock("modes", "preview", *words, "no/such/folder.svg", "--json", code=1)
+    assert told.error["error"] == "FILE_UNWRITABLE"
+
+
+def test_rows_come_from_a_pipe_with_a_schema(spark: SparkSession, here: Path) -> None:
+    words = ("modes", "preview", job(here, "keys"), "-", "--mode", "append", "--json")
+    shown = run_penstock(*words, "--schema", "ts timestamp, key string", stdin=EVENTS).json
+    assert [len(batch["emitted"]) for batch in shown["modes"][0]["batches"]] == [2, 1, 2]
+    assert "add --schema" in run_penstock(*words, stdin=EVENTS, code=1).err
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("totals", "written as MODULE:FUNCTION"),
+        ("{job}.py:totals", "written as MODULE:FUNCTION"),
+        ("{job}s:totals", "there is no module"),
+        ("{job}:total", "Did you mean 'totals'?"),
+        ("{job}:NUMBER", "is no function, but a int"),
+        ("{job}:of_session", "takes a Spark session"),
+    ],
+)
+def test_what_is_no_function_of_a_dataframe_is_refused(here: Path, target: str, message: str) -> None:
+    told = run_penstock(
+        "modes", "preview", target.format(job=f"job_{here.name}"), "events.jsonl", "--json", code=1
+    ).error
+    assert message in told["message"]
+
+
+def test_errors_of_the_function_are_one_line(spark: SparkSession, here: Path) -> None:
+    told = run_penstock("modes", "preview", job(here, "unknown"), "events.jsonl", code=1).err
+    assert told.startswith("error: [UNRESOLVED_COLUMN.WITH_SUGGESTION] A column")
+    assert len(told.splitlines()) == 1
+    told = run_penstock("modes", "preview", job(here, "failing"), "events.jsonl", code=1).err
+    assert told == (
+        "error: [PYTHON_EXCEPTION] ValueError: boom at a (in the preview of append mode, in micro-batch 0)\n"
+    )
+
+
+def test_what_makes_no_sense_together_is_refused(here: Path) -> None:
+    def told(*words: object) -> Any:
+        return run_penstock("modes", "preview", job(here, "keys"), *words, "--json", code=1).error
+
+    assert "--event-time" in told("events.jsonl", "--delay", "1 minute")["message"]
+    assert "once" in told("events.jsonl", "--batch-rows", 1, "--batch-column", "key")["message"]
+    assert "Did you mean 'key'?" in told("events.jsonl", "--batch-column", "kye")["message"]
+    assert "Did you mean 'ts'?" in told("events.jsonl", "--event-time", "tss")["message"]
+    assert told("nowhere.jsonl")["error"] == "FILE_UNREADABLE"
+    rejected = told("events.jsonl", "--schema", "ts timestamp, key bigint")
+    assert (rejected["error"], rejected["parameters"]["rows"][0]["line"]) == ("ROWS_REJECTED", 1)
+    assert rejected["message"] == "5 rows of 'events.jsonl' do not fit the schema; nothing was run"
+
+
+def test_empty_lines_a_number_of_rows_or_a_column_end_micro_batches(here: Path) -> None:
+    def sizes(cutting: Cutting) -> list[int]:
+        return [table.num_rows for table in micro_batches("events.jsonl", None, None, cutting)]
+
+    assert sizes(Cutting()) == [2, 1, 2]
+    assert sizes(Cutting(rows=2)) == [2, 2, 1]
+    assert sizes(Cutting(rows=9)) == [5]
+    assert sizes(Cutting(column="key")) == [1, 2, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("2026-01-01T12:00:00Z", "timestamp[us, tz=UTC]"),
+        ("2026-01-01T12:00:00.5+02:00", "timestamp[us, tz=UTC]"),
+        ("2026-01-01 12:00:00", "timestamp[us]"),
+    ],
+)
+def test_times_are_told_by_their_zone(here: Path, text: str, kind: str) -> None:
+    (here / "times.jsonl").write_text(f'{{"ts": "{text}"}}\n')
+    (table,) = micro_batches("times.jsonl", None, "ts", Cutting())
+    assert str(table.schema.field("ts").type) == kind
+
+
+def test_a_file_without_rows_is_refused(here: Path) -> None:
+    (here / "empty.jsonl").write_text("\n\n")
+    with pytest.raises(InvalidInput, match="there are no rows in"):
+        micro_batches("empty.jsonl", "id int", None, Cutting())
+
+
+def test_alone_it_starts_spark_on_this_machine_and_says_nothing_of_it(here: Path) -> None:
+    words = ["modes", "preview", job(here, "failing"), "events.jsonl", "--mode", "append"]
+    done = subprocess.run(
+        [sys.executable, "-m", "penstock", *words],
+        cwd=here,
+        env={**os.environ, "PYSPARK_PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.stdout == ""
+    assert done.stderr == (
+        "error: [PYTHON_EXCEPTION] ValueError: boom at a (in the preview of append mode, in micro-batch 0)\n"
+    )
+    assert done.returncode == 1
