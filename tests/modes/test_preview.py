@@ -12,7 +12,7 @@ from pyspark.errors import PythonException
 from pyspark.sql import DataFrame, SparkSession, functions
 
 import penstock as ps
-from penstock.errors import InvalidInput, NotFound
+from penstock.errors import InvalidInput
 from penstock.modes.preview_result import DATA, NO_DATA, ModePreview, Preview
 
 TEN_MINUTES = ("ts", "10 minutes")
@@ -150,7 +150,7 @@ def test_without_a_watermark_append_is_listed_with_sparks_reason(spark: SparkSes
     refusal = found["append"].refusal
     assert refusal is not None
     assert refusal.condition == "STREAMING_OUTPUT_MODE.UNSUPPORTED_OPERATION"
-    assert refusal.message.startswith("Invalid streaming output mode: append.")
+    assert refusal.message.startswith(f"[{refusal.condition}] Invalid streaming output mode: append.")
     assert "SQLSTATE" not in refusal.message
     assert found["append"].batches == ()
     assert emitted(found["update"]) == [[("a", 2), ("b", 1)], [("a", 3)]]
@@ -307,7 +307,7 @@ def test_what_is_no_transformation_is_refused(
 def test_a_mode_that_there_is_not_is_refused_with_the_nearest(spark: SparkSession, counts: Preview) -> None:
     with pytest.raises(InvalidInput, match="Did you mean 'update'"):
         ps.modes.preview(spark, counted, EVENTS[:1], modes=("append", "updates"))
-    with pytest.raises(NotFound, match="Did you mean 'append'"):
+    with pytest.raises(InvalidInput, match="Did you mean 'append'"):
         counts["apend"]
 
 

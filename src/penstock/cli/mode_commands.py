@@ -121,8 +121,8 @@ def preview(
             )
         batches = micro_batches(file, schema, event_time, Cutting(batch_rows, batch_column))
         with session_of_command(debug=run.debug) as spark:
-            from penstock.modes.previewing import MODES
             from penstock.modes.previewing import preview as previewed
+            from penstock.modes.report import MODES
 
             found = previewed(spark, transform, batches, event_time=time, modes=mode or MODES)
     from penstock.modes.preview_tables import zone_note

@@ -36,7 +36,7 @@ _PLAIN = pa.schema(
 
 def _rows(mode: ModePreview) -> list[dict[str, Any]]:
     if mode.refusal is not None:
-        return [{"mode": mode.mode, "kind": NOT_ALLOWED, "reason": str(mode.refusal), "emitted": None}]
+        return [{"mode": mode.mode, "kind": NOT_ALLOWED, "reason": mode.refusal.message, "emitted": None}]
     return [_row(mode.mode, batch) for batch in mode.batches]
 
 

@@ -61,7 +61,7 @@ class _Lane:
     @property
     def reason(self) -> tuple[str, ...]:
         """The lines that say why a mode is not allowed."""
-        return tuple(wrap(str(self.mode.refusal), _REASON_CHARACTERS)) if self.mode.refusal else ()
+        return tuple(wrap(self.mode.refusal.message, _REASON_CHARACTERS)) if self.mode.refusal else ()
 
 
 def svg(preview: Preview) -> str:

@@ -7,7 +7,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.errors import NotFound
+from penstock.errors import InvalidInput
+from penstock.modes.verdict import Refusal
 from penstock.names import did_you_mean, in_quotes
 
 if TYPE_CHECKING:
@@ -63,23 +64,13 @@ class MicroBatch:
 
 
 @dataclass(frozen=True)
-class Refusal:
-    """Why Spark does not start the query."""
-
-    condition: str
-    message: str
-
-    def __str__(self) -> str:
-        return f"[{self.condition}] {self.message}" if self.condition else self.message
-
-
-@dataclass(frozen=True)
 class ModePreview:
     """What one output mode emits, or why it does not."""
 
     mode: str
     batches: tuple[MicroBatch, ...] = ()
     refusal: Refusal | None = None
+    """Why Spark does not start the query."""
     is_cut: bool = False
     """Whether Spark would have gone on with micro-batches without data."""
 
@@ -108,11 +99,11 @@ class Preview:
     def __getitem__(self, mode: str) -> ModePreview:
         """One mode: ``preview["append"]``."""
         for found in self.modes:
-            if found.mode == mode:
+            if found.mode == str(mode).lower():
                 return found
         names = [found.mode for found in self.modes]
-        raise NotFound(
-            f"the preview has no mode {in_quotes(mode)}, it has {', '.join(names)}.{did_you_mean(str(mode), names)}",
+        raise InvalidInput(
+            f"the preview has the output modes {', '.join(names)}, not {in_quotes(mode)}.{did_you_mean(str(mode), names)}",
             mode=mode,
         )
 

@@ -26,7 +26,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock.modes.preview_inputs import Input
-from penstock.modes.preview_result import DATA, NO_DATA, MicroBatch, ModePreview, Refusal, StateRows
+from penstock.modes.preview_result import DATA, NO_DATA, MicroBatch, ModePreview, StateRows
+from penstock.modes.verdict import Refusal
 
 MOST_WITHOUT_DATA = 5
 """A query with processing-time timers runs such micro-batches for ever."""
@@ -35,8 +36,8 @@ _PATIENCE, _GLANCE = 1, 0.01
 
 _REFUSALS = (AnalysisException, UnsupportedOperationException, IllegalArgumentException)
 _FIRST_FILE = 946_684_800
-_STATE = re.compile(r"\s*(?:;\s*)?SQLSTATE: \w+.*|;\s*\n.*", re.DOTALL)
-_CONDITION = re.compile(r"^\[([A-Z_0-9.]+)\]\s*")
+_PLAN = re.compile(r"\s*(?:;\s*)?SQLSTATE: \w+.*|;\s*\n.*", re.DOTALL)
+_CONDITION = re.compile(r"\[([A-Z_0-9.]+)\]")
 
 
 def source(spark: SparkSession, given: Input, folder: Path) -> DataFrame:
@@ -136,8 +137,7 @@ def _found(error: StreamingQueryException, kept: _Kept, mode: str) -> Refusal | 
 def _refusal(error: Exception) -> Refusal:
     text = str(error)
     found = _CONDITION.match(text)
-    condition = getattr(error, "getCondition", lambda: None)() or (found[1] if found else "")
-    return Refusal(str(condition), " ".join(_STATE.sub("", _CONDITION.sub("", text)).split()))
+    return Refusal(found[1] if found else None, " ".join(_PLAN.sub("", text).split()))
 
 
 def _micro_batch(progress: Any, emitted: pa.Table, rows: list[int]) -> MicroBatch:

@@ -61,7 +61,7 @@ def label(batch: MicroBatch) -> str:
 def heading(mode: ModePreview) -> str:
     """A mode's name, and what is to be said of it."""
     if mode.refusal is not None:
-        return f"{mode.mode}: not allowed. {mode.refusal}"
+        return f"{mode.mode}: not allowed. {mode.refusal.message}"
     cut = f" (cut: Spark goes on with micro-batches without data, of which {MOST_WITHOUT_DATA} are shown)"
     return mode.mode + (cut if mode.is_cut else "")
 

@@ -17,12 +17,11 @@ from penstock.kinds import column_names, refusal
 from penstock.modes.preview_inputs import Input, input_of
 from penstock.modes.preview_result import Preview
 from penstock.modes.preview_runs import MOST_WITHOUT_DATA, run, source
+from penstock.modes.report import MODES
 from penstock.names import did_you_mean, in_quotes
 from penstock.spark.data_sources import check_session
 from penstock.spark.session import FILE_MANAGER
 from penstock.spark.stores import is_local
-
-MODES = ("append", "update", "complete")
 
 _ONE_INPUT = "batches"
 
