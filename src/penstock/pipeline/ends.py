@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import ClassVar
 
 from penstock.kinds import require
 from penstock.queue.names import check_name
@@ -58,6 +59,8 @@ class QueueSink:
         More options of the data source, such as ``{"maxRowsPerWrite": 10_000}``.
     """
 
+    format: ClassVar[str] = "penstock"
+    """What it is for a check of output modes."""
     queue: str
     url: str | None = field(default=None, repr=False)
     options: Mapping[str, object] = field(default_factory=lambda: _NOTHING)

@@ -14,6 +14,7 @@ from penstock.changes.feeds.changelog import Changelog
 from penstock.changes.reading import read_stream
 from penstock.errors import CommitRefused, InvalidInput, InvalidOption
 from penstock.kinds import path_text, require
+from penstock.modes.checking import check as check_modes
 from penstock.names import did_you_mean, in_quotes
 from penstock.pipeline.ends import QueueSink, QueueSource
 from penstock.pipeline.failures import plainly
@@ -135,7 +136,12 @@ class Pipeline:
     output_mode: str
 
     def start(
-        self, *, checkpoint: str | os.PathLike[str], name: str | None = None, trigger: Trigger | None = None
+        self,
+        *,
+        checkpoint: str | os.PathLike[str],
+        name: str | None = None,
+        trigger: Trigger | None = None,
+        check: bool = True,
     ) -> Query:
         """Start the query.
 
@@ -147,18 +153,26 @@ class Pipeline:
             The query's name.
         trigger
             One micro-batch after the other when None.
+        check
+            Whether a query that :func:`penstock.modes.check` finds not allowed or not safe in its output mode is refused.
 
         Raises
         ------
         InvalidInput
             When an argument is of another kind, or the checkpoint is empty.
+        OutputModeRefused
+            With the report, when Spark would not start the query in this output mode, or rows might be lost or repeated, or state
+            would grow for ever.
         CommitRefused
             When the guarantee cannot be kept with this checkpoint or this plan.
         """
+        require("check", check, bool, "True or False")
         require("trigger", trigger, Trigger | None, _TRIGGERS)
         require("name", name, str | None, "text")
         location = _location(self.stream.spark, checkpoint)
         frame = self.stream.frame()
+        if check:
+            check_modes(frame, self.sink, trigger).require(self.output_mode)
         self._check(frame, location)
         register(self.stream.spark)
         sources, others = self._sources(frame)

@@ -1,0 +1,55 @@
+"""A pipeline refuses, before it starts, what its output mode would get wrong; `check=False` starts it all the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+import penstock as ps
+from penstock.errors import InvalidInput, OutputModeRefused
+from tests.spark.support import fill, ids_in, make_queue, one_store, stream
+
+NOW = ps.Trigger.available_now()
+
+
+def deduplicated(spark: SparkSession, store: ps.Store, url: str) -> ps.Pipeline:
+    make_queue(store, "in")
+    make_queue(store, "out")
+    fill(store.queue("in"), [1, 2, 2, 3, 3, 3])
+
+    def once(frame: DataFrame) -> DataFrame:
+        return frame.dropDuplicates(["id"])
+
+    return ps.stream(spark, stream(spark, url, "in")).transform(once).write(ps.QueueSink("out", url=url))
+
+
+@one_store
+def test_what_is_not_safe_is_refused_with_the_report_and_nothing_starts(
+    spark: SparkSession, store: ps.Store, store_url: str, tmp_path: Path
+) -> None:
+    pipeline = deduplicated(spark, store, store_url)
+    with pytest.raises(OutputModeRefused, match="remembered for ever") as caught:
+        pipeline.start(checkpoint=tmp_path / "c", trigger=NOW)
+    assert "dropDuplicatesWithinWatermark" in str(caught.value)
+    assert caught.value.parameters["problems"] == ["PENSTOCK_STATE_FOR_EVER"]
+    assert not (tmp_path / "c").exists()
+
+
+@one_store
+def test_the_user_may_know_better(
+    spark: SparkSession, store: ps.Store, store_url: str, tmp_path: Path
+) -> None:
+    pipeline = deduplicated(spark, store, store_url)
+    pipeline.start(checkpoint=tmp_path / "c", trigger=NOW, check=False).awaitTermination()
+    assert sorted(ids_in(store.queue("out"))) == [1, 2, 3]
+
+
+@one_store
+def test_a_check_is_asked_for_with_true_or_false(
+    spark: SparkSession, store: ps.Store, store_url: str, tmp_path: Path
+) -> None:
+    pipeline = deduplicated(spark, store, store_url)
+    with pytest.raises(InvalidInput, match="True or False"):
+        pipeline.start(checkpoint=tmp_path / "c", check="no")  # type: ignore[arg-type]  # on purpose
