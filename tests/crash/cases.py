@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from tests.crash.queries import KINDS, PARTITIONS, SOURCE, QueryKind, Row, chunk
 
 if TYPE_CHECKING:
-    from penstock import Store
+    from penstock import Pipeline, Store, Stream
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,13 @@ class Case:
     @property
     def target(self) -> str:
         return self.sink_url or self.url
+
+    def write(self, stream: Stream) -> Pipeline:
+        """The query's transformed stream into its sink."""
+        import penstock
+
+        sink = penstock.QueueSink(self.name, url=self.target, options=dict(self.sink_options))
+        return stream.write(sink, guarantee=self.guarantee)
 
     def to_json(self) -> str:
         return json.dumps({**asdict(self)})

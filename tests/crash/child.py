@@ -24,14 +24,11 @@ def start(spark: Any, case: Case, trigger: ps.Trigger) -> Any:
         .load(queue)
         for queue in case.sources
     ]
-    sink = ps.QueueSink(case.name, url=case.target, options=dict(case.sink_options))
     stream = ps.stream(spark, case.query.transform(frames))
-    return stream.write(sink, guarantee=case.guarantee).start(
-        checkpoint=case.checkpoint, name=case.name, trigger=trigger
-    )
+    return case.write(stream).start(checkpoint=case.checkpoint, name=case.name, trigger=trigger)
 
 
-def main(folder: str, master: str, *texts: str) -> None:
+def main(folder: str, master: str, *texts: str, kind: type[Case] = Case) -> None:
     began = time.monotonic()
     settings = json.loads(os.environ.get("SETTINGS", "{}"))
     if master.startswith("spark:"):
@@ -42,7 +39,7 @@ def main(folder: str, master: str, *texts: str) -> None:
     )
     print(f"SPARK {spark.sparkContext.applicationId} after {time.monotonic() - began:.1f} s", flush=True)
     ps.register(spark)
-    cases = [Case.from_json(text) for text in texts]
+    cases = [kind.from_json(text) for text in texts]
     queries = [start(spark, case, ps.Trigger.available_now()) for case in cases]
     print("STARTED", flush=True)
     for case, query in zip(cases, queries, strict=True):

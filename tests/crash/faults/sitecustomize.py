@@ -151,11 +151,25 @@ def patch_sink(module: ModuleType) -> None:
     writer.commit = committing
 
 
+def patch_table_tasks(module: ModuleType) -> None:
+    task = module.StageTask
+    put = task.put
+
+    def putting(self: Any, context: Any, batches: Any) -> Any:
+        staged = put(self, context, batches)
+        if context.partitionId() == 0:
+            stop(self.layout.name.table, "HALF", in_batch(self.stage.batch_id))
+        return staged
+
+    task.put = putting
+
+
 PATCHES = {
     "penstock.commit.owner": patch_owner,
     "penstock.commit.batch": patch_batch,
     "penstock.spark.task_writer": patch_tasks,
     "penstock.spark.stream_writer": patch_sink,
+    "penstock.tables.task": patch_table_tasks,
 }
 
 

@@ -1,0 +1,125 @@
+"""A case whose sink is a SQL table, in each output mode."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.crash.cases import Case
+from tests.crash.queries import CHUNK_ROWS, KINDS, PARTITIONS, SOURCE, START, WINDOW, QueryKind, Row, chunk
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from penstock import Pipeline, Stream
+
+CHUNKS = 2
+
+
+@dataclass(frozen=True)
+class TableQuery:
+    """A query with the output mode and the keys of its table."""
+
+    query: QueryKind
+    mode: str
+    keys: tuple[str, ...] = ()
+
+
+def _totals(frames: Sequence[DataFrame]) -> DataFrame:
+    """Some keys come with each chunk, and some with one of them alone."""
+    keyed = frames[0].selectExpr(f"k + 10 * cast(id / {CHUNK_ROWS // 2} as bigint) * (k % 2) as k", "id")
+    return keyed.groupBy("k").agg({"*": "count", "id": "sum"}).toDF("k", "n", "total")
+
+
+def _totals_rows(chunks: int) -> Counter[Row]:
+    found: dict[int, list[int]] = {}
+    for row in (row for n in range(chunks) for row in chunk(n)):
+        key = row["k"] + 10 * (row["id"] // (CHUNK_ROWS // 2)) * (row["k"] % 2)
+        found.setdefault(key, []).append(row["id"])
+    return Counter((k, len(ids), sum(ids)) for k, ids in found.items())
+
+
+def _windows(frames: Sequence[DataFrame]) -> DataFrame:
+    from pyspark.sql import functions as F  # noqa: N812 - its usual name
+
+    counted = (
+        frames[0]
+        .withWatermark("ts", "0 seconds")
+        .groupBy(F.window("ts", f"{WINDOW} seconds").alias("w"), "k")
+        .agg(F.count("*").alias("n"), F.sum("id").alias("total"))
+    )
+    return counted.select(F.unix_timestamp("w.start").alias("start"), "k", "n", "total")
+
+
+def _all_windows(chunks: int) -> Counter[Row]:
+    found: dict[tuple[int, int], list[int]] = {}
+    for n in range(chunks):
+        start = int(START.timestamp()) + n * 3 * WINDOW
+        for row in chunk(n):
+            found.setdefault((start, row["k"]), []).append(row["id"])
+    return Counter((start, k, len(ids), sum(ids)) for (start, k), ids in found.items())
+
+
+def _closed_windows(chunks: int) -> Counter[Row]:
+    last = int(START.timestamp()) + (chunks - 1) * 3 * WINDOW
+    return Counter({row: count for row, count in _all_windows(chunks).items() if row[0] < last})
+
+
+_TOTALS = QueryKind("totals", _totals, SOURCE, _totals_rows)
+TABLES = {
+    "append": TableQuery(KINDS["stateless"], "append"),
+    "append windows": TableQuery(
+        QueryKind("windows", _windows, SOURCE, _closed_windows, no_data=True), "append", ("start", "k")
+    ),
+    "update": TableQuery(_TOTALS, "update", ("k",)),
+    "update windows": TableQuery(
+        QueryKind("windows", _windows, SOURCE, _all_windows, no_data=True), "update", ("start", "k")
+    ),
+    "complete": TableQuery(_TOTALS, "complete", ("k",)),
+    "complete without keys": TableQuery(_TOTALS, "complete"),
+}
+
+
+class TableCase(Case):
+    """Its name is its table's too, which the connection's search path leads to."""
+
+    @property
+    def query(self) -> QueryKind:
+        return TABLES[self.kind].query
+
+    def create(self) -> None:
+        source, sink = self.stores()
+        consumer = source.create_consumer(self.name)
+        for queue in self.sources:
+            source.create_queue(queue, SOURCE, partitions=PARTITIONS)
+            consumer.register(queue, vital=True)
+        Path(self.marker).parent.mkdir(exist_ok=True, parents=True)
+        self._close(source, sink)
+
+    def write(self, stream: Stream) -> Pipeline:
+        import penstock
+
+        table = TABLES[self.kind]
+        sink = penstock.TableSink(self.name, table.keys, self.target)
+        return stream.write(sink, guarantee=self.guarantee, output_mode=table.mode)
+
+    def rows(self) -> Counter[Row]:
+        source, sink = self.stores()
+        with sink.database.transaction(write=False) as tx:
+            if tx.dialect == "sqlite":
+                there = tx.query("select count(*) from main.sqlite_schema where name = :name", name=self.name)
+            else:
+                there = tx.query("select count(to_regclass(quote_ident(:name)))", name=self.name)
+            quoted = f'"{self.name}"'
+            found = tx.query(f"select * from {quoted}") if there[0][0] else []
+        self._close(source, sink)
+        return Counter(found)
+
+    def beyond(self, chunks: int) -> Counter[Row]:
+        """Nothing, where the table is as it has to be after some of the chunks; else what it is."""
+        found = self.rows()
+        states = [self.query.expected(upto) for upto in range(1, chunks + 1)]
+        return Counter() if found in [Counter(), *states] else found or Counter({("empty",): 1})

@@ -1,0 +1,64 @@
+"""Tables of queries that are killed: as if nothing had happened, and as plain Python folds the rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.crash.cases import check_complete
+from tests.crash.chains import at_length, chain, run_chain
+from tests.crash.children import Children, Fault, release
+from tests.crash.test_drivers import failure
+from tests.tables.crash.cases import CHUNKS, TABLES, TableCase
+
+MODULE = "tests.tables.crash.child"
+MakeCase = Callable[..., TableCase]
+
+
+@pytest.mark.crash
+@pytest.mark.timeout(900)
+def test_a_table_is_right_with_a_kill_after_every_state(make_case: MakeCase, children: Children) -> None:
+    chosen = [
+        ("sqlite", "update windows"),
+        ("sqlite", "complete"),
+        ("postgresql", "append"),
+        ("postgresql", "update"),
+    ]
+    cases = [make_case(store, kind) for store, kind in chosen]
+    run_chain(children, [(case, chain(case)) for case in cases], module=MODULE)
+
+
+@pytest.mark.crash_full
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("kind", TABLES)
+def test_every_mode_on_both_stores_is_as_the_undisturbed_run(
+    make_case: MakeCase, children: Children, kind: str
+) -> None:
+    stores = ("sqlite", "postgresql")
+    cases = [make_case(store, kind) for store in stores]
+    run_chain(children, [(case, at_length(case)) for case in cases], master="local[4]", module=MODULE)
+    undisturbed = [make_case(store, kind, suffix=" undisturbed") for store in stores]
+    children.run(undisturbed, module=MODULE)
+    for case in undisturbed:
+        case.append(1)
+    children.run(undisturbed, module=MODULE)
+    for case, other in zip(cases, undisturbed, strict=True):
+        check_complete(other, CHUNKS)
+        assert case.rows() == other.rows()
+
+
+@pytest.mark.crash_full
+@pytest.mark.timeout(900)
+def test_a_driver_that_was_overtaken_adds_nothing(make_case: MakeCase, children: Children) -> None:
+    """It has staged its micro-batch when the second one comes, and commits when that is done with it."""
+    cases = [make_case("sqlite", "update", chunks=2), make_case("postgresql", "complete", chunks=2)]
+    slow = children.start(cases, {case.name: Fault("STAGED") for case in cases}, module=MODULE)
+    assert children.reached(slow, cases), slow.output
+    children.run(cases, module=MODULE)
+    for case in cases:
+        release(case)
+    assert slow.wait() == 0
+    for case in cases:
+        assert failure(slow.output, case, "CONCURRENT_STREAM_LOG_UPDATE", "OWNER_FENCED"), slow.output
+        check_complete(case, CHUNKS)
