@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from penstock.queue.store import connect as connect
     from penstock.spark.register import register as register
     from penstock.spark.session import session as session
+    from penstock.tables.exactly_once import exactly_once as exactly_once
     from penstock.tables.sink import TableSink as TableSink
 
 __version__ = "0.1.0"
@@ -69,6 +70,7 @@ _HOMES = {
     "Stream": "penstock.pipeline.stream",
     "Trigger": "penstock.pipeline.trigger",
     "connect": "penstock.queue.store",
+    "exactly_once": "penstock.tables.exactly_once",
     "register": "penstock.spark.register",
     "session": "penstock.spark.session",
     "stream": "penstock.pipeline.stream",
