@@ -1,0 +1,153 @@
+"""Staged rows and the transaction that publishes them, without Spark."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import penstock as ps
+from penstock.errors import CommitRefused
+from penstock.tables import existing
+from penstock.tables.columns import Layout, layout_of
+from penstock.tables.names import resolve
+from penstock.tables.postgres_stage import PostgresStage
+from penstock.tables.shaping import ready, staged_schema
+from penstock.tables.sqlite_stage import SqliteStage
+from penstock.tables.stages import Stage
+from penstock.tables.target import TableTarget
+from tests.support.waiting import wait_until
+from tests.tables.support import named, query, rows, sql_name
+
+SCHEMA = pa.schema([("k", pa.string()), ("v", pa.int64())])
+SHAPED = pa.schema([("c0", pa.string()), ("c1", pa.int64())])
+
+
+class Table:
+    """A table with its keys, and what single tasks and drivers do with it."""
+
+    def __init__(self, store: ps.Store, url: str, name: str = "t", keys: Sequence[str] = ("k",)) -> None:
+        self.store, self.url, self.name = store, url, name
+        self.database = store.database
+
+        def work(tx: Any) -> Layout:
+            layout = layout_of(resolve(tx, named(url, name)), SCHEMA, keys, tx.dialect)
+            existing.prepare(tx, layout, complete=False)
+            return layout
+
+        self.layout = self.database.run(work)
+        self._attempts = 0
+
+    def stage(self, app_id: str = "app", batch_id: int = 0) -> Stage:
+        columns = staged_schema(SHAPED, self.layout.dialect)
+        if self.layout.dialect == "postgres":
+            return PostgresStage.open(self.database, self.layout, columns, app_id, batch_id)
+        return SqliteStage(self.layout.name.ledger_name, app_id, batch_id, columns)
+
+    def put(self, stage: Stage, *pairs: tuple[str, int]) -> dict[str, int]:
+        """What one attempt of a task stages."""
+        self._attempts += 1
+        keys, values = zip(*pairs, strict=True)
+        batch = pa.RecordBatch.from_arrays([pa.array(keys), pa.array(values)], schema=SHAPED)
+        chunks = iter([ready(batch, stage.columns)])
+        return stage.put(self.database, self._attempts, self._attempts, chunks)
+
+    def write(self, stage: Stage, mode: str, attempts: dict[str, int]) -> int:
+        target = TableTarget(self.layout, mode, stage, self.name)
+        return self.database.run(lambda tx: target.write(tx, attempts))
+
+    def rows(self) -> list[tuple[Any, ...]]:
+        return rows(self.url, self.name)
+
+
+@pytest.fixture
+def table(store: ps.Store, store_url: str) -> Table:
+    return Table(store, store_url)
+
+
+def test_only_acknowledged_attempts_are_published(table: Table) -> None:
+    stage = table.stage()
+    first, second = table.put(stage, ("a", 1)), table.put(stage, ("b", 2))
+    table.put(stage, ("a", 100))
+    assert table.write(stage, "append", first | second) == 2
+    assert table.rows() == [("a", 1), ("b", 2)]
+
+
+def test_a_reader_sees_the_old_table_until_the_commit_and_does_not_wait(table: Table) -> None:
+    stage = table.stage()
+    table.write(stage, "append", table.put(stage, ("a", 1), ("b", 2)))
+    stage = table.stage(batch_id=1)
+    attempts = table.put(stage, ("c", 3))
+    target = TableTarget(table.layout, "complete", stage, "t")
+    with table.database.transaction() as tx:
+        target.write(tx, attempts)
+        assert table.rows() == [("a", 1), ("b", 2)]
+    assert table.rows() == [("c", 3)]
+
+
+def test_a_later_try_of_an_app_drops_what_the_earlier_one_staged_and_the_earlier_driver_is_refused(
+    table: Table,
+) -> None:
+    slow = table.stage()
+    staged = table.put(slow, ("a", 1))
+    again = table.stage()
+    table.write(again, "update", table.put(again, ("a", 2)))
+    with pytest.raises(CommitRefused, match="another run of the query took over"):
+        table.write(slow, "update", staged)
+    assert table.rows() == [("a", 2)]
+
+
+def test_what_is_swept_is_refused_whole(table: Table) -> None:
+    stage = table.stage()
+    staged = table.put(stage, ("a", 1))
+    assert table.store.sweep(timedelta(days=1)) == 0
+    assert table.store.sweep(timedelta(seconds=-1)) == 1
+    with pytest.raises(CommitRefused, match="repeats the micro-batch"):
+        table.write(stage, "append", staged)
+    assert table.rows() == []
+
+
+@pytest.mark.parametrize("store_url", ["postgresql"], indirect=True)
+def test_rows_that_a_crash_of_the_server_took_are_missed(table: Table) -> None:
+    """It empties unlogged relations."""
+    stage = table.stage()
+    staged = table.put(stage, ("a", 1))
+    assert isinstance(stage, PostgresStage)
+    query(table.url, f"truncate {sql_name(table.url, stage.relation)}")
+    for mode in ("append", "update", "complete"):
+        with pytest.raises(CommitRefused, match="lost them in a crash"):
+            table.write(stage, mode, staged)
+
+
+@pytest.mark.parametrize("store_url", ["postgresql"], indirect=True)
+def test_a_relation_that_a_task_still_writes_is_left_to_the_next_try(table: Table) -> None:
+    slow = table.stage()
+    assert isinstance(slow, PostgresStage)
+    with table.database.transaction() as tx:
+        tx.execute(f"insert into {sql_name(table.url, slow.relation)} values (1, 'a', 1)")
+        stage = table.stage()
+        table.write(stage, "append", table.put(stage, ("b", 2)))
+    stage = table.stage(batch_id=1)
+    left = "select count(*) from pg_class where relname like 'staged_rows_%' and relkind = 'r'"
+    assert query(table.url, left) == [(1,)], "its own"
+    table.write(stage, "append", table.put(stage, ("c", 3)))
+    assert (query(table.url, left), table.rows()) == ([(0,)], [("b", 2), ("c", 3)])
+
+
+@pytest.mark.parametrize("store_url", ["postgresql"], indirect=True)
+def test_two_writers_that_replace_everything_do_so_one_after_the_other(table: Table) -> None:
+    stages = {app: table.stage(app) for app in ("one", "two")}
+    staged = {app: table.put(stage, (app, 1), (f"{app} too", 2)) for app, stage in stages.items()}
+    first = TableTarget(table.layout, "complete", stages["one"], "t")
+    second = threading.Thread(target=lambda: table.write(stages["two"], "complete", staged["two"]))
+    with table.database.transaction() as tx:
+        first.write(tx, staged["one"])
+        second.start()
+        waiting = f"select count(*) from pg_locks where not granted and relation = '{sql_name(table.url, 't')}'::regclass"
+        wait_until(lambda: query(table.url, waiting) == [(1,)], 30, "the second one waits")
+    second.join(30)
+    assert table.rows() == [("two too", 2), ("two", 1)]
