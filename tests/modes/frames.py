@@ -62,7 +62,8 @@ class Frame:
     def source(self) -> str:
         """The query as the docs show it."""
         text = textwrap.dedent(inspect.getsource(self.build))
-        return text[text.index("return ") + len("return ") :].strip()
+        text = text[text.index("return ") + len("return ") :].strip()
+        return textwrap.dedent(text[1:-1].strip("\n")).rstrip() if text.startswith("(\n") else text
 
 
 FRAMES: dict[str, Frame] = {}
@@ -535,3 +536,72 @@ def counts_counted(t: Inputs) -> DataFrame:
 )
 def windows_deduplicated(t: Inputs) -> DataFrame:
     return t.windows.dropDuplicates(["window", "k"])
+
+
+# What the fixes of problems come to.
+
+
+@says(update=EACH_KEY, append=WITHOUT_WATERMARK, complete=EACH_KEY)
+def approximately_distinct_values(t: Inputs) -> DataFrame:
+    return t.events.groupBy("k").agg(F.approx_count_distinct("value").alias("values"))
+
+
+_NO_DELAY = ("PENSTOCK_DEDUPLICATION_WITHOUT_WATERMARK",)
+
+
+@says(append=_NO_DELAY, update=_NO_DELAY, complete=(*_NO_DELAY, *NO_AGGREGATION))
+def deduplicated_within_no_watermark(t: Inputs) -> DataFrame:
+    return t.events.dropDuplicatesWithinWatermark(["k"])
+
+
+@says()
+def sampled_by_hash(t: Inputs) -> DataFrame:
+    return t.events.where("pmod(xxhash64(k), 2) = 0")
+
+
+@says(append=_POLICY, update=_POLICY, complete=(*NO_AGGREGATION, *_POLICY))
+def semi_joined_in_a_range(t: Inputs) -> DataFrame:
+    return t.timed.join(t.timed_others, F.expr(_RANGE), "left_semi")
+
+
+@says(append=_POLICY, update=(*_MODE, *_POLICY), complete=(*NO_AGGREGATION, *_POLICY))
+def without_a_match(t: Inputs) -> DataFrame:
+    return t.timed.join(t.timed_others, F.expr(_RANGE), "left_outer").where("k2 is null")
+
+
+@says(complete=FOR_EVER)
+def latest_in_windows(t: Inputs) -> DataFrame:
+    return t.timed.groupBy(F.window("ts", "1 minute"), "k").agg(F.max_by("value", "ts").alias("value"))
+
+
+@says()
+def rows_with_a_uuid(t: Inputs) -> DataFrame:
+    return t.events.withColumn("id", F.expr("uuid()"))
+
+
+@says(append=WITHOUT_WATERMARK, update=EACH_KEY, complete=EACH_KEY)
+def function_in_append_counted(t: Inputs) -> DataFrame:
+    return _with_state(t.events, "append").groupBy("k").count()
+
+
+@says(spark__sql__streaming__stateStore__providerClass=_ROCKSDB, append=("PENSTOCK_FUNCTION_MODE_DIFFERS",))
+def transformed_in_update(t: Inputs) -> DataFrame:
+    return _transformed(t.events, "update")
+
+
+_TWICE = ("PENSTOCK_FUNCTION_MODE_DIFFERS", "PENSTOCK_FUNCTION_MODE_DIFFERS")
+
+
+@says(spark__sql__streaming__stateStore__providerClass=_ROCKSDB, update=_TWICE)
+def transformed_twice(t: Inputs) -> DataFrame:
+    return _transformed(_transformed(t.events, "append"), "append")
+
+
+@says(
+    append=(),
+    update=("PENSTOCK_FUNCTION_MODE_DIFFERS", *CHAIN),
+    complete=(*CHAIN, *FOR_EVER),
+    spark__sql__streaming__stateStore__providerClass=_ROCKSDB,
+)
+def transformed_after_windows(t: Inputs) -> DataFrame:
+    return _transformed(t.windows.drop("window"), "append")

@@ -49,6 +49,7 @@ _SAYS = {
     "PENSTOCK_EVENT_TIME_LOST": "aggregations without watermark",
     "PENSTOCK_WATERMARK_NOT_IN_GROUPING": "aggregations without watermark",
     "PENSTOCK_SESSION_WINDOW_IN_UPDATE": "session window",
+    "PENSTOCK_DEDUPLICATION_WITHOUT_WATERMARK": "dropDuplicatesWithinWatermark is not",
     "PENSTOCK_DISTINCT_AGGREGATE": "Distinct aggregations",
     "PENSTOCK_OFFSET": "Offset is not",
     "PENSTOCK_SAMPLE": "Sampling is not",

@@ -1,0 +1,153 @@
+"""For each problem a query that has it, and that query when what the report proposes has been done."""
+
+from __future__ import annotations
+
+from tests.modes.cells import Cell
+
+FIXES: dict[str, tuple[Cell, Cell]] = {
+    "NON_TIME_WINDOW_NOT_SUPPORTED_IN_STREAMING": (
+        Cell("ranked", "append"),
+        Cell("latest_in_windows", "append"),
+    ),
+    "PENSTOCK_AGGREGATION_WITHOUT_WATERMARK": (
+        Cell("windows_without_watermark", "append"),
+        Cell("windows", "append"),
+    ),
+    "PENSTOCK_ANTI_JOIN": (Cell("anti_joined", "append"), Cell("without_a_match", "append")),
+    "PENSTOCK_COMPLETE_WITHOUT_AGGREGATION": (Cell("filtered", "complete"), Cell("filtered", "append")),
+    "PENSTOCK_CONTINUOUS_NOW": (
+        Cell("rate_now", "append", "noop", "continuous"),
+        Cell("filtered", "append", "noop", "availableNow"),
+    ),
+    "PENSTOCK_DEDUPLICATION_OF_RESULTS": (
+        Cell("results_deduplicated", "update"),
+        Cell("aggregation_of_deduplicated", "update"),
+    ),
+    "PENSTOCK_DEDUPLICATION_WITHOUT_WATERMARK": (
+        Cell("deduplicated_within_no_watermark", "append"),
+        Cell("deduplicated_within_watermark", "append"),
+    ),
+    "PENSTOCK_DISTINCT_AGGREGATE": (
+        Cell("distinct_values", "update"),
+        Cell("approximately_distinct_values", "update"),
+    ),
+    "PENSTOCK_EVENT_TIME_LOST": (Cell("event_time_made_anew", "append"), Cell("windows", "append")),
+    "PENSTOCK_EXCEPT_STREAM": (Cell("stream_taken_away", "append"), Cell("without_a_match", "append")),
+    "PENSTOCK_EXPRESSION": (Cell("rows_numbered", "append"), Cell("rows_with_a_uuid", "append")),
+    "PENSTOCK_FUNCTION_AFTER_AGGREGATION": (
+        Cell("function_after_windows", "append"),
+        Cell("transformed_after_windows", "append"),
+    ),
+    "PENSTOCK_FUNCTION_MODE": (Cell("function_in_update", "append"), Cell("function_in_update", "update")),
+    "PENSTOCK_FUNCTION_MODE_DIFFERS": (
+        Cell("transformed_with_state", "update"),
+        Cell("transformed_in_update", "update"),
+    ),
+    "PENSTOCK_FUNCTION_NEEDS_ROCKSDB": (
+        Cell("transformed_without_rocksdb", "append"),
+        Cell("transformed_with_state", "append"),
+    ),
+    "PENSTOCK_FUNCTION_UPDATE_WITH_AGGREGATION": (
+        Cell("function_in_update_counted", "update"),
+        Cell("function_in_append_counted", "update"),
+    ),
+    "PENSTOCK_INTERSECT": (Cell("intersected", "append"), Cell("semi_joined_in_a_range", "append")),
+    "PENSTOCK_JOIN_MODE": (
+        Cell("left_joined_in_a_range", "update"),
+        Cell("left_joined_in_a_range", "append"),
+    ),
+    "PENSTOCK_JOIN_STATE_FOR_EVER": (Cell("joined", "append"), Cell("joined_in_a_range", "append")),
+    "PENSTOCK_JOIN_WITH_BATCH": (
+        Cell("batch_left_joined", "append"),
+        Cell("left_joined_with_a_batch", "append"),
+    ),
+    "PENSTOCK_LAST_GROUP_STAYS": (
+        Cell("windows", "append", "noop", "once"),
+        Cell("windows", "append", "noop", "availableNow"),
+    ),
+    "PENSTOCK_LIMIT_IN_UPDATE": (Cell("limited", "update"), Cell("limited", "append")),
+    "PENSTOCK_NOT_CONTINUOUS": (
+        Cell("rate_counted", "update", "noop", "continuous"),
+        Cell("count_by_key", "update", "noop", "availableNow"),
+    ),
+    "PENSTOCK_OUTER_JOIN_WITHOUT_TIME": (
+        Cell("left_joined", "append"),
+        Cell("left_joined_in_a_range", "append"),
+    ),
+    "PENSTOCK_ROWS_LOST_CONTINUOUS": (
+        Cell("rate", "append", "python_sink", "continuous"),
+        Cell("filtered", "append", "python_sink", "availableNow"),
+    ),
+    "PENSTOCK_SAMPLE": (Cell("sampled", "append"), Cell("sampled_by_hash", "append")),
+    "PENSTOCK_SESSION_WINDOW_IN_UPDATE": (Cell("sessions", "update"), Cell("sessions", "append")),
+    "PENSTOCK_SEVERAL_STATEFUL_FUNCTIONS": (
+        Cell("two_functions", "append"),
+        Cell("transformed_twice", "append"),
+    ),
+    "PENSTOCK_SINK_MODE": (
+        Cell("count_by_key", "update", "python_sink"),
+        Cell("count_by_key", "update", "foreachBatch"),
+    ),
+    "PENSTOCK_SINK_NOT_CONTINUOUS": (
+        Cell("rate", "append", "foreachBatch", "continuous"),
+        Cell("filtered", "append", "foreachBatch", "availableNow"),
+    ),
+    "PENSTOCK_SORT": (Cell("sorted_counts", "update"), Cell("sorted_counts", "complete")),
+    "PENSTOCK_SOURCE_NOT_CONTINUOUS": (
+        Cell("filtered", "append", "noop", "continuous"),
+        Cell("filtered", "append", "noop", "availableNow"),
+    ),
+    "PENSTOCK_STATEFUL_AFTER_STATEFUL": (
+        Cell("windows_of_windows", "update"),
+        Cell("windows_of_windows", "append"),
+    ),
+    "PENSTOCK_STATE_FOR_EVER": (
+        Cell("deduplicated", "append"),
+        Cell("deduplicated_within_watermark", "append"),
+    ),
+    "PENSTOCK_UNION_WITH_BATCH": (Cell("united_with_a_batch", "append"), Cell("united", "append")),
+    "PENSTOCK_WATERMARK_NOT_IN_GROUPING": (
+        Cell("count_by_key_with_watermark", "append"),
+        Cell("windows", "append"),
+    ),
+    "PENSTOCK_WATERMARK_POLICY_MAX": (
+        Cell("joined_by_the_fastest_watermark", "append"),
+        Cell("joined_in_a_range", "append"),
+    ),
+    "STREAMING_OUTPUT_MODE.UNSUPPORTED_DATASOURCE": (
+        Cell("count_by_key", "update", "parquet"),
+        Cell("count_by_key", "update", "foreachBatch"),
+    ),
+}
+
+SHOWN: dict[str, Cell] = {
+    "PENSTOCK_OFFSET": Cell("rows_skipped", "append"),
+    "PENSTOCK_SINK_HAS_TO_REPLACE": Cell("count_by_key", "complete", "python_sink"),
+    "PENSTOCK_SINK_REPEATS": Cell("filtered", "append", "foreachBatch"),
+    "PENSTOCK_STATE_FOR_EACH_KEY": Cell("count_by_key", "update"),
+    "PENSTOCK_WATERMARK_POLICY_MIN": Cell("joined_in_a_range", "append"),
+}
+"""Problems that have no fix in the query's own code, or one that another test holds."""
+
+TOLD: dict[str, str] = {
+    "PENSTOCK_FUNCTION_NEEDS_PROTOBUF": (
+        "`transformWithState` in Python (Spark 4.2, 4.3) talks to its worker in protocol buffers, and the package `protobuf` is "
+        "not installed: the query starts, and its worker dies. Install it: `pip install protobuf`."
+    ),
+    "PENSTOCK_MAP_GROUPS_MODE": (
+        "`mapGroupsWithState`, of JVM plans, gives a row for each key whenever it changes, which is update mode. Use "
+        "`outputMode('update')`, or `flatMapGroupsWithState` in append mode."
+    ),
+    "PENSTOCK_NOT_STREAMING": (
+        "The DataFrame is not a streaming one: read it with `spark.readStream`, or write it as a batch with `df.write`."
+    ),
+    "PENSTOCK_REFUSED_BY_SPARK": (
+        "Spark's checker refuses the query for a reason that has no name of its own; its message is in the report."
+    ),
+    "PENSTOCK_SINK_ONLY_ADDS": (
+        "The query gives rows again with new values, and a Kafka topic only grows: readers get old values and new ones. Use a "
+        "compacted topic with the group's key as the record's key. Read from the source of Spark 4.3, not tried."
+    ),
+    "PENSTOCK_TAIL": "A stream has no end to take rows from.",
+}
+"""Problems whose pages are written here, since no query of a Python session has them."""
