@@ -70,6 +70,51 @@ def job(here: Path, function: str) -> str:
     return f"job_{here.name}:{function}"
 
 
+def test_a_check_tells_of_each_mode_what_comes_out_and_what_is_wrong(spark: SparkSession, here: Path) -> None:
+    words = ("modes", "check", job(here, "totals"), "--schema", "ts timestamp, key string")
+    shown = run_penstock(*words, *TIMES).out.splitlines()
+    assert [line for line in shown if not line.startswith(" ")] == [
+        "append: allowed",
+        "update: allowed",
+        "complete: allowed, not safe",
+    ]
+    told = run_penstock(*words, *TIMES, "--json").json
+    assert [(mode["mode"], mode["allowed"], mode["safe"]) for mode in told["modes"]] == [
+        ("append", True, True),
+        ("update", True, True),
+        ("complete", True, False),
+    ]
+    assert told["modes"][0]["emits"].startswith("Each group comes out once")
+    problem = told["modes"][2]["problems"][0]
+    assert {"code", "message", "severity", "operator", "line", "fix", "page"} <= problem.keys()
+    assert told["trigger"] == "processing time"
+
+
+def test_a_check_fails_when_no_mode_is_allowed_and_safe(spark: SparkSession, here: Path) -> None:
+    words = ("modes", "check", job(here, "totals"), "--schema", "ts timestamp, key string")
+    told = run_penstock(*words, "--json", code=1).json
+    assert [mode["safe"] for mode in told["modes"]] == [False] * 3
+    assert not told["modes"][0]["allowed"]
+
+
+def test_a_check_heeds_sink_and_trigger(spark: SparkSession, here: Path) -> None:
+    words = ("modes", "check", job(here, "keys"), "--schema", "key string", "--json")
+    told = run_penstock(*words, "--sink", "parquet", "--trigger", "availableNow").json
+    assert (told["sink"], told["trigger"]) == ("parquet", "available now")
+    assert [mode["allowed"] for mode in told["modes"]] == [True, False, False]
+    assert run_penstock(*words, "--trigger", "continuous=1 second").json["trigger"] == "continuous"
+    assert "a trigger is" in run_penstock(*words, "--trigger", "sometimes", code=1).error["message"]
+
+
+def test_a_check_gives_a_session_to_a_function_that_takes_one(spark: SparkSession, here: Path) -> None:
+    words = ("modes", "check", job(here, "of_session"), "--json")
+    assert [mode["safe"] for mode in run_penstock(*words).json["modes"]] == [True, True, False]
+    told = run_penstock(*words, "--schema", "id int", code=1).error
+    assert "leave out --schema and --event-time" in told["message"]
+    told = run_penstock("modes", "check", job(here, "keys"), "--json", code=1).error
+    assert "say its columns with --schema" in told["message"]
+
+
 def test_a_preview_shows_each_mode_as_a_table(spark: SparkSession, here: Path) -> None:
     shown = run_penstock(
         "modes", "preview", job(here, "totals"), "events.jsonl", *TIMES, "--mode", "append"

@@ -14,6 +14,7 @@ from penstock.cli import (
     consumer_commands,
     demo_command,
     mode_commands,
+    preview_command,
     put_command,
     queue_commands,
     row_commands,
@@ -51,6 +52,7 @@ app.add_typer(change_commands.group, name="changes")
 app.add_typer(mode_commands.group, name="modes")
 put_command.add_to(queue_commands.group)
 row_commands.add_to(queue_commands.group)
+preview_command.add_to(mode_commands.group)
 demo_command.add_to(app)
 
 

@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from penstock.cli.boundary import FAILED
 from penstock.cli.commands import Run, command
 from penstock.errors import InvalidInput
 from penstock.names import in_quotes
 
 if TYPE_CHECKING:
-    from penstock.modes.preview_result import MicroBatch, ModePreview, Preview
+    from pyspark.sql import DataFrame, SparkSession
+
+    from penstock.modes.report import ModeReport, Report
 
 group = typer.Typer(help="Know what an output mode does, before a query starts.", no_args_is_help=True)
 
-FunctionArgument = Annotated[
-    str,
-    typer.Argument(
-        metavar="MODULE:FUNCTION",
-        show_default=False,
-        help="A function of a streaming DataFrame that returns another; job:totals is totals in job.py, here or where Python "
-        "looks.",
-    ),
-]
 SchemaOption = Annotated[
     str | None,
     typer.Option("--schema", metavar="DDL", show_default=False, help="The input's columns, in Spark's DDL."),
@@ -51,90 +45,109 @@ DelayOption = Annotated[
 
 @command(
     group,
-    "preview",
+    "check",
     examples=[
-        "penstock modes preview job:totals events.jsonl --event-time ts --delay '10 minutes'",
-        "penstock modes preview job:totals events.jsonl --batch-rows 2 --mode append --mode update",
-        "penstock modes preview job:totals events.jsonl --picture modes.svg",
+        "penstock modes check job:totals --schema 'ts timestamp, key string' --event-time ts --delay '10 minutes'",
+        "penstock modes check job:whole_query --sink delta --trigger availableNow",
+        "penstock modes check job:totals --schema 'id bigint' --json | jq '.modes[] | select(.safe) | .mode'",
     ],
 )
-def preview(
+def check(
     run: Run,
-    function: FunctionArgument,
-    file: Annotated[
+    function: Annotated[
         str,
         typer.Argument(
-            metavar="FILE",
+            metavar="MODULE:FUNCTION",
             show_default=False,
-            help="A few rows as JSON lines (.gz, .bz2, .zst too); an empty line ends a micro-batch. - is a pipe.",
+            help="A function of a streaming DataFrame that returns another, or of a Spark session called spark that returns one; "
+            "job:totals is totals in job.py, here or where Python looks.",
         ),
     ],
+    schema: SchemaOption = None,
     event_time: EventTimeOption = None,
     delay: DelayOption = None,
-    schema: SchemaOption = None,
-    batch_rows: Annotated[
-        int | None,
-        typer.Option(
-            "--batch-rows", metavar="ROWS", min=1, show_default=False, help="So many rows a micro-batch."
-        ),
-    ] = None,
-    batch_column: Annotated[
+    sink: Annotated[
         str | None,
         typer.Option(
-            "--batch-column",
-            metavar="COLUMN",
+            "--sink",
+            metavar="FORMAT",
             show_default=False,
-            help="A micro-batch ends where this column's value changes.",
+            help="Where the rows would go: parquet, delta, kafka, foreachBatch, penstock …",
         ),
     ] = None,
-    mode: Annotated[
-        list[str] | None,
+    trigger: Annotated[
+        str | None,
         typer.Option(
-            "--mode",
-            metavar="MODE",
+            "--trigger",
+            metavar="NAME[=VALUE]",
             show_default=False,
-            help="append, update or complete; can be repeated. All by default.",
+            help="As in Spark: processingTime='10 seconds', availableNow, once, continuous='1 second'.",
         ),
-    ] = None,
-    picture: Annotated[
-        Path | None,
-        typer.Option("--picture", metavar="FILE", show_default=False, help="Write a picture in SVG as well."),
     ] = None,
 ) -> None:
-    """Run a function over a few small micro-batches, and show what each output mode emits, and when.
+    """Say of each output mode whether Spark takes it and it is safe, what it emits, and what is wrong, with the way out.
 
-    Nothing is written but the picture. Spark runs on this machine; --debug shows its log. Without --schema the columns are those of the rows, of
-    which times with a time zone are timestamps and those without one are timestamp_ntz.
+    Nothing is started. The exit code is 1 when no mode is both allowed and safe.
     """
     from penstock.cli.imported import imported, takes_session, working_directory_first
-    from penstock.cli.micro_batches import Cutting, micro_batches
-    from penstock.cli.output import Section
     from penstock.cli.spark_sessions import session_of_command, sparks_errors_in_one_line
 
-    time = _event_time(event_time, delay)
+    time, when = event_time_of(event_time, delay), _trigger(trigger)
     with working_directory_first(), sparks_errors_in_one_line():
-        transform = imported(function)
-        if takes_session(transform):
-            raise InvalidInput(
-                f"{in_quotes(function)} takes a Spark session: a preview gives a function its input, so that it needs one of "
-                "a DataFrame"
-            )
-        batches = micro_batches(file, schema, event_time, Cutting(batch_rows, batch_column))
+        build = imported(function)
+        of_session = takes_session(build)
+        _check_options(function, of_session, schema, time)
         with session_of_command(debug=run.debug) as spark:
-            from penstock.modes.previewing import preview as previewed
-            from penstock.modes.report import MODES
+            from penstock.modes.checking import check as checked
 
-            found = previewed(spark, transform, batches, event_time=time, modes=mode or MODES)
-    from penstock.modes.preview_tables import zone_note
-
-    if picture is not None:
-        _write(found, picture)
-    sections = [_section(each, found.time_zone) for each in found.modes]
-    note = zone_note(found)
-    run.output.describe(_preview_data(found), [*sections, *([Section(note)] if note else [])])
+            frame = build(spark) if of_session else build(_input(spark, schema or "", time))
+            report = checked(frame, sink, when)
+    run.output.done(str(report), _report_data(report))
+    if not any(mode.safe for mode in report.modes):
+        raise typer.Exit(FAILED)
 
 
-def _event_time(column: str | None, delay: str | None) -> tuple[str, str] | None:
+def _check_options(function: str, of_session: bool, schema: str | None, time: object) -> None:
+    if of_session and (schema is not None or time is not None):
+        raise InvalidInput(
+            f"{in_quotes(function)} takes a Spark session and makes its own input: leave out --schema and --event-time"
+        )
+    if not of_session and schema is None:
+        raise InvalidInput(
+            f"{in_quotes(function)} takes a DataFrame: say its columns with --schema; a function of a session is one whose "
+            "parameter is called spark"
+        )
+
+
+def _input(spark: SparkSession, ddl: str, time: tuple[str, str] | None) -> DataFrame:
+    """A streaming DataFrame with these columns, of a source that every trigger takes; it is never read."""
+    from pyspark.sql import functions
+
+    from penstock.arrow.types import canonical_schema
+    from penstock.cli.ddl import parse_ddl
+    from penstock.spark.schemas import to_struct
+
+    columns = to_struct(canonical_schema(parse_ddl(ddl)))
+    frame = spark.readStream.format("rate").load()
+    empty = frame.select(*(functions.lit(None).cast(each.dataType).alias(each.name) for each in columns))
+    return empty if time is None else empty.withWatermark(*time)
+
+
+def _trigger(text: str | None) -> dict[str, Any] | None:
+    if text is None:
+        return None
+    name, _, value = text.partition("=")
+    return {name.strip(): value.strip() or True}
+
+
+def event_time_of(column: str | None, delay: str | None) -> tuple[str, str] | None:
+    """The watermark that --event-time and --delay ask for.
+
+    Raises
+    ------
+    InvalidInput
+        When there is a delay of nothing.
+    """
     if column is None:
         if delay is not None:
             raise InvalidInput("--delay is that of a watermark: say its column with --event-time")
@@ -142,56 +155,20 @@ def _event_time(column: str | None, delay: str | None) -> tuple[str, str] | None
     return column, delay or "0 seconds"
 
 
-def _write(found: Preview, path: Path) -> None:
-    try:
-        found.picture(path)
-    except OSError as error:
-        raise InvalidInput(
-            f"cannot write {in_quotes(str(path))}: {error.strerror or error}",
-            condition="FILE_UNWRITABLE",
-            file=str(path),
-        ) from error
-
-
-def _section(mode: ModePreview, time_zone: str) -> Any:
-    from penstock.cli.output import Column, Section
-    from penstock.modes.preview_tables import RIGHT, grid, heading
-
-    if mode.refusal is not None:
-        return Section(heading(mode))
-    found = grid(mode, time_zone)
-    columns = [Column(str(place), title, right=place in RIGHT) for place, title in enumerate(found.titles)]
-    rows = [{str(place): cell for place, cell in enumerate(line)} for line in found.lines]
-    return Section(heading(mode), columns=columns, rows=rows)
-
-
-def _preview_data(found: Preview) -> dict[str, Any]:
-    return {"modes": [_mode_data(mode) for mode in found.modes], "time_zone": found.time_zone}
-
-
-def _mode_data(mode: ModePreview) -> dict[str, Any]:
-    refusal = mode.refusal
+def _report_data(report: Report) -> dict[str, Any]:
     return {
-        "mode": mode.mode,
-        "allowed": mode.allowed,
-        "condition": None if refusal is None else refusal.condition,
-        "reason": None if refusal is None else refusal.message,
-        "cut": mode.is_cut,
-        "batches": [_batch_data(batch) for batch in mode.batches],
+        "modes": [_mode_data(mode) for mode in report.modes],
+        "sink": report.sink,
+        "trigger": report.trigger,
+        "not_run": list(report.not_run),
     }
 
 
-def _batch_data(batch: MicroBatch) -> dict[str, Any]:
-    from penstock.cli.wire import plain_rows
-
-    watermark = batch.watermark
+def _mode_data(mode: ModeReport) -> dict[str, Any]:
     return {
-        "batch": batch.batch,
-        "kind": batch.kind,
-        "input_rows": batch.input_rows,
-        "watermark": None if watermark is None else watermark.isoformat().replace("+00:00", "Z"),
-        "state_rows": batch.state_rows,
-        "removed_rows": batch.removed_rows,
-        "dropped_rows": batch.dropped_rows,
-        "emitted": plain_rows(batch.emitted),
+        "mode": mode.mode,
+        "allowed": mode.allowed,
+        "safe": mode.safe,
+        "emits": None if mode.emits is None else str(mode.emits),
+        "problems": [{**asdict(problem), "page": problem.page} for problem in mode.problems],
     }
