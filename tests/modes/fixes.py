@@ -138,6 +138,10 @@ TOLD: dict[str, str] = {
         "`mapGroupsWithState`, of JVM plans, gives a row for each key whenever it changes, which is update mode. Use "
         "`outputMode('update')`, or `flatMapGroupsWithState` in append mode."
     ),
+    "PENSTOCK_NOT_PLANNED": (
+        "Over Spark Connect the server prints a plan only if it can make all of it. Of a query that it cannot, such as a left anti "
+        "join of two streams, nothing can be told but that it does not start; a classic session tells more."
+    ),
     "PENSTOCK_NOT_STREAMING": (
         "The DataFrame is not a streaming one: read it with `spark.readStream`, or write it as a batch with `df.write`."
     ),

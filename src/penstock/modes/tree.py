@@ -13,9 +13,12 @@ from functools import cached_property
 from itertools import count
 from typing import Any
 
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
 _LINE = re.compile(r"^((?:[:|] {2}| {3})*)([:+]- )?(['!~]*)([A-Z]\w*)(?:$|(?= ))(.*)$")
+NOT_PLANNED = "NotPlanned"
+"""Stands for the plan that a server could not make."""
 _WHOLE = 2**31 - 1
 _ANALYZED = re.compile(r"== Analyzed Logical Plan ==\n.*?\n(.*?)\n?\n== Optimized", re.DOTALL)
 # An attribute as it is printed: its number, an L for a bigint, and the watermark's delay.
@@ -63,14 +66,21 @@ def tree_of(frame: DataFrame) -> Node:
     """The plan of a DataFrame, classic or of Spark Connect."""
     given: Any = frame
     if not hasattr(given, "_jdf"):
-        # Spark Connect prints the plan on the server, and shortens long lists of columns.
-        found = _ANALYZED.search(given._explain_string(extended=True))
-        return parse("" if found is None else found.group(1))
+        return _told_by_the_server(given)
     plan = given._jdf.queryExecution().analyzed()
     tree = parse(str(plan.treeString(True, False, _WHOLE, False, False)))
     leaves = sum(not node.children for node in tree.walk())
     # A text in the query may look like a line of its plan.
     return tree if leaves == plan.collectLeaves().size() else _walked(plan, count())
+
+
+def _told_by_the_server(given: Any) -> Node:
+    """The plan over Spark Connect, which prints all stages of it or none, and shortens long lists of columns."""
+    try:
+        found = _ANALYZED.search(given._explain_string(extended=True))
+    except PySparkException as error:
+        return Node(NOT_PLANNED, str(error).splitlines()[0], True, 0, ())
+    return parse("" if found is None else found.group(1))
 
 
 def _walked(plan: Any, numbers: Iterator[int]) -> Node:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from penstock.modes.plan import Plan
 from penstock.modes.report import Problem
-from penstock.modes.tree import Node
+from penstock.modes.tree import NOT_PLANNED, Node
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,10 @@ def operators(plan: Plan, mode: str) -> Iterator[Problem]:
             fix="spark.readStream, or df.write for a batch",
         )
         return
+    if plan.root.name == NOT_PLANNED:
+        yield Problem(
+            "PENSTOCK_NOT_PLANNED", f"Spark cannot plan the query, and shows nothing of it: {plan.root.text}"
+        )
     for node in plan.nodes:
         if not node.streaming:
             continue
