@@ -12,7 +12,7 @@ import pytest
 
 import penstock as ps
 from penstock.errors import CommitRefused
-from penstock.tables import existing
+from penstock.tables import applying, existing
 from penstock.tables.columns import Layout, layout_of
 from penstock.tables.names import resolve
 from penstock.tables.postgres_stage import PostgresStage
@@ -25,34 +25,47 @@ from tests.tables.support import named, query, rows, sql_name
 
 SCHEMA = pa.schema([("k", pa.string()), ("v", pa.int64())])
 SHAPED = pa.schema([("c0", pa.string()), ("c1", pa.int64())])
+CHANGE_SCHEMA = pa.schema([*SCHEMA, ("_change_type", pa.string()), ("_commit_version", pa.int64())])
+SHAPED_CHANGES = pa.schema([*SHAPED, ("sequence", pa.int64()), ("present", pa.int32())])
 
 
 class Table:
     """A table with its keys, and what single tasks and drivers do with it."""
+
+    CHANGES: str | None = None
+    """Where rows are changes, what orders them."""
 
     def __init__(self, store: ps.Store, url: str, name: str = "t", keys: Sequence[str] = ("k",)) -> None:
         self.store, self.url, self.name = store, url, name
         self.database = store.database
 
         def work(tx: Any) -> Layout:
-            layout = layout_of(resolve(tx, named(url, name)), SCHEMA, keys, tx.dialect)
-            existing.prepare(tx, layout, complete=False)
+            schema = SCHEMA if self.CHANGES is None else CHANGE_SCHEMA
+            called = resolve(tx, named(url, name))
+            layout = layout_of(called, schema, keys, tx.dialect, changes=self.CHANGES)
+            if self.CHANGES is None:
+                existing.prepare(tx, layout, complete=False)
+            else:
+                applying.prepare(tx, layout)
             return layout
 
         self.layout = self.database.run(work)
         self._attempts = 0
 
     def stage(self, app_id: str = "app", batch_id: int = 0) -> Stage:
-        columns = staged_schema(SHAPED, self.layout.dialect)
+        columns = staged_schema(SHAPED if self.CHANGES is None else SHAPED_CHANGES, self.layout.dialect)
         if self.layout.dialect == "postgres":
             return PostgresStage.open(self.database, self.layout, columns, app_id, batch_id)
         return SqliteStage(self.layout.name.ledger_name, app_id, batch_id, columns)
 
-    def put(self, stage: Stage, *pairs: tuple[str, int]) -> dict[str, int]:
+    def put(self, stage: Stage, *rows: tuple[Any, ...]) -> dict[str, int]:
         """What one attempt of a task stages."""
         self._attempts += 1
-        keys, values = zip(*pairs, strict=True)
-        batch = pa.RecordBatch.from_arrays([pa.array(keys), pa.array(values)], schema=SHAPED)
+        shaped = SHAPED if self.CHANGES is None else SHAPED_CHANGES
+        columns = zip(zip(*rows, strict=True), shaped.types, strict=True)
+        batch = pa.RecordBatch.from_arrays(
+            [pa.array(values, kind) for values, kind in columns], schema=shaped
+        )
         chunks = iter([ready(batch, stage.columns)])
         return stage.put(self.database, self._attempts, self._attempts, chunks)
 

@@ -14,6 +14,9 @@ from penstock.errors import InvalidInput, UnsupportedType
 from penstock.names import did_you_mean, in_quotes
 from penstock.tables.names import TableName, quoted
 
+CHANGE_TYPE, COMMIT_VERSION = "_change_type", "_commit_version"
+CHANGE_COLUMNS = (CHANGE_TYPE, COMMIT_VERSION, "_commit_timestamp")
+
 _POSTGRES = {
     pa.bool_(): "boolean",
     pa.int8(): "smallint",
@@ -70,13 +73,17 @@ class Layout:
     name: TableName
     columns: tuple[Column, ...]
     dialect: str
+    sequence: Column | None = None
+    """Where the rows are changes, the column that orders the changes of a key; it need not be one of the table's."""
 
     @property
     def keys(self) -> tuple[Column, ...]:
         return tuple(column for column in self.columns if column.key)
 
 
-def layout_of(name: TableName, schema: object, keys: Sequence[str], dialect: str) -> Layout:
+def layout_of(
+    name: TableName, schema: object, keys: Sequence[str], dialect: str, *, changes: str | None = None
+) -> Layout:
     """The table for the rows of a DataFrame.
 
     Parameters
@@ -85,6 +92,8 @@ def layout_of(name: TableName, schema: object, keys: Sequence[str], dialect: str
         The DataFrame's schema.
     keys
         The names of the columns that make a row's key.
+    changes
+        Where the rows are changes to apply, the column that orders those of a key.
 
     Raises
     ------
@@ -92,6 +101,10 @@ def layout_of(name: TableName, schema: object, keys: Sequence[str], dialect: str
         When a column has no SQL type, or a key is not there, or cannot be one.
     """
     fields = list(canonical_schema(schema))
+    sequence = None
+    if changes is not None:
+        sequence = sequence_of(fields, changes, dialect)
+        fields = [field for field in fields if field.name not in CHANGE_COLUMNS]
     names = [field.name for field in fields]
     for key in keys:
         if key not in names:
@@ -108,7 +121,33 @@ def layout_of(name: TableName, schema: object, keys: Sequence[str], dialect: str
                 f"the key {in_quotes(column.name)} is nested, and a database compares plain values: use its fields as keys",
                 parameter="keys",
             )
-    return Layout(name, columns, dialect)
+    return Layout(name, columns, dialect, sequence)
+
+
+def sequence_of(fields: Sequence[pa.Field], name: str, dialect: str) -> Column:
+    """The column that orders the changes of a key.
+
+    Raises
+    ------
+    InvalidInput
+        When the rows are no changes, or the column is not there or has no order in the database.
+    """
+    there = {field.name: field for field in fields}
+    lacking = [wanted for wanted in (CHANGE_TYPE, name) if wanted not in there]
+    if lacking:
+        raise InvalidInput(
+            f"apply_changes takes change rows, with the columns {CHANGE_TYPE} and {name}, and these have no {lacking[0]}: they have "
+            f"{', '.join(there)}",
+            parameter="apply_changes",
+        )
+    found = there[name].type
+    # SQLite keeps decimals as text, which has another order.
+    if pat.is_nested(found) or (dialect == "sqlite" and pat.is_decimal(found)):
+        raise InvalidInput(
+            f"sequence_by={in_quotes(name)} is {found}, which the database does not order as Spark does: use a number, text or a time",
+            parameter="sequence_by",
+        )
+    return Column(name, found, sql_type(there[name], dialect))
 
 
 def sql_type(field: pa.Field, dialect: str) -> str:

@@ -59,6 +59,17 @@ def replace(tx: Transaction, layout: Layout, source: Source) -> int:
     return insert(tx, layout, source)
 
 
+def require_all(tx: Transaction, source: Source) -> None:
+    """Refuse staged rows that are not all there any more, for statements that do not tell how many there were.
+
+    Raises
+    ------
+    CommitRefused
+    """
+    if source.rows is not None:
+        _all(tx.query(f"select count(*) from {source.relation} where {source.where}")[0][0], source)
+
+
 def _names(layout: Layout) -> str:
     return ", ".join(column.sql for column in layout.columns)
 
@@ -86,10 +97,11 @@ def _repeated(tx: Transaction, layout: Layout, source: Source) -> str | None:
     found = tx.query(
         f"select {keys} from ({_rows(layout, source, distinct=True)}) as rows group by {keys} having count(*) > 1 limit 1"
     )
-    return _shown(layout.keys, found[0]) if found else None
+    return shown_key(layout.keys, found[0]) if found else None
 
 
-def _shown(keys: tuple[Column, ...], values: tuple[object, ...]) -> str:
+def shown_key(keys: tuple[Column, ...], values: tuple[object, ...]) -> str:
+    """A key as messages show it."""
     return brief(
         ", ".join(f"{in_quotes(key.name)} = {value!r}" for key, value in zip(keys, values, strict=True))
     )
@@ -151,7 +163,7 @@ def _clash(tx: Transaction, layout: Layout, source: Source, error: Exception) ->
         else []
     )
     if found:
-        shown = _shown(layout.keys, found[0])
+        shown = shown_key(layout.keys, found[0])
         return TableRefused(
             f"a micro-batch has several rows with the key {shown} for {layout.name.sql}: use output mode update with one row "
             "for each key, or leave the keys out",

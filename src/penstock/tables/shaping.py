@@ -11,7 +11,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from penstock.arrow.types import canonical_schema
 from penstock.spark.schemas import quoted
-from penstock.tables.columns import Column, Layout
+from penstock.tables.columns import CHANGE_TYPE, Column, Layout
 
 # Every field, the times in UTC and to the microsecond.
 _JSON = {
@@ -24,10 +24,20 @@ _DAY, _SECOND = 86_400_000_000, 1_000_000
 
 
 def shaped(frame: DataFrame, layout: Layout) -> DataFrame:
-    """The rows with the columns c0, c1 and so on, nested ones as JSON text, binary ones in PostgreSQL's form of text."""
-    return frame.select(
-        *(_expression(column, layout.dialect).alias(f"c{n}") for n, column in enumerate(layout.columns))
-    )
+    """The rows with the columns c0, c1 and so on, nested ones as JSON text, binary ones in PostgreSQL's form of text.
+
+    Changes have two more: ``sequence``, and ``present``, which is 0 for a row that is gone, 1 for one that is there, and null for
+    a change of no known type.
+    """
+    columns = [_expression(column, layout.dialect).alias(f"c{n}") for n, column in enumerate(layout.columns)]
+    if layout.sequence is not None:
+        kind = F.col(CHANGE_TYPE)
+        present = F.when(kind.isin("delete", "update_preimage"), 0).when(
+            kind.isin("insert", "update_postimage"), 1
+        )
+        sequence = _expression(layout.sequence, layout.dialect).alias("sequence")
+        columns += [sequence, present.cast("int").alias("present")]
+    return frame.select(*columns)
 
 
 def _expression(column: Column, dialect: str) -> SparkColumn:

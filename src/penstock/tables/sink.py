@@ -16,10 +16,11 @@ from penstock.queue.store import connect
 from penstock.spark.given import CONF_PREFIX
 from penstock.spark.stores import check_reach
 from penstock.store.database import Transaction
-from penstock.tables import existing
-from penstock.tables.columns import Layout, layout_of
+from penstock.tables import applying, existing
+from penstock.tables.columns import COMMIT_VERSION, Layout, layout_of
 from penstock.tables.names import resolve
 from penstock.tables.sessions import refuse_session_windows
+from penstock.tables.target import CHANGES
 from penstock.tables.writer import TableWriter
 
 MODES = ("append", "update", "complete")
@@ -43,6 +44,14 @@ class TableSink:
     allow_new_checkpoint
         Whether a stateful query may begin with a new checkpoint, and so with empty state, where a consumer of its is bound to
         another one.
+    apply_changes
+        Whether the rows are changes, with ``_change_type`` and ``_commit_version`` as ``ps.changes`` gives them, in output mode
+        append: inserts and updates put the row in the place of the one with its key, deletes take it away.
+    scd_type
+        How changes are applied: 1, the table has the rows as they are now.
+    sequence_by
+        The column that orders the changes of a key; by default ``_commit_version``. A change with a lower value than one that was
+        applied is an old one, and does nothing.
     """
 
     format: ClassVar[str] = "penstock table"
@@ -53,6 +62,9 @@ class TableSink:
     url: str | None = field(default=None, repr=False)
     app_id: str | None = field(default=None, kw_only=True)
     allow_new_checkpoint: bool = field(default=False, kw_only=True)
+    apply_changes: bool = field(default=False, kw_only=True)
+    scd_type: int = field(default=1, kw_only=True)
+    sequence_by: str | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         check_name("table", self.name)
@@ -63,6 +75,24 @@ class TableSink:
         require("url", self.url, str | None, "the URL of a store, such as 'sqlite:///shop.db'")
         require("app_id", self.app_id, str | None, "text")
         require("allow_new_checkpoint", self.allow_new_checkpoint, bool, "True or False")
+        self._check_changes()
+
+    def _check_changes(self) -> None:
+        require("apply_changes", self.apply_changes, bool, "True or False")
+        require("sequence_by", self.sequence_by, str | None, "a column's name")
+        if self.scd_type != 1:
+            raise InvalidOption(
+                f"scd_type is 1, the rows as they are now, not {in_quotes(self.scd_type)}", option="scd_type"
+            )
+        if self.sequence_by is not None and not self.apply_changes:
+            raise InvalidOption(
+                "sequence_by orders change rows: give apply_changes=True with it", option="sequence_by"
+            )
+        if self.apply_changes and not self.keys:
+            raise InvalidOption(
+                f"changes are applied by key: name the keys, ps.TableSink({in_quotes(self.name)}, keys=[…])",
+                option="keys",
+            )
 
     def check(self, guarantee: str, output_mode: str) -> None:
         """Refuse a combination that no table can serve.
@@ -81,6 +111,11 @@ class TableSink:
             raise InvalidOption(
                 f"a table takes output mode {', '.join(MODES)}, not {in_quotes(output_mode)}."
                 f"{did_you_mean(str(output_mode), MODES)}",
+                option="output_mode",
+            )
+        if self.apply_changes and output_mode != "append":
+            raise InvalidOption(
+                f"change rows come in output mode append, not {in_quotes(output_mode)}: each is applied by its own type",
                 option="output_mode",
             )
         if output_mode == "update" and not self.keys:
@@ -113,7 +148,7 @@ class TableSink:
             url,
             self._prepared(url, frame, output_mode),
             self.name,
-            output_mode,
+            CHANGES if self.apply_changes else output_mode,
             guarantee,
             location,
             self.app_id,
@@ -122,8 +157,13 @@ class TableSink:
 
     def _prepared(self, url: str, frame: DataFrame, output_mode: str) -> Layout:
         def work(tx: Transaction) -> Layout:
-            layout = layout_of(resolve(tx, self.name), frame.schema, self.keys, tx.dialect)
-            existing.prepare(tx, layout, complete=output_mode == "complete")
+            order = self.sequence_by or COMMIT_VERSION
+            changes = order if self.apply_changes else None
+            layout = layout_of(resolve(tx, self.name), frame.schema, self.keys, tx.dialect, changes=changes)
+            if self.apply_changes:
+                applying.prepare(tx, layout)
+            else:
+                existing.prepare(tx, layout, complete=output_mode == "complete")
             return layout
 
         with connect(url) as store:

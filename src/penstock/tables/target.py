@@ -6,9 +6,12 @@ from dataclasses import dataclass
 
 from penstock.commit.microbatch import BatchCommit, Target
 from penstock.store.database import Transaction
-from penstock.tables import existing, merging
+from penstock.tables import applying, existing, merging
 from penstock.tables.columns import Layout
 from penstock.tables.stages import Stage
+
+CHANGES = "changes"
+"""What is done with change rows, which come in output mode append."""
 
 # The store's own statements walk along indexes, and its connections are told so; these read everything.
 _PLANNING = "; ".join(
@@ -56,6 +59,8 @@ class TableTarget(Target[int]):
         if self.mode == "complete":
             self._make_room(tx)
             written = merging.replace(tx, self.layout, source)
+        elif self.mode == CHANGES:
+            written = applying.apply(tx, self.layout, source)
         elif self.mode == "update":
             written = merging.upsert(tx, self.layout, source)
         else:

@@ -14,7 +14,7 @@ from penstock.names import in_quotes
 from penstock.queue.opened import open_store
 from penstock.spark.boundary import plainly
 from penstock.spark.stores import check_reach
-from penstock.tables.columns import Layout
+from penstock.tables.columns import CHANGE_TYPE, Column, Layout
 from penstock.tables.shaping import ready
 from penstock.tables.stages import Stage, chunked
 
@@ -68,11 +68,13 @@ class StageTask:
         for chunk in chunks:
             shaped = conform_batch(chunk, self.shaped)
             self._check_keys(shaped)
+            if self.layout.sequence is not None:
+                self._check_changes(shaped, self.layout.sequence)
             self._rows += shaped.num_rows
             yield ready(shaped, self.stage.columns)
 
     def _check_keys(self, chunk: pa.RecordBatch) -> None:
-        for array, column in zip(chunk.columns, self.layout.columns, strict=True):
+        for array, column in zip(chunk.columns, self.layout.columns, strict=False):
             if column.key and array.null_count:
                 raise TableRefused(
                     f"a row has no value in {in_quotes(column.name)}, which is a key of {self.layout.name.sql}: give it one, as "
@@ -80,3 +82,18 @@ class StageTask:
                     condition="TABLE_REFUSED.NULL_KEY",
                     column=column.name,
                 )
+
+    def _check_changes(self, chunk: pa.RecordBatch, sequence: Column) -> None:
+        if chunk.column("present").null_count:
+            raise TableRefused(
+                f"a change has a {CHANGE_TYPE} that is none of insert, delete, update_preimage and update_postimage: see to it before "
+                "the rows come here",
+                condition="TABLE_REFUSED.UNKNOWN_CHANGE_TYPE",
+            )
+        if chunk.column("sequence").null_count:
+            raise TableRefused(
+                f"a change has no value in {in_quotes(sequence.name)}, which orders the changes of a key: name a column as sequence_by "
+                "that has one in every row",
+                condition="TABLE_REFUSED.NULL_SEQUENCE",
+                column=sequence.name,
+            )

@@ -26,6 +26,8 @@ class TableQuery:
     query: QueryKind
     mode: str
     keys: tuple[str, ...] = ()
+    changes: bool = False
+    """Whether its rows are change rows."""
 
 
 def _totals(frames: Sequence[DataFrame]) -> DataFrame:
@@ -68,6 +70,24 @@ def _closed_windows(chunks: int) -> Counter[Row]:
     return Counter({row: count for row, count in _all_windows(chunks).items() if row[0] < last})
 
 
+def _changes(frames: Sequence[DataFrame]) -> DataFrame:
+    """Several changes of each key in each chunk, those of odd keys in the order of their ids backwards."""
+    return frames[0].selectExpr(
+        "id % 7 as k",
+        "id as v",
+        "case when id % 11 < 4 then 'delete' when id < 7 then 'insert' else 'update_postimage' end as _change_type",
+        "case when id % 7 % 2 = 1 then -id else id end as _commit_version",
+    )
+
+
+def _change_rows(chunks: int) -> Counter[Row]:
+    last: dict[int, int] = {}
+    for row in (row for n in range(chunks) for row in chunk(n)):
+        k = row["id"] % 7
+        last[k] = row["id"] if k % 2 == 0 else last.get(k, row["id"])
+    return Counter((k, v) for k, v in last.items() if v % 11 >= 4)
+
+
 _TOTALS = QueryKind("totals", _totals, SOURCE, _totals_rows)
 TABLES = {
     "append": TableQuery(KINDS["stateless"], "append"),
@@ -77,6 +97,9 @@ TABLES = {
     "update": TableQuery(_TOTALS, "update", ("k",)),
     "update windows": TableQuery(
         QueryKind("windows", _windows, SOURCE, _all_windows, no_data=True), "update", ("start", "k")
+    ),
+    "changes": TableQuery(
+        QueryKind("changes", _changes, SOURCE, _change_rows, stateful=False), "append", ("k",), changes=True
     ),
     "complete": TableQuery(_TOTALS, "complete", ("k",)),
     "complete without keys": TableQuery(_TOTALS, "complete"),
@@ -103,7 +126,7 @@ class TableCase(Case):
         import penstock
 
         table = TABLES[self.kind]
-        sink = penstock.TableSink(self.name, table.keys, self.target)
+        sink = penstock.TableSink(self.name, table.keys, self.target, apply_changes=table.changes)
         return stream.write(sink, guarantee=self.guarantee, output_mode=table.mode)
 
     def rows(self) -> Counter[Row]:

@@ -22,8 +22,8 @@ def test_a_table_is_right_with_a_kill_after_every_state(make_case: MakeCase, chi
     chosen = [
         ("sqlite", "update windows"),
         ("sqlite", "complete"),
-        ("postgresql", "append"),
         ("postgresql", "update"),
+        ("postgresql", "changes"),
     ]
     cases = [make_case(store, kind) for store, kind in chosen]
     run_chain(children, [(case, chain(case)) for case in cases], module=MODULE)

@@ -1,0 +1,175 @@
+"""Change rows applied to a table: its rows as they are now, whatever the order in which changes come."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+import penstock as ps
+from penstock.errors import InvalidInput, InvalidOption, SchemaMismatch, TableRefused
+from tests.spark.support import forget_commit, one_store
+from tests.tables.support import Feed, query, rows, sql_name
+from tests.tables.test_target import Table
+
+SCHEMA = pa.schema(
+    [
+        ("id", pa.int64()),
+        ("name", pa.string()),
+        ("_change_type", pa.string()),
+        ("_commit_version", pa.int64()),
+        ("_commit_timestamp", pa.timestamp("us", tz="UTC")),
+    ]
+)
+
+
+def change(number: int, name: str | None, kind: str, version: int) -> dict[str, Any]:
+    return {"id": number, "name": name, "_change_type": kind, "_commit_version": version}
+
+
+@pytest.fixture
+def feed(spark: SparkSession, store_url: str, tmp_path: Path) -> Feed:
+    return Feed(spark, store_url, tmp_path, SCHEMA)
+
+
+def people(feed: Feed, **more: Any) -> ps.TableSink:
+    return feed.table("people", "id", apply_changes=True, **more)
+
+
+def test_inserts_updates_and_deletes_are_applied(feed: Feed) -> None:
+    feed.add(change(1, "ada", "insert", 1), change(2, "bob", "insert", 1), change(3, "cyd", "insert", 1))
+    feed.run(people(feed))
+    assert rows(feed.url, "people") == [(1, "ada"), (2, "bob"), (3, "cyd")]
+    feed.add(
+        change(1, "ada", "update_preimage", 2),
+        change(1, "eve", "update_postimage", 2),
+        change(2, "bob", "delete", 3),
+        change(3, "cyd", "update_preimage", 3),
+        change(4, "cyd", "update_postimage", 3),
+    )
+    feed.run(people(feed))
+    assert rows(feed.url, "people") == [(1, "eve"), (4, "cyd")], "a row whose key changed leaves its old key"
+    forget_commit(feed.folder / "ck")
+    feed.run(people(feed))
+    assert rows(feed.url, "people") == [(1, "eve"), (4, "cyd")]
+
+
+def test_several_changes_of_a_key_in_one_micro_batch_count_as_the_last(feed: Feed) -> None:
+    feed.add(
+        change(1, "third", "update_postimage", 3),
+        change(1, "first", "insert", 1),
+        change(2, "gone", "insert", 1),
+        change(1, "second", "update_postimage", 2),
+        change(2, "gone", "delete", 2),
+    )
+    feed.run(people(feed))
+    assert rows(feed.url, "people") == [(1, "third")]
+
+
+def test_changes_that_come_late_or_again_do_nothing(feed: Feed) -> None:
+    feed.add(change(1, "new", "insert", 5), change(2, None, "delete", 5)).run(people(feed))
+    feed.add(
+        change(1, "old", "update_postimage", 4),
+        change(1, "new", "insert", 5),
+        change(2, "late", "insert", 4),
+        change(2, None, "delete", 5),
+    )
+    feed.run(people(feed))
+    assert rows(feed.url, "people") == [(1, "new")]
+    feed.add(change(2, "again", "insert", 6)).run(people(feed))
+    assert rows(feed.url, "people") == [(1, "new"), (2, "again")]
+
+
+def test_a_column_of_ones_own_orders_the_changes(feed: Feed) -> None:
+    def ordered(frame: Any) -> Any:
+        return frame.withColumn("at", frame["name"]).drop("_commit_version", "_commit_timestamp")
+
+    sink = people(feed, sequence_by="at")
+    feed.add(change(1, "é", "insert", 1), change(1, "f", "insert", 9), change(1, "Z", "insert", 5)).run(
+        sink, ordered
+    )
+    assert rows(feed.url, "people") == [(1, "é", "é")], "text in the order of its bytes"
+    with pytest.raises(SchemaMismatch, match="begin anew"):
+        feed.run(
+            people(feed, sequence_by="_commit_version"),
+            lambda df: df.selectExpr("*", "name as at"),
+            checkpoint="b",
+        )
+
+
+def test_changes_that_differ_and_have_one_place_are_refused(feed: Feed) -> None:
+    feed.add(change(1, "one", "insert", 1), change(1, "other", "insert", 1))
+    with pytest.raises(TableRefused, match="sequence_by") as caught:
+        feed.run(people(feed))
+    assert caught.value.condition == "TABLE_REFUSED.AMBIGUOUS_ORDER"
+    assert rows(feed.url, "people") == []
+
+
+def test_a_table_that_is_dropped_begins_anew(feed: Feed) -> None:
+    feed.add(change(1, "ada", "insert", 5)).run(people(feed))
+    query(feed.url, f"drop table {sql_name(feed.url, 'people')}")
+    feed.store.consumer("c").seek("in", to="earliest")
+    feed.run(people(feed), checkpoint="again")
+    assert rows(feed.url, "people") == [(1, "ada")]
+
+
+@one_store
+@pytest.mark.parametrize(
+    ("row", "condition"),
+    [
+        (change(1, "x", "upsert", 1), "TABLE_REFUSED.UNKNOWN_CHANGE_TYPE"),
+        ({"id": 1, "_change_type": "insert"}, "TABLE_REFUSED.NULL_SEQUENCE"),
+        ({"_change_type": "delete", "_commit_version": 1}, "TABLE_REFUSED.NULL_KEY"),
+    ],
+)
+def test_a_change_that_is_none_is_refused(feed: Feed, row: dict[str, Any], condition: str) -> None:
+    feed.add(row)
+    with pytest.raises(TableRefused) as caught:
+        feed.run(people(feed))
+    assert caught.value.condition == condition
+
+
+@one_store
+def test_wrong_arguments_are_told_at_once(feed: Feed) -> None:
+    with pytest.raises(InvalidOption, match="scd_type"):
+        people(feed, scd_type=3)
+    with pytest.raises(InvalidOption, match="keys"):
+        feed.table("people", apply_changes=True)
+    with pytest.raises(InvalidOption, match="apply_changes"):
+        feed.table("people", "id", sequence_by="at")
+    with pytest.raises(InvalidOption, match="append"):
+        feed.pipeline(people(feed), mode="update")
+    with pytest.raises(InvalidInput, match="have no _change_type"):
+        feed.run(people(feed), lambda df: df.drop("_change_type"))
+
+
+class ChangeTable(Table):
+    """A table of changes, without Spark."""
+
+    CHANGES = "_commit_version"
+
+    def apply(self, batch_id: int, changes: list[tuple[str, int, int, int]]) -> None:
+        stage = self.stage(batch_id=batch_id)
+        self.write(stage, "changes", self.put(stage, *changes))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_any_order_of_any_changes_gives_what_a_fold_gives(store: ps.Store, store_url: str, seed: int) -> None:
+    """Each change a few times, in any micro-batch."""
+    rng = random.Random(seed)
+    table = ChangeTable(store, store_url)
+    history = [
+        (f"k{key}", 100 * key + version, version, rng.choice([0, 1, 1]))
+        for key in range(12)
+        for version in rng.sample(range(20), 6)
+    ]
+    events = [event for event in history for _ in range(rng.randint(1, 3))]
+    rng.shuffle(events)
+    for batch_id in range(4):
+        table.apply(batch_id, events[batch_id::4])
+    last = {key: (value, present) for key, value, _, present in sorted(history, key=lambda event: event[2])}
+    assert table.rows() == sorted((key, value) for key, (value, present) in last.items() if present)
