@@ -12,12 +12,13 @@ from pyspark.sql import SparkSession
 
 import penstock as ps
 from penstock.modes.report import ModeReport, Problem
-from tests.modes.cells import Cell, PythonSink, frame_of, refusal_of
+from tests.modes.cells import CELLS, Cell, PythonSink, frame_of, refusal_of
 from tests.modes.fixes import FIXES, SHOWN, TOLD
 from tests.modes.frames import FRAMES, Inputs, inputs, settings_of
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ROOT / "docs/modes/problems"
+_FOLDER = re.compile(r"\[/.*?/(?=\w+\])")
 _CODE = re.compile(
     r'"(PENSTOCK_[A-Z_]+|NON_TIME_WINDOW[A-Z_]+|STREAMING_OUTPUT_MODE\.UNSUPPORTED_DATASOURCE)"'
 )
@@ -46,6 +47,9 @@ def test_a_fix_takes_the_problem_away_and_the_query_runs(
     told = _told(spark, streams, fixed)
     assert code not in [problem.code for problem in told.problems]
     assert told.allowed
+    if fixed in CELLS:
+        # Started there.
+        return
     with settings_of(spark, fixed.query):
         assert refusal_of(fixed, frame_of(spark, streams, fixed.query), tmp_path) is None
 

@@ -1,0 +1,160 @@
+"""What a report says that a query emits is what a preview of it shows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
+
+import penstock as ps
+from penstock.modes.emits import (
+    ADD,
+    AFTER_WATERMARK,
+    ALL,
+    AT_ONCE,
+    CHANGED,
+    COUNT,
+    FINISHED,
+    FOR_EVER,
+    FUNCTION,
+    MATCHED,
+    NEW_ROWS,
+    NO_STATE,
+    OWN,
+    REPLACE_ALL,
+    REPLACE_BY_KEY,
+    UNTIL_WATERMARK,
+    Emits,
+)
+from penstock.modes.preview_result import DATA, ModePreview
+from tests.modes.frames import FRAMES, Inputs, inputs, settings_of
+
+QUERIES = (
+    "sampled_by_hash", "count_by_key", "windows", "windows_without_watermark", "sessions", "deduplicated",
+    "deduplicated_with_event_time", "aggregation_of_deduplicated", "limited", "left_joined_in_a_range",
+    "windows_of_windows", "function_in_append",
+)  # fmt: skip
+_START = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def _rows(batch: int, suffix: str) -> list[dict[str, Any]]:
+    """Some rows of one minute; keys and values come again in the next, and each minute is an hour behind the one before."""
+    at = _START + timedelta(hours=batch)
+    rows = [(at, 1, 10), (at + timedelta(seconds=5), 2, 20), (at + timedelta(seconds=20), 1, 30)]
+    return [{f"ts{suffix}": ts, f"k{suffix}": k, f"value{suffix}": value} for ts, k, value in rows]
+
+
+BATCHES = {
+    "events": [_rows(batch, "") for batch in range(4)],
+    # The last has rows without a match.
+    "others": [[row | {"k2": row["k2"] + batch} for row in _rows(batch, "2")] for batch in range(4)],
+}
+
+
+@pytest.mark.parametrize("name", QUERIES)
+def test_what_is_said_is_what_is_shown(name: str, spark: SparkSession, tmp_path: Path) -> None:
+    frame = FRAMES[name]
+
+    def transform(events: DataFrame, others: DataFrame) -> DataFrame:
+        batch = spark.range(3).select(F.col("id").alias("k2"), F.lit("x").alias("name"))
+        return frame.build(Inputs(events, others, batch))
+
+    with settings_of(spark, name):
+        report = ps.modes.check(frame.build(inputs(spark, tmp_path / "streams")))
+        allowed = [mode.mode for mode in report.modes if mode.allowed]
+        shown = ps.modes.preview(spark, transform, BATCHES, modes=allowed)
+    for mode in allowed:
+        emits = report[mode].emits
+        assert emits is not None
+        for holds in (_ROWS[emits.rows], _STATE[emits.state], _SINK[emits.sink]):
+            assert holds(shown[mode], emits), (mode, emits)
+
+
+def _batches(found: ModePreview) -> list[list[dict[str, Any]]]:
+    return [[_hashable(row) for row in batch.emitted.to_pylist()] for batch in found.batches]
+
+
+def _hashable(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: tuple(value.items()) if isinstance(value, dict) else value for name, value in row.items()}
+
+
+def _once(found: ModePreview, emits: Emits) -> bool:
+    rows = [tuple(row.items()) for batch in _batches(found) for row in batch]
+    return len(rows) == len(set(rows)) and (emits.when == AFTER_WATERMARK or _from_the_first(found))
+
+
+def _from_the_first(found: ModePreview) -> bool:
+    return bool(_batches(found)[0])
+
+
+def _finished(found: ModePreview, emits: Emits) -> bool:
+    """Nothing comes before there is a watermark, then each group once."""
+    early = [batch.emitted.num_rows for batch in found.batches if batch.watermark is None]
+    return _once(found, emits) and not any(early) and any(_batches(found))
+
+
+def _changed(found: ModePreview, emits: Emits) -> bool:
+    return _from_the_first(found) and emits.when == AT_ONCE
+
+
+def _all(found: ModePreview, emits: Emits) -> bool:
+    """No micro-batch has fewer rows than the one before."""
+    counts = [batch.emitted.num_rows for batch in found.batches if batch.kind == DATA]
+    return all(before <= after for before, after in pairwise(counts)) and counts[0] > 0
+
+
+def _matched(found: ModePreview, emits: Emits) -> bool:
+    """Rows without a match, whose right side is empty, come when the watermark has passed them."""
+    lonely = [[row for row in batch if row["k2"] is None] for batch in _batches(found)]
+    return _once(found, emits) and not lonely[0] and any(lonely)
+
+
+_Holds = Callable[[ModePreview, Emits], bool]
+_ROWS: dict[str, _Holds] = {
+    NEW_ROWS: _once,
+    FINISHED: _finished,
+    CHANGED: _changed,
+    ALL: _all,
+    MATCHED: _matched,
+    FUNCTION: lambda found, _: _from_the_first(found),
+}
+
+
+def _keeps(found: ModePreview, _: Emits) -> bool:
+    """One operator at least never gives a row up."""
+    return any(
+        not any(state.removed for state in states)
+        and [each.total for each in states] == sorted(each.total for each in states)
+        for states in zip(*(batch.operators for batch in found.batches), strict=True)
+    )
+
+
+_STATE: dict[str, _Holds] = {
+    NO_STATE: lambda found, _: not any(batch.state_rows for batch in found.batches),
+    COUNT: lambda found, _: max(batch.state_rows for batch in found.batches) == 1,
+    UNTIL_WATERMARK: lambda found, _: sum(batch.removed_rows for batch in found.batches) > 0,
+    FOR_EVER: _keeps,
+    OWN: lambda found, _: True,
+}
+
+
+def _by_key(found: ModePreview, emits: Emits) -> bool:
+    """In one micro-batch no key comes twice, and over several some do, or keys differ and there is nothing to replace."""
+    for batch in _batches(found):
+        keys = [tuple(row[name] for name in emits.key) for row in batch]
+        if len(keys) != len(set(keys)):
+            return False
+    return True
+
+
+_SINK: dict[str, _Holds] = {
+    ADD: lambda found, emits: emits.rows == FUNCTION or _once(found, emits),
+    REPLACE_BY_KEY: _by_key,
+    REPLACE_ALL: _all,
+}
