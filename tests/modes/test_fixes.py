@@ -87,7 +87,7 @@ def _shown(spark: SparkSession, streams: Inputs, code: str, cell: Cell) -> list[
     lines = [
         f"# {code}",
         "",
-        f"{problem.message[0].upper()}{problem.message[1:]}. *({problem.severity})*",
+        _FOLDER.sub("[", f"{problem.message[0].upper()}{problem.message[1:]}. *({problem.severity})*"),
         "",
     ]
     lines += _query(cell)
