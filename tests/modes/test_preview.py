@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -314,3 +315,28 @@ def test_a_mode_that_there_is_not_is_refused_with_the_nearest(spark: SparkSessio
 def test_inputs_that_the_transformation_does_not_take_by_name_are_refused(spark: SparkSession) -> None:
     with pytest.raises(InvalidInput, match="does not take the inputs left, right by name"):
         ps.modes.preview(spark, lambda frame: frame, {"left": EVENTS[:1], "right": EVENTS[:1]})
+
+
+def test_more_than_a_few_micro_batches_are_refused(spark: SparkSession) -> None:
+    with pytest.raises(InvalidInput, match="90 at the most, not for 91"):
+        ps.modes.preview(spark, counted, events(*([(1, "a")] for _ in range(91))))
+
+
+def test_a_session_that_cannot_show_it_is_refused() -> None:
+    remote: Any = type("Remote", (), {"readStream": None})()
+    with pytest.raises(InvalidInput, match="this one is Spark Connect's") as caught:
+        ps.modes.preview(remote, counted, EVENTS)
+    assert caught.value.condition == "PREVIEW_NEEDS_CLASSIC"
+    context = SimpleNamespace(master="spark://host:7077")
+    own = {"readStream": None, "_jsparkSession": None, "sparkContext": context}
+    on_cluster: Any = type("OnCluster", (), own)()
+    with pytest.raises(InvalidInput, match="'spark://host:7077', whose executors may not see"):
+        ps.modes.preview(on_cluster, counted, EVENTS)
+
+
+def test_a_frame_of_the_callers_own_session_may_come_first(spark: SparkSession) -> None:
+    names = spark.createDataFrame([("a", "Anna")], "key string, name string")
+    found = ps.modes.preview(
+        spark, lambda frame: names.join(frame, "key").groupBy("name").count(), EVENTS[:2], modes="update"
+    )
+    assert emitted(found["update"]) == [[("Anna", 2)], [("Anna", 3)]]

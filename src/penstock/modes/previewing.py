@@ -16,7 +16,7 @@ from penstock.errors import InvalidInput
 from penstock.kinds import column_names, refusal
 from penstock.modes.preview_inputs import Input, input_of
 from penstock.modes.preview_result import Preview
-from penstock.modes.preview_runs import MOST_WITHOUT_DATA, run, source
+from penstock.modes.preview_runs import run, source
 from penstock.modes.report import MODES
 from penstock.names import did_you_mean, in_quotes
 from penstock.spark.data_sources import check_session
@@ -24,6 +24,8 @@ from penstock.spark.session import FILE_MANAGER
 from penstock.spark.stores import is_local
 
 _ONE_INPUT = "batches"
+_MOST_BATCHES = 90
+"""Spark keeps what it says of a hundred."""
 
 
 def preview(
@@ -73,7 +75,8 @@ def preview(
     wanted = _modes(modes)
     inputs = _inputs(spark, batches, schema, event_time)
     _check_transform(transform, inputs if isinstance(batches, Mapping) else None)
-    quick = _session_of_its_own(spark, max(len(given.tables) for given in inputs.values()), folder)
+    _check_number(inputs.values())
+    quick = _session_of_its_own(spark, folder)
     with _temporary(folder) as place:
         frames = {name: _streamed(quick, name, given, place, event_time) for name, given in inputs.items()}
         result = transform(**frames) if isinstance(batches, Mapping) else transform(frames[_ONE_INPUT])
@@ -137,6 +140,15 @@ def _inputs(spark: SparkSession, batches: Any, schema: Any, event_time: Any) -> 
     }
 
 
+def _check_number(inputs: Iterable[Input]) -> None:
+    longest = max(len(given.tables) for given in inputs)
+    if longest > _MOST_BATCHES:
+        raise InvalidInput(
+            f"a preview is for a few small micro-batches, {_MOST_BATCHES} at the most, not for {longest}: put the rows into fewer",
+            batches=longest,
+        )
+
+
 def _time_of(event_time: Any, name: str) -> tuple[str, str] | None:
     time = event_time.get(name) if isinstance(event_time, Mapping) else event_time
     if time is None:
@@ -167,11 +179,11 @@ def _check_transform(transform: object, inputs: Mapping[str, Input] | None) -> N
         return
 
 
-def _session_of_its_own(spark: SparkSession, batches: int, folder: str | Path | None) -> SparkSession:
+def _session_of_its_own(spark: SparkSession, folder: str | Path | None) -> SparkSession:
     """A session with the views, functions and settings of another, and with some settings of its own."""
     own = SparkSession(spark.sparkContext, spark._jsparkSession.cloneSession())
     own.conf.set("spark.sql.shuffle.partitions", "1")
-    own.conf.set("spark.sql.streaming.numRecentProgressUpdates", str(batches + MOST_WITHOUT_DATA + 10))
+    own.conf.set("spark.sql.streaming.numRecentProgressUpdates", "100")
     if folder is None:
         own.conf.set("spark.sql.streaming.checkpointFileManagerClass", FILE_MANAGER)
     return own
