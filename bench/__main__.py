@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from bench import append, changes, delta_feed, iceberg_feed, postgres_feed, read, streaming
+from bench import append, changes, delta_feed, iceberg_feed, modes, postgres_feed, read, streaming
 from bench.harness import Result, save
 from tests.support.postgres import drop_schema, start_postgres, with_schema
 
@@ -40,6 +40,7 @@ def cases(pg_url: str) -> dict[str, Callable[[], Result]]:
         "feed-iceberg-rewrite": iceberg_feed.copy_on_write,
         "feed-postgres": lambda: postgres_feed.read(pg_url),
         "feed-postgres-spark": lambda: postgres_feed.through_spark(pg_url),
+        "modes-check": modes.check,
     }
 
 

@@ -22,14 +22,16 @@ from penstock.modes.rules.state import last_groups, state
 from penstock.modes.rules.watermarks import watermarks
 from penstock.modes.sinks import Sink, sink_of, sink_problems
 from penstock.modes.tree import tree_of
-from penstock.modes.verdict import Refusal, checks, has_verdict, refusal
+from penstock.modes.verdict import Refusal, has_verdict, refusal
 from penstock.names import in_quotes
 
 Rule = Callable[[Plan, str], Iterator[Problem]]
 _RULES: tuple[Rule, ...] = (
     operators, aggregates, sorts_and_limits, functions, joins, chains, deduplications, state, watermarks,
 )  # fmt: skip
+_CHECK = "spark.sql.streaming.unsupportedOperationCheck"
 _SETTINGS = (
+    _CHECK,
     "spark.sql.streaming.noDataMicroBatches.enabled",
     "spark.sql.streaming.multipleWatermarkPolicy",
     "spark.sql.streaming.statefulOperator.checkCorrectness.enabled",
@@ -105,8 +107,8 @@ def check(df: DataFrame, sink: object = None, trigger: object = None) -> Report:
     require("df", df, DataFrame, "a streaming DataFrame")
     kind = _trigger(trigger)
     found = sink_of(df, sink)
-    settings = {name: str(df.sparkSession.conf.get(name, None)) for name in _SETTINGS}
-    plan = Plan(tree_of(df), {name: value for name, value in settings.items() if value != "None"})
+    conf = df.sparkSession.conf
+    plan = Plan(tree_of(df), {name: str(conf.get(name)) for name in _SETTINGS})
     modes = tuple(_mode(df, plan, mode, found, kind) for mode in MODES)
     return Report(modes, _not_run(df), None if found is None else found.name, kind)
 
@@ -137,8 +139,9 @@ def _mode(df: DataFrame, plan: Plan, mode: str, sink: Sink | None, trigger: str)
     problems = [problem for rule in rules for problem in rule(plan, mode)]
     problems += last_groups(plan, mode, trigger)
     if has_verdict(df):
-        told = refusal(df, mode, continuous=trigger == "continuous")
-        problems = list(_agreed(problems, told, checked=checks(df)))
+        checked = plan.settings.get(_CHECK) != "false"
+        told = refusal(df, mode, continuous=trigger == "continuous") if checked else None
+        problems = list(_agreed(problems, told, checked=checked))
     problems += [*needs(plan), *(sources(plan) if trigger == "continuous" else ())]
     runs = not any(problem.severity == REFUSED for problem in problems)
     emits = claims(plan, mode) if runs else None

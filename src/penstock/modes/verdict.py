@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame
-
-_CHECK = "spark.sql.streaming.unsupportedOperationCheck"
 
 
 @dataclass(frozen=True)
@@ -24,29 +23,34 @@ def has_verdict(frame: DataFrame) -> bool:
     return hasattr(frame, "_jdf")
 
 
-def checks(frame: DataFrame) -> bool:
-    """Whether Spark checks plans at all in this session."""
-    return str(frame.sparkSession.conf.get(_CHECK, "true")).lower() == "true"
-
-
 def refusal(frame: DataFrame, mode: str, *, continuous: bool = False) -> Refusal | None:
     """Why Spark would not start a query in an output mode; None when it would.
 
     ``UnsupportedOperationChecker.checkForStreaming`` and ``checkForContinuous`` of Spark 4.2 and 4.3, which a query's start calls
     with the same plan.
+
+    Parameters
+    ----------
+    continuous
+        Whether it would be started with the continuous trigger.
     """
     java: Any = frame
-    plan = java._jdf.queryExecution().analyzed()
-    jvm = java.sparkSession._jvm
-    wanted = getattr(jvm.org.apache.spark.sql.streaming.OutputMode, mode.capitalize())()
-    if not checks(frame):
-        return None
-    checker = jvm.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker
+    checker, modes = _spark(java.sparkSession._jvm)
+    check = checker.checkForContinuous if continuous else checker.checkForStreaming
     try:
-        (checker.checkForContinuous if continuous else checker.checkForStreaming)(plan, wanted)
+        check(java._jdf.queryExecution().analyzed(), modes[mode])
     except AnalysisException as error:
-        return Refusal(error.getCondition(), _first_line(str(error)))
+        return Refusal(error.getCondition(), _first_line(error.getMessage()))
     return None
+
+
+@lru_cache(maxsize=1)
+def _spark(jvm: Any) -> tuple[Any, dict[str, Any]]:
+    """The checker's class and the output modes: each step to them by name is a call of its own."""
+    sql = jvm.org.apache.spark.sql
+    modes = sql.streaming.OutputMode
+    known = {"append": modes.Append(), "update": modes.Update(), "complete": modes.Complete()}
+    return sql.catalyst.analysis.UnsupportedOperationChecker, known
 
 
 def _first_line(message: str) -> str:

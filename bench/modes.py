@@ -1,0 +1,61 @@
+"""The check of output modes, against Spark's own checker alone."""
+
+from __future__ import annotations
+
+import time
+from statistics import median
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
+
+import penstock as ps
+from bench.harness import Result
+from bench.spark_session import spark
+from penstock.modes.report import MODES
+from penstock.modes.verdict import refusal
+
+OPERATORS = 30
+_MOST = 0.05
+_ROUNDS = 31
+
+
+def plan() -> DataFrame:
+    """A query of 30 operators: two streams, a join in a range of time, windows, and projections and filters between."""
+    session = spark()
+
+    def stream(suffix: str) -> DataFrame:
+        rate = session.readStream.format("rate").load()
+        frame = rate.select(F.col("timestamp").alias(f"ts{suffix}"), (F.col("value") % 7).alias(f"k{suffix}"))
+        frame = frame.withWatermark(f"ts{suffix}", "10 seconds")
+        for number in range(4):
+            frame = frame.where(F.col(f"k{suffix}") != 100 + number).withColumn(
+                f"c{suffix}{number}", F.lit(number)
+            )
+        return frame
+
+    joined = stream("").join(stream("2"), F.expr("k = k2 and ts between ts2 and ts2 + interval 1 minute"))
+    counted = joined.groupBy(F.window("ts", "1 minute"), "k").count()
+    return (
+        counted.where("count > 0").withColumn("double", F.col("count") * 2).where("double > 1").drop("double")
+    )
+
+
+def check() -> Result:
+    """Seconds for all three modes of a plan of 30 operators, Spark's checker included."""
+    frame = plan()
+    nodes = len(str(frame._jdf.queryExecution().analyzed().treeString()).splitlines())
+    assert nodes >= OPERATORS, nodes
+    ours, sparks = [], []
+    for _ in range(_ROUNDS):
+        start = time.perf_counter()
+        ps.modes.check(frame, sink="noop")
+        middle = time.perf_counter()
+        for mode in MODES:
+            refusal(frame, mode)
+        ours.append(middle - start)
+        sparks.append(time.perf_counter() - middle)
+    mine, peer = median(ours), median(sparks)
+    note = f"{nodes} operators, first {ours[0] * 1000:.0f} ms; peer is Spark's checker alone"
+    return Result(
+        "check of output modes, seconds", mine, peer, mine / _MOST, f"<= {_MOST} s", mine <= _MOST, note
+    )
