@@ -1,0 +1,97 @@
+"""Stateful functions of Scala and Java programs, whose plans a Python session can be handed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.java_gateway import ensure_callback_server_started
+from pyspark.sql import DataFrame, SparkSession
+
+import penstock as ps
+from penstock.modes.checking import _RULES
+from penstock.modes.plan import Plan
+from penstock.modes.report import MODES, REFUSED
+from penstock.modes.tree import tree_of
+from penstock.modes.verdict import refusal
+from tests.modes.frames import Inputs, inputs
+
+_FUNCTIONS = "org.apache.spark.api.java.function"
+
+
+@pytest.fixture(scope="module")
+def streams(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Inputs:
+    ensure_callback_server_started(spark.sparkContext._gateway)
+    return inputs(spark, tmp_path_factory.mktemp("streams"))
+
+
+def _implementing(name: str) -> Any:
+    """An object that the JVM takes for one of its interface; it is only planned with, and never called."""
+    java = type("Java", (), {"implements": [f"{_FUNCTIONS}.{name}"]})
+    return type(name, (), {"call": lambda self, *_: None, "Java": java})()
+
+
+def _grouped(spark: SparkSession, frame: DataFrame) -> Any:
+    long = spark._jvm.org.apache.spark.sql.Encoders.LONG()  # type: ignore[union-attr]
+    return frame._jdf.groupByKey(_implementing("MapFunction"), long), long
+
+
+def mapped(spark: SparkSession, frame: DataFrame) -> DataFrame:
+    groups, long = _grouped(spark, frame)
+    java = groups.mapGroupsWithState(_implementing("MapGroupsWithStateFunction"), long, long)
+    return DataFrame(java.toDF(), spark)
+
+
+def flat(spark: SparkSession, frame: DataFrame, mode: str) -> DataFrame:
+    groups, long = _grouped(spark, frame)
+    streaming = spark._jvm.org.apache.spark.sql.streaming  # type: ignore[union-attr]
+    own = getattr(streaming.OutputMode, mode)()
+    function = _implementing("FlatMapGroupsWithStateFunction")
+    java = groups.flatMapGroupsWithState(function, own, long, long, streaming.GroupStateTimeout.NoTimeout())
+    return DataFrame(java.toDF(), spark)
+
+
+def told(df: DataFrame) -> dict[str, list[str]]:
+    """The codes of each mode, once they are known to come to Spark's verdict."""
+    plan = Plan(tree_of(df))
+    for mode in MODES:
+        ours = [each.code for rule in _RULES for each in rule(plan, mode) if each.severity == REFUSED]
+        assert bool(ours) == (refusal(df, mode) is not None), (mode, ours, refusal(df, mode))
+    report = ps.modes.check(df)
+    return {mode: sorted(problem.code for problem in report[mode].problems) for mode in MODES}
+
+
+def test_map_groups_with_state_is_for_update_mode(spark: SparkSession, streams: Inputs) -> None:
+    codes = told(mapped(spark, streams.events))
+    assert codes["append"] == ["PENSTOCK_MAP_GROUPS_MODE"]
+    assert codes["update"] == []
+    assert "PENSTOCK_MAP_GROUPS_MODE" in codes["complete"]
+
+
+@pytest.mark.parametrize(("own", "other"), [("Append", "update"), ("Update", "append")])
+def test_a_functions_own_mode_is_the_querys(
+    spark: SparkSession, streams: Inputs, own: str, other: str
+) -> None:
+    codes = told(flat(spark, streams.events, own))
+    assert codes[own.lower()] == []
+    assert codes[other] == ["PENSTOCK_FUNCTION_MODE"]
+
+
+def test_several_functions_have_to_be_in_append_mode(spark: SparkSession, streams: Inputs) -> None:
+    both = flat(spark, flat(spark, streams.events, "Append"), "Append")
+    assert told(both)["append"] == []
+    mixed = flat(spark, flat(spark, streams.events, "Append"), "Update")
+    assert "PENSTOCK_SEVERAL_STATEFUL_FUNCTIONS" in told(mixed)["update"]
+
+
+def test_a_function_in_update_mode_is_not_counted(spark: SparkSession, streams: Inputs) -> None:
+    counted = flat(spark, streams.events, "Update").groupBy("value").count()
+    assert "PENSTOCK_FUNCTION_UPDATE_WITH_AGGREGATION" in told(counted)["update"]
+
+
+def test_a_function_in_append_mode_is_counted_in_update_mode(
+    spark: SparkSession, streams: Inputs, tmp_path: Path
+) -> None:
+    counted = flat(spark, streams.events, "Append").groupBy("value").count()
+    assert told(counted)["update"] == ["PENSTOCK_STATE_FOR_EACH_KEY"]
