@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from bench import append, changes, delta_feed, iceberg_feed, modes, postgres_feed, read, streaming
+from bench import append, changes, delta_feed, iceberg_feed, modes, postgres_feed, read, streaming, tables
 from bench.harness import Result, save
 from tests.support.postgres import drop_schema, start_postgres, with_schema
 
@@ -28,6 +28,7 @@ def cases(pg_url: str) -> dict[str, Callable[[], Result]]:
         "stream-large-sqlite": lambda: streaming.large(SQLITE, "SQLite"),
         "stream-small-postgres": lambda: streaming.small(shared, "PostgreSQL"),
         "stream-large-postgres": lambda: streaming.large(shared, "PostgreSQL"),
+        "tables-upsert": lambda: tables.upsert(pg_url),
         "worker-memory": _memory,
         "changes-stream-few": lambda: changes.stream(0.01, 5.0),
         "changes-stream-all": lambda: changes.stream(1.0, 2.5),
