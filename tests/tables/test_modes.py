@@ -118,6 +118,24 @@ def test_only_complete_changes_the_columns(feed: Feed) -> None:
     assert rows(feed.url, "t", "k, highest") == [("a", 5)]
 
 
+@pytest.mark.parametrize("store_url", ["postgresql"], indirect=True)
+def test_a_table_that_a_view_depends_on_keeps_its_columns(feed: Feed) -> None:
+    def other(frame: DataFrame) -> DataFrame:
+        return totals(frame).withColumnRenamed("n", "many")
+
+    feed.add(row(1, "a", 5)).run(feed.table("t"), totals, mode="complete")
+    view = sql_name(feed.url, "seen")
+    query(feed.url, f"create view {view} as select n from {sql_name(feed.url, 't')}")
+    feed.store.consumer("c").seek("in", to="earliest")
+    with pytest.raises(TableRefused, match="views depend") as caught:
+        feed.run(feed.table("t"), other, mode="complete", checkpoint="other")
+    assert caught.value.condition == "TABLE_REFUSED.DEPENDED_ON"
+    assert query(feed.url, f"select * from {view}") == [(1,)]
+    query(feed.url, f"drop view {view}")
+    feed.run(feed.table("t"), other, mode="complete", checkpoint="other")
+    assert rows(feed.url, "t", "k, total, many") == [("a", 5, 1)]
+
+
 def test_a_table_that_somebody_made_is_used_as_it_is(feed: Feed) -> None:
     name = sql_name(feed.url, "mine")
     query(feed.url, f"create table {name} (note text default 'new', v bigint, k text unique, id bigint)")

@@ -1,0 +1,66 @@
+"""Which columns of a table that is there take which rows."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from penstock.tables.columns import Layout, layout_of
+from penstock.tables.existing import Existing, affinity, differences
+from penstock.tables.names import TableName
+
+
+def layout(kind: pa.DataType, dialect: str) -> Layout:
+    return layout_of(TableName("s", "t"), pa.schema([("a", kind)]), (), dialect)
+
+
+@pytest.mark.parametrize(
+    ("kind", "found", "takes"),
+    [
+        (pa.int32(), "bigint", True),
+        (pa.int64(), "integer", False),
+        (pa.int64(), "numeric", True),
+        (pa.string(), "character varying(5)", True),
+        (pa.string(), "uuid", False),
+        (pa.float32(), "double precision", True),
+        (pa.float64(), "real", False),
+        (pa.decimal128(10, 2), "numeric", True),
+        (pa.decimal128(10, 2), "numeric(12,2)", True),
+        (pa.decimal128(10, 2), "numeric(12,4)", True),
+        (pa.decimal128(10, 2), "numeric(10,3)", False),
+        (pa.timestamp("us", "UTC"), "timestamp(3) with time zone", False),
+        (pa.timestamp("us", "UTC"), "timestamp without time zone", False),
+        (pa.list_(pa.int64()), "jsonb", True),
+        (pa.list_(pa.int64()), "text", False),
+    ],
+)
+def test_a_column_of_postgres_takes_what_loses_nothing(kind: pa.DataType, found: str, takes: bool) -> None:
+    there = Existing({"a": found}, frozenset(), frozenset())
+    assert (differences(layout(kind, "postgres"), there, complete=False) == []) is takes
+
+
+@pytest.mark.parametrize(
+    ("kind", "declared", "takes"),
+    [
+        (pa.int64(), "BIGINT", True),
+        (pa.bool_(), "BOOLEAN", True),
+        (pa.int64(), "REAL", False),
+        (pa.string(), "VARCHAR(5)", True),
+        (pa.string(), "", True),
+        (pa.string(), "NUMERIC", False),
+        (pa.decimal128(10, 2), "DECIMAL(10, 2)", False),
+        (pa.timestamp("us", "UTC"), "DATETIME", True),
+        (pa.binary(), "TEXT", False),
+    ],
+)
+def test_a_column_of_sqlite_takes_what_its_affinity_leaves_alone(
+    kind: pa.DataType, declared: str, takes: bool
+) -> None:
+    there = Existing({"a": affinity(declared)}, frozenset(), frozenset())
+    assert (differences(layout(kind, "sqlite"), there, complete=False) == []) is takes
+
+
+def test_spare_columns_are_in_the_way_of_complete_alone() -> None:
+    there = Existing({"a": "bigint", "b": "text"}, frozenset(), frozenset())
+    assert differences(layout(pa.int64(), "postgres"), there, complete=False) == []
+    assert len(differences(layout(pa.int64(), "postgres"), there, complete=True)) == 1
