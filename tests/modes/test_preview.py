@@ -248,10 +248,16 @@ def test_timers_of_processing_time_do_not_make_it_endless(spark: SparkSession) -
 
 
 def test_nothing_is_left_behind(spark: SparkSession, folder: Path) -> None:
+    def named(frame: DataFrame) -> DataFrame:
+        names = frame.sparkSession.createDataFrame([("a", "Anna")], "key string, name string")
+        return frame.join(names, "key")
+
+    spark.createDataFrame([(1,)], "id int")
     before = dict(spark.conf.getAll)
-    ps.modes.preview(spark, counted, EVENTS[:2], event_time=TEN_MINUTES, folder=folder)
+    ps.modes.preview(spark, named, EVENTS[:2], event_time=TEN_MINUTES, folder=folder)
     assert dict(spark.conf.getAll) == before
     assert spark.streams.active == []
+    assert SparkSession.getActiveSession() is spark
 
 
 def test_errors_of_the_transformation_come_plainly_and_leave_nothing_behind(

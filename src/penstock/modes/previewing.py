@@ -77,7 +77,7 @@ def preview(
     _check_transform(transform, inputs if isinstance(batches, Mapping) else None)
     _check_number(inputs.values())
     quick = _session_of_its_own(spark, folder)
-    with _temporary(folder) as place:
+    with _active_session_kept(), _temporary(folder) as place:
         frames = {name: _streamed(quick, name, given, place, event_time) for name, given in inputs.items()}
         result = transform(**frames) if isinstance(batches, Mapping) else transform(frames[_ONE_INPUT])
         _check_result(result)
@@ -187,6 +187,18 @@ def _session_of_its_own(spark: SparkSession, folder: str | Path | None) -> Spark
     if folder is None:
         own.conf.set("spark.sql.streaming.checkpointFileManagerClass", FILE_MANAGER)
     return own
+
+
+@contextmanager
+def _active_session_kept() -> Iterator[None]:
+    """A transformation that makes a DataFrame makes the copy of the session the active one."""
+    active = SparkSession.getActiveSession()
+    try:
+        yield
+    finally:
+        if active is not None:
+            # The public way to make a session the active one, for Python and the JVM.
+            active.createDataFrame([], "none int")
 
 
 @contextmanager
