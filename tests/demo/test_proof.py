@@ -12,9 +12,17 @@ import pytest
 import penstock as ps
 from penstock.demo.feed import commits
 from penstock.demo.flights import flights
-from penstock.demo.proof import Proof, _expected_board, _expected_day, _expected_delays, prove
+from penstock.demo.proof import (
+    Proof,
+    _expected_board,
+    _expected_day,
+    _expected_delays,
+    _expected_now,
+    _expected_totals,
+    prove,
+)
 from penstock.demo.show import plot
-from penstock.demo.tables import BOARD, DAY, DELAYS, FLIGHTS, contents, create
+from penstock.demo.tables import BOARD, CURRENT, DAY, DELAYS, FLIGHTS, TOTALS, contents, create
 
 UNTIL = 60
 
@@ -41,6 +49,13 @@ def proofs(folder: Path, year: pa.Table, **changes: Callable[[pa.Table], pa.Tabl
         for name, rows in right.items():
             sink, change = store.queue(name), changes.get(name, lambda table: table)
             sink.append(change(rows).select(sink.schema.names).cast(sink.schema))
+        last = pc.max(written["_commit_version"]).as_py()
+        tables = {
+            CURRENT: _expected_now(year, last),
+            TOTALS: _expected_totals(_expected_delays(written)),
+        }
+        for name, rows in tables.items():
+            put(store, name, changes.get(name, lambda table: table)(rows))
         found, count = prove(store, year)
         assert count.rows == written.num_rows
         plot(contents(store.queue(DELAYS)), folder / "delays.png")
@@ -48,9 +63,18 @@ def proofs(folder: Path, year: pa.Table, **changes: Callable[[pa.Table], pa.Tabl
         return found
 
 
+def put(store: ps.Store, name: str, rows: pa.Table) -> None:
+    """A SQL table with some rows."""
+    with store.database.transaction() as tx:
+        tx.execute(f"create table {name} ({', '.join(rows.column_names)})")
+        marks = ", ".join("?" for _ in rows.column_names)
+        columns = [column.to_pylist() for column in rows.columns]
+        tx.load(f"insert into {name} values ({marks})", zip(*columns, strict=True))
+
+
 def test_what_should_come_out_holds(tmp_path: Path, year: pa.Table) -> None:
     found = proofs(tmp_path, year)
-    assert [proof.queue for proof in found] == [BOARD, DELAYS, DAY]
+    assert [proof.name for proof in found] == [BOARD, DELAYS, DAY, CURRENT, TOTALS]
     assert all(proof.holds and proof.found == proof.expected > 0 for proof in found)
 
 
@@ -62,8 +86,10 @@ def test_rows_that_are_lost_or_repeated_or_wrong_are_counted(tmp_path: Path, yea
         place = rows.schema.get_field_index("status")
         return rows.set_column(place, "status", pa.repeat("arrived?", rows.num_rows))
 
-    changes = {BOARD: lambda rows: rows.slice(1), DELAYS: repeat, DAY: spoil}
-    board, delays, day = proofs(tmp_path, year, **changes)
+    changes = {BOARD: lambda rows: rows.slice(1), DELAYS: repeat, DAY: spoil, CURRENT: spoil, TOTALS: repeat}
+    board, delays, day, current, totals = proofs(tmp_path, year, **changes)
+    assert (current.lost, current.repeated, current.wrong > 0) == (0, 0, True)
+    assert (totals.lost, totals.repeated, totals.wrong) == (0, 1, 0)
     assert (board.lost, board.repeated, board.wrong) == (1, 0, 0)
     assert (delays.lost, delays.repeated, delays.wrong) == (0, 1, 0)
     assert (day.lost, day.repeated, day.wrong) == (0, 0, day.expected)

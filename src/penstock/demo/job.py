@@ -1,20 +1,35 @@
 """The demo's streaming job: a process of its own, so that it can be killed in the middle.
 
 ``python -m penstock.demo.job URL CHECKPOINTS`` reads the change feed with two queries, exactly once: one brings what has
-changed to the board, the other aggregates the delays of arrivals by carrier and hour. Then a batch tells what is different
-after the last day. It begins when its standard input ends; until then Spark starts.
+changed to the board, the other aggregates the delays of arrivals by carrier and hour. Behind them two SQL tables are kept: the
+flights as they are now, by the changes on the board, and each carrier's totals, in output mode update. Then a batch tells what is
+different after the last day, and a preview what each output mode would have given. It begins when its standard input ends; until
+then Spark starts.
 """
 
 from __future__ import annotations
 
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
 
 import penstock as ps
-from penstock.demo.tables import BOARD, DAY, DELAYS, FLIGHTS, HOURS, ROWS_PER_TASK, ROWS_PER_TRIGGER
+from penstock.demo.tables import (
+    BOARD,
+    CONSUMER,
+    CURRENT,
+    DAY,
+    DELAYS,
+    FLIGHTS,
+    HOURS,
+    PREVIEW,
+    ROWS_PER_TASK,
+    ROWS_PER_TRIGGER,
+    TOTALS,
+)
 from penstock.pipeline.query import Query
 
 
@@ -34,6 +49,19 @@ def delays(changes: DataFrame) -> DataFrame:
         .agg(F.count("*").alias("arrivals"), F.sum("arr_delay").alias("delay_minutes"))
         .select(F.col("window.start").alias("hour"), "carrier", "arrivals", "delay_minutes")
     )
+
+
+def now(changed: DataFrame) -> DataFrame:
+    """The changes that a table of the flights is kept by."""
+    return changed.select(
+        "flight_id", "carrier", "status", "gained_minutes", "_change_type", "_commit_version"
+    )
+
+
+def totals(hours: DataFrame) -> DataFrame:
+    """A carrier's arrivals and delays of all hours."""
+    sums = [F.sum(name).alias(name) for name in ("arrivals", "delay_minutes")]
+    return hours.groupBy("carrier").agg(*sums)
 
 
 def main(url: str, checkpoints: Path) -> None:
@@ -69,14 +97,50 @@ def main(url: str, checkpoints: Path) -> None:
         options=limit,
     )
     sys.stdin.read()
-    queries = [
+    _finish(
         _start(spark, "board", board(changed), BOARD, checkpoints),
         _start(spark, "delays", delays(as_written), DELAYS, checkpoints),
-    ]
+    )
+    _finish(*_keep_tables(spark, checkpoints))
+    _write_last_day(spark, feed)
+    _show_modes(spark, checkpoints.parent)
+    spark.stop()
+
+
+def _finish(*queries: Query) -> None:
     for query in queries:
         query.awaitTermination()
-    _write_last_day(spark, feed)
-    spark.stop()
+
+
+def _keep_tables(spark: SparkSession, checkpoints: Path) -> list[Query]:
+    current = ps.TableSink(CURRENT, keys=["flight_id"], apply_changes=True)
+    by_carrier = ps.TableSink(TOTALS, keys=["carrier"])
+    changed = ps.stream(spark, ps.QueueSource(BOARD, consumer=CONSUMER)).transform(now)
+    hours = ps.stream(spark, ps.QueueSource(DELAYS, consumer=CONSUMER)).transform(totals)
+    pipelines = {CURRENT: changed.write(current), TOTALS: hours.write(by_carrier, output_mode="update")}
+    trigger = ps.Trigger.available_now()
+    return [
+        pipeline.start(name=name, checkpoint=checkpoints / name, trigger=trigger)
+        for name, pipeline in pipelines.items()
+    ]
+
+
+def _show_modes(spark: SparkSession, folder: Path) -> None:
+    """What the delays would be in each output mode, of three hours' arrivals."""
+    hours = [
+        [
+            ("arrived", "insert", "AA", hour, 5.0 * hour, hour, datetime(2013, 1, 1, hour, 10, tzinfo=UTC)),
+            ("arrived", "insert", "UA", hour, -3.0, hour, datetime(2013, 1, 1, hour, 20, tzinfo=UTC)),
+        ]
+        for hour in (1, 2, 3)
+    ]
+    schema = (
+        "status string, _change_type string, carrier string, row_version bigint, arr_delay double, _commit_version bigint, "
+        "_commit_timestamp timestamp"
+    )
+    shown = ps.modes.preview(spark, delays, hours, schema=schema)
+    (folder / PREVIEW).write_text(str(shown))
+    shown.picture((folder / PREVIEW).with_suffix(".svg"))
 
 
 def _start(spark: SparkSession, name: str, frame: DataFrame, sink: str, checkpoints: Path) -> Query:

@@ -9,18 +9,20 @@ import pyarrow.compute as pc
 
 import penstock as ps
 from penstock.demo.feed import final_state
-from penstock.demo.tables import BOARD, DAY, DELAYS, FLIGHTS, HOURS, contents
+from penstock.demo.tables import BOARD, CURRENT, DAY, DELAYS, FLIGHTS, HOURS, TOTALS, contents, rows
 
 _ROW = ["flight_id", "_commit_version", "_change_type"]
 _FLIGHT = ["flight_id", "_change_type"]
 _HOUR = ["hour", "carrier"]
+_NOW = ["flight_id", "carrier", "status", "gained_minutes"]
+_TOTALS = ["carrier", "arrivals", "delay_minutes"]
 
 
 @dataclass(frozen=True)
 class Proof:
-    """Rows that a queue should have and has."""
+    """Rows that a queue or a table should have and has."""
 
-    queue: str
+    name: str
     expected: int
     found: int
     lost: int
@@ -48,10 +50,13 @@ def prove(store: ps.Store, year: pa.Table) -> tuple[list[Proof], Count]:
     """Compare all outputs with the feed, row for row, and the last day with the table before and after it."""
     feed = contents(store.queue(FLIGHTS))
     board, day = contents(store.queue(BOARD)), contents(store.queue(DAY))
+    last = pc.max(feed["_commit_version"]).as_py()
     proofs = [
         _compare(BOARD, _expected_board(feed), board, _ROW),
         _compare(DELAYS, _expected_delays(feed), contents(store.queue(DELAYS)), _HOUR),
-        _compare(DAY, _expected_day(year, pc.max(feed["_commit_version"]).as_py()), day, _FLIGHT),
+        _compare(DAY, _expected_day(year, last), day, _FLIGHT),
+        _compare(CURRENT, _expected_now(year, last), rows(store, CURRENT, _NOW), ["flight_id"]),
+        _compare(TOTALS, _expected_totals(_expected_delays(feed)), rows(store, TOTALS, _TOTALS), ["carrier"]),
     ]
     kinds = {each["values"]: each["counts"] for each in pc.value_counts(day["_change_type"]).to_pylist()}
     updates = pc.sum(pc.equal(board["_change_type"], "update_postimage")).as_py() or 0
@@ -93,6 +98,18 @@ def _kinds(rows: pa.Table, others: pa.Table, alone: str, both: str) -> pa.Table:
     return rows.append_column("_change_type", pc.if_else(there, both, alone))
 
 
+def _expected_now(year: pa.Table, last: int) -> pa.Table:
+    """The flights that are there after the last commit."""
+    state = final_state(year, until=last)
+    gained = pc.subtract(state["arr_delay"], state["dep_delay"])
+    return state.append_column("gained_minutes", gained).select(_NOW)
+
+
+def _expected_totals(hours: pa.Table) -> pa.Table:
+    sums = hours.group_by("carrier").aggregate([("arrivals", "sum"), ("delay_minutes", "sum")])
+    return sums.rename_columns(_TOTALS)
+
+
 def _expected_delays(feed: pa.Table) -> pa.Table:
     """The hours that the watermark has passed: those that end at or before the newest commit's time."""
     new = pc.and_(
@@ -118,7 +135,7 @@ def _compare(name: str, expected: pa.Table, found: pa.Table, key: list[str]) -> 
     wrong = sum(_differing(matched[column], matched[f"{column}_found"]) for column in values)
     missing = expected.select(key).join(counted, keys=key, join_type="left anti")
     return Proof(
-        queue=name,
+        name=name,
         expected=expected.num_rows,
         found=found.num_rows,
         lost=missing.num_rows,

@@ -24,7 +24,7 @@ from penstock.demo.feed import Commit, Summary, commits, summary
 from penstock.demo.flights import flights
 from penstock.demo.proof import Count, Proof, prove
 from penstock.demo.show import plot, table
-from penstock.demo.tables import BOARD, DELAYS, HOURS, contents, create
+from penstock.demo.tables import BOARD, DELAYS, HOURS, PREVIEW, contents, create
 from penstock.errors import QueryFailed
 
 JOB_SECONDS = 600
@@ -48,7 +48,7 @@ class DemoResult:
         """The result as JSON has it."""
         return {
             "holds": self.holds,
-            "queues": [asdict(proof) for proof in self.proofs],
+            "outputs": [asdict(proof) for proof in self.proofs],
             "rows": self.count.rows,
             "carryovers": self.count.carryovers,
             "updates": self.count.updates,
@@ -114,6 +114,8 @@ def run(
         picture = folder / "delays.png"
         plot(contents(store.queue(DELAYS)), picture)
     table(proofs, out)
+    out.print("\nWhat the delays by carrier and hour would be in each output mode (ps.modes.preview):\n")
+    out.print((folder / PREVIEW).read_text(), highlight=False, markup=False, soft_wrap=True)
     result = DemoResult(proofs, count, seconds, picture)
     _conclude(result, out)
     return result
@@ -210,7 +212,7 @@ def _conclude(result: DemoResult, out: Console) -> None:
     day = ", ".join(f"{number:,} {kind}" for kind, number in sorted(count.day.items()))
     out.print(f"Net changes of the last {HOURS} hours, as a batch: {day}.")
     out.print(
-        f"All of it took {result.seconds:.1f} s ({count.rows / result.seconds:,.0f} change rows a second), two queries, two Spark "
+        f"All of it took {result.seconds:.1f} s ({count.rows / result.seconds:,.0f} change rows a second), four queries, two Spark "
         f"starts and a kill included. Plot: {result.plot}"
     )
     verdict = "Every row arrived exactly once." if result.holds else "NOT every row arrived exactly once."

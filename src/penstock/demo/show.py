@@ -17,11 +17,11 @@ _CARRIERS = 6
 def table(proofs: list[Proof], console: Console) -> None:
     """The proof as a table."""
     shown = Table(title="Every row exactly once")
-    for column in ("queue", "expected", "found", "lost", "repeated", "wrong"):
-        shown.add_column(column, justify="left" if column == "queue" else "right")
+    for column in ("queue or table", "expected", "found", "lost", "repeated", "wrong"):
+        shown.add_column(column, justify="left" if column == "queue or table" else "right")
     for proof in proofs:
         values = (proof.expected, proof.found, proof.lost, proof.repeated, proof.wrong)
-        shown.add_row(proof.queue, *[f"{value:,}" for value in values])
+        shown.add_row(proof.name, *[f"{value:,}" for value in values])
     console.print(shown)
 
 

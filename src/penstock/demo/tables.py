@@ -1,13 +1,20 @@
-"""The demo's change feed and queues."""
+"""The demo's change feed, queues and tables."""
 
 from __future__ import annotations
+
+from contextlib import suppress
 
 import pyarrow as pa
 
 import penstock as ps
 from penstock.demo.feed import STATE_SCHEMA
+from penstock.errors import AlreadyExists
 
 FLIGHTS, BOARD, DELAYS, DAY = "flight_changes", "flight_board", "carrier_delays", "last_day"
+CURRENT, TOTALS = "flights_now", "carrier_totals"
+"""SQL tables: each flight as it is now, and each carrier's delays of the year."""
+CONSUMER = "tables"
+PREVIEW = "modes.txt"
 ROWS_PER_TRIGGER, ROWS_PER_TASK = 600_000, 300_000
 HOURS = 24
 
@@ -48,16 +55,31 @@ DELAYS_SCHEMA = pa.schema(
 
 
 def create(store: ps.Store, url: str) -> ps.QueueFeed:
-    """The feed and the queues, anew."""
+    """The feed, the queues and the tables, anew."""
+    with store.database.transaction() as tx:
+        for table in (CURRENT, TOTALS):
+            tx.execute(f"drop table if exists {table}")
     for name in (FLIGHTS, BOARD, DELAYS, DAY):
         if name in store.queues():
             store.drop_queue(name, force=True)
     store.create_queue(BOARD, BOARD_SCHEMA, partitions=2, key=["flight_id"])
     store.create_queue(DELAYS, DELAYS_SCHEMA)
     store.create_queue(DAY, DAY_SCHEMA)
+    with suppress(AlreadyExists):
+        store.create_consumer(CONSUMER)
+    for name in (BOARD, DELAYS):
+        store.consumer(CONSUMER).register(name)
     return ps.QueueFeed.create(FLIGHTS, STATE_SCHEMA, CONTRACT, store=url)
 
 
 def contents(queue: ps.Queue) -> pa.Table:
     """All rows of a queue."""
     return pa.concat_tables([queue.read(partition, 0) for partition in range(queue.partitions)])
+
+
+def rows(store: ps.Store, table: str, columns: list[str]) -> pa.Table:
+    """Some columns of a SQL table, as anybody may ask for them."""
+    with store.database.transaction(write=False) as tx:
+        found = tx.query(f"select {', '.join(columns)} from {table}")
+    values = zip(*found, strict=True) if found else [[] for _ in columns]
+    return pa.table([pa.array(list(column)) for column in values], names=columns)
