@@ -60,6 +60,18 @@ def test_complete_replaces_everything(feed: Feed) -> None:
     assert rows(feed.url, "top") == [("b", 7, 1)]
 
 
+def test_a_running_query_keeps_its_table_and_stops_level(feed: Feed) -> None:
+    query = feed.pipeline(feed.table("totals", "k"), totals, mode="update").start(
+        checkpoint=feed.folder / "ck"
+    )
+    for number in range(3):
+        feed.add(row(number, "a", 10**number))
+        query.processAllAvailable()
+        assert rows(feed.url, "totals", "total") == [(int("1" * (number + 1)),)]
+    assert query.stop()
+    assert feed.store.consumer("c").seek("in", to="latest") == {0: 3}
+
+
 def test_nothing_staged_is_left_behind(feed: Feed) -> None:
     for number, mode in enumerate(("append", "update", "complete")):
         keys = ["k"] if mode == "update" else []
