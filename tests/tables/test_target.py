@@ -136,6 +136,21 @@ def test_rows_that_a_crash_of_the_server_took_are_missed(table: Table) -> None:
             table.write(stage, mode, staged)
 
 
+def test_a_table_of_keys_alone(store: ps.Store, store_url: str) -> None:
+    table = Table(store, store_url, keys=("k", "v"))
+    for batch_id, found in enumerate([[("a", 1)], [("a", 1), ("a", 2)]]):
+        stage = table.stage(batch_id=batch_id)
+        table.write(stage, "update", table.put(stage, *found, *found))
+        assert table.rows() == found
+
+
+def test_complete_makes_a_table_again_that_somebody_dropped(table: Table) -> None:
+    query(table.url, f"drop table {sql_name(table.url, 't')}")
+    stage = table.stage()
+    table.write(stage, "complete", table.put(stage, ("a", 1)))
+    assert table.rows() == [("a", 1)]
+
+
 @pytest.mark.parametrize("store_url", ["postgresql"], indirect=True)
 def test_a_relation_that_a_task_still_writes_is_left_to_the_next_try(table: Table) -> None:
     slow = table.stage()

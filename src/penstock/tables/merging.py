@@ -41,7 +41,11 @@ def upsert(tx: Transaction, layout: Layout, source: Source) -> int:
     if not _keys_repeat(tx, layout, source):
         touched = _try(tx, f"{into} {_rows(layout, source)} {then}")
         if touched is not None:
-            return touched if not others else _all(touched, source)
+            if others:
+                return _all(touched, source)
+            require_all(tx, source)
+            return touched
+    require_all(tx, source)
     repeated = _repeated(tx, layout, source)
     if repeated is not None:
         raise TableRefused(

@@ -70,10 +70,11 @@ class TableTarget(Target[int]):
 
     def _make_room(self, tx: Transaction) -> None:
         """See to the table's columns, which only this mode may change."""
-        if tx.dialect == "postgres":
+        there = existing.look(tx, self.layout.name)
+        if there is not None and tx.dialect == "postgres":
             # Writers wait for one another, so that each replaces all that the one before has left; readers do not.
             tx.execute(f"lock table {self.layout.name.sql} in share row exclusive mode")
-        there = existing.look(tx, self.layout.name)
+            there = existing.look(tx, self.layout.name)
         if there is not None and existing.differences(self.layout, there, complete=True):
             existing.drop(tx, self.layout)
             there = None
