@@ -18,6 +18,8 @@ from penstock.spark.stores import check_reach
 from penstock.store.database import Transaction
 from penstock.tables import applying, existing
 from penstock.tables.columns import COMMIT_VERSION, Layout, layout_of
+from penstock.tables.delta_place import DeltaPlace, is_delta
+from penstock.tables.delta_writer import DeltaWriter, delta_writer
 from penstock.tables.names import resolve
 from penstock.tables.sessions import refuse_session_windows
 from penstock.tables.target import CHANGES
@@ -29,7 +31,7 @@ _GUARANTEES = ("exactly_once", "at_least_once")
 
 @dataclass(frozen=True)
 class TableSink:
-    """A plain SQL table to write to, in the database of a store; anybody may query it.
+    """A plain SQL table to write to, in the database of a store, or a Delta table; anybody may query it.
 
     Parameters
     ----------
@@ -38,7 +40,8 @@ class TableSink:
     keys
         The columns that make a row's key; needed in output mode update. They take no null.
     url
-        The store, made where there is none; by default the session's ``spark.penstock.url``.
+        The store, made where there is none; by default the session's ``spark.penstock.url``. ``delta:///folder`` or
+        ``delta:s3://bucket/folder?storage.KEY=VALUE`` for a Delta table in that folder, with deltalake's options for the place.
     app_id
         The identity of the query in the ledger; by default the one in its checkpoint.
     allow_new_checkpoint
@@ -125,7 +128,9 @@ class TableSink:
                 option="keys",
             )
 
-    def writer(self, frame: DataFrame, guarantee: str, output_mode: str, location: str) -> TableWriter:
+    def writer(
+        self, frame: DataFrame, guarantee: str, output_mode: str, location: str
+    ) -> TableWriter | DeltaWriter:
         """See to the table, and make what the query calls with each micro-batch.
 
         Raises
@@ -143,6 +148,10 @@ class TableSink:
                 f"no store is named for the table {in_quotes(self.name)}: give url, or set {CONF_PREFIX}url on the session",
                 option="url",
             )
+        if is_delta(url):
+            self._check_delta()
+            place = DeltaPlace.of(url, self.name)
+            return delta_writer(frame, place, self.keys, output_mode, guarantee, location, self.app_id)
         check_reach(url, spark.conf.get("spark.master", None))
         return TableWriter(
             url,
@@ -154,6 +163,13 @@ class TableSink:
             self.app_id,
             self.allow_new_checkpoint,
         )
+
+    def _check_delta(self) -> None:
+        if self.apply_changes:
+            raise InvalidOption(
+                "change rows are applied to SQL tables, not to Delta tables: give the url of a store",
+                option="apply_changes",
+            )
 
     def _prepared(self, url: str, frame: DataFrame, output_mode: str) -> Layout:
         def work(tx: Transaction) -> Layout:
