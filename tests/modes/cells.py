@@ -69,6 +69,16 @@ def _cells() -> Iterator[Cell]:
 
 
 CELLS = list(_cells())
+OFTEN = (
+    "filtered", "mapped_in_arrow", "count_by_key", "count_by_hour_of_event_time", "windows", "windows_without_watermark",
+    "event_time_made_anew", "sessions", "distinct_values", "deduplicated", "deduplicated_within_watermark", "results_deduplicated",
+    "sorted_rows", "sorted_counts", "limited", "limited_counts", "rows_skipped", "sampled", "intersected", "stream_taken_away",
+    "united_with_a_batch", "rows_numbered", "ranked", "joined", "left_joined", "left_joined_in_a_range", "semi_joined",
+    "anti_joined", "batch_left_joined", "windows_of_joined", "function_in_append", "function_in_update",
+    "function_after_windows", "two_functions", "transformed_with_state", "transformed_without_rocksdb", "windows_of_windows",
+    "windows_deduplicated", "rate", "rate_counted", "rate_now", "rate_mapped_in_arrow",
+)  # fmt: skip
+"""The queries that are started in every run of the tests."""
 
 
 class PythonSink(DataSource):

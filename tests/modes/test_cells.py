@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 
 import penstock as ps
 from penstock.modes.report import MODES
-from tests.modes.cells import CELLS, Cell, PythonSink, frame_of, refusal_of
+from tests.modes.cells import CELLS, OFTEN, Cell, PythonSink, frame_of, refusal_of
 from tests.modes.frames import FRAMES, Inputs, inputs, settings_of
 
 _INTRODUCTION = (
@@ -21,6 +21,11 @@ _INTRODUCTION = (
 TABLE = Path(__file__).resolve().parents[2] / "docs/modes/table.md"
 
 
+def _marks(cell: Cell) -> tuple[pytest.MarkDecorator, ...]:
+    """Queries that are much like others are left to `make test-soak`."""
+    return () if cell.query in OFTEN or cell.sink != "noop" else (pytest.mark.soak,)
+
+
 @pytest.fixture(scope="module")
 def streams(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Inputs:
     spark.dataSource.register(PythonSink)
@@ -28,7 +33,7 @@ def streams(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> In
     return inputs(spark, tmp_path_factory.mktemp("streams"))
 
 
-@pytest.mark.parametrize("cell", CELLS, ids=str)
+@pytest.mark.parametrize("cell", [pytest.param(cell, marks=_marks(cell), id=str(cell)) for cell in CELLS])
 def test_allowed_is_what_spark_starts(
     cell: Cell, spark: SparkSession, streams: Inputs, tmp_path: Path
 ) -> None:

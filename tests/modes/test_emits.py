@@ -57,6 +57,7 @@ BATCHES = {
 }
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("name", QUERIES)
 def test_what_is_said_is_what_is_shown(name: str, spark: SparkSession, tmp_path: Path) -> None:
     frame = FRAMES[name]

@@ -6,6 +6,8 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from penstock.modes.report import MODES
 from tests.modes.frames import FRAMES
 from tests.support.processes import ChildProcess
@@ -14,6 +16,7 @@ SECONDS = 180
 PROGRAM = Path(__file__).parent / "programs/over_connect.py"
 
 
+@pytest.mark.soak
 def test_the_rules_tell_the_same_without_sparks_checker(
     run_child: Callable[..., ChildProcess], tmp_path: Path
 ) -> None:

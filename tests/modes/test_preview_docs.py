@@ -36,6 +36,7 @@ def test_the_examples_give_what_the_docs_show(
     assert capsys.readouterr().out.splitlines()[-1:] == expected
 
 
+@pytest.mark.soak
 def test_the_commands_of_the_docs_run(tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text(blocks("python")[-1])
     text = f'set -euo pipefail; penstock() {{ {sys.executable} -m penstock "$@"; }}; {blocks("sh")[0]}'

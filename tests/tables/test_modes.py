@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 import penstock as ps
-from penstock.errors import InvalidOption, SchemaMismatch, TableRefused
+from penstock.errors import InvalidOption, OutputModeRefused, SchemaMismatch, TableRefused
 from tests.spark.support import forget_commit, one_store
 from tests.tables.support import NOW, Feed, query, rows, sql_name, totals
 
@@ -187,8 +187,11 @@ def test_a_session_window_in_update_mode_is_refused_with_the_way_out(feed: Feed)
         counted = timed.groupBy(F.session_window("at", "5 minutes").alias("w"), "k").count()
         return counted.selectExpr("w.start", "k", "count")
 
+    pipeline = feed.pipeline(feed.table("s", "k", "start"), sessions, mode="update")
+    with pytest.raises(OutputModeRefused, match="PENSTOCK_SESSION_WINDOW_IN_UPDATE"):
+        pipeline.start(checkpoint=feed.folder / "refused")
     with pytest.raises(TableRefused, match="append with a watermark") as caught:
-        feed.run(feed.table("s", "k", "start"), sessions, mode="update")
+        pipeline.start(checkpoint=feed.folder / "refused", check=False)
     assert caught.value.condition == "TABLE_REFUSED.SESSION_WINDOW"
     feed.add(row(1, "a", 0), row(2, "a", 60), row(3, "a", 10_000)).run(
         feed.table("s", "k", "start"), sessions

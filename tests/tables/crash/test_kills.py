@@ -16,7 +16,7 @@ MODULE = "tests.tables.crash.child"
 MakeCase = Callable[..., TableCase]
 
 
-@pytest.mark.crash
+@pytest.mark.crash_full
 @pytest.mark.timeout(900)
 def test_a_table_is_right_with_a_kill_after_every_state(make_case: MakeCase, children: Children) -> None:
     chosen = [
