@@ -21,7 +21,7 @@ from penstock.modes.emits import (
     UNTIL_WATERMARK,
     Emits,
 )
-from penstock.modes.plan import FUNCTIONS, Plan, expires, grouping, join_type, names, time_bound
+from penstock.modes.plan import FUNCTIONS, Plan, expires, grouping, names, outer, time_bound
 from penstock.modes.tree import Node
 
 _WORST_FIRST = (FOR_EVER, OWN, UNTIL_WATERMARK, COUNT, NO_STATE)
@@ -42,7 +42,7 @@ def claims(plan: Plan, mode: str) -> Emits:
         return Emits(CHANGED, AT_ONCE, state, REPLACE_BY_KEY, names(grouping(top)))
     if top.name in FUNCTIONS:
         return Emits(FUNCTION, AT_ONCE, state, ADD if mode == "append" else REPLACE_BY_KEY)
-    if top.name == "Join" and join_type(top) in ("LeftOuter", "RightOuter", "FullOuter"):
+    if top.name == "Join" and outer(top):
         return Emits(MATCHED, AFTER_WATERMARK, state, ADD)
     return Emits(NEW_ROWS, AFTER_WATERMARK if _waits(plan, top, mode) else AT_ONCE, state, ADD)
 

@@ -129,6 +129,16 @@ def join_type(node: Node) -> str:
     return node.arguments[0] if node.arguments else "Inner"
 
 
+def outer(node: Node) -> bool:
+    """Whether a join gives rows without a match."""
+    return join_type(node) in ("LeftOuter", "RightOuter", "FullOuter")
+
+
+def above_aggregation(node: Node) -> bool:
+    """Whether a streaming aggregation is below an operator."""
+    return any(each.name == "Aggregate" and each.streaming for each in node.below())
+
+
 def time_bound(node: Node) -> bool:
     """Whether a join's condition has columns with a watermark of both its sides."""
     condition = ",".join(node.arguments[1:])

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from penstock.errors import InvalidInput, OutputModeRefused
 from penstock.modes.emits import Emits
+from penstock.modes.tree import Node
 from penstock.names import did_you_mean, in_quotes
 
 MODES = ("append", "update", "complete")
@@ -38,6 +39,20 @@ class Problem:
     """The name of Spark's error condition; several problems may share one."""
     source: str | None = None
     """What the rule was read from, where it could not be tried."""
+
+    @classmethod
+    def at(
+        cls,
+        node: Node,
+        code: str,
+        message: str,
+        severity: str = REFUSED,
+        *,
+        fix: str | None = None,
+        condition: str | None = None,
+    ) -> Problem:
+        """A problem of one of the plan's operators."""
+        return cls(code, message, severity, node.name, node.line, fix, condition=condition)
 
     @property
     def page(self) -> str:

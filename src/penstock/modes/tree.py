@@ -29,9 +29,9 @@ _SHOWN = 200
 _STREAMS = ("StreamingRelation", "StreamingExecutionRelation")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Node:
-    """An operator of the plan."""
+    """An operator of the plan; each is equal to itself alone."""
 
     name: str
     text: str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from penstock.modes.plan import FUNCTIONS, Plan, expires, join_type
+from penstock.modes.plan import FUNCTIONS, Plan, expires, outer
 from penstock.modes.report import Problem
 from penstock.modes.tree import Node
 
@@ -18,16 +18,13 @@ def chains(plan: Plan, mode: str) -> Iterator[Problem]:
     for node in plan.stateful:
         if not _late(node):
             continue
-        below = next(
-            (each for each in plan.stateful if each in set(node.below()) and _gives_late(each)), None
-        )
+        below = next((each for each in node.below() if each in plan.stateful and _gives_late(each)), None)
         if below is not None:
-            yield Problem(
+            yield Problem.at(
+                node,
                 "PENSTOCK_STATEFUL_AFTER_STATEFUL",
                 f"{below.name} gives rows again in {mode} mode, or rows behind the watermark, which the {node.name} above "
                 "it would drop as late",
-                operator=node.name,
-                line=node.line,
                 fix="outputMode('append'); or two queries with a queue between them",
             )
             return
@@ -42,5 +39,5 @@ def _late(node: Node) -> bool:
 
 def _gives_late(node: Node) -> bool:
     if node.name == "Join":
-        return join_type(node) in ("LeftOuter", "RightOuter", "FullOuter")
+        return outer(node)
     return node.name == "Aggregate"

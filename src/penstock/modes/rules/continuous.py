@@ -21,20 +21,18 @@ def continuous(plan: Plan, mode: str) -> Iterator[Problem]:
     """Operators, expressions and sources that the continuous trigger does not take."""
     for node in plan.nodes:
         if node.name not in _MAP_LIKE:
-            yield Problem(
+            yield Problem.at(
+                node,
                 "PENSTOCK_NOT_CONTINUOUS",
                 f"the continuous trigger takes map-like operators only, and {node.name} is none",
-                operator=node.name,
-                line=node.line,
                 fix="a processing-time trigger",
             )
         now = _NOW.search(node.text)
         if now is not None:
-            yield Problem(
+            yield Problem.at(
+                node,
                 "PENSTOCK_CONTINUOUS_NOW",
                 f"{now[1]}() is the time of a micro-batch, and the continuous trigger has none",
-                operator=node.name,
-                line=node.line,
                 fix="a time that comes with the rows",
             )
 
@@ -43,10 +41,9 @@ def sources(plan: Plan) -> Iterator[Problem]:
     """Sources that cannot be read continuously, which Spark finds out when the query runs."""
     for node in plan.nodes:
         if node.name.startswith("Streaming") and source_of(node) not in _SOURCES:
-            yield Problem(
+            yield Problem.at(
+                node,
                 "PENSTOCK_SOURCE_NOT_CONTINUOUS",
                 f"the source {source_of(node)} cannot be read continuously",
-                operator=node.name,
-                line=node.line,
                 fix="a processing-time trigger",
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from importlib.util import find_spec
 
-from penstock.modes.plan import Plan, is_map_groups, own_mode
+from penstock.modes.plan import Plan, above_aggregation, is_map_groups, own_mode
 from penstock.modes.report import WARNING, Problem
 from penstock.modes.tree import Node
 
@@ -20,11 +20,10 @@ def functions(plan: Plan, mode: str) -> Iterator[Problem]:
     if len(older) > 1 and (
         any(node.name == _IN_PANDAS for node in older) or any(own_mode(node) != "append" for node in older)
     ):
-        yield Problem(
+        yield Problem.at(
+            older[0],
             "PENSTOCK_SEVERAL_STATEFUL_FUNCTIONS",
             "a query has room for one applyInPandasWithState; of flatMapGroupsWithState for several, if all are in append mode",
-            operator=older[0].name,
-            line=older[0].line,
             fix="transformWithState, of which there may be several; or two queries with a queue between them",
         )
     for node in older:
@@ -32,13 +31,12 @@ def functions(plan: Plan, mode: str) -> Iterator[Problem]:
     for node in plan.functions:
         own = own_mode(node)
         if node not in older and own is not None and own != mode and mode != "complete":
-            yield Problem(
+            yield Problem.at(
+                node,
                 "PENSTOCK_FUNCTION_MODE_DIFFERS",
                 f"the function says {own} and the query {mode}: Spark lets that be, and what comes out are the rows that the "
                 "function gives",
                 WARNING,
-                operator=node.name,
-                line=node.line,
                 fix=f"transformWithState(..., outputMode='{mode}', ...)",
             )
 
@@ -49,18 +47,18 @@ def needs(plan: Plan) -> Iterator[Problem]:
     if not found:
         return
     if not plan.settings.get(_PROVIDER, "").endswith("RocksDBStateStoreProvider"):
-        yield _problem(
+        yield Problem.at(
             found[0],
             "PENSTOCK_FUNCTION_NEEDS_ROCKSDB",
             "transformWithState keeps its state in RocksDB, and the session has another state store",
-            f"spark.conf.set('{_PROVIDER}', '{_ROCKSDB}')",
+            fix=f"spark.conf.set('{_PROVIDER}', '{_ROCKSDB}')",
         )
     if found[0].name.endswith("InPySpark") and not _has_protobuf():
-        yield _problem(
+        yield Problem.at(
             found[0],
             "PENSTOCK_FUNCTION_NEEDS_PROTOBUF",
             "transformWithState talks to Python in protocol buffers, and the package protobuf is not there",
-            "pip install protobuf",
+            fix="pip install protobuf",
         )
 
 
@@ -71,36 +69,31 @@ def _has_protobuf() -> bool:
 def _older(plan: Plan, node: Node, mode: str) -> Iterator[Problem]:
     own = own_mode(node)
     if is_map_groups(node) and mode != "update":
-        yield Problem(
+        yield Problem.at(
+            node,
             "PENSTOCK_MAP_GROUPS_MODE",
             "mapGroupsWithState gives a row for each key whenever it changes, which is update mode",
-            operator=node.name,
-            line=node.line,
             fix="outputMode('update'); or flatMapGroupsWithState in append mode",
         )
         return
-    if any(each.name == "Aggregate" and each.streaming for each in node.below()):
-        yield _problem(
+    if above_aggregation(node):
+        yield Problem.at(
             node,
             "PENSTOCK_FUNCTION_AFTER_AGGREGATION",
             "a stateful function cannot take the rows of an aggregation, which may come again",
-            "transformWithState; or write the aggregation into a queue and read that",
+            fix="transformWithState; or write the aggregation into a queue and read that",
         )
     elif own == "update" and plan.aggregates:
-        yield _problem(
+        yield Problem.at(
             node,
             "PENSTOCK_FUNCTION_UPDATE_WITH_AGGREGATION",
             "a stateful function in update mode gives rows again, which an aggregation would count twice",
-            "give the function outputMode='append'",
+            fix="give the function outputMode='append'",
         )
     elif not plan.aggregates and own is not None and own != mode and mode != "complete":
-        yield _problem(
+        yield Problem.at(
             node,
             "PENSTOCK_FUNCTION_MODE",
             f"the function was given {own} mode and the query {mode} mode, and both have to be the same",
-            f"outputMode('{own}') for the query, or '{mode}' for the function",
+            fix=f"outputMode('{own}') for the query, or '{mode}' for the function",
         )
-
-
-def _problem(node: Node, code: str, message: str, fix: str) -> Problem:
-    return Problem(code, message, operator=node.name, line=node.line, fix=fix)

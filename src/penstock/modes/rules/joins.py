@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from penstock.modes.plan import Plan, join_type, time_bound
+from penstock.modes.plan import Plan, join_type, outer, time_bound
 from penstock.modes.report import UNSAFE, Problem
 from penstock.modes.tree import Node
 
@@ -12,7 +12,6 @@ _BOUND = (
     'put withWatermark on both streams, and a time range into the condition: "a.id = b.id and b.ts between a.ts and a.ts + '
     'interval 1 hour"'
 )
-_OUTER = ("LeftOuter", "RightOuter", "FullOuter", "LeftSemi")
 # With a batch on one side, the types whose rows without a match would have to wait for the whole stream: by the stream's side.
 _UNMATCHED = {
     "left": ("RightOuter", "FullOuter"),
@@ -25,50 +24,45 @@ def joins(plan: Plan, mode: str) -> Iterator[Problem]:
     for node in plan.streaming("Join"):
         if join_type(node) == "LeftAnti" and node.children[1].streaming:
             yield _anti(node)
-        elif all(child.streaming for child in node.children):
+        elif node in plan.joins:
             yield from _of_streams(plan, node, mode)
         else:
             yield from _with_batch(node)
 
 
 def _anti(node: Node) -> Problem:
-    return Problem(
+    return Problem.at(
+        node,
         "PENSTOCK_ANTI_JOIN",
         "a left anti join with a stream on the right would have to wait for all of it",
-        operator=node.name,
-        line=node.line,
         fix="a left outer join with watermarks and a time range, then where(<a column of the right side> is null)",
     )
 
 
 def _of_streams(plan: Plan, node: Node, mode: str) -> Iterator[Problem]:
     kind = join_type(node)
-    outer = kind in ("LeftOuter", "RightOuter", "FullOuter")
-    if (mode == "update" and outer) or (mode == "complete" and plan.aggregates):
-        yield Problem(
+    if (mode == "update" and outer(node)) or (mode == "complete" and plan.aggregates):
+        yield Problem.at(
+            node,
             "PENSTOCK_JOIN_MODE",
             f"a join of two streams gives each row once, and {mode} mode has rows come again",
-            operator=node.name,
-            line=node.line,
             fix="outputMode('append')",
         )
     if time_bound(node):
         return
-    if kind in _OUTER:
-        yield Problem(
+    if outer(node) or kind == "LeftSemi":
+        yield Problem.at(
+            node,
             "PENSTOCK_OUTER_JOIN_WITHOUT_TIME",
             f"a {kind} join has to know when no match can come any more, and nothing bounds the time between the two rows",
-            operator=node.name,
-            line=node.line,
             fix=_BOUND,
         )
     else:
-        yield Problem(
+        yield Problem.at(
+            node,
             "PENSTOCK_JOIN_STATE_FOR_EVER",
             "both streams are kept in the state for ever, since a match may come at any time",
             UNSAFE,
-            operator=node.name,
-            line=node.line,
             fix=_BOUND,
         )
 
@@ -77,11 +71,10 @@ def _with_batch(node: Node) -> Iterator[Problem]:
     side = "left" if node.children[0].streaming else "right"
     kind = join_type(node)
     if kind in _UNMATCHED[side]:
-        yield Problem(
+        yield Problem.at(
+            node,
             "PENSTOCK_JOIN_WITH_BATCH",
             f"a {kind} join with the stream on the {side} would have to wait for the whole stream before it knows which rows "
             "of the batch have no match",
-            operator=node.name,
-            line=node.line,
             fix="an inner join, or an outer join that keeps the stream's rows: the stream on the left of a left outer join",
         )

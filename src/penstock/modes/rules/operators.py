@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from penstock.modes.plan import Plan
+from penstock.modes.plan import Plan, above_aggregation
 from penstock.modes.report import Problem
 from penstock.modes.tree import NOT_PLANNED, Node
 
@@ -64,41 +64,37 @@ def operators(plan: Plan, mode: str) -> Iterator[Problem]:
             continue
         never = _EVER.get(node.name)
         if never is not None:
-            yield Problem(
+            yield Problem.at(
+                node,
                 never.code,
                 never.message,
-                operator=node.name,
-                line=node.line,
                 fix=never.fix,
                 condition=never.condition,
             )
         yield from _set_operations(node)
         match = _EXPRESSION.search(node.text)
         if match is not None:
-            yield Problem(
+            yield Problem.at(
+                node,
                 "PENSTOCK_EXPRESSION",
                 f"{match[1]}() begins anew in every micro-batch, and is not there for streams",
-                operator=node.name,
-                line=node.line,
                 fix="uuid(), or a key that the source gives (a queue's _partition and _row_index)",
             )
 
 
 def _set_operations(node: Node) -> Iterator[Problem]:
     if node.name == "Union" and not all(child.streaming for child in node.children):
-        yield Problem(
+        yield Problem.at(
+            node,
             "PENSTOCK_UNION_WITH_BATCH",
             "a stream cannot be united with a batch, whose rows belong to no micro-batch",
-            operator=node.name,
-            line=node.line,
             fix="read both as streams, or write the batch into the sink first",
         )
     if node.name == "Except" and node.children[-1].streaming:
-        yield Problem(
+        yield Problem.at(
+            node,
             "PENSTOCK_EXCEPT_STREAM",
             "rows can be taken away from a stream, and not those of a stream",
-            operator=node.name,
-            line=node.line,
             fix="a left outer join with a watermark and a time range, of which the matched rows are left out",
         )
 
@@ -106,23 +102,21 @@ def _set_operations(node: Node) -> Iterator[Problem]:
 def sorts_and_limits(plan: Plan, mode: str) -> Iterator[Problem]:
     """Sorting, which needs the whole result, and limits."""
     for node in plan.streaming("Sort"):
-        whole = mode == "complete" and any(each.name == "Aggregate" for each in node.below())
+        whole = mode == "complete" and above_aggregation(node)
         if not whole:
-            yield Problem(
+            yield Problem.at(
+                node,
                 "PENSTOCK_SORT",
                 "sorting needs the whole result, which only an aggregation in complete mode has",
-                operator=node.name,
-                line=node.line,
                 fix="leave the order to those who read the sink; or aggregate and use outputMode('complete'); or sort in "
                 "foreachBatch",
             )
     if mode == "update":
         for node in plan.limits:
-            yield Problem(
+            yield Problem.at(
+                node,
                 "PENSTOCK_LIMIT_IN_UPDATE",
                 "in update mode a row may come again with other values, so that a limit has nothing to count",
-                operator=node.name,
-                line=node.line,
                 fix="outputMode('append'), where a limit counts over the whole life of the query; or, after an aggregation, "
                 "outputMode('complete'), where it is a limit for each micro-batch",
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from penstock.modes.plan import Plan, by_window, expires, grouping, join_type, names
+from penstock.modes.plan import Plan, by_window, expires, grouping, names, outer
 from penstock.modes.report import UNSAFE, WARNING, Problem
 
 _FOR_EVER = "PENSTOCK_STATE_FOR_EVER"
@@ -17,39 +17,35 @@ def state(plan: Plan, mode: str) -> Iterator[Problem]:
         keys = ", ".join(names(grouping(node)))
         timed = by_window(node) or expires(node)
         if timed and mode == "complete":
-            yield Problem(
+            yield Problem.at(
+                node,
                 _FOR_EVER,
                 f"complete mode keeps every group by {keys}, whatever the watermark, and time brings new ones for ever",
                 UNSAFE,
-                operator=node.name,
-                line=node.line,
                 fix="outputMode('update') with withWatermark(...), and a sink that replaces by key",
             )
         elif timed and not expires(node):
-            yield Problem(
+            yield Problem.at(
+                node,
                 _FOR_EVER,
                 f"time brings new groups by {keys} for ever, and without a watermark none leaves the state",
                 UNSAFE,
-                operator=node.name,
-                line=node.line,
                 fix="df.withWatermark('<event time>', '10 minutes') before groupBy",
             )
         elif keys and not expires(node) and mode != "append":
-            yield Problem(
+            yield Problem.at(
+                node,
                 "PENSTOCK_STATE_FOR_EACH_KEY",
                 f"the state has a row for each {keys} that has ever come, and none leaves it: see that there are not many",
                 WARNING,
-                operator=node.name,
-                line=node.line,
             )
     for node in plan.deduplications:
         if node.name != "DeduplicateWithinWatermark" and not expires(node):
-            yield Problem(
+            yield Problem.at(
+                node,
                 _FOR_EVER,
                 f"every {', '.join(names(grouping(node))) or 'row'} that has come is remembered for ever",
                 UNSAFE,
-                operator=node.name,
-                line=node.line,
                 fix="df.withWatermark('<event time>', '10 minutes').dropDuplicatesWithinWatermark([...]); or have the event "
                 "time among the columns of dropDuplicates",
             )
@@ -58,16 +54,15 @@ def state(plan: Plan, mode: str) -> Iterator[Problem]:
 def last_groups(plan: Plan, mode: str, trigger: str) -> Iterator[Problem]:
     """Groups that stay in the state when a query ends."""
     waiting = [node for node in plan.aggregates if expires(node) and mode == "append"]
-    waiting += [node for node in plan.joins if join_type(node) in ("LeftOuter", "RightOuter", "FullOuter")]
+    waiting += [node for node in plan.joins if outer(node)]
     off = plan.settings.get(_NO_DATA, "true") != "true"
     if not waiting or not (trigger == "once" or off):
         return
     why = "Trigger.Once runs one micro-batch" if trigger == "once" else f"{_NO_DATA} is false"
-    yield Problem(
+    yield Problem.at(
+        waiting[0],
         "PENSTOCK_LAST_GROUP_STAYS",
         f"{why}, so that what the last rows finish stays in the state until a later run has new rows",
         WARNING,
-        operator=waiting[0].name,
-        line=waiting[0].line,
         fix="trigger(availableNow=True)" if trigger == "once" else f"spark.conf.set('{_NO_DATA}', 'true')",
     )

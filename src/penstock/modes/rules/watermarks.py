@@ -18,20 +18,18 @@ def watermarks(plan: Plan, mode: str) -> Iterator[Problem]:
     told = ", ".join(f"{each.column!r} ({each.delay}, of {each.source})" for each in several.values())
     first = next(iter(several.values())).node
     if plan.settings.get(_POLICY, "min") == "max":
-        yield Problem(
+        yield Problem.at(
+            first,
             "PENSTOCK_WATERMARK_POLICY_MAX",
             f"the fastest of the watermarks {told} counts for all, and rows of the slower streams are dropped as late",
             UNSAFE,
-            operator=first.name,
-            line=first.line,
             fix=f"spark.conf.set('{_POLICY}', 'min')",
         )
     else:
-        yield Problem(
+        yield Problem.at(
+            first,
             "PENSTOCK_WATERMARK_POLICY_MIN",
             f"the slowest of the watermarks {told} counts for all: while one of these streams has no rows, nothing is finished "
             "and state grows",
             WARNING,
-            operator=first.name,
-            line=first.line,
         )
