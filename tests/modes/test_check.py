@@ -13,8 +13,8 @@ from penstock.errors import InvalidInput, OutputModeRefused
 from penstock.modes.checking import _RULES
 from penstock.modes.plan import Plan
 from penstock.modes.report import MODES, REFUSED
-from penstock.modes.tree import tree_of
 from penstock.modes.verdict import refusal
+from penstock.spark.plan_tree import tree_of
 from tests.modes.frames import FRAMES, Frame, Inputs, inputs, settings_of
 
 

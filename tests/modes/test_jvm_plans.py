@@ -13,8 +13,8 @@ import penstock as ps
 from penstock.modes.checking import _RULES
 from penstock.modes.plan import Plan
 from penstock.modes.report import MODES, REFUSED
-from penstock.modes.tree import tree_of
 from penstock.modes.verdict import refusal
+from penstock.spark.plan_tree import tree_of
 from tests.modes.frames import Inputs, inputs
 
 _FUNCTIONS = "org.apache.spark.api.java.function"

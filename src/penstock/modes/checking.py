@@ -21,9 +21,9 @@ from penstock.modes.rules.operators import operators, sorts_and_limits
 from penstock.modes.rules.state import last_groups, state
 from penstock.modes.rules.watermarks import watermarks
 from penstock.modes.sinks import Sink, sink_of, sink_problems
-from penstock.modes.tree import tree_of
 from penstock.modes.verdict import Refusal, has_verdict, refusal
 from penstock.names import in_quotes
+from penstock.spark.plan_tree import tree_of
 
 Rule = Callable[[Plan, str], Iterator[Problem]]
 _RULES: tuple[Rule, ...] = (

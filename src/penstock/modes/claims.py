@@ -22,7 +22,7 @@ from penstock.modes.emits import (
     Emits,
 )
 from penstock.modes.plan import FUNCTIONS, Plan, expires, grouping, names, outer, time_bound
-from penstock.modes.tree import Node
+from penstock.spark.plan_tree import Node
 
 _WORST_FIRST = (FOR_EVER, OWN, UNTIL_WATERMARK, COUNT, NO_STATE)
 

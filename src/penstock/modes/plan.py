@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from penstock.modes.tree import Node, items, marked, plain
+from penstock.spark.plan_tree import Node, items, marked, plain
 
 FUNCTIONS = (
     "FlatMapGroupsWithState",

@@ -8,6 +8,8 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
+from penstock.spark.plan_tree import tree_of
+
 # Nodes of a logical plan after which the rows of a task depend on more than its own input (Spark 4.3).
 _SHUFFLING = (
     "Aggregate", "Join", "AsOfJoin", "Deduplicate", "DeduplicateWithinWatermark", "Distinct", "Sort", "GlobalLimit",
@@ -21,8 +23,6 @@ _STATEFUL = (
 )  # fmt: skip
 # What differs in the plans of two equal queries: objects' addresses and columns' numbers.
 _OBJECT = re.compile(r"@[0-9a-f]+|#\d+L?")
-# A streaming plan's nodes are marked with a tilde.
-_NODE = re.compile(r"^[\s:+\-|~]*([A-Z]\w+)", re.MULTILINE)
 
 
 def repeatable(frame: DataFrame) -> str | None:
@@ -30,19 +30,16 @@ def repeatable(frame: DataFrame) -> str | None:
 
     Only classic sessions show their plan; for others the answer is None.
     """
-    java = getattr(frame, "_jdf", None)
-    if java is None:
+    if not hasattr(frame, "_jdf"):
         return None
-    plan = str(java.queryExecution().analyzed().toString())
-    return next((node for node in _NODE.findall(plan) if node in _SHUFFLING), None)
+    return next((node.name for node in tree_of(frame).walk() if node.name in _SHUFFLING), None)
 
 
 def keeps_rows(frame: DataFrame) -> bool:
     """Whether rows may wait in a state store for a watermark; of a session that is not classic it is not known, and False."""
-    java = getattr(frame, "_jdf", None)
-    if java is None:
+    if not hasattr(frame, "_jdf"):
         return False
-    nodes = set(_NODE.findall(str(java.queryExecution().analyzed().toString())))
+    nodes = {node.name for node in tree_of(frame).walk()}
     return "EventTimeWatermark" in nodes and not nodes.isdisjoint(_STATEFUL)
 
 

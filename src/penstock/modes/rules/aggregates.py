@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from penstock.modes.plan import Plan, above_aggregation, by_session, expires, grouping, names, path_to
 from penstock.modes.report import UNSAFE, Problem
-from penstock.modes.tree import Node, items, marked
+from penstock.spark.plan_tree import Node, items, marked
 
 MODE_CONDITION = "STREAMING_OUTPUT_MODE.UNSUPPORTED_OPERATION"
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from penstock.modes.plan import FUNCTIONS, Plan, expires, outer
 from penstock.modes.report import Problem
-from penstock.modes.tree import Node
+from penstock.spark.plan_tree import Node
 
 _CHECK = "spark.sql.streaming.statefulOperator.checkCorrectness.enabled"
 

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 
 from penstock.modes.plan import Plan, above_aggregation, is_map_groups, own_mode
 from penstock.modes.report import WARNING, Problem
-from penstock.modes.tree import Node
+from penstock.spark.plan_tree import Node
 
 _PROVIDER = "spark.sql.streaming.stateStore.providerClass"
 _ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"

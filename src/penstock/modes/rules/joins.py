@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from penstock.modes.plan import Plan, join_type, outer, time_bound
 from penstock.modes.report import UNSAFE, Problem
-from penstock.modes.tree import Node
+from penstock.spark.plan_tree import Node
 
 _BOUND = (
     'put withWatermark on both streams, and a time range into the condition: "a.id = b.id and b.ts between a.ts and a.ts + '
