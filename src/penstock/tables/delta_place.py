@@ -7,19 +7,18 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib import import_module
 from typing import Any
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from penstock.errors import (
     InvalidName,
     InvalidUrl,
-    MissingDependency,
     PenstockError,
     StoreUnavailable,
     TableRefused,
 )
 from penstock.names import in_quotes
+from penstock.optional import deltalake
 
 _SCHEME = "delta:"
 _OPTION = "storage."
@@ -153,16 +152,5 @@ def _local(target: str) -> str:
 
 
 def library(name: str) -> Any:
-    """A module of deltalake.
-
-    Raises
-    ------
-    MissingDependency
-        When it is not installed.
-    """
-    try:
-        return import_module(name)
-    except ImportError as error:
-        raise MissingDependency(
-            f"a Delta table needs deltalake ({error}): pip install penstock[delta]", extra="delta"
-        ) from None
+    """A module of deltalake; :class:`MissingDependency` when it is not installed."""
+    return deltalake(name, "a Delta table")

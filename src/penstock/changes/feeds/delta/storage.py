@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 
 from penstock.changes.feeds.access import access_denied, is_denied
 from penstock.changes.feeds.paths import is_url
-from penstock.errors import FeedUnavailable, MissingDependency, PenstockError
+from penstock.errors import FeedUnavailable, PenstockError
+from penstock.optional import deltalake
 
 _AT_ONCE = 16
 T = TypeVar("T")
@@ -19,21 +20,8 @@ R = TypeVar("R")
 
 
 def library(name: str) -> Any:
-    """A module of deltalake.
-
-    Raises
-    ------
-    MissingDependency
-        When it is not installed.
-    """
-    from importlib import import_module
-
-    try:
-        return import_module(name)
-    except ImportError as error:
-        raise MissingDependency(
-            f"a Delta feed needs deltalake ({error}): pip install penstock[delta]", extra="delta"
-        ) from None
+    """A module of deltalake; :class:`MissingDependency` when it is not installed."""
+    return deltalake(name, "a Delta feed")
 
 
 def not_a_table(shown: str) -> FeedUnavailable:
