@@ -137,6 +137,8 @@ def test_a_change_that_is_none_is_refused(feed: Feed, row: dict[str, Any], condi
 def test_wrong_arguments_are_told_at_once(feed: Feed) -> None:
     with pytest.raises(InvalidOption, match="scd_type"):
         people(feed, scd_type=3)
+    with pytest.raises(InvalidOption, match="apply_changes"):
+        feed.table("people", "id", scd_type=2)
     with pytest.raises(InvalidOption, match="keys"):
         feed.table("people", apply_changes=True)
     with pytest.raises(InvalidOption, match="apply_changes"):

@@ -12,7 +12,7 @@ import pytest
 
 import penstock as ps
 from penstock.errors import CommitRefused
-from penstock.tables import applying, existing
+from penstock.tables import applied, existing
 from penstock.tables.columns import Layout, layout_of
 from penstock.tables.names import resolve
 from penstock.tables.postgres_stage import PostgresStage
@@ -34,6 +34,8 @@ class Table:
 
     CHANGES: str | None = None
     """Where rows are changes, what orders them."""
+    HISTORY = False
+    """Whether every version of a row is kept."""
 
     def __init__(self, store: ps.Store, url: str, name: str = "t", keys: Sequence[str] = ("k",)) -> None:
         self.store, self.url, self.name = store, url, name
@@ -42,11 +44,11 @@ class Table:
         def work(tx: Any) -> Layout:
             schema = SCHEMA if self.CHANGES is None else CHANGE_SCHEMA
             called = resolve(tx, named(url, name))
-            layout = layout_of(called, schema, keys, tx.dialect, changes=self.CHANGES)
+            layout = layout_of(called, schema, keys, tx.dialect, changes=self.CHANGES, history=self.HISTORY)
             if self.CHANGES is None:
                 existing.prepare(tx, layout, complete=False)
             else:
-                applying.prepare(tx, layout)
+                applied.prepare(tx, layout)
             return layout
 
         self.layout = self.database.run(work)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 import pyarrow.types as pat
@@ -16,6 +16,7 @@ from penstock.tables.names import TableName, quoted
 
 CHANGE_TYPE, COMMIT_VERSION = "_change_type", "_commit_version"
 CHANGE_COLUMNS = (CHANGE_TYPE, COMMIT_VERSION, "_commit_timestamp")
+VALID_FROM, VALID_TO = "_valid_from", "_valid_to"
 
 _POSTGRES = {
     pa.bool_(): "boolean",
@@ -56,10 +57,17 @@ class Column:
     """Of the DataFrame's column, in the canonical Arrow form."""
     sql_type: str
     key: bool = False
+    ordered: bool = False
+    """Whether rows are put in an order by it."""
 
     @property
     def sql(self) -> str:
         return quoted(self.name)
+
+    @property
+    def declared(self) -> str:
+        """The type of a column that is made: text that orders rows does so by its bytes, in PostgreSQL as in Spark and SQLite."""
+        return 'text collate "C"' if self.ordered and self.sql_type == "text" else self.sql_type
 
     @property
     def is_json(self) -> bool:
@@ -76,13 +84,35 @@ class Layout:
     sequence: Column | None = None
     """Where the rows are changes, the column that orders the changes of a key; it need not be one of the table's."""
 
+    history: bool = False
+    """Whether every version of a row is kept."""
+
     @property
     def keys(self) -> tuple[Column, ...]:
         return tuple(column for column in self.columns if column.key)
 
+    @property
+    def staged_keys(self) -> list[str]:
+        """The names that the keys have among staged rows."""
+        return [f"c{n}" for n, column in enumerate(self.columns) if column.key]
+
+    @property
+    def kept(self) -> Layout:
+        """The table as it is in the database: a version's key has the sequence with which it began."""
+        if self.sequence is None or not self.history:
+            return self
+        begins = replace(self.sequence, name=VALID_FROM, key=True)
+        return replace(self, columns=(*self.columns, begins, replace(begins, name=VALID_TO, key=False)))
+
 
 def layout_of(
-    name: TableName, schema: object, keys: Sequence[str], dialect: str, *, changes: str | None = None
+    name: TableName,
+    schema: object,
+    keys: Sequence[str],
+    dialect: str,
+    *,
+    changes: str | None = None,
+    history: bool = False,
 ) -> Layout:
     """The table for the rows of a DataFrame.
 
@@ -94,6 +124,8 @@ def layout_of(
         The names of the columns that make a row's key.
     changes
         Where the rows are changes to apply, the column that orders those of a key.
+    history
+        Whether every version of a row is kept.
 
     Raises
     ------
@@ -121,7 +153,18 @@ def layout_of(
                 f"the key {in_quotes(column.name)} is nested, and a database compares plain values: use its fields as keys",
                 parameter="keys",
             )
-    return Layout(name, columns, dialect, sequence)
+    if history:
+        _refuse_taken(names)
+    return Layout(name, columns, dialect, sequence, history)
+
+
+def _refuse_taken(names: Sequence[str]) -> None:
+    taken = [name for name in (VALID_FROM, VALID_TO) if name in names]
+    if taken:
+        raise InvalidInput(
+            f"scd_type=2 adds the columns {VALID_FROM} and {VALID_TO}, and the rows have {taken[0]} already: rename it",
+            parameter="scd_type",
+        )
 
 
 def sequence_of(fields: Sequence[pa.Field], name: str, dialect: str) -> Column:
@@ -147,7 +190,7 @@ def sequence_of(fields: Sequence[pa.Field], name: str, dialect: str) -> Column:
             f"sequence_by={in_quotes(name)} is {found}, which the database does not order as Spark does: use a number, text or a time",
             parameter="sequence_by",
         )
-    return Column(name, found, sql_type(there[name], dialect))
+    return Column(name, found, sql_type(there[name], dialect), ordered=True)
 
 
 def sql_type(field: pa.Field, dialect: str) -> str:

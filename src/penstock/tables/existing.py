@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ import pyarrow.types as pat
 from penstock.errors import SchemaMismatch, TableRefused
 from penstock.names import in_quotes
 from penstock.store.database import Transaction
-from penstock.tables.columns import Column, Layout
+from penstock.tables.columns import VALID_TO, Column, Layout
 from penstock.tables.names import TableName, quoted
 
 _POSTGRES_COLUMNS = """
@@ -125,11 +126,22 @@ def affinity(declared: str) -> str:
 def create(tx: Transaction, layout: Layout) -> None:
     """Make the table, with its key as the primary key."""
     lines = [
-        f"{column.sql} {column.sql_type}{' not null' if column.key else ''}" for column in layout.columns
+        f"{column.sql} {column.declared}{' not null' if column.key else ''}" for column in layout.columns
     ]
     if layout.keys:
         lines.append(f"primary key ({', '.join(column.sql for column in layout.keys)})")
     tx.execute(f"create table {layout.name.sql} ({', '.join(lines)})")
+
+
+def allow_one_current(tx: Transaction, layout: Layout) -> None:
+    """Let the database itself see to it that no key of a table with history has two current versions."""
+    keys = ", ".join(column.sql for column in layout.keys)
+    name = f"penstock_current_{hashlib.sha256(layout.name.ledger_name.encode()).hexdigest()[:32]}"
+    if tx.dialect == "sqlite":
+        where = f"{quoted(layout.name.schema)}.{name} on {quoted(layout.name.table)}"
+    else:
+        where = f"{name} on {layout.name.sql}"
+    tx.execute(f"create unique index {where} ({keys}) where {quoted(VALID_TO)} is null")
 
 
 def drop(tx: Transaction, layout: Layout) -> None:

@@ -83,21 +83,17 @@ def _rows(layout: Layout, source: Source, *, distinct: bool = False) -> str:
     return f"select {'distinct ' if distinct else ''}{columns} from {source.relation} where {source.where}"
 
 
-def _staged_keys(layout: Layout) -> str:
-    return ", ".join(f"c{n}" for n, column in enumerate(layout.columns) if column.key)
-
-
 def _keys_repeat(tx: Transaction, layout: Layout, source: Source) -> bool:
     """Whether it has to be looked at more closely; PostgreSQL itself says so in the statement."""
     if tx.dialect == "postgres":
         return False
-    keys = _staged_keys(layout)
+    keys = ", ".join(layout.staged_keys)
     return bool(tx.query(f"select 1 from {source.relation} group by {keys} having count(*) > 1 limit 1"))
 
 
 def _repeated(tx: Transaction, layout: Layout, source: Source) -> str | None:
     """A key that rows which differ have; None when there is none."""
-    keys = _staged_keys(layout)
+    keys = ", ".join(layout.staged_keys)
     found = tx.query(
         f"select {keys} from ({_rows(layout, source, distinct=True)}) as rows group by {keys} having count(*) > 1 limit 1"
     )
@@ -158,7 +154,7 @@ def _is_clash(error: Exception) -> bool:
 
 
 def _clash(tx: Transaction, layout: Layout, source: Source, error: Exception) -> TableRefused:
-    keys = _staged_keys(layout)
+    keys = ", ".join(layout.staged_keys)
     found = (
         tx.query(
             f"select {keys} from {source.relation} where {source.where} group by {keys} having count(*) > 1 limit 1"

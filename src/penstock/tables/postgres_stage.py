@@ -12,7 +12,6 @@ import pyarrow.csv as pacsv
 from penstock.errors import PenstockError, TableRefused
 from penstock.store import relations
 from penstock.store.database import Database, Transaction
-from penstock.tables.applying import sequence_column
 from penstock.tables.columns import Layout
 from penstock.tables.stages import Source, Stage
 
@@ -35,7 +34,9 @@ class PostgresStage(Stage):
         sink = layout.name.ledger_name
         relations.drop_of(database, sink, app_id)
         defined = ["piece bigint", *(f"c{n} {column.sql_type}" for n, column in enumerate(layout.columns))]
-        defined += [] if layout.sequence is None else [sequence_column(layout.sequence), "present integer"]
+        defined += (
+            [] if layout.sequence is None else [f"sequence {layout.sequence.declared}", "present integer"]
+        )
         relation = database.run(
             lambda tx: relations.create(tx, defined, sink=sink, app_id=app_id), idempotent=True
         )

@@ -16,7 +16,7 @@ from penstock.queue.store import connect
 from penstock.spark.given import CONF_PREFIX
 from penstock.spark.stores import check_reach
 from penstock.store.database import Transaction
-from penstock.tables import applying, existing
+from penstock.tables import applied, existing
 from penstock.tables.columns import COMMIT_VERSION, Layout, layout_of
 from penstock.tables.delta_place import DeltaPlace, is_delta
 from penstock.tables.delta_writer import DeltaWriter, delta_writer
@@ -26,6 +26,7 @@ from penstock.tables.target import CHANGES
 from penstock.tables.writer import TableWriter
 
 MODES = ("append", "update", "complete")
+_SCD_TYPES = (1, 2)
 _GUARANTEES = ("exactly_once", "at_least_once")
 
 
@@ -51,7 +52,9 @@ class TableSink:
         Whether the rows are changes, with ``_change_type`` and ``_commit_version`` as ``ps.changes`` gives them, in output mode
         append: inserts and updates put the row in the place of the one with its key, deletes take it away.
     scd_type
-        How changes are applied: 1, the table has the rows as they are now.
+        How changes are applied: 1, the table has the rows as they are now; 2, it has every version of them, with ``_valid_from`` and
+        ``_valid_to``, the sequences of the change that brought it and of the next change of its key; ``_valid_to`` is null for the
+        version that is current.
     sequence_by
         The column that orders the changes of a key; by default ``_commit_version``. A change with a lower value than one that was
         applied is an old one, and does nothing.
@@ -83,9 +86,15 @@ class TableSink:
     def _check_changes(self) -> None:
         require("apply_changes", self.apply_changes, bool, "True or False")
         require("sequence_by", self.sequence_by, str | None, "a column's name")
-        if self.scd_type != 1:
+        if self.scd_type not in _SCD_TYPES:
             raise InvalidOption(
-                f"scd_type is 1, the rows as they are now, not {in_quotes(self.scd_type)}", option="scd_type"
+                f"scd_type is 1, the rows as they are now, or 2, every version of them, not {in_quotes(self.scd_type)}",
+                option="scd_type",
+            )
+        if self.scd_type == 2 and not self.apply_changes:
+            raise InvalidOption(
+                "scd_type says how change rows are applied: give apply_changes=True with it",
+                option="scd_type",
             )
         if self.sequence_by is not None and not self.apply_changes:
             raise InvalidOption(
@@ -175,9 +184,10 @@ class TableSink:
         def work(tx: Transaction) -> Layout:
             order = self.sequence_by or COMMIT_VERSION
             changes = order if self.apply_changes else None
-            layout = layout_of(resolve(tx, self.name), frame.schema, self.keys, tx.dialect, changes=changes)
+            name, history = resolve(tx, self.name), self.scd_type == 2
+            layout = layout_of(name, frame.schema, self.keys, tx.dialect, changes=changes, history=history)
             if self.apply_changes:
-                applying.prepare(tx, layout)
+                applied.prepare(tx, layout)
             else:
                 existing.prepare(tx, layout, complete=output_mode == "complete")
             return layout

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from penstock.commit.microbatch import BatchCommit, Target
 from penstock.store.database import Transaction
-from penstock.tables import applying, existing, merging
+from penstock.tables import applying, existing, history, merging
 from penstock.tables.columns import Layout
 from penstock.tables.stages import Stage
 
@@ -60,7 +60,8 @@ class TableTarget(Target[int]):
             self._make_room(tx)
             written = merging.replace(tx, self.layout, source)
         elif self.mode == CHANGES:
-            written = applying.apply(tx, self.layout, source)
+            kind = history if self.layout.history else applying
+            written = kind.apply(tx, self.layout, source)
         elif self.mode == "update":
             written = merging.upsert(tx, self.layout, source)
         else:

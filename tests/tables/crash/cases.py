@@ -28,6 +28,7 @@ class TableQuery:
     keys: tuple[str, ...] = ()
     changes: bool = False
     """Whether its rows are change rows."""
+    scd_type: int = 1
 
 
 def _totals(frames: Sequence[DataFrame]) -> DataFrame:
@@ -88,6 +89,17 @@ def _change_rows(chunks: int) -> Counter[Row]:
     return Counter((k, v) for k, v in last.items() if v % 11 >= 4)
 
 
+def _versions(chunks: int) -> Counter[Row]:
+    """Each change ends the one before it, whatever chunk that came with."""
+    found: Counter[Row] = Counter()
+    for k in range(7):
+        ids = [row["id"] for n in range(chunks) for row in chunk(n) if row["id"] % 7 == k]
+        begins = sorted((-i if k % 2 else i, i) for i in ids)
+        ends = [*(begin for begin, _ in begins[1:]), None]
+        found.update((k, i, begin, end) for (begin, i), end in zip(begins, ends, strict=True) if i % 11 >= 4)
+    return found
+
+
 _TOTALS = QueryKind("totals", _totals, SOURCE, _totals_rows)
 TABLES = {
     "append": TableQuery(KINDS["stateless"], "append"),
@@ -100,6 +112,13 @@ TABLES = {
     ),
     "changes": TableQuery(
         QueryKind("changes", _changes, SOURCE, _change_rows, stateful=False), "append", ("k",), changes=True
+    ),
+    "history": TableQuery(
+        QueryKind("history", _changes, SOURCE, _versions, stateful=False),
+        "append",
+        ("k",),
+        changes=True,
+        scd_type=2,
     ),
     "complete": TableQuery(_TOTALS, "complete", ("k",)),
     "complete without keys": TableQuery(_TOTALS, "complete"),
@@ -126,7 +145,8 @@ class TableCase(Case):
         import penstock
 
         table = TABLES[self.kind]
-        sink = penstock.TableSink(self.name, table.keys, self.target, apply_changes=table.changes)
+        more = {"apply_changes": table.changes, "scd_type": table.scd_type}
+        sink = penstock.TableSink(self.name, table.keys, self.target, **more)
         return stream.write(sink, guarantee=self.guarantee, output_mode=table.mode)
 
     def rows(self) -> Counter[Row]:

@@ -1,0 +1,158 @@
+"""Change rows applied to a table that keeps every version of a row, whatever the order in which changes come."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pyspark.sql import SparkSession
+
+import penstock as ps
+from penstock.errors import InvalidInput, SchemaMismatch, TableRefused
+from tests.spark.support import forget_commit, one_store
+from tests.tables.support import Feed, query, rows, sql_name
+from tests.tables.test_changes import SCHEMA, change
+from tests.tables.test_target import Table
+
+Event = tuple[str, int, int, int]
+"""A key, a value, the sequence, and whether the row is there."""
+Version = tuple[str, int, int, int | None]
+
+
+@pytest.fixture
+def feed(spark: SparkSession, store_url: str, tmp_path: Path) -> Feed:
+    return Feed(spark, store_url, tmp_path, SCHEMA)
+
+
+def people(feed: Feed, **more: Any) -> ps.TableSink:
+    return feed.table("people", "id", apply_changes=True, scd_type=2, **more)
+
+
+def test_every_version_of_a_row_is_kept(feed: Feed) -> None:
+    feed.add(change(1, "ada", "insert", 1), change(2, "bob", "insert", 1)).run(people(feed))
+    feed.add(
+        change(1, "ada", "update_preimage", 2),
+        change(1, "eve", "update_postimage", 2),
+        change(2, "bob", "delete", 3),
+        change(2, "bea", "insert", 5),
+        change(1, "eve", "update_preimage", 6),
+        change(3, "eve", "update_postimage", 6),
+    )
+    feed.run(people(feed))
+    history = [
+        (1, "ada", 1, 2),
+        (1, "eve", 2, 6),
+        (2, "bea", 5, None),
+        (2, "bob", 1, 3),
+        (3, "eve", 6, None),
+    ]
+    assert rows(feed.url, "people") == history
+    forget_commit(feed.folder / "ck")
+    feed.run(people(feed))
+    assert rows(feed.url, "people") == history
+    current = query(feed.url, f"select id from {sql_name(feed.url, 'people')} where _valid_to is null")
+    assert sorted(current) == [(2,), (3,)]
+
+
+def test_what_comes_late_falls_into_its_place(feed: Feed) -> None:
+    feed.add(change(1, None, "delete", 7), change(1, "e", "update_postimage", 5)).run(people(feed))
+    assert rows(feed.url, "people") == [(1, "e", 5, 7)]
+    feed.add(change(1, "a", "insert", 1), change(1, None, "delete", 3), change(2, None, "delete", 4))
+    feed.run(people(feed))
+    assert rows(feed.url, "people") == [(1, "a", 1, 3), (1, "e", 5, 7)]
+    feed.add(change(1, "f", "insert", 6), change(2, "x", "insert", 2), change(1, "c", "insert", 3))
+    feed.run(people(feed))
+    assert rows(feed.url, "people") == [
+        (1, "a", 1, 3),
+        (1, "c", 3, 5),
+        (1, "e", 5, 6),
+        (1, "f", 6, 7),
+        (2, "x", 2, 4),
+    ]
+
+
+def test_a_time_of_ones_own_is_what_versions_hold_between(feed: Feed) -> None:
+    def timed(frame: Any) -> Any:
+        return frame.selectExpr("id", "name", "_change_type", "date_from_unix_date(_commit_version) as day")
+
+    feed.add(change(1, "a", "insert", 0), change(1, "b", "update_postimage", 31))
+    feed.run(people(feed, sequence_by="day"), timed)
+    days = [tuple(map(str, row)) for row in rows(feed.url, "people", "name, _valid_from, _valid_to")]
+    assert days == [("a", "1970-01-01", "1970-02-01"), ("b", "1970-02-01", "None")]
+
+
+def test_changes_that_differ_and_have_one_place_are_refused(feed: Feed) -> None:
+    feed.add(change(1, "one", "insert", 1), change(1, "other", "insert", 1), change(1, "last", "insert", 2))
+    with pytest.raises(TableRefused, match="sequence_by") as caught:
+        feed.run(people(feed))
+    assert caught.value.condition == "TABLE_REFUSED.AMBIGUOUS_ORDER"
+    assert rows(feed.url, "people") == []
+
+
+@one_store
+def test_a_table_is_of_one_type(feed: Feed) -> None:
+    feed.add(change(1, "ada", "insert", 1)).run(people(feed))
+    with pytest.raises(SchemaMismatch, match="_valid_from"):
+        feed.run(feed.table("people", "id", apply_changes=True), checkpoint="other")
+    with pytest.raises(InvalidInput, match="rename"):
+        feed.run(people(feed), lambda frame: frame.selectExpr("*", "id as _valid_to"))
+
+
+@one_store
+def test_a_table_that_is_dropped_begins_anew(feed: Feed) -> None:
+    feed.add(change(1, "ada", "insert", 5), change(1, None, "delete", 6)).run(people(feed))
+    query(feed.url, f"drop table {sql_name(feed.url, 'people')}")
+    feed.add(change(1, "bob", "insert", 4)).run(people(feed))
+    assert rows(feed.url, "people") == [(1, "bob", 4, None)]
+
+
+class History(Table):
+    """A table with history, without Spark."""
+
+    CHANGES = "_commit_version"
+    HISTORY = True
+
+    def apply(self, batch_id: int, changes: Iterable[Event]) -> None:
+        stage = self.stage(batch_id=batch_id)
+        self.write(stage, "changes", self.put(stage, *changes))
+
+
+def folded(events: Iterable[Event]) -> list[Version]:
+    """The versions, from all changes in the order of their sequence."""
+    found: list[Version] = []
+    keys: dict[str, dict[int, tuple[int, int]]] = {}
+    for key, value, sequence, present in events:
+        at = keys.setdefault(key, {})
+        at[sequence] = max(at.get(sequence, (0, 0)), (present, value))
+    for key, at in keys.items():
+        for (begins, (present, value)), (ends, _) in pairwise([*sorted(at.items()), (None, (0, 0))]):
+            if present and begins is not None:
+                found.append((key, value, begins, ends))
+    return sorted(found, key=repr)
+
+
+@st.composite
+def deliveries(draw: st.DrawFn) -> list[list[Event]]:
+    """Changes in micro-batches, in any order, some of them several times; a row at a sequence has one value."""
+    place = st.tuples(st.sampled_from("abc"), st.integers(0, 9), st.integers(0, 1))
+    events = [(k, 10 * ord(k) + s, s, p) for k, s, p in draw(st.lists(place, min_size=1, max_size=24))]
+    return draw(st.lists(st.lists(st.sampled_from(events), min_size=1, max_size=12), min_size=1, max_size=5))
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(batches=deliveries())
+def test_any_order_of_any_changes_gives_what_a_fold_gives(
+    store: ps.Store, store_url: str, batches: list[list[Event]]
+) -> None:
+    name = sql_name(store_url, "t")
+    query(store_url, f"drop table if exists {name}")
+    table = History(store, store_url)
+    for batch_id, batch in enumerate(batches):
+        table.apply(batch_id, batch)
+        so_far = (event for done in batches[: batch_id + 1] for event in done)
+        assert table.rows() == folded(so_far)
