@@ -21,7 +21,8 @@ from penstock.modes.emits import (
     UNTIL_WATERMARK,
     Emits,
 )
-from penstock.modes.plan import FUNCTIONS, Plan, expires, grouping, names, outer, time_bound
+from penstock.modes.plan import FUNCTIONS, Plan, expires, names, outer, time_bound
+from penstock.spark.groups import grouping
 from penstock.spark.plan_tree import Node
 
 _WORST_FIRST = (FOR_EVER, OWN, UNTIL_WATERMARK, COUNT, NO_STATE)

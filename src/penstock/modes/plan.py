@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from penstock.spark.plan_tree import Node, items, marked, plain
+from penstock.spark.groups import by_session, grouping
+from penstock.spark.plan_tree import Node, marked, plain
 
 FUNCTIONS = (
     "FlatMapGroupsWithState",
@@ -16,8 +17,7 @@ FUNCTIONS = (
     "TransformWithStateInPySpark",
 )
 DEDUPLICATIONS = ("Deduplicate", "DeduplicateWithinWatermark", "Distinct")
-_WINDOW = re.compile(r"(session_)?window#\d+")
-_SESSION = re.compile(r"session_window#\d+")
+_WINDOW = re.compile(r"window#\d+")
 _ATTRIBUTE = re.compile(r"#(\d+)L?-T\d+ms")
 _WATERMARK = re.compile(r"(?:[0-9a-f-]{36}, )?(.+?)#\d+L?(?:-T\d+ms)?(?:: [^,]+)?, (.+)$")
 
@@ -99,13 +99,6 @@ def source_of(leaf: Node) -> str:
     return leaf.arguments[place] if len(leaf.arguments) > place else leaf.name
 
 
-def grouping(node: Node) -> list[str]:
-    """What an aggregate groups by, or a deduplication's keys."""
-    # An aggregate over all rows has no list of what it groups by: the only one are its results.
-    alone = node.name == "Aggregate" and len(node.arguments) < 2
-    return [] if alone or not node.arguments else items(node.arguments[0])
-
-
 def names(expressions: list[str]) -> tuple[str, ...]:
     """Columns and expressions as people write them."""
     return tuple(plain(expression) for expression in expressions)
@@ -117,12 +110,8 @@ def expires(node: Node) -> bool:
 
 
 def by_window(node: Node) -> bool:
-    """Whether an aggregate groups by windows of time."""
-    return any(_WINDOW.match(expression) for expression in grouping(node))
-
-
-def by_session(node: Node) -> bool:
-    return any(_SESSION.match(expression) for expression in grouping(node))
+    """Whether an aggregate groups by windows of time, or of sessions."""
+    return any(_WINDOW.match(expression) for expression in grouping(node)) or by_session(node)
 
 
 def join_type(node: Node) -> str:

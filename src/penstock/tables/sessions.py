@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
 from pyspark.sql import DataFrame
 
 from penstock.errors import TableRefused
-
-# The mark that Spark puts into the metadata of a session window's column (4.2, 4.3).
-_MARK = "spark.sessionWindow"
+from penstock.spark.groups import by_session
+from penstock.spark.plan_tree import tree_of
 
 
 def refuse_session_windows(frame: DataFrame) -> None:
-    """Refuse a plan with a session window, for output mode update; only classic sessions show their plan.
+    """Refuse an aggregation by session windows, for output mode update.
 
     Raises
     ------
     TableRefused
     """
-    java = getattr(frame, "_jdf", None)
-    if java is None or not any(map(_groups_by_session, _nodes(java.queryExecution().analyzed()))):
+    if not any(node.name == "Aggregate" and by_session(node) for node in tree_of(frame).walk()):
         return
     raise TableRefused(
         "the query has a session window, and a session's key changes as it grows: in output mode update its earlier rows would "
@@ -29,25 +24,3 @@ def refuse_session_windows(frame: DataFrame) -> None:
         "complete",
         condition="TABLE_REFUSED.SESSION_WINDOW",
     )
-
-
-def _nodes(plan: Any) -> Iterator[Any]:
-    yield plan
-    children = plan.children()
-    for number in range(children.size()):
-        yield from _nodes(children.apply(number))
-
-
-def _groups_by_session(node: Any) -> bool:
-    if node.nodeName() != "Aggregate":
-        return False
-    keys = node.groupingExpressions()
-    found = (keys.apply(number) for number in range(keys.size()))
-    return any(_is_session(key) for key in found)
-
-
-def _is_session(key: Any) -> bool:
-    # A grouping key is a column, or an expression that is computed before.
-    references = key.references().toSeq()
-    columns = (references.apply(number) for number in range(references.size()))
-    return any(column.metadata().contains(_MARK) for column in columns)

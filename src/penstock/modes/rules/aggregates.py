@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from penstock.modes.plan import Plan, above_aggregation, by_session, expires, grouping, names, path_to
+from penstock.modes.plan import Plan, above_aggregation, expires, names, path_to
 from penstock.modes.report import UNSAFE, Problem
+from penstock.spark.groups import by_session, grouping
 from penstock.spark.plan_tree import Node, items, marked
 
 MODE_CONDITION = "STREAMING_OUTPUT_MODE.UNSUPPORTED_OPERATION"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from penstock.modes.plan import Plan, by_window, expires, grouping, names, outer
+from penstock.modes.plan import Plan, by_window, expires, names, outer
 from penstock.modes.report import UNSAFE, WARNING, Problem
+from penstock.spark.groups import grouping
 
 _FOR_EVER = "PENSTOCK_STATE_FOR_EVER"
 _NO_DATA = "spark.sql.streaming.noDataMicroBatches.enabled"
