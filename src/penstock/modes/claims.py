@@ -21,7 +21,8 @@ from penstock.modes.emits import (
     UNTIL_WATERMARK,
     Emits,
 )
-from penstock.modes.plan import FUNCTIONS, Plan, expires, names, outer, time_bound
+from penstock.modes.join_bounds import BOTH, bounded
+from penstock.modes.plan import FUNCTIONS, Plan, expires, names, outer
 from penstock.spark.groups import grouping
 from penstock.spark.plan_tree import Node
 
@@ -59,7 +60,7 @@ def _state(node: Node, mode: str) -> str:
     if node.name in FUNCTIONS:
         return OWN
     if node.name == "Join":
-        return UNTIL_WATERMARK if time_bound(node) else FOR_EVER
+        return UNTIL_WATERMARK if bounded(node) == BOTH else FOR_EVER
     if node.name == "DeduplicateWithinWatermark":
         return UNTIL_WATERMARK
     if node.name == "Aggregate" and mode == "complete":

@@ -18,7 +18,6 @@ FUNCTIONS = (
 )
 DEDUPLICATIONS = ("Deduplicate", "DeduplicateWithinWatermark", "Distinct")
 _WINDOW = re.compile(r"window#\d+")
-_ATTRIBUTE = re.compile(r"#(\d+)L?-T\d+ms")
 _WATERMARK = re.compile(r"(?:[0-9a-f-]{36}, )?(.+?)#\d+L?(?:-T\d+ms)?(?:: [^,]+)?, (.+)$")
 
 
@@ -126,12 +125,6 @@ def outer(node: Node) -> bool:
 def above_aggregation(node: Node) -> bool:
     """Whether a streaming aggregation is below an operator."""
     return any(each.name == "Aggregate" and each.streaming for each in node.below())
-
-
-def time_bound(node: Node) -> bool:
-    """Whether a join's condition has columns with a watermark of both its sides."""
-    condition = ",".join(node.arguments[1:])
-    return len(set(_ATTRIBUTE.findall(condition))) > 1
 
 
 def own_mode(node: Node) -> str | None:

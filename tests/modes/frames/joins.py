@@ -103,3 +103,59 @@ def semi_joined_in_a_range(t: Inputs) -> DataFrame:
 @says(append=_POLICY, update=(*_MODE, *_POLICY), complete=(*NO_AGGREGATION, *_POLICY))
 def without_a_match(t: Inputs) -> DataFrame:
     return t.timed.join(t.timed_others, F.expr(_RANGE), "left_outer").where("k2 is null")
+
+
+@says(append=_ENDLESS, update=(*_MODE, *_ENDLESS), complete=(*NO_AGGREGATION, *_ENDLESS))
+def left_joined_with_a_watermark_on_the_right(t: Inputs) -> DataFrame:
+    return t.events.join(t.timed_others, F.expr(_RANGE), "left_outer")
+
+
+@says(append=_UNBOUND, update=(*_MODE, *_UNBOUND), complete=(*NO_AGGREGATION, *_UNBOUND))
+def left_joined_with_a_watermark_on_the_left(t: Inputs) -> DataFrame:
+    return t.timed.join(t.others, F.expr(_RANGE), "left_outer")
+
+
+@says(append=_ENDLESS, update=(*_MODE, *_ENDLESS), complete=(*NO_AGGREGATION, *_ENDLESS))
+def right_joined_with_a_watermark_on_the_left(t: Inputs) -> DataFrame:
+    return t.timed.join(t.others, F.expr(_RANGE), "right_outer")
+
+
+@says(update=_MODE)
+def right_joined_at_equal_times_with_one_watermark(t: Inputs) -> DataFrame:
+    return t.timed.join(t.others, F.expr("k = k2 and ts = ts2"), "right_outer")
+
+
+@says(
+    append=(*_UNBOUND, *_POLICY),
+    update=(*_MODE, *_UNBOUND, *_POLICY),
+    complete=(*NO_AGGREGATION, *_UNBOUND, *_POLICY),
+)
+def left_joined_with_any_later_row(t: Inputs) -> DataFrame:
+    return t.timed.join(t.timed_others, F.expr("k = k2 and ts <= ts2"), "left_outer")
+
+
+@says(
+    append=(*_ENDLESS, *_POLICY),
+    update=(*_MODE, *_ENDLESS, *_POLICY),
+    complete=(*NO_AGGREGATION, *_ENDLESS, *_POLICY),
+)
+def full_joined_with_any_earlier_row(t: Inputs) -> DataFrame:
+    return t.timed.join(t.timed_others, F.expr("k = k2 and ts + interval 1 minute > ts2"), "full_outer")
+
+
+@says(
+    append=(*_UNBOUND, *_POLICY),
+    update=(*_UNBOUND, *_POLICY),
+    complete=(*NO_AGGREGATION, *_UNBOUND, *_POLICY),
+)
+def semi_joined_on_equal_days(t: Inputs) -> DataFrame:
+    return t.timed.join(t.timed_others, F.expr("k = k2 and date(ts) = date(ts2)"), "left_semi")
+
+
+@says(
+    append=(*_UNBOUND, *_POLICY),
+    update=(*_MODE, *_UNBOUND, *_POLICY),
+    complete=(*NO_AGGREGATION, *_UNBOUND, *_POLICY),
+)
+def left_joined_by_key_or_time(t: Inputs) -> DataFrame:
+    return t.timed.join(t.timed_others, F.expr("k = k2 or ts = ts2"), "left_outer")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from penstock.modes.plan import Plan, join_type, outer, time_bound
+from penstock.modes.join_bounds import BOTH, LEFT, RIGHT, bounded
+from penstock.modes.plan import Plan, join_type, outer
 from penstock.modes.report import UNSAFE, Problem
 from penstock.spark.plan_tree import Node
 
@@ -12,6 +13,8 @@ _BOUND = (
     'put withWatermark on both streams, and a time range into the condition: "a.id = b.id and b.ts between a.ts and a.ts + '
     'interval 1 hour"'
 )
+# The sides of which one has to leave the state, since its rows without a match are waited for.
+_WAITED_FOR = {"LeftOuter": {LEFT}, "LeftSemi": {LEFT}, "RightOuter": {RIGHT}, "FullOuter": {LEFT, RIGHT}}
 # With a batch on one side, the types whose rows without a match would have to wait for the whole stream: by the stream's side.
 _UNMATCHED = {
     "left": ("RightOuter", "FullOuter"),
@@ -48,20 +51,20 @@ def _of_streams(plan: Plan, node: Node, mode: str) -> Iterator[Problem]:
             f"a join of two streams gives each row once, and {mode} mode has rows come again",
             fix="outputMode('append')",
         )
-    if time_bound(node):
-        return
-    if outer(node) or kind == "LeftSemi":
+    leaves = bounded(node)
+    if kind in _WAITED_FOR and leaves.isdisjoint(_WAITED_FOR[kind]):
         yield Problem.at(
             node,
             "PENSTOCK_OUTER_JOIN_WITHOUT_TIME",
             f"a {kind} join has to know when no match can come any more, and nothing bounds the time between the two rows",
             fix=_BOUND,
         )
-    else:
+    elif leaves != BOTH:
+        kept = "both streams are" if not leaves else f"the stream on the {next(iter(BOTH - leaves))} is"
         yield Problem.at(
             node,
             "PENSTOCK_JOIN_STATE_FOR_EVER",
-            "both streams are kept in the state for ever, since a match may come at any time",
+            f"{kept} kept in the state for ever, since a match may come at any time",
             UNSAFE,
             fix=_BOUND,
         )

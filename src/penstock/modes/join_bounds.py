@@ -1,0 +1,94 @@
+"""Which side of a join of two streams leaves the state, told from the printed condition (Spark 4.2, 4.3)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from penstock.spark.plan_tree import Node, marked, split
+
+LEFT, RIGHT = "left", "right"
+BOTH = frozenset((LEFT, RIGHT))
+_ATTRIBUTE = re.compile(r"#(\d+)L?(?:-T\d+ms)?\b")
+_COLUMN = re.compile(r"[^()]*#\d+L?-T\d+ms")
+_CALL = re.compile(r"(\w+)\(")
+_BETWEEN = "between("
+
+
+def bounded(node: Node) -> frozenset[str]:
+    """The sides whose rows have no match any more once the watermark has passed, by the rules of Spark's ``StreamingJoinHelper``.
+
+    An equality with a column that has a watermark, of either side, bounds both. A column that is at least one of the other side,
+    which has a watermark, bounds its own side only.
+    """
+    found: set[str] = set()
+    sides = [
+        {match[1] for below in child.walk() for match in _ATTRIBUTE.finditer(below.text)}
+        for child in node.children
+    ]
+    for part in _conjuncts(node.arguments[1]) if len(node.arguments) > 1 else ():
+        for sign in (" = ", " >= ", " > ", " <= ", " < "):
+            terms = _outside(part, sign)
+            if len(terms) != 2:
+                continue
+            where = [_side(term, sides) for term in terms]
+            if set(where) != BOTH:
+                break
+            if sign == " = ":
+                found |= BOTH if any(_COLUMN.fullmatch(term) for term in terms) else set()
+            else:
+                greater = 0 if ">" in sign else 1
+                if _is_time(terms[greater]) and _is_time(terms[1 - greater], watermark=True):
+                    found.add(str(where[greater]))
+            break
+    return frozenset(found)
+
+
+def _conjuncts(condition: str) -> Iterator[str]:
+    text = _unwrapped(condition)
+    parts = _outside(text, " AND ")
+    if len(parts) > 1:
+        for part in parts:
+            yield from _conjuncts(part)
+    elif text.startswith(_BETWEEN) and text.endswith(")"):
+        value, *ends = split(text[len(_BETWEEN) : -1])
+        for sign, end in zip((" >= ", " <= "), ends, strict=False):
+            yield f"{value}{sign}{end}"
+    else:
+        yield text
+
+
+def _unwrapped(text: str) -> str:
+    """A text without the brackets around the whole of it."""
+    depth = 0
+    for place, letter in enumerate(text):
+        depth += {"(": 1, ")": -1}.get(letter, 0)
+        if depth == 0:
+            return _unwrapped(text[1:-1]) if place and place == len(text) - 1 else text
+    return text
+
+
+def _outside(text: str, separator: str) -> list[str]:
+    """The parts of a text, at the separators that are in no brackets."""
+    parts, depth, start = [], 0, 0
+    for place, letter in enumerate(text):
+        depth += {"(": 1, ")": -1}.get(letter, 0)
+        if depth == 0 and place >= start and text.startswith(separator, place):
+            parts.append(text[start:place])
+            start = place + len(separator)
+    return [*parts, text[start:]]
+
+
+def _side(term: str, sides: list[set[str]]) -> str | None:
+    """The side that all columns of a term are of."""
+    columns = set(_ATTRIBUTE.findall(term))
+    return next(
+        (name for name, known in zip((LEFT, RIGHT), sides, strict=True) if columns and columns <= known), None
+    )
+
+
+def _is_time(term: str, *, watermark: bool = False) -> bool:
+    """Whether a term is one column, later or earlier by an interval."""
+    columns = list(_ATTRIBUTE.finditer(term))
+    plain = set(_CALL.findall(term)) <= {"cast"} and " as date)" not in term
+    return plain and len(columns) == 1 and (not watermark or marked(term[: columns[0].end()]))
