@@ -139,7 +139,7 @@ def test_defaults_of_the_session(
         url=store_url, includeServiceColumns=True, maxRowsPerTrigger=4, queue="out", guarantee="at_least_once"
     )
     frame = spark.read.format("penstock").load("orders")
-    assert frame.columns == ["id", "name", "_queue", "_partition", "_row_index", "_timestamp"]
+    assert frame.columns == ["id", "name", "_queue", "_generation", "_partition", "_row_index", "_timestamp"]
     assert frame.count() == 6
     assert spark.read.format("penstock").load().count() == 0, "the default queue"
     assert spark.read.format("penstock").option("includeServiceColumns", False).load("orders").columns == [

@@ -284,4 +284,4 @@ def test_wrong_arguments_are_told_with_the_way_out(tables: DeltaTables) -> None:
         feed.run(ps.TableSink("t", url="delta:///tables?key=geheim"))
     assert "geheim" not in repr(ps.TableSink("t", url="delta:s3://b/t?storage.secret=geheim"))
     with pytest.raises(InvalidOption, match="exactly_once"):
-        feed.pipeline(tables.sink("t"), guarantee="idempotent")
+        feed.run(tables.sink("t"), guarantee="idempotent")

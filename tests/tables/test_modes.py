@@ -205,8 +205,6 @@ def test_wrong_arguments_are_told_at_once(feed: Feed) -> None:
         feed.pipeline(feed.table("t"), mode="update")
     with pytest.raises(InvalidOption, match="Did you mean 'complete'"):
         feed.pipeline(feed.table("t"), mode="compleet")
-    with pytest.raises(InvalidOption, match="exactly_once"):
-        feed.pipeline(feed.table("t"), guarantee="idempotent")
     with pytest.raises(ps.errors.InvalidInput, match="Did you mean 'id'"):
         feed.run(feed.table("t", "idd"))
     assert "geheim" not in repr(ps.TableSink("t", url="postgresql://u:geheim@h/d"))

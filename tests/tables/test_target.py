@@ -58,7 +58,7 @@ class Table:
         columns = staged_schema(SHAPED if self.CHANGES is None else SHAPED_CHANGES, self.layout.dialect)
         if self.layout.dialect == "postgres":
             return PostgresStage.open(self.database, self.layout, columns, app_id, batch_id)
-        return SqliteStage(self.layout.name.ledger_name, app_id, batch_id, columns)
+        return SqliteStage(columns, self.layout.name.ledger_name, app_id, batch_id)
 
     def put(self, stage: Stage, *rows: tuple[Any, ...]) -> dict[str, int]:
         """What one attempt of a task stages."""

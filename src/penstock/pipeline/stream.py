@@ -82,7 +82,7 @@ class Stream:
             A :class:`QueueSink` or a :class:`TableSink`.
         guarantee
             ``exactly_once`` (the sink's rows and the consumer's move are one transaction), ``idempotent`` (for stateless
-            transformations into a queue: tasks write for themselves, repeats are skipped) or ``at_least_once``.
+            transformations, in output mode append: tasks write for themselves, repeats are skipped) or ``at_least_once``.
         output_mode
             ``append``: a queue only grows. A table takes ``update`` and ``complete`` as well.
         """

@@ -14,14 +14,18 @@ from pyspark.sql.types import StructType
 from penstock.arrow.types import canonical_schema, spark_json
 from penstock.errors import SchemaMismatch
 from penstock.names import did_you_mean, in_quotes
+from penstock.store.catalog import QueueRecord
 from penstock.store.log import Chunk
 
 SERVICE_FIELDS = (
     pa.field("_queue", pa.string(), nullable=False),
+    pa.field("_generation", pa.int64(), nullable=False),
     pa.field("_partition", pa.int32(), nullable=False),
     pa.field("_row_index", pa.int64(), nullable=False),
     pa.field("_timestamp", pa.timestamp("us", tz="UTC"), nullable=False),
 )
+COORDINATES = ("_queue", "_generation", "_partition", "_row_index")
+"""The service columns that tell each row from every other one; a queue that is made anew has another generation."""
 
 
 def source_schema(schema: pa.Schema, service_columns: bool) -> pa.Schema:
@@ -91,12 +95,13 @@ def projection(requested: StructType, full: pa.Schema) -> pa.Schema:
     return wanted
 
 
-def output(chunk: Chunk, queue: str, partition: int, schema: pa.Schema) -> pa.RecordBatch:
+def output(chunk: Chunk, queue: QueueRecord, partition: int, schema: pa.Schema) -> pa.RecordBatch:
     """The chunk's rows in a read's schema, service columns included."""
     if chunk.batch.schema.equals(schema):
         return chunk.batch
     service: dict[str, Callable[[], pa.Array]] = {
-        "_queue": lambda: pa.repeat(queue, chunk.batch.num_rows),
+        "_queue": lambda: pa.repeat(queue.name, chunk.batch.num_rows),
+        "_generation": lambda: pa.repeat(pa.scalar(queue.generation, pa.int64()), chunk.batch.num_rows),
         "_partition": lambda: pa.repeat(pa.scalar(partition, pa.int32()), chunk.batch.num_rows),
         "_row_index": lambda: _consecutive(chunk.start, chunk.batch.num_rows),
         "_timestamp": lambda: _timestamps(chunk),
@@ -112,8 +117,8 @@ def _consecutive(start: int, count: int) -> pa.Array:
 
 def _timestamps(chunk: Chunk) -> pa.Array:
     if chunk.runs is not None:
-        return chunk.runs.timestamps().view(SERVICE_FIELDS[3].type)
-    return pa.repeat(pa.scalar(chunk.first_timestamp, SERVICE_FIELDS[3].type), chunk.batch.num_rows)
+        return chunk.runs.timestamps().view(SERVICE_FIELDS[-1].type)
+    return pa.repeat(pa.scalar(chunk.first_timestamp, SERVICE_FIELDS[-1].type), chunk.batch.num_rows)
 
 
 def check_writable(frame: StructType, queue: pa.Schema, name: str) -> None:

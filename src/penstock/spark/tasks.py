@@ -52,7 +52,7 @@ class Scan:
         for chunk in self._chunks(task):
             self._note_loss(task.partition, position, chunk.start)
             position = chunk.end
-            yield output(chunk, self.queue.name, task.partition, self.schema)
+            yield output(chunk, self.queue, task.partition, self.schema)
         self._note_loss(task.partition, position, task.end)
 
     def _chunks(self, task: RangePartition) -> Iterator[log.Chunk]:

@@ -24,6 +24,14 @@ def insert(tx: Transaction, layout: Layout, source: Source) -> int:
     return _change(tx, layout, source, statement)
 
 
+def insert_new(tx: Transaction, layout: Layout, source: Source) -> None:
+    """Add the rows whose key is not there."""
+    keys = ", ".join(column.sql for column in layout.keys)
+    tx.change(
+        f"insert into {layout.name.sql} ({_names(layout)}) {_rows(layout, source)} on conflict ({keys}) do nothing"
+    )
+
+
 def upsert(tx: Transaction, layout: Layout, source: Source) -> int:
     """Add the rows, each in the place of the one with its key; rows that are equal in every column count as one.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
 
@@ -40,7 +41,7 @@ class PostgresStage(Stage):
         relation = database.run(
             lambda tx: relations.create(tx, defined, sink=sink, app_id=app_id), idempotent=True
         )
-        return cls(sink, app_id, batch_id, columns, relation)
+        return cls(columns, sink, app_id, batch_id, relation)
 
     def put(
         self, database: Database, task: int, attempt: int, chunks: Iterator[pa.RecordBatch]
@@ -55,17 +56,10 @@ class PostgresStage(Stage):
             used[0] = next(numbers)
             columns = ", ".join(["piece", *chunk.schema.names])
             where = relations.qualified(tx, self.relation)
-            tx.load(f"copy {where} ({columns}) from stdin (format csv)", [_csv(used[0], chunk)])
+            tx.load(f"copy {where} ({columns}) from stdin (format csv)", [as_csv(_numbered(used[0], chunk))])
 
-        try:
+        with nul_refused():
             database.run(work, idempotent=True)
-        except PenstockError as error:
-            if getattr(error.__cause__, "sqlstate", None) not in _NO_TEXT:
-                raise
-            raise TableRefused(
-                "a text has the character NUL, which PostgreSQL cannot keep: take it out, as translate(column, chr(0), '') does",
-                condition="TABLE_REFUSED.NUL_CHARACTER",
-            ) from error
         return str(used[0]), int(chunk.num_rows)
 
     def take(self, tx: Transaction, attempts: Mapping[str, int]) -> Source:
@@ -82,11 +76,29 @@ class PostgresStage(Stage):
         relations.drop(tx, self.relation)
 
 
-def _csv(piece: int, chunk: pa.RecordBatch) -> memoryview:
-    numbered = pa.RecordBatch.from_arrays(
+@contextmanager
+def nul_refused() -> Iterator[None]:
+    """Text that PostgreSQL cannot keep is an error that says so."""
+    try:
+        yield
+    except PenstockError as error:
+        if getattr(error.__cause__, "sqlstate", None) not in _NO_TEXT:
+            raise
+        raise TableRefused(
+            "a text has the character NUL, which PostgreSQL cannot keep: take it out, as translate(column, chr(0), '') does",
+            condition="TABLE_REFUSED.NUL_CHARACTER",
+        ) from error
+
+
+def _numbered(piece: int, chunk: pa.RecordBatch) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays(
         [pa.repeat(pa.scalar(piece, pa.int64()), chunk.num_rows), *chunk.columns],
         names=["piece", *chunk.schema.names],
     )
+
+
+def as_csv(chunk: pa.RecordBatch) -> memoryview:
+    """Rows as PostgreSQL's COPY takes them."""
     sink = pa.BufferOutputStream()
-    pacsv.write_csv(numbered, sink, _CSV)
+    pacsv.write_csv(chunk, sink, _CSV)
     return memoryview(sink.getvalue())

@@ -14,6 +14,8 @@ from penstock.names import did_you_mean, in_quotes
 from penstock.queue.names import check_name
 from penstock.queue.store import connect
 from penstock.spark.given import CONF_PREFIX
+from penstock.spark.plans import streaming_reads
+from penstock.spark.schemas import COORDINATES
 from penstock.spark.stores import check_reach
 from penstock.store.database import Transaction
 from penstock.tables import applied, existing
@@ -27,7 +29,6 @@ from penstock.tables.writer import TableWriter
 
 MODES = ("append", "update", "complete")
 _SCD_TYPES = (1, 2)
-_GUARANTEES = ("exactly_once", "at_least_once")
 
 
 @dataclass(frozen=True)
@@ -113,12 +114,8 @@ class TableSink:
         ------
         InvalidOption
         """
-        if guarantee not in _GUARANTEES:
-            raise InvalidOption(
-                f"a table takes guarantee {' or '.join(_GUARANTEES)}, not {in_quotes(guarantee)}: exactly_once repeats nothing, "
-                "whatever the transformation",
-                option="guarantee",
-            )
+        if guarantee == "idempotent":
+            self._check_idempotent(output_mode)
         if output_mode not in MODES:
             raise InvalidOption(
                 f"a table takes output mode {', '.join(MODES)}, not {in_quotes(output_mode)}."
@@ -134,6 +131,20 @@ class TableSink:
             raise InvalidOption(
                 "output mode update puts each row in the place of the one with its key: name the keys, "
                 f"ps.TableSink({in_quotes(self.name)}, keys=[…])",
+                option="keys",
+            )
+
+    def _check_idempotent(self, output_mode: str) -> None:
+        """Rows that are told by where they come from can be added, and nothing else."""
+        if output_mode != "append" or self.apply_changes:
+            wrong = "changes" if self.apply_changes else f"output mode {in_quotes(output_mode)}"
+            raise InvalidOption(
+                f"guarantee=idempotent adds rows, in output mode append, and this is {wrong}: use guarantee=exactly_once",
+                option="guarantee",
+            )
+        if self.keys and set(self.keys) != set(COORDINATES):
+            raise InvalidOption(
+                f"with guarantee=idempotent the keys are where a row comes from, {', '.join(COORDINATES)}: leave keys out",
                 option="keys",
             )
 
@@ -158,13 +169,15 @@ class TableSink:
                 option="url",
             )
         if is_delta(url):
-            self._check_delta()
+            self._check_delta(guarantee)
             place = DeltaPlace.of(url, self.name)
             return delta_writer(frame, place, self.keys, output_mode, guarantee, location, self.app_id)
         check_reach(url, spark.conf.get("spark.master", None))
+        if guarantee == "idempotent":
+            _require_coordinates(frame)
         return TableWriter(
             url,
-            self._prepared(url, frame, output_mode),
+            self._prepared(url, frame, output_mode, COORDINATES if guarantee == "idempotent" else self.keys),
             self.name,
             CHANGES if self.apply_changes else output_mode,
             guarantee,
@@ -173,19 +186,24 @@ class TableSink:
             self.allow_new_checkpoint,
         )
 
-    def _check_delta(self) -> None:
+    def _check_delta(self, guarantee: str) -> None:
+        if guarantee == "idempotent":
+            raise InvalidOption(
+                "a Delta table has no unique keys that guarantee=idempotent could rest on: use guarantee=exactly_once",
+                option="guarantee",
+            )
         if self.apply_changes:
             raise InvalidOption(
                 "change rows are applied to SQL tables, not to Delta tables: give the url of a store",
                 option="apply_changes",
             )
 
-    def _prepared(self, url: str, frame: DataFrame, output_mode: str) -> Layout:
+    def _prepared(self, url: str, frame: DataFrame, output_mode: str, keys: Sequence[str]) -> Layout:
         def work(tx: Transaction) -> Layout:
             order = self.sequence_by or COMMIT_VERSION
             changes = order if self.apply_changes else None
             name, history = resolve(tx, self.name), self.scd_type == 2
-            layout = layout_of(name, frame.schema, self.keys, tx.dialect, changes=changes, history=history)
+            layout = layout_of(name, frame.schema, keys, tx.dialect, changes=changes, history=history)
             if self.apply_changes:
                 applied.prepare(tx, layout)
             else:
@@ -197,3 +215,20 @@ class TableSink:
             # Nobody else may look after what dead queries have left here.
             store.sweep()
         return layout
+
+
+def _require_coordinates(frame: DataFrame) -> None:
+    """Refuse rows that do not say where they come from, or of which two may say the same."""
+    lacking = [name for name in COORDINATES if name not in frame.columns]
+    if lacking:
+        raise InvalidInput(
+            f"guarantee=idempotent tells rows by where they come from, and these have no {', '.join(lacking)}: read the queue with "
+            "ps.QueueSource(…, options={'includeServiceColumns': True}), and keep the columns",
+            parameter="guarantee",
+        )
+    if len(streaming_reads(frame) or ()) > 1:
+        raise InvalidInput(
+            "guarantee=idempotent takes rows of one read, since the same row of two would be taken for a repeated one: use "
+            "guarantee=exactly_once",
+            parameter="guarantee",
+        )

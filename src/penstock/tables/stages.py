@@ -27,13 +27,9 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Stage(ABC):
-    """One try of one micro-batch; made on the driver, carried to the tasks."""
+class Writes(ABC):
+    """What tasks do with their rows; made on the driver, carried to the tasks."""
 
-    sink: str
-    """The table's name in the ledger."""
-    app_id: str
-    batch_id: int
     columns: pa.Schema
     """Of rows that are ready for the database."""
 
@@ -48,6 +44,16 @@ class Stage(ABC):
         attempt
             Spark's number of the attempt, which no other one of the application has.
         """
+
+
+@dataclass(frozen=True)
+class Stage(Writes):
+    """One try of one micro-batch, whose rows nobody sees until they are published."""
+
+    sink: str
+    """The table's name in the ledger."""
+    app_id: str
+    batch_id: int
 
     @abstractmethod
     def take(self, tx: Transaction, attempts: Mapping[str, int]) -> Source:

@@ -84,3 +84,28 @@ class TableTarget(Target[int]):
 
     def discard(self, tx: Transaction, batch: BatchCommit[int]) -> None:
         self.stage.drop(tx)
+
+
+@dataclass(frozen=True)
+class WrittenTarget(Target[int]):
+    """A table that the tasks have written for themselves."""
+
+    layout: Layout
+    called: str
+
+    @property
+    def name(self) -> str:
+        return self.called
+
+    @property
+    def ledger_name(self) -> str:
+        return self.layout.name.ledger_name
+
+    def __str__(self) -> str:
+        return f"table {self.called!r}"
+
+    def publish(self, tx: Transaction, batch: BatchCommit[int]) -> int:
+        return batch.rows
+
+    def discard(self, tx: Transaction, batch: BatchCommit[int]) -> None:
+        """Nothing: rows that are there were not added again."""

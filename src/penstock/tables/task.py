@@ -16,7 +16,7 @@ from penstock.spark.boundary import plainly
 from penstock.spark.stores import check_reach
 from penstock.tables.columns import CHANGE_TYPE, Column, Layout
 from penstock.tables.shaping import ready
-from penstock.tables.stages import Stage, chunked
+from penstock.tables.stages import Writes, chunked
 
 REPORT = "attempt string, staged bigint, rows bigint, query string"
 _REPORT = pa.schema(
@@ -35,7 +35,7 @@ class StageTask:
 
     url: str = field(repr=False)
     layout: Layout
-    stage: Stage
+    stage: Writes
     shaped: pa.Schema
     """Of the rows that come in."""
 

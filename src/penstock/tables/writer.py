@@ -9,23 +9,25 @@ from dataclasses import dataclass, field
 from pyspark.sql import DataFrame, Row
 
 from penstock.commit.batch import commit_batch
+from penstock.commit.microbatch import Target
 from penstock.errors import PenstockError
 from penstock.queue.opened import open_store
 from penstock.queue.store import Store
 from penstock.spark.checkpoint import Checkpoint
 from penstock.spark.micro_batches import micro_batch, require_own
 from penstock.tables.columns import Layout
+from penstock.tables.inserting import Insert
 from penstock.tables.postgres_stage import PostgresStage
 from penstock.tables.shaping import shaped, shaped_schema, staged_schema
 from penstock.tables.sqlite_stage import SqliteStage
-from penstock.tables.stages import Stage
-from penstock.tables.target import TableTarget
+from penstock.tables.stages import Stage, Writes
+from penstock.tables.target import TableTarget, WrittenTarget
 from penstock.tables.task import REPORT, StageTask
 
 
 @dataclass(frozen=True)
 class TableWriter:
-    """For ``foreachBatch``: one action, in which the tasks stage the rows; then one transaction."""
+    """For ``foreachBatch``: one action, in which the tasks stage the rows, or put them in; then one transaction."""
 
     url: str = field(repr=False)
     layout: Layout
@@ -47,18 +49,22 @@ class TableWriter:
     def _write(self, frame: DataFrame, batch_id: int) -> None:
         store = open_store(self.url)
         rows = shaped(frame, self.layout)
-        task = StageTask(self.url, self.layout, self._stage(store, rows, batch_id), shaped_schema(rows))
+        writes = self._writes(store, rows, batch_id)
+        task = StageTask(self.url, self.layout, writes, shaped_schema(rows))
         # Also when the micro-batch is in already: Spark wants to see that the state was committed.
         told = rows.mapInArrow(task, REPORT).collect()
-        target = TableTarget(self.layout, self.mode, task.stage, self.called)
         staged = {row.attempt: row.staged for row in told if row.attempt is not None}
+        if not isinstance(writes, Stage):
+            self._commit(store, WrittenTarget(self.layout, self.called), batch_id, told, {})
+            return
+        target = TableTarget(self.layout, self.mode, writes, self.called)
         if self.guarantee == "at_least_once":
             store.database.run(lambda tx: target.write(tx, staged), idempotent=True)
         else:
             self._commit(store, target, batch_id, told, staged)
 
     def _commit(
-        self, store: Store, target: TableTarget, batch_id: int, told: Sequence[Row], staged: dict[str, int]
+        self, store: Store, target: Target[int], batch_id: int, told: Sequence[Row], staged: dict[str, int]
     ) -> None:
         checkpoint = Checkpoint(self.location)
         if told:
@@ -74,12 +80,14 @@ class TableWriter:
         )
         commit_batch(store.database, store.uuid, batch)
 
-    def _stage(self, store: Store, rows: DataFrame, batch_id: int) -> Stage:
+    def _writes(self, store: Store, rows: DataFrame, batch_id: int) -> Writes:
         columns = staged_schema(shaped_schema(rows), self.layout.dialect)
+        if self.guarantee == "idempotent":
+            return Insert(columns, self.layout)
         app_id = self._app()
         if self.layout.dialect == "postgres":
             return PostgresStage.open(store.database, self.layout, columns, app_id, batch_id)
-        return SqliteStage(self.layout.name.ledger_name, app_id, batch_id, columns)
+        return SqliteStage(columns, self.layout.name.ledger_name, app_id, batch_id)
 
     def _app(self) -> str:
         if self.guarantee == "at_least_once":

@@ -1,0 +1,79 @@
+"""Rows that tasks put into the table by themselves: each has a key that it brings from the source, so it is there once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.errors import TableRefused
+from penstock.names import brief, in_quotes
+from penstock.store.database import Database, Transaction
+from penstock.tables import merging
+from penstock.tables.columns import Layout
+from penstock.tables.postgres_stage import as_csv, nul_refused
+from penstock.tables.stages import Source, Writes
+
+_RELATION = {"postgres": "pg_temp.penstock_new", "sqlite": "temp.penstock_new"}
+
+
+@dataclass(frozen=True)
+class Insert(Writes):
+    """Each chunk is a transaction, in which what is there already is left out."""
+
+    layout: Layout
+
+    def put(
+        self, database: Database, task: int, attempt: int, chunks: Iterator[pa.RecordBatch]
+    ) -> dict[str, int]:
+        keys = []
+        for chunk in chunks:
+            keys.append(pa.Table.from_batches([chunk.select(self.layout.staged_keys)]))
+            self._insert(database, chunk)
+        if keys:
+            self._require_one_each(pa.concat_tables(keys))
+        return {}
+
+    def _insert(self, database: Database, chunk: pa.RecordBatch) -> None:
+        def work(tx: Transaction) -> None:
+            relation = _RELATION[tx.dialect]
+            self._load(tx, relation, chunk)
+            merging.insert_new(tx, self.layout, Source(relation))
+            tx.execute(f"drop table {relation}")
+
+        with nul_refused():
+            database.run(work, idempotent=True)
+
+    def _load(self, tx: Transaction, relation: str, chunk: pa.RecordBatch) -> None:
+        name, columns = relation.partition(".")[2], ", ".join(chunk.schema.names)
+        if tx.dialect == "postgres":
+            defined = ", ".join(f"c{n} {column.sql_type}" for n, column in enumerate(self.layout.columns))
+            tx.execute(f"create temporary table {name} ({defined})")
+            tx.load(f"copy {relation} ({columns}) from stdin (format csv)", [as_csv(chunk)])
+        else:
+            tx.execute(f"create temporary table {name} ({columns})")
+            values = ", ".join("?" * chunk.num_columns)
+            tx.load(
+                f"insert into {relation} values ({values})", zip(*(c.to_pylist() for c in chunk), strict=True)
+            )
+
+    def _require_one_each(self, keys: pa.Table) -> None:
+        """Refuse several rows of one row: all but the first would be taken for repeated ones.
+
+        One task has them all, since rows that are cut into other tasks on their way are refused when the query starts.
+        """
+        counted = keys.group_by(keys.column_names).aggregate([([], "count_all")])
+        twice = counted.filter(pc.greater(counted["count_all"], 1)).select(keys.column_names)
+        if not twice.num_rows:
+            return
+        values = twice.slice(0, 1).to_pylist()[0].values()
+        pairs = zip(self.layout.keys, values, strict=True)
+        shown = brief(", ".join(f"{in_quotes(key.name)} = {value!r}" for key, value in pairs))
+        raise TableRefused(
+            f"the transformation makes several rows of the one with {shown}, and guarantee=idempotent tells rows by where they "
+            f"come from, so only one of them is in {self.layout.name.sql}: use guarantee=exactly_once, or make one row of each",
+            condition="TABLE_REFUSED.DUPLICATE_KEYS",
+            key=shown,
+        )
