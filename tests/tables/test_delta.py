@@ -268,8 +268,6 @@ def test_wrong_arguments_are_told_with_the_way_out(tables: DeltaTables) -> None:
     feed = tables.feed
     with pytest.raises(InvalidOption, match="use output mode update"):
         feed.run(tables.sink("t", "k"))
-    with pytest.raises(InvalidOption, match="SQL tables, not to Delta tables"):
-        feed.run(tables.sink("t", "k", apply_changes=True))
     with pytest.raises(InvalidInput, match="Did you mean 'id'"):
         feed.run(tables.sink("t", "idd"), mode="update")
     with pytest.raises(InvalidInput, match="backtick"):

@@ -52,21 +52,21 @@ class DeltaStage:
 
     def reader(self, files: Sequence[str]) -> pa.RecordBatchReader:
         """The staged rows, some at a time."""
-        return pa.RecordBatchReader.from_batches(self.layout.schema, _ahead(self._batches(files)))
+        return streamed(self.layout.schema, self.batches(files, self.layout.schema))
 
-    def _batches(self, files: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    def batches(self, files: Sequence[str], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        """Some columns of the staged rows, always in the same order."""
         source = self.place.files()
         for name in files:
             with source.open_input_file(name) as file:
-                for batch in pq.ParquetFile(file).iter_batches(_BATCH_ROWS):
-                    yield batch.cast(self.layout.schema)
+                for batch in pq.ParquetFile(file).iter_batches(_BATCH_ROWS, columns=schema.names):
+                    yield batch.select(schema.names).cast(schema)
 
-    def keys(self, files: Sequence[str]) -> pa.Table:
-        """The keys of the staged rows."""
-        source, names = self.place.files(), list(self.layout.keys)
+    def columns(self, files: Sequence[str], names: Sequence[str]) -> pa.Table:
+        """Some columns of all staged rows."""
         schema = pa.schema([self.layout.schema.field(name) for name in names])
-        parts = [pq.read_table(name, columns=names, filesystem=source, schema=schema) for name in files]
-        return pa.concat_tables([schema.empty_table(), *parts])
+        with self.place.plainly():
+            return pa.Table.from_batches(self.batches(files, schema), schema)
 
     def require_there(self, files: Sequence[str]) -> None:
         """Refuse to commit what is not all there.
@@ -98,6 +98,11 @@ class DeltaStage:
         except PenstockError as error:
             # What came before is what counts.
             log.warning("staged rows stay: %s", error, extra={"action": "staged_stay"})
+
+
+def streamed(schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> pa.RecordBatchReader:
+    """Batches as deltalake takes them."""
+    return pa.RecordBatchReader.from_batches(schema, _ahead(batches))
 
 
 def _ahead(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from penstock.errors import CheckpointMismatch, CheckpointRewound
 from penstock.spark.checkpoint import Checkpoint
 from penstock.tables.delta_place import library
+
+
+def properties(versions: Mapping[str, int]) -> Any:
+    """What makes a commit carry versions of app transactions, deltalake's ``CommitProperties``; None for none of them."""
+    if not versions:
+        return None
+    deltalake = library("deltalake")
+    transactions = [deltalake.Transaction(*each) for each in versions.items()]
+    return deltalake.CommitProperties(app_transactions=transactions)
 
 
 @dataclass(frozen=True)
@@ -34,13 +44,10 @@ class AppTransaction:
     def _names(self) -> tuple[str, str]:
         return f"penstock:{self.app_id}", f"penstock-input:{self.app_id}"
 
-    def properties(self) -> Any:
-        """What a commit of the micro-batch carries, deltalake's ``CommitProperties``."""
-        deltalake = library("deltalake")
-        versions = zip(self._names, (self.batch_id, self.input), strict=True)
-        return deltalake.CommitProperties(
-            app_transactions=[deltalake.Transaction(*each) for each in versions]
-        )
+    @property
+    def versions(self) -> dict[str, int]:
+        """What a commit of the micro-batch carries."""
+        return dict(zip(self._names, (self.batch_id, self.input), strict=True))
 
     def committed(self, table: Any) -> bool:
         """Whether the table has the micro-batch already.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -16,13 +17,13 @@ from penstock.names import in_quotes
 from penstock.spark.checkpoint import Checkpoint
 from penstock.spark.micro_batches import require_own
 from penstock.spark.schemas import quoted
+from penstock.tables.delta_merging import merging
 from penstock.tables.delta_place import DeltaPlace, library
 from penstock.tables.delta_schema import DeltaLayout, fitting, rows_layout
 from penstock.tables.delta_stage import REPORT, DeltaStage, DeltaTask, sweep
-from penstock.tables.delta_transactions import AppTransaction
+from penstock.tables.delta_transactions import AppTransaction, properties
 
 _ATTEMPTS = 10
-_BOTH = "target", "source"
 
 
 def delta_writer(
@@ -52,17 +53,18 @@ def delta_writer(
         )
     layout = rows_layout(frame.schema, keys)
     if output_mode == "update":
-        _refuse_backticks(layout)
+        refuse_backticks(layout)
     table = place.find()
     if table is None:
-        _create(place, layout)
+        layout = create(place, layout)
     elif output_mode != "complete":
         layout = fitting(place, layout, table)
     sweep(place)
     return DeltaWriter(place, layout, output_mode, guarantee, location, app_id)
 
 
-def _refuse_backticks(layout: DeltaLayout) -> None:
+def refuse_backticks(layout: DeltaLayout) -> None:
+    """Refuse columns that cannot be merged."""
     ticked = [name for name in layout.schema.names if "`" in name]
     if ticked:
         raise InvalidInput(
@@ -71,7 +73,8 @@ def _refuse_backticks(layout: DeltaLayout) -> None:
         )
 
 
-def _create(place: DeltaPlace, layout: DeltaLayout) -> None:
+def create(place: DeltaPlace, layout: DeltaLayout) -> DeltaLayout:
+    """Make the table; its layout."""
     deltalake = library("deltalake")
     with place.plainly():
         # Somebody else may make it at the same moment.
@@ -81,7 +84,7 @@ def _create(place: DeltaPlace, layout: DeltaLayout) -> None:
             mode="ignore",
             storage_options=place.options or None,
         )
-    fitting(place, layout, place.open())
+    return fitting(place, layout, place.open())
 
 
 @dataclass(frozen=True)
@@ -112,16 +115,19 @@ class DeltaWriter:
         app_id = f"run:{uuid.uuid4()}" if transaction is None else transaction.app_id
         stage = DeltaStage(self.place, self.layout, app_id, batch_id)
         try:
-            told = _numbered(frame).mapInArrow(DeltaTask(stage), REPORT).collect()
+            told = self._staging(frame, stage).collect()
             if told and transaction is not None:
                 require_own(Checkpoint(self.location), (row.query for row in told))
             files = [row.file for row in told if row.file is not None]
             stage.require_there(files)
-            if self.layout.keys:
-                self._check_keys(stage.keys(files))
+            self._check(stage, files)
             self._commit(stage, files, transaction)
         finally:
             stage.drop()
+
+    def _staging(self, frame: DataFrame, stage: DeltaStage) -> DataFrame:
+        """What has the tasks stage the rows, and tells what they have staged."""
+        return _numbered(frame).mapInArrow(DeltaTask(stage), REPORT)
 
     def _transaction(self, batch_id: int) -> AppTransaction | None:
         if self.guarantee == "at_least_once":
@@ -152,12 +158,13 @@ class DeltaWriter:
         )
 
     def _publish(
-        self, table: object, stage: DeltaStage, files: Sequence[str], transaction: AppTransaction | None
+        self, table: Any, stage: DeltaStage, files: Sequence[str], transaction: AppTransaction | None
     ) -> None:
-        properties = None if transaction is None else transaction.properties()
+        carried = properties({} if transaction is None else transaction.versions)
         rows = stage.reader(files)
         if self.mode == "update":
-            self._merge(table, rows, properties)
+            merge = merging(table, rows, self.layout.keys, carried)
+            merge.when_matched_update_all().when_not_matched_insert_all().execute()
             return
         complete = self.mode == "complete"
         library("deltalake").write_deltalake(
@@ -165,19 +172,15 @@ class DeltaWriter:
             rows if complete else _widened(rows, table),
             mode="overwrite" if complete else "append",
             schema_mode="overwrite" if complete else None,
-            commit_properties=properties,
+            commit_properties=carried,
         )
 
-    def _merge(self, table: object, rows: pa.RecordBatchReader, properties: object) -> None:
-        target, source = _BOTH
-        same = " and ".join(f"{target}.{_quoted(key)} = {source}.{_quoted(key)}" for key in self.layout.keys)
-        merge = table.merge(  # type: ignore[attr-defined]  # of deltalake, which is loaded when it is needed
-            rows, same, source_alias=source, target_alias=target, commit_properties=properties
-        )
-        merge.when_matched_update_all().when_not_matched_insert_all().execute()
-
-    def _check_keys(self, keys: pa.Table) -> None:
+    def _check(self, stage: DeltaStage, files: Sequence[str]) -> None:
+        """Refuse staged rows that cannot all be written."""
         names = list(self.layout.keys)
+        if not names:
+            return
+        keys = stage.columns(files, names)
         counted = keys.group_by(names).aggregate([([], "count_all")])
         twice = counted.filter(pc.greater(counted["count_all"], 1))
         if not twice.num_rows:
@@ -197,9 +200,9 @@ def _numbered(frame: DataFrame) -> DataFrame:
     return frame.select(*(F.col(quoted(name)).alias(f"c{n}") for n, name in enumerate(frame.columns)))
 
 
-def _widened(rows: pa.RecordBatchReader, table: object) -> pa.RecordBatchReader:
+def _widened(rows: pa.RecordBatchReader, table: Any) -> pa.RecordBatchReader:
     """The rows with all columns of the table, in its order; those that they have not are null."""
-    there = pa.schema(table.schema().to_arrow())  # type: ignore[attr-defined]  # as above
+    there = pa.schema(table.schema().to_arrow())
     given = rows.schema
     wanted = pa.schema([given.field(f.name) if f.name in given.names else f for f in there])
 
@@ -212,8 +215,3 @@ def _widened(rows: pa.RecordBatchReader, table: object) -> pa.RecordBatchReader:
             yield pa.RecordBatch.from_arrays(arrays, schema=wanted)
 
     return pa.RecordBatchReader.from_batches(wanted, widened())
-
-
-def _quoted(name: str) -> str:
-    doubled = name.replace('"', '""')
-    return f'"{doubled}"'

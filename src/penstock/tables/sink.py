@@ -20,6 +20,7 @@ from penstock.spark.stores import check_reach
 from penstock.store.database import Transaction
 from penstock.tables import applied, existing
 from penstock.tables.columns import COMMIT_VERSION, Layout, layout_of
+from penstock.tables.delta_applying import changes_writer
 from penstock.tables.delta_place import DeltaPlace, is_delta
 from penstock.tables.delta_writer import DeltaWriter, delta_writer
 from penstock.tables.names import resolve
@@ -169,8 +170,13 @@ class TableSink:
                 option="url",
             )
         if is_delta(url):
-            self._check_delta(guarantee)
+            _check_delta(guarantee)
             place = DeltaPlace.of(url, self.name)
+            if self.apply_changes:
+                order = self.sequence_by or COMMIT_VERSION
+                return changes_writer(
+                    frame, place, self.keys, order, self.scd_type, guarantee, location, self.app_id
+                )
             return delta_writer(frame, place, self.keys, output_mode, guarantee, location, self.app_id)
         check_reach(url, spark.conf.get("spark.master", None))
         if guarantee == "idempotent":
@@ -185,18 +191,6 @@ class TableSink:
             self.app_id,
             self.allow_new_checkpoint,
         )
-
-    def _check_delta(self, guarantee: str) -> None:
-        if guarantee == "idempotent":
-            raise InvalidOption(
-                "a Delta table has no unique keys that guarantee=idempotent could rest on: use guarantee=exactly_once",
-                option="guarantee",
-            )
-        if self.apply_changes:
-            raise InvalidOption(
-                "change rows are applied to SQL tables, not to Delta tables: give the url of a store",
-                option="apply_changes",
-            )
 
     def _prepared(self, url: str, frame: DataFrame, output_mode: str, keys: Sequence[str]) -> Layout:
         def work(tx: Transaction) -> Layout:
@@ -215,6 +209,14 @@ class TableSink:
             # Nobody else may look after what dead queries have left here.
             store.sweep()
         return layout
+
+
+def _check_delta(guarantee: str) -> None:
+    if guarantee == "idempotent":
+        raise InvalidOption(
+            "a Delta table has no unique keys that guarantee=idempotent could rest on: use guarantee=exactly_once",
+            option="guarantee",
+        )
 
 
 def _require_coordinates(frame: DataFrame) -> None:

@@ -1,0 +1,187 @@
+"""Change rows on their way into a Delta table, as events: what happened to a key, and where in the order of its changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
+from pyspark.sql import DataFrame, Window
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
+from pyspark.sql import types as spark
+
+from penstock.errors import InvalidInput, TableRefused
+from penstock.names import in_quotes
+from penstock.spark.schemas import quoted
+from penstock.tables.columns import CHANGE_COLUMNS, CHANGE_TYPE, VALID_FROM, VALID_TO
+from penstock.tables.delta_schema import DeltaLayout, rows_layout
+from penstock.tables.delta_stage import DeltaTask
+
+SEQUENCE, PRESENT = "_penstock_sequence", "_penstock_present"
+"""Of staged events, beside the columns of their rows."""
+_OURS = (VALID_FROM, VALID_TO, SEQUENCE, PRESENT)
+_JSON = {
+    "ignoreNullFields": "false",
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+}
+
+
+@dataclass(frozen=True)
+class Events:
+    """What the events of a query look like."""
+
+    rows: DeltaLayout
+    """Of the rows that they put into the table, with the table's names."""
+    columns: tuple[str, ...]
+    """The same, with the names that the query has for them."""
+    sequence: pa.DataType
+    sequence_by: str
+    """The query's column that orders the events of a key."""
+    history: bool
+    """Whether the table keeps each row with the time when it was valid (type 2), or only those that are (type 1)."""
+
+    @property
+    def keys(self) -> list[str]:
+        return list(self.rows.keys)
+
+    @property
+    def staged(self) -> DeltaLayout:
+        """What tasks stage: the row with its event's place in the order, and 1 where it is there from then on, 0 where it is gone."""
+        more = [pa.field(SEQUENCE, self.sequence), pa.field(PRESENT, pa.int32())]
+        return DeltaLayout(pa.schema([*self.rows.schema, *more]), self.rows.keys)
+
+    @property
+    def table(self) -> DeltaLayout:
+        """What the table has to have."""
+        valid = [pa.field(name, self.sequence) for name in (VALID_FROM, VALID_TO)] if self.history else []
+        return DeltaLayout(pa.schema([*self.rows.schema, *valid]), self.rows.keys)
+
+
+def events_of(
+    found: spark.StructType, keys: Sequence[str], sequence_by: str, *, history: bool, table: str
+) -> Events:
+    """The events that rows stand for.
+
+    Parameters
+    ----------
+    table
+        As messages name it.
+
+    Raises
+    ------
+    InvalidInput
+        When they are no change rows, or keys or sequence cannot be compared.
+    UnsupportedType
+    """
+    names = found.names
+    lacking = [name for name in (CHANGE_TYPE, sequence_by) if name not in names]
+    if lacking:
+        raise InvalidInput(
+            f"apply_changes takes change rows, with the columns {CHANGE_TYPE} and {sequence_by}, and these have no {lacking[0]}: they "
+            f"have {', '.join(names)}",
+            parameter="apply_changes",
+        )
+    columns = tuple(name for name in names if name not in CHANGE_COLUMNS)
+    taken = [name for name in columns if name.lower() in _OURS]
+    if taken:
+        raise InvalidInput(
+            f"the rows have a column {in_quotes(taken[0])}, a name that {table} has a use of its own for where changes are applied: "
+            f"rename it, as with withColumnRenamed({in_quotes(taken[0])}, …)",
+            columns=taken,
+        )
+    rows = rows_layout(spark.StructType([found[name] for name in columns]), keys)
+    order = rows_layout(spark.StructType([found[sequence_by]]), ()).schema.field(0)
+    for key in rows.keys:
+        _require_exact("keys", rows.schema.field(key))
+    _require_exact("sequence_by", order)
+    return Events(rows, columns, order.type, sequence_by, history)
+
+
+def _require_exact(parameter: str, column: pa.Field) -> None:
+    if pat.is_nested(column.type) or pat.is_floating(column.type):
+        raise InvalidInput(
+            f"{parameter} names {in_quotes(column.name)}, which is {column.type}, and changes are ordered and their keys found by values "
+            "that are equal or not: cast it, as to bigint, decimal or string",
+            parameter=parameter,
+        )
+
+
+def collapsed(frame: DataFrame, events: Events) -> DataFrame:
+    """The last event of each key, with history that of each key and sequence; in the columns c0, c1 and so on, and three more.
+
+    These are ``sequence``; ``present``; and ``ambiguous``, whether others have the same place in the order, and another row.
+    What is no event, without a sequence or of no known type, comes through, so that the tasks refuse it.
+    """
+    kind = F.col(CHANGE_TYPE)
+    present = F.when(kind.isin("delete", "update_preimage"), 0).when(
+        kind.isin("insert", "update_postimage"), 1
+    )
+    data = [f"c{n}" for n in range(len(events.columns))]
+    shaped = frame.select(
+        *(F.col(quoted(name)).alias(short) for name, short in zip(events.columns, data, strict=True)),
+        F.col(quoted(events.sequence_by)).alias("sequence"),
+        present.cast("int").alias("present"),
+    )
+    keys = [short for name, short in zip(events.rows.schema.names, data, strict=True) if name in events.keys]
+    within = Window.partitionBy(*keys, *(["sequence"] if events.history else []))
+    none = F.col("sequence").isNull() | F.col("present").isNull()
+    # Up to a row, the frame of this window has its peers too: those of the first row are all that there are of them.
+    window = within.orderBy(none.desc(), F.col("sequence").desc(), F.col("present").desc())
+    last = (
+        shaped.withColumn("place", F.rank().over(window))
+        .withColumn("peers", F.count("*").over(window))
+        .where("place = 1")
+    )
+    # Seldom there are any, so that few rows are written as text.
+    told = F.when(F.expr("peers > 1 and present = 1"), F.md5(F.to_json(F.struct(*data), _JSON)))
+    one = (
+        last.withColumn("told", told)
+        .withColumn("ambiguous", F.min("told").over(window) != F.max("told").over(window))
+        .withColumn("number", F.row_number().over(window))
+        .where("number = 1")
+    )
+    return one.select(*data, "sequence", "present", F.coalesce("ambiguous", F.lit(False)).alias("ambiguous"))
+
+
+@dataclass
+class EventTask(DeltaTask):
+    """For ``mapInArrow``: collapsed events in, what was staged out."""
+
+    events: Events = field(kw_only=True)
+
+    def _checked(self, chunks: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return super()._checked(self._event(chunk) for chunk in chunks)
+
+    def _event(self, chunk: pa.RecordBatch) -> pa.RecordBatch:
+        events = self.events
+        if chunk.column("present").null_count:
+            raise TableRefused(
+                f"a change has a {CHANGE_TYPE} that is none of insert, delete, update_preimage and update_postimage: see to it before "
+                "the rows come here",
+                condition="TABLE_REFUSED.UNKNOWN_CHANGE_TYPE",
+            )
+        if chunk.column("sequence").null_count:
+            raise TableRefused(
+                f"a change has no value in {in_quotes(events.sequence_by)}, which orders the changes of a key: name a column as "
+                "sequence_by that has one in every row",
+                condition="TABLE_REFUSED.NULL_SEQUENCE",
+                column=events.sequence_by,
+            )
+        if pc.any(chunk.column("ambiguous")).as_py():
+            self._refuse(chunk.filter(chunk.column("ambiguous")))
+        return chunk.drop_columns(["ambiguous"])
+
+    def _refuse(self, chunk: pa.RecordBatch) -> None:
+        names = self.events.rows.schema.names
+        first = {name: chunk.column(names.index(name))[0].as_py() for name in self.events.keys}
+        shown = ", ".join(f"{in_quotes(name)} = {in_quotes(value)}" for name, value in first.items())
+        raise TableRefused(
+            f"the key {shown} of {self.stage.place.shown} has several changes with one value of {in_quotes(self.events.sequence_by)}, and "
+            "nothing says which of them is the last one: name a column as sequence_by that tells them apart, or take the feed's net "
+            "changes",
+            condition="TABLE_REFUSED.AMBIGUOUS_ORDER",
+            key=shown,
+        )

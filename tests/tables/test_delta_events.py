@@ -1,0 +1,281 @@
+"""Events and what they make of a Delta table, without Spark: any order, several drivers, drivers that die."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+from hypothesis import HealthCheck, given, settings
+from pyspark.sql import types as spark
+
+from penstock.errors import CommitRefused
+from penstock.tables.columns import VALID_FROM, VALID_TO
+from penstock.tables.delta_applied import Applied
+from penstock.tables.delta_applying import ChangesWriter, changes_writer
+from penstock.tables.delta_events import PRESENT, SEQUENCE, EventTask
+from penstock.tables.delta_outcome import history, latest
+from penstock.tables.delta_place import DeltaPlace
+from penstock.tables.delta_stage import DeltaStage
+from penstock.tables.delta_transactions import AppTransaction
+from tests.tables.test_history import Event, deliveries
+from tests.tables.test_history import folded as folded_history
+
+ROWS = spark.StructType()
+for name, kind in {
+    "k": spark.StringType(),
+    "v": spark.LongType(),
+    "_change_type": spark.StringType(),
+    "_commit_version": spark.LongType(),
+}.items():
+    ROWS.add(name, kind)
+LINES = pa.schema([("k", pa.string()), (SEQUENCE, pa.int64()), (PRESENT, pa.int32())])
+VERSIONS = pa.schema([("k", pa.string()), (VALID_FROM, pa.int64()), (VALID_TO, pa.int64())])
+
+
+def folded_latest(events: Iterable[Event]) -> list[tuple[str, int]]:
+    last: dict[str, tuple[int, int, int]] = {}
+    for key, value, sequence, present in events:
+        last[key] = max(last.get(key, (-1, 0, 0)), (sequence, present, value))
+    return sorted((key, value) for key, (_, present, value) in last.items() if present)
+
+
+FOLDS: dict[int, Callable[[Iterable[Event]], list[Any]]] = {1: folded_latest, 2: folded_history}
+
+
+def collapsed(batch: Iterable[Event], scd_type: int) -> list[Event]:
+    """As Spark does it."""
+    best: dict[Any, Event] = {}
+    for event in sorted(batch, key=lambda event: event[2:]):
+        best[(event[0], event[2]) if scd_type == 2 else event[0]] = event
+    return list(best.values())
+
+
+def lines(events: Iterable[Event]) -> pa.Table:
+    return table_of([(key, sequence, present) for key, _, sequence, present in events], LINES)
+
+
+def table_of(rows: Iterable[tuple[Any, ...]], schema: pa.Schema) -> pa.Table:
+    return pa.Table.from_pylist([dict(zip(schema.names, row, strict=True)) for row in rows], schema)
+
+
+@settings(max_examples=100)
+@given(batches=deliveries())
+def test_the_last_event_of_each_key_counts_in_any_order(batches: list[list[Event]]) -> None:
+    known: dict[str, tuple[int, int]] = {}
+    rows: dict[str, int] = {}
+    for number, batch in enumerate(batches):
+        staged = collapsed(batch, 1)
+        outcome = latest(["k"], lines(staged), table_of([(k, *at) for k, at in known.items()], LINES))
+        taken = [event for event, wins in zip(staged, outcome.taken.to_pylist(), strict=True) if wins]
+        assert sorted(map(tuple, (row.values() for row in outcome.remembered.to_pylist()))) == sorted(
+            (key, sequence, present) for key, _, sequence, present in taken
+        )
+        for key, value, sequence, present in taken:
+            known[key] = (sequence, present)
+            rows.pop(key, None)
+            if present:
+                rows[key] = value
+        assert sorted(rows.items()) == folded_latest(
+            event for done in batches[: number + 1] for event in done
+        )
+
+
+@settings(max_examples=100)
+@given(batches=deliveries())
+def test_versions_meet_without_gap_or_overlap_in_any_order(batches: list[list[Event]]) -> None:
+    ended: list[tuple[str, int, int]] = []
+    rows: dict[tuple[str, int], tuple[int, int | None]] = {}
+    for number, batch in enumerate(batches):
+        staged = collapsed(batch, 2)
+        stored = table_of([(key, at, rows[key, at][1]) for key, at in rows], VERSIONS)
+        outcome = history(["k"], lines(staged), table_of(ended, LINES), stored)
+        ended += [tuple(row.values()) for row in outcome.remembered.to_pylist()]
+        assert len(set(ended)) == len(ended)
+        assert outcome.changed is not None
+        for key, begins, ends in (row.values() for row in outcome.changed.to_pylist()):
+            assert rows[key, begins][1] != ends
+            rows[key, begins] = (rows[key, begins][0], ends)
+        taken = [event for event, wins in zip(staged, outcome.taken.to_pylist(), strict=True) if wins]
+        assert outcome.ends is not None
+        for (key, value, begins, _), ends in zip(taken, outcome.ends.to_pylist(), strict=True):
+            assert (key, begins) not in rows
+            rows[key, begins] = (value, ends)
+        found = sorted(((key, value, at, ends) for (key, at), (value, ends) in rows.items()), key=repr)
+        assert found == folded_history(event for done in batches[: number + 1] for event in done)
+        again = history(
+            ["k"],
+            lines(staged),
+            table_of(ended, LINES),
+            table_of([(key, at, rows[key, at][1]) for key, at in rows], VERSIONS),
+        )
+        assert again.is_nothing
+
+
+class Driver:
+    """A query that applies changes to a table, without Spark."""
+
+    def __init__(self, folder: Path, scd_type: int, app_id: str = "app") -> None:
+        self.scd_type, self.app_id = scd_type, app_id
+        self.place = DeltaPlace.of(f"delta://{folder}", "t")
+        frame = cast(Any, SimpleNamespace(schema=ROWS))
+        self.writer: ChangesWriter = changes_writer(
+            frame, self.place, ["k"], "_commit_version", scd_type, "exactly_once", "", app_id
+        )
+
+    def apply(self, batch_id: int, events: Iterable[Event]) -> None:
+        transaction = AppTransaction(self.app_id, batch_id, 7)
+        if transaction.committed(self.place.open()):
+            return
+        stage = DeltaStage(self.place, self.writer.layout, self.app_id, batch_id)
+        schema = pa.schema([("c0", pa.string()), ("c1", pa.int64()), ("sequence", pa.int64())])
+        schema = schema.append(pa.field("present", pa.int32())).append(pa.field("ambiguous", pa.bool_()))
+        rows = table_of([(*event, False) for event in collapsed(events, self.scd_type)], schema)
+        name, _ = EventTask(stage, events=self.writer.events).put(iter(rows.to_batches(max_chunksize=3)))
+        self.writer._commit(stage, [name] if name else [], transaction)
+
+    def rows(self) -> list[tuple[Any, ...]]:
+        found = DeltaTable(self.place.path).to_pyarrow_table().to_pylist()
+        return sorted((tuple(row.values()) for row in found), key=repr)
+
+    def applied(self) -> DeltaTable:
+        (path,) = Path(self.place.path).glob("_penstock/applied-*")
+        return DeltaTable(str(path))
+
+
+@pytest.mark.parametrize("scd_type", [1, 2])
+def test_a_table_is_what_a_fold_of_its_events_gives(tmp_path: Path, scd_type: int) -> None:
+    numbers = iter(range(1000))
+
+    @settings(max_examples=6, suppress_health_check=[HealthCheck.too_slow])
+    @given(batches=deliveries())
+    def check(batches: list[list[Event]]) -> None:
+        driver = Driver(tmp_path / str(next(numbers)), scd_type)
+        for number, batch in enumerate(batches):
+            driver.apply(number, batch)
+            driver.apply(number, batch)
+            so_far = [event for done in batches[: number + 1] for event in done]
+            assert driver.rows() == FOLDS[scd_type](so_far)
+
+    check()
+
+
+class Hooks:
+    """What happens before a driver remembers the events of its next micro-batch, and after it has."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.before: list[Callable[[], None]] = []
+        self.after: list[Callable[[], None]] = []
+        remember = Applied.remember
+
+        def hooked(applied: Applied, version: int, events: pa.Table) -> int:
+            if self.before:
+                self.before.pop()()
+            number = remember(applied, version, events)
+            if self.after:
+                self.after.pop()()
+            return number
+
+        monkeypatch.setattr(Applied, "remember", hooked)
+
+
+@pytest.fixture
+def hooks(monkeypatch: pytest.MonkeyPatch) -> Hooks:
+    return Hooks(monkeypatch)
+
+
+class Killed(BaseException):
+    pass
+
+
+def die() -> None:
+    raise Killed
+
+
+FIRST = [("a", 1, 1, 1), ("b", 1, 1, 1), ("c", 5, 5, 0), ("d", 2, 2, 1)]
+SECOND = [("a", 3, 3, 0), ("b", 2, 2, 1), ("c", 4, 4, 1), ("e", 2, 2, 0), ("d", 1, 1, 1), ("f", 3, 3, 1)]
+EVENTS = [*FIRST, *SECOND]
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize("scd_type", [1, 2])
+def test_two_queries_that_commit_at_the_same_moment_do_not_overtake_each_other(
+    tmp_path: Path, hooks: Hooks, scd_type: int, moment: str
+) -> None:
+    """The second one comes and goes while the first one is about to commit."""
+    one, other = (Driver(tmp_path, scd_type, name) for name in ("one", "other"))
+    one.apply(0, [("a", 0, 0, 1), ("z", 0, 0, 0)])
+    getattr(hooks, moment).append(lambda: other.apply(0, SECOND))
+    one.apply(1, FIRST)
+    assert not getattr(hooks, moment)
+    assert one.rows() == FOLDS[scd_type]([("a", 0, 0, 1), *EVENTS])
+
+
+@pytest.mark.parametrize("scd_type", [1, 2])
+def test_two_runs_of_one_query_commit_a_micro_batch_once(tmp_path: Path, hooks: Hooks, scd_type: int) -> None:
+    one, other = Driver(tmp_path, scd_type), Driver(tmp_path, scd_type)
+    hooks.after.append(lambda: other.apply(0, EVENTS))
+    one.apply(0, EVENTS)
+    assert one.rows() == FOLDS[scd_type](EVENTS)
+    assert DeltaTable(one.place.path).version() == 1
+
+
+@pytest.mark.parametrize("again", [True, False])
+@pytest.mark.parametrize("scd_type", [1, 2])
+def test_events_of_a_driver_that_died_count_once_it_is_back(
+    tmp_path: Path, hooks: Hooks, scd_type: int, again: bool
+) -> None:
+    """They are remembered, and not in the table: another query's events, older ones too, are applied as if they were not there."""
+    one, other = (Driver(tmp_path, scd_type, name) for name in ("one", "other"))
+    one.apply(0, [("a", 0, 0, 1), ("z", 0, 0, 0)])
+    hooks.after.append(die)
+    with pytest.raises(Killed):
+        one.apply(1, SECOND)
+    other.apply(0, FIRST)
+    assert one.rows() == FOLDS[scd_type]([("a", 0, 0, 1), *FIRST])
+    Driver(tmp_path, scd_type, "one")
+    if again:
+        one.apply(1, SECOND)
+        assert one.rows() == FOLDS[scd_type]([("a", 0, 0, 1), *EVENTS])
+    last = [("a", 2, 2, 1), ("b", 9, 9, 0), ("f", 1, 1, 1)]
+    other.apply(1, last)
+    events = [*FIRST, *(SECOND if again else []), ("a", 0, 0, 1), *last]
+    assert one.rows() == FOLDS[scd_type](events)
+
+
+@pytest.mark.parametrize("scd_type", [1, 2])
+def test_deletes_that_change_no_row_are_remembered(tmp_path: Path, scd_type: int) -> None:
+    driver = Driver(tmp_path, scd_type)
+    driver.apply(0, [("a", 5, 5, 0)])
+    driver.apply(1, [("a", 4, 4, 1)])
+    assert driver.rows() == FOLDS[scd_type]([("a", 5, 5, 0), ("a", 4, 4, 1)])
+
+
+def test_a_table_that_never_rests_is_left_alone(tmp_path: Path, hooks: Hooks) -> None:
+    one, other = Driver(tmp_path, 1, "one"), Driver(tmp_path, 1, "other")
+    numbers = iter(range(10))
+
+    def overtake() -> None:
+        hooks.after[:] = []
+        number = next(numbers)
+        other.apply(number, [("b", number, number, 1)])
+        hooks.after.append(overtake)
+
+    hooks.after.append(overtake)
+    with pytest.raises(CommitRefused, match="10 times"):
+        one.apply(0, FIRST)
+    assert one.rows() == [("b", 9)]
+
+
+def test_what_is_remembered_stays_in_few_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.tables.delta_applied._MOST_FILES", 3)
+    driver = Driver(tmp_path, 2)
+    for number in range(8):
+        driver.apply(number, [("a", number, 2 * number, 1), ("a", 0, 2 * number + 1, 0)])
+    assert len(driver.applied().file_uris()) <= 4
+    assert driver.rows() == [("a", number, 2 * number, 2 * number + 1) for number in range(8)]
+    assert driver.applied().to_pyarrow_table().num_rows == 8
