@@ -42,6 +42,7 @@
     │   └── CheckpointRewound
     ├── OutputModeRefused             an output mode that would lose or repeat rows, or that Spark does not start
     ├── TableRefused                  rows that a table cannot take as it is asked to
+    ├── ContinuousFailed              a run of a continuous query came to nothing
     └── QueryFailed                   a streaming query ended with an error
 
 Each error has a ``condition`` (a stable name to test for), ``parameters`` (the values it is about) and a message that says
@@ -254,6 +255,10 @@ class TableRefused(PenstockError):
     """A table cannot take rows as it is asked to; the sub-condition says what is amiss."""
 
     condition = "TABLE_REFUSED"
+
+
+class ContinuousFailed(PenstockError):
+    condition = "CONTINUOUS_FAILED"
 
 
 class QueryFailed(PenstockError):

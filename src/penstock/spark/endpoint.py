@@ -57,7 +57,7 @@ class Endpoint:
     """A socket of the driver's, each question answered in a thread of its own."""
 
     def __init__(self, spark: SparkSession, answer: Answer) -> None:
-        self._host, bind = _names(spark)
+        self._host, bind = names(spark)
         self._answer = answer
         self._secret = secrets.token_bytes(32)
         self._listener = Listener((bind, 0), backlog=128, authkey=self._secret)
@@ -95,7 +95,7 @@ class Endpoint:
                 return
 
 
-def _names(spark: SparkSession) -> tuple[str, str]:
+def names(spark: SparkSession) -> tuple[str, str]:
     """Where executors find this driver, and where it listens; on one machine nobody else needs to reach it."""
     context = spark.sparkContext
     if is_local(str(context.master)):

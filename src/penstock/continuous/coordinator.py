@@ -1,0 +1,244 @@
+"""The driver's end of the lines to the tasks of one run: the one point that orders its epochs."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing.connection import Connection, Listener
+from typing import Any
+
+from penstock.continuous.epochs import Epoch, Epochs
+from penstock.continuous.link import READER, WRITER, Address, decode, encode
+from penstock.errors import ContinuousFailed, PenstockError
+
+log = logging.getLogger("penstock.continuous")
+
+_BACKLOG = 128
+_LONGEST = 1 << 20
+"""Bytes of a message; the offsets of some ten thousand partitions."""
+
+Clock = Callable[[], float]
+
+
+class EpochCoordinator:
+    """Listens to the readers and writers of a run, and tells the readers when an epoch ends.
+
+    Parameters
+    ----------
+    host, bind
+        The driver's address as executors know it, and the one to listen at.
+    epochs
+        The order of epochs.
+    """
+
+    def __init__(self, host: str, bind: str, epochs: Epochs) -> None:
+        self.run = str(uuid.uuid4())
+        self._secret = secrets.token_bytes(32)
+        self._listener = Listener((bind, 0), backlog=_BACKLOG, authkey=self._secret)
+        self.address = Address(host, int(self._listener.address[1]), self.run, self._secret)
+        self._epochs = epochs
+        self._changed = threading.Condition()
+        self._lines: dict[tuple[str, int], Connection] = {}
+        self._gone: set[tuple[str, int]] = set()
+        self._failure: Exception | None = None
+        self._grown = self._closed = False
+        threading.Thread(target=self._listen, name="penstock-epochs", daemon=True).start()
+
+    # What the driver asks.
+
+    def await_tasks(self, timeout: float, alive: Callable[[], bool]) -> None:
+        """Wait until all readers and writers are there.
+
+        Raises
+        ------
+        ContinuousFailed
+            When some are not there in time, or the job has ended.
+        """
+        wanted = {(role, task) for role in (READER, WRITER) for task in range(self._epochs.tasks)}
+        deadline = time.monotonic() + timeout
+        with self._changed:
+            while wanted - self._lines.keys():
+                self._require()
+                left = deadline - time.monotonic()
+                if left <= 0 or not alive():
+                    break
+                self._changed.wait(min(left, 0.1))
+            missing = wanted - self._lines.keys()
+        if missing:
+            raise ContinuousFailed(
+                f"{len(missing)} of {len(wanted)} readers and writers of the query did not start"
+                + ("" if left > 0 else f" within {timeout:.0f} s")
+                + ": are there enough free task slots, and do executors reach spark.driver.host?",
+                condition="CONTINUOUS_FAILED.NOT_STARTED",
+            )
+
+    def begin(self) -> int | None:
+        """End the epoch in hand, if it has anything."""
+        with self._changed:
+            self._require()
+            number = self._epochs.begin()
+            if number is not None:
+                self._tell_readers(encode("epoch", number=number))
+        return number
+
+    def finish(self) -> None:
+        """Let the readers end when they have sent what they have in hand."""
+        with self._changed:
+            self._tell_readers(encode("finish"))
+
+    def complete(self, timeout: float, until: Callable[[], bool] = lambda: False) -> Epoch | None:
+        """The next epoch to commit; None when there is none within ``timeout`` seconds, or something else has happened.
+
+        Raises
+        ------
+        ContinuousFailed
+            When a task has failed, or its line has broken.
+        """
+        deadline = time.monotonic() + timeout
+        with self._changed:
+            while True:
+                self._require()
+                found = self._epochs.complete()
+                left = deadline - time.monotonic()
+                if found is not None or left <= 0 or until():
+                    return found
+                self._changed.wait(left)
+
+    def committed(self, number: int) -> None:
+        """Take note that an epoch is committed."""
+        with self._changed:
+            self._epochs.committed(number)
+            self._changed.notify_all()
+
+    def wake(self) -> None:
+        """Let whoever waits look again."""
+        with self._changed:
+            self._changed.notify_all()
+
+    @property
+    def idle(self) -> bool:
+        """Whether all rows that have been read are committed."""
+        with self._changed:
+            return self._epochs.idle
+
+    @property
+    def grown(self) -> bool:
+        """Whether a reader has seen that the source has got more partitions."""
+        return self._grown
+
+    def close(self) -> None:
+        """Hang up on everybody, and hear nobody any more."""
+        self._closed = True
+        where = self._listener.address
+        # The thread that waits for a connection holds the socket open until it gets one.
+        with suppress(OSError):
+            socket.create_connection(where, timeout=5).close()
+        self._listener.close()
+        with self._changed:
+            for line in self._lines.values():
+                _shut(line)
+
+    # What comes from the tasks.
+
+    def _require(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def _tell_readers(self, message: bytes) -> None:
+        for (role, task), line in self._lines.items():
+            if role == READER and (role, task) not in self._gone:
+                try:
+                    line.send_bytes(message)
+                except OSError:
+                    self._fail(_broken(role, task))
+
+    def _listen(self) -> None:
+        while not self._closed:
+            try:
+                connection = self._listener.accept()
+            except Exception as error:
+                # A stranger, or somebody who went away.
+                log.debug("a connection to the coordinator came to nothing: %s", error)
+                continue
+            threading.Thread(target=self._serve, args=[connection], daemon=True).start()
+
+    def _serve(self, line: Connection) -> None:
+        with line:
+            who = self._welcome(line)
+            if who is None:
+                return
+            try:
+                while self._hear(*who, decode(line.recv_bytes(_LONGEST))):
+                    pass
+            except (OSError, EOFError, ValueError):
+                self._left(who)
+
+    def _welcome(self, line: Connection) -> tuple[str, int] | None:
+        """Who it is; None for somebody of another run."""
+        try:
+            hello = decode(line.recv_bytes(_LONGEST))
+        except (OSError, EOFError, ValueError):
+            return None
+        who = (str(hello.get("role")), int(hello.get("task", -1)))
+        with self._changed:
+            if self._closed or hello["kind"] != "hello" or hello.get("run") != self.run:
+                return None
+            if who in self._lines:
+                self._fail(
+                    ContinuousFailed(f"Spark has started {who[0]} {who[1]} of the query a second time")
+                )
+                return None
+            self._lines[who] = line
+            self._changed.notify_all()
+        return who
+
+    def _hear(self, role: str, task: int, message: dict[str, Any]) -> bool:
+        """Take note of a message; False after the last one."""
+        kind = message["kind"]
+        with self._changed:
+            try:
+                if kind == "sent":
+                    self._epochs.sent(task)
+                elif kind == "read":
+                    offsets = {int(partition): int(end) for partition, end in message["offsets"].items()}
+                    self._epochs.read(task, message["number"], offsets, message["rows"])
+                elif kind == "wrote":
+                    self._epochs.wrote(task, message["number"], message["attempts"], message["rows"])
+                elif kind == "grown":
+                    self._grown = True
+                elif kind == "failed":
+                    self._fail(ContinuousFailed(str(message["error"]), condition=message.get("condition")))
+                elif kind == "done":
+                    self._gone.add((role, task))
+            except PenstockError as error:
+                self._fail(error)
+            self._changed.notify_all()
+        return bool(kind != "done")
+
+    def _left(self, who: tuple[str, int]) -> None:
+        with self._changed:
+            if who not in self._gone and not self._closed:
+                self._fail(_broken(*who))
+            self._changed.notify_all()
+
+    def _fail(self, error: Exception) -> None:
+        self._failure = self._failure or error
+        self._changed.notify_all()
+
+
+def _shut(line: Connection) -> None:
+    """Wake the thread that reads from it, which a mere close would not."""
+    with suppress(OSError), socket.socket(fileno=socket.dup(line.fileno())) as twin:
+        twin.shutdown(socket.SHUT_RDWR)
+
+
+def _broken(role: str, task: int) -> ContinuousFailed:
+    return ContinuousFailed(
+        f"the {role} of task {task} has gone away", condition="CONTINUOUS_FAILED.TASK_LOST", task=task
+    )

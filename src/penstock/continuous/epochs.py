@@ -1,0 +1,159 @@
+"""The order of epochs over the tasks of one run, apart from sockets, threads and time.
+
+An epoch is begun where some reader has sent rows since the last one. Each reader that has sent rows ends the epoch with a marker in
+the stream of its rows, and the writer that meets the marker has all of them. An epoch is complete when every reader has said how far it
+has read, and the writer behind each marker what it wrote; complete epochs are committed one after the other. (The shape of Chandy and
+Lamport's snapshots, "Distributed Snapshots", 1985, where nothing is in flight between the tasks; and of Spark's EpochCoordinator.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from penstock.errors import ContinuousFailed
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """An epoch that is complete."""
+
+    number: int
+    offsets: dict[int, int]
+    """Where each partition of the source stands at its end."""
+    attempts: dict[str, int]
+    """How much each attempt of a task staged, as the sink counts it."""
+    rows_in: int
+    rows_out: int
+
+
+@dataclass
+class _Task:
+    """One task in one epoch."""
+
+    offsets: dict[int, int] | None = None
+    rows_in: int = 0
+    attempts: dict[str, int] | None = None
+    rows_out: int = 0
+
+    @property
+    def complete(self) -> bool:
+        return self.offsets is not None and (self.rows_in == 0 or self.attempts is not None)
+
+
+@dataclass
+class Epochs:
+    """What the tasks of a run have reported; not for several threads at once.
+
+    Parameters
+    ----------
+    tasks
+        How many tasks the run has; they are numbered from 0.
+    next_epoch
+        The number of the first epoch.
+    backlog
+        How many epochs may be under way.
+    """
+
+    tasks: int
+    next_epoch: int
+    backlog: int
+    _sent: set[int] = field(default_factory=set)
+    _open: dict[int, dict[int, _Task]] = field(default_factory=dict)
+
+    @property
+    def under_way(self) -> int:
+        """How many epochs are begun and not committed."""
+        return len(self._open)
+
+    @property
+    def idle(self) -> bool:
+        """Whether everything that readers have sent is committed."""
+        return not self._open and not self._sent
+
+    def sent(self, task: int) -> None:
+        """A reader has sent the first rows since its last marker."""
+        self._known(task)
+        self._sent.add(task)
+
+    def begin(self) -> int | None:
+        """Begin an epoch; None when no reader has sent anything for one, or one has still to end its part of the epoch before.
+
+        Raises
+        ------
+        ContinuousFailed
+            When too many epochs are under way.
+        """
+        if not self._sent or any(
+            part.offsets is None for parts in self._open.values() for part in parts.values()
+        ):
+            return None
+        if len(self._open) >= self.backlog:
+            raise ContinuousFailed(
+                f"{len(self._open)} epochs are under way and none of them can be committed yet: the writers are slower than the "
+                "readers for long. Use a longer interval, or give the sink more room",
+                condition="CONTINUOUS_FAILED.EPOCH_BACKLOG",
+                backlog=self.backlog,
+            )
+        number = self.next_epoch
+        self.next_epoch += 1
+        self._open[number] = {task: _Task() for task in range(self.tasks)}
+        self._sent.clear()
+        return number
+
+    def read(self, task: int, number: int, offsets: Mapping[int, int], rows: int) -> None:
+        """A reader has ended its part of an epoch, where it stands at these offsets; with a marker, where it has sent rows."""
+        part = self._part(task, number)
+        if part.offsets is not None:
+            raise _broken(f"task {task} has told its offsets of epoch {number} twice")
+        part.offsets, part.rows_in = dict(offsets), rows
+        # What it said before was of rows that are in this epoch.
+        self._sent.discard(task)
+
+    def wrote(self, task: int, number: int, attempts: Mapping[str, int], rows: int) -> None:
+        """A writer has met the marker of an epoch, with everything before it written."""
+        part = self._part(task, number)
+        if part.attempts is not None:
+            raise _broken(f"task {task} has written epoch {number} twice")
+        if part.offsets is not None and not part.rows_in:
+            raise _broken(f"task {task} has written an epoch {number} for which it has read nothing")
+        part.attempts, part.rows_out = dict(attempts), rows
+
+    def complete(self) -> Epoch | None:
+        """The next epoch to commit; None while it is not complete."""
+        if not self._open:
+            return None
+        number = min(self._open)
+        parts = self._open[number].values()
+        if not all(part.complete for part in parts):
+            return None
+        return Epoch(
+            number,
+            {partition: end for part in parts for partition, end in (part.offsets or {}).items()},
+            {attempt: count for part in parts for attempt, count in (part.attempts or {}).items()},
+            sum(part.rows_in for part in parts),
+            sum(part.rows_out for part in parts),
+        )
+
+    def committed(self, number: int) -> None:
+        """An epoch is in the sink and in the logs."""
+        if not self._open or number != min(self._open):
+            raise _broken(f"epoch {number} is not the next one to commit")
+        del self._open[number]
+
+    def _known(self, task: int) -> None:
+        if not 0 <= task < self.tasks:
+            raise _broken(f"there is no task {task}")
+
+    def _part(self, task: int, number: int) -> _Task:
+        self._known(task)
+        if number not in self._open:
+            raise _broken(f"task {task} speaks of epoch {number}, which is not under way")
+        return self._open[number][task]
+
+
+def _broken(what: str) -> ContinuousFailed:
+    return ContinuousFailed(
+        f"the tasks and the driver of the query do not agree: {what}. The query starts again from its last committed epoch",
+        condition="CONTINUOUS_FAILED.PROTOCOL",
+    )

@@ -1,0 +1,328 @@
+"""A continuous query on the driver: runs one after the other, each a long Spark job, and the epochs of each."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Protocol
+
+from penstock.continuous.coordinator import EpochCoordinator
+from penstock.continuous.ends import Positions, SinkDriver, SourceDriver
+from penstock.continuous.epochs import Epoch, Epochs
+from penstock.continuous.logs import CheckpointLog
+from penstock.continuous.progress import Progress
+from penstock.errors import ContinuousFailed, PenstockError
+
+log = logging.getLogger("penstock.continuous")
+
+_RESTARTS = 5
+_BACK_OFF = 0.1
+_LONGEST_BACK_OFF = 10.0
+_FINISH_SECONDS = 60.0
+
+
+class State(Enum):
+    """Where a query is in its life (as Spark's ContinuousExecution)."""
+
+    INITIALIZING = "INITIALIZING"
+    ACTIVE = "ACTIVE"
+    RECONFIGURING = "RECONFIGURING"
+    TERMINATED = "TERMINATED"
+
+
+class Job(Protocol):
+    """The Spark job of one run."""
+
+    def start(self) -> None: ...
+
+    def alive(self) -> bool: ...
+
+    def join(self, timeout: float) -> bool: ...
+
+    def cancel(self) -> None: ...
+
+    def failure(self) -> Exception | None: ...
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a query works.
+
+    Parameters
+    ----------
+    interval
+        Seconds between the ends of two epochs.
+    retain
+        How many epochs the checkpoint keeps.
+    backlog
+        How many epochs may be under way.
+    start_timeout
+        Seconds in which all tasks have to be there.
+    """
+
+    interval: float
+    retain: int = 100
+    backlog: int = 10_000
+    start_timeout: float = 60.0
+
+
+class Engine(Protocol):
+    """What makes the coordinator and the job of a run; Spark's, but in tests of the protocol."""
+
+    def coordinator(self, epochs: Epochs) -> EpochCoordinator: ...
+
+    def groups(self, positions: Positions) -> Sequence[Positions]: ...
+
+    def job(self, coordinator: EpochCoordinator, groups: Sequence[Positions], epoch: int) -> Job: ...
+
+
+class ContinuousExecution:
+    """The thread of a query, from its start to its end.
+
+    Parameters
+    ----------
+    name
+        The query's name.
+    clock
+        Seconds, from anywhere.
+    """
+
+    def __init__(
+        self,
+        name: str | None,
+        source: SourceDriver,
+        sink: SinkDriver,
+        engine: Engine,
+        logs: CheckpointLog,
+        settings: Settings,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.name, self.id, self.run_id = name, logs.query_id, str(uuid.uuid4())
+        self._source, self._sink, self._engine, self._logs = source, sink, engine, logs
+        self._settings, self._clock = settings, clock
+        self.progress = Progress(self.id, self.run_id, name)
+        self._changed = threading.Condition()
+        self._state = State.INITIALIZING
+        self._failure: Exception | None = None
+        self._stopping = self._started = False
+        self._coordinator: EpochCoordinator | None = None
+        self._epoch = -1
+        """The last committed one."""
+        self._at: Positions = {}
+        self._offset: Any = None
+        self._fresh = True
+        """Whether the run in hand has committed nothing yet."""
+        self._thread = threading.Thread(target=self._run, name=f"continuous {name or self.id}", daemon=True)
+
+    # What its users ask.
+
+    @property
+    def state(self) -> State:
+        """Where it is in its life."""
+        return self._state
+
+    @property
+    def failure(self) -> Exception | None:
+        """What ended it, if anything did."""
+        return self._failure
+
+    def start(self) -> None:
+        """Begin, and return when the first run is under way or has failed.
+
+        Raises
+        ------
+        PenstockError
+            When it could not begin.
+        """
+        self._thread.start()
+        with self._changed:
+            self._changed.wait_for(lambda: self._started or self._state is State.TERMINATED)
+        if self._failure is not None:
+            raise self._failure
+
+    def stop(self, timeout: float = _FINISH_SECONDS) -> bool:
+        """Finish the epoch in hand, then end; True if it was finished."""
+        self._stopping = True
+        self._wake()
+        self._thread.join(timeout)
+        if self._thread.is_alive():
+            coordinator = self._coordinator
+            if coordinator is not None:
+                coordinator.close()
+            self._thread.join(timeout)
+            return False
+        return self._failure is None
+
+    def join(self, timeout: float | None = None) -> bool:
+        """Wait for its end; False when it has not ended in time."""
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def await_epoch(self, number: int, timeout: float | None = None) -> bool:
+        """Wait until an epoch is committed; False when it is not in time, or the query has ended before."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._epoch >= number or self._state is State.TERMINATED, timeout)
+        if self._failure is not None:
+            raise self._failure
+        return self._epoch >= number
+
+    def await_rest(self, reached: Callable[[Positions], bool]) -> None:
+        """Wait until the committed offsets have reached something."""
+        with self._changed:
+            self._changed.wait_for(lambda: reached(self._at) or self._state is State.TERMINATED)
+        if self._failure is not None:
+            raise self._failure
+
+    # What its thread does.
+
+    def _run(self) -> None:
+        try:
+            self._runs()
+        except Exception as error:
+            log.error("query %s failed: %s", self.called, error, extra={"action": "query_failed"})
+            self._failure = error
+        finally:
+            self._ended()
+
+    @property
+    def called(self) -> str:
+        """How the log calls it."""
+        return f"{self.name or 'without a name'} [id = {self.id}, runId = {self.run_id}]"
+
+    def _ended(self) -> None:
+        try:
+            self._source.release(self._offset)
+        except Exception as error:
+            log.warning("query %s: %s", self.called, error, extra={"action": "release_failed"})
+        with self._changed:
+            self._state = State.TERMINATED
+            self._changed.notify_all()
+        log.info("Query %s was stopped", self.called, extra={"action": "query_stopped"})
+
+    def _runs(self) -> None:
+        failures = 0
+        while not self._stopping:
+            self._fresh = True
+            try:
+                self._one_run()
+            except Exception as error:
+                failures = 1 if not self._fresh else failures + 1
+                if self._stopping or not _passes(error) or failures > _RESTARTS:
+                    raise
+                log.warning(
+                    "query %s starts again from epoch %s: %s",
+                    self.called,
+                    self._epoch,
+                    error,
+                    extra={"action": "restart"},
+                )
+                with self._changed:
+                    wait = min(_BACK_OFF * 2**failures, _LONGEST_BACK_OFF)
+                    self._changed.wait_for(lambda: self._stopping, wait)
+
+    def _one_run(self) -> None:
+        self._source.own()
+        self._settle()
+        groups = self._engine.groups(self._at)
+        epochs = Epochs(len(groups), self._epoch + 1, self._settings.backlog)
+        coordinator = self._coordinator = self._engine.coordinator(epochs)
+        job = self._engine.job(coordinator, groups, self._epoch + 1)
+        try:
+            job.start()
+            coordinator.await_tasks(self._settings.start_timeout, job.alive)
+            self._become(State.ACTIVE)
+            self._epochs(coordinator, job)
+            if not job.join(_FINISH_SECONDS):
+                raise ContinuousFailed("the tasks of the query did not come to their end")
+        except PenstockError as error:
+            # What a task has met says more than that its line broke.
+            raise job.failure() or error from None
+        finally:
+            job.cancel()
+            coordinator.close()
+            job.join(_FINISH_SECONDS)
+            self._coordinator = None
+
+    def _become(self, state: State) -> None:
+        with self._changed:
+            self._state, self._started = state, True
+            self._changed.notify_all()
+
+    def _settle(self) -> None:
+        """Find out where the last run has ended; an epoch that it has begun is in the sink as a whole or not at all."""
+        begun = self._logs.unsettled()
+        if begun is not None:
+            if self._sink.settled(begun, self._logs.offset(begun)):
+                self._logs.write_commit(begun)
+            else:
+                self._logs.drop_offset(begun)
+        last = self._logs.last_committed()
+        self._offset = None if last is None else self._logs.offset(last)
+        self._epoch = -1 if last is None else last
+        self._at = self._source.start(self._offset)
+        if self._offset is not None:
+            self._source.logged(self._offset)
+
+    def _epochs(self, coordinator: EpochCoordinator, job: Job) -> None:
+        """Begin an epoch at each interval, and commit each that is complete, until the run is to end."""
+        next_at = self._clock() + self._settings.interval
+        while not (self._stopping or coordinator.grown):
+            self._commit_next(coordinator, next_at - self._clock())
+            if self._clock() >= next_at:
+                coordinator.begin()
+                next_at = max(next_at + self._settings.interval, self._clock())
+            if not job.alive():
+                raise job.failure() or ContinuousFailed("the tasks of the query have ended by themselves")
+        if not self._stopping:
+            self._become(State.RECONFIGURING)
+        self._finish(coordinator)
+
+    def _finish(self, coordinator: EpochCoordinator) -> None:
+        """A last epoch, for what has been read."""
+        deadline = self._clock() + _FINISH_SECONDS
+        while not coordinator.idle:
+            if self._clock() > deadline:
+                raise ContinuousFailed(f"the epoch in hand was not finished within {_FINISH_SECONDS:.0f} s")
+            coordinator.begin()
+            self._commit_next(coordinator, 0.05)
+        coordinator.finish()
+
+    def _commit_next(self, coordinator: EpochCoordinator, timeout: float) -> None:
+        epoch = coordinator.complete(timeout, lambda: self._stopping or coordinator.grown)
+        if epoch is None:
+            return
+        began = self._clock()
+        self._commit(epoch)
+        coordinator.committed(epoch.number)
+        self.progress.committed(epoch, self._offset, self._clock() - began)
+
+    def _commit(self, epoch: Epoch) -> None:
+        end = {**self._at, **epoch.offsets}
+        offset = self._source.plan(self._at, end)
+        self._logs.write_offset(epoch.number, offset)
+        self._sink.commit(epoch, offset)
+        self._logs.write_commit(epoch.number)
+        with self._changed:
+            self._epoch, self._at, self._offset, self._fresh = epoch.number, end, offset, False
+            self._changed.notify_all()
+        if self._source.logged(offset):
+            self._stopping = True
+        self._logs.prune(epoch.number, self._settings.retain)
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+        coordinator = self._coordinator
+        if coordinator is not None:
+            coordinator.wake()
+
+
+def _passes(error: Exception) -> bool:
+    """Whether it may pass when the run is repeated."""
+    return not isinstance(error, PenstockError) or isinstance(error, ContinuousFailed)

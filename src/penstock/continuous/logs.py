@@ -1,0 +1,119 @@
+"""A checkpoint as Spark writes it, so that either engine goes on with it.
+
+``metadata`` has the query's id; ``offsets/N`` a version line, a line of metadata and a line of JSON for each source; ``commits/N`` a
+version line and a line of metadata (format 1, Spark 4.2 and 4.3).
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from contextlib import suppress
+from typing import Any
+
+from pyarrow import fs
+
+from penstock.errors import CommitRefused
+from penstock.spark.checkpoint import Checkpoint
+
+_COMMITTED = 'v1\n{"nextBatchWatermarkMs":0}'
+
+
+class CheckpointLog:
+    """The files that a continuous query writes.
+
+    Parameters
+    ----------
+    location
+        A folder, or the URL of one.
+    """
+
+    def __init__(self, location: str) -> None:
+        self.read = Checkpoint(location)
+        self._files, self._root = self.read.files, self.read.root
+        for folder in ("offsets", "commits", "sources/0"):
+            self._files.create_dir(f"{self._root}/{folder}", recursive=True)
+        self._oldest = {folder: self._first(folder) for folder in ("offsets", "commits")}
+        if self._files.get_file_info(f"{self._root}/metadata").type == fs.FileType.NotFound:
+            self._write("metadata", json.dumps({"id": str(uuid.uuid4())}))
+
+    @property
+    def query_id(self) -> str:
+        """The query's id, the same over all runs."""
+        return self.read.query_id()
+
+    def last_committed(self) -> int | None:
+        """The last epoch or micro-batch that is committed; none that Spark has pruned the offsets of."""
+        return self.read.last_commit()
+
+    def unsettled(self) -> int | None:
+        """The epoch or micro-batch that was begun and has no commit; None when there is none."""
+        begun, committed = self.read.last_begun(), self.last_committed()
+        return begun if begun is not None and begun != committed else None
+
+    def offset(self, number: int) -> Any:
+        """The offset of the one source.
+
+        Raises
+        ------
+        CommitRefused
+            When the query had several sources.
+        """
+        found = self.read.offsets(number)
+        if len(found) != 1:
+            raise CommitRefused(
+                f"the checkpoint is of a query with {len(found)} sources, and a continuous query has one: use a new checkpoint"
+            )
+        return found[0]
+
+    def write_offset(self, number: int, offset: object) -> None:
+        """Log what an epoch covers, before anything of it is committed."""
+        about = {"batchWatermarkMs": 0, "batchTimestampMs": int(time.time() * 1000), "conf": {}}
+        self._write(f"offsets/{number}", "\n".join(["v1", json.dumps(about), json.dumps(offset)]))
+
+    def write_commit(self, number: int) -> None:
+        """Log that an epoch is in the sink."""
+        self._write(f"commits/{number}", _COMMITTED)
+
+    def drop_offset(self, number: int) -> None:
+        """Forget an epoch that was begun and came to nothing."""
+        self._delete(f"offsets/{number}")
+
+    def prune(self, last: int, keep: int) -> None:
+        """Delete the files of all but the last epochs."""
+        for folder, oldest in self._oldest.items():
+            for number in range(oldest, last - keep + 1):
+                self._delete(f"{folder}/{number}")
+            self._oldest[folder] = max(oldest, last - keep + 1)
+
+    def _first(self, folder: str) -> int:
+        found = self._files.get_file_info(fs.FileSelector(f"{self._root}/{folder}"))
+        return min((int(info.base_name) for info in found if info.base_name.isdigit()), default=0)
+
+    def _write(self, name: str, text: str) -> None:
+        """Write a file whole, or not at all."""
+        path = f"{self._root}/{name}"
+        folder, _, base = path.rpartition("/")
+        if not isinstance(self._files, fs.LocalFileSystem):
+            # An object store shows a file when it is whole.
+            with self._files.open_output_stream(path) as stream:
+                stream.write(text.encode())
+            return
+        temporary = f"{folder}/.{base}.{uuid.uuid4()}.tmp"
+        with self._files.open_output_stream(temporary) as stream:
+            stream.write(text.encode())
+        self._drop_checksum(name)
+        self._files.move(temporary, path)
+
+    def _delete(self, name: str) -> None:
+        with suppress(FileNotFoundError):
+            self._files.delete_file(f"{self._root}/{name}")
+        self._drop_checksum(name)
+
+    def _drop_checksum(self, name: str) -> None:
+        """The one that Hadoop keeps beside a local file, which would tell it that the new one is damaged."""
+        folder, _, base = f"{self._root}/{name}".rpartition("/")
+        checksum = f"{folder}/.{base}.crc"
+        if self._files.get_file_info(checksum).type != fs.FileType.NotFound:
+            self._files.delete_file(checksum)

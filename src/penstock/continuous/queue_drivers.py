@@ -1,0 +1,168 @@
+"""Queues as the driver of a continuous query sees them: consumers that are owned and moved, rows that are promoted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from penstock.commit.batch import commit_batch
+from penstock.commit.microbatch import BatchCommit
+from penstock.commit.offsets import QueueOffset, pad
+from penstock.commit.owner import Owner, level
+from penstock.commit.queue_target import QueueTarget
+from penstock.continuous.ends import Positions, SinkDriver, SourceDriver
+from penstock.continuous.epochs import Epoch
+from penstock.continuous.queues import QueueRows, QueueWrites
+from penstock.errors import CheckpointMismatch
+from penstock.queue.opened import open_store
+from penstock.queue.store import Store
+from penstock.spark.options import SinkOptions, SourceOptions
+from penstock.spark.positions import start_positions, still_there
+from penstock.spark.schemas import source_schema
+from penstock.store import catalog, ledger
+from penstock.store.catalog import QueueRecord
+from penstock.store.database import Transaction
+
+
+@dataclass
+class QueueSourceDriver(SourceDriver):
+    """A queue to read, with or without a consumer."""
+
+    options: SourceOptions = field(repr=False)
+    _owner: Owner | None = field(default=None, init=False)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Of the rows."""
+        return source_schema(self._queue().schema, self.options.service_columns)
+
+    def own(self) -> None:
+        if self.options.consumer is not None:
+            self._let_go()
+            self._owner = Owner(
+                self._store().database, self._store().uuid, self.options.consumer, self.options.queue
+            )
+
+    def start(self, logged: Any | None) -> Positions:
+        store, queue = self._store(), self._queue()
+
+        def work(tx: Transaction) -> Positions:
+            there = catalog.partitions(tx, queue)
+            if logged is None:
+                return dict(enumerate(start_positions(tx, self.options, queue, there)))
+            offset = self._parsed(logged)
+            offset.require(store.uuid, queue.name, self.options.consumer, self._generation(queue))
+            return dict(enumerate(still_there(self.options, there, pad(offset.end, len(there)))))
+
+        return store.database.run(work, write=False)
+
+    def source(self) -> QueueRows:
+        queue = self._queue()
+        return QueueRows(self.options.url, queue, source_schema(queue.schema, self.options.service_columns))
+
+    def plan(self, start: Positions, end: Positions) -> Any:
+        offset = QueueOffset(
+            store=self._store().uuid,
+            queue=self.options.queue,
+            consumer=self.options.consumer,
+            generation=self._generation(self._queue()),
+            epoch=0 if self._owner is None else self._owner.epoch,
+            start=_listed(start, len(end)),
+            end=_listed(end, len(end)),
+        )
+        if self._owner is not None:
+            self._owner.plan(offset, [])
+        return offset.to_dict()
+
+    def logged(self, offset: Any) -> bool:
+        return self._owner is not None and self._owner.observe(self._parsed(offset))[2]
+
+    def release(self, ended: Any | None) -> None:
+        self._let_go()
+        if self.options.consumer is not None and ended is not None:
+            level(self._store().database, self._store().uuid, self._parsed(ended))
+
+    def _let_go(self) -> None:
+        if self._owner is not None:
+            self._owner.release()
+            self._owner = None
+
+    def _store(self) -> Store:
+        return open_store(self.options.url)
+
+    def _queue(self) -> QueueRecord:
+        return self._store().database.run(lambda tx: catalog.find_queue(tx, self.options.queue), write=False)
+
+    def _generation(self, queue: QueueRecord) -> int:
+        return queue.generation if self._owner is None else self._owner.generation
+
+    def _parsed(self, offset: Any) -> QueueOffset:
+        parsed = QueueOffset.of(offset)
+        if parsed is None:
+            raise CheckpointMismatch(
+                f"the checkpoint has the offset {str(offset)[:200]!r}, which is not a queue's: it belongs to another "
+                "query; use that query's source, or a new checkpoint"
+            )
+        return parsed
+
+
+def _listed(positions: Positions, length: int) -> tuple[int, ...]:
+    return tuple(positions.get(partition, 0) for partition in range(length))
+
+
+@dataclass
+class QueueSinkDriver(SinkDriver):
+    """A queue to write to."""
+
+    options: SinkOptions = field(repr=False)
+    query_id: str
+    exactly_once: bool
+
+    @property
+    def app_id(self) -> str:
+        """The query in the ledger."""
+        return self.options.app_id or self.query_id
+
+    def sink(self) -> QueueWrites:
+        app_id = self.app_id if self.exactly_once else None
+        return QueueWrites(self.options.url, self._queue(), app_id, self.options.max_rows_per_write)
+
+    def settled(self, number: int, offset: Any) -> bool:
+        if not self.exactly_once:
+            return False
+        batch = self._batch(Epoch(number, {}, {}, 0, 0), offset)
+        store = open_store(self.options.url)
+        if store.database.run(lambda tx: ledger.find(tx, batch.key), write=False) is None:
+            return False
+        # It is a replay, which sees whether the epoch is the same one.
+        commit_batch(store.database, store.uuid, batch)
+        return True
+
+    def commit(self, epoch: Epoch, offset: Any) -> None:
+        if not self.exactly_once:
+            return
+        store = open_store(self.options.url)
+        batch = self._batch(epoch, offset)
+        appended = commit_batch(store.database, store.uuid, batch)
+        store.tend(self._queue(), () if appended is None else appended.crowded)
+
+    def _batch(self, epoch: Epoch, offset: Any) -> BatchCommit[Any]:
+        ours = QueueOffset.of(offset)
+        return BatchCommit(
+            sink=QueueTarget(self._queue()),
+            app_id=self.app_id,
+            batch_id=epoch.number,
+            rows=epoch.rows_out,
+            origin=self.query_id,
+            sources=[] if ours is None else [ours],
+            others=[offset] if ours is None else [],
+            attempts=epoch.attempts,
+            rebind=self.options.allow_new_checkpoint,
+        )
+
+    def _queue(self) -> QueueRecord:
+        return open_store(self.options.url).database.run(
+            lambda tx: catalog.find_queue(tx, self.options.queue), write=False
+        )

@@ -1,0 +1,166 @@
+"""Queues as source and sink of continuous queries."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from penstock.commit.batch import append_task
+from penstock.continuous.link import Link
+from penstock.continuous.reader import Source, SourceTask
+from penstock.continuous.writer import Sink, SinkTask
+from penstock.queue.opened import open_store
+from penstock.queue.placement import Placement
+from penstock.queue.queue import placement_of
+from penstock.spark.schemas import output
+from penstock.spark.stores import check_reach
+from penstock.spark.writing import Pieces
+from penstock.store import catalog, log, staging
+from penstock.store.catalog import QueueRecord
+from penstock.store.database import Transaction
+from penstock.store.staging import Attempt
+
+
+@dataclass(frozen=True)
+class QueueRows(Source):
+    """The rows of a queue as they come."""
+
+    url: str = field(repr=False)
+    queue: QueueRecord
+    schema: pa.Schema
+
+    def open(self, positions: Mapping[int, int]) -> QueueReading:
+        check_reach(self.url, None)
+        return QueueReading(self, positions)
+
+
+class QueueReading(SourceTask):
+    """Some partitions of a queue."""
+
+    def __init__(self, source: QueueRows, positions: Mapping[int, int]) -> None:
+        self._source = source
+        self._positions = dict(positions)
+        self._partitions = source.queue.partitions
+        self._database = open_store(source.url).database
+
+    def read(self, max_rows: int) -> pa.RecordBatch | None:
+        found = []
+        for partition, end in self._ends().items():
+            start = self._positions[partition]
+            if start < end:
+                upto = min(end, start + max_rows)
+                found += self._rows(partition, start, upto)
+                self._positions[partition] = upto
+        return pa.concat_batches(found) if found else None
+
+    def _rows(self, partition: int, start: int, end: int) -> list[pa.RecordBatch]:
+        source = self._source
+        wanted = [name for name in source.queue.schema.names if name in set(source.schema.names)]
+        chunks = log.read(
+            self._database,
+            source.queue,
+            partition,
+            start,
+            end,
+            columns=None if wanted == source.queue.schema.names else wanted,
+            with_runs="_timestamp" in source.schema.names,
+        )
+        return [output(chunk, source.queue, partition, source.schema) for chunk in chunks]
+
+    def _ends(self) -> dict[int, int]:
+        def work(tx: Transaction) -> list[catalog.PartitionRecord]:
+            return catalog.partitions(tx, self._source.queue)
+
+        there = self._database.run(work, write=False)
+        self._partitions = len(there)
+        return {part.partition: part.next_index for part in there if part.partition in self._positions}
+
+    def offsets(self) -> dict[int, int]:
+        return dict(self._positions)
+
+    @property
+    def grown(self) -> bool:
+        return self._partitions > self._source.queue.partitions
+
+    def wait(self, link: Link) -> None:
+        link.waits(0.002)
+
+    def close(self) -> None:
+        """Nothing: the process keeps its store open."""
+
+
+@dataclass(frozen=True)
+class QueueWrites(Sink):
+    """Rows into a queue: seen when they are written, or staged for the end of their epoch."""
+
+    url: str = field(repr=False)
+    queue: QueueRecord
+    app_id: str | None
+    """Of rows that are staged; None for rows that are seen at once."""
+    max_rows: int = 65_536
+
+    def open(self, task: int) -> SinkTask:
+        check_reach(self.url, None)
+        return QueueAppends(self, task) if self.app_id is None else QueueStaging(self, task, self.app_id)
+
+
+class QueueAppends(SinkTask):
+    """Each write is an append."""
+
+    def __init__(self, sink: QueueWrites, task: int) -> None:
+        self._sink, self._task = sink, task
+        self._store = open_store(sink.url)
+        self._placement = placement_of(self._store.database, sink.queue)
+
+    def write(self, rows: list[pa.RecordBatch], epoch: int) -> None:
+        crowded: set[int] = set()
+        for group in _pieces(self._sink, self._placement, self._task, rows):
+            appended = append_task(self._store.database, self._sink.queue, None, group)
+            crowded.update(() if appended is None else appended.crowded)
+        if crowded:
+            self._store.tend(self._sink.queue, tuple(crowded))
+
+    def end(self, epoch: int) -> dict[str, int]:
+        return {}
+
+    def close(self) -> None:
+        """Nothing: the process keeps its store open."""
+
+
+class QueueStaging(SinkTask):
+    """Each write is staged; the driver promotes it."""
+
+    def __init__(self, sink: QueueWrites, task: int, app_id: str) -> None:
+        self._sink, self._task, self._app_id = sink, task, app_id
+        self._attempt = str(uuid.uuid4())
+        self._database = open_store(sink.url).database
+        self._placement = placement_of(self._database, sink.queue)
+        self._staged = 0
+
+    def write(self, rows: list[pa.RecordBatch], epoch: int) -> None:
+        attempt = Attempt(self._app_id, epoch, self._task, self._attempt)
+        for group in _pieces(self._sink, self._placement, self._task, rows):
+            self._stage(attempt, group)
+
+    def _stage(self, attempt: Attempt, group: list[log.Segment]) -> None:
+        first = self._staged
+        self._database.run(
+            lambda tx: staging.stage(tx, self._sink.queue, attempt, group, first), idempotent=True
+        )
+        self._staged += len(group)
+
+    def end(self, epoch: int) -> dict[str, int]:
+        staged, self._staged = self._staged, 0
+        return {self._attempt: staged} if staged else {}
+
+    def close(self) -> None:
+        """Nothing: what is staged and never promoted goes with the next epoch."""
+
+
+def _pieces(
+    sink: QueueWrites, placement: Placement, task: int, rows: list[pa.RecordBatch]
+) -> Iterator[list[log.Segment]]:
+    return Pieces(sink.queue, placement, task, sink.max_rows).groups(iter(rows))

@@ -1,0 +1,146 @@
+"""The first half of a task: rows of the source without end, with a marker at the end of each epoch."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark import TaskContext
+
+from penstock.continuous.hidden import EPOCH, FILLER, HIDDEN, KIND, MARKER, ROW
+from penstock.continuous.link import READER, Address, Link
+from penstock.spark.boundary import plainly
+
+BATCH_ROWS = 10_000
+"""Rows between two looks at what the driver says."""
+
+
+class SourceTask(ABC):
+    """Some partitions of a source, read by one task."""
+
+    @abstractmethod
+    def read(self, max_rows: int) -> pa.RecordBatch | None:
+        """Rows that have come; None when there are none."""
+
+    @abstractmethod
+    def offsets(self) -> dict[int, int]:
+        """Where each partition stands behind the rows that were read."""
+
+    @abstractmethod
+    def wait(self, link: Link) -> None:
+        """Return when there may be rows, or the driver says something."""
+
+    @property
+    def grown(self) -> bool:
+        """Whether the source has partitions that no task reads."""
+        return False
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give up what it holds."""
+
+
+class Source(ABC):
+    """A source of a continuous query, carried to its tasks."""
+
+    schema: pa.Schema
+
+    @abstractmethod
+    def open(self, positions: Mapping[int, int]) -> SourceTask:
+        """Read some partitions from these offsets on, on an executor."""
+
+
+@dataclass
+class ReadTask:
+    """For ``mapInArrow`` over a row for each task."""
+
+    source: Source
+    groups: tuple[dict[int, int], ...]
+    """For each task the offsets of its partitions."""
+    address: Address
+    first_epoch: int
+    filler_rows: int
+    """How many rows push those before them through all buffers behind."""
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return plainly(self._run())
+
+    def _run(self) -> Iterator[pa.RecordBatch]:
+        context = TaskContext.get()
+        assert context is not None
+        task = context.partitionId()
+        link = self.address.link(READER, task)
+        try:
+            source = self.source.open(self.groups[task])
+            try:
+                yield from _Reading(source, link, self.first_epoch, self.filler_rows).batches()
+            finally:
+                source.close()
+        finally:
+            link.close()
+
+
+class _Reading:
+    def __init__(self, source: SourceTask, link: Link, epoch: int, filler_rows: int) -> None:
+        self._source, self._link, self._epoch, self._filler_rows = source, link, epoch, filler_rows
+        self._last: pa.RecordBatch | None = None
+        self._rows = 0
+        """Sent since the last marker."""
+        self._held = False
+        """Whether buffers may hold something back."""
+        self._told_growth = False
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        while True:
+            message = self._link.heard()
+            if message is not None:
+                if message["kind"] == "finish":
+                    break
+                yield from self._end_epoch(message["number"])
+                continue
+            rows = self._source.read(BATCH_ROWS)
+            if rows is not None and rows.num_rows:
+                yield self._sent(rows)
+            elif self._held:
+                self._held = False
+                yield self._fillers()
+            else:
+                self._tell_growth()
+                self._source.wait(self._link)
+        self._link.tell("done")
+
+    def _sent(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        if not self._rows:
+            self._link.tell("sent")
+        self._rows += rows.num_rows
+        self._last = rows.slice(rows.num_rows - 1)
+        self._held = True
+        return labelled(rows, ROW, self._epoch)
+
+    def _end_epoch(self, number: int) -> Iterator[pa.RecordBatch]:
+        offsets = {str(partition): end for partition, end in self._source.offsets().items()}
+        self._link.tell("read", number=number, offsets=offsets, rows=self._rows)
+        self._epoch = number + 1
+        if self._rows:
+            assert self._last is not None
+            self._rows, self._held = 0, True
+            yield labelled(self._last, MARKER, number)
+
+    def _fillers(self) -> pa.RecordBatch:
+        assert self._last is not None
+        return labelled(self._last.take(pa.repeat(0, self._filler_rows)), FILLER, self._epoch)
+
+    def _tell_growth(self) -> None:
+        if not self._told_growth and self._source.grown:
+            self._told_growth = True
+            self._link.tell("grown")
+
+
+def labelled(rows: pa.RecordBatch, kind: int, epoch: int) -> pa.RecordBatch:
+    """Rows with the hidden columns."""
+    kinds = pa.repeat(pa.scalar(kind, HIDDEN.field(KIND).type), rows.num_rows)
+    epochs = pa.repeat(pa.scalar(epoch, HIDDEN.field(EPOCH).type), rows.num_rows)
+    schema = pa.schema([*rows.schema, *HIDDEN])
+    return pa.RecordBatch.from_arrays([*rows.columns, kinds, epochs], schema=schema)

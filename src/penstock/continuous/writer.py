@@ -1,0 +1,129 @@
+"""The second half of a task: the rows that come out of the transformation, into the sink."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark import TaskContext
+
+from penstock.continuous.hidden import EPOCH, KIND, MARKER, ROW
+from penstock.continuous.link import WRITER, Address, Link
+from penstock.spark.boundary import plainly
+
+FLUSH_ROWS = 50_000
+"""Rows that are written although more of them are coming."""
+REPORT = "epochs bigint"
+_REPORT = pa.schema([("epochs", pa.int64())])
+
+
+class SinkTask(ABC):
+    """One task's part of a sink."""
+
+    @abstractmethod
+    def write(self, rows: list[pa.RecordBatch], epoch: int) -> None:
+        """Write rows of an epoch, for everybody to see or staged for its end."""
+
+    @abstractmethod
+    def end(self, epoch: int) -> dict[str, int]:
+        """All rows of the epoch are written; how much the attempts staged, as the sink counts it."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give up what it holds."""
+
+
+class Sink(ABC):
+    """A sink of a continuous query, carried to its tasks."""
+
+    @abstractmethod
+    def open(self, task: int) -> SinkTask:
+        """Write a task's rows, on an executor."""
+
+
+@dataclass
+class WriteTask:
+    """For ``mapInArrow`` behind the transformation."""
+
+    sink: Sink
+    address: Address
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return plainly(self._run(iter(batches)))
+
+    def _run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        context = TaskContext.get()
+        assert context is not None
+        task = context.partitionId()
+        link = self.address.link(WRITER, task)
+        try:
+            sink = self.sink.open(task)
+            try:
+                ended = _Writing(sink, link).all(batches)
+            finally:
+                sink.close()
+            link.tell("done")
+        finally:
+            link.close()
+        yield pa.RecordBatch.from_pydict({"epochs": [ended]}, schema=_REPORT)
+
+
+class _Writing:
+    def __init__(self, sink: SinkTask, link: Link) -> None:
+        self._sink, self._link = sink, link
+        self._waiting: list[pa.RecordBatch] = []
+        self._rows = self._waiting_rows = self._epoch = self._ended = 0
+
+    def all(self, batches: Iterator[pa.RecordBatch]) -> int:
+        """Everything, to the end of the run; the number of epochs."""
+        for batch in batches:
+            self._take(batch)
+        self._flush()
+        return self._ended
+
+    def _take(self, batch: pa.RecordBatch) -> None:
+        if not batch.num_rows:
+            return
+        kinds = batch.column(KIND)
+        if not pc.max(kinds).as_py():
+            self._add(batch)
+            return
+        start = 0
+        # A batch has few markers: an epoch is long for a batch.
+        for end in pc.indices_nonzero(pc.equal(kinds, MARKER)).to_pylist():
+            self._add(_real(batch, start, end))
+            self._end_epoch(batch.column(EPOCH)[end].as_py())
+            start = end + 1
+        self._add(_real(batch, start, batch.num_rows))
+        # What pushes rows through says that none follow for now.
+        self._flush()
+
+    def _add(self, batch: pa.RecordBatch) -> None:
+        """Rows between two markers, which are all of one epoch."""
+        if not batch.num_rows:
+            return
+        self._epoch = batch.column(EPOCH)[0].as_py()
+        rows = batch.drop_columns([KIND, EPOCH])
+        self._waiting.append(rows)
+        self._waiting_rows += rows.num_rows
+        if self._waiting_rows >= FLUSH_ROWS:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._waiting:
+            self._sink.write(self._waiting, self._epoch)
+            self._rows += self._waiting_rows
+            self._waiting, self._waiting_rows = [], 0
+
+    def _end_epoch(self, number: int) -> None:
+        self._flush()
+        self._link.tell("wrote", number=number, attempts=self._sink.end(number), rows=self._rows)
+        self._rows, self._ended = 0, self._ended + 1
+
+
+def _real(batch: pa.RecordBatch, start: int, end: int) -> pa.RecordBatch:
+    part = batch.slice(start, end - start)
+    return part.filter(pc.equal(part.column(KIND), ROW))

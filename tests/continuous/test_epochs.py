@@ -1,0 +1,183 @@
+"""The order of epochs, with any interleaving of what tasks say: none out of order, twice, in part or without rows."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.continuous.epochs import Epoch, Epochs
+from penstock.errors import ContinuousFailed
+
+
+@dataclass
+class Task:
+    """A reader and a writer with their lines to the driver, on which messages are under way."""
+
+    number: int
+    position: int = 0
+    rows: int = 0
+    orders: deque[int] = field(default_factory=deque)
+    """Epochs that the reader has been told of and has not seen yet."""
+    stream: deque[tuple[str, int]] = field(default_factory=deque)
+    """Rows and markers between the reader and the writer."""
+    from_reader: deque[tuple[str, int, int, int]] = field(default_factory=deque)
+    from_writer: deque[tuple[int, int]] = field(default_factory=deque)
+    written: int = 0
+
+    def send(self) -> None:
+        if not self.rows:
+            self.from_reader.append(("sent", 0, 0, 0))
+        self.rows += 1
+        self.position += 1
+        self.stream.append(("row", self.position))
+
+    def look(self) -> None:
+        if self.orders:
+            number = self.orders.popleft()
+            self.from_reader.append(("read", number, self.position, self.rows))
+            if self.rows:
+                self.stream.append(("marker", number))
+                self.rows = 0
+
+    def write(self) -> None:
+        if self.stream:
+            kind, number = self.stream.popleft()
+            if kind == "row":
+                self.written += 1
+            else:
+                self.from_writer.append((number, self.written))
+                self.written = 0
+
+    def report(self, epochs: Epochs) -> None:
+        if self.from_reader:
+            kind, number, position, rows = self.from_reader.popleft()
+            if kind == "sent":
+                epochs.sent(self.number)
+            else:
+                epochs.read(self.number, number, {self.number: position}, rows)
+
+    def acknowledge(self, epochs: Epochs) -> None:
+        if self.from_writer:
+            number, rows = self.from_writer.popleft()
+            epochs.wrote(self.number, number, {f"attempt {self.number}": rows}, rows)
+
+
+STEPS = ("send", "look", "write", "report", "acknowledge", "begin", "commit")
+
+
+def commit(epochs: Epochs, committed: list[Epoch]) -> None:
+    epoch = epochs.complete()
+    if epoch is not None:
+        committed.append(epoch)
+        epochs.committed(epoch.number)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    count=st.integers(1, 3),
+    first=st.integers(0, 5),
+    steps=st.lists(st.tuples(st.sampled_from(STEPS), st.integers(0, 2)), max_size=120),
+)
+def test_epochs_are_committed_in_order_once_and_whole(
+    count: int, first: int, steps: list[tuple[str, int]]
+) -> None:
+    tasks = [Task(number) for number in range(count)]
+    epochs, committed = Epochs(count, first, 1000), list[Epoch]()
+
+    def step(name: str, task: Task) -> None:
+        if name == "begin":
+            number = epochs.begin()
+            for each in tasks if number is not None else ():
+                each.orders.append(number)
+        elif name == "commit":
+            commit(epochs, committed)
+        elif name in ("report", "acknowledge"):
+            getattr(task, name)(epochs)
+        else:
+            getattr(task, name)()
+
+    for name, which in steps:
+        step(name, tasks[which % count])
+        assert [epoch.number for epoch in committed] == list(range(first, first + len(committed)))
+    # Everything comes to its end: what was sent is committed, without an epoch that has nothing.
+    for _ in range(10 * (len(steps) + 10)):
+        for task in tasks:
+            for name in ("look", "write", "report", "acknowledge", "begin", "commit"):
+                step(name, task)
+    assert epochs.idle
+    assert all(epoch.rows_in == epoch.rows_out > 0 for epoch in committed)
+    assert sum(epoch.rows_in for epoch in committed) == sum(task.position for task in tasks)
+    if committed:
+        assert committed[-1].offsets == {task.number: task.position for task in tasks}
+    for earlier, later in pairwise(committed):
+        moved = sum(later.offsets.values()) - sum(earlier.offsets.values())
+        assert moved == later.rows_in, (
+            "the rows of an epoch lie between its offsets and those of the one before"
+        )
+
+
+def begun(tasks: int = 2) -> Epochs:
+    epochs = Epochs(tasks, 7, 3)
+    epochs.sent(0)
+    assert epochs.begin() == 7
+    return epochs
+
+
+def test_an_epoch_is_begun_when_there_is_something_for_it() -> None:
+    epochs = Epochs(2, 0, 3)
+    assert epochs.begin() is None
+    epochs.sent(1)
+    assert epochs.begin() == 0
+    epochs.sent(1)
+    assert epochs.begin() is None, "nobody has ended the one before yet"
+
+
+def test_what_a_reader_said_before_its_marker_begins_no_second_epoch() -> None:
+    epochs = begun()
+    epochs.sent(1)
+    epochs.read(0, 7, {0: 5}, 5)
+    epochs.read(1, 7, {1: 2}, 2)
+    assert epochs.begin() is None
+
+
+def test_a_task_without_rows_has_nothing_to_write() -> None:
+    epochs = begun()
+    epochs.read(1, 7, {1: 0}, 0)
+    epochs.wrote(0, 7, {"a": 1}, 3)
+    assert epochs.complete() is None
+    epochs.read(0, 7, {0: 4}, 4)
+    assert epochs.complete() == Epoch(7, {0: 4, 1: 0}, {"a": 1}, 4, 3)
+
+
+def test_a_message_that_cannot_be_ends_the_run() -> None:
+    wrong = [
+        lambda epochs: epochs.read(0, 8, {}, 0),
+        lambda epochs: epochs.wrote(0, 6, {}, 0),
+        lambda epochs: epochs.read(2, 7, {}, 0),
+        lambda epochs: epochs.sent(-1),
+        lambda epochs: [epochs.read(0, 7, {0: 1}, 1) for _ in range(2)],
+        lambda epochs: [epochs.wrote(0, 7, {}, 1) for _ in range(2)],
+        lambda epochs: (epochs.read(0, 7, {0: 0}, 0), epochs.wrote(0, 7, {}, 0)),
+        lambda epochs: epochs.committed(8),
+    ]
+    for each in wrong:
+        with pytest.raises(ContinuousFailed) as caught:
+            each(begun())
+        assert caught.value.condition == "CONTINUOUS_FAILED.PROTOCOL"
+
+
+def test_too_many_epochs_under_way_are_an_error() -> None:
+    epochs = Epochs(1, 0, 2)
+    for number in range(2):
+        epochs.sent(0)
+        assert epochs.begin() == number
+        epochs.read(0, number, {0: number + 1}, 1)
+    epochs.sent(0)
+    with pytest.raises(ContinuousFailed) as caught:
+        epochs.begin()
+    assert caught.value.condition == "CONTINUOUS_FAILED.EPOCH_BACKLOG"
