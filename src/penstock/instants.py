@@ -1,7 +1,8 @@
-"""Instants as the store keeps them: microseconds since 1970, UTC."""
+"""Instants as the store keeps them, microseconds since 1970, UTC; and the lengths of intervals."""
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -23,3 +24,35 @@ def micros_of(moment: datetime) -> int:
 
 def moment_of(micros: int) -> datetime:
     return _EPOCH + micros * _MICROSECOND
+
+
+UNITS = {
+    "microsecond": 1,
+    "millisecond": 1_000,
+    "second": 1_000_000,
+    "minute": 60_000_000,
+    "hour": 3_600_000_000,
+    "day": 86_400_000_000,
+    "week": 604_800_000_000,
+}
+"""The microseconds of each unit of an interval; months and years have none of their own."""
+_SHORT = {
+    "us": "microsecond",
+    "ms": "millisecond",
+    "s": "second",
+    "sec": "second",
+    "min": "minute",
+    "h": "hour",
+    "d": "day",
+}
+_PART = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]+)\s*")
+
+
+def interval_micros(text: str) -> int | None:
+    """The microseconds of an interval such as ``100 ms``, ``1 hour`` or ``1 minute 30 seconds``; None for text that is none."""
+    words = text.strip().lower().removeprefix("interval ").strip()
+    parts = list(_PART.finditer(words))
+    units = [_SHORT.get(part[2], part[2].removesuffix("s")) for part in parts]
+    if not parts or _PART.sub("", words) or any(unit not in UNITS for unit in units):
+        return None
+    return round(sum(float(part[1]) * UNITS[unit] for part, unit in zip(parts, units, strict=True)))

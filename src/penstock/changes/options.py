@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 from penstock.errors import InvalidChangeOption
+from penstock.instants import UNITS, interval_micros
 from penstock.names import did_you_mean, in_quotes
 from penstock.spark.given import boolean
 
@@ -15,16 +15,6 @@ EVER = 0
 """The net changes of all that is there."""
 COMMIT = -1
 """The net changes of each commit."""
-_UNITS = {
-    "microsecond": 1,
-    "millisecond": 1_000,
-    "second": 1_000_000,
-    "minute": 60_000_000,
-    "hour": 3_600_000_000,
-    "day": 86_400_000_000,
-    "week": 604_800_000_000,
-}
-_INTERVAL = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]+?)s?(?=\s|\d|$)")
 
 
 @dataclass(frozen=True)
@@ -67,17 +57,15 @@ def flag(name: str, value: object) -> bool:
 
 def interval(name: str, text: str) -> int:
     """The microseconds of an interval such as ``1 hour`` or ``1 minute 30 seconds``."""
-    words = str(text).strip().lower().removeprefix("interval ").strip()
-    parts = list(_INTERVAL.finditer(words))
-    rest = _INTERVAL.sub("", words).strip()
-    if not parts or rest or any(part[2] not in _UNITS for part in parts):
+    found = interval_micros(str(text))
+    if found is None:
         raise InvalidChangeOption(
-            f"{name}={in_quotes(text)}: give an interval such as '10 seconds' or '1 hour' ({', '.join(_UNITS)}; no months "
+            f"{name}={in_quotes(text)}: give an interval such as '10 seconds' or '1 hour' ({', '.join(UNITS)}; no months "
             "or years, whose length varies)",
             option=name,
             value=text,
         )
-    return round(sum(float(part[1]) * _UNITS[part[2]] for part in parts))
+    return found
 
 
 def net_window(text: str | None) -> int:

@@ -32,6 +32,10 @@ class SourceDriver(ABC):
         """
 
     @abstractmethod
+    def ends(self) -> Positions:
+        """Where the partitions end now."""
+
+    @abstractmethod
     def source(self) -> Source:
         """What tasks read."""
 

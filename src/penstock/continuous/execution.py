@@ -133,18 +133,10 @@ class ContinuousExecution:
         return self._failure
 
     def start(self) -> None:
-        """Begin, and return when the first run is under way or has failed.
-
-        Raises
-        ------
-        PenstockError
-            When it could not begin.
-        """
+        """Begin, and return when the first run is under way or the query has ended."""
         self._thread.start()
         with self._changed:
             self._changed.wait_for(lambda: self._started or self._state is State.TERMINATED)
-        if self._failure is not None:
-            raise self._failure
 
     def stop(self, timeout: float = _FINISH_SECONDS) -> bool:
         """Finish the epoch in hand, then end; True if it was finished."""
@@ -168,16 +160,12 @@ class ContinuousExecution:
         """Wait until an epoch is committed; False when it is not in time, or the query has ended before."""
         with self._changed:
             self._changed.wait_for(lambda: self._epoch >= number or self._state is State.TERMINATED, timeout)
-        if self._failure is not None:
-            raise self._failure
         return self._epoch >= number
 
     def await_rest(self, reached: Callable[[Positions], bool]) -> None:
         """Wait until the committed offsets have reached something."""
         with self._changed:
             self._changed.wait_for(lambda: reached(self._at) or self._state is State.TERMINATED)
-        if self._failure is not None:
-            raise self._failure
 
     # What its thread does.
 

@@ -58,6 +58,11 @@ class QueueSourceDriver(SourceDriver):
 
         return store.database.run(work, write=False)
 
+    def ends(self) -> Positions:
+        queue = self._queue()
+        there = self._store().database.run(lambda tx: catalog.partitions(tx, queue), write=False)
+        return {part.partition: part.next_index for part in there}
+
     def source(self) -> QueueRows:
         queue = self._queue()
         return QueueRows(self.options.url, queue, source_schema(queue.schema, self.options.service_columns))

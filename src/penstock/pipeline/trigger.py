@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 
 from penstock.errors import InvalidOption
+from penstock.instants import interval_micros
 
 _INTERVAL = re.compile(r"\s*\d+(\.\d+)?\s*[a-z]+\s*", re.IGNORECASE)
 
@@ -29,8 +30,24 @@ class Trigger:
         """All that is there when the query starts, in as many micro-batches as its limits make of it; then it ends."""
         return cls("available_now")
 
+    @classmethod
+    def continuous(cls, interval: str = "1 second") -> Trigger:
+        """Row by row, at millisecond latency, in one long Spark job; what has come is committed at every interval, such as ``"100 ms"``.
+
+        For transformations that work on one row at a time, from a queue or a rate source.
+        """
+        micros = interval_micros(interval) if isinstance(interval, str) else None
+        if not micros:
+            raise InvalidOption(f"an interval is text such as '100 ms' or '1 second', not {interval!r}")
+        return cls("continuous", interval)
+
+    @property
+    def seconds(self) -> float:
+        """The interval."""
+        return (interval_micros(self.interval or "") or 0) / 1_000_000
+
     def arguments(self) -> dict[str, str | bool]:
         """The arguments of Spark's ``DataStreamWriter.trigger``."""
-        return (
-            {"availableNow": True} if self.kind == "available_now" else {"processingTime": str(self.interval)}
-        )
+        if self.kind == "available_now":
+            return {"availableNow": True}
+        return {"continuous" if self.kind == "continuous" else "processingTime": str(self.interval)}
