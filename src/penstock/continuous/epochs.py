@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from penstock.errors import ContinuousFailed
 
@@ -21,8 +22,8 @@ class Epoch:
     number: int
     offsets: dict[int, int]
     """Where each partition of the source stands at its end."""
-    attempts: dict[str, int]
-    """How much each attempt of a task staged, as the sink counts it."""
+    attempts: dict[str, Any]
+    """What each attempt of a task tells the sink on the driver, such as how much it staged."""
     rows_in: int
     rows_out: int
 
@@ -33,7 +34,7 @@ class _Task:
 
     offsets: dict[int, int] | None = None
     rows_in: int = 0
-    attempts: dict[str, int] | None = None
+    attempts: dict[str, Any] | None = None
     rows_out: int = 0
 
     @property
@@ -110,7 +111,7 @@ class Epochs:
         # What it said before was of rows that are in this epoch.
         self._sent.discard(task)
 
-    def wrote(self, task: int, number: int, attempts: Mapping[str, int], rows: int) -> None:
+    def wrote(self, task: int, number: int, attempts: Mapping[str, Any], rows: int) -> None:
         """A writer has met the marker of an epoch, with everything before it written."""
         part = self._part(task, number)
         if part.attempts is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -28,8 +29,8 @@ class SinkTask(ABC):
         """Write rows of an epoch, for everybody to see or staged for its end."""
 
     @abstractmethod
-    def end(self, epoch: int) -> dict[str, int]:
-        """All rows of the epoch are written; how much the attempts staged, as the sink counts it."""
+    def end(self, epoch: int) -> dict[str, Any]:
+        """All rows of the epoch are written; what the sink on the driver is to know, by attempt, such as how much that staged."""
 
     @abstractmethod
     def close(self) -> None:

@@ -1,0 +1,94 @@
+"""Epochs printed on the driver, as Spark's console sink prints micro-batches."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TextIO
+
+import pyarrow as pa
+
+from penstock.continuous.ends import SinkDriver
+from penstock.continuous.epochs import Epoch
+from penstock.continuous.writer import Sink, SinkTask
+
+_LONGEST_CELL = 10_000
+_RULE = "-" * 43
+
+
+@dataclass(frozen=True)
+class ConsoleRows(Sink):
+    """The first rows of each epoch, as text, on their way to the driver."""
+
+    rows: int
+    truncate: int
+    """Characters of a cell; 0 for all."""
+
+    def open(self, task: int) -> SinkTask:
+        return _ConsoleTask(self, task)
+
+
+class _ConsoleTask(SinkTask):
+    def __init__(self, sink: ConsoleRows, task: int) -> None:
+        self._sink, self._task = sink, task
+        self._shown: list[list[str]] = []
+        self._names: list[str] = []
+
+    def write(self, rows: list[pa.RecordBatch], epoch: int) -> None:
+        for batch in rows:
+            self._names = batch.schema.names
+            # No more rows than are shown, whatever comes.
+            first = batch.slice(0, max(self._sink.rows - len(self._shown), 0))
+            columns = [[self._text(value) for value in column.to_pylist()] for column in first.columns]
+            self._shown += [list(cells) for cells in zip(*columns, strict=True)]
+
+    def _text(self, value: Any) -> str:
+        text = "NULL" if value is None else str(value)
+        longest = self._sink.truncate or _LONGEST_CELL
+        if len(text) <= longest:
+            return text
+        return text[: longest - 3] + "..." if longest > 3 else text[:longest]
+
+    def end(self, epoch: int) -> dict[str, Any]:
+        shown, self._shown = self._shown, []
+        return {str(self._task): {"names": self._names, "rows": shown}} if shown else {}
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+@dataclass
+class ConsoleDriver(SinkDriver):
+    """Prints what the tasks have sent."""
+
+    rows: int = 20
+    truncate: int = 20
+    out: TextIO | None = None
+
+    def sink(self) -> Sink:
+        return ConsoleRows(self.rows, self.truncate)
+
+    def settled(self, number: int, offset: Any) -> bool:
+        return False
+
+    def commit(self, epoch: Epoch, offset: Any) -> None:
+        parts = [epoch.attempts[task] for task in sorted(epoch.attempts, key=int)]
+        names: list[str] = next((part["names"] for part in parts), [])
+        rows = [row for part in parts for row in part["rows"]][: self.rows]
+        text = [_RULE, f"Batch: {epoch.number}", _RULE, *_table(names, rows, left=not self.truncate)]
+        if epoch.rows_out > len(rows):
+            text.append(f"only showing top {len(rows)} rows")
+        print("\n".join(text), file=self.out or sys.stdout, flush=True)
+
+
+def _table(names: Sequence[str], rows: Sequence[Sequence[str]], *, left: bool) -> list[str]:
+    widths = [max(3, *(len(cells[n]) for cells in [names, *rows])) for n in range(len(names))]
+    rule = "+" + "+".join("-" * width for width in widths) + "+"
+    lines = [
+        "|"
+        + "|".join(cell.ljust(w) if left else cell.rjust(w) for cell, w in zip(cells, widths, strict=True))
+        + "|"
+        for cells in [names, *rows]
+    ]
+    return [rule, lines[0], rule, *lines[1:], rule, ""] if names else []

@@ -1,0 +1,50 @@
+"""A function of one's own as a sink."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from penstock.continuous.ends import SinkDriver
+from penstock.continuous.epochs import Epoch
+from penstock.continuous.writer import Sink, SinkTask
+
+Function = Callable[[pa.RecordBatch], None]
+
+
+@dataclass(frozen=True)
+class FunctionRows(Sink, SinkTask):
+    """Each task calls the function with the rows that it has."""
+
+    function: Function
+
+    def open(self, task: int) -> SinkTask:
+        return self
+
+    def write(self, rows: list[pa.RecordBatch], epoch: int) -> None:
+        self.function(pa.concat_batches(rows))
+
+    def end(self, epoch: int) -> dict[str, Any]:
+        return {}
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+@dataclass(frozen=True)
+class FunctionDriver(SinkDriver):
+    """Nothing is left to do when an epoch ends: rows may come again after a failure."""
+
+    function: Function
+
+    def sink(self) -> Sink:
+        return FunctionRows(self.function)
+
+    def settled(self, number: int, offset: Any) -> bool:
+        return False
+
+    def commit(self, epoch: Epoch, offset: Any) -> None:
+        """Nothing."""
