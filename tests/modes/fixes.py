@@ -70,9 +70,15 @@ FIXES: dict[str, tuple[Cell, Cell]] = {
         Cell("rate_counted", "update", "noop", "continuous"),
         Cell("count_by_key", "update", "noop", "availableNow"),
     ),
+    "PENSTOCK_NO_SINK": (Cell("filtered", "append", "jdbc"), Cell("filtered", "append", "foreachBatch")),
+    "PENSTOCK_NOT_STREAMING": (Cell("batch", "append"), Cell("filtered", "append")),
     "PENSTOCK_OUTER_JOIN_WITHOUT_TIME": (
         Cell("left_joined", "append"),
         Cell("left_joined_in_a_range", "append"),
+    ),
+    "PENSTOCK_REAL_TIME_BROADCAST": (
+        Cell("live_joined_with_a_batch", "update", "console", "realTime"),
+        Cell("live_joined_with_a_batch_that_is_sent_around", "update", "console", "realTime"),
     ),
     "PENSTOCK_ROWS_LOST_CONTINUOUS": (
         Cell("rate", "append", "python_sink", "continuous"),
@@ -91,6 +97,10 @@ FIXES: dict[str, tuple[Cell, Cell]] = {
     "PENSTOCK_SINK_NOT_CONTINUOUS": (
         Cell("rate", "append", "foreachBatch", "continuous"),
         Cell("filtered", "append", "foreachBatch", "availableNow"),
+    ),
+    "PENSTOCK_SINK_REPEATS": (
+        Cell("filtered", "append", "foreachBatch"),
+        Cell("filtered", "append", "penstock table"),
     ),
     "PENSTOCK_SORT": (Cell("sorted_counts", "update"), Cell("sorted_counts", "complete")),
     "PENSTOCK_SOURCE_NOT_CONTINUOUS": (
@@ -118,12 +128,31 @@ FIXES: dict[str, tuple[Cell, Cell]] = {
         Cell("count_by_key", "update", "parquet"),
         Cell("count_by_key", "update", "foreachBatch"),
     ),
+    "STREAMING_REAL_TIME_MODE.IDENTICAL_SOURCES_IN_UNION_NOT_SUPPORTED": (
+        Cell("live_united_with_itself", "update", "console", "realTime"),
+        Cell("live_united", "update", "console", "realTime"),
+    ),
+    "STREAMING_REAL_TIME_MODE.INPUT_STREAM_NOT_SUPPORTED": (
+        Cell("filtered", "update", "console", "realTime"),
+        Cell("filtered", "update", "console", "availableNow"),
+    ),
+    "STREAMING_REAL_TIME_MODE.OPERATOR_OR_SINK_NOT_IN_ALLOWLIST": (
+        Cell("live_in_python", "update", "console", "realTime"),
+        Cell("live_in_python", "update", "console", "availableNow"),
+    ),
+    "STREAMING_REAL_TIME_MODE.OUTPUT_MODE_NOT_SUPPORTED": (
+        Cell("live", "append", "console", "realTime"),
+        Cell("live", "update", "console", "realTime"),
+    ),
+    "STREAMING_REAL_TIME_MODE.STATEFUL_OPERATORS_BEFORE_UNION_NOT_SUPPORTED": (
+        Cell("live_counts_united", "update", "console", "realTime"),
+        Cell("live_counts_united", "update", "console", "availableNow"),
+    ),
 }
 
 SHOWN: dict[str, Cell] = {
     "PENSTOCK_OFFSET": Cell("rows_skipped", "append"),
     "PENSTOCK_SINK_HAS_TO_REPLACE": Cell("count_by_key", "complete", "python_sink"),
-    "PENSTOCK_SINK_REPEATS": Cell("filtered", "append", "foreachBatch"),
     "PENSTOCK_STATE_FOR_EACH_KEY": Cell("count_by_key", "update"),
     "PENSTOCK_WATERMARK_POLICY_MIN": Cell("joined_in_a_range", "append"),
 }
@@ -142,9 +171,6 @@ TOLD: dict[str, str] = {
         "Over Spark Connect the server prints a plan only if it can make all of it. Of a query that it cannot, such as a left anti "
         "join of two streams, nothing can be told but that it does not start; a classic session tells more."
     ),
-    "PENSTOCK_NOT_STREAMING": (
-        "The DataFrame is not a streaming one: read it with `spark.readStream`, or write it as a batch with `df.write`."
-    ),
     "PENSTOCK_REFUSED_BY_SPARK": (
         "Spark's checker refuses the query for a reason that has no name of its own; its message is in the report."
     ),
@@ -155,3 +181,12 @@ TOLD: dict[str, str] = {
     "PENSTOCK_TAIL": "A stream has no end to take rows from.",
 }
 """Problems whose pages are written here, since no query of a Python session has them."""
+
+ELSEWHERE = {
+    "PENSTOCK_FUNCTION_NEEDS_PROTOBUF": "test_without_protobuf.py::test_with_protobuf_installed_the_query_runs",
+    "PENSTOCK_MAP_GROUPS_MODE": "test_jvm_plans.py::test_in_update_mode_map_groups_with_state_runs_and_gives_changed_groups",
+}
+"""Problems that no query of this session has, and the tests of their fixes."""
+
+UNTRIED = ("PENSTOCK_SINK_ONLY_ADDS",)
+"""A problem of Kafka, whose package is not installed."""

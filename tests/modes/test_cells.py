@@ -10,8 +10,9 @@ from pyspark.sql import SparkSession
 
 import penstock as ps
 from penstock.modes.report import MODES
-from tests.modes.cells import CELLS, OFTEN, Cell, PythonSink, frame_of, refusal_of
+from tests.modes.cells import CELLS, LOOKED_UP, OFTEN, Cell, PythonSink, frame_of, refusal_of
 from tests.modes.frames import FRAMES, Inputs, inputs, settings_of
+from tests.modes.live import LIVE
 
 _INTRODUCTION = (
     "Written by the tests, which start every one of these queries: *yes* means that Spark starts it and nothing is known that "
@@ -23,7 +24,9 @@ TABLE = Path(__file__).resolve().parents[2] / "docs/modes/table.md"
 
 def _marks(cell: Cell) -> tuple[pytest.MarkDecorator, ...]:
     """Queries that are much like others are left to `make test-soak`."""
-    return () if cell.query in OFTEN or cell.sink != "noop" else (pytest.mark.soak,)
+    often = cell.query in OFTEN or cell.sink not in ("noop", "console")
+    told_already = cell.sink in LOOKED_UP or (cell.trigger == "realTime" and cell.sink != "console")
+    return () if often and not told_already else (pytest.mark.soak,)
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +79,6 @@ def _table(spark: SparkSession, streams: Inputs) -> str:
         shown = " | ".join(verdicts.get(mode, "") for mode in MODES)
         lines.append(f"| {query.replace('_', ' ')} | {sink} | {trigger} | {shown} |")
     lines += ["", "## The queries", ""]
-    for name, frame in FRAMES.items():
+    for name, frame in (FRAMES | LIVE).items():
         lines += [f"**{name.replace('_', ' ')}**", "", "```text", frame.source, "```", ""]
     return "\n".join(lines).rstrip() + "\n"

@@ -13,14 +13,17 @@ from pyspark.sql import SparkSession
 import penstock as ps
 from penstock.modes.report import ModeReport, Problem
 from tests.modes.cells import CELLS, Cell, PythonSink, frame_of, refusal_of
-from tests.modes.fixes import FIXES, SHOWN, TOLD
+from tests.modes.fixes import ELSEWHERE, FIXES, SHOWN, TOLD, UNTRIED
 from tests.modes.frames import FRAMES, Inputs, inputs, settings_of
+from tests.modes.live import LIVE
+from tests.modes.proposals import codes_with_a_fix
 
 ROOT = Path(__file__).resolve().parents[2]
+RULES = ROOT / "src/penstock/modes"
 PAGES = ROOT / "docs/modes/problems"
 _FOLDER = re.compile(r"\[/.*?/(?=\w+\])")
 _CODE = re.compile(
-    r'"(PENSTOCK_[A-Z_]+|NON_TIME_WINDOW[A-Z_]+|STREAMING_OUTPUT_MODE\.UNSUPPORTED_DATASOURCE)"'
+    r'"(PENSTOCK_[A-Z_]+|NON_TIME_WINDOW[A-Z_]+|STREAMING_OUTPUT_MODE\.UNSUPPORTED_DATASOURCE|STREAMING_REAL_TIME_MODE\.[A-Z_]+)"'
 )
 
 
@@ -54,6 +57,15 @@ def test_a_fix_takes_the_problem_away_and_the_query_runs(
         assert refusal_of(fixed, frame_of(spark, streams, fixed.query), tmp_path) is None
 
 
+def test_each_problem_with_a_fix_has_a_test_of_the_fix() -> None:
+    proposed = {code for file in sorted(RULES.rglob("*.py")) for code in codes_with_a_fix(file)}
+    assert len(proposed) > 40
+    assert proposed - set(FIXES) == {*ELSEWHERE, *UNTRIED}
+    for name in ELSEWHERE.values():
+        file, function = name.split("::")
+        assert f"def {function}(" in (Path(__file__).parent / file).read_text()
+
+
 def test_each_code_has_a_page_as_the_checks_tell_it(spark: SparkSession, streams: Inputs) -> None:
     pages = dict(_pages(spark, streams))
     assert set(pages) == _codes()
@@ -68,8 +80,7 @@ def test_each_code_has_a_page_as_the_checks_tell_it(spark: SparkSession, streams
 
 
 def _codes() -> set[str]:
-    files = (ROOT / "src/penstock/modes").rglob("*.py")
-    return {code for file in files for code in _CODE.findall(file.read_text())}
+    return {code for file in RULES.rglob("*.py") for code in _CODE.findall(file.read_text())}
 
 
 def _pages(spark: SparkSession, streams: Inputs) -> Iterator[tuple[str, str]]:
@@ -99,12 +110,14 @@ def _shown(spark: SparkSession, streams: Inputs, code: str, cell: Cell) -> list[
 
 
 def _query(cell: Cell) -> list[str]:
-    source = FRAMES[cell.query].source if cell.query in FRAMES else _RATE[cell.query]
+    known = FRAMES | LIVE
+    source = known[cell.query].source if cell.query in known else _OTHERS[cell.query]
     where = f"In {cell.mode} mode, into {cell.sink}, with the trigger {cell.trigger}:"
     return [where, "", "```text", source, "```", ""]
 
 
-_RATE = {
+_OTHERS = {
+    "batch": "spark.range(3)",
     "rate": 'spark.readStream.format("rate").load()',
     "rate_counted": 'spark.readStream.format("rate").load().groupBy(F.col("value") % 3).count()',
     "rate_now": 'spark.readStream.format("rate").load().withColumn("now", F.current_timestamp())',

@@ -16,6 +16,7 @@ from penstock.modes.report import MODES, REFUSED
 from penstock.modes.verdict import refusal
 from penstock.spark.plan_tree import tree_of
 from tests.modes.frames import Inputs, inputs
+from tests.modes.java_classes import java_classes
 
 _FUNCTIONS = "org.apache.spark.api.java.function"
 
@@ -67,6 +68,26 @@ def test_map_groups_with_state_is_for_update_mode(spark: SparkSession, streams: 
     assert codes["append"] == ["PENSTOCK_MAP_GROUPS_MODE"]
     assert codes["update"] == []
     assert "PENSTOCK_MAP_GROUPS_MODE" in codes["complete"]
+
+
+def test_in_update_mode_map_groups_with_state_runs_and_gives_changed_groups(
+    spark: SparkSession, streams: Inputs, tmp_path: Path
+) -> None:
+    """The fix of PENSTOCK_MAP_GROUPS_MODE."""
+    functions = java_classes(spark, tmp_path, "functions")
+    long = spark._jvm.org.apache.spark.sql.Encoders.LONG()  # type: ignore[union-attr]
+    groups = streams.events._jdf.groupByKey(functions.Key(), long)
+    df = DataFrame(groups.mapGroupsWithState(functions.Count(), long, long).toDF(), spark)
+    report = ps.modes.check(df, sink="memory")
+    (problem,) = report["append"].problems
+    assert problem.code == "PENSTOCK_MAP_GROUPS_MODE"
+    assert "outputMode('update')" in str(problem.fix)
+    assert report["update"].problems == ()
+    assert "rows that the stateful function returns come out" in str(report["update"].emits)
+    writer = df.writeStream.format("memory").queryName("mapped").outputMode("update")
+    query = writer.option("checkpointLocation", str(tmp_path / "mapped")).trigger(availableNow=True).start()
+    query.awaitTermination(60)
+    assert sorted(row["value"] for row in spark.table("mapped").collect()) == [1, 2]
 
 
 @pytest.mark.parametrize(("own", "other"), [("Append", "update"), ("Update", "append")])

@@ -18,9 +18,11 @@ from penstock.modes.rules.continuous import continuous, sources
 from penstock.modes.rules.functions import functions, needs
 from penstock.modes.rules.joins import joins
 from penstock.modes.rules.operators import operators, sorts_and_limits
+from penstock.modes.rules.real_time import ALLOW_LIST, VERSION, real_time, real_time_plans
 from penstock.modes.rules.state import last_groups, state
 from penstock.modes.rules.watermarks import watermarks
-from penstock.modes.sinks import Sink, sink_of, sink_problems
+from penstock.modes.sink_kinds import Sink, sink_of
+from penstock.modes.sinks import sink_problems
 from penstock.modes.verdict import Refusal, has_verdict, refusal
 from penstock.names import in_quotes
 from penstock.spark.plan_tree import tree_of
@@ -29,6 +31,7 @@ Rule = Callable[[Plan, str], Iterator[Problem]]
 _RULES: tuple[Rule, ...] = (
     operators, aggregates, sorts_and_limits, functions, joins, chains, deduplications, state, watermarks,
 )  # fmt: skip
+_RULES_OF: dict[str, tuple[Rule, ...]] = {"continuous": (continuous,), "real time": (real_time,)}
 _CHECK = "spark.sql.streaming.unsupportedOperationCheck"
 _SETTINGS = (
     _CHECK,
@@ -36,6 +39,7 @@ _SETTINGS = (
     "spark.sql.streaming.multipleWatermarkPolicy",
     "spark.sql.streaming.statefulOperator.checkCorrectness.enabled",
     "spark.sql.streaming.stateStore.providerClass",
+    ALLOW_LIST,
 )
 _TRIGGERS = {
     "processingTime": "processing time",
@@ -74,6 +78,8 @@ _SAYS = {
     "PENSTOCK_STATEFUL_AFTER_STATEFUL": "Detected pattern",
     "PENSTOCK_NOT_CONTINUOUS": "Continuous processing does not support",
     "PENSTOCK_CONTINUOUS_NOW": "current time",
+    "STREAMING_REAL_TIME_MODE.OUTPUT_MODE_NOT_SUPPORTED": "The output mode",
+    "STREAMING_REAL_TIME_MODE.STATEFUL_OPERATORS_BEFORE_UNION_NOT_SUPPORTED": "before a union",
     "PENSTOCK_NOT_STREAMING": "without streaming sources",
 }
 
@@ -108,7 +114,8 @@ def check(df: DataFrame, sink: object = None, trigger: object = None) -> Report:
     kind = _trigger(trigger)
     found = sink_of(df, sink)
     conf = df.sparkSession.conf
-    plan = Plan(tree_of(df), {name: str(conf.get(name)) for name in _SETTINGS})
+    settings = {name: str(conf.get(name)) for name in _SETTINGS}
+    plan = Plan(tree_of(df), settings | {VERSION: df.sparkSession.version})
     modes = tuple(_mode(df, plan, mode, found, kind) for mode in MODES)
     return Report(modes, _not_run(df), None if found is None else found.name, kind)
 
@@ -135,14 +142,15 @@ def _not_run(df: DataFrame) -> tuple[str, ...]:
 
 
 def _mode(df: DataFrame, plan: Plan, mode: str, sink: Sink | None, trigger: str) -> ModeReport:
-    rules = (*_RULES, continuous) if trigger == "continuous" else _RULES
+    rules = (*_RULES, *_RULES_OF.get(trigger, ()))
     problems = [problem for rule in rules for problem in rule(plan, mode)]
     problems += last_groups(plan, mode, trigger)
     if has_verdict(df):
         checked = plan.settings.get(_CHECK) != "false"
-        told = refusal(df, mode, continuous=trigger == "continuous") if checked else None
+        told = refusal(df, mode, trigger) if checked else None
         problems = list(_agreed(problems, told, checked=checked))
     problems += [*needs(plan), *(sources(plan) if trigger == "continuous" else ())]
+    problems += real_time_plans(plan, sink) if trigger == "real time" else ()
     runs = not any(problem.severity == REFUSED for problem in problems)
     emits = claims(plan, mode) if runs else None
     if sink is not None:

@@ -22,10 +22,7 @@ def bounded(node: Node) -> frozenset[str]:
     which has a watermark, bounds its own side only.
     """
     found: set[str] = set()
-    sides = [
-        {match[1] for below in child.walk() for match in _ATTRIBUTE.finditer(below.text)}
-        for child in node.children
-    ]
+    sides = _columns(node)
     for part in _conjuncts(node.arguments[1]) if len(node.arguments) > 1 else ():
         for sign in (" = ", " >= ", " > ", " <= ", " < "):
             terms = _outside(part, sign)
@@ -42,6 +39,30 @@ def bounded(node: Node) -> frozenset[str]:
                     found.add(str(where[greater]))
             break
     return frozenset(found)
+
+
+def equal(node: Node) -> bool:
+    """Whether a join's condition has an equality between its sides."""
+    sides = _columns(node)
+    pairs = (
+        [_outside(part, " = ") for part in _conjuncts(node.arguments[1])] if len(node.arguments) > 1 else []
+    )
+    return any(len(terms) == 2 and {_side(term, sides) for term in terms} == BOTH for terms in pairs)
+
+
+def _columns(node: Node) -> list[set[str]]:
+    """The numbers of the columns of each side."""
+    known = [set(_ATTRIBUTE.findall(" ".join(each.text for each in child.walk()))) for child in node.children]
+    # Some relations, such as a range of numbers, are printed without their columns.
+    others = set(_ATTRIBUTE.findall(node.text)).difference(*known)
+    return [
+        columns | (others if any(_shows_nothing(each) for each in child.walk()) else set())
+        for columns, child in zip(known, node.children, strict=True)
+    ]
+
+
+def _shows_nothing(node: Node) -> bool:
+    return not node.children and _ATTRIBUTE.search(node.text) is None
 
 
 def _conjuncts(condition: str) -> Iterator[str]:

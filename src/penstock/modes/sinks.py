@@ -3,97 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
 
-from py4j.protocol import Py4JError
-from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame
-
-from penstock.errors import InvalidInput
 from penstock.modes.emits import ADD, REPLACE_BY_KEY, Emits
 from penstock.modes.report import MODES, UNSAFE, WARNING, Problem
-from penstock.names import in_quotes
+from penstock.modes.sink_kinds import FUNCTIONS, Sink
 
-FILES = ("parquet", "json", "csv", "orc", "text", "avro", "xml")
-_DEBUG = ("console", "memory", "noop")
-_OLDER = (*FILES, "delta", "foreachbatch")
-"""Sinks of Spark's older interface, which knows no continuous trigger."""
 _SOURCES = {
     "delta": "the source of Delta Lake 4.0 (DeltaDataSource, DeltaSink), not tried here",
     "kafka": "the source of Spark 4.3 (KafkaTable, KafkaWriteBuilder), not tried here",
 }
-_FUNCTIONS = {"foreach": "foreach", "foreachbatch": "foreachBatch"}
-
-
-@dataclass(frozen=True)
-class Sink:
-    """A sink and how Spark sees it."""
-
-    name: str
-    python: bool = False
-    """Whether it is a Python data source."""
-    truncates: bool | None = None
-    """Whether it says that it can be emptied; None where it is not known."""
-
-
-def sink_of(frame: DataFrame, sink: object) -> Sink | None:
-    """The sink that was given: a format's name, ``foreach``, ``foreachBatch``, or an object with a ``format``."""
-    if sink is None:
-        return None
-    given = sink if isinstance(sink, str) else getattr(sink, "format", None)
-    if not isinstance(given, str):
-        raise InvalidInput(
-            f"a sink is a format such as 'parquet', 'foreachBatch', or a ps.QueueSink or ps.TableSink, not {in_quotes(sink)}"
-        )
-    name = given.lower()
-    if name in (*_DEBUG, *_OLDER, "foreach", "kafka", "penstock", "penstock table"):
-        return Sink(name, python=name == "penstock")
-    return _looked_up(frame, name)
-
-
-def _looked_up(frame: DataFrame, name: str) -> Sink:
-    """A format that only the session knows; of one that is not there the start of a query tells."""
-    session: Any = frame.sparkSession
-    if not hasattr(session, "_jsparkSession"):
-        return Sink(name)
-    state = session._jsparkSession.sessionState()
-    try:
-        if state.dataSourceManager().dataSourceExists(name):
-            return Sink(name, python=True)
-        jvm = session._jvm.org.apache.spark.sql
-        provider = jvm.execution.datasources.DataSource.lookupDataSourceV2(name, state.conf())
-        if provider.isEmpty():
-            return Sink(name)
-        nothing = jvm.util.CaseInsensitiveStringMap.empty()
-        table = jvm.execution.datasources.v2.DataSourceV2Utils.getTableFromProvider(
-            provider.get(), nothing, session._jvm.scala.Option.empty()
-        )
-        able = str(table.capabilities())
-    except (Py4JError, PySparkException):
-        return Sink(name)
-    return Sink(name, truncates="TRUNCATE" in able)
+_FILE_MODE = "STREAMING_OUTPUT_MODE.UNSUPPORTED_DATASOURCE"
 
 
 def sink_problems(sink: Sink, mode: str, trigger: str, emits: Emits | None) -> Iterator[Problem]:
     """What a sink does not take, or does not keep."""
     source = _SOURCES.get(sink.name)
-    if mode not in _takes(sink):
+    if not sink.streams:
         yield Problem(
-            "STREAMING_OUTPUT_MODE.UNSUPPORTED_DATASOURCE"
-            if sink.name in (*FILES, "delta")
-            else "PENSTOCK_SINK_MODE",
-            f"{_shown(sink)} takes {' and '.join(_takes(sink))} mode, not {mode}",
+            "PENSTOCK_NO_SINK",
+            f"no stream can be written to {sink.name}",
+            fix=f"foreachBatch(lambda batch, _: batch.write.format('{sink.name}')...), where it takes a batch",
+        )
+    elif mode not in _takes(sink):
+        yield Problem(
+            _FILE_MODE if sink.files or sink.name == "delta" else "PENSTOCK_SINK_MODE",
+            f"{_shown(sink)} takes {' and '.join(_takes(sink))} mode, not {mode}{_why(sink, mode)}",
             fix="ps.TableSink(name, keys=[...]), which takes every mode; or foreachBatch",
-            condition="STREAMING_OUTPUT_MODE.UNSUPPORTED_DATASOURCE" if sink.name in FILES else None,
+            condition=_FILE_MODE if sink.files else None,
             source=source,
         )
     if trigger == "continuous":
         yield from _continuous(sink)
-    elif sink.name in _FUNCTIONS:
+    elif sink.name in FUNCTIONS:
         yield Problem(
             "PENSTOCK_SINK_REPEATS",
-            f"{_FUNCTIONS[sink.name]} is called again with rows that it had, when a query restarts in the middle of a micro-batch",
+            f"{FUNCTIONS[sink.name]} is called again with rows that it had, when a query restarts in the middle of a micro-batch",
             WARNING,
             fix="ps.exactly_once(connection, sink, app_id, batch_id) in foreachBatch; or ps.TableSink",
         )
@@ -134,17 +78,24 @@ def _shown(sink: Sink) -> str:
 
 
 def _takes(sink: Sink) -> tuple[str, ...]:
-    if sink.name in FILES or sink.name == "penstock":
+    if sink.files or sink.name == "penstock":
         return ("append",)
     if sink.name == "delta" or sink.python:
         return ("append", "complete")
-    if sink.truncates is False:
-        return ("append", "update")
-    return MODES
+    able = {"complete": sink.truncates, "update": sink.updates}
+    return tuple(mode for mode in MODES if able.get(mode) is not False)
+
+
+def _why(sink: Sink, mode: str) -> str:
+    if mode == "complete" and sink.truncates is False:
+        return ": it cannot be emptied"
+    if mode == "update" and sink.updates is False:
+        return ": it does not take new values of a row as a row more"
+    return ""
 
 
 def _continuous(sink: Sink) -> Iterator[Problem]:
-    if sink.name in _OLDER:
+    if sink.older:
         yield Problem(
             "PENSTOCK_SINK_NOT_CONTINUOUS",
             f"the sink {sink.name} cannot be written to under the continuous trigger",

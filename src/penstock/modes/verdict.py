@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from pyspark.errors import AnalysisException
+from pyspark.errors import AnalysisException, IllegalArgumentException
 from pyspark.sql import DataFrame
 
 
@@ -23,23 +23,28 @@ def has_verdict(frame: DataFrame) -> bool:
     return hasattr(frame, "_jdf")
 
 
-def refusal(frame: DataFrame, mode: str, *, continuous: bool = False) -> Refusal | None:
+def refusal(frame: DataFrame, mode: str, trigger: str = "processing time") -> Refusal | None:
     """Why Spark would not start a query in an output mode; None when it would.
 
-    ``UnsupportedOperationChecker.checkForStreaming`` and ``checkForContinuous`` of Spark 4.2 and 4.3, which a query's start calls
-    with the same plan.
+    ``UnsupportedOperationChecker.checkForStreaming``, ``checkForContinuous`` and ``checkAdditionalRealTimeModeConstraints`` of
+    Spark 4.2 and 4.3, which a query's start calls with the same plan.
 
     Parameters
     ----------
-    continuous
-        Whether it would be started with the continuous trigger.
+    trigger
+        What it would be started with: ``continuous`` and ``real time`` have checks of their own.
     """
     java: Any = frame
     checker, modes = _spark(java.sparkSession._jvm)
-    check = checker.checkForContinuous if continuous else checker.checkForStreaming
+    plan = java._jdf.queryExecution().analyzed()
     try:
-        check(java._jdf.queryExecution().analyzed(), modes[mode])
-    except AnalysisException as error:
+        if trigger == "continuous":
+            checker.checkForContinuous(plan, modes[mode])
+        else:
+            checker.checkForStreaming(plan, modes[mode])
+        if trigger == "real time":
+            checker.checkAdditionalRealTimeModeConstraints(plan, modes[mode])
+    except (AnalysisException, IllegalArgumentException) as error:
         return Refusal(error.getCondition(), _first_line(error.getMessage()))
     return None
 

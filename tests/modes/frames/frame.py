@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -47,7 +48,7 @@ class Frame:
     """A query, and what is said of it."""
 
     name: str
-    build: Callable[[Inputs], DataFrame]
+    build: Callable[[Any], DataFrame]
     append: tuple[str, ...] = ()
     update: tuple[str, ...] = ()
     complete: tuple[str, ...] = NO_AGGREGATION

@@ -1,0 +1,69 @@
+"""Sinks that only the session knows are asked what a query's start asks them: whether they can be emptied and take updates."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+import penstock as ps
+from penstock.modes.report import MODES
+from penstock.modes.sink_kinds import abilities
+from tests.modes.cells import LOOKED_UP, Cell, PythonSink, frame_of, refusal_of
+from tests.modes.frames import Inputs, inputs
+from tests.modes.java_classes import java_classes
+
+PACKAGE = "penstock.modes.sinks"
+
+
+@pytest.fixture(scope="module")
+def streams(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Inputs:
+    folder = tmp_path_factory.mktemp("sinks")
+    java_classes(spark, folder, "sinks")
+    spark.dataSource.register(PythonSink)
+    return inputs(spark, folder / "streams")
+
+
+@pytest.mark.parametrize(
+    ("sink", "modes"),
+    [("Adding", ["append"]), ("Emptied", ["append", "complete"]), ("Updated", ["append", "update"])],
+)
+def test_a_sink_takes_the_modes_that_its_writer_is_able_to(
+    sink: str, modes: list[str], spark: SparkSession, streams: Inputs, tmp_path: Path
+) -> None:
+    for mode in MODES:
+        cell = Cell("filtered" if mode == "append" else "count_by_key", mode, f"{PACKAGE}.{sink}")
+        df = frame_of(spark, streams, cell.query)
+        told = ps.modes.check(df, sink=cell.sink)[mode]
+        assert told.allowed == (mode in modes), told.problems
+        assert told.allowed == (refusal_of(cell, df, tmp_path) is None)
+
+
+def test_what_is_missing_is_told(streams: Inputs) -> None:
+    report = ps.modes.check(streams.events.groupBy("k").count(), sink=f"{PACKAGE}.Adding")
+    assert "not complete: it cannot be emptied" in report["complete"].problems[0].message
+    assert (
+        "not update: it does not take new values of a row as a row more"
+        in report["update"].problems[0].message
+    )
+
+
+def test_a_python_sink_can_be_emptied_and_takes_no_updates(spark: SparkSession, streams: Inputs) -> None:
+    jvm: Any = spark._jvm
+    sources = jvm.org.apache.spark.sql.execution.datasources.DataSource
+    state = spark._jsparkSession.sessionState()
+    provider = sources.lookupDataSourceV2(PythonSink.name(), state.conf()).get()
+    assert abilities(streams.events, provider) == (True, False)
+
+
+@pytest.mark.parametrize("sink", [sink for sink in LOOKED_UP if "." not in sink])
+def test_a_format_that_takes_no_stream_is_told_with_a_way_out(streams: Inputs, sink: str) -> None:
+    (problem,) = ps.modes.check(streams.events, sink=sink)["append"].problems
+    assert problem.code == "PENSTOCK_NO_SINK"
+    assert f"batch.write.format('{sink}')" in str(problem.fix)
+
+
+def test_of_a_format_that_is_not_there_nothing_is_told(streams: Inputs) -> None:
+    assert ps.modes.check(streams.events, sink="no_such_format")["append"].safe

@@ -1,0 +1,37 @@
+"""``transformWithState`` in Python needs the package protobuf: the check says so before the query dies of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support.processes import ChildProcess
+
+SECONDS = 180
+PROGRAM = Path(__file__).parent / "programs/without_protobuf.py"
+
+
+@pytest.mark.soak
+def test_with_protobuf_installed_the_query_runs(
+    run_child: Callable[..., ChildProcess], tmp_path: Path
+) -> None:
+    hiding = tmp_path / "hiding"
+    (hiding / "google").mkdir(parents=True)
+    (hiding / "google/__init__.py").write_text("")
+    path = os.pathsep.join([str(hiding), os.environ.get("PYTHONPATH", "")])
+    child = run_child(PROGRAM, tmp_path / "spark", hiding, env={"PYTHONPATH": path})
+    assert child.wait(SECONDS) == 0, child.output[-4000:]
+    told = [
+        line for line in child.output.splitlines() if line.split(" ")[0] in ("MISSING", "INSTALLED", "ROWS")
+    ]
+    assert told == [
+        "MISSING CODES ['PENSTOCK_FUNCTION_NEEDS_PROTOBUF']",
+        "MISSING RUNS False",
+        "INSTALLED CODES []",
+        "INSTALLED RUNS True",
+        "ROWS [1, 2]",
+    ]
+    assert "EMITS The rows that the stateful function returns come out" in child.output
