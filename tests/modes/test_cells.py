@@ -69,12 +69,16 @@ def _table(spark: SparkSession, streams: Inputs) -> str:
         "|---|---|---|---|---|---|",
     ]
     rows: dict[tuple[str, str, str], dict[str, str]] = {}
+    reports: dict[tuple[str, str, str], ps.modes.Report] = {}
     for cell in CELLS:
-        with settings_of(spark, cell.query):
-            df = frame_of(spark, streams, cell.query)
-            told = ps.modes.check(df, sink=cell.sink, trigger=cell.arguments)[cell.mode]
+        row = (cell.query, cell.sink, cell.trigger)
+        if row not in reports:
+            with settings_of(spark, cell.query):
+                df = frame_of(spark, streams, cell.query)
+                reports[row] = ps.modes.check(df, sink=cell.sink, trigger=cell.arguments)
+        told = reports[row][cell.mode]
         verdict = "yes" if told.safe else "unsafe" if told.allowed else "no"
-        rows.setdefault((cell.query, cell.sink, cell.trigger), {})[cell.mode] = verdict
+        rows.setdefault(row, {})[cell.mode] = verdict
     for (query, sink, trigger), verdicts in rows.items():
         shown = " | ".join(verdicts.get(mode, "") for mode in MODES)
         lines.append(f"| {query.replace('_', ' ')} | {sink} | {trigger} | {shown} |")
