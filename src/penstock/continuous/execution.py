@@ -285,20 +285,19 @@ class ContinuousExecution:
         epoch = coordinator.complete(timeout, lambda: self._stopping or coordinator.grown)
         if epoch is None:
             return
-        began = self._clock()
         self._commit(epoch)
         coordinator.committed(epoch.number)
-        self.progress.committed(epoch, self._offset, self._clock() - began)
+        with self._changed:
+            self._changed.notify_all()
 
     def _commit(self, epoch: Epoch) -> None:
-        end = {**self._at, **epoch.offsets}
+        began, end = self._clock(), {**self._at, **epoch.offsets}
         offset = self._source.plan(self._at, end)
         self._logs.write_offset(epoch.number, offset)
         self._sink.commit(epoch, offset)
         self._logs.write_commit(epoch.number)
-        with self._changed:
-            self._epoch, self._at, self._offset, self._fresh = epoch.number, end, offset, False
-            self._changed.notify_all()
+        self._epoch, self._at, self._offset, self._fresh = epoch.number, end, offset, False
+        self.progress.committed(epoch, offset, self._clock() - began)
         if self._source.logged(offset):
             self._stopping = True
         self._logs.prune(epoch.number, self._settings.retain)

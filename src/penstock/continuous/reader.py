@@ -75,14 +75,16 @@ class ReadTask:
         try:
             source = self.source.open(self.groups[task])
             try:
-                yield from _Reading(source, link, self.first_epoch, self.filler_rows).batches()
+                yield from Reading(source, link, self.first_epoch, self.filler_rows).batches()
             finally:
                 source.close()
         finally:
             link.close()
 
 
-class _Reading:
+class Reading:
+    """What a reader sends, and when; not for several threads at once."""
+
     def __init__(self, source: SourceTask, link: Link, epoch: int, filler_rows: int) -> None:
         self._source, self._link, self._epoch, self._filler_rows = source, link, epoch, filler_rows
         self._last: pa.RecordBatch | None = None
@@ -93,6 +95,7 @@ class _Reading:
         self._told_growth = False
 
     def batches(self) -> Iterator[pa.RecordBatch]:
+        """Rows, markers and fillers, until the driver lets it end."""
         while True:
             message = self._link.heard()
             if message is not None:

@@ -63,7 +63,7 @@ class WriteTask:
         try:
             sink = self.sink.open(task)
             try:
-                ended = _Writing(sink, link).all(batches)
+                ended = Writing(sink, link).all(batches)
             finally:
                 sink.close()
             link.tell("done")
@@ -72,7 +72,9 @@ class WriteTask:
         yield pa.RecordBatch.from_pydict({"epochs": [ended]}, schema=_REPORT)
 
 
-class _Writing:
+class Writing:
+    """What a writer does with what comes; not for several threads at once."""
+
     def __init__(self, sink: SinkTask, link: Link) -> None:
         self._sink, self._link = sink, link
         self._waiting: list[pa.RecordBatch] = []

@@ -1,0 +1,90 @@
+"""Runs whose tasks are threads of this process, with real lines to the coordinator and without Spark."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from penstock.continuous.coordinator import EpochCoordinator
+from penstock.continuous.ends import Positions, SinkDriver, SourceDriver
+from penstock.continuous.epochs import Epochs
+from penstock.continuous.link import READER, WRITER
+from penstock.continuous.reader import Reading
+from penstock.continuous.writer import Writing
+
+Transform = Callable[[pa.RecordBatch], pa.RecordBatch]
+
+
+@dataclass
+class LocalEngine:
+    """As many tasks as partitions, unless there are fewer slots."""
+
+    source: SourceDriver
+    sink: SinkDriver
+    transform: Transform = lambda batch: batch
+    slots: int = 8
+    jobs: list[LocalJob] = field(default_factory=list)
+
+    def coordinator(self, epochs: Epochs) -> EpochCoordinator:
+        return EpochCoordinator("127.0.0.1", "127.0.0.1", epochs)
+
+    def groups(self, positions: Positions) -> Sequence[Positions]:
+        tasks = min(len(positions), self.slots)
+        return [{p: positions[p] for p in sorted(positions)[task::tasks]} for task in range(tasks)]
+
+    def job(self, coordinator: EpochCoordinator, groups: Sequence[Positions], epoch: int) -> LocalJob:
+        self.jobs.append(LocalJob(self, coordinator, groups, epoch))
+        return self.jobs[-1]
+
+
+class LocalJob:
+    def __init__(
+        self, engine: LocalEngine, coordinator: EpochCoordinator, groups: Sequence[Positions], epoch: int
+    ) -> None:
+        self._engine, self._address, self.groups, self._epoch = engine, coordinator.address, groups, epoch
+        self._failure: Exception | None = None
+        self._threads: list[threading.Thread] = []
+
+    def start(self) -> None:
+        source, sink = self._engine.source.source(), self._engine.sink.sink()
+        for task, group in enumerate(self.groups):
+            thread = threading.Thread(target=self._task, args=[source, sink, task, group], daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def _task(self, source: Any, sink: Any, task: int, group: Positions) -> None:
+        try:
+            reader, writer = self._address.link(READER, task), self._address.link(WRITER, task)
+        except Exception as error:
+            self._failure = self._failure or error
+            return
+        try:
+            reading = Reading(source.open(group), reader, self._epoch, 2)
+            Writing(sink.open(task), writer).all(self._transformed(reading.batches()))
+            writer.tell("done")
+        except Exception as error:
+            self._failure = self._failure or error
+        finally:
+            reader.close()
+            writer.close()
+
+    def _transformed(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return map(self._engine.transform, batches)
+
+    def alive(self) -> bool:
+        return any(thread.is_alive() for thread in self._threads)
+
+    def join(self, timeout: float) -> bool:
+        for thread in self._threads:
+            thread.join(timeout)
+        return not self.alive()
+
+    def cancel(self) -> None:
+        """The coordinator hangs up."""
+
+    def failure(self) -> Exception | None:
+        return self._failure

@@ -1,0 +1,259 @@
+"""A continuous query's life on the driver: epochs, restarts, crashes at every step, and its end."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import penstock as ps
+from penstock.continuous import execution as module
+from penstock.continuous.execution import ContinuousExecution, Settings, State
+from penstock.continuous.logs import CheckpointLog
+from penstock.continuous.queue_drivers import QueueSinkDriver, QueueSourceDriver
+from penstock.errors import ContinuousFailed, OwnerFenced
+from penstock.spark.options import SinkOptions, SourceOptions
+from tests.continuous.local import LocalEngine
+
+SCHEMA = pa.schema([("id", pa.int64())])
+PATIENCE = 30
+
+
+class Died(Exception):
+    """The driver's process is gone."""
+
+
+class Copy:
+    """A queue copied into another one."""
+
+    def __init__(
+        self, url: str, folder: Path, *, partitions: int = 2, guarantee: str = "exactly_once"
+    ) -> None:
+        self.url, self.folder, self.guarantee = url, folder, guarantee
+        self.store = ps.connect(url)
+        self.queue = self.store.create_queue("in", SCHEMA, partitions=partitions)
+        self.out = self.store.create_queue("out", SCHEMA, partitions=partitions)
+        self.store.create_consumer("c").register("in")
+        self.running: list[ContinuousExecution] = []
+        self._next = 0
+
+    def add(self, count: int = 4) -> Copy:
+        """As many rows, in turn over the partitions."""
+        for _ in range(count):
+            self.queue.append([{"id": self._next}], partition=self._next % len(self.queue.info().partitions))
+            self._next += 1
+        return self
+
+    def query(self, *, interval: float = 0.01, start: bool = True, **more: Any) -> ContinuousExecution:
+        source = QueueSourceDriver(SourceOptions(self.url, "in", "c"))
+        logs = CheckpointLog(str(self.folder / "ck"))
+        sink = QueueSinkDriver(SinkOptions(self.url, "out"), logs.query_id, self.guarantee == "exactly_once")
+        self.engine = LocalEngine(source, sink, **more)
+        found = ContinuousExecution("copy", source, sink, self.engine, logs, Settings(interval, retain=3))
+        self.running.append(found)
+        if start:
+            found.start()
+        return found
+
+    def through(self, query: ContinuousExecution) -> None:
+        """Wait until everything is committed."""
+        ends = {part.partition: part.next_index for part in self.queue.info().partitions}
+        query.await_rest(lambda at: at == ends)
+        assert query.failure is None, query.failure
+
+    def ids(self) -> list[int]:
+        return sorted(row for ids in self.by_partition() for row in ids)
+
+    def by_partition(self) -> list[list[int]]:
+        tables = [self.out.read(part.partition, 0, part.next_index) for part in self.out.info().partitions]
+        return [table["id"].to_pylist() for table in tables]
+
+    def all(self) -> list[int]:
+        return list(range(self._next))
+
+    def files(self, name: str) -> list[int]:
+        return sorted(int(path.name) for path in (self.folder / "ck" / name).iterdir() if path.name.isdigit())
+
+
+@pytest.fixture
+def copy(store_url: str, tmp_path: Path) -> Iterator[Copy]:
+    found = Copy(store_url, tmp_path)
+    yield found
+    for query in found.running:
+        query.stop(5)
+
+
+def test_rows_go_through_once_and_all_is_level_at_the_end(
+    copy: Copy, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "penstock.continuous")
+    query = copy.add().query()
+    copy.through(query)
+    assert query.state is State.ACTIVE
+    copy.add()
+    copy.through(query)
+    assert query.stop()
+    assert query.state is State.TERMINATED
+    assert copy.ids() == copy.all()
+    assert copy.by_partition() == [copy.all()[::2], copy.all()[1::2]], "in order"
+    assert copy.store.consumer("c").lag("in").rows == 0
+    assert f"Query copy [id = {query.id}, runId = {query.run_id}] was stopped" in caplog.text
+
+
+def test_an_epoch_without_rows_is_none(copy: Copy) -> None:
+    query = copy.add().query()
+    copy.through(query)
+    last = query.progress.last
+    assert last is not None
+    assert not query.await_epoch(last["batchId"] + 1, 0.2)
+    copy.add(1)
+    assert query.await_epoch(last["batchId"] + 1, PATIENCE)
+
+
+def test_the_checkpoint_is_sparks_and_keeps_the_last_epochs(copy: Copy) -> None:
+    query = copy.query()
+    for number in range(5):
+        copy.add(1)
+        assert query.await_epoch(number, PATIENCE)
+    query.stop()
+    assert copy.files("offsets") == copy.files("commits") == [2, 3, 4]
+    version, about, offset = (copy.folder / "ck/offsets/4").read_text().split("\n")
+    assert version == "v1"
+    assert json.loads(about)["batchWatermarkMs"] == 0
+    assert json.loads(offset)["to"] == [3, 2]
+    assert json.loads((copy.folder / "ck/metadata").read_text()) == {"id": query.id}
+
+
+def test_a_query_goes_on_where_it_ended(copy: Copy) -> None:
+    for _ in range(3):
+        query = copy.add().query()
+        copy.through(query)
+        query.stop()
+    assert copy.ids() == copy.all()
+
+
+def test_a_task_that_fails_has_the_run_repeated_from_the_last_epoch(copy: Copy) -> None:
+    failures = iter([False, True, False, False, True])
+
+    def fails(batch: pa.RecordBatch) -> pa.RecordBatch:
+        if next(failures, False):
+            raise RuntimeError("out of luck")
+        return batch
+
+    query = copy.query(transform=fails)
+    for _ in range(3):
+        copy.add(3)
+        copy.through(query)
+    assert copy.ids() == copy.all()
+    assert len(copy.engine.jobs) == 3
+
+
+def test_a_run_that_fails_each_time_ends_the_query_with_its_error(
+    copy: Copy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_BACK_OFF", 0.001)
+
+    def fails(batch: pa.RecordBatch) -> pa.RecordBatch:
+        raise RuntimeError("never")
+
+    query = copy.add().query(transform=fails)
+    assert query.join(PATIENCE)
+    assert str(query.failure) == "never"
+    assert query.state is State.TERMINATED
+    assert copy.ids() == []
+
+
+@pytest.mark.parametrize("step", ["planned", "offset", "sink", "commit", "told"])
+@pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])
+def test_a_driver_that_dies_at_any_step_of_an_epoch_loses_nothing(
+    copy: Copy, step: str, guarantee: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And under exactly_once it repeats nothing either."""
+    copy.guarantee = guarantee
+    query = copy.add().query(start=False)
+    where = {
+        "planned": (query._source, "plan"),
+        "offset": (query._logs, "write_offset"),
+        "sink": (query._sink, "commit"),
+        "commit": (query._logs, "write_commit"),
+        "told": (query._source, "logged"),
+    }[step]
+    done = getattr(*where)
+
+    def dies(*arguments: Any) -> Any:
+        done(*arguments)
+        # At its end nobody is there who could put anything right.
+        query._source.release = lambda ended: query._source._let_go()  # type: ignore[method-assign]
+        query._stopping = True
+        raise Died
+
+    monkeypatch.setattr(*where, dies)
+    query.start()
+    assert query.join(PATIENCE)
+    assert isinstance(query.failure, Died)
+    later = copy.add().query()
+    copy.through(later)
+    later.stop()
+    if guarantee == "exactly_once":
+        assert copy.ids() == copy.all()
+    assert sorted(set(copy.ids())) == copy.all()
+    assert copy.files("offsets") == copy.files("commits")
+    assert copy.store.consumer("c").lag("in").rows == 0
+
+
+def test_a_query_that_takes_over_fences_the_one_before(copy: Copy) -> None:
+    first = copy.add().query()
+    copy.through(first)
+    second = copy.query()
+    copy.add()
+    assert first.join(PATIENCE)
+    assert isinstance(first.failure, OwnerFenced)
+    copy.through(second)
+    assert copy.ids() == copy.all()
+
+
+def test_partitions_that_are_added_are_read(copy: Copy) -> None:
+    query = copy.add().query()
+    copy.through(query)
+    copy.queue.add_partitions(2)
+    copy.add(8)
+    copy.through(query)
+    assert copy.ids() == copy.all()
+    assert [len(job.groups) for job in copy.engine.jobs] == [2, 4]
+
+
+def test_partitions_share_the_slots_that_there_are(copy: Copy) -> None:
+    query = copy.add().query(slots=1)
+    copy.through(query)
+    assert [sorted(group) for group in copy.engine.jobs[0].groups] == [[0, 1]]
+    assert copy.ids() == copy.all()
+
+
+def test_tasks_that_do_not_start_are_an_error(copy: Copy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_BACK_OFF", 0.001)
+    query = copy.query(start=False)
+    query._settings = Settings(0.01, start_timeout=0.05)
+    monkeypatch.setattr(copy.engine, "job", lambda *_: _Nothing())
+    query.start()
+    assert query.join(PATIENCE)
+    assert isinstance(query.failure, ContinuousFailed)
+    assert query.failure.condition == "CONTINUOUS_FAILED.NOT_STARTED"
+
+
+class _Nothing:
+    def start(self) -> None: ...
+
+    def alive(self) -> bool:
+        return True
+
+    def join(self, timeout: float) -> bool:
+        return True
+
+    def cancel(self) -> None: ...
+
+    def failure(self) -> None: ...
