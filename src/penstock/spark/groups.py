@@ -8,7 +8,8 @@ from penstock.spark.plan_tree import Node, items
 
 # What Spark makes a session window's column of, and a column that is another one by a new name.
 _SESSION = re.compile(r"named_struct\(start, .*\) AS session_window#(\d+)(?:-T\d+ms)?", re.DOTALL)
-_RENAMED = re.compile(r"[^()]*#(\d+)(?:-T\d+ms)? AS .+#(\d+)(?:-T\d+ms)?", re.DOTALL)
+# Spark Connect's withColumn takes the watermark away, and with it the mark of a session window.
+_RENAMED = re.compile(r"[^()]*#(\d+)(-T\d+ms)? AS .+#(\d+)(-T\d+ms)?", re.DOTALL)
 _COLUMN = re.compile(r"[^()]*#(\d+)(?:-T\d+ms)?")
 
 
@@ -33,6 +34,6 @@ def _sessions(node: Node) -> set[str]:
             made, renamed = _SESSION.fullmatch(item), _RENAMED.fullmatch(item)
             if made is not None:
                 found.add(made[1])
-            elif renamed is not None and renamed[1] in found:
-                found.add(renamed[2])
+            elif renamed is not None and renamed[1] in found and renamed[2] == renamed[4]:
+                found.add(renamed[3])
     return found

@@ -181,7 +181,9 @@ def latest_in_windows(t: Inputs) -> DataFrame:
 
 @says(update=("PENSTOCK_SESSION_WINDOW_IN_UPDATE",), complete=FOR_EVER)
 def sessions_by_another_name(t: Inputs) -> DataFrame:
-    return t.timed.withColumn("visit", F.session_window("ts", "1 minute")).groupBy("visit", "k").count()
+    return (
+        t.timed.select(F.session_window("ts", "1 minute").alias("visit"), "k").groupBy("visit", "k").count()
+    )
 
 
 @says(append=WITHOUT_WATERMARK, update=EACH_KEY, complete=EACH_KEY)
