@@ -99,5 +99,42 @@ def hold_owner_and_fork(url: str, name: str) -> None:
     time.sleep(600)
 
 
+def echo(url: str, rows: str) -> None:
+    """For each row of one queue append one to the other, as soon as it is there."""
+    with penstock.connect(url, create=False) as store:
+        back = store.queue("back")
+        with store.queue("q").watch() as watch:
+            watch.wait({0: 0}, 0)
+            print("ready", flush=True)
+            for position in range(int(rows)):
+                assert watch.wait({0: position}, 60).ends
+                back.append([{"n": position}])
+
+
+def append_many(url: str, writer: str, appends: str) -> None:
+    """Append to the partitions of a queue, sometimes to all at once, and staged rows too."""
+    from penstock.store import staging
+    from penstock.store.cutting import to_segments
+
+    with penstock.connect(url, create=False) as store:
+        queue = store.queue("q")
+        for n in range(int(appends)):
+            if n % 3 == 0:
+                queue.append([{"n": n}], n % queue.partitions)
+            elif n % 3 == 1:
+                queue.append([{"n": n}] * 2)
+            else:
+                attempt = staging.Attempt(writer, n, 0, "a")
+                segments = [s for p in range(queue.partitions) for s in to_segments(_one_row(n), p)]
+                with store.database.transaction() as tx:
+                    staging.stage(tx, queue.record, attempt, segments, 0)
+                with store.database.transaction() as tx:
+                    staging.promote(tx, queue.record, writer, n, {"a": len(segments)})
+
+
+def _one_row(n: int) -> pa.Table:
+    return pa.table({"n": [n], "s": [None]}, schema=SCHEMA)
+
+
 if __name__ == "__main__":
     globals()[sys.argv[1]](*sys.argv[2:])

@@ -78,6 +78,7 @@ HOT: dict[str, dict[str, Any]] = {
     "read_key_homes": {"queue_id": 7},
     "read_partitions": {"queue_id": 7},
     "read_partition": IN_QUEUE,
+    "read_ends": {"queue_id": 7, "first": 0, "last": 1},
     "lock_partition": IN_QUEUE,
     "advance_partition": IN_QUEUE | {"row_count": 1, "bytes": 1, "segments": 1, "now": 1},
     "read_page": IN_QUEUE

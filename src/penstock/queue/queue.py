@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -30,6 +30,7 @@ from penstock.store import catalog, log, merge
 from penstock.store.catalog import PartitionRecord, QueueRecord
 from penstock.store.cutting import Segment, to_segments
 from penstock.store.database import Database, Transaction
+from penstock.store.watching import Watch, watch
 
 _GROWTHS = 10
 
@@ -269,6 +270,16 @@ class Queue:
 
     def _partition(self, partition: int) -> PartitionRecord:
         return self._database.run(lambda tx: catalog.lock_partition(tx, self._record, partition), write=False)
+
+    def watch(self, partitions: Collection[int] | None = None) -> Watch:
+        """What wakes its caller soon after anybody has appended rows; close it after use.
+
+        Parameters
+        ----------
+        partitions
+            The partitions that matter to the caller; all when None.
+        """
+        return watch(self._database, self._record, partitions)
 
     def register(self, consumer: str, *, vital: bool | None = None, start: Any = "earliest") -> Consumer:
         """Register a consumer on this queue; see :meth:`Consumer.register`."""

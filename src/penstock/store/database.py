@@ -31,6 +31,8 @@ class Transaction(ABC):
         self.schema = schema
         self.write = write
         """False where it only reads: then it takes no locks either."""
+        self.channels: set[str] = set()
+        """Where somebody waits for what this transaction has appended."""
         self._statements = statements(self.dialect, schema)
 
     @abstractmethod
@@ -83,6 +85,10 @@ class Transaction(ABC):
     def owner_alive(self, name: str) -> bool:
         """Whether anybody holds the owner lock of that name; looks without touching it."""
 
+    def notify(self, channel: str) -> None:
+        """Wake those who listen to a channel as soon as this transaction is committed."""
+        self.channels.add(channel)
+
     def one(self, name: str, /, **parameters: Any) -> Any:
         """The first row of a statement, or None."""
         rows = self.all(name, **parameters)
@@ -103,7 +109,7 @@ class Database(ABC):
         """Whether connecting may make the database's file."""
         self.uuid: str | None = None
         """The store's identity, once it is known."""
-        self._pool = Pool(self._connected, self._disconnect, str(url))
+        self._pool = Pool(self.connected, self.disconnect, str(url))
 
     # What a dialect provides.
 
@@ -115,7 +121,7 @@ class Database(ABC):
     def _connect(self) -> Any: ...
 
     @abstractmethod
-    def _disconnect(self, connection: Any) -> None: ...
+    def disconnect(self, connection: Any) -> None: ...
 
     @abstractmethod
     def _begin(self, connection: Any, *, write: bool) -> Transaction: ...
@@ -133,6 +139,10 @@ class Database(ABC):
     @abstractmethod
     def _commit_error(self, error: PenstockError) -> PenstockError:
         """What it means that a commit failed with that error."""
+
+    def _notified(self, connection: Any, channels: Iterable[str]) -> bool:
+        """Wake those who listen, after a commit; False when the connection is of no use any more."""
+        return True
 
     @abstractmethod
     def owner_lock(self, name: str) -> OwnerLock:
@@ -157,7 +167,7 @@ class Database(ABC):
 
     @contextmanager
     def _translating_block(self, block: AbstractContextManager[Transaction]) -> Iterator[Transaction]:
-        with self._translating(), block as transaction:
+        with self.translating(), block as transaction:
             yield transaction
 
     @contextmanager
@@ -176,7 +186,7 @@ class Database(ABC):
         with self._pool.lease() as lease:
             connection = lease.connection
             try:
-                with self._translating(), closing(self._begin(connection, write=write)) as transaction:
+                with self.translating(), closing(self._begin(connection, write=write)) as transaction:
                     yield transaction
             except BaseException as error:
                 undone = self._undone(connection)
@@ -184,12 +194,12 @@ class Database(ABC):
                 lease.sound = undone and isinstance(error, Exception) and not isinstance(error, StoreError)
                 raise
             try:
-                with self._translating():
+                with self.translating():
                     self._commit(connection)
             except PenstockError as error:
                 self._undone(connection)
                 raise self._commit_error(error) from error.__cause__
-            lease.sound = True
+            lease.sound = not transaction.channels or self._notified(connection, transaction.channels)
 
     def _undone(self, connection: Any) -> bool:
         try:
@@ -247,12 +257,14 @@ class Database(ABC):
         """Close the idle connections; those in use are closed when they come back."""
         self._pool.close()
 
-    def _connected(self) -> Any:
-        with self._translating():
+    def connected(self) -> Any:
+        """A new connection; the caller closes it with :meth:`disconnect`."""
+        with self.translating():
             return self._connect()
 
     @contextmanager
-    def _translating(self) -> Iterator[None]:
+    def translating(self) -> Iterator[None]:
+        """A block in which the driver's errors become the store's."""
         try:
             yield
         except PenstockError:

@@ -109,6 +109,7 @@ def _append_one(tx: Transaction, queue: QueueRecord, segment: Segment) -> Append
         bytes=segment.bytes,
         data=memoryview(segment.payload),
     )
+    _tell(tx, row)
     (only,) = _spread(queue, row, segment.partition, [(segment.rows, segment.bytes)])
     return Appended({only.partition: (only.start, only.end)}, (only.partition,) if only.crowded else ())
 
@@ -147,9 +148,15 @@ def place(tx: Transaction, queue: QueueRecord, sizes: Sequence[tuple[int, int, i
             segments=len(members),
             now=now,
         )
+        _tell(tx, row)
         places += _spread(queue, row, partition, [size[1:] for size in members])
         now = places[-1].timestamp
     return places
+
+
+def _tell(tx: Transaction, row: Any) -> None:
+    if row is not None and row.channel is not None:
+        tx.notify(row.channel)
 
 
 def _spread(queue: QueueRecord, row: Any, partition: int, sizes: Sequence[tuple[int, int]]) -> list[Place]:

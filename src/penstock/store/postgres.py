@@ -172,7 +172,7 @@ class PostgresDatabase(Database):
         connection.adapters.register_dumper(int, Int8BinaryDumper)
         return connection
 
-    def _disconnect(self, connection: psycopg.Connection[Any]) -> None:
+    def disconnect(self, connection: psycopg.Connection[Any]) -> None:
         connection.close()
 
     def _begin(self, connection: psycopg.Connection[Any], *, write: bool) -> Transaction:
@@ -192,6 +192,15 @@ class PostgresDatabase(Database):
     def _rollback(self, connection: psycopg.Connection[Any]) -> None:
         if not connection.closed:
             connection.rollback()
+
+    def _notified(self, connection: psycopg.Connection[Any], channels: Iterable[str]) -> bool:
+        # Not in the transaction: its commit would hold up all others of the database that notify. Should this one not arrive,
+        # the rows are found all the same, only later.
+        ok = self._psycopg.pq.ExecStatus.TUPLES_OK
+        return all(
+            connection.pgconn.exec_params(b"select pg_notify($1, '')", [channel.encode()]).status == ok
+            for channel in channels
+        )
 
     def _commit_error(self, error: PenstockError) -> PenstockError:
         if not isinstance(error, StoreUnavailable):
@@ -226,17 +235,27 @@ class PostgresDatabase(Database):
             lambda: self.run(lambda tx: tx.owner_alive(name), write=False),
         )
 
-    def _locked(self, key: int) -> psycopg.Connection[Any] | None:
-        """A connection that holds an advisory lock; None when another one does."""
-        connection: psycopg.Connection[Any] = self._connected()
-        mine = False
+    def lasting_connection(self) -> psycopg.Connection[Any]:
+        """A connection that may idle for ever, each statement a transaction."""
+        connection: psycopg.Connection[Any] = self.connected()
         try:
-            with self._translating():
+            with self.translating():
                 connection.autocommit = True
                 for name, value in _SESSION.items():
                     connection.execute(
                         "select set_config(name, %s, false) from pg_settings where name = %s", (value, name)
                     )
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _locked(self, key: int) -> psycopg.Connection[Any] | None:
+        """A connection that holds an advisory lock; None when another one does."""
+        connection = self.lasting_connection()
+        mine = False
+        try:
+            with self.translating():
                 row = connection.execute("select pg_try_advisory_lock(%s)", (key,)).fetchone()
                 mine = bool(row and row[0])
         finally:
@@ -268,6 +287,8 @@ class PostgresDatabase(Database):
         # Inside a transaction this is a savepoint.
         with connection.transaction():
             yield transaction
+            for channel in transaction.channels:
+                transaction.query("select pg_notify(:channel, '')", channel=channel)
 
     def _check_identity(self, transaction: Transaction) -> None:
         found = transaction.one("store_exists", schema=self.url.options["schema"]).found

@@ -145,7 +145,7 @@ class SqliteDatabase(Database):
         return os.path.exists(self.path)
 
     def _connect(self) -> _Connection:
-        self._require_same_file()
+        self.require_same_file()
         # A file that somebody removed is not made anew under a store that is open.
         mode = "rwc" if self.may_create else "rw"
         connection = sqlite3.connect(
@@ -171,7 +171,8 @@ class SqliteDatabase(Database):
             raise
         return connection
 
-    def _require_same_file(self) -> None:
+    def require_same_file(self) -> None:
+        """Refuse to go on where the file was removed or replaced while it was open."""
         # SQLite goes on with a file that has lost its name, and what it writes there is gone with its last process.
         if self._file not in (None, file_at(self.path)):
             raise StoreNotFound(
@@ -187,17 +188,17 @@ class SqliteDatabase(Database):
         StoreUnavailable
             When others are at the file in another mode.
         """
-        with self._pool.lease() as lease, self._translating():
+        with self._pool.lease() as lease, self.translating():
             if lease.connection.execute("pragma journal_mode").fetchone()[0] != "wal":
                 lease.connection.execute("pragma journal_mode = wal")
             lease.sound = True
 
-    def _disconnect(self, connection: _Connection) -> None:
+    def disconnect(self, connection: _Connection) -> None:
         connection.close()
         connection.turn.close()
 
     def _begin(self, connection: _Connection, *, write: bool) -> Transaction:
-        self._require_same_file()
+        self.require_same_file()
         if write and not connection.turn.take(self._patience):
             raise StoreUnavailable(
                 f"{self.url} is locked by another writer: it was not our turn within {self._patience} s"

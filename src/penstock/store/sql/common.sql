@@ -102,6 +102,12 @@ select * from penstock.partition where queue_id = :queue_id order by partition;
 -- name: read_partition
 select * from penstock.partition where queue_id = :queue_id and partition = :partition;
 
+-- Where the partitions of a range end, for those who wait for more.
+-- name: read_ends
+select partition, next_index, total from penstock.partition
+where queue_id = :queue_id and partition >= :first and partition <= :last
+order by partition;
+
 -- name: insert_payload
 insert into penstock.payload (payload_id, runs, data) values (:payload_id, :runs, :data);
 

@@ -29,7 +29,22 @@ where n.nspname = :schema and c.relkind = 'r' and c.relpersistence = 'u' and sta
 -- name: allocate_block
 select nextval('penstock.payload_block') as block;
 
--- The update takes the partition's row lock and holds it to the commit. Timestamps never go back.
+-- Who watches a queue shares this lock, which its connection holds, and listens to the channel.
+-- name: watch_channel
+select 'penstock_' || 'penstock.partition'::regclass::oid || '_' || :queue_id as channel;
+
+-- name: hold_watch
+select pg_try_advisory_lock_shared('penstock.partition'::regclass::oid::integer, (:queue_id & 2147483647)::integer) as held;
+
+-- A transaction that begins behind all that are running.
+-- name: newest_transaction
+select pg_current_xact_id()::text::bigint as newest;
+
+-- name: oldest_transaction
+select pg_snapshot_xmin(pg_current_snapshot())::text::bigint as oldest;
+
+-- The update takes the partition's row lock and holds it to the commit. Timestamps never go back. Under the lock it finds out
+-- whether anybody watches the queue, that is whether the watchers' lock is free; else the channel to notify comes back.
 -- name: advance_partition
 update penstock.partition
 set next_index = next_index + :row_count,
@@ -39,7 +54,13 @@ set next_index = next_index + :row_count,
         last_timestamp, coalesce(:now, (extract(epoch from clock_timestamp()) * 1000000)::bigint)
     )
 where queue_id = :queue_id and partition = :partition
-returning next_index, last_timestamp, segments, total;
+returning
+    next_index, last_timestamp, segments, total,
+    case
+        when not pg_try_advisory_lock(tableoid::integer, (queue_id & 2147483647)::integer)
+            then 'penstock_' || tableoid || '_' || queue_id
+        when pg_advisory_unlock(tableoid::integer, (queue_id & 2147483647)::integer) then null
+    end as channel;
 
 -- An append of one segment in one round trip; the payload's id is drawn under the partition's lock.
 -- name: append_segment
@@ -52,7 +73,13 @@ with placed as (
             last_timestamp, (extract(epoch from clock_timestamp()) * 1000000)::bigint
         )
     where queue_id = :queue_id and partition = :partition
-    returning next_index, last_timestamp, segments, total, nextval('penstock.payload_block') * 4096 as payload_id
+    returning
+        next_index, last_timestamp, segments, total, nextval('penstock.payload_block') * 4096 as payload_id,
+        case
+            when not pg_try_advisory_lock(tableoid::integer, (queue_id & 2147483647)::integer)
+                then 'penstock_' || tableoid || '_' || queue_id
+            when pg_advisory_unlock(tableoid::integer, (queue_id & 2147483647)::integer) then null
+        end as channel
 ), stored as (
     insert into penstock.payload (payload_id, data) select payload_id, :data from placed
 ), published as (
@@ -64,7 +91,7 @@ with placed as (
         last_timestamp, :bytes, payload_id
     from placed
 )
-select next_index, last_timestamp, segments, total from placed;
+select next_index, last_timestamp, segments, total, channel from placed;
 
 -- Others may still refer to the row.
 -- name: lock_registration

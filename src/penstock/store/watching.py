@@ -1,0 +1,230 @@
+"""Waiting until a queue has more rows, together with other file descriptors, without asking all the time."""
+
+from __future__ import annotations
+
+import logging
+import select
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.errors import PartitionNotFound, StoreError, StoreUnavailable
+from penstock.store import forks
+from penstock.store.catalog import QueueRecord, dropped
+from penstock.store.database import Database
+from penstock.store.forks import Forkable
+
+log = logging.getLogger("penstock.store")
+
+_ALL = (0, 2**31)
+
+
+@dataclass(frozen=True)
+class Wake:
+    """Why a wait has ended; false when its time was over."""
+
+    ends: dict[int, int]
+    """Of each partition with rows at or behind the position that was given: the row index behind its newest row."""
+    ready: tuple[Any, ...]
+    """What of the other files can be read, was closed, or is broken."""
+
+    def __bool__(self) -> bool:
+        return bool(self.ends or self.ready)
+
+
+class Watch(Forkable, ABC):
+    """Knows soon of rows that any process has appended to a queue.
+
+    One thread uses it at a time. It has a connection of its own, and after a fork it belongs to the parent alone.
+
+    Parameters
+    ----------
+    connect
+        Makes a connection that nothing else uses.
+    translating
+        Turns the errors of the database's driver into the store's.
+    partitions
+        The partitions to look at; all when None.
+    """
+
+    def __init__(
+        self,
+        queue: QueueRecord,
+        partitions: Collection[int] | None,
+        connect: Callable[[], Any],
+        translating: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        self._queue = queue
+        first, last = (min(partitions), max(partitions)) if partitions else _ALL
+        self._wanted = {"queue_id": queue.queue_id, "first": first, "last": last}
+        self._connect = connect
+        self._translating = translating
+        self._connection: Any = None
+        self._guard = threading.Lock()
+        self._closed = False
+        self._away = False
+        self._ends: dict[int, int] = {}
+        self._total = queue.partitions
+        self._due = 0.0
+        """When to look again, whatever is heard until then; by the monotonic clock."""
+        forks.watch(self)
+
+    @property
+    def partitions(self) -> int:
+        """How many partitions the queue had when it was last looked at."""
+        return self._total
+
+    def wait(self, positions: Mapping[int, int], timeout: float, also: Sequence[Any] = ()) -> Wake:
+        """Wait for rows, for one of ``also``, or until the time is over.
+
+        It returns at once when rows are there already, and never because of other queues or of rows before the positions.
+        A store that does not answer is waited for.
+
+        Parameters
+        ----------
+        positions
+            For each partition the first row index that the caller has not read.
+        timeout
+            Seconds; with 0 it only looks. While the server of a store is away it may take as long as a connection.
+        also
+            File descriptors, or objects that have one, such as sockets.
+
+        Raises
+        ------
+        QueueNotFound, PartitionNotFound
+            When the queue was dropped, or has no such partition.
+        StoreError
+            When the watch was closed, or the store is gone or damaged.
+        """
+        if self._closed:
+            raise self._ended()
+        deadline = time.monotonic() + timeout
+        while True:
+            ahead = self._ahead(positions)
+            left = 0.0 if ahead else min(deadline, self._due) - time.monotonic()
+            heard, ready = self._listened(also, max(left, 0.0))
+            if not ahead and (heard or time.monotonic() >= self._due):
+                self._look(heard)
+                ahead = self._ahead(positions)
+            if ahead or ready or time.monotonic() >= deadline:
+                return Wake(ahead, ready)
+
+    def _ended(self) -> StoreError:
+        return StoreError(f"the watch of queue {self._queue.name!r} has been closed: make another one")
+
+    def _ahead(self, positions: Mapping[int, int]) -> dict[int, int]:
+        ends = self._ends
+        return {part: ends[part] for part, position in positions.items() if ends.get(part, 0) > position}
+
+    def _listened(self, also: Sequence[Any], seconds: float) -> tuple[bool, tuple[Any, ...]]:
+        poller = select.poll()
+        own = self._descriptor()
+        if own is not None:
+            poller.register(own, select.POLLIN)
+        files = {each if isinstance(each, int) else each.fileno(): each for each in also}
+        for file in files:
+            poller.register(file, select.POLLIN)
+        found = [file for file, _ in poller.poll(seconds * 1000)]
+        return own in found, tuple(files[file] for file in found if file in files)
+
+    def _look(self, heard: bool) -> None:
+        with self._guard:
+            if self._closed:
+                raise self._ended()
+            try:
+                with self._translating():
+                    rows = self._read(heard)
+            except StoreUnavailable as error:
+                self._lose(error)
+                rows = None
+            else:
+                self._found()
+            self._due = time.monotonic() + self._pause(heard, rows is not None)
+        if rows is not None:
+            self._take(rows)
+
+    def _take(self, rows: Sequence[tuple[int, int, int]]) -> None:
+        if not rows:
+            raise self._missing()
+        self._total = rows[0][2]
+        self._ends = {partition: end for partition, end, _ in rows}
+
+    def _missing(self) -> Exception:
+        first, last = self._wanted["first"], self._wanted["last"]
+        if (first, last) == _ALL or last < self._queue.partitions:
+            return dropped(self._queue)
+        return PartitionNotFound(f"queue {self._queue.name!r} has no partition {first}", partition=first)
+
+    def _lose(self, error: StoreUnavailable) -> None:
+        if not self._away:
+            self._away = True
+            log.warning("waiting for the store to come back: %s", error, extra={"action": "watch_lost"})
+
+    def _found(self) -> None:
+        if self._away:
+            self._away = False
+            log.info("the store is back: watching queue %r", self._queue.name, extra={"action": "watch_back"})
+
+    # What a dialect provides.
+
+    @abstractmethod
+    def _descriptor(self) -> int | None:
+        """A file that can be read when something may have been appended."""
+
+    @abstractmethod
+    def _read(self, heard: bool) -> list[tuple[int, int, int]] | None:
+        """Partition, end and number of partitions, for each partition; None when nothing has changed."""
+
+    @abstractmethod
+    def _pause(self, heard: bool, changed: bool) -> float:
+        """For how many seconds not to look again unless something is heard."""
+
+    @abstractmethod
+    def _disconnect(self) -> None: ...
+
+    # Its end, and forks.
+
+    def __enter__(self) -> Watch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give up the connection; harmless when it was done before."""
+        with self._guard:
+            self._closed = True
+            self._disconnect()
+
+    def before_fork(self) -> None:
+        self._guard.acquire()
+
+    def after_fork_in_parent(self) -> None:
+        self._guard.release()
+
+    def after_fork_in_child(self) -> None:
+        self._guard = threading.Lock()
+        self._closed = True
+
+
+def watch(database: Database, queue: QueueRecord, partitions: Collection[int] | None = None) -> Watch:
+    """Watch a queue for rows that anybody appends; close it after use.
+
+    Parameters
+    ----------
+    partitions
+        The partitions that matter to the caller; all when None.
+    """
+    from penstock.store.postgres import PostgresDatabase
+    from penstock.store.postgres_watch import PostgresWatch
+    from penstock.store.sqlite import SqliteDatabase
+    from penstock.store.sqlite_watch import SqliteWatch
+
+    if isinstance(database, SqliteDatabase):
+        return SqliteWatch(database, queue, partitions)
+    assert isinstance(database, PostgresDatabase)
+    return PostgresWatch(database, queue, partitions)
