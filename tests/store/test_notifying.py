@@ -17,6 +17,7 @@ from tests.store.programs import SCHEMA
 from tests.store.proxy import proxied
 from tests.store.support import raw_connection, run_sql
 from tests.store.test_watching import LONG, NEVER, later, ready
+from tests.support.waiting import wait_until
 
 
 @contextmanager
@@ -62,6 +63,12 @@ def test_an_append_notifies_while_somebody_watches_and_only_then(
                 ours.execute(end)
                 assert heard() == notified
             ours.close()
+        # The server notices a closed connection a moment later.
+        schema = pg_store.database.url.options["schema"]
+        held = (
+            f"select 1 from pg_locks where locktype = 'advisory' and classid = '{schema}.partition'::regclass"
+        )
+        wait_until(lambda: not run_sql(pg_store.database, held))
         queue.append(rows, partition)
         assert heard() == 0
 
