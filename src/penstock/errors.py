@@ -41,6 +41,7 @@
     │   ├── ConsumerBound
     │   └── CheckpointRewound
     ├── OutputModeRefused             an output mode that would lose or repeat rows, or that Spark does not start
+    ├── ContinuousRefused             what a continuous query cannot do
     ├── TableRefused                  rows that a table cannot take as it is asked to
     ├── ContinuousFailed              a run of a continuous query came to nothing
     └── QueryFailed                   a streaming query ended with an error
@@ -249,6 +250,12 @@ class CheckpointRewound(CommitRefused):
 
 class OutputModeRefused(PenstockError):
     condition = "OUTPUT_MODE_REFUSED"
+
+
+class ContinuousRefused(PenstockError):
+    """A continuous query cannot do what it is asked to; the sub-condition says what is amiss."""
+
+    condition = "CONTINUOUS_REFUSED"
 
 
 class TableRefused(PenstockError):

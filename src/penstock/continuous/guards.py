@@ -1,0 +1,146 @@
+"""Expressions that look only at real rows: markers and fillers, which pass every filter, get a value without them.
+
+Without the guard a marker that is the copy of a row that a filter took out would meet what stands behind the filter: a division
+by the zero that was filtered away, or a Python function that does not expect a null.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+from py4j.protocol import Py4JJavaError
+
+from penstock.continuous.allowed import children
+from penstock.continuous.shield import shielded_command
+
+_PLAIN = ("AttributeReference", "Literal")
+_ONE_ROW = ("JsonTuple",)
+"""Generators that give one row for each, whatever it is."""
+
+
+class Guards:
+    """Makes the guarded form of resolved expressions.
+
+    Parameters
+    ----------
+    spark
+        A classic session.
+    kind
+        The attribute of the carried plan that says what a row is.
+    """
+
+    def __init__(self, spark: Any, kind: Any) -> None:
+        self._spark = spark
+        self._kind = kind
+        self._jvm = spark._jvm
+        self._expressions = spark._jvm.org.apache.spark.sql.catalyst.expressions
+
+    def column(self, expression: Any) -> Any:
+        """A column of a projection, under its name."""
+        if expression.nodeName() != "Alias":
+            return expression
+        (value,) = children(expression)
+        return self._with_children(expression, [self._value(value)])
+
+    def condition(self, expression: Any) -> Any:
+        """A filter's condition, which markers and fillers pass."""
+        return self._case(self._shielded(expression), self._expressions.Literal.TrueLiteral())
+
+    def generator(self, expression: Any) -> Any:
+        """A generator that gives one row for a marker or a filler, whatever their array holds."""
+        if expression.nodeName() in _ONE_ROW:
+            return self._with_children(expression, [self._value(child) for child in children(expression)])
+        (value,) = children(expression)
+        guarded = self._case(self._shielded(value), self._one_element(value.dataType()))
+        return self._with_children(expression, [guarded])
+
+    def without_null(self, attribute: Any) -> Any:
+        """A column that is not null in a marker or a filler, where its type has anything else."""
+        scala = self._jvm.scala
+        return self._expressions.Alias(
+            self._case(attribute, self._something(attribute.dataType())),
+            attribute.name(),
+            attribute.exprId(),
+            attribute.qualifier(),
+            scala.Option.apply(attribute.metadata()),
+            self._sequence([]),
+        )
+
+    @cached_property
+    def _is_row(self) -> Any:
+        # The default of a number is 0, which is ROW.
+        return self._expressions.EqualTo(self._kind, self._expressions.Literal.default(self._kind.dataType()))
+
+    @cached_property
+    def _python(self) -> Any:
+        return self._jvm.org.apache.spark.sql.catalyst.trees.TreePattern.PYTHON_UDF()
+
+    def _value(self, expression: Any) -> Any:
+        if expression.nodeName() in _PLAIN:
+            return expression
+        return self._case(self._shielded(expression), self._something(expression.dataType()))
+
+    def _case(self, value: Any, otherwise: Any) -> Any:
+        scala = self._jvm.scala
+        branch = scala.Tuple2(self._is_row, value)
+        return self._expressions.CaseWhen(self._sequence([branch]), scala.Option.apply(otherwise))
+
+    def _something(self, data_type: Any) -> Any:
+        """A value that is not null, where the type has one: with a null, pandas would see floats instead of integers."""
+        try:
+            return self._expressions.Literal.default(data_type)
+        except Py4JJavaError:
+            return self._expressions.Literal.create(None, data_type)
+
+    def _one_element(self, data_type: Any) -> Any:
+        literal = self._expressions.Literal
+        if data_type.typeName() == "map":
+            entry = [literal.default(data_type.keyType()), literal.create(None, data_type.valueType())]
+            return self._expressions.CreateMap(self._sequence(entry))
+        return self._expressions.CreateArray(self._sequence([literal.create(None, data_type.elementType())]))
+
+    def _shielded(self, expression: Any) -> Any:
+        """The expression with each Python function in it shielded; Spark runs those ahead of any condition."""
+        if not expression.containsPattern(self._python):
+            return expression
+        if expression.nodeName() == "PythonUDF":
+            return self._shielded_function(expression)
+        return self._with_children(expression, [self._shielded(child) for child in children(expression)])
+
+    def _shielded_function(self, udf: Any) -> Any:
+        function = udf.func()
+        command = bytes(function.command().toArray(self._jvm.scala.reflect.ClassTag.Byte()))
+        shielded = self._jvm.org.apache.spark.api.python.SimplePythonFunction(
+            bytearray(shielded_command(command, udf.evalType(), udf.dataType().json())),
+            function.envVars(),
+            function.pythonIncludes(),
+            function.pythonExec(),
+            function.pythonVer(),
+            function.broadcastVars(),
+            function.accumulator(),
+        )
+        arguments = [self._kind, *map(self._argument, children(udf))]
+        return self._expressions.PythonUDF(
+            udf.name(),
+            shielded,
+            udf.dataType(),
+            self._sequence(arguments),
+            udf.evalType(),
+            udf.udfDeterministic(),
+            udf.resultId(),
+        )
+
+    def _argument(self, expression: Any) -> Any:
+        if expression.nodeName() == "NamedArgumentExpression":
+            (value,) = children(expression)
+            return self._with_children(expression, [self._argument(value)])
+        if expression.nodeName() == "AttributeReference" and expression.nullable():
+            return self._case(expression, self._something(expression.dataType()))
+        return self._value(expression)
+
+    def _sequence(self, items: list[Any]) -> Any:
+        return self._jvm.PythonUtils.toSeq(items)
+
+    def _with_children(self, tree: Any, below: list[Any]) -> Any:
+        return tree.withNewChildren(self._sequence(below))

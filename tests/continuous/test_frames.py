@@ -1,0 +1,239 @@
+"""Operations on a continuous frame: rows as on any DataFrame, every marker once and in its place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+
+from penstock.continuous.frames import ContinuousFrame, begin_frame, checked, transformed
+from penstock.continuous.hidden import EPOCH, KIND
+from penstock.errors import ContinuousRefused
+from tests.continuous.reading import Told, run, source_of, told
+
+STEPS = [("rows", 1), ("marker", 1), ("filler", 3), ("rows", 1), ("marker", 2), ("rows", 2), ("filler", 2), ("marker", 3)]  # fmt: skip
+Transform = Callable[[Any], Any]
+
+
+@pytest.fixture(scope="module")
+def plain(spark: SparkSession) -> DataFrame:
+    """Four rows with the corner cases of arrays and of division."""
+    rows = [(1, "a", [1, 2], 2), (2, None, [], 0), (3, "c", None, 1), (4, "d", [5], 0)]
+    return spark.createDataFrame(rows, "id bigint, s string, a array<int>, z int").coalesce(1).cache()
+
+
+@pytest.fixture
+def frame(spark: SparkSession, plain: DataFrame) -> ContinuousFrame:
+    return source_of(spark, plain, STEPS)
+
+
+def assert_same(spark: SparkSession, plain: DataFrame, transform: Transform) -> Told:
+    """Rows and schema are those of the plain DataFrame; markers and fillers are all there, where they were."""
+    expected = transform(plain)
+    made = transformed(source_of(spark, plain, STEPS), transform)
+    assert made.schema == expected.schema
+    out = told(made)
+    assert out.rows == expected.toArrow().to_pylist()
+    assert out.markers == [1, 2, 3]
+    assert out.fillers == 5
+    epochs = [epoch for _, epoch in out.order]
+    assert epochs == sorted(epochs)
+    assert out.order[-1] == (1, 3)
+    return out
+
+
+ALIKE: dict[str, Transform] = {
+    "select": lambda df: df.select("id", df.s, df["z"] + 1, F.lit(7).alias("seven")),
+    "selectExpr": lambda df: df.selectExpr("id * 2 AS twice", "upper(s) s"),
+    "where with text": lambda df: df.where("z > 0"),
+    "filter with a column": lambda df: df.filter(F.col("s").isNotNull()).where(df.id > 1),
+    "withColumn and drop": lambda df: df.withColumn("id", F.col("id") + 1).withColumns({"x": F.lit("y")}).drop("a", "s"),
+    "renaming": lambda df: df.withColumnRenamed("s", "t").withColumnsRenamed({"z": "zz"}).toDF("p", "q", "r", "t"),
+    "alias": lambda df: df.alias("t").select("t.*", F.col("t.id").alias("same")),
+    "items": lambda df: df[["id", "s"]][df.id > 1],
+    "transform": lambda df: df.transform(lambda inner, by: inner.select(F.col("id") * by), 3),
+    "na": lambda df: df.na.fill("?").fillna(9).dropna().replace("?", "!"),
+    "a column by a pattern": lambda df: df.select(df.colRegex("`[is]`")),
+    "stars leave the hidden columns out": lambda df: df.selectExpr("*", "hash(*) AS h", "struct(*) AS whole"),
+    "the star of a frame": lambda df: df.select(df["*"], F.struct("*").alias("whole")),
+    "a filter on a column that a select left out": lambda df: df.select("id").where(df.z == 0),
+    "the same name twice": lambda df: df.select("id", "id"),
+    "types of every kind": lambda df: df.selectExpr("parse_json(string(id)) v", "map(id, s) m", "date_add('2026-01-01', z) d", "decimal(id) / 3 n").selectExpr("*", "to_json(v) j").drop("v"),
+    "expressions never see the copy of a filtered row": lambda df: df.where("z != 0").selectExpr("10 / z AS share"),
+    "explode": lambda df: df.select("id", F.explode("a").alias("x")),
+    "explode, then a filter": lambda df: df.withColumn("x", F.explode("a")).where("x > 1"),
+    "explode_outer": lambda df: df.withColumn("x", F.explode_outer("a")),
+    "posexplode": lambda df: df.select("*", F.posexplode("a").alias("place", "x")),
+    "posexplode_outer": lambda df: df.selectExpr("posexplode_outer(a)", "id"),
+    "explode of strings": lambda df: df.select(F.explode(F.split("s", "")).alias("letter")),
+    "explode of a map": lambda df: df.select(F.explode(F.create_map("id", "s")).alias("k", "v")),
+    "inline": lambda df: df.selectExpr("id", "inline(transform(a, x -> struct(x, x + 1 AS y)))"),
+    "inline_outer": lambda df: df.selectExpr("inline_outer(transform(a, x -> struct(x, string(x) AS y)))"),
+    "json_tuple": lambda df: df.selectExpr("id", """json_tuple('{"a":1,"b":2}', 'a', 'b')"""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("transform", ALIKE.values(), ids=list(ALIKE))
+def test_rows_are_those_of_the_plain_dataframe_and_markers_all_come_through(
+    spark: SparkSession, plain: DataFrame, transform: Transform
+) -> None:
+    assert_same(spark, plain, transform)
+
+
+def test_markers_and_fillers_keep_their_places_among_the_rows(spark: SparkSession, plain: DataFrame) -> None:
+    out = run(spark, plain, STEPS, lambda df: df.where("id != 3").select("id"))
+    assert out.order == [(0, 1), (1, 1), *[(2, 2)] * 3, (0, 2), (1, 2), (0, 3), *[(2, 3)] * 2, (1, 3)]
+
+
+LINKS: list[Transform] = [
+    lambda df: df.where("id % 2 = 0"),
+    lambda df: df.withColumn("id", F.col("id") + F.lit(1)),
+    lambda df: df.select("*", (F.col("id") / 2).alias("half")).drop("half"),
+    lambda df: df.withColumn("id", F.explode(F.sequence(F.lit(0), F.col("id")))),
+    lambda df: df.where(F.col("id") > 0).selectExpr("id", "string(100 div id) AS s"),
+    lambda df: df.select("id", F.explode(F.expr("filter(array(s, '7'), x -> x IS NOT NULL)")).alias("s")),
+    lambda df: df.alias("t").select("t.id", F.concat("s", F.lit("!")).alias("s")),
+]
+
+
+@settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.sampled_from(LINKS), min_size=3, max_size=6))
+def test_any_chain_of_operations_gives_the_plain_dataframes_rows_and_all_markers(
+    spark: SparkSession, plain: DataFrame, links: list[Transform]
+) -> None:
+    def chain(df: Any) -> Any:
+        df = df.select("id", "s")
+        for link in links:
+            df = link(df)
+        return df
+
+    assert_same(spark, plain, chain)
+
+
+def test_the_hidden_columns_are_out_of_sight(frame: ContinuousFrame, plain: DataFrame) -> None:
+    assert frame.columns == plain.columns
+    assert frame.dtypes == plain.dtypes
+    assert frame.schema == plain.schema
+    assert frame.isStreaming
+    assert KIND not in repr(frame)
+    assert "id" in dir(frame)
+    with pytest.raises(AnalysisException, match="UNRESOLVED_COLUMN"):
+        frame.select(KIND)
+    with pytest.raises(AnalysisException, match="UNRESOLVED_COLUMN") as refused:
+        frame.where("nothing = 1")
+    assert EPOCH not in str(refused.value)
+
+
+def test_dropping_a_hidden_column_by_name_drops_nothing(frame: ContinuousFrame) -> None:
+    assert frame.drop(KIND, EPOCH).carried.columns[-2:] == [KIND, EPOCH]
+
+
+def test_a_column_with_the_name_of_a_hidden_one_is_refused(
+    frame: ContinuousFrame, spark: SparkSession
+) -> None:
+    for transform in (
+        lambda df: df.withColumnRenamed("id", KIND.upper()),
+        lambda df: df.select(F.lit(1).alias(EPOCH)),
+        lambda df: df.mapInArrow(lambda batches: batches, f"{KIND} int"),
+    ):
+        with pytest.raises(ContinuousRefused, match="COLUMN_NAME"):
+            transform(frame)
+    with pytest.raises(ContinuousRefused, match="COLUMN_NAME"):
+        begin_frame(spark.range(1).selectExpr(f"id AS {KIND}", "1 AS k", "2 AS e"))
+
+
+REFUSED: dict[str, tuple[str, Transform]] = {
+    "groupBy": ("Aggregate", lambda df: df.groupBy("id").count()),
+    "agg": ("Aggregate", lambda df: df.agg(F.sum("id"))),
+    "an aggregate in a select": ("Aggregate", lambda df: df.select(F.sum("id"))),
+    "distinct": ("Deduplicate", lambda df: df.distinct()),
+    "dropDuplicates": ("Deduplicate", lambda df: df.dropDuplicates(["id"])),
+    "join": ("Join", lambda df: df.join(df, "id")),
+    "crossJoin": ("Join", lambda df: df.crossJoin(df)),
+    "union": ("Union", lambda df: df.union(df)),
+    "sort": ("Sort", lambda df: df.orderBy("id")),
+    "limit": ("GlobalLimit", lambda df: df.limit(1)),
+    "repartition": ("Repartition", lambda df: df.repartition(2)),
+    "coalesce": ("Repartition", lambda df: df.coalesce(1)),
+    "sample": ("Sample", lambda df: df.sample(0.5)),
+    "withWatermark": ("EventTimeWatermark", lambda df: df.withWatermark("t", "1 second")),
+    "window": ("Window", lambda df: df.withColumn("n", F.expr("row_number() OVER (ORDER BY id)"))),
+    "a scalar subquery": ("ScalarSubquery", lambda df: df.selectExpr("(SELECT max(id) FROM range(3)) AS m")),
+    "exists": ("Exists", lambda df: df.where("EXISTS (SELECT 1)")),
+    "in a query": ("InSubquery", lambda df: df.where("id + 1 IN (SELECT id FROM range(3))")),
+    "stack": ("Stack", lambda df: df.selectExpr("stack(2, id, id + 1)")),
+}
+
+
+@pytest.mark.parametrize(("operation", "transform"), REFUSED.values(), ids=list(REFUSED))
+def test_other_operations_are_refused_at_once_in_sparks_words(
+    frame: ContinuousFrame, operation: str, transform: Transform
+) -> None:
+    with pytest.raises(ContinuousRefused) as refused:
+        transform(frame)
+    assert refused.value.condition == "CONTINUOUS_REFUSED.UNSUPPORTED_OPERATION"
+    assert refused.value.parameters["operation"] == operation
+    assert f"Continuous processing does not support {operation} operations" in str(refused.value)
+    assert "processing_time" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "now", ["current_timestamp()", "current_date", "now()", "localtimestamp()", "curdate()", "unix_timestamp()", "current_time()"]
+)  # fmt: skip
+def test_the_current_time_is_refused_wherever_it_stands(frame: ContinuousFrame, now: str) -> None:
+    for transform in (
+        lambda df: df.selectExpr(f"concat(s, string({now}))"),
+        lambda df: df.where(f"s < string({now})"),
+        lambda df: df.select(F.explode(F.array(F.expr(now)))),
+    ):
+        with pytest.raises(ContinuousRefused, match="does not support current time operations"):
+            transform(frame)
+
+
+@pytest.mark.parametrize(
+    "name", ["collect", "show", "count", "toPandas", "cache", "createTempView", "foreach", "take"]
+)
+def test_actions_are_refused_by_name(frame: ContinuousFrame, name: str) -> None:
+    with pytest.raises(ContinuousRefused, match=f"does not support DataFrame.{name}"):
+        getattr(frame, name)()
+
+
+@pytest.mark.parametrize("name", ["write", "writeStream", "rdd"])
+def test_what_runs_without_a_call_is_refused_when_it_is_asked_for(frame: ContinuousFrame, name: str) -> None:
+    with pytest.raises(ContinuousRefused, match=f"does not support DataFrame.{name}"):
+        getattr(frame, name)
+
+
+def test_an_unknown_name_is_the_error_of_any_dataframe(frame: ContinuousFrame) -> None:
+    with pytest.raises(AttributeError, match="nothing_of_the_kind"):
+        _ = frame.nothing_of_the_kind
+    assert not hasattr(frame, "nothing_of_the_kind")
+
+
+def test_a_transform_has_to_give_back_the_frame_that_it_got(
+    frame: ContinuousFrame, plain: DataFrame, spark: SparkSession
+) -> None:
+    for other in (None, plain, source_of(spark, plain, STEPS)):
+        with pytest.raises(ContinuousRefused, match="OTHER_FRAME"):
+            transformed(frame, lambda _, other=other: other)  # type: ignore[misc]
+
+
+def test_the_whole_plan_is_checked_and_has_no_python_stage_of_its_own(frame: ContinuousFrame) -> None:
+    plan = checked(frame.where("id > 1").select("*", F.explode("a")))
+    assert plan.python_stages == ()
+    assert plan.records_per_batch == 512
+    assert plan.notes(pipelined=False) == ()
+
+
+def test_a_shuffle_that_got_into_the_plan_is_refused(frame: ContinuousFrame, spark: SparkSession) -> None:
+    begun = begin_frame(frame.carried.repartition(2))
+    with pytest.raises(ContinuousRefused, match="Repartition"):
+        checked(begun)
+    with pytest.raises(ContinuousRefused, match="Join"):
+        checked(begin_frame(frame.carried.crossJoin(spark.range(1)).select(frame.carried["*"])))
