@@ -20,8 +20,12 @@ if TYPE_CHECKING:
     from penstock.changes.feeds.queue import QueueFeed as QueueFeed
     from penstock.changes.feeds.snapshots import SnapshotFeed as SnapshotFeed
     from penstock.errors import PenstockError as PenstockError
+    from penstock.pipeline.continuous import ContinuousQuery as ContinuousQuery
+    from penstock.pipeline.ends import ConsoleSink as ConsoleSink
+    from penstock.pipeline.ends import FunctionSink as FunctionSink
     from penstock.pipeline.ends import QueueSink as QueueSink
     from penstock.pipeline.ends import QueueSource as QueueSource
+    from penstock.pipeline.ends import RateSource as RateSource
     from penstock.pipeline.query import Query as Query
     from penstock.pipeline.stream import Pipeline as Pipeline
     from penstock.pipeline.stream import Stream as Stream
@@ -47,7 +51,10 @@ __version__ = "0.1.0"
 _HOMES = {
     "AppendResult": "penstock.queue.queue",
     "ChangeContract": "penstock.changes.contract",
+    "ConsoleSink": "penstock.pipeline.ends",
     "Consumer": "penstock.queue.consumer",
+    "ContinuousQuery": "penstock.pipeline.continuous",
+    "FunctionSink": "penstock.pipeline.ends",
     "Lag": "penstock.queue.consumer",
     "DebeziumFeed": "penstock.changes.feeds.debezium",
     "DeltaFeed": "penstock.changes.feeds.delta",
@@ -63,6 +70,7 @@ _HOMES = {
     "QueueInfo": "penstock.queue.queue",
     "QueueSink": "penstock.pipeline.ends",
     "QueueSource": "penstock.pipeline.ends",
+    "RateSource": "penstock.pipeline.ends",
     "Retention": "penstock.queue.retention",
     "SnapshotFeed": "penstock.changes.feeds.snapshots",
     "Store": "penstock.queue.store",

@@ -9,7 +9,7 @@ from unittest.mock import Mock, PropertyMock
 import pytest
 
 import penstock as ps
-from penstock.pipeline.query import QuerySource
+from penstock.pipeline.micro_batches import MicroBatchQuery, QuerySource
 from tests.spark.support import make_queue, one_store
 
 
@@ -20,8 +20,8 @@ def running() -> Mock:
     return spark
 
 
-def query_of(spark: Mock, folder: Path, *sources: QuerySource) -> ps.Query:
-    return ps.Query(spark, str(folder / "ck"), sources)
+def query_of(spark: Mock, folder: Path, *sources: QuerySource) -> MicroBatchQuery:
+    return MicroBatchQuery(spark, str(folder / "ck"), sources)
 
 
 def actions(caplog: pytest.LogCaptureFixture) -> list[str]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TextIO
 
 import pyarrow as pa
+from pyspark.sql.types import StructType
 
 from penstock.continuous.ends import SinkDriver
 from penstock.continuous.epochs import Epoch
@@ -65,6 +66,9 @@ class ConsoleDriver(SinkDriver):
     rows: int = 20
     truncate: int = 20
     out: TextIO | None = None
+
+    def check(self, schema: StructType) -> None:
+        """Any rows will do."""
 
     def sink(self) -> Sink:
         return ConsoleRows(self.rows, self.truncate)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.types import StructType
 
 from penstock.continuous.epochs import Epoch
 from penstock.continuous.reader import Source
@@ -16,6 +18,11 @@ Positions = dict[int, int]
 
 class SourceDriver(ABC):
     """A source as the driver sees it, for all runs of a query."""
+
+    @property
+    @abstractmethod
+    def schema(self) -> pa.Schema:
+        """Of its rows."""
 
     @abstractmethod
     def own(self) -> None:
@@ -56,6 +63,15 @@ class SinkDriver(ABC):
     """A sink as the driver sees it, for all runs of a query."""
 
     @abstractmethod
+    def check(self, schema: StructType) -> None:
+        """Refuse rows that the sink does not take.
+
+        Raises
+        ------
+        SchemaMismatch
+        """
+
+    @abstractmethod
     def sink(self) -> Sink:
         """Before each run: what tasks write to."""
 
@@ -66,8 +82,3 @@ class SinkDriver(ABC):
     @abstractmethod
     def commit(self, epoch: Epoch, offset: Any) -> None:
         """Make an epoch visible, once."""
-
-
-def moved(start: Mapping[int, int], end: Mapping[int, int]) -> Positions:
-    """Positions with those that have changed."""
-    return {**start, **end}

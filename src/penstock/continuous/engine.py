@@ -15,6 +15,7 @@ from pyspark.sql.types import StructType
 from penstock.continuous.coordinator import EpochCoordinator
 from penstock.continuous.ends import Positions, SinkDriver, SourceDriver
 from penstock.continuous.epochs import Epochs
+from penstock.continuous.frames import ContinuousFrame, begin_frame, checked, transformed
 from penstock.continuous.hidden import HIDDEN
 from penstock.continuous.link import Address
 from penstock.continuous.reader import ReadTask
@@ -31,8 +32,7 @@ _SETTINGS = {
     "spark.sql.execution.pandas.udf.buffer.size": "64",
 }
 
-Carry = Callable[[DataFrame], DataFrame]
-"""The transformation of rows that have the hidden columns."""
+Transform = Callable[[ContinuousFrame], ContinuousFrame]
 
 
 @dataclass
@@ -43,10 +43,8 @@ class SparkEngine:
     ----------
     spark
         The user's session; the query works in a copy, with settings of its own.
-    carry
-        The transformation.
-    python_stages
-        How many of its stages run in Python.
+    transforms
+        The transformations, one after the other.
     called
         How Spark's page describes the job.
     """
@@ -54,9 +52,24 @@ class SparkEngine:
     spark: SparkSession
     source: SourceDriver
     sink: SinkDriver
-    carry: Carry
-    python_stages: int
+    transforms: Sequence[Transform]
     called: str
+
+    def check(self) -> StructType:
+        """See whether the query can be run continuously; the schema of its rows.
+
+        Raises
+        ------
+        ContinuousRefused
+            When it has an operation that does not work row by row.
+        """
+        nobody = Address("", 0, "", b"")
+        frame = self._transformed(
+            self._session(_BATCH_ROWS), ReadTask(self.source.source(), ({},), nobody, 0, 0)
+        )
+        self._stages = len(checked(frame).python_stages)
+        schema: StructType = frame.schema
+        return schema
 
     def coordinator(self, epochs: Epochs) -> EpochCoordinator:
         return EpochCoordinator(*names(self.spark), epochs)
@@ -81,21 +94,27 @@ class SparkEngine:
         return [{p: positions[p] for p in partitions[task::tasks]} for task in range(tasks)]
 
     def job(self, coordinator: EpochCoordinator, groups: Sequence[Positions], epoch: int) -> SparkJob:
+        rows = _BATCH_ROWS_WITH_PYTHON if self._stages else _BATCH_ROWS
+        # The JVM asks for one row more before it closes a batch, and one more pushes the last bytes out.
+        fillers = rows * (1 + self._stages) + 2
+        read = ReadTask(self.source.source(), tuple(groups), coordinator.address, epoch, fillers)
+        frame = self._transformed(self._session(rows), read)
+        write = WriteTask(self.sink.sink(), coordinator.address)
+        return SparkJob(frame.carried.mapInArrow(write, REPORT), self.called)
+
+    def _session(self, rows: int) -> SparkSession:
         own = SparkSession(self.spark.sparkContext, self.spark._jsparkSession.cloneSession())
-        rows = _BATCH_ROWS_WITH_PYTHON if self.python_stages else _BATCH_ROWS
         for key, value in {**_SETTINGS, "spark.sql.execution.arrow.maxRecordsPerBatch": str(rows)}.items():
             own.conf.set(key, value)
-        frame = self._frame(own, coordinator.address, groups, epoch, rows * (1 + self.python_stages) + 2)
-        return SparkJob(frame, self.called)
+        return own
 
-    def _frame(
-        self, own: SparkSession, address: Address, groups: Sequence[Positions], epoch: int, fillers: int
-    ) -> DataFrame:
-        source, tasks = self.source.source(), len(groups)
-        read = ReadTask(source, tuple(groups), address, epoch, fillers)
-        schema = StructType([*to_struct(source.schema), *to_struct(HIDDEN)])
-        rows = own.range(0, tasks, 1, tasks).mapInArrow(read, schema, barrier=True)
-        return self.carry(rows).mapInArrow(WriteTask(self.sink.sink(), address), REPORT)
+    def _transformed(self, own: SparkSession, read: ReadTask) -> ContinuousFrame:
+        tasks = len(read.groups)
+        schema = StructType([*to_struct(read.source.schema), *to_struct(HIDDEN)])
+        frame = begin_frame(own.range(0, tasks, 1, tasks).mapInArrow(read, schema, barrier=True))
+        for function in self.transforms:
+            frame = transformed(frame, function)
+        return frame
 
 
 class SparkJob:

@@ -24,6 +24,7 @@ _RESTARTS = 5
 _BACK_OFF = 0.1
 _LONGEST_BACK_OFF = 10.0
 _FINISH_SECONDS = 60.0
+_TELLING_SECONDS = 2.0
 
 
 class State(Enum):
@@ -228,8 +229,9 @@ class ContinuousExecution:
             self._epochs(coordinator, job)
             if not job.join(_FINISH_SECONDS):
                 raise ContinuousFailed("the tasks of the query did not come to their end")
-        except PenstockError as error:
-            # What a task has met says more than that its line broke.
+        except ContinuousFailed as error:
+            # What a task has met says more than that its line broke; at rest Spark itself does not see that it is gone.
+            job.join(_TELLING_SECONDS)
             raise job.failure() or error from None
         finally:
             job.cancel()

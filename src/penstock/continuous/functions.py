@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
+from pyspark.sql.types import StructType
 
 from penstock.continuous.ends import SinkDriver
 from penstock.continuous.epochs import Epoch
 from penstock.continuous.writer import Sink, SinkTask
 
-Function = Callable[[pa.RecordBatch], None]
+Function = Callable[[pa.RecordBatch], object]
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,9 @@ class FunctionDriver(SinkDriver):
     """Nothing is left to do when an epoch ends: rows may come again after a failure."""
 
     function: Function
+
+    def check(self, schema: StructType) -> None:
+        """Any rows will do."""
 
     def sink(self) -> Sink:
         return FunctionRows(self.function)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
+from pyspark.sql.types import StructType
 
 from penstock.commit.batch import commit_batch
 from penstock.commit.microbatch import BatchCommit
@@ -16,11 +17,12 @@ from penstock.continuous.ends import Positions, SinkDriver, SourceDriver
 from penstock.continuous.epochs import Epoch
 from penstock.continuous.queues import QueueRows, QueueWrites
 from penstock.errors import CheckpointMismatch
+from penstock.queue.commits import refuse_feed
 from penstock.queue.opened import open_store
 from penstock.queue.store import Store
 from penstock.spark.options import SinkOptions, SourceOptions
 from penstock.spark.positions import start_positions, still_there
-from penstock.spark.schemas import source_schema
+from penstock.spark.schemas import check_writable, source_schema
 from penstock.store import catalog, ledger
 from penstock.store.catalog import QueueRecord
 from penstock.store.database import Transaction
@@ -129,6 +131,11 @@ class QueueSinkDriver(SinkDriver):
     def app_id(self) -> str:
         """The query in the ledger."""
         return self.options.app_id or self.query_id
+
+    def check(self, schema: StructType) -> None:
+        queue = self._queue()
+        refuse_feed(queue)
+        check_writable(schema, queue.schema, queue.name)
 
     def sink(self) -> QueueWrites:
         app_id = self.app_id if self.exactly_once else None

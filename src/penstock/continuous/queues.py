@@ -18,10 +18,12 @@ from penstock.queue.queue import placement_of
 from penstock.spark.schemas import output
 from penstock.spark.stores import check_reach
 from penstock.spark.writing import Pieces
-from penstock.store import catalog, log, staging
+from penstock.store import log, staging
 from penstock.store.catalog import QueueRecord
-from penstock.store.database import Transaction
 from penstock.store.staging import Attempt
+from penstock.store.watching import watch
+
+_LONGEST_WAIT = 1.0
 
 
 @dataclass(frozen=True)
@@ -43,17 +45,22 @@ class QueueReading(SourceTask):
     def __init__(self, source: QueueRows, positions: Mapping[int, int]) -> None:
         self._source = source
         self._positions = dict(positions)
-        self._partitions = source.queue.partitions
         self._database = open_store(source.url).database
+        self._watch = watch(self._database, source.queue, positions)
+        self._ends: dict[int, int] = {}
+        """What the last look has found and was not read yet."""
 
     def read(self, max_rows: int) -> pa.RecordBatch | None:
+        ends = self._ends or self._watch.wait(self._positions, 0).ends
+        self._ends = {}
         found = []
-        for partition, end in self._ends().items():
-            start = self._positions[partition]
-            if start < end:
-                upto = min(end, start + max_rows)
+        for partition, end in ends.items():
+            start, upto = self._positions[partition], min(end, self._positions[partition] + max_rows)
+            if start < upto:
                 found += self._rows(partition, start, upto)
                 self._positions[partition] = upto
+            if upto < end:
+                self._ends[partition] = end
         return pa.concat_batches(found) if found else None
 
     def _rows(self, partition: int, start: int, end: int) -> list[pa.RecordBatch]:
@@ -70,26 +77,18 @@ class QueueReading(SourceTask):
         )
         return [output(chunk, source.queue, partition, source.schema) for chunk in chunks]
 
-    def _ends(self) -> dict[int, int]:
-        def work(tx: Transaction) -> list[catalog.PartitionRecord]:
-            return catalog.partitions(tx, self._source.queue)
-
-        there = self._database.run(work, write=False)
-        self._partitions = len(there)
-        return {part.partition: part.next_index for part in there if part.partition in self._positions}
-
     def offsets(self) -> dict[int, int]:
         return dict(self._positions)
 
     @property
     def grown(self) -> bool:
-        return self._partitions > self._source.queue.partitions
+        return self._watch.partitions > self._source.queue.partitions
 
     def wait(self, link: Link) -> None:
-        link.waits(0.002)
+        self._ends = self._watch.wait(self._positions, _LONGEST_WAIT, [link]).ends
 
     def close(self) -> None:
-        """Nothing: the process keeps its store open."""
+        self._watch.close()
 
 
 @dataclass(frozen=True)

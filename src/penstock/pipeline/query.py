@@ -2,224 +2,73 @@
 
 from __future__ import annotations
 
-import json
-import logging
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from abc import ABC, abstractmethod
 from typing import Any
 
-from py4j.protocol import Py4JError
-from pyspark.errors import StreamingQueryException
-from pyspark.sql.streaming.query import StreamingQuery
-
-from penstock.commit.offsets import QueueOffset, batch_ranges
-from penstock.commit.owner import drain, level
-from penstock.pipeline.failures import plain
-from penstock.queue.store import Store, connect
-from penstock.spark.checkpoint import Checkpoint
-
-log = logging.getLogger("penstock.pipeline")
-
 STOP_SECONDS = 60.0
-_POLL_SECONDS = 0.02
-_QUIET_POLLS = 3
-_RELEASE_SECONDS = 5.0
-# The query's own end, and that of Spark's JVM.
-_FAILURES = (StreamingQueryException, Py4JError, ConnectionError)
 
 
-@dataclass(frozen=True)
-class QuerySource:
-    """A consumer that the query owns."""
-
-    url: str = field(repr=False)
-    queue: str
-    consumer: str
-
-
-class Query:
-    """A query of a pipeline."""
-
-    def __init__(
-        self, query: StreamingQuery, checkpoint: str, sources: Sequence[QuerySource], *, others: bool = False
-    ) -> None:
-        self._query = query
-        self._checkpoint = checkpoint
-        self._sources = sources
-        # A source that cannot be asked for no more may never rest for long.
-        self._quiet_polls = 1 if others or not sources else _QUIET_POLLS
+class Query(ABC):
+    """A query of a pipeline, whatever its trigger."""
 
     def __repr__(self) -> str:
-        return f"Query(name={self.name!r}, id={self.id!r}, active={self.isActive})"
+        return f"{type(self).__name__}(name={self.name!r}, id={self.id!r}, active={self.isActive})"
 
     @property
+    @abstractmethod
     def id(self) -> str:
         """The query's id, the same over all runs of a checkpoint."""
-        return str(self._query.id)
 
     @property
+    @abstractmethod
     def runId(self) -> str:
         """The id of this run."""
-        return str(self._query.runId)
 
     @property
+    @abstractmethod
     def name(self) -> str | None:
         """The query's name."""
-        return self._query.name
 
     @property
+    @abstractmethod
     def isActive(self) -> bool:
         """Whether the query runs."""
-        return self._query.isActive
 
     @property
+    @abstractmethod
     def status(self) -> dict[str, Any]:
         """What the query is doing."""
-        return self._query.status
 
     @property
+    @abstractmethod
     def lastProgress(self) -> Any:
-        """The progress of the last micro-batch."""
-        return self._query.lastProgress
+        """The progress of the last micro-batch, or epoch."""
 
     @property
+    @abstractmethod
     def recentProgress(self) -> list[Any]:
-        """The progress of recent micro-batches."""
-        return self._query.recentProgress
+        """The progress of recent micro-batches, or epochs."""
 
-    def explain(self, extended: bool = False) -> None:
-        """Print the physical plan of the last micro-batch."""
-        self._query.explain(extended)
-
+    @abstractmethod
     def exception(self) -> Exception | None:
         """What ended the query: Penstock's own error where it was one, else Spark's."""
-        error = self._query.exception()
-        return None if error is None else plain(error)
 
+    @abstractmethod
     def awaitTermination(self, timeout: float | None = None) -> bool | None:
         """Wait until the query ends, or for ``timeout`` seconds; raise what ended it, if anything did."""
-        try:
-            # Spark's annotation says int; it takes fractions of a second as well.
-            ended = self._query.awaitTermination(timeout)  # type: ignore[arg-type]  # as said
-        except _FAILURES as error:
-            raise plain(error) from None
-        if ended is not False:
-            self._level()
-        return ended
 
+    @abstractmethod
     def processAllAvailable(self) -> None:
         """Wait until all that was in the sources has been processed and committed."""
-        try:
-            self._query.processAllAvailable()
-        except _FAILURES as error:
-            raise plain(error) from None
 
+    @abstractmethod
     def stop(self, timeout: float = STOP_SECONDS) -> bool:
-        """Finish the micro-batch in hand, then stop; True if it was finished.
+        """Finish the micro-batch, or epoch, in hand, then stop; True if it was finished.
 
         Afterwards consumer, safe offset and checkpoint are level.
 
         Parameters
         ----------
         timeout
-            Seconds to wait for the micro-batch in hand; then it is broken off, and repeated by the next run.
+            Seconds to wait for what is in hand; then it is broken off, and repeated by the next run.
         """
-        finished = False
-        try:
-            with self._warning(
-                "drain_failed", "is stopped without the end of its micro-batch, which the next run repeats"
-            ):
-                finished = not self.isActive or self._drained(timeout)
-        finally:
-            self._query.stop()
-        self._level()
-        return finished
-
-    @contextmanager
-    def _warning(self, action: str, what: str) -> Iterator[None]:
-        """An error in here is told in the log, and the query's own end is what counts."""
-        try:
-            yield
-        except Exception as error:
-            log.warning("query %r %s: %s", self.name or self.id, what, error, extra={"action": action})
-
-    def _drained(self, timeout: float) -> bool:
-        """Ask the sources for no more, and wait until the query rests."""
-        epochs = self._epochs()
-        for source in self._sources:
-            with connect(source.url, create=False) as store:
-                epoch = epochs.get((store.uuid, source.queue, source.consumer))
-                drain(store.database, source.consumer, source.queue, epoch)
-        deadline = time.monotonic() + timeout
-        quiet = 0
-        while self.isActive and quiet < self._quiet_polls:
-            if time.monotonic() > deadline:
-                log.warning(
-                    "query %r is stopped in the middle of a micro-batch, after %s s; the next run repeats it",
-                    self.name or self.id,
-                    timeout,
-                    extra={"action": "stop_timeout"},
-                )
-                return False
-            status = self.status
-            quiet = quiet + 1 if _resting(status) else 0
-            time.sleep(_POLL_SECONDS)
-        return True
-
-    def _epochs(self) -> dict[tuple[str, str, str | None], int]:
-        """The owner epochs of this run, as its sources have reported them: another query may own the consumer by now."""
-        progress = self._query.lastProgress
-        reported = [] if progress is None else [source.latestOffset for source in progress.sources]
-        offsets = [QueueOffset.of(_json(text)) for text in reported]
-        return {
-            (offset.store, offset.queue, offset.consumer): offset.epoch
-            for offset in offsets
-            if offset is not None
-        }
-
-    def _level(self) -> None:
-        """Bring the consumers to where the checkpoint's commit log ends, once their owner is gone."""
-        offsets: list[QueueOffset] = []
-        if self._sources:
-            with self._levelling():
-                offsets = self._committed()
-        for source in self._sources:
-            with self._levelling(), connect(source.url, create=False) as store:
-                _await_release(store, source)
-                for offset in offsets:
-                    if (offset.queue, offset.consumer) == (source.queue, source.consumer):
-                        level(store.database, store.uuid, offset)
-                store.tend(store.queue(source.queue).record, ())
-
-    def _levelling(self) -> AbstractContextManager[None]:
-        return self._warning(
-            "level_failed", "has ended, and the next run brings its consumer level with its checkpoint"
-        )
-
-    def _committed(self) -> list[QueueOffset]:
-        checkpoint = Checkpoint(self._checkpoint)
-        last = checkpoint.last_commit()
-        return [] if last is None else batch_ranges(checkpoint.offsets(last), ())
-
-
-def _json(text: str | None) -> object:
-    try:
-        return json.loads(text or "null")
-    except ValueError:
-        # Another source's offset need not be JSON.
-        return None
-
-
-def _resting(status: dict[str, Any]) -> bool:
-    return not status.get("isTriggerActive") or not status.get("isDataAvailable")
-
-
-def _await_release(store: Store, source: QuerySource) -> None:
-    """Spark ends the process that owns the consumer a moment after the query."""
-    registration = store.consumer(source.consumer).registration(source.queue)
-    lock = store.database.owner_lock(registration.lock_name(store.uuid))
-    deadline = time.monotonic() + _RELEASE_SECONDS
-    while lock.held_elsewhere() and time.monotonic() < deadline:
-        time.sleep(_POLL_SECONDS)

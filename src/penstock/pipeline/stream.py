@@ -16,11 +16,14 @@ from penstock.errors import CommitRefused, InvalidInput, InvalidOption
 from penstock.kinds import path_text, require
 from penstock.modes.checking import check as check_modes
 from penstock.names import did_you_mean, in_quotes
-from penstock.pipeline.ends import QueueSink, QueueSource
+from penstock.pipeline.continuous import ContinuousQuery
+from penstock.pipeline.ends import ConsoleSink, FunctionSink, QueueSink, QueueSource, RateSource
 from penstock.pipeline.failures import plainly
-from penstock.pipeline.query import Query, QuerySource
+from penstock.pipeline.micro_batches import MicroBatchQuery, QuerySource
+from penstock.pipeline.query import Query
 from penstock.pipeline.settings import no_data_batches
 from penstock.pipeline.shutdown import stop_on_sigterm
+from penstock.pipeline.starting import AnySink, start_continuous
 from penstock.pipeline.trigger import Trigger
 from penstock.pipeline.waking import waking
 from penstock.spark.checkpoint import Checkpoint
@@ -33,7 +36,7 @@ from penstock.tables.sink import TableSink
 
 Transform = Callable[[DataFrame], DataFrame]
 
-_TRIGGERS = "one of ps.Trigger.processing_time('10 seconds') and ps.Trigger.available_now()"
+_TRIGGERS = "one of ps.Trigger.processing_time('10 seconds'), ps.Trigger.available_now() and ps.Trigger.continuous('100 ms')"
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,7 @@ class Stream:
     """A source with the transformations so far; each method returns a new one."""
 
     spark: SparkSession
-    source: QueueSource | Changelog | DataFrame
+    source: QueueSource | RateSource | Changelog | DataFrame
     transforms: tuple[Transform, ...] = ()
 
     def transform(self, function: Transform) -> Stream:
@@ -65,34 +68,38 @@ class Stream:
     def _read(self) -> DataFrame:
         if isinstance(self.source, DataFrame):
             return self.source
+        if isinstance(self.source, RateSource):
+            return self.spark.readStream.format("rate").options(**self.source.given()).load()
         if not isinstance(self.source, QueueSource):
             return read_stream(self.spark, self.source)
         register(self.spark)
         with plainly():
             return self.spark.readStream.format("penstock").options(**self.source.given()).load()
 
-    def write(
-        self, sink: QueueSink | TableSink, *, guarantee: str = "exactly_once", output_mode: str = "append"
-    ) -> Pipeline:
+    def write(self, sink: AnySink, *, guarantee: str | None = None, output_mode: str = "append") -> Pipeline:
         """Say where it goes.
 
         Parameters
         ----------
         sink
-            A :class:`QueueSink` or a :class:`TableSink`.
+            A :class:`QueueSink`, a :class:`TableSink`, a :class:`ConsoleSink` or a :class:`FunctionSink`.
         guarantee
-            ``exactly_once`` (the sink's rows and the consumer's move are one transaction), ``idempotent`` (for stateless
+            Into a queue or a table, ``exactly_once`` by default (the sink's rows and the consumer's move are one transaction), ``idempotent`` (for stateless
             transformations, in output mode append: tasks write for themselves, repeats are skipped) or ``at_least_once``.
         output_mode
             ``append``: a queue only grows. A table takes ``update`` and ``complete`` as well.
         """
-        require("sink", sink, QueueSink | TableSink, "a ps.QueueSink or a ps.TableSink")
+        require("sink", sink, AnySink, "a ps.QueueSink, ps.TableSink, ps.ConsoleSink or ps.FunctionSink")
+        if guarantee is None:
+            guarantee = "exactly_once" if isinstance(sink, QueueSink | TableSink) else "at_least_once"
         if guarantee not in GUARANTEES:
             raise InvalidOption(
                 f"guarantee is one of {', '.join(GUARANTEES)}, not {in_quotes(guarantee)}.{did_you_mean(str(guarantee), GUARANTEES)}"
             )
         if isinstance(sink, TableSink):
             sink.check(guarantee, output_mode)
+        elif isinstance(sink, ConsoleSink | FunctionSink):
+            _require_plain(sink, guarantee)
         elif output_mode != "append":
             raise InvalidOption(
                 f"a queue takes output mode append, not {in_quotes(output_mode)}: it only grows"
@@ -100,7 +107,15 @@ class Stream:
         return Pipeline(self, sink, guarantee, output_mode)
 
 
-def stream(spark: SparkSession, source: QueueSource | Changelog | DataFrame) -> Stream:
+def _require_plain(sink: ConsoleSink | FunctionSink, guarantee: str) -> None:
+    if guarantee != "at_least_once":
+        raise InvalidOption(
+            f"{type(sink).__name__} takes guarantee at_least_once, not {in_quotes(guarantee)}: it cannot tell rows that it has got before",
+            option="guarantee",
+        )
+
+
+def stream(spark: SparkSession, source: QueueSource | RateSource | Changelog | DataFrame) -> Stream:
     """Begin a pipeline.
 
     Parameters
@@ -119,9 +134,9 @@ def stream(spark: SparkSession, source: QueueSource | Changelog | DataFrame) -> 
     check_session(spark)
     if isinstance(source, DataFrame) and not source.isStreaming:
         raise InvalidInput("the DataFrame is not a streaming one: read it with spark.readStream")
-    if not isinstance(source, DataFrame | QueueSource | Changelog):
+    if not isinstance(source, DataFrame | QueueSource | RateSource | Changelog):
         raise InvalidInput(
-            f"a source is a QueueSource, a change feed or a streaming DataFrame, not {type(source).__name__}"
+            f"a source is a QueueSource, a RateSource, a change feed or a streaming DataFrame, not {type(source).__name__}"
         )
     return Stream(spark, source)
 
@@ -131,14 +146,14 @@ class Pipeline:
     """A stream and its sink, ready to start."""
 
     stream: Stream
-    sink: QueueSink | TableSink
+    sink: AnySink
     guarantee: str
     output_mode: str
 
     def start(
         self,
         *,
-        checkpoint: str | os.PathLike[str],
+        checkpoint: str | os.PathLike[str] | None = None,
         name: str | None = None,
         trigger: Trigger | None = None,
         check: bool = True,
@@ -148,7 +163,8 @@ class Pipeline:
         Parameters
         ----------
         checkpoint
-            Where Spark keeps the query's progress: a folder, or the URL of one.
+            Where Spark keeps the query's progress: a folder, or the URL of one. The continuous trigger alone does without: it makes
+            a temporary one then, which goes when the query is stopped and stays when it fails.
         name
             The query's name.
         trigger
@@ -169,6 +185,10 @@ class Pipeline:
         require("check", check, bool, "True or False")
         require("trigger", trigger, Trigger | None, _TRIGGERS)
         require("name", name, str | None, "text")
+        if trigger is not None and trigger.kind == "continuous":
+            return self._start_continuous(checkpoint, name, trigger)
+        if checkpoint is None:
+            raise InvalidInput("a query needs a checkpoint: give the folder where it keeps its progress")
         location = _location(self.stream.spark, checkpoint)
         frame = self.stream.frame()
         if check:
@@ -181,7 +201,29 @@ class Pipeline:
         if name is not None:
             writer = writer.queryName(name)
         with no_data_batches(self.stream.spark):
-            query = Query(writer.start(), location, sources, others=others)
+            query = MicroBatchQuery(writer.start(), location, sources, others=others)
+        stop_on_sigterm(query)
+        return query
+
+    def _start_continuous(
+        self, checkpoint: str | os.PathLike[str] | None, name: str | None, trigger: Trigger
+    ) -> ContinuousQuery:
+        if self.output_mode == "complete":
+            raise InvalidOption(
+                "the continuous trigger takes output mode append, not 'complete'", option="output_mode"
+            )
+        stream = self.stream
+        location = None if checkpoint is None else _location(stream.spark, checkpoint)
+        query = start_continuous(
+            stream.spark,
+            stream.source,
+            stream.transforms,
+            self.sink,
+            self.guarantee,
+            checkpoint=location,
+            name=name,
+            trigger=trigger,
+        )
         stop_on_sigterm(query)
         return query
 
@@ -189,6 +231,12 @@ class Pipeline:
         if isinstance(self.sink, TableSink):
             write = self.sink.writer(frame, self.guarantee, self.output_mode, location)
             return frame.writeStream.foreachBatch(write).option("checkpointLocation", location)
+        if isinstance(self.sink, FunctionSink):
+            return frame.writeStream.foreachBatch(self.sink).option("checkpointLocation", location)
+        if isinstance(self.sink, ConsoleSink):
+            return frame.writeStream.format("console").options(
+                **self.sink.given(), checkpointLocation=location
+            )
         options = self.sink.given() | {"guarantee": self.guarantee, "checkpointLocation": location}
         return frame.writeStream.format("penstock").options(**options)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from penstock.errors import InvalidOption
@@ -20,6 +20,10 @@ ANY_SOURCE = tuple(dict.fromkeys((*BATCH_SOURCE, *STREAM_SOURCE)))
 BATCH_SINK = (*COMMON, "maxRowsPerWrite")
 STREAM_SINK = (*BATCH_SINK, "guarantee", "appId", "allowNewCheckpoint")
 ALL = tuple(dict.fromkeys((*ANY_SOURCE, *STREAM_SINK)))
+
+
+# Options that exclude each other.
+_ONE_OF = ({"queue", "path"}, {"consumer", "startingoffsets", "startingtimestamp"})
 
 
 @dataclass(frozen=True)
@@ -162,3 +166,17 @@ def _ending(text: str) -> str | dict[int, int]:
     if text.lower() == "consumer":
         raise ValueError("a read ends at latest, or at row indexes")
     return _offsets(text)
+
+
+def with_defaults(
+    options: Mapping[str, str], defaults: Mapping[str, str], names: Sequence[str]
+) -> dict[str, str]:
+    """The options, with the session's defaults for those of ``names`` that are neither given nor excluded by one."""
+    given = _lowered(options)
+    excluded = {name for group in _ONE_OF if group & given.keys() for name in group}
+    known = {name.lower() for name in names} - excluded
+    return {name: value for name, value in _lowered(defaults).items() if name in known} | given
+
+
+def _lowered(options: Mapping[str, str]) -> dict[str, str]:
+    return {name.lower(): value for name, value in options.items()}

@@ -36,14 +36,15 @@ def register(spark: SparkSession) -> None:
     make_known(
         spark,
         PenstockDataSource,
-        defaults=_defaults(spark),
+        defaults=defaults(spark),
         master=spark.conf.get("spark.master", None),
         __module__=PenstockDataSource.__module__,
         __doc__=PenstockDataSource.__doc__,
     )
 
 
-def _defaults(spark: SparkSession) -> dict[str, str]:
+def defaults(spark: SparkSession) -> dict[str, str]:
+    """The session's defaults for the data source's options."""
     known = {name.lower(): name for name in ALL}
     found = {}
     for setting, value in spark.conf.getAll.items():

@@ -32,6 +32,7 @@ from penstock.spark.options import (
     SourceOptions,
     sink_options,
     source_options,
+    with_defaults,
 )
 from penstock.spark.schemas import check_writable, projection, source_schema, to_struct
 from penstock.spark.stores import check_reach
@@ -41,9 +42,6 @@ from penstock.store.catalog import QueueRecord
 
 # Spark plans a read with filters in this worker, and only while its setting for pushdown is on (4.2, 4.3).
 _PUSHDOWN_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
-
-# Options that exclude each other.
-_ONE_OF = ({"queue", "path"}, {"consumer", "startingoffsets", "startingtimestamp"})
 
 
 @plain_errors
@@ -113,12 +111,4 @@ class PenstockDataSource(DataSource):
         return queue
 
     def _given(self, names: Sequence[str]) -> dict[str, str]:
-        """The options, with the session's defaults for those of ``names`` that are neither given nor excluded by one."""
-        given = _lowered(self.options)
-        excluded = {name for group in _ONE_OF if group & given.keys() for name in group}
-        known = {name.lower() for name in names} - excluded
-        return {name: value for name, value in _lowered(self.defaults).items() if name in known} | given
-
-
-def _lowered(options: Mapping[str, str]) -> dict[str, str]:
-    return {name.lower(): value for name, value in options.items()}
+        return with_defaults(self.options, self.defaults, names)

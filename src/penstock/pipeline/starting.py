@@ -1,0 +1,120 @@
+"""A pipeline made ready for the continuous trigger."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+
+from penstock.changes.feeds.changelog import Changelog
+from penstock.continuous.console import ConsoleDriver
+from penstock.continuous.ends import SinkDriver, SourceDriver
+from penstock.continuous.engine import SparkEngine
+from penstock.continuous.execution import ContinuousExecution, Settings
+from penstock.continuous.functions import FunctionDriver
+from penstock.continuous.logs import CheckpointLog
+from penstock.continuous.queue_drivers import QueueSinkDriver, QueueSourceDriver
+from penstock.continuous.rate import RateDriver
+from penstock.errors import ContinuousRefused, InvalidOption
+from penstock.names import in_quotes
+from penstock.pipeline.continuous import ContinuousQuery
+from penstock.pipeline.ends import ConsoleSink, FunctionSink, QueueSink, QueueSource, RateSource
+from penstock.pipeline.failures import plain
+from penstock.pipeline.trigger import Trigger
+from penstock.spark.options import STREAM_SINK, STREAM_SOURCE, sink_options, source_options, with_defaults
+from penstock.spark.plans import streaming_reads
+from penstock.spark.register import defaults, register
+from penstock.spark.stores import check_reach
+from penstock.tables.sink import TableSink
+
+Transform = Callable[[Any], Any]
+AnySource = QueueSource | RateSource | Changelog | DataFrame
+AnySink = QueueSink | TableSink | ConsoleSink | FunctionSink
+
+_GUARANTEES = ("exactly_once", "at_least_once")
+_RETAIN = "spark.sql.streaming.minBatchesToRetain"
+_BACKLOG = "spark.sql.streaming.continuous.epochBacklogQueueSize"
+
+
+def start_continuous(
+    spark: SparkSession,
+    source: AnySource,
+    transforms: Sequence[Transform],
+    sink: AnySink,
+    guarantee: str,
+    *,
+    checkpoint: str | None,
+    name: str | None,
+    trigger: Trigger,
+) -> ContinuousQuery:
+    """Start a pipeline with the continuous trigger.
+
+    Raises
+    ------
+    ContinuousRefused
+        When the source, the sink or the transformation does not work row by row.
+    InvalidOption
+        When the guarantee is none that the engine keeps.
+    """
+    if guarantee not in _GUARANTEES:
+        raise InvalidOption(
+            f"the continuous trigger keeps guarantee {' or '.join(_GUARANTEES)}, not {in_quotes(guarantee)}",
+            option="guarantee",
+        )
+    register(spark)
+    reads = _source(spark, source)
+    temporary = tempfile.mkdtemp(prefix="penstock-continuous-") if checkpoint is None else None
+    logs = CheckpointLog(checkpoint or str(temporary))
+    writes = _sink(spark, sink, guarantee, logs.query_id)
+    engine = SparkEngine(spark, reads, writes, transforms, name or f"continuous query {logs.query_id}")
+    writes.check(engine.check())
+    retain, backlog = int(str(spark.conf.get(_RETAIN))), int(str(spark.conf.get(_BACKLOG)))
+    execution = ContinuousExecution(
+        name, reads, writes, engine, logs, Settings(trigger.seconds, retain, backlog)
+    )
+    execution.start()
+    if execution.failure is not None:
+        raise plain(execution.failure) from None
+    return ContinuousQuery(execution, reads, temporary)
+
+
+def _source(spark: SparkSession, source: AnySource) -> SourceDriver:
+    if isinstance(source, RateSource):
+        return RateDriver(source.rows_per_second, source.partitions)
+    if isinstance(source, QueueSource):
+        given = with_defaults(source.given(), defaults(spark), STREAM_SOURCE)
+        options = source_options(given, streaming=True)
+        check_reach(options.url, spark.conf.get("spark.master", None))
+        return QueueSourceDriver(options)
+    raise ContinuousRefused(
+        f"Data source {_called(source)} does not support continuous processing: read a queue with ps.QueueSource or a ps.RateSource, "
+        "or use ps.Trigger.processing_time",
+        condition="CONTINUOUS_REFUSED.SOURCE",
+        source=_called(source),
+    )
+
+
+def _called(source: AnySource) -> str:
+    if isinstance(source, DataFrame):
+        found = streaming_reads(source) or []
+        return ", ".join(kind for kind, _ in found if kind) or "of the DataFrame"
+    return type(source).__name__
+
+
+def _sink(spark: SparkSession, sink: AnySink, guarantee: str, query_id: str) -> SinkDriver:
+    if isinstance(sink, ConsoleSink):
+        return ConsoleDriver(sink.rows, sink.width)
+    if isinstance(sink, FunctionSink):
+        return FunctionDriver(sink.function)
+    if isinstance(sink, QueueSink):
+        given = with_defaults(sink.given(), defaults(spark), STREAM_SINK)
+        options = sink_options(given, streaming=True)
+        check_reach(options.url, spark.conf.get("spark.master", None))
+        return QueueSinkDriver(options, query_id, guarantee == "exactly_once")
+    raise ContinuousRefused(
+        f"{type(sink).__name__} does not support continuous processing: write to a queue, or use ps.Trigger.processing_time",
+        condition="CONTINUOUS_REFUSED.SINK",
+        sink=type(sink).__name__,
+    )

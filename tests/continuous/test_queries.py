@@ -1,0 +1,206 @@
+"""Pipelines with the continuous trigger, on Spark."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
+
+import penstock as ps
+from penstock.errors import ContinuousRefused, InvalidOption, SchemaMismatch
+from tests.spark.support import one_store
+from tests.support.waiting import wait_until
+
+SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
+SOON, NOW = ps.Trigger.continuous("50 ms"), ps.Trigger.available_now()
+PATIENCE = 60
+
+
+class Copy:
+    """Two queues, and pipelines from one into the other."""
+
+    def __init__(self, spark: SparkSession, url: str, folder: Path) -> None:
+        self.spark, self.url, self.folder = spark, url, folder
+        self.store = ps.connect(url)
+        self.queue = self.store.create_queue("in", SCHEMA, partitions=2)
+        self.out = self.store.create_queue("out", SCHEMA, partitions=2)
+        self.store.create_consumer("c").register("in")
+        self.running: list[ps.Query] = []
+        self._next = 0
+
+    def add(self, count: int = 10) -> None:
+        for partition in range(2):
+            ids = range(self._next + partition, self._next + count, 2)
+            self.queue.append([{"id": i, "name": f"name {i}"} for i in ids], partition=partition)
+        self._next += count
+
+    def pipeline(self, *, sink: Any = None, transform: Any = None, **more: Any) -> ps.Pipeline:
+        stream = ps.stream(self.spark, ps.QueueSource("in", "c", self.url)).transform(transform or evens)
+        return stream.write(sink or ps.QueueSink("out", self.url), **more)
+
+    def start(self, trigger: ps.Trigger = SOON, *, checkpoint: Any = "ck", **more: Any) -> Any:
+        place = None if checkpoint is None else self.folder / checkpoint
+        query = self.pipeline(**more).start(checkpoint=place, name="copy", trigger=trigger)
+        self.running.append(query)
+        return query
+
+    def rows(self) -> list[tuple[int, str]]:
+        tables = [self.out.read(part.partition, 0, part.next_index) for part in self.out.info().partitions]
+        return sorted((row["id"], row["name"]) for table in tables for row in table.to_pylist())
+
+    def expected(self) -> list[tuple[int, str]]:
+        return [(i, f"NAME {i}") for i in range(0, self._next, 2)]
+
+
+def evens(frame: Any) -> Any:
+    return frame.where("id % 2 = 0").withColumn("name", F.upper("name"))
+
+
+@pytest.fixture
+def copy(spark: SparkSession, store_url: str, tmp_path: Path) -> Iterator[Copy]:
+    found = Copy(spark, store_url, tmp_path)
+    yield found
+    for query in found.running:
+        query.stop(10)
+
+
+@pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])
+def test_rows_go_through_a_transformation(copy: Copy, guarantee: str) -> None:
+    copy.add()
+    query = copy.start(guarantee=guarantee)
+    query.processAllAvailable()
+    copy.add()
+    query.processAllAvailable()
+    assert copy.rows() == copy.expected()
+    assert (query.isActive, query.state) == (True, "ACTIVE")
+    assert query.lastProgress["numInputRows"] > 0
+    assert query.stop()
+    assert (query.isActive, query.exception()) == (False, None)
+    assert copy.store.consumer("c").lag("in").rows == 0
+
+
+def test_either_engine_goes_on_with_the_checkpoint_of_the_other(copy: Copy) -> None:
+    ids = set()
+    for trigger in (NOW, SOON, NOW, SOON, SOON, NOW):
+        copy.add()
+        query = copy.start(trigger)
+        ids.add(query.id)
+        if trigger is SOON:
+            query.processAllAvailable()
+            query.stop()
+        else:
+            query.awaitTermination()
+        assert copy.rows() == copy.expected()
+    assert len(ids) == 1
+
+
+def test_a_python_worker_that_is_killed_costs_nothing(copy: Copy) -> None:
+    query = copy.start()
+    before = workers()
+    for _ in range(2):
+        copy.add()
+        query.processAllAvailable()
+        for worker in set(workers()) - set(before) or set(workers()):
+            os.kill(worker, signal.SIGKILL)
+        copy.add()
+        query.processAllAvailable()
+    assert copy.rows() == copy.expected()
+
+
+def workers() -> list[int]:
+    """Spark's Python workers, but for the process that makes them."""
+    processes = psutil.Process().children(recursive=True)
+    daemons = [each for each in processes if "daemon" in " ".join(each.cmdline())]
+    return [child.pid for daemon in daemons for child in daemon.children()]
+
+
+@one_store
+def test_a_query_without_a_checkpoint_has_one_until_it_is_stopped(copy: Copy) -> None:
+    query = copy.start(checkpoint=None)
+    place = Path(query._temporary)
+    assert (place / "metadata").exists()
+    copy.add()
+    query.processAllAvailable()
+    query.stop()
+    assert not place.exists()
+    assert copy.rows() == copy.expected()
+
+
+@one_store
+def test_a_function_of_ones_own_gets_the_rows(copy: Copy, tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    told.mkdir()
+
+    def tell(batch: pa.RecordBatch) -> None:
+        (told / f"{time.monotonic_ns()}").write_text(",".join(map(str, batch["id"].to_pylist())))
+
+    query = copy.start(sink=ps.FunctionSink(tell))
+    copy.add()
+    query.processAllAvailable()
+    found = [int(i) for path in told.iterdir() for i in path.read_text().split(",")]
+    assert sorted(found) == [0, 2, 4, 6, 8]
+
+
+@one_store
+def test_a_rate_goes_to_the_console(
+    spark: SparkSession, store_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As in the first example of Spark's own pages on continuous processing."""
+    pipeline = ps.stream(spark, ps.RateSource(20)).write(ps.ConsoleSink(truncate=False))
+    query: Any = pipeline.start(name="rate", trigger=SOON)
+    try:
+        assert query.awaitEpoch(2, PATIENCE)
+    finally:
+        query.stop()
+    said = capsys.readouterr().out
+    assert "Batch: 0\n" in said
+    assert "|timestamp" in said
+    values = [line.split("|")[2].strip() for line in said.splitlines() if line.startswith("|20")]
+    assert values[:5] == ["0", "1", "2", "3", "4"]
+
+
+def _grouped(frame: Any) -> Any:
+    return frame.groupBy("name").count()
+
+
+@one_store
+def test_what_does_not_work_row_by_row_is_refused_at_once(copy: Copy) -> None:
+    with pytest.raises(ContinuousRefused, match="does not support Aggregate"):
+        copy.start(transform=_grouped)
+    with pytest.raises(ContinuousRefused, match="current_timestamp"):
+        copy.start(transform=lambda df: df.withColumn("name", F.current_timestamp().cast("string")))
+    with pytest.raises(SchemaMismatch, match="nam"):
+        copy.start(transform=lambda df: df.withColumnRenamed("name", "nam"))
+    with pytest.raises(InvalidOption, match="exactly_once or at_least_once"):
+        copy.start(guarantee="idempotent")
+    rate = copy.spark.readStream.format("rate").load()
+    with pytest.raises(ContinuousRefused, match="Data source rate does not support"):
+        ps.stream(copy.spark, rate).write(ps.ConsoleSink()).start(trigger=SOON)
+    with pytest.raises(ContinuousRefused, match="TableSink"):
+        copy.start(sink=ps.TableSink("t", url=copy.url))
+    assert not copy.running
+
+
+@one_store
+def test_what_ends_a_query_is_told(copy: Copy, monkeypatch: pytest.MonkeyPatch) -> None:
+    from penstock.continuous import execution
+
+    monkeypatch.setattr(execution, "_RESTARTS", 0)
+    query = copy.start(
+        transform=lambda df: df.withColumn("id", F.assert_true(F.col("id") < 0).cast("bigint"))
+    )
+    copy.add()
+    with pytest.raises(Exception, match="is not true"):
+        query.awaitTermination(PATIENCE)
+    assert query.exception() is not None
+    wait_until(lambda: not query.isActive, PATIENCE, "the query has ended")
+    assert copy.rows() == []
