@@ -19,13 +19,13 @@ def polls(shown: Callable[[], int]) -> Iterator[None]:
         How much has been shown so far.
     """
     pause = _FASTEST
-    while not _output_is_closed(pause):
+    while not output_is_closed(pause):
         before = shown()
         yield
         pause = _FASTEST if shown() > before else min(pause * 2, _SLOWEST)
 
 
-def _output_is_closed(seconds: float) -> bool:
+def output_is_closed(seconds: float) -> bool:
     """Wait so long, or until the reader of our pipe goes away, which is told without being asked for."""
     poller = select.poll()
     with suppress(OSError, ValueError):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.cli.commands import Run, command
-from penstock.cli.following import polls
+from penstock.cli.following import output_is_closed
 from penstock.cli.output import RowPrinter
 from penstock.cli.queue_commands import PartitionOption, QueueName, check_partition
 from penstock.errors import DataLost, InvalidInput, InvalidPosition
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from penstock.queue.queue import Queue
 
 _BLOCK_ROWS = 1000
+_GLANCE_SECONDS = 1.0
 
 RowsOption = Annotated[int, typer.Option("--rows", "-n", metavar="ROWS", min=0, help="How many.")]
 ColumnsOption = Annotated[
@@ -103,8 +104,8 @@ def tail(
         for part in _chosen(queue, partition):
             view.show(part.partition, max(part.first_index, part.next_index - rows), part.next_index)
             stands[part.partition] = part.next_index
-        for _ in polls(lambda: view.shown) if follow else ():
-            _show_new(view, _chosen(queue, partition), stands)
+        if follow:
+            _follow(view, queue, partition, stands)
 
 
 def _chosen(queue: Queue, partition: int | None) -> list[PartitionInfo]:
@@ -164,6 +165,14 @@ def _column_names(queue: Queue, wanted: str) -> list[str]:
                 f"queue {in_quotes(queue.name)} has no column {in_quotes(name)}.{hint}", column=name
             )
     return names or list(queue.schema.names)
+
+
+def _follow(view: _View, queue: Queue, partition: int | None, stands: dict[int, int]) -> None:
+    with queue.watch(None if partition is None else [partition]) as watch:
+        while not output_is_closed(0):
+            # Partitions that are new, and an output that nobody reads any more, wake nobody.
+            watch.wait(stands, _GLANCE_SECONDS)
+            _show_new(view, _chosen(queue, partition), stands)
 
 
 def _show_new(view: _View, parts: list[PartitionInfo], stands: dict[int, int]) -> None:
