@@ -6,11 +6,21 @@ import ctypes
 import os
 import struct
 from collections.abc import Sequence
+from enum import Enum
 
-_WRITTEN = 0x002 | 0x040 | 0x080 | 0x100 | 0x200  # modified, moved away, moved here, created, deleted
-_APPEARED = 0x080 | 0x100
+_WRITTEN = 0x002  # modified
+_CLOSED = 0x010  # closed by one who could not write
+_APPEARED = 0x080 | 0x100  # moved here, created
 _EVENT = struct.Struct("iIII")
 _BUFFER = 1 << 16
+
+
+class Heard(Enum):
+    """What the last event was."""
+
+    NOTHING = "nothing"
+    WRITE = "write"
+    BELL = "bell"
 
 
 class FileEvents:
@@ -22,6 +32,8 @@ class FileEvents:
         Where the files are.
     names
         The names of the files in it.
+    bell
+        The name of one that is rung by opening it for reading and closing it again.
 
     Raises
     ------
@@ -29,7 +41,7 @@ class FileEvents:
         When the system has no such thing, or none left, or the folder is not there.
     """
 
-    def __init__(self, folder: str, names: Sequence[str]) -> None:
+    def __init__(self, folder: str, names: Sequence[str], bell: str) -> None:
         self._file = -1
         library = ctypes.CDLL(None, use_errno=True)
         try:
@@ -37,13 +49,15 @@ class FileEvents:
         except AttributeError as error:
             raise OSError("there is no inotify here") from error
         self._folder = folder
-        self._names = {os.fsencode(name): os.path.join(folder, name) for name in names}
+        self._masks = dict.fromkeys(map(os.fsencode, names), _WRITTEN) | {os.fsencode(bell): _CLOSED}
+        self._bell = os.fsencode(bell)
+        self._watches: dict[int, bytes] = {}
         self._file = self._init(os.O_NONBLOCK | os.O_CLOEXEC)
         if self._file < 0:
             raise _failed()
         try:
             # Others write in that folder too: of them only files that appear are heard of.
-            self._home = self._watch(folder, _APPEARED)
+            self._home = self._watch(os.fsencode(folder), _APPEARED)
         except OSError:
             self.close()
             raise
@@ -53,23 +67,24 @@ class FileEvents:
         """Can be read when there are events."""
         return self._file
 
-    def heard(self) -> bool:
-        """Take in what has happened since the last call; whether any of it was about the files."""
-        about = appeared = False
+    def heard(self) -> Heard:
+        """Take in what has happened since the last call."""
+        about, appeared = None, False
         while data := self._events():
             position = 0
             while position < len(data):
                 watch, _, _, length = _EVENT.unpack_from(data, position)
                 position += _EVENT.size
-                name = data[position : position + length].rstrip(b"\0")
+                name = self._watches.get(watch) or data[position : position + length].rstrip(b"\0")
                 position += length
-                if watch != self._home:
-                    about = True
-                elif name in self._names:
-                    about = appeared = True
+                if name in self._masks:
+                    about = name
+                    appeared |= watch == self._home
         if appeared:
             self._watch_files()
-        return about
+        if about is None:
+            return Heard.NOTHING
+        return Heard.BELL if about == self._bell and not appeared else Heard.WRITE
 
     def _events(self) -> bytes:
         try:
@@ -78,14 +93,14 @@ class FileEvents:
             return b""
 
     def _watch_files(self) -> None:
-        for path in self._names.values():
+        for name, mask in self._masks.items():
             try:
-                self._watch(path, _WRITTEN)
+                self._watches[self._watch(os.path.join(os.fsencode(self._folder), name), mask)] = name
             except FileNotFoundError:
                 continue
 
-    def _watch(self, path: str, mask: int) -> int:
-        watch: int = self._add_watch(self._file, os.fsencode(path), mask)
+    def _watch(self, path: bytes, mask: int) -> int:
+        watch: int = self._add_watch(self._file, path, mask)
         if watch < 0:
             raise _failed()
         return watch

@@ -77,7 +77,7 @@ class PostgresWatch(Watch):
             ((oldest,),) = self._rows("oldest_transaction")
             self._settled = oldest > self._listened_since
 
-    def _pause(self, heard: bool, changed: bool) -> float:
+    def _pause(self, changed: bool) -> float:
         if self._told:
             return 0.0
         if self._settled:

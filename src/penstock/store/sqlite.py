@@ -117,6 +117,7 @@ class _Connection(sqlite3.Connection):
     """With its place in the line of writers."""
 
     turn: Turn
+    writing = False
 
 
 def file_at(path: str) -> tuple[int, int] | None:
@@ -205,10 +206,13 @@ class SqliteDatabase(Database):
             )
         # A write that began as a read could not wait for another writer: SQLite refuses to upgrade a stale snapshot.
         connection.execute("begin immediate" if write else "begin")
+        connection.writing = write
         return SqliteTransaction(connection, self.path, write=write)
 
     def _commit(self, connection: _Connection) -> None:
         connection.execute("commit")
+        if connection.writing:
+            connection.turn.ring()
         connection.turn.give_back()
 
     def _rollback(self, connection: _Connection) -> None:

@@ -8,14 +8,14 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from penstock.store.catalog import QueueRecord
-from penstock.store.file_events import FileEvents
+from penstock.store.file_events import FileEvents, Heard
 from penstock.store.statements import statements
 from penstock.store.watching import Watch
 
 if TYPE_CHECKING:
     from penstock.store.sqlite import SqliteDatabase
 
-# A commit can be seen a moment after it was written: at once, or when the disk has it.
+# A commit can be seen a moment after it was written: at once, or when the disk has it. Penstock's own writers ring then.
 QUICK, QUICKLY = 0.001, 0.03
 # What is written to a slow disk may be seen later than that.
 REST, RESTING = 0.02, 1.0
@@ -24,7 +24,10 @@ _BUSY_MS = 100
 
 
 class SqliteWatch(Watch):
-    """Looks quickly after each write to the file, seldom otherwise; where nothing tells of writes, quickly after each change."""
+    """Looks when a writer rings, quickly after a write to the file, and seldom otherwise.
+
+    Where nothing tells of either it looks quickly after each change.
+    """
 
     def __init__(
         self, database: SqliteDatabase, queue: QueueRecord, partitions: Collection[int] | None
@@ -32,6 +35,8 @@ class SqliteWatch(Watch):
         self._database = database
         self._text = statements("sqlite", "main")["read_ends"]
         self._version: int | None = None
+        self._heard = Heard.NOTHING
+        self._quick_until = 0.0
         self._last_sign = -RESTING
         self._last_pause = QUICK
         self._events = _events(database.path)
@@ -44,9 +49,8 @@ class SqliteWatch(Watch):
         return None if self._events is None else self._events.fileno()
 
     def _read(self, heard: bool) -> list[tuple[int, int, int]] | None:
-        if heard and self._events is not None:
-            # Before the look, so that a write after it is heard of anew.
-            self._events.heard()
+        # Before the look, so that a write after it is heard of anew.
+        self._heard = self._events.heard() if heard and self._events is not None else Heard.NOTHING
         self._database.require_same_file()
         if self._connection is None:
             self._connection = self._connect()
@@ -60,20 +64,21 @@ class SqliteWatch(Watch):
         self._version = version
         return rows
 
-    def _pause(self, heard: bool, changed: bool) -> float:
+    def _pause(self, changed: bool) -> float:
         now = time.monotonic()
-        told = heard or now - self._last_sign < RESTING
+        told = self._heard is not Heard.NOTHING
         if changed and not self._first:
-            self._reliable = told and self._events is not None
+            self._reliable = self._events is not None and (told or now - self._last_sign < RESTING)
         self._first = False
-        if heard or (changed and not self._reliable):
+        if told or (changed and not self._reliable):
             self._last_sign = now
-        quiet = now - self._last_sign
-        if quiet < QUICKLY:
             self._last_pause = QUICK
-        else:
-            longest = SLEEP if self._reliable and quiet > RESTING else REST
-            self._last_pause = min(self._last_pause * 2, longest)
+            # A write whose commit cannot be seen yet comes before the bell of that commit.
+            self._quick_until = 0.0 if self._heard is Heard.BELL else now + QUICKLY
+        if now < self._quick_until:
+            return QUICK
+        longest = SLEEP if self._reliable and now - self._last_sign > RESTING else REST
+        self._last_pause = min(self._last_pause * 2, longest)
         return self._last_pause
 
     def _disconnect(self) -> None:
@@ -102,6 +107,6 @@ class SqliteWatch(Watch):
 def _events(path: str) -> FileEvents | None:
     folder, name = os.path.split(path)
     try:
-        return FileEvents(folder, [name, f"{name}-wal"])
+        return FileEvents(folder, [name, f"{name}-wal"], f"{name}-lock")
     except OSError:
         return None

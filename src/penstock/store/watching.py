@@ -143,7 +143,7 @@ class Watch(Forkable, ABC):
                 rows = None
             else:
                 self._found()
-            self._due = time.monotonic() + self._pause(heard, rows is not None)
+            self._due = time.monotonic() + self._pause(rows is not None)
         if rows is not None:
             self._take(rows)
 
@@ -180,7 +180,7 @@ class Watch(Forkable, ABC):
         """Partition, end and number of partitions, for each partition; None when nothing has changed."""
 
     @abstractmethod
-    def _pause(self, heard: bool, changed: bool) -> float:
+    def _pause(self, changed: bool) -> float:
         """For how many seconds not to look again unless something is heard."""
 
     @abstractmethod
