@@ -13,7 +13,7 @@ from deltalake import DeltaTable
 from hypothesis import HealthCheck, given, settings
 from pyspark.sql import types as spark
 
-from penstock.errors import CommitRefused
+from penstock.errors import CommitRefused, TableRefused
 from penstock.tables.columns import VALID_FROM, VALID_TO
 from penstock.tables.delta_applied import Applied
 from penstock.tables.delta_applying import ChangesWriter, changes_writer
@@ -137,6 +137,7 @@ class Driver:
         rows = table_of([(*event, False) for event in collapsed(events, self.scd_type)], schema)
         name, _ = EventTask(stage, events=self.writer.events).put(iter(rows.to_batches(max_chunksize=3)))
         self.writer._commit(stage, [name] if name else [], transaction)
+        stage.drop()
 
     def rows(self) -> list[tuple[Any, ...]]:
         found = DeltaTable(self.place.path).to_pyarrow_table().to_pylist()
@@ -221,7 +222,9 @@ def test_two_runs_of_one_query_commit_a_micro_batch_once(tmp_path: Path, hooks: 
     hooks.after.append(lambda: other.apply(0, EVENTS))
     one.apply(0, EVENTS)
     assert one.rows() == FOLDS[scd_type](EVENTS)
-    assert DeltaTable(one.place.path).version() == 1
+    assert DeltaTable(one.place.path).version() == 2, (
+        "it is made, it names what is remembered, it has the micro-batch"
+    )
 
 
 @pytest.mark.parametrize("again", [True, False])
@@ -253,6 +256,21 @@ def test_deletes_that_change_no_row_are_remembered(tmp_path: Path, scd_type: int
     driver.apply(0, [("a", 5, 5, 0)])
     driver.apply(1, [("a", 4, 4, 1)])
     assert driver.rows() == FOLDS[scd_type]([("a", 5, 5, 0), ("a", 4, 4, 1)])
+
+
+def test_a_table_that_has_forgotten_its_changes_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other writers of Delta drop app transactions after the time that a property of the table sets."""
+    driver = Driver(tmp_path, 1)
+    driver.apply(0, [("a", 5, 5, 1)])
+    monkeypatch.setattr(Applied, "transaction", "dropped")
+    with pytest.raises(TableRefused, match="setTransactionRetentionDuration"):
+        driver.apply(1, [("a", 4, 4, 1)])
+    with pytest.raises(TableRefused) as caught:
+        Driver(tmp_path, 1)
+    assert caught.value.condition == "TABLE_REFUSED.CHANGES_FORGOTTEN"
+    assert driver.rows() == [("a", 5)]
 
 
 def test_a_table_that_never_rests_is_left_alone(tmp_path: Path, hooks: Hooks) -> None:

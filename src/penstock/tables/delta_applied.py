@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
-from penstock.errors import SchemaMismatch
+from penstock.errors import SchemaMismatch, TableRefused
 from penstock.tables.delta_events import PRESENT, SEQUENCE, Events
 from penstock.tables.delta_merging import merging
 from penstock.tables.delta_place import DeltaPlace, library
@@ -52,11 +53,26 @@ class Applied:
         return f"penstock:{self.place.path.rpartition('/')[2]}"
 
     def in_force(self, table: Any) -> int:
-        """The version that goes with a version of the table."""
-        return int(table.transaction_version(self.transaction) or 0)
+        """The version that goes with a version of the table.
 
-    def prepare(self) -> None:
-        """Make it where there is none.
+        Raises
+        ------
+        TableRefused
+            When the table does not say any more.
+        """
+        version = table.transaction_version(self.transaction)
+        if version is None:
+            raise TableRefused(
+                f"the Delta table {self.of} does not say any more which changes it has, in its app transaction {self.transaction}: its "
+                "property delta.setTransactionRetentionDuration is shorter than it rested, or its log was cut. Remove that property, "
+                "and drop the table to begin anew",
+                condition="TABLE_REFUSED.CHANGES_FORGOTTEN",
+                table=self.of,
+            )
+        return int(version)
+
+    def prepare(self, table: Any) -> None:
+        """Make it where there is none, and have the table name it.
 
         Raises
         ------
@@ -78,6 +94,22 @@ class Applied:
                 "drop the table to begin anew",
                 table=self.of,
             )
+        if table.transaction_version(self.transaction) is None and self.place.open().version() == 0:
+            with suppress(library("deltalake.exceptions").CommitFailedError):
+                # Somebody else may do so at the same moment.
+                self.name(table, 0)
+
+    def name(self, table: Any, version: int, versions: Mapping[str, int] | None = None) -> None:
+        """Have the table name a version, in a commit without rows.
+
+        Parameters
+        ----------
+        versions
+            Of other app transactions that the commit carries.
+        """
+        nothing = pa.schema(table.schema().to_arrow()).empty_table()
+        carried = properties({**(versions or {}), self.transaction: version})
+        library("deltalake").write_deltalake(table, nothing, mode="append", commit_properties=carried)
 
     def tidy(self, version: int) -> None:
         """Delete files that are in no version which somebody may read; never those of a version that goes with the table."""

@@ -23,7 +23,7 @@ from penstock.tables.delta_events import (
 )
 from penstock.tables.delta_merging import SOURCE, assigned, merging
 from penstock.tables.delta_outcome import Outcome, history, latest
-from penstock.tables.delta_place import DeltaPlace, library
+from penstock.tables.delta_place import DeltaPlace
 from penstock.tables.delta_schema import DeltaLayout, fitting
 from penstock.tables.delta_stage import REPORT, DeltaStage, streamed, sweep
 from penstock.tables.delta_transactions import AppTransaction, properties
@@ -64,8 +64,9 @@ def changes_writer(
         DeltaLayout(named, layout.keys), events.columns, events.sequence, sequence_by, events.history
     )
     applied = Applied.beside(place, table, events)
-    applied.prepare()
-    applied.tidy(applied.in_force(table))
+    with place.plainly():
+        applied.prepare(table)
+    applied.tidy(applied.in_force(place.open()))
     sweep(place)
     return ChangesWriter(
         place, events.staged, "append", guarantee, location, app_id, events=events, applied=applied
@@ -105,9 +106,8 @@ class ChangesWriter(DeltaWriter):
         if outcome.is_nothing:
             return
         remembered = self.applied.remember(remembered, outcome.remembered)
-        carried = properties(
-            {**({} if transaction is None else transaction.versions), self.applied.transaction: remembered}
-        )
+        versions = {} if transaction is None else transaction.versions
+        carried = properties({**versions, self.applied.transaction: remembered})
         before = table.version()
         if self.events.history:
             self._merge_history(table, self._rows(stage, files, outcome), carried)
@@ -115,8 +115,7 @@ class ChangesWriter(DeltaWriter):
             self._merge_latest(table, self._rows(stage, files, outcome), carried)
         if table.version() == before:
             # A merge that changes no row is no commit, and what is remembered has changed.
-            nothing = pa.schema(table.schema().to_arrow()).empty_table()
-            library("deltalake").write_deltalake(table, nothing, mode="append", commit_properties=carried)
+            self.applied.name(table, remembered, versions)
 
     def _outcome(self, table: Any, staged: pa.Table, remembered: int) -> Outcome:
         keys = self.events.keys

@@ -111,6 +111,8 @@ class DeltaWriter:
         if transaction is not None and transaction.committed(self.place.open()):
             # Spark wants to see that the state was committed.
             frame.write.format("noop").mode("overwrite").save()
+            # Whoever committed it may have died before this.
+            DeltaStage(self.place, self.layout, transaction.app_id, batch_id).drop()
             return
         app_id = f"run:{uuid.uuid4()}" if transaction is None else transaction.app_id
         stage = DeltaStage(self.place, self.layout, app_id, batch_id)
@@ -150,6 +152,11 @@ class DeltaWriter:
             except lost as error:
                 # Another writer came first, maybe another run of this query.
                 told = self.place.told(error)
+            except PenstockError:
+                # Another run of this query may have committed it, and dropped what was staged.
+                if transaction is None or not transaction.committed(self.place.open()):
+                    raise
+                return
         raise CommitRefused(
             f"the Delta table {self.place.shown} was changed by others each time that batch {stage.batch_id} was to be committed "
             f"({told}), {_ATTEMPTS} times; nothing of it is visible. Restart the query, it repeats the micro-batch",

@@ -164,12 +164,68 @@ def patch_table_tasks(module: ModuleType) -> None:
     task.put = putting
 
 
+def patch_delta_tasks(module: ModuleType) -> None:
+    task = module.DeltaTask
+    put = task.put
+
+    def putting(self: Any, batches: Any) -> Any:
+        from pyspark import TaskContext
+
+        staged = put(self, batches)
+        context = TaskContext.get()
+        if context is not None and context.partitionId() == 0:
+            stop(Path(self.stage.place.path).name, "HALF", in_batch(self.stage.batch_id))
+        return staged
+
+    task.put = putting
+
+
+COMMITTING: dict[str, int] = {}
+"""By the name of a case the micro-batch that its Delta table's driver commits."""
+
+
+def patch_delta_writer(module: ModuleType) -> None:
+    """The table's log takes the ledger's place: what comes before and behind its commit."""
+    writer = module.DeltaWriter
+    write, commit = writer._write, writer._commit
+
+    def committing(self: Any, stage: Any, *arguments: Any) -> None:
+        name = Path(self.place.path).name
+        COMMITTING[name] = stage.batch_id
+        stop(name, "STAGED", in_batch(stage.batch_id))
+        commit(self, stage, *arguments)
+        stop(name, "COMMITTED", in_batch(stage.batch_id))
+
+    def writing(self: Any, frame: Any, batch_id: int) -> None:
+        write(self, frame, batch_id)
+        stop(Path(self.place.path).name, "COMMITTED", in_batch(batch_id))
+
+    writer._commit, writer._write = committing, writing
+
+
+def patch_delta_applied(module: ModuleType) -> None:
+    """Between the commit of what is remembered and that of the table."""
+    applied = module.Applied
+    remember = applied.remember
+
+    def remembering(self: Any, *arguments: Any) -> int:
+        version = remember(self, *arguments)
+        name = Path(self.place.path).parents[1].name
+        stop(name, "REMEMBERED", in_batch(COMMITTING[name]))
+        return int(version)
+
+    applied.remember = remembering
+
+
 PATCHES = {
     "penstock.commit.owner": patch_owner,
     "penstock.commit.batch": patch_batch,
     "penstock.spark.task_writer": patch_tasks,
     "penstock.spark.stream_writer": patch_sink,
     "penstock.tables.task": patch_table_tasks,
+    "penstock.tables.delta_stage": patch_delta_tasks,
+    "penstock.tables.delta_writer": patch_delta_writer,
+    "penstock.tables.delta_applied": patch_delta_applied,
 }
 
 

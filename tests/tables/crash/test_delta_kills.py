@@ -1,0 +1,88 @@
+"""Delta tables of queries that are killed: as if nothing had happened, and as plain Python folds the rows."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.crash.cases import check_complete
+from tests.crash.chains import run_chain
+from tests.crash.children import Children, Fault
+from tests.support.processes import ChildProcess
+from tests.tables.crash.cases import CHUNKS, TABLES
+from tests.tables.crash.delta_cases import DeltaCase, every_state
+from tests.tables.test_delta_events import FIRST, FOLDS, SECOND, Driver
+
+MODULE = "tests.tables.crash.delta_child"
+
+
+def make_case(folder: Path, kind: str, suffix: str = "", *, chunks: int = 1) -> DeltaCase:
+    url = f"sqlite:///{folder}/store.db"
+    case = DeltaCase(f"{kind} delta{suffix}", url, kind, "exactly_once", str(folder))
+    case.create()
+    for number in range(chunks):
+        case.append(number)
+    return case
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize(
+    ("scd_type", "moment"),
+    [(1, "REMEMBERED"), (2, "STAGED"), (2, "REMEMBERED"), (1, "COMMITTED")],
+)
+def test_changes_come_through_a_kill_between_the_two_commits(
+    tmp_path: Path, run_child: Callable[..., ChildProcess], scd_type: int, moment: str
+) -> None:
+    driver, fold = Driver(tmp_path, scd_type), FOLDS[scd_type]
+    driver.apply(0, FIRST)
+    child = run_child("tests.tables.crash.delta_commit", tmp_path, scd_type, moment)
+    assert child.wait() == -signal.SIGKILL, child.output
+    assert driver.rows() == fold([*FIRST, *SECOND] if moment == "COMMITTED" else FIRST)
+    again = Driver(tmp_path, scd_type)
+    again.apply(1, SECOND)
+    again.apply(2, FIRST)
+    assert driver.rows() == fold([*FIRST, *SECOND])
+
+
+@pytest.mark.crash_full
+@pytest.mark.timeout(900)
+def test_a_kill_at_any_moment_of_the_commit_leaves_no_trace(tmp_path: Path, children: Children) -> None:
+    """Each case stops at another moment of the same child, so that one kill serves them all."""
+    moments = {
+        "append": Fault("COMMITTED"),
+        "update": Fault("STAGED"),
+        "complete": Fault("COMMITTED"),
+        "changes": Fault("REMEMBERED"),
+        "history": Fault("REMEMBERED"),
+    }
+    cases = [make_case(tmp_path, kind) for kind in moments]
+    children.kill_at(cases, {case.name: moments[case.kind] for case in cases}, module=MODULE)
+    for case in cases:
+        committed = moments[case.kind].state == "COMMITTED"
+        assert case.rows() == (case.query.expected(1) if committed else {}), case.name
+        case.append(1)
+    children.run(cases, module=MODULE)
+    for case in cases:
+        check_complete(case, CHUNKS)
+        assert not case.staged, case.name
+
+
+@pytest.mark.crash_full
+@pytest.mark.timeout(7200)
+def test_every_mode_is_as_the_undisturbed_run_with_a_kill_after_every_state(
+    tmp_path: Path, children: Children
+) -> None:
+    cases = [make_case(tmp_path, kind) for kind in TABLES]
+    run_chain(children, [(case, every_state(case)) for case in cases], master="local[8]", module=MODULE)
+    undisturbed = [make_case(tmp_path, kind, " undisturbed") for kind in TABLES]
+    children.run(undisturbed, module=MODULE)
+    for case in undisturbed:
+        case.append(1)
+    children.run(undisturbed, module=MODULE)
+    for case, other in zip(cases, undisturbed, strict=True):
+        check_complete(other, CHUNKS)
+        assert case.rows() == other.rows(), case.name
+        assert not case.staged, case.name
