@@ -8,14 +8,26 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from bench import append, changes, delta_feed, iceberg_feed, modes, postgres_feed, read, streaming, tables
+from bench import (
+    append,
+    changes,
+    delta_feed,
+    iceberg_feed,
+    latency,
+    modes,
+    postgres_feed,
+    read,
+    streaming,
+    tables,
+)
 from bench.harness import Result, save
 from tests.support.postgres import drop_schema, start_postgres, with_schema
 
 SQLITE = "sqlite:///{folder}/store.db"
+_QUICK = SQLITE + "?synchronous=normal"
 
 
-def cases(pg_url: str) -> dict[str, Callable[[], Result]]:
+def cases(pg_url: str) -> dict[str, Callable[[], Result | list[Result]]]:
     shared = with_schema(pg_url, "bench")
     return {
         "append-sqlite": append.sqlite,
@@ -42,6 +54,11 @@ def cases(pg_url: str) -> dict[str, Callable[[], Result]]:
         "feed-postgres": lambda: postgres_feed.read(pg_url),
         "feed-postgres-spark": lambda: postgres_feed.through_spark(pg_url),
         "modes-check": modes.check,
+        "latency-sqlite": lambda: latency.at_least_once(_QUICK, "SQLite (WAL, synchronous=normal)"),
+        "latency-sqlite-exactly": lambda: latency.exactly_once(_QUICK, "SQLite (WAL, synchronous=normal)"),
+        "latency-postgres": lambda: latency.at_least_once(shared, "PostgreSQL"),
+        "latency-postgres-exactly": lambda: latency.exactly_once(shared, "PostgreSQL"),
+        "latency-backlog": lambda: latency.backlog(_QUICK, "SQLite"),
     }
 
 
@@ -85,8 +102,10 @@ def main(names: list[str]) -> int:
             return 2
         for name, case in known.items():
             if not names or name in names:
-                results.append(case())
-                print(results[-1].line(), flush=True)
+                found = case()
+                for result in found if isinstance(found, list) else [found]:
+                    results.append(result)
+                    print(result.line(), flush=True)
         drop_schema(pg_url, "bench")
     build = Path("build")
     build.mkdir(exist_ok=True)

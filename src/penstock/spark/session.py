@@ -105,6 +105,10 @@ def _settings(stateful: bool) -> dict[str, str]:
         # them, which costs more than sending them does.
         "spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1),
         "spark.sql.python.filterPushdown.enabled": "true",
+        # For continuous queries: sockets of the machine alone take a third of the time, and Python stages in the middle of a plan
+        # do not wait for one another.
+        "spark.python.unix.domain.socket.enabled": "true",
+        "spark.python.udf.pipelined.enabled": "true",
         # Python workers live beside the JVM's heap: leave them room.
         "spark.memory.fraction": "0.5",
         "spark.redaction.regex": _REDACTED,

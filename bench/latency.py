@@ -1,0 +1,210 @@
+"""Continuous queries: from before a row's append to its being visible in the output queue, against micro-batches as fast as they go.
+
+The rows come from a process of their own and are looked for in another one, so that neither shares the driver's interpreter.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
+
+import penstock as ps
+from bench.harness import Result, scratch, speed
+from bench.spark_session import spark
+
+RATE = 1_000
+SECONDS, WARM_UP = 60, 15
+BACKLOG = 5_000_000
+SCHEMA = pa.schema(
+    [("id", pa.int64()), ("name", pa.string()), ("amount", pa.float64()), ("sent", pa.float64())]
+)
+CONTINUOUS, MICRO_BATCH = ps.Trigger.continuous("100 ms"), ps.Trigger.processing_time()
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Milliseconds."""
+
+    p50: float
+    p99: float
+    rows: int
+
+
+def work(frame: DataFrame) -> DataFrame:
+    """A filter and two expressions."""
+    kept = frame.where("id % 10 != 3")
+    return kept.withColumns({"name": F.upper("name"), "amount": F.col("amount") * 2})
+
+
+def at_least_once(url: str, name: str) -> list[Result]:
+    """Visible when written."""
+    return _compare(url, name, "at_least_once", p50=3.0, p99=12.0, faster=50.0)
+
+
+def exactly_once(url: str, name: str) -> list[Result]:
+    """Visible when the epoch of 100 ms commits."""
+    return _compare(url, name, "exactly_once", p50=65.0, p99=150.0, faster=2.0)
+
+
+def _compare(url: str, name: str, guarantee: str, *, p50: float, p99: float, faster: float) -> list[Result]:
+    ours, peer = measured(url, guarantee, CONTINUOUS), measured(url, guarantee, MICRO_BATCH)
+    what, note = f"{guarantee}, {RATE} appends/s, {name}", f"{ours.rows} rows"
+    ratio = peer.p50 / ours.p50
+    return [
+        Result(f"p50 {what}", ours.p50 / 1e3, peer.p50 / 1e3, ratio, f"<= {p50} ms", ours.p50 <= p50, note),
+        Result(
+            f"p99 {what}",
+            ours.p99 / 1e3,
+            peer.p99 / 1e3,
+            peer.p99 / ours.p99,
+            f"<= {p99} ms",
+            ours.p99 <= p99,
+        ),
+        Result(
+            f"p50 against micro-batches, {what}",
+            ours.p50 / 1e3,
+            peer.p50 / 1e3,
+            ratio,
+            f">= {faster}",
+            ratio >= faster,
+        ),
+    ]
+
+
+def measured(
+    url: str,
+    guarantee: str,
+    trigger: ps.Trigger,
+    *,
+    rate: int = RATE,
+    rows_each: int = 1,
+    seconds: int = SECONDS,
+) -> Latency:
+    """One query, at a rate of rows a second in appends of some rows each; what it takes after the warm-up."""
+    with scratch() as folder:
+        where = url.format(folder=folder)
+        with ps.connect(where) as store:
+            for queue in ("in", "out"):
+                store.create_queue(queue, SCHEMA, partitions=2)
+            store.create_consumer("bench").register("in")
+            query = _query(where, guarantee, trigger, folder)
+            try:
+                return _watched(where, rate, rows_each, seconds)
+            finally:
+                query.stop()
+                for queue in ("in", "out"):
+                    store.drop_queue(queue, force=True)
+                store.drop_consumer("bench")
+
+
+def _query(url: str, guarantee: str, trigger: ps.Trigger, folder: Path) -> ps.Query:
+    stream = ps.stream(spark(), ps.QueueSource("in", consumer="bench", url=url)).transform(work)
+    pipeline = stream.write(ps.QueueSink("out", url=url), guarantee=guarantee)
+    return pipeline.start(checkpoint=folder / "checkpoint", trigger=trigger)
+
+
+def _watched(url: str, rate: int, rows_each: int, seconds: int) -> Latency:
+    total = rate * (seconds + WARM_UP)
+    observer = _process("observe", url, total)
+    producer = _process("produce", url, rate, rows_each, total)
+    producer.communicate()
+    try:
+        out, _ = observer.communicate(timeout=120)
+    finally:
+        observer.kill()
+    taken = json.loads(out)
+    # Of the same rows in each query.
+    later = sorted(taken[len(taken) * WARM_UP // (seconds + WARM_UP) :])
+    return Latency(statistics.median(later), later[int(len(later) * 0.99)], len(later))
+
+
+def _process(*arguments: object) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "bench.latency", *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def produce(url: str, rate: int, rows_each: int, total: int) -> None:
+    """Appends on time, whatever an append takes."""
+    queue = ps.connect(url).queue("in")
+    began = time.time()
+    for first in range(0, total, rows_each):
+        due = began + first / rate
+        if (early := due - time.time()) > 0:
+            time.sleep(early)
+        now = time.time()
+        rows = [
+            {"id": i, "name": f"name {i}", "amount": i / 7, "sent": now}
+            for i in range(first, first + rows_each)
+        ]
+        queue.append(rows, partition=first // rows_each % 2)
+
+
+def observe(url: str, total: int) -> None:
+    """The milliseconds of each row, in the order in which they were seen."""
+    queue = ps.connect(url).queue("out")
+    positions, taken = dict.fromkeys(range(2), 0), []
+    expected = total - sum(1 for i in range(total) if i % 10 == 3)
+    with queue.watch() as watch:
+        while len(taken) < expected:
+            for partition, end in watch.wait(positions, 1.0).ends.items():
+                now = time.time()
+                sent = queue.read(partition, positions[partition], end)["sent"]
+                positions[partition] = end
+                taken += [(now - at) * 1000 for at in sent.to_pylist()]
+    print(json.dumps(taken))
+
+
+def backlog(url: str, name: str) -> Result:
+    """Five million rows that are there already: rows a second, the other way round."""
+    with scratch() as folder:
+        where = url.format(folder=folder)
+        with ps.connect(where) as store:
+            queue = store.create_queue("in", SCHEMA, partitions=2)
+            numbers = pa.array(range(BACKLOG // 10), pa.int64())
+            amounts = numbers.cast(pa.float64())
+            part = pa.table([numbers, numbers.cast(pa.string()), amounts, amounts], schema=SCHEMA)
+            for n in range(10):
+                queue.append(part, partition=n % 2)
+            runs = iter(range(1000))
+            try:
+                return speed(
+                    f"backlog of {BACKLOG:,} rows / micro-batches, {name}",
+                    lambda: _drained(store, where, folder / str(next(runs)), CONTINUOUS),
+                    lambda: _drained(store, where, folder / str(next(runs)), MICRO_BATCH),
+                    least=1.0,
+                    rounds=3,
+                )
+            finally:
+                store.drop_queue("in", force=True)
+
+
+def _drained(store: ps.Store, url: str, folder: Path, trigger: ps.Trigger) -> float:
+    """From the first rows that come out to the last ones."""
+    store.create_consumer("bench").register("in")
+    out = store.create_queue("out", SCHEMA, partitions=2)
+    expected = BACKLOG - BACKLOG // 10
+    query = _query(url, "at_least_once", trigger, folder)
+    try:
+        began = 0.0
+        while (there := sum(part.next_index for part in out.info().partitions)) < expected:
+            began = began or (time.perf_counter() if there else 0.0)
+            time.sleep(0.01)
+        return time.perf_counter() - began
+    finally:
+        query.stop()
+        store.drop_queue("out", force=True)
+        store.drop_consumer("bench")
+
+
+if __name__ == "__main__":
+    kind, *given = sys.argv[1:]
+    {"produce": produce, "observe": observe}[kind](given[0], *map(int, given[1:]))
