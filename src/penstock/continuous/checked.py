@@ -20,8 +20,8 @@ ARROW_UDF, PANDAS_UDF, PYTHON_UDF, PICKLED_UDF = "Arrow UDF", "pandas UDF", "Pyt
 _STAGES = {"MapInArrow": MAP_IN_ARROW, "MapInPandas": MAP_IN_PANDAS, "BatchEvalPython": PICKLED_UDF}
 _ARROW = (PythonEvalType.SQL_SCALAR_ARROW_UDF, PythonEvalType.SQL_SCALAR_ARROW_ITER_UDF)
 _SLOW = {
-    PANDAS_UDF: "A pandas UDF adds some 30 to 60 ms to each row's way; an Arrow UDF adds about 2.",
-    PICKLED_UDF: "A pickled Python UDF adds about 0.7 s to each row's way; an Arrow UDF adds about 2 ms.",
+    PANDAS_UDF: "A pandas UDF holds each row back for tens of milliseconds; an Arrow UDF for a few.",
+    PICKLED_UDF: "A pickled Python UDF holds each row back for most of a second; an Arrow UDF for a few milliseconds.",
 }
 _MANY, _FEW = 512, 64
 
