@@ -217,7 +217,80 @@ def patch_delta_applied(module: ModuleType) -> None:
     applied.remember = remembering
 
 
+def from_epoch(number: int) -> Callable[[dict[str, Any]], bool]:
+    """Of an epoch, or of the first one behind it that has come so far."""
+    return lambda fault: number >= fault["batch"]
+
+
+def patch_continuous_reader(module: ModuleType) -> None:
+    """A case's source is a queue with its name and `` in``."""
+    reading = module.Reading
+    end_epoch = reading._end_epoch
+
+    def ending(self: Any, number: int) -> Any:
+        yield from end_epoch(self, number)
+        stop(self._source._source.queue.name.removesuffix(" in"), "MARKER", from_epoch(number))
+
+    reading._end_epoch = ending
+
+
+def patch_continuous_writer(module: ModuleType) -> None:
+    writing = module.Writing
+    end_epoch = writing._end_epoch
+
+    def ending(self: Any, number: int) -> None:
+        end_epoch(self, number)
+        stop(self._sink._sink.queue.name, "REPORTED", from_epoch(number))
+
+    writing._end_epoch = ending
+
+
+def patch_continuous_queues(module: ModuleType) -> None:
+    for kind in (module.QueueStaging, module.QueueAppends):
+        kind.end = _staged(kind.end)
+
+
+def _staged(end: Any) -> Any:
+    def ending(self: Any, epoch: int) -> Any:
+        stop(self._sink.queue.name, "STAGED", from_epoch(epoch))
+        return end(self, epoch)
+
+    return ending
+
+
+def patch_continuous_drivers(module: ModuleType) -> None:
+    driver = module.QueueSinkDriver
+    commit = driver.commit
+
+    def committing(self: Any, epoch: Any, offset: Any) -> None:
+        commit(self, epoch, offset)
+        stop(self.options.queue, "COMMITTED", from_epoch(epoch.number))
+
+    driver.commit = committing
+
+
+def patch_continuous_logs(module: ModuleType) -> None:
+    """A case's checkpoint is a folder with its name."""
+    logs = module.CheckpointLog
+    write_offset, write_commit = logs.write_offset, logs.write_commit
+
+    def beginning(self: Any, number: int, offset: Any) -> None:
+        write_offset(self, number, offset)
+        stop(Path(self.read.location).name, "OFFSET", from_epoch(number))
+
+    def logging(self: Any, number: int) -> None:
+        write_commit(self, number)
+        stop(Path(self.read.location).name, "LOGGED", from_epoch(number))
+
+    logs.write_offset, logs.write_commit = beginning, logging
+
+
 PATCHES = {
+    "penstock.continuous.logs": patch_continuous_logs,
+    "penstock.continuous.queue_drivers": patch_continuous_drivers,
+    "penstock.continuous.queues": patch_continuous_queues,
+    "penstock.continuous.reader": patch_continuous_reader,
+    "penstock.continuous.writer": patch_continuous_writer,
     "penstock.commit.owner": patch_owner,
     "penstock.commit.batch": patch_batch,
     "penstock.spark.task_writer": patch_tasks,

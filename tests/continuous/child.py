@@ -1,0 +1,45 @@
+"""Runs continuous copies of queues until it is killed, or asked to end.
+
+Arguments: a folder, and each copy as JSON: its name, store and guarantee.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import penstock as ps
+from tests.support.sparks import make_spark
+
+INTERVAL = "20 ms"
+
+
+def work(frame: Any) -> Any:
+    return frame.where("id % 3 != 0").selectExpr("id", "id * 2 as twice")
+
+
+def main(folder: str, *texts: str) -> None:
+    spark = make_spark(Path(folder), "local[4]")
+    queries = []
+    for text in texts:
+        name, url, guarantee = json.loads(text)
+        stream = ps.stream(spark, ps.QueueSource(f"{name} in", name, url)).transform(work)
+        pipeline = stream.write(ps.QueueSink(name, url), guarantee=guarantee)
+        checkpoint = Path(folder).parent / name
+        queries.append(
+            pipeline.start(checkpoint=checkpoint, name=name, trigger=ps.Trigger.continuous(INTERVAL))
+        )
+    print("STARTED", flush=True)
+    for query in queries:
+        try:
+            query.awaitTermination()
+        except Exception as error:
+            print(f"FAILED {query.name} {error}", flush=True)
+        else:
+            print(f"ENDED {query.name}", flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,222 @@
+"""Continuous queries whose driver or Python workers are killed at every step of an epoch: as the undisturbed run."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyarrow as pa
+import pytest
+
+import penstock as ps
+from tests.crash.children import FAULTS
+from tests.support.postgres import drop_schema, with_schema
+from tests.support.processes import ChildProcess
+from tests.support.waiting import wait_until
+
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(900)]
+
+PATIENCE = 120
+SOURCE, SINK = pa.schema([("id", pa.int64())]), pa.schema([("id", pa.int64()), ("twice", pa.int64())])
+WORKER_STEPS = ("MARKER", "STAGED", "REPORTED")
+DRIVER_STEPS = ("OFFSET", "COMMITTED", "LOGGED")
+IN_SHORT = {("driver", "COMMITTED"), ("worker", "STAGED")}
+
+
+@dataclass
+class Copy:
+    """A queue that a child copies."""
+
+    name: str
+    url: str
+    folder: Path
+    guarantee: str
+    rows: int = 0
+
+    def __post_init__(self) -> None:
+        self.store = ps.connect(self.url)
+        self.queue = self.store.create_queue(f"{self.name} in", SOURCE, partitions=2)
+        self.sink = self.store.create_queue(self.name, SINK, partitions=2)
+        self.store.create_consumer(self.name).register(f"{self.name} in")
+
+    @property
+    def marker(self) -> Path:
+        return self.folder / f"{self.name}.marker"
+
+    def add(self, count: int = 20) -> None:
+        for partition in range(2):
+            ids = range(self.rows + partition, self.rows + count, 2)
+            self.queue.append([{"id": i} for i in ids], partition=partition)
+        self.rows += count
+
+    def found(self) -> Counter[tuple[int, int]]:
+        tables = [self.sink.read(part.partition, 0, part.next_index) for part in self.sink.info().partitions]
+        return Counter((row["id"], row["twice"]) for table in tables for row in table.to_pylist())
+
+    def expected(self) -> Counter[tuple[int, int]]:
+        return Counter((i, 2 * i) for i in range(self.rows) if i % 3)
+
+    def complete(self) -> bool:
+        found = self.found()
+        if self.guarantee == "exactly_once":
+            assert all(count == 1 for count in found.values()), "a row came twice"
+        return found.keys() == self.expected().keys()
+
+
+class Application:
+    """Children with the same copies, one after the other."""
+
+    def __init__(self, copies: Sequence[Copy], folder: Path, run_child: Callable[..., ChildProcess]) -> None:
+        self.copies, self._folder, self._run_child = copies, folder, run_child
+        self._count = 0
+
+    def start(self, step: str | None = None) -> ChildProcess:
+        """A child that stops at a step of an epoch that it has not committed yet."""
+        self._count += 1
+        faults = {}
+        for copy in self.copies:
+            copy.marker.unlink(missing_ok=True)
+            Path(f"{copy.marker}.released").unlink(missing_ok=True)
+            if step is not None:
+                faults[copy.name] = {"state": step, "batch": 0, "raises": False, "marker": str(copy.marker)}
+        copies = [json.dumps([copy.name, copy.url, copy.guarantee]) for copy in self.copies]
+        path = os.pathsep.join([str(FAULTS), os.environ["PYTHONPATH"]])
+        environment = {"FAULTS": json.dumps(faults), "PYTHONPATH": path}
+        return self._run_child(
+            "tests.continuous.child", self._folder / f"spark-{self._count}", *copies, env=environment
+        )
+
+    def reached(self, child: ChildProcess) -> None:
+        def all_there() -> bool:
+            assert child.returncode is None, child.output
+            return all(copy.marker.exists() and copy.marker.read_text() for copy in self.copies)
+
+        wait_until(all_there, PATIENCE, "all have stopped")
+
+    def complete(self, child: ChildProcess) -> None:
+        def through() -> bool:
+            assert child.returncode is None, child.output
+            assert "\nFAILED " not in child.output, child.output
+            return all(copy.complete() for copy in self.copies)
+
+        wait_until(through, PATIENCE, "all rows are through")
+
+    def end(self, child: ChildProcess) -> None:
+        """Gracefully; consumers and checkpoints are level."""
+        os.kill(child.pid, signal.SIGTERM)
+        assert child.wait(PATIENCE) == 0, child.output
+        for copy in self.copies:
+            assert f"ENDED {copy.name}" in child.output, child.output
+            assert copy.store.consumer(copy.name).lag(f"{copy.name} in").rows == 0
+            assert copy.complete()
+
+
+@pytest.fixture
+def make(tmp_path: Path, pg_url: str, run_child: Callable[..., ChildProcess]) -> Iterator[Callable[..., Any]]:
+    schema = f"t_{uuid.uuid4().hex}"
+    urls = {"sqlite": f"sqlite:///{tmp_path}/store.db", "postgresql": with_schema(pg_url, schema)}
+
+    def application(*guarantees: str) -> Application:
+        copies = [
+            Copy(f"{guarantee} {store}", url, tmp_path, guarantee)
+            for store, url in urls.items()
+            for guarantee in guarantees
+        ]
+        return Application(copies, tmp_path, run_child)
+
+    yield application
+    drop_schema(pg_url, schema)
+
+
+def _steps(who: str, steps: Sequence[str]) -> list[Any]:
+    return [
+        pytest.param(step, marks=() if (who, step) in IN_SHORT else pytest.mark.crash_full) for step in steps
+    ]
+
+
+@pytest.mark.parametrize("step", _steps("driver", WORKER_STEPS + DRIVER_STEPS))
+def test_a_driver_that_is_killed_at_a_step_of_an_epoch_goes_on_exactly_once(
+    make: Callable[..., Application], step: str
+) -> None:
+    application = make("exactly_once")
+    for copy in application.copies:
+        copy.add()
+    child = application.start(step)
+    application.reached(child)
+    child.kill_tree()
+    for copy in application.copies:
+        copy.add()
+    child = application.start()
+    application.complete(child)
+    application.end(child)
+
+
+@pytest.mark.parametrize("step", _steps("worker", WORKER_STEPS))
+def test_a_worker_that_is_killed_at_a_step_of_an_epoch_has_the_run_repeated(
+    make: Callable[..., Application], step: str
+) -> None:
+    application = make("exactly_once")
+    for copy in application.copies:
+        copy.add()
+    child = application.start(step)
+    application.reached(child)
+    for copy in application.copies:
+        os.kill(int(copy.marker.read_text()), signal.SIGKILL)
+    application.complete(child)
+    for copy in application.copies:
+        copy.add()
+    application.complete(child)
+    application.end(child)
+
+
+@pytest.mark.crash_full
+@pytest.mark.parametrize("seed", range(2))
+def test_kills_at_any_moment_lose_and_repeat_nothing(make: Callable[..., Application], seed: int) -> None:
+    """Twenty of them in some two minutes, of the driver with everything or of a Python worker."""
+    rng = random.Random(seed)
+    application = make("exactly_once", "at_least_once")
+    child = application.start()
+    child.wait_for_line("STARTED", PATIENCE)
+    for kill in range(20):
+        for copy in application.copies:
+            copy.add(rng.randint(1, 200))
+        time.sleep(rng.random() * 2)
+        if kill % 5 == 4:
+            child.kill_tree()
+            child = application.start()
+            child.wait_for_line("STARTED", PATIENCE)
+        else:
+            os.kill(rng.choice(workers(child)), signal.SIGKILL)
+            application.complete(child)
+    application.complete(child)
+    application.end(child)
+
+
+def workers(child: ChildProcess) -> list[int]:
+    """Spark's Python workers, but for the process that makes them."""
+
+    def found() -> list[int]:
+        daemons = [each for each in child.processes() if "daemon" in " ".join(_command(each))]
+        names = {each.pid for each in daemons}
+        return [each.pid for each in daemons if each.ppid() in names]
+
+    there = wait_until(found, PATIENCE, "there are workers")
+    assert there
+    return there
+
+
+def _command(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
