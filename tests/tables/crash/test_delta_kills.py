@@ -10,7 +10,8 @@ import pytest
 
 from tests.crash.cases import check_complete
 from tests.crash.chains import run_chain
-from tests.crash.children import Children, Fault
+from tests.crash.children import Children, Fault, release
+from tests.crash.test_drivers import failure
 from tests.support.processes import ChildProcess
 from tests.tables.crash.cases import CHUNKS, TABLES
 from tests.tables.crash.delta_cases import DeltaCase, every_state
@@ -86,3 +87,20 @@ def test_every_mode_is_as_the_undisturbed_run_with_a_kill_after_every_state(
         check_complete(other, CHUNKS)
         assert case.rows() == other.rows(), case.name
         assert not case.staged, case.name
+
+
+@pytest.mark.crash_full
+@pytest.mark.timeout(900)
+def test_a_driver_that_was_overtaken_adds_nothing(tmp_path: Path, children: Children) -> None:
+    """It is about to commit its micro-batch when the second one comes, and commits when that is done with it."""
+    moments = {"append": "STAGED", "update": "STAGED", "changes": "REMEMBERED", "history": "REMEMBERED"}
+    cases = [make_case(tmp_path, kind, chunks=2) for kind in moments]
+    slow = children.start(cases, {case.name: Fault(moments[case.kind]) for case in cases}, module=MODULE)
+    assert children.reached(slow, cases), slow.output
+    children.run(cases, module=MODULE)
+    for case in cases:
+        release(case)
+    assert slow.wait() == 0
+    for case in cases:
+        assert failure(slow.output, case, "CONCURRENT_STREAM_LOG_UPDATE", "OWNER_FENCED"), slow.output
+        check_complete(case, CHUNKS)
