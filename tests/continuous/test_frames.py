@@ -65,6 +65,8 @@ ALIKE: dict[str, Transform] = {
     "a filter on a column that a select left out": lambda df: df.select("id").where(df.z == 0),
     "the same name twice": lambda df: df.select("id", "id"),
     "types of every kind": lambda df: df.selectExpr("parse_json(string(id)) v", "map(id, s) m", "date_add('2026-01-01', z) d", "decimal(id) / 3 n").selectExpr("*", "to_json(v) j").drop("v"),
+    "values that differ from row to row": lambda df: df.selectExpr("id", "monotonically_increasing_id() m").where("rand() < 2 AND m < 9"),
+    "names that need quotes": lambda df: df.toDF("a.b`c", "ä ö", "a", "z").withColumn("n", F.col("`a.b``c`") + 1),
     "expressions never see the copy of a filtered row": lambda df: df.where("z != 0").selectExpr("10 / z AS share"),
     "explode": lambda df: df.select("id", F.explode("a").alias("x")),
     "explode, then a filter": lambda df: df.withColumn("x", F.explode("a")).where("x > 1"),
@@ -166,6 +168,14 @@ REFUSED: dict[str, tuple[str, Transform]] = {
     "window": ("Window", lambda df: df.withColumn("n", F.expr("row_number() OVER (ORDER BY id)"))),
     "a scalar subquery": ("ScalarSubquery", lambda df: df.selectExpr("(SELECT max(id) FROM range(3)) AS m")),
     "exists": ("Exists", lambda df: df.where("EXISTS (SELECT 1)")),
+    "a subquery below another operator": (
+        "ScalarSubquery",
+        lambda df: (
+            df.dropna()
+            .fillna("x")
+            .transform(lambda inner: inner.selectExpr("(SELECT 1 WHERE 1 < 2) AS m", "id").where("id > 1"))
+        ),
+    ),
     "in a query": ("InSubquery", lambda df: df.where("id + 1 IN (SELECT id FROM range(3))")),
     "stack": ("Stack", lambda df: df.selectExpr("stack(2, id, id + 1)")),
 }

@@ -20,6 +20,7 @@ _SUBQUERIES = (
     "FunctionTableSubqueryArgumentExpression",
     "InSubquery",
     "LateralSubquery",
+    "ListQuery",
     "ScalarSubquery",
 )
 
@@ -55,13 +56,18 @@ def check_node(node: Any, jvm: Any) -> None:
     if name in _MAPS:
         return
     patterns = jvm.org.apache.spark.sql.catalyst.trees.TreePattern
-    for expression in listed(node.expressions()):
-        if expression.containsPattern(patterns.CURRENT_LIKE()):
-            for part in walk(expression):
-                if part.nodeName() in _NOW:
-                    raise current_time(str(part.sql()), str(part.nodeName()))
-        if expression.containsPattern(patterns.PLAN_EXPRESSION()):
-            found = (part for part in walk(expression) if part.nodeName() in _SUBQUERIES)
-            raise unsupported(str(next(found, expression).nodeName()))
+    # What a plan has, anywhere below, is known without a look at each expression.
+    if node.containsPattern(patterns.CURRENT_LIKE()) or node.containsPattern(patterns.PLAN_EXPRESSION()):
+        for expression in listed(node.expressions()):
+            _check_expression(expression)
     if name == "Generate" and node.generator().nodeName() not in GENERATORS:
         raise unsupported(str(node.generator().nodeName()))
+
+
+def _check_expression(expression: Any) -> None:
+    for part in walk(expression):
+        name = str(part.nodeName())
+        if name in _NOW:
+            raise current_time(str(part.sql()), name)
+        if name in _SUBQUERIES:
+            raise unsupported(name)

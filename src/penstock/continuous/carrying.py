@@ -51,7 +51,8 @@ def begun(carried: Any) -> Carried:
     *own, kind, epoch = listed(plan.output())
     relation = jvm.org.apache.spark.sql.catalyst.plans.logical.LocalRelation
     sequence = jvm.PythonUtils.toSeq
-    return Carried(relation.fromExternalRows(sequence(own), sequence([])), plan, kind, epoch)
+    empty = relation(sequence(own), sequence([]), False, jvm.scala.Option.empty())
+    return Carried(empty, plan, kind, epoch)
 
 
 def carry(spark: Any, plain: Any, known: tuple[Carried, ...]) -> Carried:

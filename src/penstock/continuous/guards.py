@@ -34,7 +34,11 @@ class Guards:
         self._spark = spark
         self._kind = kind
         self._jvm = spark._jvm
-        self._expressions = spark._jvm.org.apache.spark.sql.catalyst.expressions
+        self._expressions = expressions = spark._jvm.org.apache.spark.sql.catalyst.expressions
+        # To find a name in the JVM takes as long as to call it.
+        self._case_when, self._default = expressions.CaseWhen, expressions.Literal.default
+        self._tuple, self._option = spark._jvm.scala.Tuple2, spark._jvm.scala.Option.apply
+        self._sequence = spark._jvm.PythonUtils.toSeq
 
     def column(self, expression: Any) -> Any:
         """A column of a projection, under its name."""
@@ -57,20 +61,19 @@ class Guards:
 
     def without_null(self, attribute: Any) -> Any:
         """A column that is not null in a marker or a filler, where its type has anything else."""
-        scala = self._jvm.scala
         return self._expressions.Alias(
             self._case(attribute, self._something(attribute.dataType())),
             attribute.name(),
             attribute.exprId(),
             attribute.qualifier(),
-            scala.Option.apply(attribute.metadata()),
+            self._option(attribute.metadata()),
             self._sequence([]),
         )
 
     @cached_property
     def _is_row(self) -> Any:
         # The default of a number is 0, which is ROW.
-        return self._expressions.EqualTo(self._kind, self._expressions.Literal.default(self._kind.dataType()))
+        return self._expressions.EqualTo(self._kind, self._default(self._kind.dataType()))
 
     @cached_property
     def _python(self) -> Any:
@@ -82,14 +85,12 @@ class Guards:
         return self._case(self._shielded(expression), self._something(expression.dataType()))
 
     def _case(self, value: Any, otherwise: Any) -> Any:
-        scala = self._jvm.scala
-        branch = scala.Tuple2(self._is_row, value)
-        return self._expressions.CaseWhen(self._sequence([branch]), scala.Option.apply(otherwise))
+        return self._case_when(self._sequence([self._tuple(self._is_row, value)]), self._option(otherwise))
 
     def _something(self, data_type: Any) -> Any:
         """A value that is not null, where the type has one: with a null, pandas would see floats instead of integers."""
         try:
-            return self._expressions.Literal.default(data_type)
+            return self._default(data_type)
         except Py4JJavaError:
             return self._expressions.Literal.create(None, data_type)
 
@@ -138,9 +139,6 @@ class Guards:
         if expression.nodeName() == "AttributeReference" and expression.nullable():
             return self._case(expression, self._something(expression.dataType()))
         return self._value(expression)
-
-    def _sequence(self, items: list[Any]) -> Any:
-        return self._jvm.PythonUtils.toSeq(items)
 
     def _with_children(self, tree: Any, below: list[Any]) -> Any:
         return tree.withNewChildren(self._sequence(below))
