@@ -35,6 +35,9 @@ _WANTED = (
 _SO = 'such as [[{"id": 1}, {"id": 2}], [{"id": 3}]]'
 _READ_FROM_TEXT = (DateType, TimestampType, TimestampNTZType)
 
+_MOST_BATCHES = 90
+"""Spark keeps what it says of a hundred."""
+
 _Rows = list[dict[str, Any]]
 
 
@@ -89,6 +92,11 @@ def _checked(name: str, batches: object) -> Sequence[object]:
         raise InvalidInput(
             f"{name} is a list of rows, and has to be a list of micro-batches: put the rows of each into a list, {_SO}",
             parameter=name,
+        )
+    if len(batches) > _MOST_BATCHES:
+        raise InvalidInput(
+            f"a preview is for a few small micro-batches, {_MOST_BATCHES} at the most, not for {len(batches)}: put the rows into fewer",
+            batches=len(batches),
         )
     return batches
 

@@ -24,8 +24,6 @@ from penstock.spark.session import FILE_MANAGER
 from penstock.spark.stores import is_local
 
 _ONE_INPUT = "batches"
-_MOST_BATCHES = 90
-"""Spark keeps what it says of a hundred."""
 
 
 def preview(
@@ -75,7 +73,6 @@ def preview(
     wanted = _modes(modes)
     inputs = _inputs(spark, batches, schema, event_time)
     _check_transform(transform, inputs if isinstance(batches, Mapping) else None)
-    _check_number(inputs.values())
     quick = _session_of_its_own(spark, folder)
     with _active_session_kept(), _temporary(folder) as place:
         frames = {name: _streamed(quick, name, given, place, event_time) for name, given in inputs.items()}
@@ -138,15 +135,6 @@ def _inputs(spark: SparkSession, batches: Any, schema: Any, event_time: Any) -> 
         )
         for name, given in several.items()
     }
-
-
-def _check_number(inputs: Iterable[Input]) -> None:
-    longest = max(len(given.tables) for given in inputs)
-    if longest > _MOST_BATCHES:
-        raise InvalidInput(
-            f"a preview is for a few small micro-batches, {_MOST_BATCHES} at the most, not for {longest}: put the rows into fewer",
-            batches=longest,
-        )
 
 
 def _time_of(event_time: Any, name: str) -> tuple[str, str] | None:
