@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import re
+import time
 from datetime import UTC, datetime, timedelta
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
+
+
+def now_micros() -> int:
+    """Now, by this machine's clock."""
+    return time.time_ns() // 1000
 
 
 def micros_of(moment: datetime) -> int:

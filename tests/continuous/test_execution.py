@@ -105,6 +105,22 @@ def test_rows_go_through_once_and_all_is_level_at_the_end(
     assert f"Query copy [id = {query.id}, runId = {query.run_id}] was stopped" in caplog.text
 
 
+@pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])
+def test_progress_says_what_an_epoch_took(copy: Copy, guarantee: str) -> None:
+    copy.guarantee = guarantee
+    query = copy.query()
+    for number in range(2):
+        copy.add(1)
+        assert query.await_epoch(number, PATIENCE)
+    first, second = query.progress.recent
+    assert first["durationMs"].keys() == {"queryPlanning", "runContinuous", "epochCommit"}
+    assert second["durationMs"].keys() == {"runContinuous", "epochCommit"}
+    assert second["sources"][0]["startOffset"] == first["sources"][0]["endOffset"]
+    assert second["numInputRows"] == second["numOutputRows"] == 1
+    latency = second["latencyMs"]
+    assert 0 < latency["p50"] <= latency["p90"] <= latency["p99"] <= latency["max"] < PATIENCE * 1000
+
+
 def test_an_epoch_without_rows_is_none(copy: Copy) -> None:
     query = copy.add().query()
     copy.through(query)

@@ -207,9 +207,11 @@ class EpochCoordinator:
                     self._epochs.sent(task)
                 elif kind == "read":
                     offsets = {int(partition): int(end) for partition, end in message["offsets"].items()}
-                    self._epochs.read(task, message["number"], offsets, message["rows"])
+                    self._epochs.read(task, message["number"], offsets, message["rows"], message["times"])
                 elif kind == "wrote":
-                    self._epochs.wrote(task, message["number"], message["attempts"], message["rows"])
+                    self._epochs.wrote(
+                        task, message["number"], message["attempts"], message["rows"], message["written"]
+                    )
                 elif kind == "grown":
                     self._grown = True
                 elif kind == "failed":

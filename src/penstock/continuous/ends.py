@@ -62,6 +62,11 @@ class SourceDriver(ABC):
 class SinkDriver(ABC):
     """A sink as the driver sees it, for all runs of a query."""
 
+    @property
+    def at_once(self) -> bool:
+        """Whether rows are seen when they are written, before their epoch is committed."""
+        return False
+
     @abstractmethod
     def check(self, schema: StructType) -> None:
         """Refuse rows that the sink does not take.

@@ -8,7 +8,8 @@ Lamport's snapshots, "Distributed Snapshots", 1985, where nothing is in flight b
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +27,18 @@ class Epoch:
     """What each attempt of a task tells the sink on the driver, such as how much it staged."""
     rows_in: int
     rows_out: int
+    times: tuple[Times, ...] = ()
+    """Of some of its rows."""
+
+
+@dataclass(frozen=True)
+class Times:
+    """Of some rows, in microseconds since 1970."""
+
+    made: int
+    written: int
+    """When they were in the sink, whether seen or staged."""
+    rows: int
 
 
 @dataclass
@@ -36,6 +49,15 @@ class _Task:
     rows_in: int = 0
     attempts: dict[str, Any] | None = None
     rows_out: int = 0
+    read_times: Sequence[Sequence[int]] = ()
+    written: Sequence[int] = ()
+
+    def times(self) -> Iterator[Times]:
+        """Rows were written when the writer had next written something."""
+        for made, read, rows in self.read_times:
+            place = bisect_left(self.written, read)
+            if place < len(self.written):
+                yield Times(made, self.written[place], rows)
 
     @property
     def complete(self) -> bool:
@@ -102,23 +124,32 @@ class Epochs:
         self._sent.clear()
         return number
 
-    def read(self, task: int, number: int, offsets: Mapping[int, int], rows: int) -> None:
+    def read(
+        self,
+        task: int,
+        number: int,
+        offsets: Mapping[int, int],
+        rows: int,
+        times: Sequence[Sequence[int]] = (),
+    ) -> None:
         """A reader has ended its part of an epoch, where it stands at these offsets; with a marker, where it has sent rows."""
         part = self._part(task, number)
         if part.offsets is not None:
             raise _broken(f"task {task} has told its offsets of epoch {number} twice")
-        part.offsets, part.rows_in = dict(offsets), rows
+        part.offsets, part.rows_in, part.read_times = dict(offsets), rows, times
         # What it said before was of rows that are in this epoch.
         self._sent.discard(task)
 
-    def wrote(self, task: int, number: int, attempts: Mapping[str, Any], rows: int) -> None:
+    def wrote(
+        self, task: int, number: int, attempts: Mapping[str, Any], rows: int, written: Sequence[int] = ()
+    ) -> None:
         """A writer has met the marker of an epoch, with everything before it written."""
         part = self._part(task, number)
         if part.attempts is not None:
             raise _broken(f"task {task} has written epoch {number} twice")
         if part.offsets is not None and not part.rows_in:
             raise _broken(f"task {task} has written an epoch {number} for which it has read nothing")
-        part.attempts, part.rows_out = dict(attempts), rows
+        part.attempts, part.rows_out, part.written = dict(attempts), rows, written
 
     def complete(self) -> Epoch | None:
         """The next epoch to commit; None while it is not complete."""
@@ -134,6 +165,7 @@ class Epochs:
             {attempt: count for part in parts for attempt, count in (part.attempts or {}).items()},
             sum(part.rows_in for part in parts),
             sum(part.rows_out for part in parts),
+            tuple(times for part in parts for times in part.times()),
         )
 
     def committed(self, number: int) -> None:

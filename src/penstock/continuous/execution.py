@@ -107,7 +107,7 @@ class ContinuousExecution:
         self.name, self.id, self.run_id = name, logs.query_id, str(uuid.uuid4())
         self._source, self._sink, self._engine, self._logs = source, sink, engine, logs
         self._settings, self._clock = settings, clock
-        self.progress = Progress(self.id, self.run_id, name)
+        self.progress = Progress(self.id, self.run_id, name, clock)
         self._changed = threading.Condition()
         self._state = State.INITIALIZING
         self._failure: Exception | None = None
@@ -216,6 +216,7 @@ class ContinuousExecution:
                     self._changed.wait_for(lambda: self._stopping, wait)
 
     def _one_run(self) -> None:
+        self.progress.run_begins()
         self._source.own()
         self._settle()
         groups = self._engine.groups(self._at)
@@ -226,6 +227,7 @@ class ContinuousExecution:
             job.start()
             coordinator.await_tasks(self._settings.start_timeout, job.alive)
             self._become(State.ACTIVE)
+            self.progress.run_is_there()
             self._epochs(coordinator, job)
             if not job.join(_FINISH_SECONDS):
                 raise ContinuousFailed("the tasks of the query did not come to their end")
@@ -299,7 +301,7 @@ class ContinuousExecution:
         self._sink.commit(epoch, offset)
         self._logs.write_commit(epoch.number)
         self._epoch, self._at, self._offset, self._fresh = epoch.number, end, offset, False
-        self.progress.committed(epoch, offset, self._clock() - began)
+        self.progress.committed(epoch, offset, began, at_once=self._sink.at_once)
         if self._source.logged(offset):
             self._stopping = True
         self._logs.prune(epoch.number, self._settings.retain)

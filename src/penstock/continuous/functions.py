@@ -41,6 +41,10 @@ class FunctionDriver(SinkDriver):
 
     function: Function
 
+    @property
+    def at_once(self) -> bool:
+        return True
+
     def check(self, schema: StructType) -> None:
         """Any rows will do."""
 

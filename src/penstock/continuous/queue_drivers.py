@@ -128,6 +128,10 @@ class QueueSinkDriver(SinkDriver):
     exactly_once: bool
 
     @property
+    def at_once(self) -> bool:
+        return not self.exactly_once
+
+    @property
     def app_id(self) -> str:
         """The query in the ledger."""
         return self.options.app_id or self.query_id

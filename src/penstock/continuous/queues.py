@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -24,6 +25,7 @@ from penstock.store.staging import Attempt
 from penstock.store.watching import watch
 
 _LONGEST_WAIT = 1.0
+_AHEAD_ROWS = 131_072
 
 
 @dataclass(frozen=True)
@@ -48,22 +50,37 @@ class QueueReading(SourceTask):
         self._database = open_store(source.url).database
         self._watch = watch(self._database, source.queue, positions)
         self._ends: dict[int, int] = {}
-        """What the last look has found and was not read yet."""
+        """Of partitions that have more than was read ahead."""
+        self._held: deque[tuple[int, int, pa.RecordBatch]] = deque()
+        """What was read ahead: the partition, when the rows were appended, and the rows."""
+        self._times: list[tuple[int, int]] = []
 
     def read(self, max_rows: int) -> pa.RecordBatch | None:
-        ends = self._ends or self._watch.wait(self._positions, 0).ends
-        self._ends = {}
-        found = []
+        if not self._held:
+            self._fetch()
+        found, left, self._times = [], max_rows, []
+        while self._held and left:
+            partition, made, rows = self._held.popleft()
+            if rows.num_rows > left:
+                self._held.appendleft((partition, made, rows.slice(left)))
+                rows = rows.slice(0, left)
+            left -= rows.num_rows
+            self._positions[partition] += rows.num_rows
+            self._times.append((made, rows.num_rows))
+            found.append(rows)
+        return pa.concat_batches(found) if len(found) > 1 else found[0] if found else None
+
+    def _fetch(self) -> None:
+        """Read ahead what is there, segments as a whole."""
+        ends, self._ends = self._ends or self._watch.wait(self._positions, 0).ends, {}
         for partition, end in ends.items():
-            start, upto = self._positions[partition], min(end, self._positions[partition] + max_rows)
-            if start < upto:
-                found += self._rows(partition, start, upto)
-                self._positions[partition] = upto
+            start = self._positions[partition]
+            upto = min(end, start + _AHEAD_ROWS)
+            self._held.extend(self._rows(partition, start, upto))
             if upto < end:
                 self._ends[partition] = end
-        return pa.concat_batches(found) if found else None
 
-    def _rows(self, partition: int, start: int, end: int) -> list[pa.RecordBatch]:
+    def _rows(self, partition: int, start: int, end: int) -> Iterator[tuple[int, int, pa.RecordBatch]]:
         source = self._source
         wanted = [name for name in source.queue.schema.names if name in set(source.schema.names)]
         chunks = log.read(
@@ -75,7 +92,11 @@ class QueueReading(SourceTask):
             columns=None if wanted == source.queue.schema.names else wanted,
             with_runs="_timestamp" in source.schema.names,
         )
-        return [output(chunk, source.queue, partition, source.schema) for chunk in chunks]
+        for chunk in chunks:
+            yield partition, chunk.first_timestamp, output(chunk, source.queue, partition, source.schema)
+
+    def times(self) -> list[tuple[int, int]]:
+        return self._times
 
     def offsets(self) -> dict[int, int]:
         return dict(self._positions)

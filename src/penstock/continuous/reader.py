@@ -11,8 +11,11 @@ from pyspark import TaskContext
 
 from penstock.continuous.hidden import EPOCH, FILLER, HIDDEN, KIND, MARKER, ROW
 from penstock.continuous.link import READER, Address, Link
+from penstock.instants import now_micros
 from penstock.spark.boundary import plainly
 
+MOST_TIMES = 1000
+"""Of an epoch, which are told for its latencies."""
 BATCH_ROWS = 10_000
 """Rows between two looks at what the driver says."""
 
@@ -31,6 +34,10 @@ class SourceTask(ABC):
     @abstractmethod
     def wait(self, link: Link) -> None:
         """Return when there may be rows, or the driver says something."""
+
+    def times(self) -> list[tuple[int, int]]:
+        """When the rows of the last read were made: an instant in microseconds, and how many of the rows have it."""
+        return []
 
     @property
     def grown(self) -> bool:
@@ -93,6 +100,7 @@ class Reading:
         self._held = False
         """Whether buffers may hold something back."""
         self._told_growth = False
+        self._times: list[tuple[int, int, int]] = []
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Rows, markers and fillers, until the driver lets it end."""
@@ -118,13 +126,20 @@ class Reading:
         if not self._rows:
             self._link.tell("sent")
         self._rows += rows.num_rows
+        self._note_times()
         self._last = rows.slice(rows.num_rows - 1)
         self._held = True
         return labelled(rows, ROW, self._epoch)
 
+    def _note_times(self) -> None:
+        if len(self._times) < MOST_TIMES:
+            now = now_micros()
+            self._times += [(made, now, count) for made, count in self._source.times()]
+
     def _end_epoch(self, number: int) -> Iterator[pa.RecordBatch]:
         offsets = {str(partition): end for partition, end in self._source.offsets().items()}
-        self._link.tell("read", number=number, offsets=offsets, rows=self._rows)
+        times, self._times = self._times[:MOST_TIMES], []
+        self._link.tell("read", number=number, offsets=offsets, rows=self._rows, times=times)
         self._epoch = number + 1
         if self._rows:
             assert self._last is not None

@@ -13,6 +13,8 @@ from pyspark import TaskContext
 
 from penstock.continuous.hidden import EPOCH, KIND, MARKER, ROW
 from penstock.continuous.link import WRITER, Address, Link
+from penstock.continuous.reader import MOST_TIMES
+from penstock.instants import now_micros
 from penstock.spark.boundary import plainly
 
 FLUSH_ROWS = 50_000
@@ -79,6 +81,8 @@ class Writing:
         self._sink, self._link = sink, link
         self._waiting: list[pa.RecordBatch] = []
         self._rows = self._waiting_rows = self._epoch = self._ended = 0
+        self._written: list[int] = []
+        """When the rows of the epoch were written."""
 
     def all(self, batches: Iterator[pa.RecordBatch]) -> int:
         """Everything, to the end of the run; the number of epochs."""
@@ -119,11 +123,16 @@ class Writing:
         if self._waiting:
             self._sink.write(self._waiting, self._epoch)
             self._rows += self._waiting_rows
+            # The last one stands for those that are too many.
+            del self._written[MOST_TIMES - 1 :]
+            self._written.append(now_micros())
             self._waiting, self._waiting_rows = [], 0
 
     def _end_epoch(self, number: int) -> None:
         self._flush()
-        self._link.tell("wrote", number=number, attempts=self._sink.end(number), rows=self._rows)
+        written, self._written = self._written, []
+        attempts = self._sink.end(number)
+        self._link.tell("wrote", number=number, attempts=attempts, rows=self._rows, written=written)
         self._rows, self._ended = 0, self._ended + 1
 
 
