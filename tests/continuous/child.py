@@ -1,6 +1,6 @@
 """Runs continuous copies of queues until it is killed, or asked to end.
 
-Arguments: a folder, and each copy as JSON: its name, store and guarantee.
+Arguments: a folder, the master, and each copy as JSON: its name, store and guarantee.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ def work(frame: Any) -> Any:
     return frame.where("id % 3 != 0").selectExpr("id", "id * 2 as twice")
 
 
-def main(folder: str, *texts: str) -> None:
-    spark = make_spark(Path(folder), "local[4]")
+def main(folder: str, master: str, *texts: str) -> None:
+    spark = make_spark(Path(folder), master)
     queries = []
     for text in texts:
         name, url, guarantee = json.loads(text)

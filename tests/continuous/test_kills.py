@@ -78,6 +78,7 @@ class Application:
 
     def __init__(self, copies: Sequence[Copy], folder: Path, run_child: Callable[..., ChildProcess]) -> None:
         self.copies, self._folder, self._run_child = copies, folder, run_child
+        self.master = "local[4]"
         self._count = 0
 
     def start(self, step: str | None = None) -> ChildProcess:
@@ -93,7 +94,11 @@ class Application:
         path = os.pathsep.join([str(FAULTS), os.environ["PYTHONPATH"]])
         environment = {"FAULTS": json.dumps(faults), "PYTHONPATH": path}
         return self._run_child(
-            "tests.continuous.child", self._folder / f"spark-{self._count}", *copies, env=environment
+            "tests.continuous.child",
+            self._folder / f"spark-{self._count}",
+            self.master,
+            *copies,
+            env=environment,
         )
 
     def reached(self, child: ChildProcess) -> None:
@@ -126,10 +131,10 @@ def make(tmp_path: Path, pg_url: str, run_child: Callable[..., ChildProcess]) ->
     schema = f"t_{uuid.uuid4().hex}"
     urls = {"sqlite": f"sqlite:///{tmp_path}/store.db", "postgresql": with_schema(pg_url, schema)}
 
-    def application(*guarantees: str) -> Application:
+    def application(*guarantees: str, stores: Sequence[str] = tuple(urls)) -> Application:
         copies = [
-            Copy(f"{guarantee} {store}", url, tmp_path, guarantee)
-            for store, url in urls.items()
+            Copy(f"{guarantee} {store}", urls[store], tmp_path, guarantee)
+            for store in stores
             for guarantee in guarantees
         ]
         return Application(copies, tmp_path, run_child)
@@ -198,6 +203,26 @@ def test_kills_at_any_moment_lose_and_repeat_nothing(make: Callable[..., Applica
         else:
             os.kill(rng.choice(workers(child)), signal.SIGKILL)
             application.complete(child)
+    application.complete(child)
+    application.end(child)
+
+
+@pytest.mark.crash_full
+def test_a_cluster_that_loses_an_executor_goes_on(make: Callable[..., Application]) -> None:
+    """The coordinator is reached from processes that are not the driver's."""
+    application = make("exactly_once", "at_least_once", stores=["postgresql"])
+    application.master = "local-cluster[2,2,1024]"
+    child = application.start()
+    for _ in range(2):
+        for copy in application.copies:
+            copy.add()
+        application.complete(child)
+        executors = [
+            each for each in child.processes() if any("ExecutorBackend" in word for word in _command(each))
+        ]
+        os.kill(executors[0].pid, signal.SIGKILL)
+    for copy in application.copies:
+        copy.add()
     application.complete(child)
     application.end(child)
 
