@@ -160,7 +160,7 @@ def test_change_rows_are_read_and_worked_on_as_such(spark: SparkSession, url: st
     rows: Any = [1]
     contract: Any = "id"
     nothing: Any = None
-    guarantee: Any = None
+    guarantee: Any = 1
     for told, call in (
         ("feed is a change feed", lambda: ps.changes.read(spark, nothing)),
         ("feed is a change feed", lambda: ps.changes.read_stream(spark, nothing)),

@@ -119,8 +119,15 @@ def test_a_python_worker_that_is_killed_costs_nothing(copy: Copy) -> None:
 def workers() -> list[int]:
     """Spark's Python workers, but for the process that makes them."""
     processes = psutil.Process().children(recursive=True)
-    daemons = [each for each in processes if "daemon" in " ".join(each.cmdline())]
-    return [child.pid for daemon in daemons for child in daemon.children()]
+    daemons = {each.pid for each in processes if "daemon" in " ".join(command(each))}
+    return [each.pid for each in processes if each.ppid() in daemons]
+
+
+def command(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
 
 
 @one_store

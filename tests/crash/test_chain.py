@@ -33,7 +33,19 @@ def test_every_row_comes_through_when_nothing_dies(all_cases: list[Case], childr
         assert case.rows() == case.query.expected(CHUNKS), case.name
 
 
-def test_every_row_comes_through_as_guaranteed_with_a_kill_after_every_state(
+@pytest.mark.crash_full
+def test_every_guarantee_on_each_store_with_a_kill_after_every_state(
     all_cases: list[Case], children: Children
 ) -> None:
     run_chain(children, [(case, chain(case)) for case in all_cases])
+
+
+def test_every_row_comes_through_as_guaranteed_with_a_kill_after_every_state(
+    make_case: Callable[..., Case], children: Children
+) -> None:
+    cases = [
+        make_case("sqlite", "watermark", "exactly_once"),
+        make_case("postgresql", "stateless", "exactly_once"),
+        make_case("postgresql", "stateless", "idempotent"),
+    ]
+    run_chain(children, [(case, chain(case)) for case in cases])

@@ -157,8 +157,9 @@ def test_service_columns(spark: SparkSession, store: Store, store_url: str) -> N
     before = _service(spark, store_url)
     queue.merge()
     assert _service(spark, store_url) == before, "a merged segment tells the times of its appends"
-    assert [row[:4] for row in before] == [(1, "orders", 1, 0), (2, "orders", 1, 1), (3, "orders", 1, 2)]
-    times = [row[4] for row in before]
+    places = [(number, "orders", queue.record.generation, 1, index) for index, number in enumerate((1, 2, 3))]
+    assert [row[:5] for row in before] == places
+    times = [row[5] for row in before]
     assert times[0] == times[1] < times[2]
     only = batch(spark, store_url, includeServiceColumns=True).select("_row_index").collect()
     assert sorted(row[0] for row in only) == [0, 1, 2]

@@ -58,7 +58,8 @@ def _make(path: Path) -> None:
                 stdin=subprocess.DEVNULL,
             )
         except (OSError, subprocess.SubprocessError) as error:
-            print(f"no archive of Spark's classes: {error}", file=sys.stderr)
+            told = getattr(error, "stderr", None) or b""
+            print(f"no archive of Spark's classes: {error}\n{told.decode(errors='replace')}", file=sys.stderr)
         else:
             # Within one file system a rename is there or not.
             partial.rename(path)
@@ -81,7 +82,7 @@ def _load_classes(archive: str, folder: Path) -> None:
     rows = spark.readStream.format("penstock").option("url", url).load("source")
     distinct = ps.stream(spark, rows.dropDuplicates(["id"]))
     query = distinct.write(ps.QueueSink("sink", url=url)).start(
-        checkpoint=folder / "checkpoint", name="classes", trigger=ps.Trigger.available_now()
+        checkpoint=folder / "checkpoint", name="classes", trigger=ps.Trigger.available_now(), check=False
     )
     query.awaitTermination()
     spark.stop()

@@ -187,8 +187,6 @@ class Pipeline:
         require("name", name, str | None, "text")
         if trigger is not None and trigger.kind == "continuous":
             return self._start_continuous(checkpoint, name, trigger)
-        if checkpoint is None:
-            raise InvalidInput("a query needs a checkpoint: give the folder where it keeps its progress")
         location = _location(self.stream.spark, checkpoint)
         frame = self.stream.frame()
         if check:
@@ -270,7 +268,7 @@ class Pipeline:
         return QuerySource(url, queue, consumer) if url and queue and consumer else None
 
 
-def _location(spark: SparkSession, checkpoint: str | os.PathLike[str]) -> str:
+def _location(spark: SparkSession, checkpoint: str | os.PathLike[str] | None) -> str:
     """The checkpoint as an absolute path or URL: Spark's workers may stand elsewhere."""
     text = path_text("checkpoint", checkpoint)
     if urlsplit(text).scheme:
