@@ -10,11 +10,11 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.continuous.coordinator import EpochCoordinator
-from penstock.continuous.ends import Positions, SinkDriver, SourceDriver
+from penstock.continuous.ends import Positions, SourceDriver
 from penstock.continuous.epochs import Epochs
 from penstock.continuous.link import READER, WRITER
 from penstock.continuous.reader import Reading
-from penstock.continuous.writer import Writing
+from penstock.continuous.writer import Sink, Writing
 
 Transform = Callable[[pa.RecordBatch], pa.RecordBatch]
 
@@ -24,7 +24,6 @@ class LocalEngine:
     """As many tasks as partitions, unless there are fewer slots."""
 
     source: SourceDriver
-    sink: SinkDriver
     transform: Transform = lambda batch: batch
     slots: int = 8
     jobs: list[LocalJob] = field(default_factory=list)
@@ -36,21 +35,29 @@ class LocalEngine:
         tasks = min(len(positions), self.slots)
         return [{p: positions[p] for p in sorted(positions)[task::tasks]} for task in range(tasks)]
 
-    def job(self, coordinator: EpochCoordinator, groups: Sequence[Positions], epoch: int) -> LocalJob:
-        self.jobs.append(LocalJob(self, coordinator, groups, epoch))
+    def job(
+        self, coordinator: EpochCoordinator, groups: Sequence[Positions], epoch: int, sink: Sink
+    ) -> LocalJob:
+        self.jobs.append(LocalJob(self, coordinator, groups, epoch, sink))
         return self.jobs[-1]
 
 
 class LocalJob:
     def __init__(
-        self, engine: LocalEngine, coordinator: EpochCoordinator, groups: Sequence[Positions], epoch: int
+        self,
+        engine: LocalEngine,
+        coordinator: EpochCoordinator,
+        groups: Sequence[Positions],
+        epoch: int,
+        sink: Sink,
     ) -> None:
+        self._sink = sink
         self._engine, self._address, self.groups, self._epoch = engine, coordinator.address, groups, epoch
         self._failure: Exception | None = None
         self._threads: list[threading.Thread] = []
 
     def start(self) -> None:
-        source, sink = self._engine.source.source(), self._engine.sink.sink()
+        source, sink = self._engine.source.source(), self._sink
         for task, group in enumerate(self.groups):
             thread = threading.Thread(target=self._task, args=[source, sink, task, group], daemon=True)
             self._threads.append(thread)

@@ -53,7 +53,7 @@ class Copy:
         source = QueueSourceDriver(SourceOptions(self.url, "in", "c"))
         logs = CheckpointLog(str(self.folder / "ck"))
         sink = QueueSinkDriver(SinkOptions(self.url, "out"), logs.query_id, self.guarantee == "exactly_once")
-        self.engine = LocalEngine(source, sink, **more)
+        self.engine = LocalEngine(source, **more)
         found = ContinuousExecution("copy", source, sink, self.engine, logs, Settings(interval, retain=3))
         self.running.append(found)
         if start:

@@ -11,6 +11,7 @@ from typing import Any
 
 import psutil
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
@@ -114,6 +115,22 @@ def test_a_python_worker_that_is_killed_costs_nothing(copy: Copy) -> None:
         copy.add()
         query.processAllAvailable()
     assert copy.rows() == copy.expected()
+
+
+@one_store
+def test_functions_in_python_see_rows_alone(copy: Copy, caplog: pytest.LogCaptureFixture) -> None:
+    def upper(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            assert batch.schema.names == ["id", "name"]
+            yield batch.set_column(1, "name", pc.utf8_upper(batch["name"]))
+
+    copy.add()
+    query = copy.start(transform=lambda df: df.where("id % 2 = 0").mapInArrow(upper, df.schema))
+    query.processAllAvailable()
+    copy.add()
+    query.processAllAvailable()
+    assert copy.rows() == copy.expected()
+    assert "spark.python.udf.pipelined.enabled" in caplog.text
 
 
 def workers() -> list[int]:

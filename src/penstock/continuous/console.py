@@ -14,7 +14,8 @@ from penstock.continuous.ends import SinkDriver
 from penstock.continuous.epochs import Epoch
 from penstock.continuous.writer import Sink, SinkTask
 
-_LONGEST_CELL = 10_000
+_LONGEST_CELLS = 4 << 20
+"""Characters of all rows that are shown of an epoch."""
 _RULE = "-" * 43
 
 
@@ -41,15 +42,9 @@ class _ConsoleTask(SinkTask):
             self._names = batch.schema.names
             # No more rows than are shown, whatever comes.
             first = batch.slice(0, max(self._sink.rows - len(self._shown), 0))
-            columns = [[self._text(value) for value in column.to_pylist()] for column in first.columns]
+            longest = self._sink.truncate or max(_LONGEST_CELLS // (self._sink.rows * batch.num_columns), 20)
+            columns = [[_text(value, longest) for value in column.to_pylist()] for column in first.columns]
             self._shown += [list(cells) for cells in zip(*columns, strict=True)]
-
-    def _text(self, value: Any) -> str:
-        text = "NULL" if value is None else str(value)
-        longest = self._sink.truncate or _LONGEST_CELL
-        if len(text) <= longest:
-            return text
-        return text[: longest - 3] + "..." if longest > 3 else text[:longest]
 
     def end(self, epoch: int) -> dict[str, Any]:
         shown, self._shown = self._shown, []
@@ -84,6 +79,13 @@ class ConsoleDriver(SinkDriver):
         if epoch.rows_out > len(rows):
             text.append(f"only showing top {len(rows)} rows")
         print("\n".join(text), file=self.out or sys.stdout, flush=True)
+
+
+def _text(value: Any, longest: int) -> str:
+    text = "NULL" if value is None else str(value)
+    if len(text) <= longest:
+        return text
+    return text[: longest - 3] + "..." if longest > 3 else text[:longest]
 
 
 def _table(names: Sequence[str], rows: Sequence[Sequence[str]], *, left: bool) -> list[str]:

@@ -20,8 +20,8 @@ from penstock.errors import ContinuousFailed, PenstockError
 log = logging.getLogger("penstock.continuous")
 
 _BACKLOG = 128
-_LONGEST = 1 << 20
-"""Bytes of a message; the offsets of some ten thousand partitions."""
+_LONGEST = 16 << 20
+"""Bytes of a message: far more than the offsets of all partitions, or the rows for a console, need."""
 
 Clock = Callable[[], float]
 
@@ -176,7 +176,9 @@ class EpochCoordinator:
             try:
                 while self._hear(*who, decode(line.recv_bytes(_LONGEST))):
                     pass
-            except (OSError, EOFError, ValueError):
+            except Exception as error:
+                # The line has broken, or something came over it that is no message.
+                log.debug("%s %s of the query: %s", *who, error)
                 self._left(who)
 
     def _welcome(self, line: Connection) -> tuple[str, int] | None:

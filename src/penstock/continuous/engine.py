@@ -2,35 +2,40 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pyspark import InheritableThread
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
+from penstock.continuous.checked import PIPELINED, CheckedPlan
 from penstock.continuous.coordinator import EpochCoordinator
-from penstock.continuous.ends import Positions, SinkDriver, SourceDriver
+from penstock.continuous.ends import Positions, SourceDriver
 from penstock.continuous.epochs import Epochs
 from penstock.continuous.frames import ContinuousFrame, begin_frame, checked, transformed
 from penstock.continuous.hidden import HIDDEN
 from penstock.continuous.link import Address
 from penstock.continuous.reader import ReadTask
-from penstock.continuous.writer import REPORT, WriteTask
+from penstock.continuous.writer import REPORT, Sink, WriteTask
 from penstock.errors import ContinuousFailed
 from penstock.spark.endpoint import names
 from penstock.spark.schemas import to_struct
 
-_BATCH_ROWS, _BATCH_ROWS_WITH_PYTHON = 512, 64
 _SETTINGS = {
+    # A plan that may change while it runs has no use here, and is not on the list of what a query takes.
+    "spark.sql.adaptive.enabled": "false",
     # At its largest value Spark counts the rows of a batch for Python and no longer weighs it after each of them.
     "spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1),
     # What is written to a Python worker goes out at once.
     "spark.sql.execution.pandas.udf.buffer.size": "64",
 }
+
+log = logging.getLogger("penstock.continuous")
 
 Transform = Callable[[ContinuousFrame], ContinuousFrame]
 
@@ -51,9 +56,9 @@ class SparkEngine:
 
     spark: SparkSession
     source: SourceDriver
-    sink: SinkDriver
     transforms: Sequence[Transform]
     called: str
+    _plan: CheckedPlan = field(init=False)
 
     def check(self) -> StructType:
         """See whether the query can be run continuously; the schema of its rows.
@@ -64,10 +69,10 @@ class SparkEngine:
             When it has an operation that does not work row by row.
         """
         nobody = Address("", 0, "", b"")
-        frame = self._transformed(
-            self._session(_BATCH_ROWS), ReadTask(self.source.source(), ({},), nobody, 0, 0)
-        )
-        self._stages = len(checked(frame).python_stages)
+        frame = self._transformed(self._session(), ReadTask(self.source.source(), ({},), nobody, 0, 0))
+        self._plan = checked(frame)
+        for note in self._plan.notes(pipelined=self.spark.conf.get(PIPELINED, "false") == "true"):
+            log.warning("query %s: %s", self.called, note, extra={"action": "python_stages"})
         schema: StructType = frame.schema
         return schema
 
@@ -93,18 +98,21 @@ class SparkEngine:
         partitions = sorted(positions)
         return [{p: positions[p] for p in partitions[task::tasks]} for task in range(tasks)]
 
-    def job(self, coordinator: EpochCoordinator, groups: Sequence[Positions], epoch: int) -> SparkJob:
-        rows = _BATCH_ROWS_WITH_PYTHON if self._stages else _BATCH_ROWS
+    def job(
+        self, coordinator: EpochCoordinator, groups: Sequence[Positions], epoch: int, sink: Sink
+    ) -> SparkJob:
+        rows = self._plan.records_per_batch
         # The JVM asks for one row more before it closes a batch, and one more pushes the last bytes out.
-        fillers = rows * (1 + self._stages) + 2
+        fillers = rows * (1 + len(self._plan.python_stages)) + 2
         read = ReadTask(self.source.source(), tuple(groups), coordinator.address, epoch, fillers)
         frame = self._transformed(self._session(rows), read)
-        write = WriteTask(self.sink.sink(), coordinator.address)
+        write = WriteTask(sink, coordinator.address)
         return SparkJob(frame.carried.mapInArrow(write, REPORT), self.called)
 
-    def _session(self, rows: int) -> SparkSession:
+    def _session(self, rows: int | None = None) -> SparkSession:
         own = SparkSession(self.spark.sparkContext, self.spark._jsparkSession.cloneSession())
-        for key, value in {**_SETTINGS, "spark.sql.execution.arrow.maxRecordsPerBatch": str(rows)}.items():
+        given = {} if rows is None else {"spark.sql.execution.arrow.maxRecordsPerBatch": str(rows)}
+        for key, value in {**_SETTINGS, **given}.items():
             own.conf.set(key, value)
         return own
 

@@ -16,6 +16,7 @@ from penstock.continuous.ends import Positions, SinkDriver, SourceDriver
 from penstock.continuous.epochs import Epoch, Epochs
 from penstock.continuous.logs import CheckpointLog
 from penstock.continuous.progress import Progress
+from penstock.continuous.writer import Sink
 from penstock.errors import ContinuousFailed, PenstockError
 
 log = logging.getLogger("penstock.continuous")
@@ -79,7 +80,9 @@ class Engine(Protocol):
 
     def groups(self, positions: Positions) -> Sequence[Positions]: ...
 
-    def job(self, coordinator: EpochCoordinator, groups: Sequence[Positions], epoch: int) -> Job: ...
+    def job(
+        self, coordinator: EpochCoordinator, groups: Sequence[Positions], epoch: int, sink: Sink
+    ) -> Job: ...
 
 
 class ContinuousExecution:
@@ -202,7 +205,8 @@ class ContinuousExecution:
                 self._one_run()
             except Exception as error:
                 failures = 1 if not self._fresh else failures + 1
-                if self._stopping or not _passes(error) or failures > _RESTARTS:
+                # What does not even begin is for its user to look at.
+                if self._stopping or not self._started or not _passes(error) or failures > _RESTARTS:
                     raise
                 log.warning(
                     "query %s starts again from epoch %s: %s",
@@ -222,7 +226,7 @@ class ContinuousExecution:
         groups = self._engine.groups(self._at)
         epochs = Epochs(len(groups), self._epoch + 1, self._settings.backlog)
         coordinator = self._coordinator = self._engine.coordinator(epochs)
-        job = self._engine.job(coordinator, groups, self._epoch + 1)
+        job = self._engine.job(coordinator, groups, self._epoch + 1, self._sink.sink())
         try:
             job.start()
             coordinator.await_tasks(self._settings.start_timeout, job.alive)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,7 +18,7 @@ from penstock.continuous.functions import FunctionDriver
 from penstock.continuous.logs import CheckpointLog
 from penstock.continuous.queue_drivers import QueueSinkDriver, QueueSourceDriver
 from penstock.continuous.rate import RateDriver
-from penstock.errors import ContinuousRefused, InvalidOption
+from penstock.errors import ContinuousRefused, InvalidOption, PenstockError
 from penstock.names import in_quotes
 from penstock.pipeline.continuous import ContinuousQuery
 from penstock.pipeline.ends import ConsoleSink, FunctionSink, QueueSink, QueueSource, RateSource
@@ -65,11 +66,17 @@ def start_continuous(
         )
     register(spark)
     reads = _source(spark, source)
+    engine = SparkEngine(spark, reads, transforms, name or "continuous query")
+    schema = engine.check()
     temporary = tempfile.mkdtemp(prefix="penstock-continuous-") if checkpoint is None else None
     logs = CheckpointLog(checkpoint or str(temporary))
-    writes = _sink(spark, sink, guarantee, logs.query_id)
-    engine = SparkEngine(spark, reads, writes, transforms, name or f"continuous query {logs.query_id}")
-    writes.check(engine.check())
+    try:
+        writes = _sink(spark, sink, guarantee, logs.query_id)
+        writes.check(schema)
+    except PenstockError:
+        if temporary is not None:
+            shutil.rmtree(temporary, ignore_errors=True)
+        raise
     retain, backlog = int(str(spark.conf.get(_RETAIN))), int(str(spark.conf.get(_BACKLOG)))
     execution = ContinuousExecution(
         name, reads, writes, engine, logs, Settings(trigger.seconds, retain, backlog)
