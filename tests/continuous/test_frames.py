@@ -238,7 +238,8 @@ def test_the_whole_plan_is_checked_and_has_no_python_stage_of_its_own(frame: Con
     plan = checked(frame.where("id > 1").select("*", F.explode("a")))
     assert plan.python_stages == ()
     assert plan.records_per_batch == 512
-    assert plan.notes(pipelined=False) == ()
+    assert plan.notes == ()
+    plan.require_pipelined(False)
 
 
 def test_a_shuffle_that_got_into_the_plan_is_refused(frame: ContinuousFrame, spark: SparkSession) -> None:

@@ -287,8 +287,7 @@ def test_python_stages_are_named_and_what_they_cost_is_said(
     plan = checked(frame.select(functions()[kind]))
     assert plan.python_stages == (stage,)
     assert plan.records_per_batch == 64
-    notes = plan.notes(pipelined=False)
-    assert f"({stage})" in notes[0]
-    assert "spark.python.udf.pipelined.enabled=true" in notes[0]
-    slow = stage in ("pickled UDF", "pandas UDF")
-    assert len(plan.notes(pipelined=True)) == slow
+    assert len(plan.notes) == (stage in ("pickled UDF", "pandas UDF"))
+    plan.require_pipelined(True)
+    with pytest.raises(ContinuousRefused, match=rf"\({stage}\).*spark\.python\.udf\.pipelined\.enabled=true"):
+        plan.require_pipelined(False)

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pyarrow as pa
-import pyarrow.compute as pc
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
@@ -104,49 +100,6 @@ def test_either_engine_goes_on_with_the_checkpoint_of_the_other(copy: Copy) -> N
     assert len(ids) == 1
 
 
-def test_a_python_worker_that_is_killed_costs_nothing(copy: Copy) -> None:
-    query = copy.start()
-    before = workers()
-    for _ in range(2):
-        copy.add()
-        query.processAllAvailable()
-        for worker in set(workers()) - set(before) or set(workers()):
-            os.kill(worker, signal.SIGKILL)
-        copy.add()
-        query.processAllAvailable()
-    assert copy.rows() == copy.expected()
-
-
-@one_store
-def test_functions_in_python_see_rows_alone(copy: Copy, caplog: pytest.LogCaptureFixture) -> None:
-    def upper(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            assert batch.schema.names == ["id", "name"]
-            yield batch.set_column(1, "name", pc.utf8_upper(batch["name"]))
-
-    copy.add()
-    query = copy.start(transform=lambda df: df.where("id % 2 = 0").mapInArrow(upper, df.schema))
-    query.processAllAvailable()
-    copy.add()
-    query.processAllAvailable()
-    assert copy.rows() == copy.expected()
-    assert "spark.python.udf.pipelined.enabled" in caplog.text
-
-
-def workers() -> list[int]:
-    """Spark's Python workers, but for the process that makes them."""
-    processes = psutil.Process().children(recursive=True)
-    daemons = {each.pid for each in processes if "daemon" in " ".join(command(each))}
-    return [each.pid for each in processes if each.ppid() in daemons]
-
-
-def command(process: psutil.Process) -> list[str]:
-    try:
-        return process.cmdline()
-    except psutil.Error:
-        return []
-
-
 @one_store
 def test_a_query_without_a_checkpoint_has_one_until_it_is_stopped(copy: Copy) -> None:
     query = copy.start(checkpoint=None)
@@ -202,6 +155,8 @@ def test_what_does_not_work_row_by_row_is_refused_at_once(copy: Copy) -> None:
         copy.start(transform=_grouped)
     with pytest.raises(ContinuousRefused, match="current_timestamp"):
         copy.start(transform=lambda df: df.withColumn("name", F.current_timestamp().cast("string")))
+    with pytest.raises(ContinuousRefused, match=r"spark\.python\.udf\.pipelined\.enabled=true"):
+        copy.start(transform=lambda df: df.mapInArrow(lambda batches: batches, df.schema))
     with pytest.raises(SchemaMismatch, match="nam"):
         copy.start(transform=lambda df: df.withColumnRenamed("name", "nam"))
     with pytest.raises(InvalidOption, match="exactly_once or at_least_once"):

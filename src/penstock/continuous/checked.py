@@ -10,6 +10,7 @@ from pyspark.util import PythonEvalType
 
 from penstock.continuous.allowed import PHYSICAL, check_node, children
 from penstock.continuous.operations import unsupported
+from penstock.errors import ContinuousRefused
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -39,23 +40,31 @@ class CheckedPlan:
         """What ``spark.sql.execution.arrow.maxRecordsPerBatch`` should be, in rows."""
         return _FEW if self.python_stages else _MANY
 
-    def notes(self, *, pipelined: bool) -> tuple[str, ...]:
-        """What a user should know about the latency of this plan, a sentence or two each.
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a user should know about the latency of this plan, a sentence each."""
+        return tuple(_SLOW[stage] for stage in dict.fromkeys(self.python_stages) if stage in _SLOW)
+
+    def require_pipelined(self, pipelined: bool) -> None:
+        """Refuse Python stages that Spark would run one after the other, each waiting for the end of its input.
 
         Parameters
         ----------
         pipelined
             Whether the session has ``spark.python.udf.pipelined.enabled``.
+
+        Raises
+        ------
+        ContinuousRefused
         """
-        notes = [_SLOW[stage] for stage in dict.fromkeys(self.python_stages) if stage in _SLOW]
         if self.python_stages and not pipelined:
             stages = ", ".join(dict.fromkeys(self.python_stages))
-            notes.insert(
-                0,
-                f"The query has Python stages ({stages}), which hold rows back some 100 ms unless the session "
-                f"is made with {PIPELINED}=true.",
+            raise ContinuousRefused(
+                f"The query has Python stages ({stages}), and this session runs such stages in a way that holds their rows back: make it "
+                f"with ps.session, or set {PIPELINED}=true when it starts.",
+                condition="CONTINUOUS_REFUSED.NOT_PIPELINED",
+                stages=self.python_stages,
             )
-        return tuple(notes)
 
 
 def check_plan(carried: DataFrame) -> CheckedPlan:

@@ -71,7 +71,8 @@ class SparkEngine:
         nobody = Address("", 0, "", b"")
         frame = self._transformed(self._session(), ReadTask(self.source.source(), ({},), nobody, 0, 0))
         self._plan = checked(frame)
-        for note in self._plan.notes(pipelined=self.spark.conf.get(PIPELINED, "false") == "true"):
+        self._plan.require_pipelined(self.spark.conf.get(PIPELINED, "false") == "true")
+        for note in self._plan.notes:
             log.warning("query %s: %s", self.called, note, extra={"action": "python_stages"})
         schema: StructType = frame.schema
         return schema
