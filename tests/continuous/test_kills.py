@@ -190,6 +190,8 @@ def test_kills_at_any_moment_lose_and_repeat_nothing(make: Callable[..., Applica
     """Twenty of them in some two minutes, of the driver with everything or of a Python worker."""
     rng = random.Random(seed)
     application = make("exactly_once", "at_least_once")
+    # Four queries of two tasks each, and a slot to spare.
+    application.master = "local[9]"
     child = application.start()
     child.wait_for_line("STARTED", PATIENCE)
     for kill in range(20):
