@@ -72,7 +72,7 @@ class Table:
         return stage.put(self.database, self._attempts, self._attempts, chunks)
 
     def write(self, stage: Stage, mode: str, attempts: dict[str, int]) -> int:
-        target = TableTarget(self.layout, mode, stage, self.name)
+        target = TableTarget(self.layout, self.name, mode, stage)
         return self.database.run(lambda tx: target.write(tx, attempts))
 
     def rows(self) -> list[tuple[Any, ...]]:
@@ -97,7 +97,7 @@ def test_a_reader_sees_the_old_table_until_the_commit_and_does_not_wait(table: T
     table.write(stage, "append", table.put(stage, ("a", 1), ("b", 2)))
     stage = table.stage(batch_id=1)
     attempts = table.put(stage, ("c", 3))
-    target = TableTarget(table.layout, "complete", stage, "t")
+    target = TableTarget(table.layout, "t", "complete", stage)
     with table.database.transaction() as tx:
         target.write(tx, attempts)
         assert table.rows() == [("a", 1), ("b", 2)]
@@ -172,7 +172,7 @@ def test_a_relation_that_a_task_still_writes_is_left_to_the_next_try(table: Tabl
 def test_two_writers_that_replace_everything_do_so_one_after_the_other(table: Table) -> None:
     stages = {app: table.stage(app) for app in ("one", "two")}
     staged = {app: table.put(stage, (app, 1), (f"{app} too", 2)) for app, stage in stages.items()}
-    first = TableTarget(table.layout, "complete", stages["one"], "t")
+    first = TableTarget(table.layout, "t", "complete", stages["one"])
     second = threading.Thread(target=lambda: table.write(stages["two"], "complete", staged["two"]))
     with table.database.transaction() as tx:
         first.write(tx, staged["one"])

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import logging
-import secrets
 import socket
 import threading
 import time
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
-from multiprocessing.connection import Connection, Listener
+from multiprocessing.connection import Connection
 from typing import Any
 
 from penstock.continuous.epochs import Epoch, Epochs
 from penstock.continuous.link import READER, WRITER, Address, decode, encode
 from penstock.errors import ContinuousFailed, PenstockError
+from penstock.spark.endpoint import Listening
 
 log = logging.getLogger("penstock.continuous")
 
-_BACKLOG = 128
 _LONGEST = 16 << 20
 """Bytes of a message: far more than the offsets of all partitions, or the rows for a console, need."""
 
@@ -39,16 +38,15 @@ class EpochCoordinator:
 
     def __init__(self, host: str, bind: str, epochs: Epochs) -> None:
         self.run = str(uuid.uuid4())
-        self._secret = secrets.token_bytes(32)
-        self._listener = Listener((bind, 0), backlog=_BACKLOG, authkey=self._secret)
-        self.address = Address(host, int(self._listener.address[1]), self.run, self._secret)
         self._epochs = epochs
         self._changed = threading.Condition()
         self._lines: dict[tuple[str, int], Connection] = {}
         self._gone: set[tuple[str, int]] = set()
         self._failure: Exception | None = None
-        self._grown = self._closed = False
-        threading.Thread(target=self._listen, name="penstock-epochs", daemon=True).start()
+        self._grown = False
+        # The last, since somebody may call at once.
+        self._listening = Listening(bind, self._serve, "penstock-epochs")
+        self.address = Address(host, self._listening.port, self.run, self._listening.secret)
 
     # What the driver asks.
 
@@ -134,12 +132,7 @@ class EpochCoordinator:
 
     def close(self) -> None:
         """Hang up on everybody, and hear nobody any more."""
-        self._closed = True
-        where = self._listener.address
-        # The thread that waits for a connection holds the socket open until it gets one.
-        with suppress(OSError):
-            socket.create_connection(where, timeout=5).close()
-        self._listener.close()
+        self._listening.close()
         with self._changed:
             for line in self._lines.values():
                 _shut(line)
@@ -157,16 +150,6 @@ class EpochCoordinator:
                     line.send_bytes(message)
                 except OSError:
                     self._fail(_broken(role, task))
-
-    def _listen(self) -> None:
-        while not self._closed:
-            try:
-                connection = self._listener.accept()
-            except Exception as error:
-                # A stranger, or somebody who went away.
-                log.debug("a connection to the coordinator came to nothing: %s", error)
-                continue
-            threading.Thread(target=self._serve, args=[connection], daemon=True).start()
 
     def _serve(self, line: Connection) -> None:
         with line:
@@ -189,7 +172,7 @@ class EpochCoordinator:
             return None
         who = (str(hello.get("role")), int(hello.get("task", -1)))
         with self._changed:
-            if self._closed or hello["kind"] != "hello" or hello.get("run") != self.run:
+            if self._listening.closed or hello["kind"] != "hello" or hello.get("run") != self.run:
                 return None
             if who in self._lines:
                 self._fail(
@@ -227,7 +210,7 @@ class EpochCoordinator:
 
     def _left(self, who: tuple[str, int]) -> None:
         with self._changed:
-            if who not in self._gone and not self._closed:
+            if who not in self._gone and not self._listening.closed:
                 self._fail(_broken(*who))
             self._changed.notify_all()
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Client, Connection
 from typing import Any
 
-from penstock.errors import ContinuousFailed, StoreUnavailable
+from penstock.errors import ContinuousFailed
+from penstock.spark.endpoint import unreachable
 
 READER, WRITER = "reader", "writer"
 
@@ -37,12 +38,7 @@ class Address:
         try:
             connection = Client((self.host, self.port), authkey=self.secret)
         except (OSError, EOFError) as error:
-            raise StoreUnavailable(
-                f"the driver at {self.host}:{self.port} does not answer ({type(error).__name__}): executors must be able to "
-                "reach spark.driver.host",
-                host=self.host,
-                port=self.port,
-            ) from error
+            raise unreachable(self.host, self.port, error) from error
         link = Link(connection)
         link.tell("hello", run=self.run, role=role, task=task)
         return link

@@ -23,6 +23,8 @@ log = logging.getLogger("penstock.spark")
 
 Answer = Callable[[bytes], bytes]
 
+_BACKLOG = 128
+
 
 @dataclass(frozen=True)
 class Address:
@@ -45,32 +47,47 @@ class Address:
                 connection.send_bytes(question)
                 return connection.recv_bytes()
         except (OSError, EOFError) as error:
-            raise StoreUnavailable(
-                f"the driver at {self.host}:{self.port} does not answer ({type(error).__name__}): executors must be able to "
-                "reach spark.driver.host",
-                host=self.host,
-                port=self.port,
-            ) from error
+            raise unreachable(self.host, self.port, error) from error
 
 
-class Endpoint:
-    """A socket of the driver's, each question answered in a thread of its own."""
+def unreachable(host: str, port: int, error: Exception) -> StoreUnavailable:
+    """The error of a task that cannot talk to its driver."""
+    return StoreUnavailable(
+        f"the driver at {host}:{port} does not answer ({type(error).__name__}): executors must be able to "
+        "reach spark.driver.host",
+        host=host,
+        port=port,
+    )
 
-    def __init__(self, spark: SparkSession, answer: Answer) -> None:
-        self._host, bind = names(spark)
-        self._answer = answer
-        self._secret = secrets.token_bytes(32)
-        self._listener = Listener((bind, 0), backlog=128, authkey=self._secret)
-        self._closed = False
-        threading.Thread(target=self._listen, name="penstock-endpoint", daemon=True).start()
+
+class Listening:
+    """An authenticated socket of the driver's, each connection served in a thread of its own.
+
+    Parameters
+    ----------
+    bind
+        Where to listen.
+    serve
+        What is done with a connection, which it closes.
+    name
+        The listening thread's.
+    """
+
+    def __init__(self, bind: str, serve: Callable[[Connection], None], name: str) -> None:
+        self.secret = secrets.token_bytes(32)
+        self._listener = Listener((bind, 0), backlog=_BACKLOG, authkey=self.secret)
+        self._serve = serve
+        self.closed = False
+        threading.Thread(target=self._listen, name=name, daemon=True).start()
 
     @property
-    def address(self) -> Address:
-        return Address(self._host, int(self._listener.address[1]), self._secret)
+    def port(self) -> int:
+        """Where it listens."""
+        return int(self._listener.address[1])
 
     def close(self) -> None:
         """Hear nobody any more."""
-        self._closed = True
+        self.closed = True
         where = self._listener.address
         # The thread that waits for a connection holds the socket open until it gets one.
         with suppress(OSError):
@@ -78,14 +95,31 @@ class Endpoint:
         self._listener.close()
 
     def _listen(self) -> None:
-        while not self._closed:
+        while not self.closed:
             try:
                 connection = self._listener.accept()
             except Exception as error:
                 # A stranger, or somebody who went away.
-                log.debug("a connection to the driver's endpoint came to nothing: %s", error)
+                log.debug("a connection to the driver came to nothing: %s", error)
                 continue
             threading.Thread(target=self._serve, args=[connection], daemon=True).start()
+
+
+class Endpoint:
+    """A socket of the driver's that answers questions."""
+
+    def __init__(self, spark: SparkSession, answer: Answer) -> None:
+        self._host, bind = names(spark)
+        self._answer = answer
+        self._listening = Listening(bind, self._serve, "penstock-endpoint")
+
+    @property
+    def address(self) -> Address:
+        return Address(self._host, self._listening.port, self._listening.secret)
+
+    def close(self) -> None:
+        """Hear nobody any more."""
+        self._listening.close()
 
     def _serve(self, connection: Connection) -> None:
         with connection:

@@ -15,18 +15,15 @@ from pyspark.sql import types as spark
 from penstock.errors import InvalidInput, TableRefused
 from penstock.names import in_quotes
 from penstock.spark.schemas import quoted
+from penstock.tables.change_rows import present, require_changes
 from penstock.tables.columns import CHANGE_COLUMNS, CHANGE_TYPE, VALID_FROM, VALID_TO
 from penstock.tables.delta_schema import DeltaLayout, rows_layout
 from penstock.tables.delta_stage import DeltaTask
+from penstock.tables.shaping import JSON
 
 SEQUENCE, PRESENT = "_penstock_sequence", "_penstock_present"
 """Of staged events, beside the columns of their rows."""
 _OURS = (VALID_FROM, VALID_TO, SEQUENCE, PRESENT)
-_JSON = {
-    "ignoreNullFields": "false",
-    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
-    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
-}
 
 
 @dataclass(frozen=True)
@@ -115,15 +112,11 @@ def collapsed(frame: DataFrame, events: Events) -> DataFrame:
     These are ``sequence``; ``present``; and ``ambiguous``, whether others have the same place in the order, and another row.
     What is no event, without a sequence or of no known type, comes through, so that the tasks refuse it.
     """
-    kind = F.col(CHANGE_TYPE)
-    present = F.when(kind.isin("delete", "update_preimage"), 0).when(
-        kind.isin("insert", "update_postimage"), 1
-    )
     data = [f"c{n}" for n in range(len(events.columns))]
     shaped = frame.select(
         *(F.col(quoted(name)).alias(short) for name, short in zip(events.columns, data, strict=True)),
         F.col(quoted(events.sequence_by)).alias("sequence"),
-        present.cast("int").alias("present"),
+        present(),
     )
     keys = [short for name, short in zip(events.rows.schema.names, data, strict=True) if name in events.keys]
     within = Window.partitionBy(*keys, *(["sequence"] if events.history else []))
@@ -136,7 +129,7 @@ def collapsed(frame: DataFrame, events: Events) -> DataFrame:
         .where("place = 1")
     )
     # Seldom there are any, so that few rows are written as text.
-    told = F.when(F.expr("peers > 1 and present = 1"), F.md5(F.to_json(F.struct(*data), _JSON)))
+    told = F.when(F.expr("peers > 1 and present = 1"), F.md5(F.to_json(F.struct(*data), JSON)))
     one = (
         last.withColumn("told", told)
         .withColumn("ambiguous", F.min("told").over(window) != F.max("told").over(window))
@@ -156,20 +149,7 @@ class EventTask(DeltaTask):
         return super()._checked(self._event(chunk) for chunk in chunks)
 
     def _event(self, chunk: pa.RecordBatch) -> pa.RecordBatch:
-        events = self.events
-        if chunk.column("present").null_count:
-            raise TableRefused(
-                f"a change has a {CHANGE_TYPE} that is none of insert, delete, update_preimage and update_postimage: see to it before "
-                "the rows come here",
-                condition="TABLE_REFUSED.UNKNOWN_CHANGE_TYPE",
-            )
-        if chunk.column("sequence").null_count:
-            raise TableRefused(
-                f"a change has no value in {in_quotes(events.sequence_by)}, which orders the changes of a key: name a column as "
-                "sequence_by that has one in every row",
-                condition="TABLE_REFUSED.NULL_SEQUENCE",
-                column=events.sequence_by,
-            )
+        require_changes(chunk, self.events.sequence_by)
         if pc.any(chunk.column("ambiguous")).as_py():
             self._refuse(chunk.filter(chunk.column("ambiguous")))
         return chunk.drop_columns(["ambiguous"])

@@ -11,15 +11,16 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from penstock.arrow.types import canonical_schema
 from penstock.spark.schemas import quoted
-from penstock.tables.columns import CHANGE_TYPE, Column, Layout
+from penstock.tables.change_rows import present
+from penstock.tables.columns import Column, Layout
 
-# Every field, the times in UTC and to the microsecond.
-_JSON = {
+JSON = {
     "ignoreNullFields": "false",
     "timeZone": "UTC",
     "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
     "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
 }
+"""How nested values are written: every field, the times in UTC and to the microsecond."""
 _DAY, _SECOND = 86_400_000_000, 1_000_000
 
 
@@ -31,19 +32,15 @@ def shaped(frame: DataFrame, layout: Layout) -> DataFrame:
     """
     columns = [_expression(column, layout.dialect).alias(f"c{n}") for n, column in enumerate(layout.columns)]
     if layout.sequence is not None:
-        kind = F.col(CHANGE_TYPE)
-        present = F.when(kind.isin("delete", "update_preimage"), 0).when(
-            kind.isin("insert", "update_postimage"), 1
-        )
         sequence = _expression(layout.sequence, layout.dialect).alias("sequence")
-        columns += [sequence, present.cast("int").alias("present")]
+        columns += [sequence, present()]
     return frame.select(*columns)
 
 
 def _expression(column: Column, dialect: str) -> SparkColumn:
     found = F.col(quoted(column.name))
     if column.is_json:
-        return F.to_json(found, _JSON)
+        return F.to_json(found, JSON)
     if dialect == "postgres" and pat.is_binary(column.type):
         return F.concat(F.lit("\\x"), F.hex(found))
     return found

@@ -20,12 +20,10 @@ _PLANNING = "; ".join(
 
 
 @dataclass(frozen=True)
-class TableTarget(Target[int]):
-    """Staged rows are inserted, upserted, or put in the place of everything; readers see the old table or the new one."""
+class _Table(Target[int]):
+    """A SQL table, however its rows come into it."""
 
     layout: Layout
-    mode: str
-    stage: Stage
     called: str
     """The table's name as the user wrote it."""
 
@@ -39,6 +37,14 @@ class TableTarget(Target[int]):
 
     def __str__(self) -> str:
         return f"table {self.called!r}"
+
+
+@dataclass(frozen=True)
+class TableTarget(_Table):
+    """Staged rows are inserted, upserted, or put in the place of everything; readers see the old table or the new one."""
+
+    mode: str
+    stage: Stage
 
     def publish(self, tx: Transaction, batch: BatchCommit[int]) -> int:
         return self.write(tx, dict(batch.attempts))
@@ -87,22 +93,8 @@ class TableTarget(Target[int]):
 
 
 @dataclass(frozen=True)
-class WrittenTarget(Target[int]):
+class WrittenTarget(_Table):
     """A table that the tasks have written for themselves."""
-
-    layout: Layout
-    called: str
-
-    @property
-    def name(self) -> str:
-        return self.called
-
-    @property
-    def ledger_name(self) -> str:
-        return self.layout.name.ledger_name
-
-    def __str__(self) -> str:
-        return f"table {self.called!r}"
 
     def publish(self, tx: Transaction, batch: BatchCommit[int]) -> int:
         return batch.rows

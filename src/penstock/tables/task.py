@@ -14,7 +14,8 @@ from penstock.names import in_quotes
 from penstock.queue.opened import open_store
 from penstock.spark.boundary import plainly
 from penstock.spark.stores import check_reach
-from penstock.tables.columns import CHANGE_TYPE, Column, Layout
+from penstock.tables.change_rows import require_changes
+from penstock.tables.columns import Layout
 from penstock.tables.shaping import ready
 from penstock.tables.stages import Writes, chunked
 
@@ -69,7 +70,7 @@ class StageTask:
             shaped = conform_batch(chunk, self.shaped)
             self._check_keys(shaped)
             if self.layout.sequence is not None:
-                self._check_changes(shaped, self.layout.sequence)
+                require_changes(shaped, self.layout.sequence.name)
             self._rows += shaped.num_rows
             yield ready(shaped, self.stage.columns)
 
@@ -82,18 +83,3 @@ class StageTask:
                     condition="TABLE_REFUSED.NULL_KEY",
                     column=column.name,
                 )
-
-    def _check_changes(self, chunk: pa.RecordBatch, sequence: Column) -> None:
-        if chunk.column("present").null_count:
-            raise TableRefused(
-                f"a change has a {CHANGE_TYPE} that is none of insert, delete, update_preimage and update_postimage: see to it before "
-                "the rows come here",
-                condition="TABLE_REFUSED.UNKNOWN_CHANGE_TYPE",
-            )
-        if chunk.column("sequence").null_count:
-            raise TableRefused(
-                f"a change has no value in {in_quotes(sequence.name)}, which orders the changes of a key: name a column as sequence_by "
-                "that has one in every row",
-                condition="TABLE_REFUSED.NULL_SEQUENCE",
-                column=sequence.name,
-            )

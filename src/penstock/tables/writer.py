@@ -57,7 +57,7 @@ class TableWriter:
         if not isinstance(writes, Stage):
             self._commit(store, WrittenTarget(self.layout, self.called), batch_id, told, {})
             return
-        target = TableTarget(self.layout, self.mode, writes, self.called)
+        target = TableTarget(self.layout, self.called, self.mode, writes)
         if self.guarantee == "at_least_once":
             store.database.run(lambda tx: target.write(tx, staged), idempotent=True)
         else:

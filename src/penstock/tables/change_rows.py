@@ -1,0 +1,47 @@
+"""Change rows on their way into a table of whatever kind: what each does to a row, and that it says so."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+from pyspark.sql import Column
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
+
+from penstock.errors import TableRefused
+from penstock.names import in_quotes
+from penstock.tables.columns import CHANGE_TYPE
+
+
+def present() -> Column:
+    """0 for a row that is gone, 1 for one that is there, and null for a change of no known type."""
+    kind = F.col(CHANGE_TYPE)
+    gone, there = kind.isin("delete", "update_preimage"), kind.isin("insert", "update_postimage")
+    return F.when(gone, 0).when(there, 1).cast("int").alias("present")
+
+
+def require_changes(chunk: pa.RecordBatch, sequence_by: str) -> None:
+    """Refuse changes of no known type, and those without a place in the order.
+
+    Parameters
+    ----------
+    chunk
+        Rows with the columns ``present`` and ``sequence``.
+    sequence_by
+        The user's name of the column that orders the changes of a key.
+
+    Raises
+    ------
+    TableRefused
+    """
+    if chunk.column("present").null_count:
+        raise TableRefused(
+            f"a change has a {CHANGE_TYPE} that is none of insert, delete, update_preimage and update_postimage: see to it before "
+            "the rows come here",
+            condition="TABLE_REFUSED.UNKNOWN_CHANGE_TYPE",
+        )
+    if chunk.column("sequence").null_count:
+        raise TableRefused(
+            f"a change has no value in {in_quotes(sequence_by)}, which orders the changes of a key: name a column as sequence_by "
+            "that has one in every row",
+            condition="TABLE_REFUSED.NULL_SEQUENCE",
+            column=sequence_by,
+        )
