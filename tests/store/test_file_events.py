@@ -9,10 +9,7 @@ from pathlib import Path
 
 import pytest
 
-import penstock
-from penstock.errors import AlreadyExists
-from penstock.store.file_events import FileEvents, Heard
-from tests.store.programs import SCHEMA
+from penstock.store.file_events import VISITED, WRITTEN, FileEvents
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="inotify is Linux's")
 
@@ -20,18 +17,18 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="inotify is Linu
 @pytest.fixture
 def events(tmp_path: Path) -> Iterator[FileEvents]:
     (tmp_path / "one").write_text("")
-    opened = FileEvents(str(tmp_path), ["one", "two ä"], "bell")
+    opened = FileEvents(str(tmp_path), ["one", "two ä"], WRITTEN)
     yield opened
     opened.close()
 
 
 def _heard(events: FileEvents) -> bool:
     assert select.select([events], [], [], 10)[0]
-    return events.heard() is Heard.WRITE
+    return events.heard()
 
 
 def _silent(events: FileEvents) -> bool:
-    return not select.select([events], [], [], 0)[0] and events.heard() is Heard.NOTHING
+    return not select.select([events], [], [], 0)[0] and not events.heard()
 
 
 def _append(file: Path) -> None:
@@ -72,43 +69,23 @@ def test_files_that_are_made_later_and_made_again_are_heard_of_too(
 def test_other_files_of_the_folder_are_not(events: FileEvents, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.write_text("x")
-    assert events.heard() is Heard.NOTHING, "one that appears wakes, and is passed over"
+    assert not events.heard(), "one that appears wakes, and is passed over"
     _append(other)
     (tmp_path / "one").read_text()
     assert _silent(events)
 
 
-def test_a_bell_is_told_from_a_write_and_the_last_of_them_counts(events: FileEvents, tmp_path: Path) -> None:
-    bell = tmp_path / "bell"
-    bell.touch()
-    assert events.heard() is Heard.WRITE, "what was rung before it was watched went unheard"
-    for _ in range(3):
-        bell.read_text()
-        assert events.heard() is Heard.BELL
-        _append(tmp_path / "one")
-        bell.read_text()
-        assert events.heard() is Heard.BELL
-        bell.read_text()
-        _append(tmp_path / "one")
-        assert _heard(events)
-    _append(bell)
-    assert _silent(events)
-
-
 def test_a_folder_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="No such file"):
-        FileEvents(str(tmp_path / "none"), ["one"], "bell")
+        FileEvents(str(tmp_path / "none"), ["one"], WRITTEN)
 
 
-def test_a_commit_rings_and_neither_a_read_nor_a_rollback_does(tmp_path: Path) -> None:
-    with penstock.connect(f"sqlite:///{tmp_path}/x.db") as store:
-        queue = store.create_queue("q", SCHEMA)
-        events = FileEvents(str(tmp_path), [], "x.db-lock")
-        for n in range(3):
-            queue.append([{"n": n}])
-            assert events.heard() is Heard.BELL
-            assert queue.read(0, 0).num_rows == n + 1
-            with pytest.raises(AlreadyExists):
-                store.create_queue("q", SCHEMA)
-            assert _silent(events)
-        events.close()
+def test_a_visit_is_heard_of_by_who_asked_for_visits(tmp_path: Path) -> None:
+    (tmp_path / "one").touch()
+    events = FileEvents(str(tmp_path), ["one"], VISITED)
+    for _ in range(3):
+        (tmp_path / "one").read_text()
+        assert _heard(events)
+        _append(tmp_path / "one")
+        assert _silent(events)
+    events.close()

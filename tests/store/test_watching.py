@@ -14,7 +14,7 @@ import pytest
 
 import penstock
 from penstock.errors import QueueNotFound, StoreError, StoreNotFound
-from penstock.store import postgres_watch, sqlite_watch
+from penstock.store import bells, postgres_watch, sqlite_watch
 from penstock.store.watching import Watch
 from tests.queue.support import hurried
 from tests.store.programs import SCHEMA
@@ -155,6 +155,31 @@ def test_rows_of_other_partitions_and_queues_do_not_end_it(store: penstock.Store
         assert watch.wait({1: 0, 2: 10_000}, LONG).ends == {1: 1}
 
 
+def test_appends_to_other_queues_of_a_busy_file_are_hardly_heard(store: penstock.Store) -> None:
+    """Each look at the store costs; a watch of a quiet queue takes few of them, whatever goes on beside it."""
+    queue, other = store.create_queue("q", SCHEMA), store.create_queue("other", SCHEMA)
+    appends = 300
+    with queue.watch() as watch:
+        positions = ready(watch, queue)
+        looks = 0
+        look = watch._look
+
+        def counted(heard: bool) -> None:
+            nonlocal looks
+            looks += 1
+            look(heard)
+
+        watch._look = counted  # type: ignore[method-assign]
+        began = time.monotonic()
+        appender = later(lambda: [other.append([{"n": n}]) for n in range(appends)])
+        while appender.is_alive():
+            assert not watch.wait(positions, 0.05)
+        seconds = time.monotonic() - began
+        assert looks < 20 + 2 * seconds / 0.02
+        queue.append([{"n": 1}])
+        assert watch.wait(positions, LONG).ends == {0: 1}
+
+
 def test_a_socket_that_can_be_read_ends_it_and_so_does_one_that_was_closed(queue: penstock.Queue) -> None:
     ours, theirs = socket.socketpair()
     reader, writer = os.pipe()
@@ -261,7 +286,8 @@ def test_a_store_file_that_was_removed_ends_the_wait_with_an_error(tmp_path: Pat
 def test_without_events_of_the_file_system_it_looks_by_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sqlite_watch, "_events", lambda path: None)
+    monkeypatch.setattr(sqlite_watch, "_writes", lambda path: None)
+    monkeypatch.setattr(bells, "hang", lambda path, queue_id: None)
     monkeypatch.setattr(sqlite_watch, "REST", 0.02)
     with penstock.connect(f"sqlite:///{tmp_path}/x.db") as store:
         queue = store.create_queue("q", SCHEMA)

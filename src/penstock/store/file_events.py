@@ -1,4 +1,4 @@
-"""The kernel's word that a file was written: inotify, through the C library, for want of a module that comes with Python."""
+"""The kernel's word of what happens to files: inotify, through the C library, for want of a module that comes with Python."""
 
 from __future__ import annotations
 
@@ -6,25 +6,18 @@ import ctypes
 import os
 import struct
 from collections.abc import Sequence
-from enum import Enum
 
-_WRITTEN = 0x002  # modified
-_CLOSED = 0x010  # closed by one who could not write
+WRITTEN = 0x002
+"""A file was modified."""
+VISITED = 0x010
+"""A file was closed by one who could not write to it."""
 _APPEARED = 0x080 | 0x100  # moved here, created
 _EVENT = struct.Struct("iIII")
 _BUFFER = 1 << 16
 
 
-class Heard(Enum):
-    """What the last event was."""
-
-    NOTHING = "nothing"
-    WRITE = "write"
-    BELL = "bell"
-
-
 class FileEvents:
-    """Tells of writes to files of one folder, also of those that are made, or made anew, later.
+    """Tells of what happens to files of one folder, also to those that are made, or made anew, later.
 
     Parameters
     ----------
@@ -32,8 +25,8 @@ class FileEvents:
         Where the files are.
     names
         The names of the files in it.
-    bell
-        The name of one that is rung by opening it for reading and closing it again.
+    kind
+        What to hear of: ``WRITTEN`` or ``VISITED``.
 
     Raises
     ------
@@ -41,7 +34,7 @@ class FileEvents:
         When the system has no such thing, or none left, or the folder is not there.
     """
 
-    def __init__(self, folder: str, names: Sequence[str], bell: str) -> None:
+    def __init__(self, folder: str, names: Sequence[str], kind: int) -> None:
         self._file = -1
         library = ctypes.CDLL(None, use_errno=True)
         try:
@@ -49,8 +42,7 @@ class FileEvents:
         except AttributeError as error:
             raise OSError("there is no inotify here") from error
         self._folder = folder
-        self._masks = dict.fromkeys(map(os.fsencode, names), _WRITTEN) | {os.fsencode(bell): _CLOSED}
-        self._bell = os.fsencode(bell)
+        self._names, self._kind = {os.fsencode(name) for name in names}, kind
         self._watches: dict[int, bytes] = {}
         self._file = self._init(os.O_NONBLOCK | os.O_CLOEXEC)
         if self._file < 0:
@@ -67,9 +59,9 @@ class FileEvents:
         """Can be read when there are events."""
         return self._file
 
-    def heard(self) -> Heard:
-        """Take in what has happened since the last call."""
-        about, appeared = None, False
+    def heard(self) -> bool:
+        """Take in what has happened since the last call; whether anything has."""
+        heard = appeared = False
         while data := self._events():
             position = 0
             while position < len(data):
@@ -77,14 +69,12 @@ class FileEvents:
                 position += _EVENT.size
                 name = self._watches.get(watch) or data[position : position + length].rstrip(b"\0")
                 position += length
-                if name in self._masks:
-                    about = name
+                if name in self._names:
+                    heard = True
                     appeared |= watch == self._home
         if appeared:
             self._watch_files()
-        if about is None:
-            return Heard.NOTHING
-        return Heard.BELL if about == self._bell and not appeared else Heard.WRITE
+        return heard
 
     def _events(self) -> bytes:
         try:
@@ -93,9 +83,9 @@ class FileEvents:
             return b""
 
     def _watch_files(self) -> None:
-        for name, mask in self._masks.items():
+        for name in self._names:
             try:
-                self._watches[self._watch(os.path.join(os.fsencode(self._folder), name), mask)] = name
+                self._watches[self._watch(os.path.join(os.fsencode(self._folder), name), self._kind)] = name
             except FileNotFoundError:
                 continue
 

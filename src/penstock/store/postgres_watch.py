@@ -9,7 +9,7 @@ later without a word: until all transactions of that time are over the listener 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -40,8 +40,8 @@ class PostgresWatch(Watch):
         self._last_pause = _SHORTEST
         super().__init__(queue, partitions, database.lasting_connection, database.translating)
 
-    def _descriptor(self) -> int | None:
-        return None if self._connection is None else self._connection.fileno()
+    def _descriptors(self) -> Sequence[int]:
+        return [] if self._connection is None else [self._connection.fileno()]
 
     def _read(self, heard: bool) -> list[tuple[int, int, int]]:
         if self._connection is None:

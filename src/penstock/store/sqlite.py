@@ -22,6 +22,7 @@ from penstock.errors import (
     StoreReadOnly,
     StoreUnavailable,
 )
+from penstock.store import bells
 from penstock.store.database import Database, Transaction
 from penstock.store.owners import FileOwnerLock, OwnerLock, file_held, lock_file
 from penstock.store.turns import Turn
@@ -117,7 +118,6 @@ class _Connection(sqlite3.Connection):
     """With its place in the line of writers."""
 
     turn: Turn
-    writing = False
 
 
 def file_at(path: str) -> tuple[int, int] | None:
@@ -206,14 +206,15 @@ class SqliteDatabase(Database):
             )
         # A write that began as a read could not wait for another writer: SQLite refuses to upgrade a stale snapshot.
         connection.execute("begin immediate" if write else "begin")
-        connection.writing = write
         return SqliteTransaction(connection, self.path, write=write)
 
     def _commit(self, connection: _Connection) -> None:
         connection.execute("commit")
-        if connection.writing:
-            connection.turn.ring()
         connection.turn.give_back()
+
+    def _notified(self, connection: _Connection, channels: Iterable[str]) -> bool:
+        bells.ring(self.path, map(int, channels))
+        return True
 
     def _rollback(self, connection: _Connection) -> None:
         try:

@@ -1,32 +1,35 @@
-"""Watching a queue of a SQLite store: the kernel tells of writes to its files, and a look at the queue what they were."""
+"""Watching a queue of a SQLite store: its bell, or the kernel's word of writes to the files, and then a look at the queue."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
+from penstock.store import bells
 from penstock.store.catalog import QueueRecord
-from penstock.store.file_events import FileEvents, Heard
+from penstock.store.file_events import WRITTEN, FileEvents
 from penstock.store.statements import statements
 from penstock.store.watching import Watch
 
 if TYPE_CHECKING:
     from penstock.store.sqlite import SqliteDatabase
 
-# A commit can be seen a moment after it was written: at once, or when the disk has it. Penstock's own writers ring then.
-QUICK, QUICKLY = 0.001, 0.03
-# What is written to a slow disk may be seen later than that.
+# What is written to a slow disk may be seen later than this.
 REST, RESTING = 0.02, 1.0
+DEAF = 0.02
 SLEEP = 0.1
+# A commit can be seen a moment after it was written: at once, or when the disk has it.
+QUICK, QUICKLY = 0.001, 0.03
 _BUSY_MS = 100
 
 
 class SqliteWatch(Watch):
-    """Looks when a writer rings, quickly after a write to the file, and seldom otherwise.
+    """Looks when the queue's bell is rung, as Penstock's writers do behind a commit.
 
-    Where nothing tells of either it looks quickly after each change.
+    Others do not ring. So it looks after writes to the files too: soon, and after ever longer pauses when they bring nothing to
+    this queue, since a busy file is written all the time. Where nothing tells of writes either it looks soon after each change.
     """
 
     def __init__(
@@ -35,22 +38,28 @@ class SqliteWatch(Watch):
         self._database = database
         self._text = statements("sqlite", "main")["read_ends"]
         self._version: int | None = None
-        self._heard = Heard.NOTHING
-        self._quick_until = 0.0
-        self._last_sign = -RESTING
-        self._last_pause = QUICK
-        self._events = _events(database.path)
-        self._reliable = self._events is not None
+        self._bell = bells.hang(database.path, queue.queue_id)
+        self._writes = _writes(database.path)
+        self._reliable = self._writes is not None
         """Whether the last change was told of: not every file system does."""
         self._first = True
+        self._rung = self._written = False
+        self._last_sign = -RESTING
+        self._last_pause = QUICK
+        self._others_until = 0.0
+        """Somebody who does not ring has appended not long before."""
+        self._deaf_until = 0.0
+        """Until then a write wakes nobody; the bell does."""
         super().__init__(queue, partitions, database.connected, database.translating)
 
-    def _descriptor(self) -> int | None:
-        return None if self._events is None else self._events.fileno()
+    def _descriptors(self) -> Sequence[int]:
+        hears = [self._bell] if time.monotonic() < self._deaf_until else [self._bell, self._writes]
+        return [events.fileno() for events in hears if events is not None]
 
     def _read(self, heard: bool) -> list[tuple[int, int, int]] | None:
-        # Before the look, so that a write after it is heard of anew.
-        self._heard = self._events.heard() if heard and self._events is not None else Heard.NOTHING
+        # Before the look, so that what happens after it is heard of anew.
+        self._rung = self._bell is not None and heard and self._bell.heard()
+        self._written = self._writes is not None and not self._rung and self._writes.heard()
         self._database.require_same_file()
         if self._connection is None:
             self._connection = self._connect()
@@ -66,20 +75,26 @@ class SqliteWatch(Watch):
 
     def _pause(self, changed: bool) -> float:
         now = time.monotonic()
-        told = self._heard is not Heard.NOTHING
+        told = self._rung or self._written
         if changed and not self._first:
-            self._reliable = self._events is not None and (told or now - self._last_sign < RESTING)
+            self._reliable = told or now - self._last_sign < RESTING
+        if changed and not self._rung and not self._first:
+            self._others_until = now + RESTING
         self._first = False
+        self._last_pause = self._next_pause(changed, told, now)
         if told or (changed and not self._reliable):
             self._last_sign = now
-            self._last_pause = QUICK
-            # A write whose commit cannot be seen yet comes before the bell of that commit.
-            self._quick_until = 0.0 if self._heard is Heard.BELL else now + QUICKLY
-        if now < self._quick_until:
-            return QUICK
-        longest = SLEEP if self._reliable and now - self._last_sign > RESTING else REST
-        self._last_pause = min(self._last_pause * 2, longest)
+        self._deaf_until = now + min(self._last_pause, DEAF) if told else 0.0
         return self._last_pause
+
+    def _next_pause(self, changed: bool, told: bool, now: float) -> float:
+        rested = now - self._last_sign > RESTING
+        others = now < self._others_until and (told or now - self._last_sign < QUICKLY)
+        if others or (changed and not self._reliable) or (self._written and rested):
+            return QUICK
+        if self._rung:
+            return REST
+        return min(self._last_pause * 2, SLEEP if self._reliable and rested and not told else REST)
 
     def _disconnect(self) -> None:
         connection, self._connection = self._connection, None
@@ -91,9 +106,10 @@ class SqliteWatch(Watch):
         self._deaf()
 
     def _deaf(self) -> None:
-        events, self._events = self._events, None
-        if events is not None:
-            events.close()
+        hears, self._bell, self._writes = (self._bell, self._writes), None, None
+        for events in hears:
+            if events is not None:
+                events.close()
 
     def before_fork(self) -> None:
         super().before_fork()
@@ -104,9 +120,9 @@ class SqliteWatch(Watch):
         self._deaf()
 
 
-def _events(path: str) -> FileEvents | None:
+def _writes(path: str) -> FileEvents | None:
     folder, name = os.path.split(path)
     try:
-        return FileEvents(folder, [name, f"{name}-wal"], f"{name}-lock")
+        return FileEvents(folder, [name, f"{name}-wal"], WRITTEN)
     except OSError:
         return None

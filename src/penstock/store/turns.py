@@ -71,13 +71,6 @@ class Turn(Forkable):
         self.close()
         return False
 
-    def ring(self) -> None:
-        """Tell those who watch the lock file that something was committed; while it still is this connection's turn."""
-        if self._file is not None:
-            with contextlib.suppress(OSError):
-                # That is an event of the file, for which nobody needs a right to write.
-                os.close(os.open(self._path, os.O_RDONLY | os.O_CLOEXEC))
-
     def give_back(self) -> None:
         """Let the next one write; harmless when it is not this connection's turn."""
         import fcntl

@@ -122,14 +122,14 @@ class Watch(Forkable, ABC):
 
     def _listened(self, also: Sequence[Any], seconds: float) -> tuple[bool, tuple[Any, ...]]:
         poller = select.poll()
-        own = self._descriptor()
-        if own is not None:
-            poller.register(own, select.POLLIN)
+        own = self._descriptors()
+        for file in own:
+            poller.register(file, select.POLLIN)
         files = {each if isinstance(each, int) else each.fileno(): each for each in also}
         for file in files:
             poller.register(file, select.POLLIN)
         found = [file for file, _ in poller.poll(seconds * 1000)]
-        return own in found, tuple(files[file] for file in found if file in files)
+        return not set(own).isdisjoint(found), tuple(files[file] for file in found if file in files)
 
     def _look(self, heard: bool) -> None:
         with self._guard:
@@ -143,15 +143,16 @@ class Watch(Forkable, ABC):
                 rows = None
             else:
                 self._found()
-            self._due = time.monotonic() + self._pause(rows is not None)
-        if rows is not None:
-            self._take(rows)
+            changed = rows is not None and self._take(rows)
+            self._due = time.monotonic() + self._pause(changed)
 
-    def _take(self, rows: Sequence[tuple[int, int, int]]) -> None:
+    def _take(self, rows: Sequence[tuple[int, int, int]]) -> bool:
+        """Take note of where the partitions end; whether one has more rows."""
         if not rows:
             raise self._missing()
-        self._total = rows[0][2]
+        before, self._total = self._ends, rows[0][2]
         self._ends = {partition: end for partition, end, _ in rows}
+        return self._ends != before
 
     def _missing(self) -> Exception:
         first, last = self._wanted["first"], self._wanted["last"]
@@ -172,8 +173,8 @@ class Watch(Forkable, ABC):
     # What a dialect provides.
 
     @abstractmethod
-    def _descriptor(self) -> int | None:
-        """A file that can be read when something may have been appended."""
+    def _descriptors(self) -> Sequence[int]:
+        """Files that can be read when something may have been appended."""
 
     @abstractmethod
     def _read(self, heard: bool) -> list[tuple[int, int, int]] | None:
@@ -181,7 +182,7 @@ class Watch(Forkable, ABC):
 
     @abstractmethod
     def _pause(self, changed: bool) -> float:
-        """For how many seconds not to look again unless something is heard."""
+        """For how many seconds not to look again unless something is heard; ``changed`` when there were more rows."""
 
     @abstractmethod
     def _disconnect(self) -> None: ...

@@ -7,7 +7,7 @@ select count(*) as found from penstock.sqlite_schema where type = 'table' and na
 -- name: allocate_block
 update penstock.store set next_block = next_block + 1 returning next_block - 1 as block;
 
--- Timestamps never go back.
+-- Timestamps never go back. The channel is the name of the queue's bell.
 -- name: advance_partition
 update penstock.partition
 set next_index = next_index + :row_count,
@@ -15,7 +15,7 @@ set next_index = next_index + :row_count,
     segments = segments + :segments,
     last_timestamp = max(last_timestamp, :now)
 where queue_id = :queue_id and partition = :partition
-returning next_index, last_timestamp, segments, total, null as channel;
+returning next_index, last_timestamp, segments, total, cast(queue_id as text) as channel;
 
 -- name: lock_registration
 select r.*, c.name as consumer, q.name as queue
