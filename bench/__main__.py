@@ -58,6 +58,7 @@ def cases(pg_url: str) -> dict[str, Callable[[], Result | list[Result]]]:
         "latency-sqlite-exactly": lambda: latency.exactly_once(_QUICK, "SQLite (WAL, synchronous=normal)"),
         "latency-postgres": lambda: latency.at_least_once(shared, "PostgreSQL"),
         "latency-postgres-exactly": lambda: latency.exactly_once(shared, "PostgreSQL"),
+        "latency-rates": lambda: latency.rates(_QUICK, "SQLite (WAL, synchronous=normal)"),
         "latency-backlog": lambda: latency.backlog(_QUICK, "SQLite"),
     }
 

@@ -13,6 +13,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
@@ -23,6 +24,7 @@ from bench.spark_session import spark
 
 RATE = 1_000
 SECONDS, WARM_UP = 60, 15
+RATES = (100, 300, 1_000, 2_000, 5_000, 20_000, 50_000, 100_000, 200_000)
 BACKLOG = 5_000_000
 SCHEMA = pa.schema(
     [("id", pa.int64()), ("name", pa.string()), ("amount", pa.float64()), ("sent", pa.float64())]
@@ -78,6 +80,51 @@ def _compare(url: str, name: str, guarantee: str, *, p50: float, p99: float, fas
             ratio >= faster,
         ),
     ]
+
+
+def rates(url: str, name: str) -> list[Result]:
+    """Against the rate that is offered, with both triggers; above 2,000 rows a second in 200 appends a second."""
+    found: dict[str, list[Latency]] = {"continuous": [], "micro-batches": []}
+    for rate in RATES:
+        rows_each = 1 if rate <= 2_000 else rate // 200
+        for what, trigger in (("continuous", CONTINUOUS), ("micro-batches", MICRO_BATCH)):
+            found[what].append(
+                measured(url, "at_least_once", trigger, rate=rate, rows_each=rows_each, seconds=10)
+            )
+    _draw(found, name)
+    return [
+        Result(
+            f"p50 at {rate:,} rows/s, {name}",
+            ours.p50 / 1e3,
+            peer.p50 / 1e3,
+            peer.p50 / ours.p50,
+            "none",
+            met=True,
+            note=f"p99 {ours.p99:.1f} ms against {peer.p99:.1f} ms",
+        )
+        for rate, ours, peer in zip(RATES, found["continuous"], found["micro-batches"], strict=True)
+    ]
+
+
+def _draw(found: dict[str, list[Latency]], name: str) -> None:
+    """Into build/latency.png."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
+    for what, latencies in found.items():
+        (line,) = axes.loglog(RATES, [each.p50 for each in latencies], marker="o", label=f"{what}, p50")
+        axes.loglog(
+            RATES, [each.p99 for each in latencies], ls="--", color=line.get_color(), label=f"{what}, p99"
+        )
+    axes.set(xlabel="rows offered a second", ylabel="append to visible, ms", title=name)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    Path("build").mkdir(exist_ok=True)
+    figure.savefig("build/latency.png", dpi=120)
+    plt.close(figure)
 
 
 def measured(
@@ -140,27 +187,31 @@ def produce(url: str, rate: int, rows_each: int, total: int) -> None:
         due = began + first / rate
         if (early := due - time.time()) > 0:
             time.sleep(early)
-        now = time.time()
-        rows = [
-            {"id": i, "name": f"name {i}", "amount": i / 7, "sent": now}
-            for i in range(first, first + rows_each)
-        ]
-        queue.append(rows, partition=first // rows_each % 2)
+        queue.append(_rows(first, rows_each), partition=first // rows_each % 2)
+
+
+def _rows(first: int, count: int) -> pa.Table | list[dict[str, object]]:
+    now = time.time()
+    if count == 1:
+        return [{"id": first, "name": f"name {first}", "amount": first / 7, "sent": now}]
+    ids = pa.array(np.arange(first, first + count))
+    return pa.table([ids, ids.cast(pa.string()), ids.cast(pa.float64()), np.full(count, now)], schema=SCHEMA)
 
 
 def observe(url: str, total: int) -> None:
     """The milliseconds of each row, in the order in which they were seen."""
     queue = ps.connect(url).queue("out")
     positions, taken = dict.fromkeys(range(2), 0), []
-    expected = total - sum(1 for i in range(total) if i % 10 == 3)
+    missing = total - sum(1 for i in range(total) if i % 10 == 3)
     with queue.watch() as watch:
-        while len(taken) < expected:
+        while missing:
             for partition, end in watch.wait(positions, 1.0).ends.items():
                 now = time.time()
-                sent = queue.read(partition, positions[partition], end)["sent"]
+                sent = queue.read(partition, positions[partition], end)["sent"].to_numpy()
+                missing -= end - positions[partition]
                 positions[partition] = end
-                taken += [(now - at) * 1000 for at in sent.to_pylist()]
-    print(json.dumps(taken))
+                taken.append((now - sent) * 1000)
+    print(json.dumps(np.concatenate(taken).round(3).tolist()))
 
 
 def backlog(url: str, name: str) -> Result:

@@ -5,7 +5,9 @@ Arguments: a folder, the master, and each copy as JSON: its name, store and guar
 
 from __future__ import annotations
 
+import faulthandler
 import json
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ def work(frame: Any) -> Any:
 
 
 def main(folder: str, master: str, *texts: str) -> None:
+    faulthandler.register(signal.SIGUSR1)
     spark = make_spark(Path(folder), master)
     queries = []
     for text in texts:

@@ -114,7 +114,11 @@ class Application:
             assert "\nFAILED " not in child.output, child.output
             return all(copy.complete() for copy in self.copies)
 
-        wait_until(through, PATIENCE, "all rows are through")
+        try:
+            wait_until(through, PATIENCE, "all rows are through")
+        except BaseException:
+            os.kill(child.pid, signal.SIGUSR1)  # for which it prints where its threads are
+            raise
 
     def end(self, child: ChildProcess) -> None:
         """Gracefully; consumers and checkpoints are level."""

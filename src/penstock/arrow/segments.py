@@ -51,8 +51,11 @@ def encode(batch: pa.RecordBatch) -> pa.Buffer:
 
 
 def _may_be_tiny(batch: pa.RecordBatch) -> bool:
-    # A cheap question first: a column takes at least a byte for eight rows, and asking for the real size walks all buffers.
-    return bool(batch.num_rows <= 8 * _TINY_BYTES and batch.nbytes <= 2 * _TINY_BYTES)
+    # Cheap questions first: a column takes at least a byte for eight rows, whole buffers are no less than what a slice has of
+    # them, and asking for its real size walks all of them.
+    if batch.num_rows > 8 * _TINY_BYTES:
+        return False
+    return bool(batch.get_total_buffer_size() <= 2 * _TINY_BYTES or batch.nbytes <= 2 * _TINY_BYTES)
 
 
 def _compress(batch: pa.RecordBatch) -> pa.Buffer:
