@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
 from penstock.cli.micro_batches import Cutting, micro_batches
@@ -208,6 +210,14 @@ def test_errors_of_the_function_are_one_line(spark: SparkSession, here: Path) ->
     assert told == (
         "error: [PYTHON_EXCEPTION] ValueError: boom at a (in the preview of append mode, in micro-batch 0)\n"
     )
+
+
+def test_a_command_leaves_sparks_own_loggers_as_they_are(spark: SparkSession, here: Path) -> None:
+    run_penstock("modes", "check", job(here, "unknown"), "--schema", "key string", code=1)
+    for name in ("DataFrameQueryContextLogger", "SQLQueryContextLogger"):
+        log = logging.getLogger(name)
+        assert isinstance(log, PySparkLogger), "Spark's errors could not be raised with another one"
+        assert log.isEnabledFor(logging.ERROR)
 
 
 def test_what_makes_no_sense_together_is_refused(here: Path) -> None:

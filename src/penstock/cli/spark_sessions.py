@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING
 
@@ -52,15 +52,33 @@ def session_of_command(*, debug: bool = False) -> Iterator[SparkSession]:
             f"this command runs Spark and needs {error.name}: pip install 'penstock[spark]'",
             package=error.name,
         ) from error
-    running = SparkSession.getActiveSession()
-    if running is not None:
-        yield running
-        return
-    spark = _started() if debug else _started_quietly()
+    with _silent(_PYTHON_LOGS):
+        running = SparkSession.getActiveSession()
+        if running is not None:
+            yield running
+            return
+        spark = _started() if debug else _started_quietly()
+        try:
+            yield spark
+        finally:
+            spark.stop()
+
+
+@contextmanager
+def _silent(names: Sequence[str]) -> Iterator[None]:
+    """Spark's own loggers, which say in JSON beforehand what an error says."""
+    from pyspark.logger import PySparkLogger
+
+    # They are of a class of Spark's, which adds fields to what it logs: made as others they would fail.
+    logs = [PySparkLogger.getLogger(name) for name in names]
+    levels = [log.level for log in logs]
+    for log in logs:
+        log.setLevel(logging.CRITICAL + 1)
     try:
-        yield spark
+        yield
     finally:
-        spark.stop()
+        for log, level in zip(logs, levels, strict=True):
+            log.setLevel(level)
 
 
 def _started() -> SparkSession:
@@ -96,11 +114,6 @@ def _standard_error_to(file: IO[bytes]) -> Iterator[None]:
 @contextmanager
 def sparks_errors_in_one_line() -> Iterator[None]:
     """What Spark raises becomes an error with Spark's condition, without plans and stacks."""
-    logs = [logging.getLogger(name) for name in _PYTHON_LOGS]
-    levels = [log.level for log in logs]
-    for log in logs:
-        # They say the same beforehand, in JSON.
-        log.setLevel(logging.CRITICAL + 1)
     try:
         yield
     except PenstockError:
@@ -112,9 +125,6 @@ def sparks_errors_in_one_line() -> Iterator[None]:
         if not isinstance(error, PySparkException):
             raise
         raise _told(error) from error
-    finally:
-        for log, level in zip(logs, levels, strict=True):
-            log.setLevel(level)
 
 
 def _told(error: PySparkException) -> PenstockError:
