@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 from pyspark import TaskContext
 
-from penstock.continuous.hidden import EPOCH, FILLER, HIDDEN, KIND, MARKER, ROW
+from penstock.continuous.hidden import FILLER, MARKER, ROW, Labels
 from penstock.continuous.link import READER, Address, Link
 from penstock.instants import now_micros
 from penstock.spark.boundary import plainly
@@ -93,8 +93,11 @@ class Reading:
     """What a reader sends, and when; not for several threads at once."""
 
     def __init__(self, source: SourceTask, link: Link, epoch: int, filler_rows: int) -> None:
-        self._source, self._link, self._epoch, self._filler_rows = source, link, epoch, filler_rows
+        self._source, self._link, self._epoch = source, link, epoch
+        # As many times the last row.
+        self._places = pa.repeat(0, filler_rows)
         self._last: pa.RecordBatch | None = None
+        self._labels: Labels | None = None
         self._rows = 0
         """Sent since the last marker."""
         self._held = False
@@ -129,7 +132,12 @@ class Reading:
         self._note_times()
         self._last = rows.slice(rows.num_rows - 1)
         self._held = True
-        return labelled(rows, ROW, self._epoch)
+        return self._labelled(rows, ROW, self._epoch)
+
+    def _labelled(self, rows: pa.RecordBatch, kind: int, epoch: int) -> pa.RecordBatch:
+        if self._labels is None:
+            self._labels = Labels(rows.schema)
+        return self._labels.beside(rows, kind, epoch)
 
     def _note_times(self) -> None:
         if len(self._times) < MOST_TIMES:
@@ -144,21 +152,13 @@ class Reading:
         if self._rows:
             assert self._last is not None
             self._rows, self._held = 0, True
-            yield labelled(self._last, MARKER, number)
+            yield self._labelled(self._last, MARKER, number)
 
     def _fillers(self) -> pa.RecordBatch:
         assert self._last is not None
-        return labelled(self._last.take(pa.repeat(0, self._filler_rows)), FILLER, self._epoch)
+        return self._labelled(self._last.take(self._places), FILLER, self._epoch)
 
     def _tell_growth(self) -> None:
         if not self._told_growth and self._source.grown:
             self._told_growth = True
             self._link.tell("grown")
-
-
-def labelled(rows: pa.RecordBatch, kind: int, epoch: int) -> pa.RecordBatch:
-    """Rows with the hidden columns."""
-    kinds = pa.repeat(pa.scalar(kind, HIDDEN.field(KIND).type), rows.num_rows)
-    epochs = pa.repeat(pa.scalar(epoch, HIDDEN.field(EPOCH).type), rows.num_rows)
-    schema = pa.schema([*rows.schema, *HIDDEN])
-    return pa.RecordBatch.from_arrays([*rows.columns, kinds, epochs], schema=schema)

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import TaskContext
 
-from penstock.continuous.hidden import EPOCH, KIND, MARKER, ROW
+from penstock.continuous.hidden import EPOCH, KIND, MARKER, ROW, kinds_of
 from penstock.continuous.link import WRITER, Address, Link
 from penstock.continuous.reader import MOST_TIMES
 from penstock.instants import now_micros
@@ -94,17 +94,17 @@ class Writing:
     def _take(self, batch: pa.RecordBatch) -> None:
         if not batch.num_rows:
             return
-        kinds = batch.column(KIND)
-        if not pc.max(kinds).as_py():
+        kinds = kinds_of(batch)
+        if kinds.count(ROW) == len(kinds):
             self._add(batch)
             return
         start = 0
         # A batch has few markers: an epoch is long for a batch.
-        for end in pc.indices_nonzero(pc.equal(kinds, MARKER)).to_pylist():
-            self._add(_real(batch, start, end))
+        while (end := kinds.find(MARKER, start)) >= 0:
+            self._add(_real(batch, kinds, start, end))
             self._end_epoch(batch.column(EPOCH)[end].as_py())
             start = end + 1
-        self._add(_real(batch, start, batch.num_rows))
+        self._add(_real(batch, kinds, start, batch.num_rows))
         # What pushes rows through says that none follow for now.
         self._flush()
 
@@ -136,6 +136,10 @@ class Writing:
         self._rows, self._ended = 0, self._ended + 1
 
 
-def _real(batch: pa.RecordBatch, start: int, end: int) -> pa.RecordBatch:
+def _real(batch: pa.RecordBatch, kinds: bytes, start: int, end: int) -> pa.RecordBatch:
+    count = kinds.count(ROW, start, end)
     part = batch.slice(start, end - start)
+    if kinds.count(ROW, start, start + count) == count:
+        # As a rule fillers come behind the rows.
+        return part.slice(0, count)
     return part.filter(pc.equal(part.column(KIND), ROW))

@@ -10,9 +10,13 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 
 from penstock.store import forks
 from penstock.store.forks import Forkable
+
+# A turn is short as a rule: to look again some times costs less than a thread that waits.
+_SOON = (0.0001, 0.0001, 0.0002, 0.0004, 0.0008)
 
 
 class Turn(Forkable):
@@ -43,11 +47,14 @@ class Turn(Forkable):
             except OSError:
                 # Where no file can be made SQLite's own way has to do; as a rule it cannot write there either.
                 return True
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return self._wait(self._file, seconds)
-        return True
+        for pause in _SOON:
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                time.sleep(pause)
+            else:
+                return True
+        return self._wait(self._file, seconds)
 
     def _wait(self, file: int, seconds: float) -> bool:
         import fcntl
