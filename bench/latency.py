@@ -201,16 +201,19 @@ def _rows(first: int, count: int) -> pa.Table | list[dict[str, object]]:
 def observe(url: str, total: int) -> None:
     """The milliseconds of each row, in the order in which they were seen."""
     queue = ps.connect(url).queue("out")
-    positions, taken = dict.fromkeys(range(2), 0), []
+    positions, seen = dict.fromkeys(range(2), 0), []
     missing = total - sum(1 for i in range(total) if i % 10 == 3)
     with queue.watch() as watch:
         while missing:
-            for partition, end in watch.wait(positions, 1.0).ends.items():
-                now = time.time()
-                sent = queue.read(partition, positions[partition], end)["sent"].to_numpy()
+            ends = watch.wait(positions, 1.0).ends
+            now = time.time()
+            for partition, end in ends.items():
+                seen.append((now, partition, positions[partition], end))
                 missing -= end - positions[partition]
-                positions[partition] = end
-                taken.append((now - sent) * 1000)
+            positions |= ends
+    # Only now: while the query runs an observer has to cost little.
+    sent = {part: queue.read(part, 0, end)["sent"].to_numpy() for part, end in positions.items()}
+    taken = [(now - sent[partition][start:end]) * 1000 for now, partition, start, end in seen]
     print(json.dumps(np.concatenate(taken).round(3).tolist()))
 
 
