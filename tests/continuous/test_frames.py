@@ -239,7 +239,7 @@ def test_the_whole_plan_is_checked_and_has_no_python_stage_of_its_own(frame: Con
     assert plan.python_stages == ()
     assert plan.records_per_batch == 512
     assert plan.notes == ()
-    plan.require_pipelined(False)
+    plan.require_pipelined(False, "4.3.0")
 
 
 def test_a_shuffle_that_got_into_the_plan_is_refused(frame: ContinuousFrame, spark: SparkSession) -> None:

@@ -41,27 +41,37 @@ class CheckedPlan:
         return _FEW if self.python_stages else _MANY
 
     @property
+    def filler_rows(self) -> int:
+        """How many rows push those before them through all stages and into the writer."""
+        # The JVM asks for one row more before it closes a batch, and one more pushes the last bytes out.
+        return self.records_per_batch * (1 + len(self.python_stages)) + 2
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """What a user should know about the latency of this plan, a sentence each."""
         return tuple(_SLOW[stage] for stage in dict.fromkeys(self.python_stages) if stage in _SLOW)
 
-    def require_pipelined(self, pipelined: bool) -> None:
+    def require_pipelined(self, pipelined: bool, version: str) -> None:
         """Refuse Python stages that Spark would run one after the other, each waiting for the end of its input.
 
         Parameters
         ----------
         pipelined
             Whether the session has ``spark.python.udf.pipelined.enabled``.
+        version
+            Spark's; before 4.3 it has no such setting.
 
         Raises
         ------
         ContinuousRefused
         """
-        if self.python_stages and not pipelined:
+        old = tuple(map(int, version.split(".")[:2])) < (4, 3)
+        if self.python_stages and (old or not pipelined):
             stages = ", ".join(dict.fromkeys(self.python_stages))
+            way_out = f"make it with ps.session, or set {PIPELINED}=true when it starts"
             raise ContinuousRefused(
-                f"The query has Python stages ({stages}), and this session runs such stages in a way that holds their rows back: make it "
-                f"with ps.session, or set {PIPELINED}=true when it starts.",
+                f"The query has Python stages ({stages}), and this session runs such stages in a way that holds their rows back: "
+                + (f"Spark {version} knows no other, use Spark 4.3." if old else f"{way_out}."),
                 condition="CONTINUOUS_REFUSED.NOT_PIPELINED",
                 stages=self.python_stages,
             )

@@ -33,7 +33,13 @@ _SETTINGS = {
     "spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1),
     # What is written to a Python worker goes out at once.
     "spark.sql.execution.pandas.udf.buffer.size": "64",
+    "spark.sql.execution.python.udf.buffer.size": "64",
 }
+
+_BATCHES = (
+    "spark.sql.execution.arrow.maxRecordsPerBatch",
+    "spark.sql.execution.python.udf.maxRecordsPerBatch",
+)
 
 log = logging.getLogger("penstock.continuous")
 
@@ -71,7 +77,7 @@ class SparkEngine:
         nobody = Address("", 0, "", b"")
         frame = self._transformed(self._session(), ReadTask(self.source.source(), ({},), nobody, 0, 0))
         self._plan = checked(frame)
-        self._plan.require_pipelined(self.spark.conf.get(PIPELINED, "false") == "true")
+        self._plan.require_pipelined(self.spark.conf.get(PIPELINED, "false") == "true", self.spark.version)
         for note in self._plan.notes:
             log.warning("query %s: %s", self.called, note, extra={"action": "python_stages"})
         schema: StructType = frame.schema
@@ -103,16 +109,16 @@ class SparkEngine:
         self, coordinator: EpochCoordinator, groups: Sequence[Positions], epoch: int, sink: Sink
     ) -> SparkJob:
         rows = self._plan.records_per_batch
-        # The JVM asks for one row more before it closes a batch, and one more pushes the last bytes out.
-        fillers = rows * (1 + len(self._plan.python_stages)) + 2
-        read = ReadTask(self.source.source(), tuple(groups), coordinator.address, epoch, fillers)
+        read = ReadTask(
+            self.source.source(), tuple(groups), coordinator.address, epoch, self._plan.filler_rows
+        )
         frame = self._transformed(self._session(rows), read)
         write = WriteTask(sink, coordinator.address)
         return SparkJob(frame.carried.mapInArrow(write, REPORT), self.called)
 
     def _session(self, rows: int | None = None) -> SparkSession:
         own = SparkSession(self.spark.sparkContext, self.spark._jsparkSession.cloneSession())
-        given = {} if rows is None else {"spark.sql.execution.arrow.maxRecordsPerBatch": str(rows)}
+        given = {} if rows is None else dict.fromkeys(_BATCHES, str(rows))
         for key, value in {**_SETTINGS, **given}.items():
             own.conf.set(key, value)
         return own

@@ -1,0 +1,32 @@
+"""Python in the middle of a continuous query's plan, in a session that runs such stages side by side."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pyspark
+import pytest
+
+from tests.continuous.python_stages import APPENDS, ROWS
+from tests.support.processes import ChildProcess
+
+TOTAL = APPENDS * ROWS
+
+
+@pytest.mark.skipif(
+    pyspark.__version__ < "4.3", reason="Spark 4.2 cannot run Python stages side by side: they are refused"
+)
+def test_all_rows_come_through_python_stages_once_and_in_order_and_nothing_else(
+    tmp_path: Path, run_child: Callable[..., ChildProcess]
+) -> None:
+    child = run_child("tests.continuous.python_stages", tmp_path)
+    assert child.wait(240) == 0, child.output
+    lines = [line.removeprefix("CAME ") for line in child.output.splitlines() if line.startswith("CAME ")]
+    came: dict[str, list[int]] = dict(map(json.loads, lines))
+    doubled = [2 * i for i in range(TOTAL)]
+    for name in ("mapInArrow", "mapInPandas", "arrow udf", "pandas udf", "pickled udf"):
+        assert came[name] == doubled, name
+    assert came["exploded"] == [value for twice in doubled for value in (twice, -1)]
+    assert sum(came["counts"]) == TOTAL, "the user's function counts its own rows alone"
