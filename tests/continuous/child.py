@@ -1,6 +1,6 @@
 """Runs continuous copies of queues until it is killed, or asked to end.
 
-Arguments: a folder, the master, and each copy as JSON: its name, store and guarantee.
+Arguments: a folder, the master, and each copy as JSON: its name, store and guarantee, and the table that it goes to, or null for a queue.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ def main(folder: str, master: str, *texts: str) -> None:
     spark = make_spark(Path(folder), master)
     queries = []
     for text in texts:
-        name, url, guarantee = json.loads(text)
+        name, url, guarantee, table = json.loads(text)
+        sink = ps.QueueSink(name, url) if table is None else ps.TableSink(table, url=url)
         stream = ps.stream(spark, ps.QueueSource(f"{name} in", name, url)).transform(work)
-        pipeline = stream.write(ps.QueueSink(name, url), guarantee=guarantee)
+        pipeline = stream.write(sink, guarantee=guarantee)
         checkpoint = Path(folder).parent / name
         queries.append(
             pipeline.start(checkpoint=checkpoint, name=name, trigger=ps.Trigger.continuous(INTERVAL))

@@ -23,6 +23,7 @@ from tests.crash.children import FAULTS
 from tests.support.postgres import drop_schema, with_schema
 from tests.support.processes import ChildProcess
 from tests.support.waiting import wait_until
+from tests.tables.support import named, query, rows, sql_name
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(900)]
 
@@ -35,19 +36,29 @@ IN_SHORT = {("driver", "COMMITTED"), ("worker", "STAGED")}
 
 @dataclass
 class Copy:
-    """A queue that a child copies."""
+    """A queue that a child copies into another one, or into a table."""
 
     name: str
     url: str
     folder: Path
     guarantee: str
+    into_table: bool = False
     rows: int = 0
 
     def __post_init__(self) -> None:
         self.store = ps.connect(self.url)
         self.queue = self.store.create_queue(f"{self.name} in", SOURCE, partitions=2)
-        self.sink = self.store.create_queue(self.name, SINK, partitions=2)
+        if self.into_table:
+            query(self.url, f"create table {sql_name(self.url, self.name)} (id bigint, twice bigint)")
+        else:
+            self.sink = self.store.create_queue(self.name, SINK, partitions=2)
         self.store.create_consumer(self.name).register(f"{self.name} in")
+
+    @property
+    def told(self) -> str:
+        """What the child is told of it."""
+        table = named(self.url, self.name) if self.into_table else None
+        return json.dumps([self.name, self.url, self.guarantee, table])
 
     @property
     def marker(self) -> Path:
@@ -59,11 +70,13 @@ class Copy:
             self.queue.append([{"id": i} for i in ids], partition=partition)
         self.rows += count
 
-    def found(self) -> Counter[tuple[int, int]]:
+    def found(self) -> Counter[tuple[Any, ...]]:
+        if self.into_table:
+            return Counter(rows(self.url, self.name))
         tables = [self.sink.read(part.partition, 0, part.next_index) for part in self.sink.info().partitions]
         return Counter((row["id"], row["twice"]) for table in tables for row in table.to_pylist())
 
-    def expected(self) -> Counter[tuple[int, int]]:
+    def expected(self) -> Counter[tuple[Any, ...]]:
         return Counter((i, 2 * i) for i in range(self.rows) if i % 3)
 
     def complete(self) -> bool:
@@ -78,7 +91,8 @@ class Application:
 
     def __init__(self, copies: Sequence[Copy], folder: Path, run_child: Callable[..., ChildProcess]) -> None:
         self.copies, self._folder, self._run_child = copies, folder, run_child
-        self.master = "local[4]"
+        # Two tasks for each, and a slot to spare.
+        self.master = f"local[{2 * len(copies) + 1}]"
         self._count = 0
 
     def start(self, step: str | None = None) -> ChildProcess:
@@ -90,7 +104,7 @@ class Application:
             Path(f"{copy.marker}.released").unlink(missing_ok=True)
             if step is not None:
                 faults[copy.name] = {"state": step, "batch": 0, "raises": False, "marker": str(copy.marker)}
-        copies = [json.dumps([copy.name, copy.url, copy.guarantee]) for copy in self.copies]
+        copies = [copy.told for copy in self.copies]
         path = os.pathsep.join([str(FAULTS), os.environ["PYTHONPATH"]])
         environment = {"FAULTS": json.dumps(faults), "PYTHONPATH": path}
         return self._run_child(
@@ -135,11 +149,14 @@ def make(tmp_path: Path, pg_url: str, run_child: Callable[..., ChildProcess]) ->
     schema = f"t_{uuid.uuid4().hex}"
     urls = {"sqlite": f"sqlite:///{tmp_path}/store.db", "postgresql": with_schema(pg_url, schema)}
 
-    def application(*guarantees: str, stores: Sequence[str] = tuple(urls)) -> Application:
+    def application(
+        *guarantees: str, stores: Sequence[str] = tuple(urls), kinds: Sequence[str] = ("queue", "table")
+    ) -> Application:
         copies = [
-            Copy(f"{guarantee} {store}", urls[store], tmp_path, guarantee)
+            Copy(f"{guarantee} {store} {kind}", urls[store], tmp_path, guarantee, kind == "table")
             for store in stores
             for guarantee in guarantees
+            for kind in kinds
         ]
         return Application(copies, tmp_path, run_child)
 
@@ -189,13 +206,11 @@ def test_a_worker_that_is_killed_at_a_step_of_an_epoch_has_the_run_repeated(
 
 
 @pytest.mark.crash_full
-@pytest.mark.parametrize("seed", range(2))
-def test_kills_at_any_moment_lose_and_repeat_nothing(make: Callable[..., Application], seed: int) -> None:
+@pytest.mark.parametrize("kind", ["queue", "table"])
+def test_kills_at_any_moment_lose_and_repeat_nothing(make: Callable[..., Application], kind: str) -> None:
     """Twenty of them in some two minutes, of the driver with everything or of a Python worker."""
-    rng = random.Random(seed)
-    application = make("exactly_once", "at_least_once")
-    # Four queries of two tasks each, and a slot to spare.
-    application.master = "local[9]"
+    rng = random.Random(kind)
+    application = make("exactly_once", "at_least_once", kinds=[kind])
     child = application.start()
     child.wait_for_line("STARTED", PATIENCE)
     for kill in range(20):
@@ -217,7 +232,7 @@ def test_kills_at_any_moment_lose_and_repeat_nothing(make: Callable[..., Applica
 def test_a_cluster_that_loses_an_executor_goes_on(make: Callable[..., Application]) -> None:
     """The coordinator is reached from processes that are not the driver's."""
     application = make("exactly_once", "at_least_once", stores=["postgresql"])
-    application.master = "local-cluster[2,2,1024]"
+    application.master = "local-cluster[2,4,1024]"
     child = application.start()
     for _ in range(2):
         for copy in application.copies:

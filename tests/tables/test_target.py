@@ -16,8 +16,8 @@ from penstock.tables import applied, existing
 from penstock.tables.columns import Layout, layout_of
 from penstock.tables.names import resolve
 from penstock.tables.postgres_stage import PostgresStage
+from penstock.tables.segment_stage import SegmentStage
 from penstock.tables.shaping import ready, staged_schema
-from penstock.tables.sqlite_stage import SqliteStage
 from penstock.tables.stages import Stage
 from penstock.tables.target import TableTarget
 from tests.support.waiting import wait_until
@@ -58,7 +58,7 @@ class Table:
         columns = staged_schema(SHAPED if self.CHANGES is None else SHAPED_CHANGES, self.layout.dialect)
         if self.layout.dialect == "postgres":
             return PostgresStage.open(self.database, self.layout, columns, app_id, batch_id)
-        return SqliteStage(columns, self.layout.name.ledger_name, app_id, batch_id)
+        return SegmentStage.of(self.layout, columns, app_id, batch_id)
 
     def put(self, stage: Stage, *rows: tuple[Any, ...]) -> dict[str, int]:
         """What one attempt of a task stages."""

@@ -112,7 +112,7 @@ class SparkEngine:
         read = ReadTask(
             self.source.source(), tuple(groups), coordinator.address, epoch, self._plan.filler_rows
         )
-        frame = self._transformed(self._session(rows), read)
+        frame = sink.shaped(self._transformed(self._session(rows), read))
         write = WriteTask(sink, coordinator.address)
         return SparkJob(frame.carried.mapInArrow(write, REPORT), self.called)
 

@@ -8,11 +8,10 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
-from penstock.commit.batch import commit_batch
-from penstock.commit.microbatch import BatchCommit
 from penstock.commit.offsets import QueueOffset, pad
 from penstock.commit.owner import Owner, level
 from penstock.commit.queue_target import QueueTarget
+from penstock.continuous.commits import Commits
 from penstock.continuous.ends import Positions, SinkDriver, SourceDriver
 from penstock.continuous.epochs import Epoch
 from penstock.continuous.queues import QueueRows, QueueWrites
@@ -23,7 +22,7 @@ from penstock.queue.store import Store
 from penstock.spark.options import SinkOptions, SourceOptions
 from penstock.spark.positions import start_positions, still_there
 from penstock.spark.schemas import check_writable, source_schema
-from penstock.store import catalog, ledger
+from penstock.store import catalog
 from penstock.store.catalog import QueueRecord
 from penstock.store.database import Transaction
 
@@ -131,51 +130,30 @@ class QueueSinkDriver(SinkDriver):
     def at_once(self) -> bool:
         return not self.exactly_once
 
-    @property
-    def app_id(self) -> str:
-        """The query in the ledger."""
-        return self.options.app_id or self.query_id
-
     def check(self, schema: StructType) -> None:
         queue = self._queue()
         refuse_feed(queue)
         check_writable(schema, queue.schema, queue.name)
 
     def sink(self) -> QueueWrites:
-        app_id = self.app_id if self.exactly_once else None
+        app_id = self._commits.app_id if self.exactly_once else None
         return QueueWrites(self.options.url, self._queue(), app_id, self.options.max_rows_per_write)
 
     def settled(self, number: int, offset: Any) -> bool:
-        if not self.exactly_once:
-            return False
-        batch = self._batch(Epoch(number, {}, {}, 0, 0), offset)
-        store = open_store(self.options.url)
-        if store.database.run(lambda tx: ledger.find(tx, batch.key), write=False) is None:
-            return False
-        # It is a replay, which sees whether the epoch is the same one.
-        commit_batch(store.database, store.uuid, batch)
-        return True
+        return self.exactly_once and self._commits.settled(QueueTarget(self._queue()), number, offset)
 
     def commit(self, epoch: Epoch, offset: Any) -> None:
         if not self.exactly_once:
             return
-        store = open_store(self.options.url)
-        batch = self._batch(epoch, offset)
-        appended = commit_batch(store.database, store.uuid, batch)
-        store.tend(self._queue(), () if appended is None else appended.crowded)
+        queue = self._queue()
+        appended = self._commits.commit(QueueTarget(queue), epoch, offset)
+        open_store(self.options.url).tend(queue, () if appended is None else appended.crowded)
 
-    def _batch(self, epoch: Epoch, offset: Any) -> BatchCommit[Any]:
-        ours = QueueOffset.of(offset)
-        return BatchCommit(
-            sink=QueueTarget(self._queue()),
-            app_id=self.app_id,
-            batch_id=epoch.number,
-            rows=epoch.rows_out,
-            origin=self.query_id,
-            sources=[] if ours is None else [ours],
-            others=[offset] if ours is None else [],
-            attempts=epoch.attempts,
-            rebind=self.options.allow_new_checkpoint,
+    @property
+    def _commits(self) -> Commits:
+        options = self.options
+        return Commits(
+            options.url, self.query_id, options.app_id or self.query_id, options.allow_new_checkpoint
         )
 
     def _queue(self) -> QueueRecord:

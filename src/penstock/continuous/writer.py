@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -14,8 +15,12 @@ from pyspark import TaskContext
 from penstock.continuous.hidden import EPOCH, KIND, MARKER, ROW, kinds_of
 from penstock.continuous.link import WRITER, Address, Link
 from penstock.continuous.reader import MOST_TIMES
+from penstock.errors import ContinuousFailed
 from penstock.instants import now_micros
 from penstock.spark.boundary import plainly
+
+if TYPE_CHECKING:
+    from penstock.continuous.frames import ContinuousFrame
 
 FLUSH_ROWS = 50_000
 """Rows that are written although more of them are coming."""
@@ -42,6 +47,10 @@ class SinkTask(ABC):
 class Sink(ABC):
     """A sink of a continuous query, carried to its tasks."""
 
+    def shaped(self, frame: ContinuousFrame) -> ContinuousFrame:
+        """What Spark does to the rows last, for the tasks to take them."""
+        return frame
+
     @abstractmethod
     def open(self, task: int) -> SinkTask:
         """Write a task's rows, on an executor."""
@@ -66,6 +75,11 @@ class WriteTask:
             sink = self.sink.open(task)
             try:
                 ended = Writing(sink, link).all(batches)
+            except Exception as error:
+                # At rest Spark does not look at what a writer ends with.
+                with suppress(ContinuousFailed):
+                    link.tell("failed", error=_told(task, error))
+                raise
             finally:
                 sink.close()
             link.tell("done")
@@ -134,6 +148,12 @@ class Writing:
         attempts = self._sink.end(number)
         self._link.tell("wrote", number=number, attempts=attempts, rows=self._rows, written=written)
         self._rows, self._ended = 0, self._ended + 1
+
+
+def _told(task: int, error: Exception) -> str:
+    """Its class stands at the beginning of a line, as in a traceback."""
+    kind = type(error)
+    return f"the writer of task {task} failed:\n{kind.__module__}.{kind.__qualname__}: {error}"
 
 
 def _real(batch: pa.RecordBatch, kinds: bytes, start: int, end: int) -> pa.RecordBatch:

@@ -23,6 +23,7 @@ from penstock.names import in_quotes
 from penstock.pipeline.continuous import ContinuousQuery
 from penstock.pipeline.ends import ConsoleSink, FunctionSink, QueueSink, QueueSource, RateSource
 from penstock.pipeline.failures import plain
+from penstock.pipeline.table_driver import TableSinkDriver, require_added
 from penstock.pipeline.trigger import Trigger
 from penstock.spark.options import STREAM_SINK, STREAM_SOURCE, sink_options, source_options, with_defaults
 from penstock.spark.plans import streaming_reads
@@ -45,6 +46,7 @@ def start_continuous(
     transforms: Sequence[Transform],
     sink: AnySink,
     guarantee: str,
+    output_mode: str,
     *,
     checkpoint: str | None,
     name: str | None,
@@ -71,7 +73,7 @@ def start_continuous(
     temporary = tempfile.mkdtemp(prefix="penstock-continuous-") if checkpoint is None else None
     logs = CheckpointLog(checkpoint or str(temporary))
     try:
-        writes = _sink(spark, sink, guarantee, logs.query_id)
+        writes = _sink(spark, sink, guarantee, output_mode, logs.query_id)
         writes.check(schema)
     except PenstockError:
         if temporary is not None:
@@ -110,18 +112,18 @@ def _called(source: AnySource) -> str:
     return type(source).__name__
 
 
-def _sink(spark: SparkSession, sink: AnySink, guarantee: str, query_id: str) -> SinkDriver:
+def _sink(spark: SparkSession, sink: AnySink, guarantee: str, output_mode: str, query_id: str) -> SinkDriver:
     if isinstance(sink, ConsoleSink):
         return ConsoleDriver(sink.rows, sink.width)
     if isinstance(sink, FunctionSink):
         return FunctionDriver(sink.function)
-    if isinstance(sink, QueueSink):
-        given = with_defaults(sink.given(), defaults(spark), STREAM_SINK)
-        options = sink_options(given, streaming=True)
-        check_reach(options.url, spark.conf.get("spark.master", None))
-        return QueueSinkDriver(options, query_id, guarantee == "exactly_once")
-    raise ContinuousRefused(
-        f"{type(sink).__name__} does not support continuous processing: write to a queue, or use ps.Trigger.processing_time",
-        condition="CONTINUOUS_REFUSED.SINK",
-        sink=type(sink).__name__,
-    )
+    exactly_once, master = guarantee == "exactly_once", spark.conf.get("spark.master", None)
+    if isinstance(sink, TableSink):
+        url = sink.place(spark)
+        require_added(sink, url, guarantee, output_mode)
+        check_reach(url, master)
+        return TableSinkDriver(sink, url, query_id, exactly_once)
+    given = with_defaults(sink.given(), defaults(spark), STREAM_SINK)
+    options = sink_options(given, streaming=True)
+    check_reach(options.url, master)
+    return QueueSinkDriver(options, query_id, exactly_once)

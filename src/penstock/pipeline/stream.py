@@ -218,6 +218,7 @@ class Pipeline:
             stream.transforms,
             self.sink,
             self.guarantee,
+            self.output_mode,
             checkpoint=location,
             name=name,
             trigger=trigger,

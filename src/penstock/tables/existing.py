@@ -232,9 +232,34 @@ def prepare(tx: Transaction, layout: Layout, *, complete: bool) -> None:
     there = look(tx, layout.name)
     if there is None:
         create(tx, layout)
-        return
-    found = differences(layout, there, complete=complete)
-    if found and not complete:
+    elif not complete:
+        _require_taking(layout, there)
+
+
+def require(tx: Transaction, layout: Layout) -> None:
+    """See whether the table is still there, and still takes the rows.
+
+    Raises
+    ------
+    TableRefused
+        When it has gone.
+    SchemaMismatch
+        When it does not take them.
+    """
+    there = look(tx, layout.name)
+    if there is None:
+        raise TableRefused(
+            f"the table {layout.name.sql} was there when the query started and has been dropped or renamed since: put it back, or "
+            "start the query again, which makes it anew, without the rows that it had",
+            condition="TABLE_REFUSED.TABLE_GONE",
+            table=layout.name.sql,
+        )
+    _require_taking(layout, there)
+
+
+def _require_taking(layout: Layout, there: Existing) -> None:
+    found = differences(layout, there, complete=False)
+    if found:
         raise SchemaMismatch(
             f"the table {layout.name.sql} does not take the rows: {'; '.join(found)}. Change the query or the table, or name "
             "another one; only output mode complete replaces a table's columns",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -13,10 +13,31 @@ from penstock.names import brief, in_quotes
 from penstock.store.database import Database, Transaction
 from penstock.tables import merging
 from penstock.tables.columns import Layout
-from penstock.tables.postgres_stage import as_csv, nul_refused
+from penstock.tables.loading import clear, defined, load, nul_refused
 from penstock.tables.stages import Source, Writes
 
-_RELATION = {"postgres": "pg_temp.penstock_new", "sqlite": "temp.penstock_new"}
+
+def insert_chunk(
+    database: Database,
+    layout: Layout,
+    chunk: pa.RecordBatch,
+    insert: Callable[[Transaction, Layout, Source], object],
+) -> None:
+    """Put rows that are ready for the database into the table, in one transaction.
+
+    Parameters
+    ----------
+    insert
+        What is done with them, such as ``merging.insert``.
+    """
+    columns = defined(layout, chunk.schema.names)
+
+    def work(tx: Transaction) -> None:
+        insert(tx, layout, load(tx, columns, [chunk]))
+        clear(tx, columns)
+
+    with nul_refused():
+        database.run(work, idempotent=True)
 
 
 @dataclass(frozen=True)
@@ -31,33 +52,10 @@ class Insert(Writes):
         keys = []
         for chunk in chunks:
             keys.append(pa.Table.from_batches([chunk.select(self.layout.staged_keys)]))
-            self._insert(database, chunk)
+            insert_chunk(database, self.layout, chunk, merging.insert_new)
         if keys:
             self._require_one_each(pa.concat_tables(keys))
         return {}
-
-    def _insert(self, database: Database, chunk: pa.RecordBatch) -> None:
-        def work(tx: Transaction) -> None:
-            relation = _RELATION[tx.dialect]
-            self._load(tx, relation, chunk)
-            merging.insert_new(tx, self.layout, Source(relation))
-            tx.execute(f"drop table {relation}")
-
-        with nul_refused():
-            database.run(work, idempotent=True)
-
-    def _load(self, tx: Transaction, relation: str, chunk: pa.RecordBatch) -> None:
-        name, columns = relation.partition(".")[2], ", ".join(chunk.schema.names)
-        if tx.dialect == "postgres":
-            defined = ", ".join(f"c{n} {column.sql_type}" for n, column in enumerate(self.layout.columns))
-            tx.execute(f"create temporary table {name} ({defined})")
-            tx.load(f"copy {relation} ({columns}) from stdin (format csv)", [as_csv(chunk)])
-        else:
-            tx.execute(f"create temporary table {name} ({columns})")
-            values = ", ".join("?" * chunk.num_columns)
-            tx.load(
-                f"insert into {relation} values ({values})", zip(*(c.to_pylist() for c in chunk), strict=True)
-            )
 
     def _require_one_each(self, keys: pa.Table) -> None:
         """Refuse several rows of one row: all but the first would be taken for repeated ones.

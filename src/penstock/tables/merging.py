@@ -5,11 +5,13 @@ from __future__ import annotations
 from penstock.errors import CommitRefused, TableRefused
 from penstock.names import brief, in_quotes
 from penstock.store.database import Transaction
+from penstock.tables import existing
 from penstock.tables.columns import Column, Layout
 from penstock.tables.stages import Source
 
 _TWICE = "21000"
 _UNIQUE = "23505"
+_MISSING = ("42P01", "42703")
 
 
 def insert(tx: Transaction, layout: Layout, source: Source) -> int:
@@ -134,10 +136,14 @@ def _change(tx: Transaction, layout: Layout, source: Source, statement: str) -> 
     try:
         touched = tx.change(statement)
     except Exception as error:
-        if not _is_clash(error):
+        if not _is_clash(error) and not _is_amiss(error):
             raise
         tx.execute("rollback to savepoint merging")
-        raise _clash(tx, layout, source, error) from error
+        if _is_clash(error):
+            raise _clash(tx, layout, source, error) from error
+        # It says what is wrong with the table, where that is it.
+        existing.require(tx, layout)
+        raise
     tx.execute("release savepoint merging")
     return _all(touched, source)
 
@@ -158,6 +164,14 @@ def _is_clash(error: Exception) -> bool:
         "SQLITE_CONSTRAINT_UNIQUE",
         "SQLITE_CONSTRAINT_PRIMARYKEY",
         "SQLITE_CONSTRAINT_ROWID",
+    )
+
+
+def _is_amiss(error: Exception) -> bool:
+    """Whether a table or a column may be missing."""
+    return (
+        getattr(error, "sqlstate", None) in _MISSING
+        or getattr(error, "sqlite_errorname", "") == "SQLITE_ERROR"
     )
 
 

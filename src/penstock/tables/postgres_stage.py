@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
 
 import pyarrow as pa
-import pyarrow.csv as pacsv
 
-from penstock.errors import PenstockError, TableRefused
 from penstock.store import relations
 from penstock.store.database import Database, Transaction
 from penstock.tables.columns import Layout
+from penstock.tables.loading import as_csv, defined, nul_refused
+from penstock.tables.segment_stage import drop_earlier
 from penstock.tables.stages import Source, Stage
 
-_CSV = pacsv.WriteOptions(include_header=False)
 _PIECES_BITS = 20
-_NO_TEXT = ("22021", "22P05")
 
 
 @dataclass(frozen=True)
@@ -33,13 +30,10 @@ class PostgresStage(Stage):
     ) -> PostgresStage:
         """Make the relation; what earlier tries of the app have left goes."""
         sink = layout.name.ledger_name
-        relations.drop_of(database, sink, app_id)
-        defined = ["piece bigint", *(f"c{n} {column.sql_type}" for n, column in enumerate(layout.columns))]
-        defined += (
-            [] if layout.sequence is None else [f"sequence {layout.sequence.declared}", "present integer"]
-        )
+        drop_earlier(database, sink, app_id)
+        own = ["piece bigint", *defined(layout, columns.names)]
         relation = database.run(
-            lambda tx: relations.create(tx, defined, sink=sink, app_id=app_id), idempotent=True
+            lambda tx: relations.create(tx, own, sink=sink, app_id=app_id), idempotent=True
         )
         return cls(columns, sink, app_id, batch_id, relation)
 
@@ -76,29 +70,8 @@ class PostgresStage(Stage):
         relations.drop(tx, self.relation)
 
 
-@contextmanager
-def nul_refused() -> Iterator[None]:
-    """Text that PostgreSQL cannot keep is an error that says so."""
-    try:
-        yield
-    except PenstockError as error:
-        if getattr(error.__cause__, "sqlstate", None) not in _NO_TEXT:
-            raise
-        raise TableRefused(
-            "a text has the character NUL, which PostgreSQL cannot keep: take it out, as translate(column, chr(0), '') does",
-            condition="TABLE_REFUSED.NUL_CHARACTER",
-        ) from error
-
-
 def _numbered(piece: int, chunk: pa.RecordBatch) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(
         [pa.repeat(pa.scalar(piece, pa.int64()), chunk.num_rows), *chunk.columns],
         names=["piece", *chunk.schema.names],
     )
-
-
-def as_csv(chunk: pa.RecordBatch) -> memoryview:
-    """Rows as PostgreSQL's COPY takes them."""
-    sink = pa.BufferOutputStream()
-    pacsv.write_csv(chunk, sink, _CSV)
-    return memoryview(sink.getvalue())

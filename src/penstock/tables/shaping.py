@@ -9,7 +9,6 @@ from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
-from penstock.arrow.types import canonical_schema
 from penstock.spark.schemas import quoted
 from penstock.tables.change_rows import present
 from penstock.tables.columns import Column, Layout
@@ -46,11 +45,18 @@ def _expression(column: Column, dialect: str) -> SparkColumn:
     return found
 
 
-def shaped_schema(frame: DataFrame) -> pa.Schema:
+def shaped_schema(layout: Layout) -> pa.Schema:
     """The Arrow schema of shaped rows; null is refused in the keys alone, where they are staged."""
-    return pa.schema(
-        [field.with_nullable(True).remove_metadata() for field in canonical_schema(frame.schema)]
-    )
+    fields = [(f"c{n}", _shaped_type(column, layout.dialect)) for n, column in enumerate(layout.columns)]
+    if layout.sequence is not None:
+        sequence = _shaped_type(layout.sequence, layout.dialect)
+        fields += [("sequence", sequence), ("present", pa.int32())]
+    return pa.schema(fields)
+
+
+def _shaped_type(column: Column, dialect: str) -> pa.DataType:
+    as_text = column.is_json or (dialect == "postgres" and pat.is_binary(column.type))
+    return pa.string() if as_text else column.type
 
 
 def staged_schema(shaped: pa.Schema, dialect: str) -> pa.Schema:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
 
 from penstock.errors import InvalidInput, InvalidOption
 from penstock.kinds import column_names, require
@@ -163,12 +164,7 @@ class TableSink:
         if output_mode == "update":
             refuse_session_windows(frame)
         spark = frame.sparkSession
-        url = self.url or spark.conf.get(CONF_PREFIX + "url", None)
-        if url is None:
-            raise InvalidOption(
-                f"no store is named for the table {in_quotes(self.name)}: give url, or set {CONF_PREFIX}url on the session",
-                option="url",
-            )
+        url = self.place(spark)
         if is_delta(url):
             _check_delta(guarantee)
             place = DeltaPlace.of(url, self.name)
@@ -183,7 +179,9 @@ class TableSink:
             _require_coordinates(frame)
         return TableWriter(
             url,
-            self._prepared(url, frame, output_mode, COORDINATES if guarantee == "idempotent" else self.keys),
+            self.prepared(
+                url, frame.schema, output_mode, COORDINATES if guarantee == "idempotent" else self.keys
+            ),
             self.name,
             CHANGES if self.apply_changes else output_mode,
             guarantee,
@@ -192,12 +190,30 @@ class TableSink:
             self.allow_new_checkpoint,
         )
 
-    def _prepared(self, url: str, frame: DataFrame, output_mode: str, keys: Sequence[str]) -> Layout:
+    def place(self, spark: SparkSession) -> str:
+        """The URL of its store, or of the folder of a Delta table."""
+        url = self.url or spark.conf.get(CONF_PREFIX + "url", None)
+        if url is None:
+            raise InvalidOption(
+                f"no store is named for the table {in_quotes(self.name)}: give url, or set {CONF_PREFIX}url on the session",
+                option="url",
+            )
+        return url
+
+    def prepared(self, url: str, schema: StructType, output_mode: str, keys: Sequence[str]) -> Layout:
+        """Make the table where there is none, or see whether the one that is there takes rows of a schema.
+
+        Raises
+        ------
+        SchemaMismatch, UnsupportedType, InvalidName, TableRefused
+            When it cannot take the rows.
+        """
+
         def work(tx: Transaction) -> Layout:
             order = self.sequence_by or COMMIT_VERSION
             changes = order if self.apply_changes else None
             name, history = resolve(tx, self.name), self.scd_type == 2
-            layout = layout_of(name, frame.schema, keys, tx.dialect, changes=changes, history=history)
+            layout = layout_of(name, schema, keys, tx.dialect, changes=changes, history=history)
             if self.apply_changes:
                 applied.prepare(tx, layout)
             else:

@@ -16,7 +16,7 @@ from penstock.spark.boundary import plainly
 from penstock.spark.stores import check_reach
 from penstock.tables.change_rows import require_changes
 from penstock.tables.columns import Layout
-from penstock.tables.shaping import ready
+from penstock.tables.shaping import ready, shaped_schema, staged_schema
 from penstock.tables.stages import Writes, chunked
 
 REPORT = "attempt string, staged bigint, rows bigint, query string"
@@ -30,15 +30,53 @@ _REPORT = pa.schema(
 )
 
 
+@dataclass(frozen=True)
+class Taking:
+    """How a task takes rows from Spark."""
+
+    layout: Layout
+    shaped: pa.Schema
+    """Of the rows that come in."""
+    columns: pa.Schema
+    """Of rows that are ready for the database."""
+
+    @classmethod
+    def of(cls, layout: Layout) -> Taking:
+        shaped = shaped_schema(layout)
+        return cls(layout, shaped, staged_schema(shaped, layout.dialect))
+
+    def ready(self, chunk: pa.RecordBatch) -> pa.RecordBatch:
+        """Shaped rows, looked at, as the database takes them.
+
+        Raises
+        ------
+        TableRefused
+            When a key has no value, or a change says not what it does, or when.
+        """
+        shaped = conform_batch(chunk, self.shaped)
+        self._check_keys(shaped)
+        if self.layout.sequence is not None:
+            require_changes(shaped, self.layout.sequence.name)
+        return ready(shaped, self.columns)
+
+    def _check_keys(self, chunk: pa.RecordBatch) -> None:
+        for array, column in zip(chunk.columns, self.layout.columns, strict=False):
+            if column.key and array.null_count:
+                raise TableRefused(
+                    f"a row has no value in {in_quotes(column.name)}, which is a key of {self.layout.name.sql}: give it one, as "
+                    "coalesce(column, '') does, or drop such rows",
+                    condition="TABLE_REFUSED.NULL_KEY",
+                    column=column.name,
+                )
+
+
 @dataclass
 class StageTask:
     """For ``mapInArrow``: shaped rows in, what was staged out."""
 
     url: str = field(repr=False)
-    layout: Layout
+    taking: Taking
     stage: Writes
-    shaped: pa.Schema
-    """Of the rows that come in."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return plainly(self._run(iter(batches)))
@@ -67,19 +105,5 @@ class StageTask:
 
     def _ready(self, chunks: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for chunk in chunks:
-            shaped = conform_batch(chunk, self.shaped)
-            self._check_keys(shaped)
-            if self.layout.sequence is not None:
-                require_changes(shaped, self.layout.sequence.name)
-            self._rows += shaped.num_rows
-            yield ready(shaped, self.stage.columns)
-
-    def _check_keys(self, chunk: pa.RecordBatch) -> None:
-        for array, column in zip(chunk.columns, self.layout.columns, strict=False):
-            if column.key and array.null_count:
-                raise TableRefused(
-                    f"a row has no value in {in_quotes(column.name)}, which is a key of {self.layout.name.sql}: give it one, as "
-                    "coalesce(column, '') does, or drop such rows",
-                    condition="TABLE_REFUSED.NULL_KEY",
-                    column=column.name,
-                )
+            self._rows += chunk.num_rows
+            yield self.taking.ready(chunk)

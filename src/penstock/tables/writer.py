@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import pyarrow as pa
 from pyspark.sql import DataFrame, Row
 
 from penstock.commit.batch import commit_batch
@@ -18,11 +19,11 @@ from penstock.spark.micro_batches import micro_batch, require_own
 from penstock.tables.columns import Layout
 from penstock.tables.inserting import Insert
 from penstock.tables.postgres_stage import PostgresStage
-from penstock.tables.shaping import shaped, shaped_schema, staged_schema
-from penstock.tables.sqlite_stage import SqliteStage
+from penstock.tables.segment_stage import SegmentStage
+from penstock.tables.shaping import shaped
 from penstock.tables.stages import Stage, Writes
 from penstock.tables.target import TableTarget, WrittenTarget
-from penstock.tables.task import REPORT, StageTask
+from penstock.tables.task import REPORT, StageTask, Taking
 
 
 @dataclass(frozen=True)
@@ -49,8 +50,9 @@ class TableWriter:
     def _write(self, frame: DataFrame, batch_id: int) -> None:
         store = open_store(self.url)
         rows = shaped(frame, self.layout)
-        writes = self._writes(store, rows, batch_id)
-        task = StageTask(self.url, self.layout, writes, shaped_schema(rows))
+        taking = Taking.of(self.layout)
+        writes = self._writes(store, taking.columns, batch_id)
+        task = StageTask(self.url, taking, writes)
         # Also when the micro-batch is in already: Spark wants to see that the state was committed.
         told = rows.mapInArrow(task, REPORT).collect()
         staged = {row.attempt: row.staged for row in told if row.attempt is not None}
@@ -80,14 +82,13 @@ class TableWriter:
         )
         commit_batch(store.database, store.uuid, batch)
 
-    def _writes(self, store: Store, rows: DataFrame, batch_id: int) -> Writes:
-        columns = staged_schema(shaped_schema(rows), self.layout.dialect)
+    def _writes(self, store: Store, columns: pa.Schema, batch_id: int) -> Writes:
         if self.guarantee == "idempotent":
             return Insert(columns, self.layout)
         app_id = self._app()
         if self.layout.dialect == "postgres":
             return PostgresStage.open(store.database, self.layout, columns, app_id, batch_id)
-        return SqliteStage(columns, self.layout.name.ledger_name, app_id, batch_id)
+        return SegmentStage.of(self.layout, columns, app_id, batch_id)
 
     def _app(self) -> str:
         if self.guarantee == "at_least_once":

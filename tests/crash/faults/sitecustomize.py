@@ -158,7 +158,7 @@ def patch_table_tasks(module: ModuleType) -> None:
     def putting(self: Any, context: Any, batches: Any) -> Any:
         staged = put(self, context, batches)
         if context.partitionId() == 0:
-            stop(self.layout.name.table, "HALF", in_batch(self.stage.batch_id))
+            stop(self.taking.layout.name.table, "HALF", in_batch(self.stage.batch_id))
         return staged
 
     task.put = putting
@@ -240,9 +240,15 @@ def patch_continuous_writer(module: ModuleType) -> None:
 
     def ending(self: Any, number: int) -> None:
         end_epoch(self, number)
-        stop(self._sink._sink.queue.name, "REPORTED", from_epoch(number))
+        stop(_case(self._sink), "REPORTED", from_epoch(number))
 
     writing._end_epoch = ending
+
+
+def _case(sink: Any) -> str:
+    """A case's sink is a queue or a table with its name."""
+    taking = getattr(sink, "_taking", None)
+    return str(sink._sink.queue.name if taking is None else taking.layout.name.table)
 
 
 def patch_continuous_queues(module: ModuleType) -> None:
@@ -250,21 +256,34 @@ def patch_continuous_queues(module: ModuleType) -> None:
         kind.end = _staged(kind.end)
 
 
+def patch_continuous_tables(module: ModuleType) -> None:
+    for kind in (module.TableStaging, module.TableInserts):
+        kind.end = _staged(kind.end)
+
+
 def _staged(end: Any) -> Any:
     def ending(self: Any, epoch: int) -> Any:
-        stop(self._sink.queue.name, "STAGED", from_epoch(epoch))
-        return end(self, epoch)
+        staged = end(self, epoch)
+        stop(_case(self), "STAGED", from_epoch(epoch))
+        return staged
 
     return ending
 
 
 def patch_continuous_drivers(module: ModuleType) -> None:
-    driver = module.QueueSinkDriver
+    _committed(module.QueueSinkDriver, lambda driver: str(driver.options.queue))
+
+
+def patch_continuous_table_driver(module: ModuleType) -> None:
+    _committed(module.TableSinkDriver, lambda driver: str(driver._known.layout.name.table))
+
+
+def _committed(driver: Any, case: Callable[[Any], str]) -> None:
     commit = driver.commit
 
     def committing(self: Any, epoch: Any, offset: Any) -> None:
         commit(self, epoch, offset)
-        stop(self.options.queue, "COMMITTED", from_epoch(epoch.number))
+        stop(case(self), "COMMITTED", from_epoch(epoch.number))
 
     driver.commit = committing
 
@@ -291,6 +310,8 @@ PATCHES = {
     "penstock.continuous.queues": patch_continuous_queues,
     "penstock.continuous.reader": patch_continuous_reader,
     "penstock.continuous.writer": patch_continuous_writer,
+    "penstock.pipeline.table_driver": patch_continuous_table_driver,
+    "penstock.pipeline.table_tasks": patch_continuous_tables,
     "penstock.commit.owner": patch_owner,
     "penstock.commit.batch": patch_batch,
     "penstock.spark.task_writer": patch_tasks,

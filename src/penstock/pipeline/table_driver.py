@@ -1,0 +1,108 @@
+"""A SQL table as the driver of a continuous query sees it: looked at before each run, and one transaction for each epoch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyspark.sql.types import StructType
+
+from penstock.continuous.commits import Commits
+from penstock.continuous.ends import SinkDriver
+from penstock.continuous.epochs import Epoch
+from penstock.errors import ContinuousRefused
+from penstock.names import in_quotes
+from penstock.pipeline.table_tasks import TableWrites
+from penstock.queue.opened import open_store
+from penstock.tables import existing
+from penstock.tables.delta_place import is_delta
+from penstock.tables.loading import nul_refused
+from penstock.tables.segment_stage import SegmentStage, drop_earlier
+from penstock.tables.sink import TableSink
+from penstock.tables.target import TableTarget
+from penstock.tables.task import Taking
+
+_OTHERWISE = "or use ps.Trigger.processing_time"
+
+
+def require_added(table: TableSink, url: str, guarantee: str, output_mode: str) -> None:
+    """Refuse what does more to a table than to add rows to it.
+
+    Raises
+    ------
+    ContinuousRefused
+    """
+    called, wrong = f"ps.TableSink({in_quotes(table.name)})", ""
+    if is_delta(url):
+        wrong = f"{called} is a Delta table, which would get a version for each epoch: use a SQL table, {_OTHERWISE}"
+    elif table.apply_changes:
+        wrong = f"{called} applies changes, and a continuous query only adds rows: leave apply_changes out, {_OTHERWISE}"
+    elif output_mode != "append":
+        wrong = (
+            f"output mode {in_quotes(output_mode)} puts rows of {called} in the place of others, and a continuous query only "
+            f"adds rows: use output_mode='append', {_OTHERWISE}"
+        )
+    elif table.keys and guarantee == "at_least_once":
+        wrong = (
+            f"{called} has the keys {', '.join(table.keys)}, and with guarantee=at_least_once rows come again after a failure, "
+            "when their keys are there already: use guarantee=exactly_once, or leave the keys out"
+        )
+    if wrong:
+        raise ContinuousRefused(
+            wrong,
+            condition="CONTINUOUS_REFUSED.SINK",
+            sink="TableSink",
+            table=table.name,
+            guarantee=guarantee,
+            output_mode=output_mode,
+        )
+
+
+@dataclass
+class TableSinkDriver(SinkDriver):
+    """A table to add rows to."""
+
+    table: TableSink
+    url: str = field(repr=False)
+    query_id: str
+    exactly_once: bool
+    _taking: Taking | None = field(default=None, init=False)
+
+    @property
+    def at_once(self) -> bool:
+        return not self.exactly_once
+
+    def check(self, schema: StructType) -> None:
+        self._taking = Taking.of(self.table.prepared(self.url, schema, "append", self.table.keys))
+
+    def sink(self) -> TableWrites:
+        """See whether the table is still there, and drop what earlier runs have staged."""
+        database, layout = open_store(self.url).database, self._known.layout
+        database.run(lambda tx: existing.require(tx, layout), write=False)
+        app_id = self._commits.app_id if self.exactly_once else None
+        if app_id is not None:
+            drop_earlier(database, layout.name.ledger_name, app_id)
+        return TableWrites(self.url, self._known, app_id)
+
+    def settled(self, number: int, offset: Any) -> bool:
+        return self.exactly_once and self._commits.settled(self._target(number), number, offset)
+
+    def commit(self, epoch: Epoch, offset: Any) -> None:
+        if self.exactly_once:
+            with nul_refused():
+                self._commits.commit(self._target(epoch.number), epoch, offset)
+
+    @property
+    def _known(self) -> Taking:
+        assert self._taking is not None, "it is checked first"
+        return self._taking
+
+    @property
+    def _commits(self) -> Commits:
+        table = self.table
+        return Commits(self.url, self.query_id, table.app_id or self.query_id, table.allow_new_checkpoint)
+
+    def _target(self, number: int) -> TableTarget:
+        known = self._known
+        stage = SegmentStage.of(known.layout, known.columns, self._commits.app_id, number)
+        return TableTarget(known.layout, self.table.name, "append", stage)

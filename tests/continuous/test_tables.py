@@ -1,0 +1,198 @@
+"""SQL tables that continuous queries add rows to."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+import penstock as ps
+from penstock.errors import ContinuousRefused, InvalidOption, SchemaMismatch, TableRefused
+from penstock.store.staging import Attempt
+from penstock.tables.columns import Layout, layout_of
+from penstock.tables.names import resolve
+from penstock.tables.segment_stage import SegmentStage
+from penstock.tables.shaping import shaped_schema, staged_schema
+from tests.spark.support import one_store
+from tests.support.waiting import wait_until
+from tests.tables.support import NOW, Feed, named, query, rows, sql_name
+
+SCHEMA = pa.schema([("id", pa.int64()), ("turn", pa.string())])
+SOON = ps.Trigger.continuous("50 ms")
+PATIENCE = 60
+
+
+class Filled(Feed):
+    """A queue, and continuous queries that put its rows into tables."""
+
+    def __init__(self, spark: SparkSession, url: str, folder: Path) -> None:
+        super().__init__(spark, url, folder, SCHEMA)
+        self.running: list[Any] = []
+
+    def start(self, transform: Any = None, *, sink: Any = None, trigger: Any = SOON, **more: Any) -> Any:
+        pipeline = self.pipeline(sink or self.table("t"), transform, **more)
+        self.running.append(pipeline.start(checkpoint=self.folder / "ck", trigger=trigger))
+        return self.running[-1]
+
+    def add_ids(self, start: int, end: int, turn: str = "") -> None:
+        self.add(*({"id": i, "turn": turn} for i in range(start, end)))
+
+    def staged(self) -> int:
+        table = "penstock_staged" if self.url.startswith("sqlite") else sql_name(self.url, "staged")
+        return int(query(self.url, f"select count(*) from {table}")[0][0])
+
+    def gone(self) -> None:
+        query(self.url, f"drop table {sql_name(self.url, 't')}")
+
+
+@pytest.fixture
+def filled(spark: SparkSession, store_url: str, tmp_path: Path) -> Iterator[Filled]:
+    found = Filled(spark, store_url, tmp_path)
+    yield found
+    for each in found.running:
+        each.stop(10)
+
+
+@pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])
+def test_rows_arrive(filled: Filled, guarantee: str) -> None:
+    filled.add_ids(0, 5)
+    running = filled.start(lambda frame: frame.where("id % 2 = 0").select("id"), guarantee=guarantee)
+    running.processAllAvailable()
+    assert rows(filled.url, "t") == [(0,), (2,), (4,)]
+    filled.add_ids(5, 10)
+    running.processAllAvailable()
+    assert rows(filled.url, "t") == [(0,), (2,), (4,), (6,), (8,)]
+    assert running.stop()
+    assert filled.staged() == 0
+    assert filled.store.consumer("c").lag("in").rows == 0
+
+
+def _of_every_kind(frame: Any) -> Any:
+    return frame.selectExpr(
+        "turn", "id", "id % 2 = 0 as even", "id / 2 as half", "cast(id as decimal(10, 2)) as price",
+        "timestamp_micros(id) as at", "date_from_unix_date(id) as day", "cast(string(id) as binary) as raw",
+        "array(named_struct('a', id, 'b', null)) as parts", "cast(null as string) as nothing",
+    )  # fmt: skip
+
+
+def test_either_engine_goes_on_with_the_checkpoint_of_the_other_and_writes_the_same(filled: Filled) -> None:
+    triggers = {"a": NOW, "b": SOON, "c": SOON, "d": NOW}
+    for turn, trigger in triggers.items():
+        filled.add_ids(0, 4, turn)
+        running = filled.start(_of_every_kind, trigger=trigger)
+        if trigger is SOON:
+            running.processAllAvailable()
+            assert running.stop()
+        else:
+            running.awaitTermination()
+    found = rows(filled.url, "t")
+    assert Counter(turn for turn, *_ in found) == dict.fromkeys(triggers, 4)
+    assert len({repr(row[1:]) for row in found}) == 4, "one for each id"
+
+
+def test_a_row_whose_key_is_there_ends_the_query_and_leaves_nothing_of_its_epoch(filled: Filled) -> None:
+    running = filled.start(sink=filled.table("t", "id"))
+    filled.add_ids(0, 3, "first")
+    running.processAllAvailable()
+    filled.add_ids(2, 5, "second")
+    with pytest.raises(TableRefused, match="already has a row with a key") as refused:
+        running.awaitTermination(PATIENCE)
+    assert refused.value.condition == "TABLE_REFUSED.KEY_EXISTS"
+    assert rows(filled.url, "t") == [(0, "first"), (1, "first"), (2, "first")]
+    assert filled.store.consumer("c").lag("in").rows == 3
+
+
+@pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])
+def test_a_table_that_is_dropped_under_the_query_ends_it_and_is_named(filled: Filled, guarantee: str) -> None:
+    running = filled.start(guarantee=guarantee)
+    filled.add_ids(0, 3)
+    running.processAllAvailable()
+    filled.gone()
+    filled.add_ids(3, 5)
+    with pytest.raises(
+        TableRefused, match=r'"t" was there when the query started and has been dropped'
+    ) as gone:
+        running.awaitTermination(PATIENCE)
+    assert gone.value.condition == "TABLE_REFUSED.TABLE_GONE"
+    again = filled.start(guarantee=guarantee)
+    again.processAllAvailable()
+    assert rows(filled.url, "t", "id") == [(3,), (4,)]
+
+
+def test_what_dead_runs_have_staged_goes_when_the_next_one_begins(filled: Filled) -> None:
+    filled.add_ids(0, 3)
+    running = filled.start()
+    running.processAllAvailable()
+    running.stop()
+    layout = filled.store.database.run(lambda tx: _layout(tx, filled.url))
+    columns = staged_schema(shaped_schema(layout), layout.dialect)
+    chunk = pa.RecordBatch.from_pydict({"c0": [7], "c1": ["dead"]}, schema=columns)
+    for number in (1, 1000):
+        stage = SegmentStage.of(layout, columns, running.id, number)
+        stage.add(filled.store.database, Attempt(running.id, number, 0, f"dead {number}"), chunk, 0)
+    assert filled.staged() == 2
+    running = filled.start()
+    assert filled.staged() == 0
+    filled.add_ids(3, 5)
+    running.processAllAvailable()
+    assert rows(filled.url, "t", "id") == [(i,) for i in range(5)]
+
+
+def _layout(tx: Any, url: str) -> Layout:
+    return layout_of(resolve(tx, named(url, "t")), SCHEMA, (), tx.dialect)
+
+
+def test_many_rows_of_one_epoch_are_staged_in_parts(filled: Filled) -> None:
+    count = 300_000
+    filled.queue.append(pa.table({"id": range(count), "turn": [""] * count}, schema=SCHEMA))
+    running = filled.start()
+    running.processAllAvailable()
+    told = f"select count(*), count(distinct id), sum(id) from {sql_name(filled.url, 't')}"
+    assert query(filled.url, told) == [(count, count, count * (count - 1) // 2)]
+
+
+@one_store
+def test_what_is_not_adding_rows_is_refused_at_once(filled: Filled, tmp_path: Path) -> None:
+    with pytest.raises(
+        ContinuousRefused, match=r"output mode 'update' puts rows of ps.TableSink\('t'\)"
+    ) as no:
+        filled.start(sink=filled.table("t", "id"), mode="update")
+    assert no.value.condition == "CONTINUOUS_REFUSED.SINK"
+    with pytest.raises(ContinuousRefused, match="applies changes"):
+        filled.start(sink=filled.table("t", "id", apply_changes=True))
+    with pytest.raises(ContinuousRefused, match="is a Delta table"):
+        filled.start(sink=ps.TableSink("t", url=f"delta://{tmp_path}/tables"))
+    with pytest.raises(ContinuousRefused, match="rows come again after a failure, when their keys are there"):
+        filled.start(sink=filled.table("t", "id"), guarantee="at_least_once")
+    with pytest.raises(InvalidOption, match="output mode append, not 'complete'"):
+        filled.start(mode="complete")
+    with pytest.raises(InvalidOption, match="exactly_once or at_least_once"):
+        filled.start(lambda frame: frame.select("id"), guarantee="idempotent")
+    assert not query(filled.url, "select name from sqlite_schema where name = 't'")
+
+
+def test_a_table_that_does_not_take_the_rows_is_refused_at_once(filled: Filled) -> None:
+    query(filled.url, f"create table {sql_name(filled.url, 't')} (id integer, turn integer)")
+    with pytest.raises(SchemaMismatch, match=r"column .turn. is (integer|INTEGER)"):
+        filled.start()
+    with pytest.raises(SchemaMismatch, match="the table has no column 'other'"):
+        filled.start(lambda frame: frame.selectExpr("id as other"))
+    assert not filled.running
+
+
+@one_store
+def test_a_key_without_a_value_is_told(filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
+    from penstock.continuous import execution
+
+    monkeypatch.setattr(execution, "_RESTARTS", 0)
+    running = filled.start(sink=filled.table("t", "turn"))
+    filled.add({"id": 1, "turn": None})
+    with pytest.raises(TableRefused, match="no value in 'turn'"):
+        running.awaitTermination(PATIENCE)
+    wait_until(lambda: not running.isActive, PATIENCE, "the query has ended")
+    assert rows(filled.url, "t") == []
