@@ -116,7 +116,7 @@ def test_progress_says_what_an_epoch_took(copy: Copy, guarantee: str) -> None:
     assert first["durationMs"].keys() == {"queryPlanning", "runContinuous", "epochCommit"}
     assert second["durationMs"].keys() == {"runContinuous", "epochCommit"}
     assert second["sources"][0]["startOffset"] == first["sources"][0]["endOffset"]
-    assert second["numInputRows"] == second["numOutputRows"] == 1
+    assert second.numInputRows == second.sink.numOutputRows == 1
     latency = second["latencyMs"]
     assert 0 < latency["p50"] <= latency["p90"] <= latency["p99"] <= latency["max"] < PATIENCE * 1000
 

@@ -62,6 +62,10 @@ class ConsoleDriver(SinkDriver):
     truncate: int = 20
     out: TextIO | None = None
 
+    @property
+    def description(self) -> str:
+        return "console"
+
     def check(self, schema: StructType) -> None:
         """Any rows will do."""
 

@@ -21,6 +21,11 @@ class SourceDriver(ABC):
 
     @property
     @abstractmethod
+    def description(self) -> str:
+        """What progress calls it."""
+
+    @property
+    @abstractmethod
     def schema(self) -> pa.Schema:
         """Of its rows."""
 
@@ -61,6 +66,11 @@ class SourceDriver(ABC):
 
 class SinkDriver(ABC):
     """A sink as the driver sees it, for all runs of a query."""
+
+    @property
+    @abstractmethod
+    def description(self) -> str:
+        """What progress calls it."""
 
     @property
     def at_once(self) -> bool:

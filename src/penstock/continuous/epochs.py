@@ -36,6 +36,7 @@ class Times:
     """Of some rows, in microseconds since 1970."""
 
     made: int
+    read: int
     written: int
     """When they were in the sink, whether seen or staged."""
     rows: int
@@ -57,7 +58,7 @@ class _Task:
         for made, read, rows in self.read_times:
             place = bisect_left(self.written, read)
             if place < len(self.written):
-                yield Times(made, self.written[place], rows)
+                yield Times(made, read, self.written[place], rows)
 
     @property
     def complete(self) -> bool:

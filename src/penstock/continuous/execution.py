@@ -15,7 +15,8 @@ from penstock.continuous.coordinator import EpochCoordinator
 from penstock.continuous.ends import Positions, SinkDriver, SourceDriver
 from penstock.continuous.epochs import Epoch, Epochs
 from penstock.continuous.logs import CheckpointLog
-from penstock.continuous.progress import Progress
+from penstock.continuous.progress import Progress, timestamp
+from penstock.continuous.telling import Telling
 from penstock.continuous.writer import Sink
 from penstock.errors import ContinuousFailed, PenstockError
 
@@ -26,6 +27,7 @@ _BACK_OFF = 0.1
 _LONGEST_BACK_OFF = 10.0
 _FINISH_SECONDS = 60.0
 _TELLING_SECONDS = 2.0
+_LISTENING_SECONDS = 2.0
 
 
 class State(Enum):
@@ -110,7 +112,9 @@ class ContinuousExecution:
         self.name, self.id, self.run_id = name, logs.query_id, str(uuid.uuid4())
         self._source, self._sink, self._engine, self._logs = source, sink, engine, logs
         self._settings, self._clock = settings, clock
-        self.progress = Progress(self.id, self.run_id, name, clock)
+        self.progress = Progress(self.id, self.run_id, name, clock, source.description, sink.description)
+        self.telling = Telling(self.called, None)
+        """Who is told of events; for whoever starts the query to choose before."""
         self._changed = threading.Condition()
         self._state = State.INITIALIZING
         self._failure: Exception | None = None
@@ -138,6 +142,7 @@ class ContinuousExecution:
 
     def start(self) -> None:
         """Begin, and return when the first run is under way or the query has ended."""
+        self.telling.started(self.name, timestamp())
         self._thread.start()
         with self._changed:
             self._changed.wait_for(lambda: self._started or self._state is State.TERMINATED)
@@ -195,6 +200,7 @@ class ContinuousExecution:
         with self._changed:
             self._state = State.TERMINATED
             self._changed.notify_all()
+        self.telling.terminated(self._failure, _LISTENING_SECONDS)
         log.info("Query %s was stopped", self.called, extra={"action": "query_stopped"})
 
     def _runs(self) -> None:
@@ -305,7 +311,8 @@ class ContinuousExecution:
         self._sink.commit(epoch, offset)
         self._logs.write_commit(epoch.number)
         self._epoch, self._at, self._offset, self._fresh = epoch.number, end, offset, False
-        self.progress.committed(epoch, offset, began, at_once=self._sink.at_once)
+        told = self.progress.committed(epoch, offset, began, at_once=self._sink.at_once)
+        self.telling.progressed(told)
         if self._source.logged(offset):
             self._stopping = True
         self._logs.prune(epoch.number, self._settings.retain)

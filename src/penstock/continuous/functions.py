@@ -42,6 +42,10 @@ class FunctionDriver(SinkDriver):
     function: Function
 
     @property
+    def description(self) -> str:
+        return f"function {getattr(self.function, '__name__', type(self.function).__name__)}"
+
+    @property
     def at_once(self) -> bool:
         return True
 

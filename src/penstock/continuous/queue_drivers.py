@@ -16,6 +16,7 @@ from penstock.continuous.ends import Positions, SinkDriver, SourceDriver
 from penstock.continuous.epochs import Epoch
 from penstock.continuous.queues import QueueRows, QueueWrites
 from penstock.errors import CheckpointMismatch
+from penstock.names import in_quotes
 from penstock.queue.commits import refuse_feed
 from penstock.queue.opened import open_store
 from penstock.queue.store import Store
@@ -33,6 +34,10 @@ class QueueSourceDriver(SourceDriver):
 
     options: SourceOptions = field(repr=False)
     _owner: Owner | None = field(default=None, init=False)
+
+    @property
+    def description(self) -> str:
+        return f"queue {in_quotes(self.options.queue)}"
 
     @property
     def schema(self) -> pa.Schema:
@@ -125,6 +130,10 @@ class QueueSinkDriver(SinkDriver):
     options: SinkOptions = field(repr=False)
     query_id: str
     exactly_once: bool
+
+    @property
+    def description(self) -> str:
+        return f"queue {in_quotes(self.options.queue)}"
 
     @property
     def at_once(self) -> bool:

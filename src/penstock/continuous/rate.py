@@ -81,6 +81,10 @@ class RateDriver(SourceDriver):
     _at: int = 0
 
     @property
+    def description(self) -> str:
+        return f"rate of {self.rows_per_second} rows a second"
+
+    @property
     def schema(self) -> pa.Schema:
         """Of the rows."""
         return SCHEMA

@@ -5,6 +5,8 @@ from __future__ import annotations
 import shutil
 from typing import Any
 
+from pyspark.sql.streaming.listener import StreamingQueryProgress
+
 from penstock.continuous.ends import SourceDriver
 from penstock.continuous.execution import ContinuousExecution, State
 from penstock.pipeline.failures import plain
@@ -46,11 +48,11 @@ class ContinuousQuery(Query):
         return {"message": self.state, "isDataAvailable": active, "isTriggerActive": active}
 
     @property
-    def lastProgress(self) -> dict[str, Any] | None:
+    def lastProgress(self) -> StreamingQueryProgress | None:
         return self._execution.progress.last
 
     @property
-    def recentProgress(self) -> list[dict[str, Any]]:
+    def recentProgress(self) -> list[StreamingQueryProgress]:
         return self._execution.progress.recent
 
     def exception(self) -> Exception | None:

@@ -18,6 +18,7 @@ from penstock.continuous.functions import FunctionDriver
 from penstock.continuous.logs import CheckpointLog
 from penstock.continuous.queue_drivers import QueueSinkDriver, QueueSourceDriver
 from penstock.continuous.rate import RateDriver
+from penstock.continuous.telling import Telling
 from penstock.errors import ContinuousRefused, InvalidOption, PenstockError
 from penstock.names import in_quotes
 from penstock.pipeline.continuous import ContinuousQuery
@@ -25,6 +26,7 @@ from penstock.pipeline.ends import ConsoleSink, FunctionSink, QueueSink, QueueSo
 from penstock.pipeline.failures import plain
 from penstock.pipeline.table_driver import TableSinkDriver, require_added
 from penstock.pipeline.trigger import Trigger
+from penstock.spark.listeners import Listeners
 from penstock.spark.options import STREAM_SINK, STREAM_SOURCE, sink_options, source_options, with_defaults
 from penstock.spark.plans import streaming_reads
 from penstock.spark.register import defaults, register
@@ -83,6 +85,8 @@ def start_continuous(
     execution = ContinuousExecution(
         name, reads, writes, engine, logs, Settings(trigger.seconds, retain, backlog)
     )
+    listeners = Listeners(spark, execution.id, execution.run_id)
+    execution.telling = Telling(execution.called, listeners, plain)
     execution.start()
     if execution.failure is not None:
         raise plain(execution.failure) from None

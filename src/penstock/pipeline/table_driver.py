@@ -69,6 +69,10 @@ class TableSinkDriver(SinkDriver):
     _taking: Taking | None = field(default=None, init=False)
 
     @property
+    def description(self) -> str:
+        return f"table {in_quotes(self.table.name)}"
+
+    @property
     def at_once(self) -> bool:
         return not self.exactly_once
 

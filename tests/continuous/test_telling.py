@@ -1,0 +1,101 @@
+"""Events of a continuous query on their way to listeners, without Spark."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+
+import pytest
+
+from penstock.continuous.telling import MOST_WAITING, Telling
+from penstock.errors import TableRefused
+
+PATIENCE = 30
+
+
+class Heard:
+    """Listeners that write down what they hear, and may wait or fail."""
+
+    def __init__(self) -> None:
+        self.events: list[object] = []
+        self.free = threading.Event()
+        self.free.set()
+        self.fails = False
+
+    def started(self, name: str | None, timestamp: str) -> None:
+        self._hear(("started", name, timestamp))
+
+    def progressed(self, progress: str) -> None:
+        self._hear(json.loads(progress)["batchId"])
+
+    def terminated(self, exception: str | None, condition: str | None) -> None:
+        self._hear(("terminated", exception, condition))
+
+    def _hear(self, event: object) -> None:
+        assert self.free.wait(PATIENCE)
+        self.events.append(event)
+        if self.fails:
+            raise RuntimeError(f"not {event}")
+
+
+@pytest.fixture
+def heard() -> Heard:
+    return Heard()
+
+
+@pytest.fixture
+def telling(heard: Heard) -> Telling:
+    return Telling("copy", heard)
+
+
+def test_events_come_in_their_order(telling: Telling, heard: Heard) -> None:
+    telling.started("copy", "now")
+    for number in range(5):
+        telling.progressed({"batchId": number})
+    telling.terminated(None, PATIENCE)
+    assert heard.events == [("started", "copy", "now"), 0, 1, 2, 3, 4, ("terminated", None, None)]
+
+
+def test_a_listener_that_hangs_holds_up_nobody_and_misses_the_oldest_epochs(
+    telling: Telling, heard: Heard
+) -> None:
+    heard.free.clear()
+    telling.started("copy", "now")
+    for number in range(3 * MOST_WAITING):
+        telling.progressed({"batchId": number})
+    telling.terminated(None, 0.0)
+    heard.free.set()
+    telling.terminated(None, PATIENCE)
+    kept = list(range(2 * MOST_WAITING, 3 * MOST_WAITING))
+    assert heard.events == [("started", "copy", "now"), *kept, ("terminated", None, None)]
+
+
+def test_listeners_that_fail_are_told_the_rest_and_logged_once(
+    telling: Telling, heard: Heard, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "penstock.continuous")
+    heard.fails = True
+    telling.started("copy", "now")
+    telling.progressed({"batchId": 0})
+    telling.terminated(None, PATIENCE)
+    assert len(heard.events) == 3
+    (record,) = caplog.records
+    assert "query copy: its listeners are not told of everything: not ('started'" in record.getMessage()
+
+
+def test_what_ended_the_query_is_told_with_its_condition(heard: Heard) -> None:
+    error = TableRefused("it is gone", condition="TABLE_REFUSED.TABLE_GONE")
+    telling = Telling("copy", heard, lambda _: error)
+    telling.started(None, "now")
+    telling.terminated(ValueError("some other"), PATIENCE)
+    told = "penstock.errors.TableRefused: [TABLE_REFUSED.TABLE_GONE] it is gone"
+    assert heard.events[-1] == ("terminated", told, "TABLE_REFUSED.TABLE_GONE")
+
+
+def test_without_listeners_there_is_nothing_to_do() -> None:
+    telling = Telling("copy", None)
+    telling.started("copy", "now")
+    telling.progressed({"batchId": 0})
+    telling.terminated(None, PATIENCE)
+    assert not [each for each in threading.enumerate() if each.name == "continuous listeners"]
