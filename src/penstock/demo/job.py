@@ -3,8 +3,8 @@
 ``python -m penstock.demo.job URL CHECKPOINTS`` reads the change feed with two queries, exactly once: one brings what has
 changed to the board, the other aggregates the delays of arrivals by carrier and hour. Behind them two SQL tables are kept: the
 flights as they are now, by the changes on the board, and each carrier's totals, in output mode update. Then a batch tells what is
-different after the last day, and a preview what each output mode would have given. It begins when its standard input ends; until
-then Spark starts.
+different after the last day, and a preview what each output mode would have given. At last the delay alerts run through both
+triggers, to see what they take. It begins when its standard input ends; until then Spark starts.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
 
 import penstock as ps
+from penstock.demo.alerts import quick
+from penstock.demo.latency import measure
 from penstock.demo.tables import (
     BOARD,
     CONSUMER,
@@ -104,6 +106,7 @@ def main(url: str, checkpoints: Path) -> None:
     _finish(*_keep_tables(spark, checkpoints))
     _write_last_day(spark, feed)
     _show_modes(spark, checkpoints.parent)
+    measure(spark, quick(url), checkpoints.parent, checkpoints)
     spark.stop()
 
 

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 import penstock as ps
+from penstock.demo.alerts import CASES, LATE_MINUTES
 from penstock.demo.feed import final_state
 from penstock.demo.tables import BOARD, CURRENT, DAY, DELAYS, FLIGHTS, HOURS, TOTALS, contents, rows
 
@@ -61,6 +62,13 @@ def prove(store: ps.Store, year: pa.Table) -> tuple[list[Proof], Count]:
     kinds = {each["values"]: each["counts"] for each in pc.value_counts(day["_change_type"]).to_pylist()}
     updates = pc.sum(pc.equal(board["_change_type"], "update_postimage")).as_py() or 0
     return proofs, Count(feed.num_rows, feed.num_rows - board.num_rows, updates, kinds)
+
+
+def prove_alerts(store: ps.Store, departures: pa.Table) -> list[Proof]:
+    """Compare the alerts that came exactly once, by either trigger, with the departures."""
+    expected = departures.filter(pc.greater(departures["dep_delay"], LATE_MINUTES))
+    names = [case.name for case in CASES if case.guarantee == "exactly_once"]
+    return [_compare(name, expected, contents(store.queue(name)), ["flight_id"]) for name in names]
 
 
 def _expected_board(feed: pa.Table) -> pa.Table:

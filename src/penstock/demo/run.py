@@ -20,10 +20,12 @@ from typing import Any
 from rich.console import Console
 
 import penstock as ps
+from penstock.demo.alerts import departures, durability
 from penstock.demo.feed import Commit, Summary, commits, summary
 from penstock.demo.flights import flights
-from penstock.demo.proof import Count, Proof, prove
-from penstock.demo.show import plot, table
+from penstock.demo.latency import Latency, hand_over, measured
+from penstock.demo.proof import Count, Proof, prove, prove_alerts
+from penstock.demo.show import latencies, latency_plot, plot, table
 from penstock.demo.tables import BOARD, DELAYS, HOURS, PREVIEW, contents, create
 from penstock.errors import QueryFailed
 
@@ -39,6 +41,9 @@ class DemoResult:
     seconds: float
     """From the start of the first job, before the first commit, to the last row."""
     plot: Path
+    latencies: list[Latency]
+    """Of the delay alerts, by trigger and guarantee."""
+    latency_plot: Path
 
     @property
     def holds(self) -> bool:
@@ -55,6 +60,8 @@ class DemoResult:
             "last_day": self.count.day,
             "seconds": round(self.seconds, 3),
             "plot": str(self.plot),
+            "latencies": [each.to_dict() for each in self.latencies],
+            "latency_plot": str(self.latency_plot),
         }
 
 
@@ -98,6 +105,8 @@ def run(
             first = start()
             jobs.callback(over.set)
             year = flights()
+            alerted = departures(year)
+            hand_over(alerted, folder)
             facts = summary(year, until=until)
             out.print("Writing a year of flights as a change feed, one commit for each simulated hour …")
             changes = commits(year, until=until)
@@ -111,12 +120,17 @@ def run(
             _finish(last, checkpoints)
         seconds = time.perf_counter() - started
         proofs, count = prove(store, year)
+        proofs += prove_alerts(store, alerted)
         picture = folder / "delays.png"
         plot(contents(store.queue(DELAYS)), picture)
     table(proofs, out)
     out.print("\nWhat the delays by carrier and hour would be in each output mode (ps.modes.preview):\n")
     out.print((folder / PREVIEW).read_text(), highlight=False, markup=False, soft_wrap=True)
-    result = DemoResult(proofs, count, seconds, picture)
+    found, latency_picture = measured(folder), folder / "latencies.png"
+    latencies(found, durability(where), out)
+    latency_plot(found, latency_picture)
+    out.print(f"Plot: {latency_picture}\n")
+    result = DemoResult(proofs, count, seconds, picture, found, latency_picture)
     _conclude(result, out)
     return result
 

@@ -7,6 +7,7 @@ from contextlib import suppress
 import pyarrow as pa
 
 import penstock as ps
+from penstock.demo.alerts import create_queues
 from penstock.demo.feed import STATE_SCHEMA
 from penstock.errors import AlreadyExists
 
@@ -65,6 +66,7 @@ def create(store: ps.Store, url: str) -> ps.QueueFeed:
     store.create_queue(BOARD, BOARD_SCHEMA, partitions=2, key=["flight_id"])
     store.create_queue(DELAYS, DELAYS_SCHEMA)
     store.create_queue(DAY, DAY_SCHEMA)
+    create_queues(store)
     with suppress(AlreadyExists):
         store.create_consumer(CONSUMER)
     for name in (BOARD, DELAYS):

@@ -1,0 +1,225 @@
+"""What the delay alerts of the demo take, through each trigger with each guarantee."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from pyspark.sql import SparkSession
+from rich.console import Console
+
+import penstock as ps
+from penstock.demo import latency
+from penstock.demo.alerts import (
+    CASES,
+    DEPARTURES,
+    LATE_MINUTES,
+    RATE,
+    create_queues,
+    departures,
+    durability,
+    quick,
+)
+from penstock.demo.flights import flights
+from penstock.demo.latency import Latency, hand_over, measure, measured, observe, offer, taken
+from penstock.demo.proof import prove_alerts
+from penstock.demo.show import latencies, latency_plot
+from penstock.demo.tables import contents
+from penstock.instants import now_micros
+
+FOUND = [Latency(case.trigger, case.guarantee, 500.0, [1.0, 2.0, 4.0, 1234.5]) for case in CASES]
+
+
+@pytest.fixture(scope="module")
+def year() -> pa.Table:
+    return flights()
+
+
+@pytest.fixture(scope="module")
+def chosen(year: pa.Table) -> pa.Table:
+    return departures(year)
+
+
+@pytest.fixture
+def queues(store: ps.Store) -> ps.Store:
+    create_queues(store)
+    return store
+
+
+def late(table: pa.Table) -> pa.Table:
+    return table.filter(pc.greater(table["dep_delay"], LATE_MINUTES))
+
+
+# --- the departures
+
+
+def test_the_departures_are_flights_that_left_one_after_the_other(year: pa.Table, chosen: pa.Table) -> None:
+    flown = year.filter(pc.is_valid(year["departed"])).sort_by(
+        [("departed", "ascending"), ("flight_id", "ascending")]
+    )
+    first = pc.index(flown["flight_id"], chosen["flight_id"][0]).as_py()
+    assert flown.slice(first, chosen.num_rows).select(chosen.column_names).equals(chosen)
+
+
+def test_the_departures_are_those_with_the_most_alerts_of_the_year(year: pa.Table, chosen: pa.Table) -> None:
+    flown = year.filter(pc.is_valid(year["departed"]))
+    share = late(flown).num_rows / flown.num_rows
+    assert late(chosen).num_rows / chosen.num_rows > 3 * share
+
+
+def test_a_year_of_few_flights_is_taken_whole(year: pa.Table) -> None:
+    assert departures(year.slice(0, 10)).num_rows == 10
+
+
+# --- sending and seeing
+
+
+def test_each_departure_is_an_append_and_carries_the_time_before_it(
+    queues: ps.Store, store_url: str, chosen: pa.Table
+) -> None:
+    some = chosen.slice(0, 20)
+    before = datetime.now(UTC)
+    rate = offer(store_url, some)
+    after = datetime.now(UTC)
+    queue = queues.queue(DEPARTURES)
+    found = contents(queue)
+    assert found.sort_by("sent").drop_columns("sent").equals(some)
+    assert len(set(found["sent"].to_pylist())) == 20
+    assert before <= pc.min(found["sent"]).as_py() <= pc.max(found["sent"]).as_py() <= after
+    assert 0 < rate <= RATE * 20 / 19
+    # Each has a time of its own, at the rate that was asked for.
+    assert (pc.max(found["sent"]).as_py() - pc.min(found["sent"]).as_py()).total_seconds() >= 18 / RATE
+
+
+def test_alerts_are_seen_after_they_were_sent(queues: ps.Store, store_url: str, chosen: pa.Table) -> None:
+    name, alerts = CASES[0].name, late(chosen).slice(0, 10)
+    with ThreadPoolExecutor(1) as beside:
+        watched = beside.submit(observe, store_url, name, 10)
+        for number, row in enumerate(alerts.to_pylist()):
+            queues.queue(name).append([{**row, "sent": datetime.now(UTC)}], partition=number % 2)
+        seen = watched.result()
+    ended = now_micros()
+    sent_at = contents(queues.queue(name))["sent"].cast(pa.int64()).to_pylist()
+    assert sorted(seen["sent"].to_pylist()) == sorted(sent_at)
+    assert all(sent <= at <= ended for sent, at in zip(*seen.to_pydict().values(), strict=True))
+
+
+def test_alerts_that_do_not_come_are_an_error(
+    queues: ps.Store, store_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(latency, "PATIENCE_SECONDS", 0)
+    with pytest.raises(ps.errors.QueryFailed, match="alerts_continuous_exactly_once did not all come"):
+        observe(store_url, CASES[0].name, 1)
+
+
+def test_what_was_sent_before_the_warm_up_ended_does_not_count() -> None:
+    alerts = pa.table({"sent": [10_000, 21_000, 20_000], "seen": [90_000, 23_500, 60_000]})
+    assert taken(alerts, 20_000) == [2.5, 40.0]
+
+
+# --- the whole of it
+
+
+@pytest.mark.parametrize(
+    "store_url", ["sqlite", pytest.param("postgresql", marks=pytest.mark.soak)], indirect=True
+)
+def test_each_trigger_brings_every_alert_with_each_guarantee(
+    spark: SparkSession,
+    queues: ps.Store,
+    store_url: str,
+    tmp_path: Path,
+    chosen: pa.Table,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(latency, "WARM_UP", 50)
+    some = chosen.take(list(range(0, chosen.num_rows, 10)))
+    hand_over(some, tmp_path)
+    measure(spark, quick(store_url), tmp_path, tmp_path / "checkpoints")
+    found = measured(tmp_path)
+    assert [(each.trigger, each.guarantee) for each in found] == [
+        (case.trigger, case.guarantee) for case in CASES
+    ]
+    counted = late(some.slice(50)).num_rows
+    assert counted > 20
+    assert all(len(each.milliseconds) == counted and each.milliseconds[0] > 0 for each in found)
+    proofs = prove_alerts(queues, some)
+    assert [proof.name for proof in proofs] == [
+        f"alerts_{t}_exactly_once" for t in ("continuous", "micro_batch")
+    ]
+    assert all(proof.holds and proof.found for proof in proofs)
+    median = {(each.trigger, each.guarantee): statistics.median(each.milliseconds) for each in found}
+    assert median["continuous", "at_least_once"] < median["micro_batch", "at_least_once"]
+
+
+# --- what is shown
+
+
+def test_the_percentiles_of_each_case_are_in_the_result() -> None:
+    told = json.loads(json.dumps(FOUND[0].to_dict()))
+    assert told == {
+        "trigger": "continuous",
+        "guarantee": "exactly_once",
+        "rate": 500.0,
+        "alerts": 4,
+        "p50": 4.0,
+        "p90": 1234.5,
+        "p99": 1234.5,
+    }
+
+
+def test_the_table_says_what_each_case_took_and_what_it_shows() -> None:
+    out = StringIO()
+    latencies(FOUND, "SQLite", Console(file=out, width=80))
+    text = out.getvalue()
+    for trigger in ("continuous", "micro-batch"):
+        for guarantee in ("exactly_once", "at_least_once"):
+            line = next(line for line in text.splitlines() if trigger in line and guarantee in line)
+            assert "1,234.5" in line
+    assert "waits for the micro-batch before its own" in " ".join(text.split())
+
+
+def test_the_plot_is_a_picture(tmp_path: Path) -> None:
+    latency_plot(FOUND, tmp_path / "latencies.png")
+    assert (tmp_path / "latencies.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("url", "opened", "called"),
+    [
+        ("sqlite:///a.db", "sqlite:///a.db?synchronous=normal", "SQLite (synchronous=normal)"),
+        ("sqlite:///a.db?synchronous=full", "sqlite:///a.db?synchronous=full", "SQLite"),
+        ("postgresql://h/d", "postgresql://h/d", "PostgreSQL"),
+    ],
+)
+def test_a_sqlite_store_does_not_wait_for_the_disk_unless_it_was_told_to(
+    url: str, opened: str, called: str
+) -> None:
+    assert (quick(url), durability(url)) == (opened, called)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.guarantee == "exactly_once"])
+def test_alerts_that_are_lost_or_repeated_or_wrong_are_counted(
+    tmp_path: Path, chosen: pa.Table, case: Any
+) -> None:
+    alerts = late(chosen).slice(0, 50)
+    some = chosen.filter(pc.is_in(chosen["flight_id"], alerts["flight_id"]))
+    with ps.connect(f"sqlite:///{tmp_path}/penstock.db") as store:
+        create_queues(store)
+        sent = pa.repeat(pa.scalar(datetime.now(UTC)), 50)
+        right = alerts.append_column("sent", sent)
+        for other in CASES:
+            store.queue(other.name).append(right.cast(store.queue(other.name).schema))
+        assert all(proof.holds for proof in prove_alerts(store, some))
+        queue = store.queue(case.name)
+        queue.append(right.slice(0, 1).cast(queue.schema))
+        proofs = {proof.name: proof for proof in prove_alerts(store, some)}
+        assert [proof.name for proof in proofs.values() if not proof.holds] == [case.name]
+        assert proofs[case.name].repeated == 1
