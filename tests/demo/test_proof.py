@@ -96,3 +96,40 @@ def test_rows_that_are_lost_or_repeated_or_wrong_are_counted(tmp_path: Path, yea
     assert not board.holds
     assert not delays.holds
     assert not day.holds
+
+
+def test_the_board_has_updates_inserts_and_deletes_and_nothing_that_is_carried_over() -> None:
+    change = [
+        # flight, commit, change, the commit that wrote the content
+        (1, 5, "insert", 5),
+        (2, 5, "delete", 3),
+        (3, 5, "delete", 4),
+        (3, 5, "insert", 5),
+        (4, 5, "delete", 2),
+        (4, 5, "insert", 2),
+        (4, 6, "delete", 2),
+        (4, 6, "insert", 6),
+    ]
+    flight, commit, kind, version = (list(column) for column in zip(*change, strict=True))
+    count = len(change)
+    feed = pa.table(
+        {
+            "flight_id": flight,
+            "_commit_version": commit,
+            "_change_type": kind,
+            "row_version": version,
+            "carrier": ["AA"] * count,
+            "status": ["arrived"] * count,
+            "dep_delay": [4.0] * count,
+            "arr_delay": [1.0] * count,
+        }
+    )
+    board = _expected_board(feed).select(["flight_id", "_commit_version", "_change_type", "gained_minutes"])
+    assert [tuple(row.values()) for row in board.to_pylist()] == [
+        (1, 5, "insert", -3.0),
+        (2, 5, "delete", -3.0),
+        (3, 5, "update_preimage", -3.0),
+        (3, 5, "update_postimage", -3.0),
+        (4, 6, "update_preimage", -3.0),
+        (4, 6, "update_postimage", -3.0),
+    ]

@@ -13,9 +13,9 @@ import penstock as ps
 from penstock.demo.flights import FLIGHTS_SCHEMA, INSTANT
 
 DEPARTURES = "departures"
-RATE = 500
+RATE = 300
 """Departures a second that are offered, each an append."""
-WARM_UP, MEASURED = 500, 2_000
+WARM_UP, MEASURED = 150, 1_200
 """How many of them, and how many that count."""
 LATE_MINUTES = 60
 INTERVAL = "100 ms"

@@ -75,6 +75,8 @@ def main(url: str, checkpoints: Path) -> None:
         stateful=True,
         memory="2g",
         conf={
+            # In a program of a minute or two a compiler that takes its time costs more than it saves.
+            "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
             "spark.ui.enabled": "false",
             "spark.ui.showConsoleProgress": "false",
             "spark.driver.bindAddress": "127.0.0.1",

@@ -70,7 +70,7 @@ def latency_plot(found: list[Latency], file: Path) -> None:
         xlabel="milliseconds",
         ylabel="% of alerts visible by then",
     )
-    axes.legend(loc="lower right")
+    axes.legend(loc="upper left")
     _save(figure, file)
 
 
