@@ -134,16 +134,21 @@ def observe(url: str, name: str, expected: int) -> pa.Table:
     with ps.connect(url) as store:
         queue = store.queue(name)
         positions = dict.fromkeys(range(queue.partitions), 0)
-        tables = []
+        seen: list[tuple[int, int, int, int]] = []
         with queue.watch() as watch:
             while sum(positions.values()) < expected:
                 if time.monotonic() > deadline:
                     raise QueryFailed(f"the alerts of {name} did not all come within {PATIENCE_SECONDS} s")
-                for partition, end in watch.wait(positions, 1.0).ends.items():
-                    seen = now_micros()
-                    sent = queue.read(partition, positions[partition], end)["sent"].cast(pa.int64())
-                    positions[partition] = end
-                    tables.append(pa.table({"sent": sent, "seen": pa.repeat(seen, len(sent))}))
+                ends = watch.wait(positions, 1.0).ends
+                now = now_micros()
+                seen += [(now, partition, positions[partition], end) for partition, end in ends.items()]
+                positions |= ends
+        # Only now: while the query runs an observer has to cost little.
+        tables = [
+            pa.table({"sent": sent, "seen": pa.repeat(now, len(sent))})
+            for now, partition, start, end in seen
+            for sent in [queue.read(partition, start, end)["sent"].cast(pa.int64())]
+        ]
     return pa.concat_tables(tables)
 
 
