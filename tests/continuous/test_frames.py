@@ -194,7 +194,9 @@ def test_other_operations_are_refused_at_once_in_sparks_words(
 
 
 @pytest.mark.parametrize(
-    "now", ["current_timestamp()", "current_date", "now()", "localtimestamp()", "curdate()", "unix_timestamp()", "current_time()"]
+    "now",
+    ["current_timestamp()", "current_date", "now()", "localtimestamp()", "curdate()", "unix_timestamp()", "current_time()",
+     "cast('now' as timestamp)", "date('Today')", "cast(' yesterday' as timestamp_ntz)"],
 )  # fmt: skip
 def test_the_current_time_is_refused_wherever_it_stands(frame: ContinuousFrame, now: str) -> None:
     for transform in (
@@ -204,6 +206,13 @@ def test_the_current_time_is_refused_wherever_it_stands(frame: ContinuousFrame, 
     ):
         with pytest.raises(ContinuousRefused, match="does not support current time operations"):
             transform(frame)
+
+
+def test_a_column_or_a_text_that_is_only_called_like_a_time_is_none(frame: ContinuousFrame) -> None:
+    kept = frame.selectExpr("s as now").selectExpr(
+        "cast(now as timestamp) as t", "'cast(now as date)' as text"
+    )
+    assert kept.columns == ["t", "text"]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +16,9 @@ PHYSICAL = (
     *_MAPS, "ArrowEvalPython", "BatchEvalPython",
 )  # fmt: skip
 _NOW = ("CurrentTimestamp", "CurrentBatchTimestamp", "CurrentDate", "CurrentTime", "LocalTimestamp", "Now")
+# Texts that Spark (SpecialDatetimeValues) takes for the time at which the query is planned.
+_SPECIAL = ("now", "today", "tomorrow", "yesterday")
+_MAY_BE_SPECIAL = re.compile(rf"cast\( *({'|'.join(_SPECIAL)})\b[^()#]*as (date|timestamp)", re.IGNORECASE)
 _SUBQUERIES = (
     "Exists",
     "FunctionTableSubqueryArgumentExpression",
@@ -57,7 +61,11 @@ def check_node(node: Any, jvm: Any) -> None:
         return
     patterns = jvm.org.apache.spark.sql.catalyst.trees.TreePattern
     # What a plan has, anywhere below, is known without a look at each expression.
-    if node.containsPattern(patterns.CURRENT_LIKE()) or node.containsPattern(patterns.PLAN_EXPRESSION()):
+    if (
+        node.containsPattern(patterns.CURRENT_LIKE())
+        or node.containsPattern(patterns.PLAN_EXPRESSION())
+        or _MAY_BE_SPECIAL.search(str(node.expressions().mkString(" ")))
+    ):
         for expression in listed(node.expressions()):
             _check_expression(expression)
     if name == "Generate" and node.generator().nodeName() not in GENERATORS:
@@ -67,7 +75,16 @@ def check_node(node: Any, jvm: Any) -> None:
 def _check_expression(expression: Any) -> None:
     for part in walk(expression):
         name = str(part.nodeName())
-        if name in _NOW:
+        if name in _NOW or (name == "Cast" and _is_special(part)):
             raise current_time(str(part.sql()), name)
         if name in _SUBQUERIES:
             raise unsupported(name)
+
+
+def _is_special(cast: Any) -> bool:
+    """Whether a cast is of a text that stands for the current time."""
+    child = cast.child()
+    if child.nodeName() != "Literal" or not str(cast.dataType().typeName()).startswith(("date", "timestamp")):
+        return False
+    words = str(child.value()).split()
+    return bool(words) and words[0].lower() in _SPECIAL
