@@ -10,6 +10,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -128,11 +129,8 @@ class Application:
             assert "\nFAILED " not in child.output, child.output
             return all(copy.complete() for copy in self.copies)
 
-        try:
+        with _telling(child):
             wait_until(through, PATIENCE, "all rows are through")
-        except BaseException:
-            os.kill(child.pid, signal.SIGUSR1)  # for which it prints where its threads are
-            raise
 
     def end(self, child: ChildProcess) -> None:
         """Gracefully; consumers and checkpoints are level."""
@@ -248,15 +246,29 @@ def test_a_cluster_that_loses_an_executor_goes_on(make: Callable[..., Applicatio
     application.end(child)
 
 
+@contextmanager
+def _telling(child: ChildProcess) -> Iterator[None]:
+    """Where something fails, the child has said where its threads are."""
+    try:
+        yield
+    except BaseException:
+        os.kill(child.pid, signal.SIGUSR1)
+        child.wait_for_line("most recent call first", 10)
+        print(child.output[-20_000:])
+        raise
+
+
 def workers(child: ChildProcess) -> list[int]:
     """Spark's Python workers, but for the process that makes them."""
 
     def found() -> list[int]:
-        daemons = [each for each in child.processes() if "daemon" in " ".join(_command(each))]
+        # The JVM's command has the module's name too, in a setting.
+        daemons = [each for each in child.processes() if "tests.support.daemon" in _command(each)]
         names = {each.pid for each in daemons}
         return [each.pid for each in daemons if each.ppid() in names]
 
-    there = wait_until(found, PATIENCE, "there are workers")
+    with _telling(child):
+        there = wait_until(found, PATIENCE, "there are workers")
     assert there
     return there
 
