@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 from pyspark.sql import SparkSession
-
-_EVENTS = "org.apache.spark.sql.streaming.StreamingQueryListener$"
-_PROGRESS = "org.apache.spark.sql.streaming.StreamingQueryProgress$"
 
 
 class Listeners:
@@ -36,7 +34,7 @@ class Listeners:
         timestamp
             When, such as 2026-11-22T17:15:00.000Z.
         """
-        self._post("QueryStartedEvent", *self._uuids(), name, timestamp)
+        self._post("QueryStartedEvent", *self._uuids, name, timestamp)
 
     def progressed(self, progress: str) -> None:
         """Post ``QueryProgressEvent``.
@@ -46,7 +44,7 @@ class Listeners:
         progress
             As Spark's ``StreamingQueryProgress`` has it in JSON.
         """
-        self._post("QueryProgressEvent", getattr(self._class(_PROGRESS), "MODULE$").fromJson(progress))
+        self._post("QueryProgressEvent", self._form.fromJson(progress))
 
     def terminated(self, exception: str | None, condition: str | None) -> None:
         """Post ``QueryTerminatedEvent``.
@@ -59,17 +57,21 @@ class Listeners:
             The name of the error's condition, where it has one.
         """
         option = self._jvm.scala.Option.apply
-        self._post("QueryTerminatedEvent", *self._uuids(), option(exception), option(condition))
+        self._post("QueryTerminatedEvent", *self._uuids, option(exception), option(condition))
 
+    @property
     def _uuids(self) -> list[Any]:
         return [self._jvm.java.util.UUID.fromString(text) for text in self._ids]
 
     def _post(self, kind: str, *what: Any) -> None:
-        self._manager.postListenerEvent(self._class(_EVENTS + kind)(*what))
+        event = getattr(self._package, f"StreamingQueryListener${kind}")
+        self._manager.postListenerEvent(event(*what))
 
-    def _class(self, name: str) -> Any:
-        package, _, simple = name.rpartition(".")
-        found = self._jvm
-        for part in package.split("."):
-            found = getattr(found, part)
-        return getattr(found, simple)
+    # Each step to a class is a call to the JVM: they are gone once.
+    @cached_property
+    def _package(self) -> Any:
+        return self._jvm.org.apache.spark.sql.streaming
+
+    @cached_property
+    def _form(self) -> Any:
+        return getattr(getattr(self._package, "StreamingQueryProgress$"), "MODULE$")
