@@ -22,6 +22,7 @@ log = logging.getLogger("penstock.queue")
 
 RETENTION_SECONDS = 1.0
 SWEEP_SECONDS = 3600.0
+TIDY_SECONDS = 0.25
 STAGING_AGE = timedelta(days=1)
 
 _Key = tuple[int, int | None]
@@ -45,7 +46,7 @@ class Maintainer(Forkable):
         # What to look after, a partition or, for retention, all of a queue; and when.
         self._pending: dict[_Key, tuple[QueueRecord, float]] = {}
         self._retention_due: dict[int, float] = {}
-        self._sweep_due = -math.inf
+        self._sweep_due = self._tidy_due = -math.inf
         self._thread: threading.Thread | None = None
 
     def after_change(self, queue: QueueRecord, crowded: Iterable[int]) -> None:
@@ -99,6 +100,7 @@ class Maintainer(Forkable):
                     queue,
                     range(queue.partitions) if partition is None else [partition],
                 )
+                self._tidy_now_and_then()
                 self._sweep_now_and_then()
             except NotFound:
                 log.debug("queue %r was dropped before its upkeep", queue.name)
@@ -108,6 +110,12 @@ class Maintainer(Forkable):
                 )
                 if isinstance(error, StoreUnavailable):
                     self._forget()
+
+    def _tidy_now_and_then(self) -> None:
+        now = time.monotonic()
+        if now >= self._tidy_due:
+            self._tidy_due = now + TIDY_SECONDS
+            self._database.tidy()
 
     def _sweep_now_and_then(self) -> None:
         """Beside other upkeep: a store in which nothing is committed has no staging that grows."""

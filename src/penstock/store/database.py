@@ -144,6 +144,9 @@ class Database(ABC):
         """Wake those who listen, after a commit; False when the connection is of no use any more."""
         return True
 
+    def tidy(self) -> None:  # noqa: B027 - there may be nothing to do
+        """Do what a commit would have to do now and then otherwise; for a thread that nobody waits for."""
+
     @abstractmethod
     def owner_lock(self, name: str) -> OwnerLock:
         """A lock that this process holds until it releases it or dies."""

@@ -28,7 +28,10 @@ from penstock.store.owners import FileOwnerLock, OwnerLock, file_held, lock_file
 from penstock.store.turns import Turn
 from penstock.store.url import StoreUrl
 
-_PAGE_SIZE = 32768
+# A small append changes half a dozen pages, all of which go into the log; a large one has a page's overhead for each that it fills.
+_PAGE_SIZE = 16384
+# Pages of the log at which a commit takes time to empty it, when nobody has done so beside.
+_LOG_PAGES = 8192
 _BUSY_MS = 60_000
 _UNAVAILABLE = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL}
 
@@ -166,7 +169,8 @@ class SqliteDatabase(Database):
             connection.execute("pragma foreign_keys = on")
             connection.execute("pragma secure_delete = off")
             connection.execute("pragma cache_size = -16384")
-            connection.execute("pragma journal_size_limit = 67108864")
+            connection.execute(f"pragma wal_autocheckpoint = {_LOG_PAGES}")
+            connection.execute(f"pragma journal_size_limit = {_LOG_PAGES * _PAGE_SIZE}")
         except BaseException:
             connection.close()
             raise
@@ -192,6 +196,12 @@ class SqliteDatabase(Database):
         with self._pool.lease() as lease, self.translating():
             if lease.connection.execute("pragma journal_mode").fetchone()[0] != "wal":
                 lease.connection.execute("pragma journal_mode = wal")
+            lease.sound = True
+
+    def tidy(self) -> None:
+        """Empty the write-ahead log into the file, as far as nobody reads there; appends go on meanwhile."""
+        with self._pool.lease() as lease, self.translating():
+            lease.connection.execute("pragma wal_checkpoint(passive)").fetchall()
             lease.sound = True
 
     def disconnect(self, connection: _Connection) -> None:
