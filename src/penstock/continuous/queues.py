@@ -80,6 +80,12 @@ class QueueReading(SourceTask):
             if upto < end:
                 self._ends[partition] = end
 
+    @property
+    def ahead(self) -> bool:
+        if not self._held:
+            self._ends = self._ends or self._watch.wait(self._positions, 0).ends
+        return bool(self._held or self._ends)
+
     def _rows(self, partition: int, start: int, end: int) -> Iterator[tuple[int, int, pa.RecordBatch]]:
         source = self._source
         wanted = [name for name in source.queue.schema.names if name in set(source.schema.names)]

@@ -40,6 +40,11 @@ class SourceTask(ABC):
         return []
 
     @property
+    def ahead(self) -> bool:
+        """Whether more rows are known to be there."""
+        return False
+
+    @property
     def grown(self) -> bool:
         """Whether the source has partitions that no task reads."""
         return False
@@ -131,8 +136,10 @@ class Reading:
         self._rows += rows.num_rows
         self._note_times()
         self._last = rows.slice(rows.num_rows - 1)
-        self._held = True
-        return self._labelled(rows, ROW, self._epoch)
+        self._held = self._source.ahead
+        sent = self._labelled(rows, ROW, self._epoch)
+        # One batch is under way sooner than two.
+        return sent if self._held else pa.concat_batches([sent, self._fillers()])
 
     def _labelled(self, rows: pa.RecordBatch, kind: int, epoch: int) -> pa.RecordBatch:
         if self._labels is None:
