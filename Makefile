@@ -31,7 +31,7 @@ test: env-dev ## run the tests; ARGS="-k sqlite" is for pytest, SPARK=4.2.1 and 
 test-crash: env-dev ## run every crash test, the slow cross product included
 	@$(WITH_JAVA) $(WITH_PG) $(BIN)/python -m pytest -m "crash or crash_full" $(ARGS)
 
-test-soak: env-dev ## run the slow tests that `make test` leaves out, but for the crash tests
+test-soak: env-dev ## run the slow tests that `make test` leaves out, but for the crash tests; an hour of it is PENSTOCK_SOAK_SECONDS=3600
 	@$(WITH_JAVA) $(WITH_PG) $(BIN)/python -m pytest -m soak $(ARGS)
 
 bench: env-dev ## measure speed against peers

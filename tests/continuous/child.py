@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import faulthandler
 import json
+import os
 import signal
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 import penstock as ps
 from tests.support.sparks import make_spark
 
-INTERVAL = "20 ms"
+INTERVAL = os.environ.get("INTERVAL", "20 ms")
 
 
 def work(frame: Any) -> Any:

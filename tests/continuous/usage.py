@@ -1,0 +1,85 @@
+"""What an application uses over time: memory, open files, threads and processor time of its processes, by what they are."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import psutil
+
+from tests.support.processes import ChildProcess
+
+MEGABYTE = 2**20
+PARTS = ("driver", "jvm", "workers")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Of all processes of one kind at a moment (in seconds)."""
+
+    at: float
+    megabytes: float
+    """Resident memory."""
+    files: int
+    threads: int
+
+
+def part_of(process: psutil.Process, driver: int) -> str:
+    """Whether it is the driver's Python, a JVM, or a Python worker, those that make workers included."""
+    if process.pid == driver:
+        return "driver"
+    return "jvm" if process.name() == "java" else "workers"
+
+
+def sample(child: ChildProcess) -> dict[str, Sample]:
+    """What each kind of process uses now."""
+    used = {part: np.zeros(3) for part in PARTS}
+    for process in child.processes():
+        try:
+            with process.oneshot():
+                memory = process.memory_info().rss / MEGABYTE
+                used[part_of(process, child.pid)] += (memory, process.num_fds(), process.num_threads())
+        except psutil.Error:
+            continue
+    now = time.monotonic()
+    return {part: Sample(now, float(sums[0]), int(sums[1]), int(sums[2])) for part, sums in used.items()}
+
+
+def processor_seconds(child: ChildProcess) -> dict[int, float]:
+    """The processor time so far, by process."""
+    found = {}
+    for process in child.processes():
+        try:
+            times = process.cpu_times()
+        except psutil.Error:
+            continue
+        found[process.pid] = times.user + times.system
+    return found
+
+
+def load(child: ChildProcess, seconds: float) -> float:
+    """How much of one core all processes together take for some seconds."""
+    before, began = processor_seconds(child), time.monotonic()
+    time.sleep(seconds)
+    after, ended = processor_seconds(child), time.monotonic()
+    return sum(used - before.get(pid, 0.0) for pid, used in after.items()) / (ended - began)
+
+
+def slope(at: Sequence[float], values: Sequence[float]) -> float:
+    """Growth for each unit of time: the median over all pairs of points (Theil and Sen), which a few outliers do not move."""
+    x, y = np.asarray(at, dtype=float), np.asarray(values, dtype=float)
+    first, second = np.triu_indices(len(x), k=1)
+    return float(np.median((y[second] - y[first]) / (x[second] - x[first])))
+
+
+def rise(values: Sequence[float]) -> float:
+    """How much more the last third usually is than the first one."""
+    third = max(len(values) // 3, 1)
+    return float(np.median(values[-third:]) - np.median(values[:third]))
+
+
+def growth_an_hour(samples: Sequence[Sample], of: Callable[[Sample], float]) -> float:
+    """The slope of something that was sampled."""
+    return slope([each.at for each in samples], [of(each) for each in samples]) * 3600
