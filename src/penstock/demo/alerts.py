@@ -15,7 +15,7 @@ from penstock.demo.flights import FLIGHTS_SCHEMA, INSTANT
 DEPARTURES = "departures"
 RATE = 300
 """Departures a second that are offered, each an append."""
-WARM_UP, MEASURED = 150, 1_200
+WARM_UP, MEASURED = 100, 900
 """How many of them, and how many that count."""
 LATE_MINUTES = 60
 INTERVAL = "100 ms"

@@ -111,9 +111,9 @@ def run(
             facts = summary(year, until=until)
             out.print("Writing a year of flights as a change feed, one commit for each simulated hour …")
             changes = commits(year, until=until)
-            appending = _write(feed, islice(changes, facts.commits // 2))
-            # The first job streams what there is, is killed in the middle of it, and the next one's Spark starts, all while the
-            # rest is written.
+            appending = _write(feed, islice(changes, facts.commits // 5))
+            # The first job streams what there is and is killed in the middle of it, and the next one's Spark starts, all while
+            # the rest is written.
             replacing = beside.submit(_replace, first, start, store, facts, out)
             appending += _write(feed, changes)
             out.print(f"  {facts.rows:,} change rows in {facts.commits:,} commits, {appending:.1f} s")
@@ -152,11 +152,13 @@ def _replace(
     feed: Summary,
     out: Console,
 ) -> subprocess.Popen[bytes]:
-    """Kill the job when it has a quarter of all changes on the board: the job that goes on."""
+    """Kill the job when it has an eighth of all changes on the board: another one, which is to go on."""
     out.print("Streaming it exactly once to the departures board and through a stateful aggregate …")
     _begin(job)
+    # It stands by, since a start of Spark takes longer than anything else here.
+    following = start()
     rows = sum(feed.changed.values())
-    _wait_for(store, job, rows // 4)
+    _wait_for(store, job, rows // 8)
     if job.poll() is not None:
         raise QueryFailed(
             "the streaming job ended by itself, before it was killed: see job.log beside the checkpoints"
@@ -164,9 +166,9 @@ def _replace(
     _kill(job)
     done = store.queue(BOARD).info().rows
     out.print(
-        f"  killed it (SIGKILL, driver and JVM) with {done:,} of {rows:,} changes on the board; starting it again …"
+        f"  killed it (SIGKILL, driver and JVM) with {done:,} of {rows:,} changes on the board; another one goes on …"
     )
-    return start()
+    return following
 
 
 @contextmanager
