@@ -12,6 +12,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -20,6 +21,8 @@ from penstock.arrow.constants import u32, u32_array
 from penstock.arrow.keys import key_hash
 from penstock.store.catalog import QueueRecord
 from penstock.store.database import Database
+
+Rows = TypeVar("Rows", pa.Table, pa.RecordBatch)
 
 _SMALLEST, _LARGEST = 1 << 16, 1 << 27
 _BLOCK = 1 << 20
@@ -96,7 +99,7 @@ class Placement:
     partitions: int
     homes: tuple[Home, ...] = ()
 
-    def split(self, table: pa.Table, fallback: int) -> list[tuple[int, pa.Table]]:
+    def split(self, table: Rows, fallback: int) -> list[tuple[int, Rows]]:
         """The rows of each partition, in their order; rows without a key all go to ``fallback``."""
         if table.num_rows == 0:
             return []

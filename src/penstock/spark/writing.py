@@ -91,10 +91,11 @@ class Pieces:
             yield self._segments()
 
     def _segments(self) -> list[Segment]:
-        table = pa.Table.from_batches(self._waiting, schema=self.queue.schema)
-        self._waiting = []
+        given, self._waiting = self._waiting, []
+        # One batch, as of a query that takes rows as they come, needs no table around it.
+        whole = given[0] if len(given) == 1 else pa.Table.from_batches(given, schema=self.queue.schema)
         return [
             segment
-            for partition, rows in self.placement.split(table, self.fallback)
+            for partition, rows in self.placement.split(whole, self.fallback)
             for segment in to_segments(rows, partition, max_rows=self.max_rows)
         ]
