@@ -158,8 +158,9 @@ def _told(task: int, error: Exception) -> str:
 
 def _real(batch: pa.RecordBatch, kinds: bytes, start: int, end: int) -> pa.RecordBatch:
     count = kinds.count(ROW, start, end)
+    first = kinds.find(ROW, start, end)
+    if kinds.count(ROW, first, first + count) == count:
+        # As a rule the rows are one behind the other, between fillers.
+        return batch.slice(max(first, start), count)
     part = batch.slice(start, end - start)
-    if kinds.count(ROW, start, start + count) == count:
-        # As a rule fillers come behind the rows.
-        return part.slice(0, count)
     return part.filter(pc.equal(part.column(KIND), ROW))
