@@ -204,7 +204,7 @@ def observe(url: str, total: int) -> None:
     positions, seen = dict.fromkeys(range(2), 0), []
     missing = total - sum(1 for i in range(total) if i % 10 == 3)
     with queue.watch() as watch:
-        while missing:
+        while missing > 0:  # rows may come twice
             ends = watch.wait(positions, 1.0).ends
             now = time.time()
             for partition, end in ends.items():
