@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
+import psycopg
 import pyarrow as pa
 import pytest
 
 import penstock as ps
 from penstock.errors import CommitRefused
+from penstock.store.url import parse_url
 from penstock.tables import applied, existing
 from penstock.tables.columns import Layout, layout_of
 from penstock.tables.names import resolve
@@ -114,6 +116,25 @@ def test_a_later_try_of_an_app_drops_what_the_earlier_one_staged_and_the_earlier
     with pytest.raises(CommitRefused, match="another run of the query took over"):
         table.write(slow, "update", staged)
     assert table.rows() == [("a", 2)]
+
+
+@pytest.mark.parametrize("store_url", ["postgresql"], indirect=True)
+def test_a_key_that_another_transaction_inserts_at_the_same_time_is_updated(table: Table) -> None:
+    stage = table.stage()
+    attempts = table.put(stage, ("a", 2), ("b", 2))
+    parsed = parse_url(table.url)
+    waiting = (
+        "select count(*) from pg_stat_activity "
+        f"where wait_event_type = 'Lock' and query like '%{parsed.schema}%'"
+    )
+    with psycopg.connect(parsed.target) as other:
+        other.execute(f"insert into {sql_name(table.url, 't')} values ('a', 1)")
+        writing = threading.Thread(target=table.write, args=(stage, "update", attempts))
+        writing.start()
+        wait_until(lambda: query(table.url, waiting)[0][0] == 1)
+        other.commit()
+    writing.join()
+    assert table.rows() == [("a", 2), ("b", 2)]
 
 
 def test_what_is_swept_is_refused_whole(table: Table) -> None:

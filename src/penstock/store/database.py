@@ -26,6 +26,8 @@ class Transaction(ABC):
     """One transaction, given by :meth:`Database.transaction`; rows come as named tuples."""
 
     dialect: str
+    merges = False
+    """Whether it has SQL's MERGE."""
 
     def __init__(self, schema: str, *, write: bool) -> None:
         self.schema = schema

@@ -37,7 +37,10 @@ _DEFAULTS: dict[str, Any] = {
 }
 # Every statement is a walk along an index, and a log's newest rows are past what the planner's statistics know of: where it
 # expects a handful, it would collect and sort them, and meet millions.
-_PLANNING = "set enable_seqscan = off; set enable_bitmapscan = off; set enable_hashjoin = off; set enable_mergejoin = off"
+_WAYS = ("enable_seqscan", "enable_bitmapscan", "enable_hashjoin", "enable_mergejoin")
+_PLANNING = "; ".join(f"set {way} = off" for way in _WAYS)
+_FREE = "; ".join(f"set local {way} = on" for way in _WAYS)
+_STEERED = "; ".join(f"set local {way} = off" for way in _WAYS)
 _CONDITIONS: dict[str, type[StoreError]] = {
     "53100": StoreFull,
     "25006": StoreReadOnly,
@@ -67,6 +70,7 @@ _SESSION = {
     "idle_session_timeout": "0",
 }
 # A server that refuses a connection gives no code, and these do not go away by themselves.
+_WITH_MERGE = 150000
 _REFUSALS = (
     "authentication failed",
     "no password supplied",
@@ -89,7 +93,9 @@ def _driver() -> Any:
 class PostgresTransaction(Transaction):
     dialect = "postgres"
 
-    def __init__(self, connection: psycopg.Connection[Any], schema: str, *, write: bool = True) -> None:
+    def __init__(
+        self, connection: psycopg.Connection[Any], schema: str, *, write: bool = True, steered: bool = False
+    ) -> None:
         from psycopg import Cursor
         from psycopg.rows import namedtuple_row, tuple_row
 
@@ -97,6 +103,8 @@ class PostgresTransaction(Transaction):
         # Not the connection's own kind of cursor, which is the caller's choice where the connection is.
         self._cursor: Cursor[Any] = Cursor(connection, row_factory=namedtuple_row)
         self._plain: Cursor[Any] = Cursor(connection, row_factory=tuple_row)
+        self._steered = steered
+        self.merges = connection.info.server_version >= _WITH_MERGE
 
     def run(self, name: str, /, **parameters: Any) -> int:
         return self._cursor.execute(self._statements[name], parameters).rowcount
@@ -119,7 +127,13 @@ class PostgresTransaction(Transaction):
         self._cursor.execute(text.encode())
 
     def change(self, text: str) -> int:
-        return self._cursor.execute(text.encode()).rowcount
+        if not self._steered:
+            return self._cursor.execute(text.encode()).rowcount
+        # It is about tables of users, whole ones maybe, and their joins.
+        self._cursor.execute(_FREE.encode())
+        touched = self._cursor.execute(text.encode()).rowcount
+        self._cursor.execute(_STEERED.encode())
+        return touched
 
     def query(self, text: str, /, **parameters: Any) -> list[Any]:
         if parameters:
@@ -181,7 +195,7 @@ class PostgresDatabase(Database):
         # one moment, as it does in SQLite.
         connection.isolation_level = levels.READ_COMMITTED if write else levels.REPEATABLE_READ
         connection.read_only = not write
-        return PostgresTransaction(connection, self.url.schema, write=write)
+        return PostgresTransaction(connection, self.url.schema, write=write, steered=True)
 
     def _commit(self, connection: psycopg.Connection[Any]) -> None:
         if connection.info.transaction_status == self._psycopg.pq.TransactionStatus.INERROR:
