@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.arrow.segments import decode, encode
+from penstock.arrow.segments import decode, decode_each, encode
 from penstock.errors import SchemaMismatch, StoreError
 from tests.arrow.strategies import tables
 
@@ -113,6 +113,17 @@ def test_uncompressed_rows_are_not_copied() -> None:
     assert payload.address <= column.address < payload.address + payload.size
 
 
+@given(tables())
+def test_several_segments_come_back_one_by_one(case: tuple[pa.Schema, list[dict[str, Any]]]) -> None:
+    schema, rows = case
+    batches = [
+        pa.RecordBatch.from_pylist(rows[start : start + 2], schema=schema) for start in range(len(rows))
+    ]
+    decoded = list(decode_each([encode(batch) for batch in batches], schema))
+    assert len(decoded) == len(batches)
+    assert all(one.equals(other) for one, other in zip(decoded, batches, strict=True))
+
+
 def test_an_unknown_column_is_refused_and_the_nearest_offered() -> None:
     with pytest.raises(SchemaMismatch, match="Did you mean 'name'"):
         decode(encode(batch_of(1)), SCHEMA, ["nmae"])
@@ -129,6 +140,18 @@ def test_a_cut_or_foreign_payload_is_a_store_error(rows: int, columns: list[str]
             decode(bad, SCHEMA, columns)
         assert found.value.condition == "SEGMENT_UNREADABLE"
         assert found.value.parameters["size"] == len(bad)
+
+
+@pytest.mark.parametrize("place", [0, 1, 3])
+def test_among_several_segments_a_cut_or_foreign_one_is_a_store_error(place: int) -> None:
+    good = [encode(batch_of(rows)).to_pybytes() for rows in (1, 5000, 2)]
+    message = SCHEMA.serialize().to_pybytes()
+    cut = [good[1][:size] for size in (0, 3, 8, 100, len(good[1]) // 2, len(good[1]) - 1)]
+    end = b"\xff\xff\xff\xff\0\0\0\0"
+    for bad in (*cut, b"\0" * 64, b"nonsense" * 10, message, end, good[0] + good[0], good[0] + end):
+        with pytest.raises(StoreError, match="cannot be read") as found:
+            list(decode_each([*good[:place], bad, *good[place:]], SCHEMA))
+        assert found.value.condition == "SEGMENT_UNREADABLE"
 
 
 @pytest.mark.parametrize("columns", [None, ["n"]])
@@ -148,3 +171,5 @@ def test_flipped_bytes_never_raise_anything_but_a_store_error(rows: int) -> None
             damaged[chance.randrange(len(damaged))] = chance.randrange(256)
         with contextlib.suppress(StoreError):
             decode(bytes(damaged), SCHEMA, chance.choice([None, ["name"]]))
+        with contextlib.suppress(StoreError):
+            list(decode_each([payload, bytes(damaged), payload], SCHEMA))

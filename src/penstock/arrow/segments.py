@@ -9,7 +9,7 @@ columns: as Zstandard frames where there is much to compress, as LZ4 frames wher
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 import pyarrow.types as pat
@@ -101,6 +101,36 @@ def decode(
     except (pa.ArrowException, OSError) as error:
         raise _corrupt(buffer, str(error)) from error
     return batch
+
+
+def decode_each(
+    payloads: Sequence[bytes | memoryview | pa.Buffer], schema: pa.Schema
+) -> Iterator[pa.RecordBatch]:
+    """The rows of several segments, a batch for each, as they are asked for; small ones cost a fraction of a ``decode`` each.
+
+    Parameters
+    ----------
+    payloads, schema
+        As for ``decode``, which is asked about the first one that cannot be read.
+
+    Raises
+    ------
+    StoreError
+        As ``decode``.
+    """
+    for payload in payloads:
+        _check_frame(pa.py_buffer(payload))
+    stream = pa.py_buffer(b"".join((schema.serialize(), *payloads, _END_OF_STREAM)))
+    done = 0
+    try:
+        with pa.ipc.open_stream(stream) as reader:
+            for batch in reader:
+                batch.validate()
+                yield batch
+                done += 1
+    except (pa.ArrowException, OSError) as error:
+        decode(payloads[done], schema)
+        raise _corrupt(pa.py_buffer(payloads[done]), str(error)) from error
 
 
 def _decode_some(buffer: pa.Buffer, schema: pa.Schema, columns: Sequence[str]) -> pa.RecordBatch:

@@ -11,6 +11,7 @@ from pyspark import TaskContext
 
 from penstock.continuous.hidden import FILLER, MARKER, ROW, Labels
 from penstock.continuous.link import READER, Address, Link
+from penstock.continuous.sending import in_whole
 from penstock.instants import now_micros
 from penstock.spark.boundary import plainly
 
@@ -87,7 +88,8 @@ class ReadTask:
         try:
             source = self.source.open(self.groups[task])
             try:
-                yield from Reading(source, link, self.first_epoch, self.filler_rows).batches()
+                reading = Reading(source, link, self.first_epoch, self.filler_rows)
+                yield from in_whole(reading.batches())
             finally:
                 source.close()
         finally:

@@ -22,7 +22,7 @@ log = logging.getLogger("penstock.queue")
 
 RETENTION_SECONDS = 1.0
 SWEEP_SECONDS = 3600.0
-TIDY_SECONDS = 0.25
+TIDY_SECONDS = 0.5
 STAGING_AGE = timedelta(days=1)
 
 _Key = tuple[int, int | None]

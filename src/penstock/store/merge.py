@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from penstock.arrow.segments import decode
+from penstock.arrow.segments import decode_each
 from penstock.store.catalog import QueueRecord, lock_partition
 from penstock.store.cutting import SEGMENT_RAW_BYTES, SEGMENT_ROWS, Segment
 from penstock.store.database import Database, Transaction
@@ -124,9 +124,9 @@ def _within_memory(queue: QueueRecord, rows: Sequence[Any]) -> list[pa.RecordBat
     """The decoded segments, the first of them at least, as far as they are small together."""
     batches: list[pa.RecordBatch] = []
     size = 0
-    for row in rows:
-        batch = decode(row.data, queue.schema)
-        size += batch.nbytes
+    for batch in decode_each([row.data for row in rows], queue.schema):
+        # Nothing of it is a slice, so that its buffers need no closer look.
+        size += batch.get_total_buffer_size()
         if batches and size > SEGMENT_RAW_BYTES:
             break
         batches.append(batch)

@@ -1,0 +1,54 @@
+"""Batches of a task's generator, as Spark's Python worker sends them."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable
+
+import pyarrow as pa
+
+from penstock.continuous.sending import in_whole
+
+BATCHES = [pa.record_batch({"id": [n, None], "name": ["a" * n, "é"], "tags": [[1], []]}) for n in range(3)]
+
+
+class Stream(io.BytesIO):
+    """What was written, in how many pieces."""
+
+    writes = 0
+
+    def write(self, data: object, /) -> int:
+        self.writes += 1
+        return super().write(data)  # type: ignore[arg-type]  # whatever Arrow writes
+
+
+def send(batches: Iterable[pa.RecordBatch]) -> Stream:
+    """As Spark's serializer does it."""
+    stream, writer = Stream(), None
+    for batch in batches:
+        if writer is None:
+            writer = pa.RecordBatchStreamWriter(stream, batch.schema)
+        writer.write_batch(batch)
+    if writer is not None:
+        writer.close()
+    return stream
+
+
+def test_each_batch_is_one_write_and_the_bytes_are_those_of_arrow() -> None:
+    usual, whole = send(BATCHES), send(in_whole(iter(BATCHES)))
+    assert whole.getvalue() == usual.getvalue()
+    # The schema and the end of the stream as well.
+    assert whole.writes == len(BATCHES) + 2 < usual.writes / 5
+
+
+def test_whoever_sends_next_in_the_same_process_has_the_usual_writer() -> None:
+    usual = pa.RecordBatchStreamWriter
+    sent = in_whole(iter(BATCHES))
+    next(sent)
+    next(sent)
+    assert pa.RecordBatchStreamWriter is usual
+    abandoned = in_whole(iter(BATCHES))
+    next(abandoned)
+    abandoned.close()
+    assert pa.RecordBatchStreamWriter is usual
+    assert send(in_whole(iter([]))).getvalue() == b""
