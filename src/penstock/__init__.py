@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from penstock import changes as changes
     from penstock import errors as errors
     from penstock import modes as modes
+    from penstock import state as state
     from penstock.changes.contract import ChangeContract as ChangeContract
     from penstock.changes.feeds.debezium import DebeziumFeed as DebeziumFeed
     from penstock.changes.feeds.delta import DeltaFeed as DeltaFeed
@@ -84,7 +85,7 @@ _HOMES = {
     "stream": "penstock.pipeline.stream",
 }
 
-_MODULES = ("changes", "errors", "modes")
+_MODULES = ("changes", "errors", "modes", "state")
 
 __all__ = sorted([*_HOMES, *_MODULES, "__version__"])  # noqa: PLE0605 - one list of the names
 

@@ -16,7 +16,8 @@
     │   ├── QueueNotFound
     │   ├── ConsumerNotFound
     │   ├── NotRegistered
-    │   └── PartitionNotFound
+    │   ├── PartitionNotFound
+    │   └── CheckpointNotFound
     ├── AlreadyExists
     ├── MissingDependency (ImportError)
     ├── StoreError                    the database cannot do it
@@ -43,6 +44,7 @@
     ├── OutputModeRefused             an output mode that would lose or repeat rows, or that Spark does not start
     ├── ContinuousRefused             what a continuous query cannot do
     ├── TableRefused                  rows that a table cannot take as it is asked to
+    ├── StateRefused                  what a checkpoint's state cannot be asked
     ├── ContinuousFailed              a run of a continuous query came to nothing
     └── QueryFailed                   a streaming query ended with an error
 
@@ -144,6 +146,12 @@ class NotRegistered(NotFound):
 
 class PartitionNotFound(NotFound):
     condition = "PARTITION_NOT_FOUND"
+
+
+class CheckpointNotFound(NotFound):
+    """There is no checkpoint of a streaming query at a path."""
+
+    condition = "CHECKPOINT_NOT_FOUND"
 
 
 class AlreadyExists(PenstockError):
@@ -262,6 +270,12 @@ class TableRefused(PenstockError):
     """A table cannot take rows as it is asked to; the sub-condition says what is amiss."""
 
     condition = "TABLE_REFUSED"
+
+
+class StateRefused(PenstockError):
+    """A checkpoint's state cannot be read as it is asked for; the sub-condition says what is amiss."""
+
+    condition = "STATE_REFUSED"
 
 
 class ContinuousFailed(PenstockError):

@@ -11,6 +11,7 @@ import typer
 
 from penstock.cli import (
     change_commands,
+    checkpoint_commands,
     consumer_commands,
     demo_command,
     mode_commands,
@@ -29,7 +30,7 @@ from penstock.names import brief
 
 app = typer.Typer(
     name="penstock",
-    help="Durable queues with consumers, in SQLite or PostgreSQL; change feeds; and output modes.",
+    help="Durable queues with consumers, in SQLite or PostgreSQL; change feeds; output modes; and checkpoints.",
     epilog=(
         "\b\nExamples:\n"
         "  penstock store init\n"
@@ -50,6 +51,7 @@ app.add_typer(queue_commands.group, name="queue")
 app.add_typer(consumer_commands.group, name="consumer")
 app.add_typer(change_commands.group, name="changes")
 app.add_typer(mode_commands.group, name="modes")
+app.add_typer(checkpoint_commands.group, name="checkpoint")
 put_command.add_to(queue_commands.group)
 row_commands.add_to(queue_commands.group)
 preview_command.add_to(mode_commands.group)

@@ -48,7 +48,7 @@ class Checkpoint:
             where = redact(self.location)
             raise CommitRefused(
                 f"guarantee={guarantee} reads the checkpoint's offset log, and {where!r} cannot be reached from this Python "
-                f"({_cause(error, self.location)}): check the address and the credentials, or use guarantee=at_least_once",
+                f"({cause(error, self.location)}): check the address and the credentials, or use guarantee=at_least_once",
                 checkpoint=where,
             ) from error
 
@@ -72,6 +72,26 @@ class Checkpoint:
     def last_begun(self) -> int | None:
         """The last micro-batch in the offset log, which may not be committed."""
         return self._last("offsets")
+
+    def tree(self) -> dict[str, fs.FileInfo]:
+        """All files and folders, by their path in the checkpoint; without those that a running query deletes meanwhile."""
+        found = self.files.get_file_info(fs.FileSelector(self.root, allow_not_found=True, recursive=True))
+        # A file system may put its own address in front of a path.
+        return {info.path.partition(f"{self.root}/")[2]: info for info in found}
+
+    def read(self, name: str) -> bytes | None:
+        """The bytes of a file; None when there is none.
+
+        Raises
+        ------
+        OSError
+            When it cannot be read.
+        """
+        try:
+            with self.files.open_input_stream(self._path(name)) as stream:
+                return bytes(stream.read())
+        except FileNotFoundError:
+            return None
 
     def _last(self, name: str) -> int | None:
         selector = fs.FileSelector(self._path(name), allow_not_found=True)
@@ -134,7 +154,7 @@ def _by_fsspec(location: str) -> tuple[fs.FileSystem, str]:
         found, path = url_to_fs(location, use_listings_cache=False, skip_instance_cache=True)
     except Exception as error:
         raise CommitRefused(
-            f"the checkpoint at {redact(location)} cannot be read from Python ({_cause(error, location)}), and the sink "
+            f"the checkpoint at {redact(location)} cannot be read from Python ({cause(error, location)}), and the sink "
             "must read its offset log for this guarantee: install an fsspec driver for the scheme (pip install fsspec), "
             "or put the checkpoint where pyarrow or fsspec reach it, or use guarantee=at_least_once",
             checkpoint=redact(location),
@@ -142,7 +162,8 @@ def _by_fsspec(location: str) -> tuple[fs.FileSystem, str]:
     return fs.PyFileSystem(fs.FSSpecHandler(found)), path
 
 
-def _cause(error: Exception, location: str) -> str:
+def cause(error: Exception, location: str) -> str:
+    """What an error says, without the secrets of a location."""
     text = f"{type(error).__name__}: {error}"
     password, query = _PASSWORD.search(location), location.partition("?")[2]
     for secret in filter(None, [password and password[1], password and unquote(password[1]), query]):

@@ -1,0 +1,36 @@
+"""State: what the checkpoint of a streaming query holds, without starting the query."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from penstock.state.batches import Batch as Batch
+    from penstock.state.batches import Source as Source
+    from penstock.state.reading import read as read
+    from penstock.state.result import CheckpointState as CheckpointState
+    from penstock.state.result import StateOperator as StateOperator
+    from penstock.state.result import StatePart as StatePart
+    from penstock.state.result import StateStore as StateStore
+    from penstock.state.showing import show as show
+
+_HOMES = {
+    "Batch": "penstock.state.batches",
+    "CheckpointState": "penstock.state.result",
+    "Source": "penstock.state.batches",
+    "StateOperator": "penstock.state.result",
+    "StatePart": "penstock.state.result",
+    "StateStore": "penstock.state.result",
+    "read": "penstock.state.reading",
+    "show": "penstock.state.showing",
+}
+
+__all__ = sorted(_HOMES)  # noqa: PLE0605 - one list of the names
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        from importlib import import_module
+
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'penstock.state' has no attribute {name!r}")

@@ -1,0 +1,116 @@
+"""The logs of a checkpoint: which batches are planned and committed, and what they cover.
+
+``metadata`` has the query's id; ``offsets/N`` is written before batch N runs, ``commits/N`` after the sink's commit. Both engines write
+the same files; Spark's micro-batches alone have its settings in them (Spark 4.2 and 4.3).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+from penstock.errors import CommitRefused
+from penstock.spark.checkpoint import parse_offsets
+from penstock.state.batches import CONTINUOUS, MICRO_BATCH, Batch, Source
+from penstock.state.files import Files
+
+
+@dataclass(frozen=True)
+class Logs:
+    """What the logs hold."""
+
+    query_id: str | None
+    batches: tuple[int, ...]
+    """The committed batches whose offsets are there too, ascending: those that Spark reads the state of."""
+    committed: Batch | None
+    """The last one in the commit log."""
+    planned: Batch | None
+    """The last one in the offset log, when it is not committed."""
+    untold: tuple[str, ...]
+
+
+def read_logs(files: Files) -> Logs:
+    """Read the logs of a checkpoint, whatever of them is there."""
+    untold: list[str] = []
+    offsets, commits = files.numbers("offsets"), files.numbers("commits")
+    committed = _committed(files, commits[-1], untold) if commits else None
+    is_open = bool(offsets) and (not commits or offsets[-1] > commits[-1])
+    planned = _planned(files, offsets[-1], untold) if is_open else None
+    both = tuple(sorted({*offsets} & {*commits}))
+    return Logs(_query_id(files, untold), both, committed, planned, tuple(untold))
+
+
+def _query_id(files: Files, untold: list[str]) -> str | None:
+    try:
+        return str(json.loads(files.text("metadata"))["id"])
+    except (ValueError, KeyError, TypeError) as error:
+        untold.append(f"the query's id: the file 'metadata' does not tell ({_brief(error)})")
+        return None
+
+
+def _planned(files: Files, number: int, untold: list[str]) -> Batch:
+    name = f"offsets/{number}"
+    try:
+        text = files.text(name)
+        about, sources = _about(text), _sources(text)
+    except (ValueError, CommitRefused) as error:
+        untold.append(f"what batch {number} covers: the file {name!r} does not tell ({_brief(error)})")
+        return Batch(number)
+    return Batch(
+        number,
+        engine=MICRO_BATCH if about.get("conf") else CONTINUOUS,
+        planned_at=_moment(about.get("batchTimestampMs")),
+        watermark=_moment(about.get("batchWatermarkMs")),
+        sources=sources,
+    )
+
+
+def _committed(files: Files, number: int, untold: list[str]) -> Batch:
+    name = f"commits/{number}"
+    batch = replace(_planned(files, number, untold), committed=True, committed_at=files.written(name))
+    try:
+        about = _about(files.text(name))
+    except ValueError as error:
+        untold.append(
+            f"the watermark after batch {number}: the file {name!r} does not tell ({_brief(error)})"
+        )
+        return batch
+    return replace(
+        batch,
+        next_watermark=_moment(about.get("nextBatchWatermarkMs")),
+        state_ids=bool(about.get("stateUniqueIds")),
+    )
+
+
+def _about(text: str) -> dict[str, Any]:
+    """The line of metadata, which Spark's own continuous engine leaves empty."""
+    version, *lines = text.split("\n")
+    if not version.startswith("v") or not lines:
+        raise ValueError("it ends within its first line")
+    about = json.loads(lines[0]) if lines[0] else {}
+    if not isinstance(about, dict):
+        raise ValueError("its second line is no object")
+    return about
+
+
+def _sources(text: str) -> tuple[Source, ...]:
+    version, _, *lines = text.split("\n")
+    named = [line.partition(":")[0] for line in lines if line]
+    names: list[str | None] = [*named] if version == "v2" else [None] * len(named)
+    return tuple(
+        Source(place, name, offset)
+        for place, (name, offset) in enumerate(zip(names, parse_offsets(text), strict=True))
+    )
+
+
+def _moment(milliseconds: object) -> datetime | None:
+    """An instant; None for 0, which stands for no watermark yet."""
+    if not isinstance(milliseconds, int) or milliseconds <= 0:
+        return None
+    return datetime.fromtimestamp(milliseconds / 1000, UTC)
+
+
+def _brief(error: Exception) -> str:
+    return str(error).splitlines()[0][:200] if str(error) else type(error).__name__

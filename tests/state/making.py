@@ -1,0 +1,181 @@
+"""Checkpoints of real queries over a few small files, and what the queries themselves said of their state."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as fn
+
+ROCKSDB = {
+    "spark.sql.streaming.stateStore.providerClass": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+}
+CHANGELOG = {**ROCKSDB, "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true"}
+START = datetime(2026, 1, 1, 12, tzinfo=UTC)
+LATE = 4_102_444_800_000
+"""The time of timers that never go off, in milliseconds."""
+Event = tuple[int, str]
+BATCHES: list[list[Event]] = [
+    [(0, "a"), (1, "b"), (61, "a")],
+    [(62, "c"), (125, "a")],
+    [(200, "d"), (201, "a"), (202, "a")],
+]
+Frame = Callable[[SparkSession, Path], DataFrame]
+
+
+@dataclass(frozen=True)
+class Made:
+    """A checkpoint, and the progress of each batch of the query that made it."""
+
+    path: Path
+    progress: list[dict[str, Any]]
+
+    @property
+    def last(self) -> int:
+        """The last batch."""
+        return int(self.progress[-1]["batchId"])
+
+    @property
+    def operators(self) -> list[dict[str, Any]]:
+        """What the last batch's progress says of each stateful operator."""
+        return list(self.progress[-1]["stateOperators"])
+
+
+@dataclass(frozen=True)
+class Case:
+    """A query, and the settings that it runs with."""
+
+    frame: Frame
+    settings: dict[str, str]
+
+
+def write_events(folder: Path) -> None:
+    """A file for each batch, in the order of their times."""
+    folder.mkdir()
+    for number, events in enumerate(BATCHES):
+        path = folder / f"{number}.json"
+        rows = [{"ts": (START + timedelta(seconds=second)).isoformat(), "key": key} for second, key in events]
+        path.write_text("\n".join(map(json.dumps, rows)))
+        os.utime(path, (1_700_000_000 + number, 1_700_000_000 + number))
+
+
+def make(spark: SparkSession, case: Case, events: Path, path: Path) -> Made:
+    """Run a query over the events, a file a batch."""
+    with settings(spark, case.settings):
+        writer = case.frame(spark, events).writeStream.format("noop").option("checkpointLocation", str(path))
+        query = writer.trigger(availableNow=True).start()
+        query.awaitTermination()
+        return Made(path, [json.loads(each.json) for each in query.recentProgress])
+
+
+@contextmanager
+def settings(spark: SparkSession, wanted: dict[str, str]) -> Iterator[None]:
+    for key, value in wanted.items():
+        spark.conf.set(key, value)
+    try:
+        yield
+    finally:
+        for key in wanted:
+            spark.conf.unset(key)
+
+
+def events_of(spark: SparkSession, folder: Path) -> DataFrame:
+    reader = spark.readStream.schema("ts timestamp, key string").option("maxFilesPerTrigger", 1)
+    return reader.json(str(folder)).withWatermark("ts", "10 seconds")
+
+
+def windows(spark: SparkSession, folder: Path) -> DataFrame:
+    return events_of(spark, folder).groupBy(fn.window("ts", "1 minute"), "key").count()
+
+
+def windows_of_windows(spark: SparkSession, folder: Path) -> DataFrame:
+    return windows(spark, folder).groupBy(fn.window("window", "2 minutes")).count()
+
+
+def sessions(spark: SparkSession, folder: Path) -> DataFrame:
+    return events_of(spark, folder).groupBy(fn.session_window("ts", "30 seconds"), "key").count()
+
+
+def distinct(spark: SparkSession, folder: Path) -> DataFrame:
+    return events_of(spark, folder).dropDuplicates(["key"])
+
+
+def joined(spark: SparkSession, folder: Path) -> DataFrame:
+    left, right = events_of(spark, folder).alias("l"), events_of(spark, folder).alias("r")
+    near = "l.key = r.key and l.ts >= r.ts and l.ts <= r.ts + interval 1 minute"
+    return left.join(right, fn.expr(near), "leftOuter")
+
+
+def limited(spark: SparkSession, folder: Path) -> DataFrame:
+    return events_of(spark, folder).limit(4)
+
+
+def without_state(spark: SparkSession, folder: Path) -> DataFrame:
+    return events_of(spark, folder).select("key")
+
+
+def counted_in_pandas(spark: SparkSession, folder: Path) -> DataFrame:
+    import pandas as pd
+
+    def count(key: tuple[str], parts: Iterator[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
+        found = (state.get[0] if state.exists else 0) + sum(map(len, parts))
+        state.update((found,))
+        yield pd.DataFrame({"key": [key[0]], "n": [found]})
+
+    keyed = events_of(spark, folder).groupBy("key")
+    return keyed.applyInPandasWithState(count, "key string, n long", "n long", "append", "NoTimeout")
+
+
+def with_variables(spark: SparkSession, folder: Path) -> DataFrame:
+    import pandas as pd
+    from pyspark.sql.streaming import StatefulProcessor
+
+    class Counting(StatefulProcessor):
+        def init(self, handle: Any) -> None:
+            self.handle = handle
+            self.count = handle.getValueState("count", "n long")
+            self.times = handle.getListState("times", "ts timestamp")
+            self.minutes = handle.getMapState("minutes", "minute int", "n long")
+
+        def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:  # noqa: N802, N803
+            (found,) = self.count.get() or (0,)
+            for part in rows:
+                for each in part["ts"]:
+                    found += 1
+                    self.times.appendValue((each.to_pydatetime(),))
+                    self.minutes.updateValue((each.minute,), (found,))
+            self.count.update((found,))
+            self.handle.registerTimer(LATE)
+            yield pd.DataFrame({"key": [key[0]], "n": [found]})
+
+        def close(self) -> None:
+            pass
+
+    keyed = events_of(spark, folder).groupBy("key")
+    return keyed.transformWithStateInPandas(Counting(), "key string, n long", "append", "eventTime")
+
+
+CASES = {
+    "windows": Case(windows, {}),
+    "windows in RocksDB": Case(windows, ROCKSDB),
+    "windows in RocksDB with changelogs": Case(windows, CHANGELOG),
+    "windows with state ids": Case(
+        windows, {**CHANGELOG, "spark.sql.streaming.stateStore.checkpointFormatVersion": "2"}
+    ),
+    "windows of windows": Case(windows_of_windows, {}),
+    "sessions": Case(sessions, {}),
+    "distinct": Case(distinct, {}),
+    "join": Case(joined, {}),
+    "join in one store": Case(joined, {**ROCKSDB, "spark.sql.streaming.join.stateFormatVersion": "4"}),
+    "limit": Case(limited, {}),
+    "pandas": Case(counted_in_pandas, {}),
+    "variables": Case(with_variables, CHANGELOG),
+    "stateless": Case(without_state, {}),
+}

@@ -1,0 +1,122 @@
+"""The state of a query as a DataFrame, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from penstock.errors import StateRefused
+from penstock.state import read
+from tests.spark.support import forget_commit
+from tests.state.conftest import Make
+from tests.state.making import LATE
+
+Copied = Callable[[str], Path]
+
+
+def refused(action: Callable[[], object]) -> StateRefused:
+    with pytest.raises(StateRefused) as caught:
+        action()
+    return caught.value
+
+
+def test_keys_and_values_of_an_operator_are_rows(spark: SparkSession, made: Make) -> None:
+    found = read(spark, str(made("windows").path)).select("key.key", "value.count").collect()
+    assert sorted(map(tuple, found)) == [("a", 2), ("d", 1)]
+
+
+def test_the_state_is_that_of_the_last_committed_batch_or_of_the_one_that_is_said(
+    spark: SparkSession, made: Make, copied: Copied
+) -> None:
+    query = made("distinct")
+    totals = [each["stateOperators"][0]["numRowsTotal"] for each in query.progress]
+    assert totals[0] < totals[-1]
+    for batch, rows in enumerate(totals):
+        assert read(spark, str(query.path), batch=batch).count() == rows
+    path = copied("distinct")
+    last = forget_commit(path)
+    assert read(spark, str(path)).count() == totals[last - 1]
+
+
+def test_the_second_operator_is_read_by_its_id(spark: SparkSession, made: Make) -> None:
+    path = str(made("windows of windows").path)
+    assert read(spark, path, 1).select("key.*").columns == ["window", "key"]
+    assert read(spark, path).select("key.*").columns == ["window"]
+
+
+@pytest.mark.parametrize("name", ["join", "join in one store"])
+def test_a_join_is_read_by_side(spark: SparkSession, made: Make, name: str) -> None:
+    query = made(name)
+    sides = [read(spark, str(query.path), part=side).count() for side in ("left", "right")]
+    assert sum(sides) == query.operators[0]["numRowsTotal"]
+
+
+def test_a_variable_is_read_by_its_name_an_element_a_row(spark: SparkSession, made: Make) -> None:
+    path = str(made("variables").path)
+    counts = read(spark, path, part="count").select("key.key", "value.n").collect()
+    assert sorted(map(tuple, counts)) == [("a", 5), ("b", 1), ("c", 1), ("d", 1)]
+    assert read(spark, path, part="times").count() == 8
+
+
+def test_timers_are_a_part(spark: SparkSession, made: Make) -> None:
+    found = read(spark, made("variables").path, part="timers").select("key.key", "expiration_timestamp_ms")
+    assert sorted(map(tuple, found.collect())) == [(key, LATE) for key in "abcd"]
+
+
+def test_how_files_are_named_is_taken_from_the_checkpoint_and_not_from_the_session(
+    spark: SparkSession, made: Make
+) -> None:
+    """Spark takes it from its settings, and fails where they are others."""
+    key = "spark.sql.streaming.stateStore.checkpointFormatVersion"
+    rows = made("windows").operators[0]["numRowsTotal"]
+    assert read(spark, str(made("windows with state ids").path)).count() == rows
+    spark.conf.set(key, "2")
+    try:
+        assert read(spark, str(made("windows").path)).count() == rows
+    finally:
+        spark.conf.unset(key)
+
+
+@pytest.mark.parametrize(
+    ("name", "asked", "condition", "said"),
+    [
+        ("stateless", {}, "NO_STATE", "keeps none"),
+        ("windows", {"operator": 7}, "NO_OPERATOR", "0 (stateStoreSave)"),
+        ("windows", {"part": "defualt"}, "NO_PART", "Did you mean 'default'?"),
+        ("windows", {"batch": 9}, "NO_BATCH", "batches 0 to"),
+        ("join", {}, "NO_PART", "say one of left, right as part"),
+        ("join in one store", {"part": "default"}, "NO_PART", "say one of left, right as part"),
+        ("variables", {}, "NO_PART", "has 4 parts: say one of"),
+        ("variables", {"part": "cuont"}, "NO_PART", "Did you mean 'count'?"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_by_name(
+    spark: SparkSession, made: Make, name: str, asked: dict[str, Any], condition: str, said: str
+) -> None:
+    error = refused(lambda: read(spark, str(made(name).path), **asked))
+    assert error.condition == f"STATE_REFUSED.{condition}"
+    assert said in str(error)
+
+
+def test_a_checkpoint_without_a_commit_has_no_state_to_read(spark: SparkSession, copied: Copied) -> None:
+    path = copied("windows")
+    for number in range(len(list((path / "offsets").glob("[0-9]*")))):
+        forget_commit(path, number)
+    error = refused(lambda: read(spark, str(path)))
+    assert error.condition == "STATE_REFUSED.NOTHING_COMMITTED"
+    assert "has begun and is not committed" in str(error)
+
+
+def test_schemas_that_spark_looks_for_elsewhere_are_said(spark: SparkSession, copied: Copied) -> None:
+    path = copied("variables")
+    (metadata,) = (path / "state/0/_metadata/v2").glob("[0-9]*")
+    text = metadata.read_text()
+    metadata.write_text(text.replace("/variables/", "/gone/"))
+    metadata.with_name(f".{metadata.name}.crc").unlink(missing_ok=True)
+    error = refused(lambda: read(spark, path, part="count"))
+    assert error.condition == "STATE_REFUSED.MOVED"
+    assert "/gone/" in str(error)

@@ -1,0 +1,371 @@
+"""What a checkpoint holds, against what the query that made it said."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+import penstock as ps
+from penstock.errors import CheckpointNotFound, StateRefused
+from penstock.state import CheckpointState, show
+from tests.spark.support import fill, forget_commit, make_queue, one_store, run, stream, table
+from tests.state.conftest import Make
+from tests.state.making import Made
+from tests.support.waiting import wait_until
+
+Copied = Callable[[str], Path]
+STATEFUL = (
+    "windows",
+    "windows in RocksDB",
+    "windows in RocksDB with changelogs",
+    "windows with state ids",
+    "windows of windows",
+    "sessions",
+    "distinct",
+    "join",
+    "join in one store",
+    "limit",
+    "pandas",
+    "variables",
+)
+NOT_TOLD = {
+    "windows in RocksDB": {"updated", "removed"},
+    "join": {"updated"},
+    "join in one store": {"updated", "removed"},
+}
+"""What no file of these has, and is None."""
+
+
+def files_in(folder: Path) -> dict[str, tuple[int, int]]:
+    return {
+        str(path.relative_to(folder)): (path.stat().st_size, path.stat().st_mtime_ns)
+        for path in folder.rglob("*")
+    }
+
+
+@pytest.mark.parametrize("name", STATEFUL)
+def test_operators_have_the_rows_that_the_last_progress_says_and_nothing_is_written(
+    spark: SparkSession, made: Make, name: str
+) -> None:
+    query = made(name)
+    before = files_in(query.path)
+    found = show(spark, str(query.path))
+    assert files_in(query.path) == before
+    untold = NOT_TOLD.get(name, set())
+    assert len(found.operators) == len(query.operators) > 0
+    # Spark's progress begins with the operator that comes last in the plan, and ids too.
+    for operator, said in zip(found.operators, query.operators, strict=True):
+        assert operator.name == said["operatorName"]
+        assert operator.rows == said["numRowsTotal"]
+        for field, key in (("updated", "numRowsUpdated"), ("removed", "numRowsRemoved")):
+            assert getattr(operator, field) == (None if field in untold else said[key])
+            assert any(field in text for text in operator.untold) == (field in untold)
+        instances = sum(store.partitions for store in operator.stores)
+        assert instances == said["numStateStoreInstances"]
+        assert operator.newest_batch == query.last
+
+
+def test_a_checkpoint_tells_of_its_query_and_its_last_batch(spark: SparkSession, made: Make) -> None:
+    query = made("windows")
+    found = show(spark, str(query.path))
+    last = query.progress[-1]
+    assert (found.query_id, found.engine) == (last["id"], "micro-batch")
+    assert (found.last_planned, found.last_committed, found.planned) == (query.last, query.last, None)
+    assert found.committed is not None
+    said = datetime.fromisoformat(last["eventTime"]["watermark"].replace("Z", "+00:00"))
+    assert found.committed.watermark == said
+    assert found.watermark == datetime(2026, 1, 1, 12, 3, 12, tzinfo=UTC)
+    assert [source.to_dict() for source in found.committed.sources] == [
+        {"source": 0, "name": None, "kind": "other", "offset": {"logOffset": 2}}
+    ]
+    assert found.untold == ()
+
+
+def test_an_operator_tells_of_its_stores_with_their_columns_and_files(
+    spark: SparkSession, made: Make
+) -> None:
+    query = made("windows")
+    (operator,) = show(spark, str(query.path)).operators
+    (store,) = operator.stores
+    (part,) = operator.parts
+    assert (part.keys, part.values) == (
+        "window struct<start:timestamp,end:timestamp>, key string",
+        "count bigint",
+    )
+    assert (store.kind, store.partitions, store.newest_snapshot) == ("hdfs", 2, None)
+    deltas = list((query.path / "state/0").glob("*/*.delta"))
+    assert store.bytes == operator.bytes == sum(path.stat().st_size for path in deltas)
+    newest = max(path.stat().st_mtime for path in deltas if path.stem == str(store.newest_delta + 1))  # type: ignore[operator]  # there are some
+    assert operator.written_at is not None
+    assert abs(operator.written_at.timestamp() - newest) < 0.002
+
+
+def test_a_join_has_four_stores_and_the_rows_of_both_sides(spark: SparkSession, made: Make) -> None:
+    (operator,) = show(spark, str(made("join").path)).operators
+    assert [store.name for store in operator.stores] == [
+        f"{side}-{what}" for side in ("left", "right") for what in ("keyToNumValues", "keyWithIndexToValue")
+    ]
+    left, right = operator.parts
+    assert (left.name, right.name, left.keys) == ("left", "right", "field0 string")
+    assert left.rows
+    assert right.rows
+    assert operator.rows == left.rows + right.rows
+
+
+def test_a_rocksdb_store_tells_its_snapshots_and_shared_files(spark: SparkSession, made: Make) -> None:
+    query = made("windows in RocksDB")
+    (operator,) = show(spark, str(query.path)).operators
+    (store,) = operator.stores
+    assert (store.kind, store.newest_snapshot, store.newest_delta) == (
+        "rocksdb",
+        query.last,
+        None,
+    )
+    shared = list((query.path / "state/0").glob("*/SSTs/*.sst"))
+    zips = list((query.path / "state/0").glob("*/*.zip"))
+    assert shared
+    assert store.bytes == sum(path.stat().st_size for path in [*shared, *zips])
+
+
+def test_the_variables_of_transform_with_state_are_parts(spark: SparkSession, made: Make) -> None:
+    (operator,) = show(spark, str(made("variables").path)).operators
+    assert {part.name: (part.kind, part.rows, part.keys) for part in operator.parts} == {
+        "count": ("ValueState", 4, "key string"),
+        "times": ("ListState", 4, "key string"),
+        "minutes": ("MapState", 7, "key string, minute int"),
+        "timers": (None, 4, "key string"),
+    }
+
+
+def test_a_query_without_state_has_no_operators(spark: SparkSession, made: Make) -> None:
+    found = show(spark, str(made("stateless").path))
+    assert (found.operators, found.last_committed, found.untold) == ((), 2, ())
+    assert ["state", "none"] in [line.split() for line in str(found).splitlines()]
+
+
+def test_files_are_told_without_a_session(made: Make) -> None:
+    query = made("windows")
+    found = show(None, query.path)
+    (operator,) = found.operators
+    assert (operator.rows, operator.partitions, operator.newest_batch) == (None, 2, query.last)
+    assert found.last_committed == query.last
+    assert "there is no session" in found.untold[0]
+
+
+@one_store
+def test_the_offsets_of_queues_are_told_by_partition(
+    spark: SparkSession, store: ps.Store, store_url: str, tmp_path: Path
+) -> None:
+    queue = make_queue(store, partitions=2)
+    make_queue(store, "out")
+    queue.register(store.create_consumer("billing").name)
+    frame = stream(spark, store_url, consumer="billing")
+    for ids in (range(3), range(3, 8)):
+        fill(queue, ids)
+        queue.append(table([100]), partition=1)
+        run(frame, store_url, "out", tmp_path / "ck", guarantee="exactly_once")
+    found = show(spark, str(tmp_path / "ck"))
+    assert found.committed is not None
+    (source,) = found.committed.to_dict()["sources"]
+    assert (source["kind"], source["queue"], source["consumer"]) == ("queue", "orders", "billing")
+    assert source["store"] == store.info().uuid
+    assert source["partitions"] == [
+        {"partition": 0, "from": 3, "to": 8},
+        {"partition": 1, "from": 1, "to": 2},
+    ]
+    assert "queue orders, consumer billing" in str(found)
+    assert found.operators == ()
+
+
+@one_store
+def test_a_continuous_query_has_epochs_and_no_state(
+    spark: SparkSession, store: ps.Store, store_url: str, tmp_path: Path
+) -> None:
+    queue = make_queue(store)
+    make_queue(store, "out")
+    queue.register(store.create_consumer("c").name)
+    pipeline = ps.stream(spark, ps.QueueSource("orders", "c", store_url)).write(
+        ps.QueueSink("out", store_url)
+    )
+    query: Any = pipeline.start(checkpoint=tmp_path / "ck", trigger=ps.Trigger.continuous("50 ms"))
+    try:
+        for ids in (range(3), range(3, 8)):
+            fill(queue, ids)
+            query.processAllAvailable()
+    finally:
+        query.stop()
+    found = show(spark, str(tmp_path / "ck"))
+    assert (found.query_id, found.engine) == (query.id, "continuous")
+    last = query.lastProgress["batchId"]
+    assert (found.last_planned, found.last_committed) == (last, last)
+    assert found.committed is not None
+    assert found.committed.sources[0].queue.end == (8,)  # type: ignore[union-attr]  # it is a queue's
+    forget_commit(tmp_path / "ck")
+    found = show(spark, str(tmp_path / "ck"))
+    assert (found.last_planned, found.last_committed) == (last, last - 1 if last else None)
+    assert f"epoch {last}, not committed" in str(found)
+    with pytest.raises(StateRefused, match="continuous query") as refused:
+        ps.state.read(spark, str(tmp_path / "ck"))
+    assert refused.value.condition == "STATE_REFUSED.NO_STATE"
+
+
+@pytest.mark.parametrize("name", ["windows", "windows in RocksDB"])
+def test_a_batch_that_was_killed_is_planned_and_not_committed(
+    spark: SparkSession, made: Make, copied: Copied, name: str
+) -> None:
+    path, query = copied(name), made(name)
+    last = forget_commit(path)
+    found = show(spark, str(path))
+    assert (found.last_planned, found.last_committed) == (last, last - 1)
+    assert found.planned is not None
+    assert not found.planned.committed
+    (operator,) = found.operators
+    assert operator.newest_batch == last
+    assert operator.rows == query.progress[last - 1]["stateOperators"][0]["numRowsTotal"]
+    assert f"{last}, not committed" in str(found)
+
+
+def test_what_a_crash_left_does_no_harm(spark: SparkSession, made: Make, copied: Copied) -> None:
+    path, last = copied("windows"), made("windows").last
+    (path / "offsets/.9.1c0ffee0-0000-4000-8000-000000000000.tmp").write_text("v1")
+    (path / "state/0/0/.9.delta.1c0ffee0-0000-4000-8000-000000000000.TID9.tmp").write_bytes(b"\0")
+    (path / f"offsets/{last + 1}").write_text("v1\n{")
+    found = show(spark, str(path))
+    assert (found.last_planned, found.last_committed) == (last + 1, last)
+    assert any(f"'offsets/{last + 1}' does not tell" in text for text in found.untold)
+    assert found.operators[0].rows == made("windows").operators[0]["numRowsTotal"]
+    assert found.operators[0].bytes == show(spark, str(made("windows").path)).operators[0].bytes
+
+
+def test_a_checkpoint_of_a_query_that_died_in_its_first_batch(
+    spark: SparkSession, made: Make, copied: Copied
+) -> None:
+    path, last = copied("windows"), made("windows").last
+    for number in range(last + 1):
+        forget_commit(path, number)
+    for number in range(1, last + 1):
+        (path / f"offsets/{number}").unlink()
+    found = show(spark, str(path))
+    assert (found.last_planned, found.last_committed) == (0, None)
+    assert found.operators[0].rows is None
+    assert "no batch is committed" in found.untold[0]
+    (path / "metadata").unlink()
+    assert show(spark, str(path)).query_id is None
+
+
+def test_a_metadata_file_of_an_operator_that_is_missing_is_said(spark: SparkSession, copied: Copied) -> None:
+    path = copied("windows")
+    for file in (path / "state/0/_metadata").iterdir():
+        file.unlink()
+    (operator,) = show(spark, str(path)).operators
+    assert operator.name is None
+    assert any("from 4.0 on" in text for text in operator.untold)
+
+
+@pytest.mark.parametrize("what", ["nothing", "file", "empty folder", "folder"])
+def test_a_path_without_a_checkpoint_is_refused(spark: SparkSession, tmp_path: Path, what: str) -> None:
+    path = tmp_path / "there"
+    if what == "file":
+        path.write_text("text")
+    elif what == "folder":
+        (path / "other").mkdir(parents=True)
+    elif what == "empty folder":
+        path.mkdir()
+    with pytest.raises(CheckpointNotFound, match="checkpointLocation") as refused:
+        show(spark, str(path))
+    assert refused.value.condition == "CHECKPOINT_NOT_FOUND"
+    assert path.exists() == (what != "nothing")
+
+
+def test_a_file_system_that_is_not_known_is_said() -> None:
+    with pytest.raises(StateRefused, match="nowhere") as refused:
+        show(None, "nowhere://user:secret@host/ck")
+    assert refused.value.condition == "STATE_REFUSED.UNREACHABLE"
+    assert "secret" not in str(refused.value)
+
+
+def test_a_checkpoint_may_be_given_by_its_url(spark: SparkSession, made: Make) -> None:
+    query = made("windows")
+    found = show(spark, query.path.as_uri())
+    assert (found.last_committed, found.operators[0].rows) == (
+        query.last,
+        query.operators[0]["numRowsTotal"],
+    )
+
+
+def test_a_checkpoint_may_be_on_a_remote_file_system(made: Make) -> None:
+    from fsspec.implementations.memory import MemoryFileSystem
+
+    query, memory = made("windows"), MemoryFileSystem()
+    memory.put(str(query.path), "/remote/ck", recursive=True)
+    try:
+        found = show(None, "memory://remote/ck")
+        local = show(None, query.path)
+        assert found.last_committed == query.last
+        assert found.operators[0].bytes == local.operators[0].bytes
+        assert found.watermark == local.watermark
+    finally:
+        memory.rm("/remote", recursive=True)
+
+
+def test_odd_letters_in_a_path_hide_the_rows_alone(spark: SparkSession, made: Make, tmp_path: Path) -> None:
+    query, path = made("windows"), tmp_path / "a b{c*[ü%20"
+    path.symlink_to(query.path)
+    found = show(spark, str(path))
+    (operator,) = found.operators
+    assert (found.last_committed, operator.partitions, operator.rows) == (query.last, 2, None)
+    assert any("STATE_REFUSED.PATH" in text for text in operator.untold)
+    with pytest.raises(StateRefused, match="symbolic link"):
+        ps.state.read(spark, str(path))
+
+
+def test_a_query_that_runs_is_shown(spark: SparkSession, tmp_path: Path) -> None:
+    rows = spark.readStream.format("rate").option("rowsPerSecond", 5).load()
+    query = (
+        rows.selectExpr("value % 3 as key")
+        .groupBy("key")
+        .count()
+        .writeStream.format("noop")
+        .outputMode("update")
+        .option("checkpointLocation", str(tmp_path / "ck"))
+        .start()
+    )
+    try:
+        wait_until(lambda: query.lastProgress is not None and query.lastProgress["batchId"] >= 1)
+        found = show(spark, str(tmp_path / "ck"))
+        assert (found.query_id, found.operators[0].name) == (str(query.id), "stateStoreSave")
+        assert found.operators[0].rows is not None
+    finally:
+        query.stop()
+
+
+@pytest.fixture
+def shown(spark: SparkSession, made: Make) -> tuple[Made, CheckpointState]:
+    query = made("windows")
+    return query, show(spark, str(query.path))
+
+
+def test_all_of_it_goes_into_json(shown: tuple[Made, CheckpointState]) -> None:
+    query, found = shown
+    told = json.loads(json.dumps(found.to_dict()))
+    assert told["watermark"] == "2026-01-01T12:03:12Z"
+    assert told["last_committed"] == query.last
+    assert told["operators"][0]["parts"][0]["rows"] == query.operators[0]["numRowsTotal"]
+    assert told["planned"] is None
+
+
+def test_text_has_all_parts_in_columns(shown: tuple[Made, CheckpointState]) -> None:
+    query, found = shown
+    lines = [line.split() for line in str(found).splitlines() if line]
+    assert ["watermark", "2026-01-01", "12:03:12", "UTC"] in lines
+    assert ["last", "planned", str(query.last)] in lines
+    assert ["part", "keys", "values", "rows", "updated", "removed"] in lines
+    assert ["store", "kind", "partitions", "bytes", "snapshot", "delta"] in lines
+    assert repr(found).startswith("CheckpointState(")
+    assert "<pre>checkpoint" in found._repr_html_()
