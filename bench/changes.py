@@ -187,10 +187,11 @@ def memory(rows: int) -> int:
 def fill(rows: int) -> None:
     """What a worker does with one micro-batch in which every row changed; prints the peak in bytes."""
     from penstock.changes.options import ChangeOptions
-    from penstock.changes.parcels import Packing, places
+    from penstock.changes.parcels import Packing
     from penstock.changes.passes import Passes
     from penstock.changes.rows import Layout
     from penstock.changes.stage import Guard, Whole
+    from penstock.spark.parcels import places
 
     keys = np.arange(rows // 2, dtype=np.int64)
     table = pa.concat_tables([_rows(keys, keys * 0, "delete", 1), _rows(keys, keys * 0 + 1, "insert", 1)])

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
-from penstock.changes import parcels
-from penstock.changes.parcels import Packing, places, unpack
+from penstock.changes.parcels import Packing, hashable
+from penstock.spark import parcels
+from penstock.spark.parcels import places, unpack
 
 IDS = st.sampled_from([0.0, -0.0, float("nan"), 1.5, None])
 ROWS = st.lists(st.tuples(IDS, st.sampled_from(["a", "b", None]), st.integers(0, 9)), max_size=30)
@@ -73,5 +74,5 @@ def test_parcels_that_are_too_much_for_one_column_go_in_several_batches(
 
 
 def test_ids_that_have_no_hash_are_told() -> None:
-    assert parcels.hashable([pa.int64(), pa.string()])
-    assert not parcels.hashable([pa.int64(), pa.list_(pa.int64())])
+    assert hashable([pa.int64(), pa.string()])
+    assert not hashable([pa.int64(), pa.list_(pa.int64())])

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.changes.codes import Codes
+from penstock.spark.codes import Codes, ranks
 
 
 class Groups:
@@ -39,10 +39,4 @@ class Groups:
 
     def ranks(self, rows: Any) -> Any:
         """For each of the rows (indexes, in order) how many of them before it are in the same group."""
-        order = np.argsort(self.of[rows], kind="stable")
-        ordered = self.of[rows][order]
-        starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]]) if len(ordered) else order
-        lengths = np.diff(np.r_[starts, len(ordered)])
-        ranks = np.empty(len(ordered), np.int64)
-        ranks[order] = np.arange(len(ordered)) - np.repeat(starts, lengths)
-        return ranks
+        return ranks(self.of[rows])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from penstock.changes.codes import Codes
 from penstock.changes.groups import Groups
 from penstock.changes.rows import (
     IS_DELETE,
@@ -13,6 +12,7 @@ from penstock.changes.rows import (
     IS_PREIMAGE,
     ChangeRows,
 )
+from penstock.spark.codes import Codes
 
 
 def net(rows: ChangeRows, group: Codes, *, updates: bool) -> ChangeRows:

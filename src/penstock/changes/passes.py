@@ -8,7 +8,6 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.changes.carryovers import changed
-from penstock.changes.codes import Codes, both, codes_of
 from penstock.changes.contract import ChangeContract
 from penstock.changes.net import counted, net
 from penstock.changes.options import COMMIT, EVER, ChangeOptions
@@ -22,6 +21,7 @@ from penstock.changes.rows import (
 )
 from penstock.changes.unchanged import carried
 from penstock.changes.violations import check_order_known, check_sequence, check_single
+from penstock.spark.codes import Codes, both, codes_of
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,7 @@ from penstock.changes.options import (
 from penstock.changes.options import (
     net_window as parse_net_window,
 )
-from penstock.changes.parcels import PLACE, Packing, hashable, places
-from penstock.changes.parcels import SCHEMA as PARCELS
+from penstock.changes.parcels import Packing, hashable
 from penstock.changes.passes import Passes
 from penstock.changes.rows import EVENT_TIME, Layout, Path
 from penstock.changes.schema import layout_of, type_at
@@ -33,6 +32,8 @@ from penstock.changes.stage import Guard, Whole, Witnessing
 from penstock.changes.witness.witness import address_of_witness
 from penstock.errors import InvalidChangeOption
 from penstock.kinds import require
+from penstock.spark.parcels import PLACE, places
+from penstock.spark.parcels import SCHEMA as PARCELS
 from penstock.spark.plans import fingerprint
 from penstock.spark.schemas import is_case_sensitive, quoted, to_struct
 

@@ -9,13 +9,14 @@ import numpy as np
 import pyarrow as pa
 from pyspark import TaskContext
 
-from penstock.changes.parcels import Packing, unpack
+from penstock.changes.parcels import Packing
 from penstock.changes.passes import Passes
 from penstock.changes.rows import ChangeRows, Layout
 from penstock.changes.violations import check_rows
 from penstock.changes.witness.facts import Facts, Scope, commits_in, raise_refusal
 from penstock.spark.boundary import plainly
 from penstock.spark.endpoint import Address
+from penstock.spark.parcels import unpack
 
 CHUNK_ROWS = 1_000_000
 CHUNK_BYTES = 128 << 20

@@ -9,9 +9,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from penstock.changes.codes import Codes
 from penstock.changes.rows import IS_INSERT, IS_POSTIMAGE, ChangeRows, column_at
 from penstock.changes.violations import unknown_value
+from penstock.spark.codes import Codes
 
 
 def carried(rows: ChangeRows, group: Codes) -> ChangeRows:

@@ -8,7 +8,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.changes.codes import both, codes_of
 from penstock.changes.contract import CHANGE_TYPE, COMMIT_TIMESTAMP, TYPES
 from penstock.changes.groups import Groups
 from penstock.changes.rows import (
@@ -21,6 +20,7 @@ from penstock.changes.rows import (
     column_at,
 )
 from penstock.errors import ChangelogContractViolation
+from penstock.spark.codes import both, codes_of
 
 _EPOCH = 0
 

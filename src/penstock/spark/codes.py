@@ -94,6 +94,17 @@ def surely_equal(columns: Sequence[pa.Array], left: Any, right: Any) -> Any:
     return equal
 
 
+def ranks(values: Any) -> Any:
+    """For each row how many rows before it have the same number."""
+    order = np.argsort(values, kind="stable")
+    ordered = values[order]
+    starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]]) if len(ordered) else order
+    lengths = np.diff(np.r_[starts, len(ordered)])
+    found = np.empty(len(ordered), np.int64)
+    found[order] = np.arange(len(ordered)) - np.repeat(starts, lengths)
+    return found
+
+
 def both(left: Codes, right: Codes) -> Codes:
     if left.size * right.size >= _LARGEST:
         left, right = left.dense(), right.dense()
