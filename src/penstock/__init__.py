@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from penstock import changes as changes
     from penstock import errors as errors
+    from penstock import limits as limits
     from penstock import modes as modes
     from penstock import state as state
     from penstock.changes.contract import ChangeContract as ChangeContract
@@ -85,7 +86,7 @@ _HOMES = {
     "stream": "penstock.pipeline.stream",
 }
 
-_MODULES = ("changes", "errors", "modes", "state")
+_MODULES = ("changes", "errors", "limits", "modes", "state")
 
 __all__ = sorted([*_HOMES, *_MODULES, "__version__"])  # noqa: PLE0605 - one list of the names
 

@@ -47,7 +47,7 @@ class MicroBatchQuery(Query):
     ) -> None:
         self._query = query
         self._checkpoint = checkpoint
-        self._sources = sources
+        self._sources, self._others = sources, others
         # A source that cannot be asked for no more may never rest for long.
         self._quiet_polls = 1 if others or not sources else _QUIET_POLLS
 
@@ -114,6 +114,17 @@ class MicroBatchQuery(Query):
             self._query.stop()
         self._level()
         return finished
+
+    def finish(self) -> None:
+        """Stop a query of which no further micro-batch gives rows.
+
+        Queues finish the micro-batch in hand; another source might go on for ever, and what it has in hand is broken off.
+        """
+        if self._sources and not self._others:
+            self.stop()
+        else:
+            self._query.stop()
+            self._level()
 
     @contextmanager
     def _warning(self, action: str, what: str) -> Iterator[None]:

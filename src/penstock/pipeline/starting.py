@@ -20,6 +20,8 @@ from penstock.continuous.queue_drivers import QueueSinkDriver, QueueSourceDriver
 from penstock.continuous.rate import RateDriver
 from penstock.continuous.telling import Telling
 from penstock.errors import ContinuousRefused, InvalidOption, PenstockError
+from penstock.limits.per_key import KeyLimit
+from penstock.limits.rows import RowLimit
 from penstock.names import in_quotes
 from penstock.pipeline.continuous import ContinuousQuery
 from penstock.pipeline.ends import ConsoleSink, FunctionSink, QueueSink, QueueSource, RateSource
@@ -40,6 +42,20 @@ AnySink = QueueSink | TableSink | ConsoleSink | FunctionSink
 _GUARANTEES = ("exactly_once", "at_least_once")
 _RETAIN = "spark.sql.streaming.minBatchesToRetain"
 _BACKLOG = "spark.sql.streaming.continuous.epochBacklogQueueSize"
+
+
+def refuse_limits(transforms: Sequence[Transform]) -> None:
+    """Refuse a stream's limit: the continuous trigger has none.
+
+    Raises
+    ------
+    ContinuousRefused
+    """
+    if any(isinstance(each, RowLimit | KeyLimit) for each in transforms):
+        raise ContinuousRefused(
+            "the continuous trigger has no limit(n): use ps.Trigger.processing_time or ps.Trigger.available_now",
+            condition="CONTINUOUS_REFUSED.LIMIT",
+        )
 
 
 def start_continuous(

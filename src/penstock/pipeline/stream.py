@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from urllib.parse import urlsplit
 
@@ -14,16 +15,19 @@ from penstock.changes.feeds.changelog import Changelog
 from penstock.changes.reading import read_stream
 from penstock.errors import CommitRefused, InvalidInput, InvalidOption
 from penstock.kinds import path_text, require
+from penstock.limits.per_key import KeyLimit
+from penstock.limits.rows import STOP, RowLimit
 from penstock.modes.checking import check as check_modes
 from penstock.names import did_you_mean, in_quotes
 from penstock.pipeline.continuous import ContinuousQuery
 from penstock.pipeline.ends import ConsoleSink, FunctionSink, QueueSink, QueueSource, RateSource
 from penstock.pipeline.failures import plainly
+from penstock.pipeline.limiting import Limiting
 from penstock.pipeline.micro_batches import MicroBatchQuery, QuerySource
 from penstock.pipeline.query import Query
 from penstock.pipeline.settings import no_data_batches
 from penstock.pipeline.shutdown import stop_on_sigterm
-from penstock.pipeline.starting import AnySink, start_continuous
+from penstock.pipeline.starting import AnySink, refuse_limits, start_continuous
 from penstock.pipeline.trigger import Trigger
 from penstock.pipeline.waking import waking
 from penstock.spark.checkpoint import Checkpoint
@@ -33,6 +37,8 @@ from penstock.spark.options import GUARANTEES
 from penstock.spark.plans import default_file_system, repeatable, streaming_reads
 from penstock.spark.register import register
 from penstock.tables.sink import TableSink
+
+log = logging.getLogger("penstock.pipeline")
 
 Transform = Callable[[DataFrame], DataFrame]
 
@@ -52,6 +58,54 @@ class Stream:
         if not callable(function):
             raise InvalidInput(f"transform takes a function of a DataFrame, not {type(function).__name__}")
         return replace(self, transforms=(*self.transforms, function))
+
+    def limit(
+        self,
+        n: int,
+        *,
+        on_limit: str | None = None,
+        per: Sequence[str] | None = None,
+        forget_after: str | None = None,
+    ) -> Stream:
+        """Let the first ``n`` rows through, counted over all micro-batches and restarts; or the first ``n`` of each key.
+
+        In output mode append. After an aggregation in output mode complete it is Spark's limit for each micro-batch, and the query
+        runs on.
+
+        Parameters
+        ----------
+        n
+            How many rows.
+        on_limit
+            ``stop`` (when None): the query ends by itself in the micro-batch that reaches ``n``. ``keep``: it runs on and drops what it
+            reads, as a plain ``df.limit(n)`` does.
+        per
+            The columns of a key, of which each has ``n`` rows of its own; the query does not end by itself then.
+        forget_after
+            With ``per``: how long after its last row a key is forgotten, such as ``"1 hour"``; for ever when None.
+
+        Raises
+        ------
+        InvalidInput
+            When an argument is of another kind, or the stream has a limit already.
+        """
+        if any(isinstance(each, RowLimit | KeyLimit) for each in self.transforms):
+            raise InvalidInput("the stream has a limit already: a pipeline has one")
+        if per is not None:
+            if on_limit is not None:
+                raise InvalidOption(
+                    "on_limit is for a limit of all rows: with per, each key has its own, and the query runs on",
+                    option="on_limit",
+                )
+            return self.transform(KeyLimit.of(n, per, forget_after))
+        if forget_after is not None:
+            raise InvalidOption("forget_after is for keys: give per=[...] with it", option="forget_after")
+        return self.transform(RowLimit(n, on_limit or STOP))
+
+    @property
+    def row_limit(self) -> RowLimit | None:
+        """The limit of all rows, if there is one."""
+        return next((each for each in self.transforms if isinstance(each, RowLimit)), None)
 
     def frame(self) -> DataFrame:
         """The transformed streaming DataFrame."""
@@ -193,6 +247,13 @@ class Pipeline:
             check_modes(frame, self.sink, trigger).require(self.output_mode)
         self._check(frame, location)
         register(self.stream.spark)
+        limiting = self._limiting(location)
+        if limiting is not None:
+            done = limiting.ended(name)
+            if done is not None:
+                return done
+            frame = self._limited(limiting, frame)
+            limiting.keep()
         sources, others = self._sources(frame)
         writer = self._writer(waking(frame, location), location).outputMode(self.output_mode)
         writer = writer.trigger(**(trigger or Trigger.processing_time()).arguments())  # type: ignore[arg-type]  # overloads
@@ -201,7 +262,30 @@ class Pipeline:
         with no_data_batches(self.stream.spark):
             query = MicroBatchQuery(writer.start(), location, sources, others=others)
         stop_on_sigterm(query)
+        if limiting is not None:
+            limiting.watch(query)
         return query
+
+    def _limiting(self, location: str) -> Limiting | None:
+        limit = self.stream.row_limit
+        if limit is None:
+            return None
+        if self.output_mode == "complete":
+            log.info(
+                "in output mode complete limit(%d) is Spark's, for each micro-batch: the query runs on",
+                limit.rows,
+                extra={"action": "limit_per_trigger"},
+            )
+            return None
+        return Limiting.of(self.stream.spark, limit, location)
+
+    def _limited(self, limiting: Limiting, frame: DataFrame) -> DataFrame:
+        """The same, of which the queue is told how much is left to read."""
+        told, source = limiting.options(frame), self.stream.source
+        if not told or not isinstance(source, QueueSource) or len(streaming_reads(frame) or ()) != 1:
+            return frame
+        source = replace(source, options={**source.options, **told})
+        return replace(self.stream, source=source).frame()
 
     def _start_continuous(
         self, checkpoint: str | os.PathLike[str] | None, name: str | None, trigger: Trigger
@@ -211,6 +295,7 @@ class Pipeline:
                 "the continuous trigger takes output mode append, not 'complete'", option="output_mode"
             )
         stream = self.stream
+        refuse_limits(stream.transforms)
         location = None if checkpoint is None else _location(stream.spark, checkpoint)
         query = start_continuous(
             stream.spark,

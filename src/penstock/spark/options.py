@@ -9,13 +9,15 @@ from dataclasses import dataclass, field
 from penstock.errors import InvalidOption
 from penstock.names import did_you_mean
 from penstock.spark.given import Given, boolean, positive, timestamp
+from penstock.spark.quota import Quota
 
 GUARANTEES = ("at_least_once", "exactly_once", "idempotent")
 COMMON = ("url", "queue")
 SOURCE = (*COMMON, "consumer", "startingOffsets", "startingTimestamp", "failOnDataLoss", "includeServiceColumns",
           "rowsPerTask")  # fmt: skip
 BATCH_SOURCE = (*SOURCE, "endingOffsets")
-STREAM_SOURCE = (*SOURCE, "maxRowsPerPartition", "maxRowsPerTrigger", "maxBytesPerTrigger", "alignToAppends")
+STREAM_SOURCE = (*SOURCE, "maxRowsPerPartition", "maxRowsPerTrigger", "maxBytesPerTrigger", "alignToAppends",
+                 "limitRows", "limitUrl")  # fmt: skip
 ANY_SOURCE = tuple(dict.fromkeys((*BATCH_SOURCE, *STREAM_SOURCE)))
 BATCH_SINK = (*COMMON, "maxRowsPerWrite")
 STREAM_SINK = (*BATCH_SINK, "guarantee", "appId", "allowNewCheckpoint")
@@ -46,6 +48,8 @@ class SourceOptions:
     max_rows_per_trigger: int | None = None
     max_bytes_per_trigger: int | None = None
     align_to_appends: bool = False
+    quota: Quota | None = None
+    """What a limit of the query leaves to read."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +95,7 @@ def source_options(given: Mapping[str, str], *, streaming: bool | None) -> Sourc
         max_rows_per_trigger=read.value("maxRowsPerTrigger", positive),
         max_bytes_per_trigger=read.value("maxBytesPerTrigger", positive),
         align_to_appends=read.value("alignToAppends", boolean, False),
+        quota=Quota.of(read.value("limitRows", json.loads), read.text("limitUrl")),
     )
     _check_start(options)
     return options

@@ -16,6 +16,7 @@ from penstock.errors import CheckpointMismatch
 from penstock.queue.opened import open_store
 from penstock.queue.store import Store
 from penstock.spark.admission import next_end, split
+from penstock.spark.allowance import Allowance, at_most
 from penstock.spark.boundary import plain_errors
 from penstock.spark.options import SourceOptions
 from penstock.spark.positions import start_positions, still_there
@@ -44,6 +45,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._cap: tuple[int, ...] | None = None
         self._tended: tuple[int, ...] | None = None
         self._sizes = BatchSizeWatch(options)
+        self._allowance = Allowance.of(options)
 
     # The calls of one run, in Spark's order (4.2 and 4.3).
 
@@ -77,7 +79,10 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return start
         if self._options.fail_on_data_loss:
             still_there(self._options, there, pad(began.end, len(there)))
-        end = self._next_end(queue, there, began.end)
+        left = self._allowance.left(began.end)
+        if left is not None and left <= 0:
+            return start
+        end = self._next_end(queue, there, began.end, left)
         self._sizes.observe(began.end, end, there)
         first = pad(began.end, len(end))
         return start if end == first else self._offset(first, end, owner).to_dict()
@@ -128,10 +133,14 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return start_positions(tx, self._options, self._queue, catalog.partitions(tx, self._queue))
 
     def _next_end(
-        self, queue: QueueRecord, there: Sequence[PartitionRecord], start: Sequence[int]
+        self,
+        queue: QueueRecord,
+        there: Sequence[PartitionRecord],
+        start: Sequence[int],
+        left: int | None,
     ) -> tuple[int, ...]:
         def work(tx: Transaction) -> tuple[int, ...]:
-            return next_end(tx, queue, there, start, self._options, self._cap)
+            return next_end(tx, queue, there, start, at_most(self._options, left), self._cap)
 
         return self._store().database.run(work, write=False)
 

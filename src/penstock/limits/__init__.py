@@ -1,0 +1,27 @@
+"""Limits: the first rows of a stream or of each key, and how far a limit has come."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from penstock.limits.per_key import first_rows as first_rows
+    from penstock.limits.progress import LimitProgress as LimitProgress
+    from penstock.limits.progress import limit_progress as limit_progress
+
+_HOMES = {
+    "LimitProgress": "penstock.limits.progress",
+    "first_rows": "penstock.limits.per_key",
+    "limit_progress": "penstock.limits.progress",
+}
+
+__all__ = sorted(_HOMES)  # noqa: PLE0605 - one list of the names
+
+
+def __getattr__(name: str) -> Any:
+    # Late: Spark's workers import modules of this package, and need no more than those.
+    if name in _HOMES:
+        from importlib import import_module
+
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'penstock.limits' has no attribute {name!r}")

@@ -1,0 +1,87 @@
+"""A limit on its way: what a checkpoint says when its query is started, again or for the first time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pyspark.sql import SparkSession
+
+from penstock.errors import CheckpointMismatch, CommitRefused
+from penstock.limits.counted import counted
+from penstock.limits.record import LimitRecord, read_record, write_record
+from penstock.spark.checkpoint import Checkpoint, redact
+
+
+@dataclass(frozen=True)
+class Begun:
+    """How far a limit has come."""
+
+    passed: int
+    """Rows, at the end of the last committed micro-batch."""
+    last: int | None
+    """That micro-batch."""
+    planned: int | None
+    """The last one that was begun, committed or not."""
+
+
+def begun(spark: SparkSession, checkpoint: Checkpoint, rows: int) -> Begun:
+    """How far the limit of a checkpoint has come, which is now one of so many rows.
+
+    Raises
+    ------
+    CheckpointMismatch
+        When the query ran without a limit before.
+    CommitRefused
+        When the limit was another one, and a micro-batch was begun with that and not committed: repeated, it would have other rows than
+        the sink may have.
+    StateRefused
+        When the count cannot be read.
+    """
+    where = redact(checkpoint.location)
+    try:
+        last, planned = checkpoint.last_commit(), checkpoint.last_begun()
+        record = read_record(checkpoint)
+    except Exception as error:
+        raise CommitRefused(
+            f"a limit is counted by the checkpoint, and {where!r} cannot be read from this Python ({type(error).__name__}): check the "
+            "address and the credentials",
+            checkpoint=where,
+        ) from error
+    if planned is not None and record is None:
+        raise CheckpointMismatch(
+            f"the query at {where!r} has run without a limit before, and nothing was counted: start with a new checkpoint; a "
+            "consumer's offset says where it goes on",
+            checkpoint=where,
+        )
+    if record is not None and record.rows != rows and planned != last:
+        raise CommitRefused(
+            f"micro-batch {planned} was begun with limit({record.rows}) and not committed; with limit({rows}) it might have other rows "
+            f"than the sink has got: start the query once with limit({record.rows}), which finishes it, then with limit({rows})",
+            condition="COMMIT_REFUSED.LIMIT_CHANGED",
+            checkpoint=where,
+            before=record.rows,
+            now=rows,
+        )
+    return Begun(counted(spark, checkpoint, last), last, planned)
+
+
+def ended(found: Begun, rows: int) -> str | None:
+    """Why a query with a limit need not start at all; None when it is to."""
+    if found.passed < rows:
+        return None
+    if found.passed == rows:
+        return f"its limit of {rows:,} rows is reached"
+    return f"its limit of {rows:,} rows is lower than the {found.passed:,} rows that have passed"
+
+
+def keep(checkpoint: Checkpoint, rows: int) -> None:
+    """Keep the limit beside the checkpoint.
+
+    Raises
+    ------
+    CommitRefused
+        When it cannot be written.
+    """
+    record = LimitRecord(rows)
+    if read_record(checkpoint) != record:
+        write_record(checkpoint, record)

@@ -1,0 +1,70 @@
+"""How far a limit has come, told from a checkpoint."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from penstock.errors import NotFound
+from penstock.kinds import path_text
+from penstock.limits.counted import counted
+from penstock.limits.record import read_record
+from penstock.spark.checkpoint import Checkpoint, redact
+
+
+@dataclass(frozen=True)
+class LimitProgress:
+    """How many rows of a limit have passed; as text such as ``37 of 100``."""
+
+    passed: int
+    limit: int
+
+    @property
+    def remaining(self) -> int:
+        """How many more will pass."""
+        return max(self.limit - self.passed, 0)
+
+    @property
+    def reached(self) -> bool:
+        """Whether all have."""
+        return self.remaining == 0
+
+    def __str__(self) -> str:
+        return f"{self.passed:,} of {self.limit:,}"
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"passed": self.passed, "limit": self.limit}
+
+
+def limit_progress(checkpoint: str | os.PathLike[str], *, spark: SparkSession | None = None) -> LimitProgress:
+    """How far the limit of a query has come, by its last committed micro-batch; the query may run or not.
+
+    Parameters
+    ----------
+    checkpoint
+        The query's.
+    spark
+        A session to read the state with, where it is in another store than Spark's own choice; the active one when None. Files in
+        Spark's own choice are read without.
+
+    Raises
+    ------
+    NotFound
+        When no limit is kept there.
+    StateRefused
+        When the state cannot be read.
+    """
+    location = path_text("checkpoint", checkpoint)
+    found = Checkpoint(location)
+    record = read_record(found)
+    if record is None:
+        where = redact(location)
+        raise NotFound(
+            f"no limit is kept beside the checkpoint {where!r}: is it the checkpoint of a pipeline with stream.limit(n)?",
+            checkpoint=where,
+        )
+    session = spark or SparkSession.getActiveSession()
+    return LimitProgress(counted(session, found, found.last_commit()), record.rows)

@@ -1,0 +1,60 @@
+"""What a queue need not be read for, since a limit would drop it."""
+
+from __future__ import annotations
+
+from pyspark.sql import DataFrame
+
+from penstock.commit.offsets import QueueOffset
+from penstock.errors import InvalidInput
+from penstock.limits.begun import Begun
+from penstock.spark.checkpoint import Checkpoint
+from penstock.spark.plan_tree import Node, tree_of
+from penstock.spark.quota import Quota
+
+# Operators that give one row for each row.
+_ONE_TO_ONE = {
+    "LocalLimit", "Project", "SubqueryAlias", "View", "EventTimeWatermark", "CollectMetrics", "StreamingRelationV2",
+}  # fmt: skip
+
+
+def limit_node(frame: DataFrame) -> Node:
+    """The limit in a query's plan.
+
+    Raises
+    ------
+    InvalidInput
+        When there is another one; their counts could not be told apart.
+    """
+    found = [node for node in tree_of(frame).walk() if node.name == "GlobalLimit" and node.streaming]
+    if len(found) != 1:
+        raise InvalidInput(
+            f"a pipeline has one limit, and this one's plan has {len(found)}: leave df.limit(n) out of its transformations"
+        )
+    return found[0]
+
+
+def one_to_one(limit: Node) -> bool:
+    """Whether each row that is read below a limit comes to it as one row."""
+    return all(node.name in _ONE_TO_ONE for node in limit.below())
+
+
+def quota(checkpoint: Checkpoint, found: Begun, rows: int, *, exact: bool) -> Quota:
+    """What a limit leaves to read of the one queue that the query reads.
+
+    Parameters
+    ----------
+    exact
+        Whether each row that is read passes.
+    """
+    if not exact:
+        return Quota(rows, None, None, checkpoint.location)
+    return Quota(rows, rows - found.passed, _since(checkpoint, found), checkpoint.location)
+
+
+def _since(checkpoint: Checkpoint, found: Begun) -> tuple[int, ...] | None:
+    """Where the last committed micro-batch ended; where the first one began, when none is committed."""
+    if found.last is None and found.planned is None:
+        return None
+    offsets = map(QueueOffset.of, checkpoint.offsets(found.last or 0))
+    (only,) = (offset for offset in offsets if offset is not None)
+    return only.start if found.last is None else only.end

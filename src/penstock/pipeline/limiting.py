@@ -1,0 +1,120 @@
+"""A pipeline with a limit of rows: what its source is told, and how it ends by itself."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from py4j.protocol import Py4JError
+from pyspark.sql import DataFrame, SparkSession
+
+from penstock.limits.begun import Begun, begun, ended, keep
+from penstock.limits.pushdown import limit_node, one_to_one, quota
+from penstock.limits.rows import STOP, RowLimit, passed
+from penstock.pipeline.ended import EndedQuery
+from penstock.pipeline.micro_batches import MicroBatchQuery
+from penstock.spark.checkpoint import Checkpoint
+
+log = logging.getLogger("penstock.pipeline")
+
+_POLL_SECONDS = 0.05
+
+
+@dataclass(frozen=True)
+class Limiting:
+    """The limit of a pipeline that is about to start."""
+
+    limit: RowLimit
+    checkpoint: Checkpoint
+    found: Begun
+
+    @classmethod
+    def of(cls, spark: SparkSession, limit: RowLimit, location: str) -> Limiting:
+        """Look at how far it has come.
+
+        Raises
+        ------
+        CommitRefused
+            And its kinds: when it cannot go on with this checkpoint.
+        StateRefused
+            When the count cannot be read.
+        """
+        checkpoint = Checkpoint(location)
+        return cls(limit, checkpoint, begun(spark, checkpoint, limit.rows))
+
+    def ended(self, name: str | None) -> EndedQuery | None:
+        """The query, when it has all its rows and is to stop then."""
+        why = ended(self.found, self.limit.rows) if self.limit.on_limit == STOP else None
+        if why is None:
+            return None
+        query_id = self.checkpoint.query_id()
+        message = f"query {name or query_id!r} ends at once: {why}"
+        log.warning("%s", message, extra={"action": "limit_reached"})
+        return EndedQuery(query_id, name, message)
+
+    def options(self, frame: DataFrame) -> dict[str, str]:
+        """What the queue is told of the limit, as options of its read; nothing when the query is to run on."""
+        exact = one_to_one(limit_node(frame))
+        if self.limit.on_limit != STOP:
+            return {}
+        return quota(self.checkpoint, self.found, self.limit.rows, exact=exact).options()
+
+    def keep(self) -> None:
+        """Keep the limit beside the checkpoint, before the first micro-batch that counts for it."""
+        keep(self.checkpoint, self.limit.rows)
+
+    def watch(self, query: MicroBatchQuery) -> None:
+        """Stop the query once it has all its rows."""
+        if self.limit.on_limit == STOP:
+            watch = LimitWatch(query, self.limit.rows, self.found.passed)
+            threading.Thread(target=watch.run, name=f"penstock-limit-{query.id}", daemon=True).start()
+
+
+class LimitWatch:
+    """Counts what passes, micro-batch by micro-batch."""
+
+    def __init__(self, query: MicroBatchQuery, rows: int, passed: int) -> None:
+        self._query, self._rows, self._passed = query, rows, passed
+        self._seen = -1
+
+    def run(self) -> None:
+        """Until the query ends, or is stopped from here."""
+        try:
+            self._watch()
+        except (Py4JError, ConnectionError) as error:
+            # Spark has ended, and the query with it.
+            log.debug("no longer watched: %s", error)
+
+    def _watch(self) -> None:
+        while self._query.isActive:
+            self._passed += sum(passed(progress) for progress in self._new())
+            if self._passed >= self._rows:
+                log.info(
+                    "query %r has its %d rows, and stops",
+                    self._query.name or self._query.id,
+                    self._rows,
+                    extra={"action": "limit_reached"},
+                )
+                self._query.finish()
+                return
+            time.sleep(_POLL_SECONDS)
+
+    def _new(self) -> Iterator[Any]:
+        """The progress of the micro-batches since the last look."""
+        last = self._query.lastProgress
+        if not _ran(last) or last.batchId <= self._seen:
+            return
+        found = [last] if last.batchId == self._seen + 1 else self._query.recentProgress
+        for progress in found:
+            if _ran(progress) and progress.batchId > self._seen:
+                self._seen = progress.batchId
+                yield progress
+
+
+def _ran(progress: Any) -> bool:
+    """Whether it tells of a micro-batch; while a query rests, it tells of the next one before that has run."""
+    return progress is not None and "addBatch" in progress.durationMs

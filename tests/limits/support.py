@@ -1,0 +1,78 @@
+"""A queue with rows that tell where they stood, and pipelines over it with a limit."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+import penstock as ps
+from tests.spark.support import fill, ids_in, make_queue
+
+NOW = ps.Trigger.available_now()
+STRIDE = 10_000
+"""Row i of partition p has the id p * STRIDE + i."""
+
+
+class Feed:
+    """The queue ``in``, its consumer ``c`` and the queue ``out``."""
+
+    def __init__(self, spark: SparkSession, url: str, folder: Path, partitions: int = 2) -> None:
+        self.spark, self.url, self.folder, self.partitions = spark, url, folder, partitions
+        self.store = ps.connect(url, create=True)
+        self.queue = make_queue(self.store, "in", partitions=partitions)
+        self.out = make_queue(self.store, "out")
+        self.store.create_consumer("c").register("in")
+        self._next = [0] * partitions
+
+    def add(self, *rows: int) -> Feed:
+        """Append so many rows to each partition."""
+        for partition, count in enumerate(rows):
+            first = partition * STRIDE + self._next[partition]
+            fill(self.queue, range(first, first + count), partition=partition)
+            self._next[partition] += count
+        return self
+
+    def stream(self, where: str | None = None, **options: Any) -> ps.Stream:
+        found = ps.stream(self.spark, ps.QueueSource("in", consumer="c", url=self.url, options=options))
+        return found if where is None else found.transform(lambda df: df.where(where))
+
+    def start(
+        self,
+        n: int,
+        where: str | None = None,
+        *,
+        trigger: ps.Trigger | None = None,
+        on_limit: str | None = None,
+        checkpoint: str = "ck",
+        **options: Any,
+    ) -> ps.Query:
+        sink = ps.QueueSink("out", url=self.url)
+        limited = self.stream(where, **options).limit(n, on_limit=on_limit)
+        return limited.write(sink).start(checkpoint=self.folder / checkpoint, trigger=trigger)
+
+    def run(self, n: int, where: str | None = None, **more: Any) -> ps.Query:
+        """Until it ends by itself."""
+        query = self.start(n, where, **more)
+        assert query.awaitTermination(60), "it did not end"
+        return query
+
+    def progress(self, checkpoint: str = "ck") -> str:
+        return str(ps.limits.limit_progress(self.folder / checkpoint))
+
+    def taken(self) -> dict[int, list[int]]:
+        """The rows in the sink by the partition that they came from, by their places there."""
+        found = defaultdict(list)
+        for number in ids_in(self.out):
+            found[number // STRIDE].append(number % STRIDE)
+        return dict(found)
+
+    def offsets(self) -> list[int]:
+        return list(self.store.consumer("c").offsets("in").values())
+
+
+def is_prefix(places: list[int], passes: Any = lambda place: True) -> bool:
+    """Whether these are the first places of a partition that pass a filter."""
+    return sorted(places) == [place for place in range(max(places) + 1) if passes(place)]

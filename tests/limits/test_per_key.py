@@ -1,0 +1,140 @@
+"""The first rows of each key, of a stream and of a batch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+import penstock as ps
+from penstock.errors import InvalidInput, InvalidOption, UnsupportedType
+from tests.limits.support import NOW
+from tests.spark.support import forget_commit, one_store
+
+SCHEMA = pa.schema(
+    [
+        ("k", pa.string()),
+        ("x", pa.float64()),
+        ("id", pa.int64()),
+        ("at", pa.timestamp("us", tz="UTC")),
+        ("tags", pa.list_(pa.int32())),
+    ]
+)
+
+
+def row(number: int) -> dict[str, Any]:
+    """Keys with nulls, both zeros and NaN among them; values that pandas would change."""
+    return {
+        "k": ["a", "b", None][number % 3],
+        "x": [0.0, -0.0, float("nan"), None][number % 4],
+        "id": None if number % 5 == 0 else 2**60 + number,
+        "at": None if number % 7 == 0 else number,
+        "tags": [number, None],
+    }
+
+
+class Keyed:
+    """A queue of such rows, and pipelines over it."""
+
+    def __init__(self, spark: SparkSession, url: str, folder: Path) -> None:
+        self.spark, self.url, self.folder = spark, url, folder
+        self.store = ps.connect(url, create=True)
+        self.queue = self.store.create_queue("in", SCHEMA, partitions=2)
+        self.out = self.store.create_queue("out", SCHEMA)
+        self.store.create_consumer("c").register("in")
+
+    def add(self, numbers: range) -> None:
+        for partition in range(2):
+            rows = [row(number) for number in numbers if number % 2 == partition]
+            self.queue.append(pa.Table.from_pylist(rows, SCHEMA), partition=partition)
+
+    def run(self, n: int, per: list[str], **options: Any) -> None:
+        source = ps.QueueSource("in", consumer="c", url=self.url, options=options)
+        stream = ps.stream(self.spark, source).limit(n, per=per)
+        query = stream.write(ps.QueueSink("out", url=self.url)).start(
+            checkpoint=self.folder / "ck", trigger=NOW
+        )
+        query.awaitTermination()
+
+    def rows(self) -> Counter[str]:
+        self.out.refresh()
+        return Counter(map(repr, self.out.read(0, 0).to_pylist()))
+
+    def batch(self, n: int, per: list[str]) -> Counter[str]:
+        frame = self.spark.read.format("penstock").options(url=self.url).load("in")
+        found = ps.limits.first_rows(frame, n, per=per)
+        assert found.schema == frame.schema
+        return Counter(map(repr, found.toArrow().to_pylist()))
+
+
+def expected(numbers: range, n: int) -> int:
+    keys = Counter((row(number)["k"], number % 4 // 2 + number % 4 // 3) for number in numbers)
+    return sum(min(n, count) for count in keys.values())
+
+
+@one_store
+def test_the_first_rows_of_each_key_pass_and_a_batch_has_the_same(
+    spark: SparkSession, store_url: str, tmp_path: Path
+) -> None:
+    """In one micro-batch or several, with a restart, and with one that is repeated."""
+    keyed = Keyed(spark, store_url, tmp_path)
+    keyed.add(range(60))
+    keyed.run(2, ["k", "x"])
+    keyed.add(range(60, 90))
+    keyed.run(2, ["k", "x"], maxRowsPerTrigger=16)
+    forget_commit(tmp_path / "ck")
+    keyed.run(2, ["k", "x"])
+    assert sum(keyed.rows().values()) == expected(range(90), 2)
+    assert keyed.rows() == keyed.batch(2, ["k", "x"])
+
+
+@one_store
+def test_each_partition_gives_its_first_rows_and_a_higher_limit_goes_on(
+    spark: SparkSession, store_url: str, tmp_path: Path
+) -> None:
+    keyed = Keyed(spark, store_url, tmp_path)
+    keyed.add(range(12))
+    keyed.run(1, ["K"])
+    assert keyed.rows() == keyed.batch(1, ["k"])
+    keyed.add(range(12, 36))
+    keyed.run(5, ["k"], maxRowsPerTrigger=6)
+    # Of key "a" the first row came with the first limit, and four with the second one.
+    assert sum(keyed.rows().values()) == 15
+
+
+@one_store
+def test_a_key_that_rests_is_forgotten_and_begins_anew(
+    spark: SparkSession, store_url: str, tmp_path: Path
+) -> None:
+    keyed = Keyed(spark, store_url, tmp_path)
+
+    def run() -> int:
+        stream = ps.stream(spark, ps.QueueSource("in", consumer="c", url=store_url))
+        limited = stream.limit(1, per=["k"], forget_after="1 ms").write(ps.QueueSink("out", url=store_url))
+        limited.start(checkpoint=tmp_path / "ck", trigger=NOW).awaitTermination()
+        return sum(keyed.rows().values())
+
+    keyed.add(range(6))
+    assert run() == 3
+    keyed.add(range(6))
+    assert run() == 6, "more than a millisecond lies between two runs"
+
+
+@one_store
+def test_keys_that_cannot_be_are_refused(spark: SparkSession, store_url: str, tmp_path: Path) -> None:
+    keyed = Keyed(spark, store_url, tmp_path)
+    frame = spark.read.format("penstock").options(url=keyed.url).load("in")
+    with pytest.raises(InvalidInput, match="Did you mean 'tags'"):
+        ps.limits.first_rows(frame, 1, per=["tag"])
+    with pytest.raises(UnsupportedType, match="tags"):
+        ps.limits.first_rows(frame, 1, per=["tags"])
+    for wrong in ([], ["k", "k"], [1]):
+        with pytest.raises(InvalidInput, match="per"):
+            ps.limits.first_rows(frame, 1, per=wrong)  # type: ignore[list-item]
+    for wrong_time in ("soon", "1 us", 5):
+        with pytest.raises(InvalidOption, match="forget_after is text such as"):
+            ps.limits.first_rows(frame, 1, per=["k"], forget_after=wrong_time)  # type: ignore[arg-type]

@@ -1,0 +1,177 @@
+"""A query with a limit lets exactly so many rows through, and ends by itself."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+import penstock as ps
+from penstock.errors import ContinuousRefused, InvalidInput, InvalidOption, NotFound, OutputModeRefused
+from tests.limits.support import NOW, Feed, is_prefix
+from tests.spark.support import one_store
+from tests.support.waiting import wait_until
+from tests.tables.support import rows
+
+
+def test_a_query_ends_with_its_rows_and_reads_no_more_than_those(
+    spark: SparkSession, store_url: str, tmp_path: Path
+) -> None:
+    feed = Feed(spark, store_url, tmp_path).add(30, 60)
+    query = feed.run(25, maxRowsPerTrigger=10)
+    taken = feed.taken()
+    assert sum(map(len, taken.values())) == 25
+    assert all(is_prefix(places) for places in taken.values())
+    assert feed.offsets() == [len(taken[0]), len(taken[1])], "right behind the last rows that counted"
+    assert sum(progress.numInputRows for progress in query.recentProgress) == 25
+    assert (feed.progress(), query.exception()) == ("25 of 25", None)
+
+
+@one_store
+def test_with_a_filter_it_ends_in_the_micro_batch_that_reaches_the_limit(
+    spark: SparkSession, store_url: str, tmp_path: Path
+) -> None:
+    feed = Feed(spark, store_url, tmp_path).add(40, 80)
+    feed.run(15, "id % 2 = 0", maxRowsPerTrigger=12)
+    taken = feed.taken()
+    assert sum(map(len, taken.values())) == 15
+    assert all(is_prefix(places, lambda place: place % 2 == 0) for places in taken.values())
+    assert sum(feed.offsets()) == 36, "6 rows of 12 pass, so the third micro-batch reaches 15"
+
+
+@one_store
+def test_a_running_query_waits_for_the_rows_that_its_limit_lacks(
+    spark: SparkSession, store_url: str, tmp_path: Path
+) -> None:
+    feed = Feed(spark, store_url, tmp_path, partitions=1).add(4)
+    query = feed.start(6)
+    query.processAllAvailable()
+    assert (query.isActive, feed.progress()) == (True, "4 of 6")
+    feed.add(5)
+    assert query.awaitTermination(60)
+    assert (feed.taken(), feed.offsets(), feed.progress()) == ({0: list(range(6))}, [6], "6 of 6")
+    with pytest.raises(NotFound, match="no limit is kept"):
+        ps.limits.limit_progress(tmp_path / "other")
+
+
+@one_store
+def test_a_query_that_is_to_be_kept_runs_on_and_drops_what_it_reads(
+    spark: SparkSession, store_url: str, tmp_path: Path
+) -> None:
+    feed = Feed(spark, store_url, tmp_path, partitions=1).add(4)
+    query = feed.start(6, on_limit="keep")
+    feed.add(5)
+    query.processAllAvailable()
+    assert (query.isActive, feed.offsets(), feed.progress()) == (True, [9], "6 of 6")
+    assert query.stop()
+    assert sum(map(len, feed.taken().values())) == 6
+
+
+@one_store
+def test_a_source_that_is_no_queue_is_stopped_as_well(
+    spark: SparkSession, store_url: str, tmp_path: Path
+) -> None:
+    feed = Feed(spark, store_url, tmp_path)
+    rate = ps.stream(spark, ps.RateSource(rows_per_second=100))
+    named = rate.transform(lambda df: df.selectExpr("value as id", "'rate' as name"))
+    query = named.limit(7).write(ps.QueueSink("out", url=store_url)).start(checkpoint=tmp_path / "ck")
+    assert query.awaitTermination(60)
+    assert (sorted(feed.taken()[0]), feed.progress()) == (list(range(7)), "7 of 7")
+
+
+@one_store
+def test_a_table_gets_exactly_the_rows_of_a_limit_in_the_middle_of_the_pipeline(
+    spark: SparkSession, store_url: str, tmp_path: Path
+) -> None:
+    feed = Feed(spark, store_url, tmp_path, partitions=1).add(20)
+    after = feed.stream(maxRowsPerTrigger=4).limit(10).transform(lambda df: df.where("id % 2 = 0"))
+    query = after.write(ps.TableSink("evens", url=store_url)).start(checkpoint=tmp_path / "ck")
+    assert query.awaitTermination(60)
+    assert rows(store_url, "evens", "id") == [(0,), (2,), (4,), (6,), (8,)]
+    assert (feed.offsets(), feed.progress()) == ([10], "10 of 10")
+
+
+@one_store
+def test_rows_that_may_have_been_lost_are_not_counted_by_their_indexes(
+    spark: SparkSession, store_url: str, tmp_path: Path
+) -> None:
+    feed = Feed(spark, store_url, tmp_path, partitions=1).add(10)
+    feed.start(8, failOnDataLoss=False, trigger=NOW, maxRowsPerTrigger=3).awaitTermination()
+    assert sum(map(len, feed.taken().values())) == 8
+    assert feed.offsets() == [9], "a whole micro-batch"
+
+
+@one_store
+def test_a_limit_after_an_aggregation_in_complete_mode_is_one_for_each_micro_batch(
+    spark: SparkSession, store_url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "penstock.pipeline")
+    feed = Feed(spark, store_url, tmp_path, partitions=1).add(6)
+    groups = feed.stream(maxRowsPerTrigger=3).transform(lambda df: df.groupBy("id").count())
+    sink = ps.TableSink("groups", url=store_url)
+    query = groups.limit(2).write(sink, output_mode="complete").start(checkpoint=tmp_path / "ck", trigger=NOW)
+    query.awaitTermination()
+    assert len(rows(store_url, "groups")) == 2
+    assert feed.offsets() == [6], "it did not stop at two rows"
+    assert "limit_per_trigger" in [getattr(record, "action", "") for record in caplog.records]
+
+
+@one_store
+def test_update_mode_and_complete_mode_without_aggregation_are_refused_in_sparks_words(
+    spark: SparkSession, store_url: str, tmp_path: Path
+) -> None:
+    feed = Feed(spark, store_url, tmp_path)
+    limited = feed.stream().limit(2)
+    sink = ps.TableSink("t", keys=["id"], url=store_url)
+    report = ps.modes.check(limited.frame())
+    for mode, code, words in [
+        ("update", "PENSTOCK_LIMIT_IN_UPDATE", "Limits are not supported on streaming DataFrames/Datasets"),
+        ("complete", "PENSTOCK_COMPLETE_WITHOUT_AGGREGATION", "no streaming aggregations"),
+    ]:
+        with pytest.raises(OutputModeRefused, match=code):
+            limited.write(sink, output_mode=mode).start(checkpoint=tmp_path / "ck")
+        (told,) = (problem.spark for problem in report[mode].problems if problem.code == code)
+        assert words in str(told)
+
+
+@one_store
+def test_what_no_limit_can_be_is_refused(spark: SparkSession, store_url: str, tmp_path: Path) -> None:
+    stream = Feed(spark, store_url, tmp_path).stream()
+    for wrong in (0, -1, 2**31, 1.0, True, "10"):
+        with pytest.raises(InvalidOption, match="a limit is a whole number"):
+            stream.limit(wrong)  # type: ignore[arg-type]
+    with pytest.raises(InvalidOption, match="Did you mean 'stop'"):
+        stream.limit(1, on_limit="stp")
+    with pytest.raises(InvalidOption, match="with per, each key has its own"):
+        stream.limit(1, per=["id"], on_limit="stop")
+    with pytest.raises(InvalidOption, match="give per"):
+        stream.limit(1, forget_after="1 hour")
+    with pytest.raises(InvalidInput, match="has a limit already"):
+        stream.limit(1).limit(2)
+    inside = stream.transform(lambda df: df.limit(3)).limit(1).write(ps.QueueSink("out", url=store_url))
+    with pytest.raises(InvalidInput, match="a pipeline has one limit, and this one's plan has 2"):
+        inside.start(checkpoint=tmp_path / "ck")
+    with pytest.raises(ContinuousRefused, match=r"CONTINUOUS_REFUSED\.LIMIT"):
+        stream.limit(1).write(ps.QueueSink("out", url=store_url)).start(trigger=ps.Trigger.continuous())
+
+
+@one_store
+def test_where_state_is_in_rocksdb_the_count_is_read_by_spark(
+    spark: SparkSession, store_url: str, tmp_path: Path
+) -> None:
+    provider = "spark.sql.streaming.stateStore.providerClass"
+    spark.conf.set(provider, "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider")
+    try:
+        feed = Feed(spark, store_url, tmp_path, partitions=1).add(30)
+        feed.start(20, "id % 2 = 0", trigger=NOW, maxRowsPerTrigger=10).awaitTermination()
+        assert feed.progress() == "15 of 20"
+        feed.add(40)
+        feed.run(20, "id % 2 = 0", maxRowsPerTrigger=10)
+    finally:
+        spark.conf.unset(provider)
+    assert sum(map(len, feed.taken().values())) == 20
+    assert feed.offsets()[0] >= 40
+    assert feed.progress() == "20 of 20"
+    wait_until(lambda: not spark.streams.active, 30, "no query runs on")
