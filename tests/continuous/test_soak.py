@@ -121,7 +121,7 @@ def soaked(child: ChildProcess, copies: list[Copied], seconds: float) -> Usage:
 @pytest.mark.parametrize(
     ("seconds", "wanders"),
     [
-        pytest.param(60, WANDERS_SHORT, id="a minute", marks=pytest.mark.timeout(400)),
+        pytest.param(40, WANDERS_SHORT, id="short", marks=pytest.mark.timeout(400)),
         pytest.param(
             SECONDS, WANDERS_LONG, id="long", marks=[pytest.mark.soak, pytest.mark.timeout(SECONDS + 900)]
         ),
@@ -177,8 +177,8 @@ def test_a_query_at_rest_costs_next_to_nothing(
 
 
 def at_rest(child: ChildProcess) -> float:
-    """What it takes in a quarter of a minute; the middle third, should something that was begun still come to its end."""
-    return statistics.median(load(child, 5.0) for _ in range(3))
+    """What it takes in some seconds; the middle third, should something that was begun still come to its end."""
+    return statistics.median(load(child, 3.0) for _ in range(3))
 
 
 def test_a_slope_is_not_moved_by_outliers() -> None:
