@@ -137,6 +137,19 @@ def test_a_key_that_another_transaction_inserts_at_the_same_time_is_updated(tabl
     assert table.rows() == [("a", 2), ("b", 2)]
 
 
+@pytest.mark.parametrize("store_url", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("kind", ['text collate "C"', "varchar(5)"])
+def test_keys_are_equal_as_the_unique_index_of_the_table_says(
+    store: ps.Store, store_url: str, kind: str
+) -> None:
+    query(store_url, f"create table {sql_name(store_url, 't')} (k {kind} primary key, v bigint)")
+    table = Table(store, store_url)
+    for batch_id in range(2):
+        stage = table.stage(batch_id=batch_id)
+        table.write(stage, "update", table.put(stage, ("a", batch_id), ("ä", batch_id)))
+    assert table.rows() == [("a", 1), ("ä", 1)]
+
+
 def test_what_is_swept_is_refused_whole(table: Table) -> None:
     stage = table.stage()
     staged = table.put(stage, ("a", 1))

@@ -109,6 +109,7 @@ class DeltaPlace:
             yield
         except PenstockError:
             raise
+        # Of Arrow's file systems too: an object store's client has the latter for answers that it does not know.
         except (OSError, NotImplementedError) as error:
             raise StoreUnavailable(
                 f"the storage of the Delta table {self.shown} does not answer as it should: {self.told(error)}. Check the path, and "
