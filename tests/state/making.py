@@ -121,18 +121,6 @@ def without_state(spark: SparkSession, folder: Path) -> DataFrame:
     return events_of(spark, folder).select("key")
 
 
-def counted_in_pandas(spark: SparkSession, folder: Path) -> DataFrame:
-    import pandas as pd
-
-    def count(key: tuple[str], parts: Iterator[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
-        found = (state.get[0] if state.exists else 0) + sum(map(len, parts))
-        state.update((found,))
-        yield pd.DataFrame({"key": [key[0]], "n": [found]})
-
-    keyed = events_of(spark, folder).groupBy("key")
-    return keyed.applyInPandasWithState(count, "key string, n long", "n long", "append", "NoTimeout")
-
-
 def with_variables(spark: SparkSession, folder: Path) -> DataFrame:
     import pandas as pd
     from pyspark.sql.streaming import StatefulProcessor
@@ -165,7 +153,6 @@ def with_variables(spark: SparkSession, folder: Path) -> DataFrame:
 CASES = {
     "windows": Case(windows, {}),
     "windows in RocksDB": Case(windows, ROCKSDB),
-    "windows in RocksDB with changelogs": Case(windows, CHANGELOG),
     "windows with state ids": Case(
         windows, {**CHANGELOG, "spark.sql.streaming.stateStore.checkpointFormatVersion": "2"}
     ),
@@ -175,7 +162,6 @@ CASES = {
     "join": Case(joined, {}),
     "join in one store": Case(joined, {**ROCKSDB, "spark.sql.streaming.join.stateFormatVersion": "4"}),
     "limit": Case(limited, {}),
-    "pandas": Case(counted_in_pandas, {}),
     "variables": Case(with_variables, CHANGELOG),
     "stateless": Case(without_state, {}),
 }

@@ -23,7 +23,6 @@ Copied = Callable[[str], Path]
 STATEFUL = (
     "windows",
     "windows in RocksDB",
-    "windows in RocksDB with changelogs",
     "windows with state ids",
     "windows of windows",
     "sessions",
@@ -31,7 +30,6 @@ STATEFUL = (
     "join",
     "join in one store",
     "limit",
-    "pandas",
     "variables",
 )
 NOT_TOLD = {
