@@ -14,6 +14,7 @@ from pyspark.sql import SparkSession
 import penstock as ps
 from penstock.errors import CheckpointNotFound, StateRefused
 from penstock.state import CheckpointState, show
+from tests.limits.support import NOW, Feed
 from tests.spark.support import fill, forget_commit, make_queue, one_store, run, stream, table
 from tests.state.conftest import Make
 from tests.state.making import Made
@@ -145,6 +146,16 @@ def test_a_query_without_state_has_no_operators(spark: SparkSession, made: Make)
     found = show(spark, str(made("stateless").path))
     assert (found.operators, found.last_committed, found.untold) == ((), 2, ())
     assert ["state", "none"] in [line.split() for line in str(found).splitlines()]
+
+
+@one_store
+def test_the_progress_of_a_limit_is_told(spark: SparkSession, store_url: str, tmp_path: Path) -> None:
+    Feed(spark, store_url, tmp_path, partitions=1).add(4).run(6, trigger=NOW)
+    found = show(spark, tmp_path / "ck")
+    assert found.limit is not None
+    assert (str(found.limit), found.to_dict()["limit"]) == ("4 of 6", {"passed": 4, "limit": 6})
+    assert str(ps.state.limit_progress(tmp_path / "ck")) == "4 of 6"
+    assert ["limit", "4", "of", "6"] in [line.split() for line in str(found).splitlines()]
 
 
 def test_files_are_told_without_a_session(made: Make) -> None:

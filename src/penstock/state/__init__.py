@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from penstock.limits.progress import limit_progress as limit_progress
     from penstock.state.batches import Batch as Batch
     from penstock.state.batches import Source as Source
     from penstock.state.reading import read as read
@@ -21,6 +22,7 @@ _HOMES = {
     "StateOperator": "penstock.state.result",
     "StatePart": "penstock.state.result",
     "StateStore": "penstock.state.result",
+    "limit_progress": "penstock.limits.progress",
     "read": "penstock.state.reading",
     "show": "penstock.state.showing",
 }

@@ -38,9 +38,9 @@ class Files:
         # Spark's working folder may be another one.
         self.location = given if _SCHEME.match(given) else os.path.abspath(given)
         try:
-            self._checkpoint = Checkpoint(self.location)
-            kind = self._checkpoint.files.get_file_info(self._checkpoint.root).type
-            self._found = self._checkpoint.tree() if kind == fs.FileType.Directory else {}
+            self.checkpoint = Checkpoint(self.location)
+            kind = self.checkpoint.files.get_file_info(self.checkpoint.root).type
+            self._found = self.checkpoint.tree() if kind == fs.FileType.Directory else {}
         except Exception as error:
             raise self._unreachable(error) from error
         self._require_checkpoint(kind)
@@ -69,7 +69,7 @@ class Files:
             When it is missing, cannot be read or is no text.
         """
         try:
-            found = self._checkpoint.read(name)
+            found = self.checkpoint.read(name)
         except OSError as error:
             raise ValueError(f"it cannot be read: {cause(error, self.location)}") from error
         if found is None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.state.batches import Batch, moment_text
+
+if TYPE_CHECKING:
+    from penstock.limits.progress import LimitProgress
 
 HDFS, ROCKSDB = "hdfs", "rocksdb"
 
@@ -145,6 +148,8 @@ class CheckpointState:
     planned: Batch | None
     """A batch behind it that is planned and not committed: it runs now, or the query ended in it and begins with it again."""
     operators: tuple[StateOperator, ...] = ()
+    limit: LimitProgress | None = None
+    """How far a pipeline's limit has come; None where the query has none."""
     untold: tuple[str, ...] = ()
     """What could not be told, and why."""
 
@@ -183,6 +188,7 @@ class CheckpointState:
             "watermark": moment_text(self.watermark),
             "committed": None if self.committed is None else self.committed.to_dict(),
             "planned": None if self.planned is None else self.planned.to_dict(),
+            "limit": None if self.limit is None else self.limit.to_dict(),
             "operators": [operator.to_dict() for operator in self.operators],
             "untold": list(self.untold),
         }

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from penstock.errors import StateRefused
+from penstock.limits.record import read_record
 from penstock.state.files import Files
 from penstock.state.layout import Layout, read_layout
 from penstock.state.result import CheckpointState
@@ -12,6 +14,7 @@ from penstock.state.result import CheckpointState
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from penstock.limits.progress import LimitProgress
     from penstock.state.result import StateOperator
 
 
@@ -38,10 +41,29 @@ def show(spark: SparkSession | None, checkpoint: str | os.PathLike[str]) -> Chec
     """
     layout = read_layout(Files(checkpoint))
     operators, untold = _counted(spark, layout)
+    limit, why = _limit(spark, layout.files)
     logs = layout.logs
     return CheckpointState(
-        layout.files.shown, logs.query_id, logs.committed, logs.planned, operators, (*logs.untold, *untold)
+        layout.files.shown,
+        logs.query_id,
+        logs.committed,
+        logs.planned,
+        operators,
+        limit,
+        (*logs.untold, *untold, *why),
     )
+
+
+def _limit(spark: SparkSession | None, files: Files) -> tuple[LimitProgress | None, tuple[str, ...]]:
+    try:
+        if read_record(files.checkpoint) is None:
+            return None, ()
+        # Late: it imports Spark, and queries without a limit do without.
+        from penstock.limits.progress import limit_progress
+
+        return limit_progress(files.location, spark=spark), ()
+    except (StateRefused, OSError, ValueError, KeyError) as error:
+        return None, (f"how far the limit has come: {error}",)
 
 
 def _counted(spark: SparkSession | None, layout: Layout) -> tuple[tuple[StateOperator, ...], tuple[str, ...]]:

@@ -56,6 +56,8 @@ def _about(state: CheckpointState) -> Iterator[tuple[str, str]]:
         "none" if committed is None else f"{committed.id}, {moment(committed.committed_at)}",
     )
     yield "watermark", moment(state.watermark)
+    if state.limit is not None:
+        yield "limit", str(state.limit)
     if not state.operators:
         yield "state", "none"
 
