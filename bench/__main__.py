@@ -19,6 +19,7 @@ from bench import (
     read,
     streaming,
     tables,
+    taking,
 )
 from bench.harness import Result, save
 from tests.support.postgres import drop_schema, start_postgres, with_schema
@@ -41,6 +42,7 @@ def cases(pg_url: str) -> dict[str, Callable[[], Result | list[Result]]]:
         "stream-small-postgres": lambda: streaming.small(shared, "PostgreSQL"),
         "stream-large-postgres": lambda: streaming.large(shared, "PostgreSQL"),
         "tables-upsert": lambda: tables.upsert(pg_url),
+        "take-queue": taking.queue,
         "worker-memory": _memory,
         "changes-stream-few": lambda: changes.stream(0.01, 5.0),
         "changes-stream-all": lambda: changes.stream(1.0, 2.5),

@@ -47,6 +47,9 @@ if TYPE_CHECKING:
     from penstock.spark.session import session as session
     from penstock.tables.exactly_once import exactly_once as exactly_once
     from penstock.tables.sink import TableSink as TableSink
+    from penstock.taking.result import Taken as Taken
+    from penstock.taking.sample import sample as sample
+    from penstock.taking.take import take as take
 
 __version__ = "0.1.0"
 
@@ -77,13 +80,16 @@ _HOMES = {
     "SnapshotFeed": "penstock.changes.feeds.snapshots",
     "Store": "penstock.queue.store",
     "TableSink": "penstock.tables.sink",
+    "Taken": "penstock.taking.result",
     "Stream": "penstock.pipeline.stream",
     "Trigger": "penstock.pipeline.trigger",
     "connect": "penstock.queue.store",
     "exactly_once": "penstock.tables.exactly_once",
     "register": "penstock.spark.register",
+    "sample": "penstock.taking.sample",
     "session": "penstock.spark.session",
     "stream": "penstock.pipeline.stream",
+    "take": "penstock.taking.take",
 }
 
 _MODULES = ("changes", "errors", "limits", "modes", "state")

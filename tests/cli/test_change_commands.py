@@ -145,6 +145,14 @@ def test_tail_shows_commits_as_they_come(feed: Penstock, append: Append) -> None
         assert json.loads(tail.stdout.readline())["id"] == 7
 
 
+@pytest.mark.parametrize("rows", [0, 1, 3])
+def test_tail_ends_by_itself_when_there_are_enough(feed: Penstock, rows: int) -> None:
+    wanted = feed("changes", "show", "queue:f", "--json").lines
+    found = feed("changes", "tail", "queue:f", "--from", "1", "-n", rows, "--json").lines
+    assert found == wanted[:rows]
+    assert len(found) == rows
+
+
 def test_net_changes_of_a_tail_are_those_of_each_commit(feed: Penstock, append: Append) -> None:
     append(6, ("insert", 9, "end"))
     with tailing("--from", "1", "--mode", "netChanges", "--updates", "--json") as tail:

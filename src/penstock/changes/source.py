@@ -17,7 +17,7 @@ from penstock.changes.feeds.urls import parse
 from penstock.changes.range import ChangeRange
 from penstock.errors import CheckpointMismatch, InvalidChangeOption
 from penstock.spark.boundary import plain_errors
-from penstock.spark.given import Given, positive
+from penstock.spark.given import Given, boolean, positive
 from penstock.spark.schemas import projection, to_struct
 
 log = logging.getLogger("penstock.changes")
@@ -27,7 +27,7 @@ STARTING = ("startingVersion", "startingTimestamp", "startingBoundInclusive")
 ENDING = ("endingVersion", "endingTimestamp", "endingBoundInclusive")
 LIMITS = ("maxCommitsPerTrigger", "maxRowsPerTrigger")
 BATCH = ("url", *STARTING, *ENDING, "rowsPerTask")
-STREAM = (*BATCH, *LIMITS)
+STREAM = (*BATCH, *LIMITS, "readOnly")
 _PASSES = ("deduplicationmode", "computeupdates")
 
 
@@ -40,6 +40,8 @@ class ReadOptions:
     rows_per_task: int = 1_000_000
     max_commits: int | None = None
     max_rows: int | None = None
+    read_only: bool = False
+    """Whether the feed is not told how far it has been read."""
 
 
 def read_options(given: Mapping[str, str], known: Sequence[str], what: str) -> ReadOptions:
@@ -69,6 +71,7 @@ def read_options(given: Mapping[str, str], known: Sequence[str], what: str) -> R
         rows_per_task=read.value("rowsPerTask", positive, ReadOptions.rows_per_task),
         max_commits=read.value("maxCommitsPerTrigger", positive),
         max_rows=read.value("maxRowsPerTrigger", positive),
+        read_only=read.value("readOnly", boolean, False),
     )
 
 
@@ -161,7 +164,7 @@ class ChangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """The end of the next micro-batch; ``start`` itself when there is nothing for one."""
         begin, after = self._range(start)
-        if after != self._initial:
+        if after != self._initial and not self._options.read_only:
             # Spark asks for more only behind what it has logged; where a new query starts nothing is logged yet.
             self._feed.logged(after)
         if begin == after and self._options.range.first_time is not None:

@@ -92,7 +92,11 @@ def show(
 @command(
     group,
     "tail",
-    examples=["penstock changes tail queue:flights", "penstock changes tail delta:/data/orders --json"],
+    examples=[
+        "penstock changes tail queue:flights",
+        "penstock changes tail queue:flights -n 20",
+        "penstock changes tail delta:/data/orders --json",
+    ],
 )
 def tail(
     run: Run,
@@ -108,8 +112,12 @@ def tail(
     ] = None,
     mode: ModeOption = "dropCarryovers",
     updates: UpdatesOption = False,
+    rows: Annotated[
+        int | None,
+        typer.Option("--rows", "-n", metavar="ROWS", min=0, show_default=False, help="Stop after so many."),
+    ] = None,
 ) -> None:
-    """Show the changes of a feed as they come, until Ctrl-C; nothing is consumed."""
+    """Show the changes of a feed as they come, until Ctrl-C or as many as are wanted; nothing is consumed."""
     from penstock.changes.options import COMMIT
     from penstock.changes.range import ChangeRange
 
@@ -124,8 +132,10 @@ def tail(
     for _ in polls(lambda: view.shown):
         newest = opened.newest(stands)
         if newest > stands:
-            view.show(stands, newest, None)
+            view.show(stands, newest, None if rows is None else rows - view.shown)
             stands = newest
+        if view.shown == rows:
+            return
 
 
 @command(
@@ -170,11 +180,12 @@ class _View:
         self.shown = 0
 
     def show(self, after: int, upto: int, most: int | None) -> None:
-        for table in self._tables(after, upto) if after < upto else ():
-            wanted = table if most is None else table.slice(0, most - self.shown)
-            self._show(wanted)
-            if most is not None and self.shown >= most:
-                return
+        """Show the changes of a range, or no more than so many of them."""
+        from penstock.arrow.first import first_rows
+
+        tables = self._tables(after, upto) if after < upto else iter(())
+        for table in tables if most is None else first_rows(tables, most):
+            self._show(table)
 
     def _tables(self, after: int, upto: int) -> Iterator[pa.Table]:
         from penstock.changes.local import changes

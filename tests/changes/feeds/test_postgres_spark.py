@@ -34,6 +34,22 @@ def test_a_batch_of_net_changes(spark: SparkSession, source: Source) -> None:
     assert [(row.id, row.v, row["_change_type"]) for row in net.collect()] == [(3, "y", "insert")]
 
 
+def test_taking_rows_leaves_the_slot_where_it_is(spark: SparkSession, source: Source) -> None:
+    table = source.table("id int primary key")
+    source.make_slot()
+    for number in range(4):
+        source.run(f"INSERT INTO {table} VALUES ({number})")
+    slot = (
+        f"SELECT confirmed_flush_lsn, restart_lsn FROM pg_replication_slots WHERE slot_name = '{source.name}'"
+    )
+    before = source.rows(slot)
+    frame = ps.changes.read_stream(spark, source.feed(), options={"maxCommitsPerTrigger": 1})
+    assert [row.id for row in ps.take(frame, 4)] == [0, 1, 2, 3]
+    # In a query, which has logged all but the last commit when the last one comes.
+    assert {row.id for row in ps.take(frame.dropDuplicates(["id"]), 4)} == {0, 1, 2, 3}
+    assert source.rows(slot) == before
+
+
 def test_a_stream_follows_the_table_over_restarts(
     spark: SparkSession, source: Source, tmp_path: Path
 ) -> None:

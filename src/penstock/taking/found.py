@@ -1,0 +1,50 @@
+"""Rows as they come, until there are enough."""
+
+from __future__ import annotations
+
+import threading
+
+import pyarrow as pa
+
+from penstock.arrow.first import first_rows
+
+
+class Found:
+    """No more rows than were asked for; those of a query come in a thread of its own.
+
+    Parameters
+    ----------
+    asked
+        How many rows are enough.
+    """
+
+    def __init__(self, asked: int) -> None:
+        self.asked = asked
+        self.tables: list[pa.Table] = []
+        self._enough = threading.Event()
+
+    @property
+    def rows(self) -> int:
+        return sum(table.num_rows for table in self.tables)
+
+    @property
+    def lacking(self) -> int:
+        return self.asked - self.rows
+
+    @property
+    def is_enough(self) -> bool:
+        return self._enough.is_set()
+
+    def add(self, table: pa.Table) -> None:
+        """Take what is lacking."""
+        self.tables.extend(first_rows([table], self.lacking))
+        if self.lacking == 0:
+            self._enough.set()
+
+    def forget_behind(self, tables: int) -> None:
+        """Keep the first tables only."""
+        del self.tables[tables:]
+
+    def wait(self, seconds: float) -> bool:
+        """Until there are enough, or so many seconds; whether there are."""
+        return self._enough.wait(seconds)

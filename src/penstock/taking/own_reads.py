@@ -1,0 +1,135 @@
+"""Penstock's own streaming reads, made such that reading changes nothing: no consumer moves or is owned, no slot goes on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.streaming.datasource import ReadLimit
+from pyspark.sql.types import StructType
+
+from penstock.changes.source import FORMAT as CHANGES
+from penstock.changes.source import STREAM, ChangesStreamReader, read_options
+from penstock.queue.opened import open_store
+from penstock.spark.grafts import StreamingRead
+from penstock.spark.options import STREAM_SOURCE, source_options, with_defaults
+from penstock.spark.register import defaults
+from penstock.spark.schemas import projection, source_schema
+from penstock.spark.stores import check_reach
+from penstock.spark.stream_reader import QueueStreamReader
+
+QUEUE = "penstock"
+_LIMITS = ("maxrowsperpartition", "maxrowspertrigger", "maxbytespertrigger", "maxcommitspertrigger")
+_STARTS = ("startingoffsets", "startingtimestamp", "startingversion", "startingboundinclusive")
+
+Offset = dict[str, Any]
+
+
+class Reader(Protocol):
+    """What both of Penstock's streaming readers have, as far as it is called here."""
+
+    def initialOffset(self) -> Offset: ...
+    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset: ...
+    def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]: ...
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]: ...
+
+
+@dataclass(frozen=True)
+class OwnRead:
+    """A read of a queue or of a change feed."""
+
+    spark: SparkSession
+    format: str
+    options: Mapping[str, str] = field(repr=False)
+    """By their names in lower case, without a consumer."""
+    schema: StructType
+
+    @classmethod
+    def of(cls, spark: SparkSession, read: StreamingRead) -> OwnRead | None:
+        """The read of a plan's leaf; None when it is of another source.
+
+        Raises
+        ------
+        NotFound, InvalidOption
+            When its queue or its consumer is not there any more.
+        """
+        if read.format == QUEUE:
+            return cls(spark, QUEUE, _without_consumer(spark, read.options), read.schema)
+        if read.format == CHANGES:
+            return cls(spark, CHANGES, {**read.options, "readonly": "true"}, read.schema)
+        return None
+
+    @property
+    def has_whole_commits(self) -> bool:
+        """Whether what is done with a micro-batch may depend on its having whole commits."""
+        return self.format == CHANGES
+
+    @property
+    def can_go_on(self) -> bool:
+        """Whether a stream can start where a reader stands: bounds of a range are both versions, or both times."""
+        return "endingtimestamp" not in self.options
+
+    def reader(self, rows: int) -> Reader:
+        """A reader for this process.
+
+        Parameters
+        ----------
+        rows
+            The most that a range may have, of a feed; rounded up to a whole commit.
+        """
+        if self.format == CHANGES:
+            given = read_options(self.options, STREAM, "streaming read of changes")
+            least = min(rows, given.max_rows or rows)
+            return ChangesStreamReader(replace(given, max_rows=least), self.schema)
+        options = source_options(self.options, streaming=True)
+        options = replace(
+            options, max_rows_per_trigger=None, max_rows_per_partition=None, max_bytes_per_trigger=None
+        )
+        check_reach(options.url, self.spark.conf.get("spark.master", None))
+        queue = open_store(options.url, verify=True).queue(options.queue).record
+        columns = projection(self.schema, source_schema(queue.schema, options.service_columns))
+        return QueueStreamReader(options, queue, columns)
+
+    def stream(self, stands: Offset | None = None, *, rows: int | None = None) -> DataFrame:
+        """The read for a streaming query.
+
+        Parameters
+        ----------
+        stands
+            Where to go on, if that can be said; where the read starts by itself when None.
+        rows
+            The most in a micro-batch, unless the read has a limit of its own.
+        """
+        options = dict(self.options)
+        if stands is not None:
+            options = _from_there(options, self.format, stands)
+        if rows is not None and not options.keys() & set(_LIMITS):
+            options["maxrowspertrigger"] = str(rows)
+        return self.spark.readStream.format(self.format).schema(self.schema).options(**options).load()
+
+
+def _without_consumer(spark: SparkSession, given: Mapping[str, str]) -> dict[str, str]:
+    """A queue's options with the consumer's offsets, as they are now, in the consumer's place."""
+    found = with_defaults(given, defaults(spark), STREAM_SOURCE)
+    options = source_options(found, streaming=True)
+    found.pop("path", None)
+    found["queue"] = options.queue
+    if options.consumer is None:
+        return found
+    check_reach(options.url, spark.conf.get("spark.master", None))
+    offsets = open_store(options.url, verify=True).consumer(options.consumer).offsets(options.queue)
+    # With startingOffsets given, the session's own default does not come in its place.
+    del found["consumer"]
+    return {**found, "startingoffsets": json.dumps(offsets)}
+
+
+def _from_there(given: Mapping[str, str], kind: str, stands: Offset) -> dict[str, str]:
+    options = {name: value for name, value in given.items() if name not in _STARTS}
+    if kind == QUEUE:
+        return {**options, "startingoffsets": json.dumps(dict(enumerate(stands["to"])))}
+    return {**options, "startingversion": str(int(stands["to"]) + 1)}

@@ -1,0 +1,48 @@
+"""The examples of docs/taking.md run as they stand there, and give what stands there."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+import penstock as ps
+
+PAGE = Path(__file__).resolve().parents[2] / "docs/taking.md"
+_BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_SHOWN = re.compile(r"^(?P<expression>.*?)\s+# (?P<value>.*)$", re.MULTILINE)
+
+
+def blocks(language: str) -> list[str]:
+    return [body for name, body in _BLOCK.findall(PAGE.read_text()) if name == language]
+
+
+def test_the_examples_give_what_the_page_shows(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"spark": spark}
+    for block in (each.replace("shop.db", f"{tmp_path}/shop.db") for each in blocks("python")):
+        exec(block, names)
+        for shown in _SHOWN.finditer(block):
+            assert eval(shown["expression"], names) == ast.literal_eval(shown["value"]), shown[0]
+    assert capsys.readouterr().out == blocks("text")[0]
+    flights = ps.QueueFeed.create(
+        "flights", pa.schema([("id", pa.int64())]), ps.ChangeContract("id"), store="sqlite:///shop.db"
+    )
+    rows = [{"id": number, "_change_type": "insert"} for number in range(5)]
+    flights.append_commit(1, datetime(2026, 1, 1, tzinfo=UTC), rows)
+    monkeypatch.setenv("PENSTOCK_URL", "sqlite:///shop.db")
+    shell = f'penstock() {{ {sys.executable} -m penstock "$@"; }}; {blocks("sh")[0]}'
+    command = ["bash", "-euo", "pipefail", "-c", shell]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert [line.split()[0] for line in done.stdout.splitlines()].count("+") == 2
