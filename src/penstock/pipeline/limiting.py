@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from penstock.limits.rows import STOP, RowLimit, passed
 from penstock.pipeline.ended import EndedQuery
 from penstock.pipeline.micro_batches import MicroBatchQuery
 from penstock.spark.checkpoint import Checkpoint
+from penstock.spark.limit_state import UnreadableState, rows_passed
 
 log = logging.getLogger("penstock.pipeline")
 
@@ -70,15 +71,27 @@ class Limiting:
     def watch(self, query: MicroBatchQuery) -> None:
         """Stop the query once it has all its rows."""
         if self.limit.on_limit == STOP:
-            watch = LimitWatch(query, self.limit.rows, self.found.passed)
+            watch = LimitWatch(query, self.checkpoint, self.limit.rows, self.found.passed)
             threading.Thread(target=watch.run, name=f"penstock-limit-{query.id}", daemon=True).start()
 
 
 class LimitWatch:
-    """Counts what passes, micro-batch by micro-batch."""
+    """Looks at the count after each micro-batch.
 
-    def __init__(self, query: MicroBatchQuery, rows: int, passed: int) -> None:
-        self._query, self._rows, self._passed = query, rows, passed
+    Parameters
+    ----------
+    query
+        The query.
+    checkpoint
+        Its checkpoint, where the count is.
+    rows
+        How many are enough.
+    observed
+        How many passed in earlier runs; where the state cannot be read, what the progress tells of further ones is added up.
+    """
+
+    def __init__(self, query: MicroBatchQuery, checkpoint: Checkpoint, rows: int, observed: int) -> None:
+        self._query, self._checkpoint, self._rows, self._observed = query, checkpoint, rows, observed
         self._seen = -1
 
     def run(self) -> None:
@@ -91,8 +104,8 @@ class LimitWatch:
 
     def _watch(self) -> None:
         while self._query.isActive:
-            self._passed += sum(passed(progress) for progress in self._new())
-            if self._passed >= self._rows:
+            new = list(self._new())
+            if new and self._passed(new) >= self._rows:
                 log.info(
                     "query %r has its %d rows, and stops",
                     self._query.name or self._query.id,
@@ -102,6 +115,15 @@ class LimitWatch:
                 self._query.finish()
                 return
             time.sleep(_POLL_SECONDS)
+
+    def _passed(self, new: Sequence[Any]) -> int:
+        """How many rows have passed: by the state, which counts a row once, whatever was computed twice."""
+        self._observed += sum(passed(progress) for progress in new)
+        try:
+            last = self._checkpoint.last_commit()
+            return 0 if last is None else rows_passed(self._checkpoint, last)
+        except (UnreadableState, OSError):
+            return self._observed
 
     def _new(self) -> Iterator[Any]:
         """The progress of the micro-batches since the last look."""

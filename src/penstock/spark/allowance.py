@@ -21,6 +21,7 @@ class Allowance:
     def __init__(self, quota: Quota | None) -> None:
         self._quota = quota
         self._since = None if quota is None else quota.since
+        self._looked: tuple[int, bool] | None = None
 
     @classmethod
     def of(cls, options: SourceOptions) -> Allowance:
@@ -48,10 +49,18 @@ class Allowance:
 
     def _reached(self, quota: Quota) -> bool:
         """Whether the limit has let all its rows through, by the state of the last micro-batch."""
+        checkpoint = Checkpoint(quota.checkpoint)
+        last = checkpoint.last_commit()
+        if last is None:
+            return False
+        # While a query rests it is asked again and again.
+        if self._looked is None or self._looked[0] != last:
+            self._looked = last, self._is_enough(checkpoint, last, quota.rows)
+        return self._looked[1]
+
+    def _is_enough(self, checkpoint: Checkpoint, last: int, rows: int) -> bool:
         try:
-            checkpoint = Checkpoint(quota.checkpoint)
-            last = checkpoint.last_commit()
-            return last is not None and rows_passed(checkpoint, last) >= quota.rows
+            return rows_passed(checkpoint, last) >= rows
         except UnreadableState as unreadable:
             # The driver counts as well, and asks for no more; a micro-batch may begin before it does.
             log.debug("the limit's state cannot be read here: %s", unreadable)
