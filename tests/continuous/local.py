@@ -36,9 +36,15 @@ class LocalEngine:
         return [{p: positions[p] for p in sorted(positions)[task::tasks]} for task in range(tasks)]
 
     def job(
-        self, coordinator: EpochCoordinator, groups: Sequence[Positions], epoch: int, sink: Sink
+        self,
+        coordinator: EpochCoordinator,
+        groups: Sequence[Positions],
+        epoch: int,
+        sink: Sink,
+        *,
+        hurried: bool,
     ) -> LocalJob:
-        self.jobs.append(LocalJob(self, coordinator, groups, epoch, sink))
+        self.jobs.append(LocalJob(self, coordinator, groups, epoch, sink, hurried))
         return self.jobs[-1]
 
 
@@ -50,8 +56,9 @@ class LocalJob:
         groups: Sequence[Positions],
         epoch: int,
         sink: Sink,
+        hurried: bool,
     ) -> None:
-        self._sink = sink
+        self._sink, self.hurried = sink, hurried
         self._engine, self._address, self.groups, self._epoch = engine, coordinator.address, groups, epoch
         self._failure: Exception | None = None
         self._threads: list[threading.Thread] = []
@@ -70,7 +77,7 @@ class LocalJob:
             self._failure = self._failure or error
             return
         try:
-            reading = Reading(source.open(group), reader, self._epoch, 2)
+            reading = Reading(source.open(group), reader, self._epoch, 2, hurried=self.hurried)
             Writing(sink.open(task), writer).all(self._transformed(reading.batches()))
             writer.tell("done")
         except Exception as error:

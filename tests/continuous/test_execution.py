@@ -13,12 +13,14 @@ import pytest
 
 import penstock as ps
 from penstock.continuous import execution as module
+from penstock.continuous import queues, reader
 from penstock.continuous.execution import ContinuousExecution, Settings, State
 from penstock.continuous.logs import CheckpointLog
 from penstock.continuous.queue_drivers import QueueSinkDriver, QueueSourceDriver
 from penstock.errors import ContinuousFailed, OwnerFenced
 from penstock.spark.options import SinkOptions, SourceOptions
 from tests.continuous.local import LocalEngine
+from tests.support.waiting import wait_until
 
 SCHEMA = pa.schema([("id", pa.int64())])
 PATIENCE = 30
@@ -244,6 +246,34 @@ def test_partitions_that_are_added_are_read(copy: Copy) -> None:
     assert [len(job.groups) for job in copy.engine.jobs] == [2, 4]
 
 
+def test_a_query_that_is_far_behind_hurries_until_it_has_caught_up(
+    copy: Copy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader, "BEHIND_ROWS", 8)
+    monkeypatch.setattr(queues, "_AHEAD_ROWS", 2)
+    query = copy.add(60).query()
+    copy.through(query)
+    wait_until(lambda: [job.hurried for job in copy.engine.jobs] == [False, True, False])
+    copy.through(copy.add() and query)
+    assert copy.ids() == copy.all()
+    assert len(copy.engine.jobs) == 3
+
+
+def test_a_query_stops_with_the_epoch_in_hand_however_many_rows_there_are(
+    copy: Copy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader, "BATCH_ROWS", 1)
+    for partition in range(2):
+        copy.queue.append(pa.table({"id": range(8_000)}), partition=partition)
+    query = copy.query()
+    assert query.await_epoch(0, PATIENCE)
+    assert query.stop()
+    assert sum(map(len, copy.by_partition())) < 16_000
+    monkeypatch.undo()
+    copy.through(copy.query())
+    assert copy.by_partition() == [list(range(8_000))] * 2
+
+
 def test_partitions_share_the_slots_that_there_are(copy: Copy) -> None:
     query = copy.add().query(slots=1)
     copy.through(query)
@@ -255,7 +285,7 @@ def test_tasks_that_do_not_start_are_an_error(copy: Copy, monkeypatch: pytest.Mo
     monkeypatch.setattr(module, "_BACK_OFF", 0.001)
     query = copy.query(start=False)
     query._settings = Settings(0.01, start_timeout=0.05)
-    monkeypatch.setattr(copy.engine, "job", lambda *_: _Nothing())
+    monkeypatch.setattr(copy.engine, "job", lambda *_, **__: _Nothing())
     query.start()
     assert query.join(PATIENCE)
     assert isinstance(query.failure, ContinuousFailed)

@@ -246,7 +246,7 @@ def test_a_transform_has_to_give_back_the_frame_that_it_got(
 def test_the_whole_plan_is_checked_and_has_no_python_stage_of_its_own(frame: ContinuousFrame) -> None:
     plan = checked(frame.where("id > 1").select("*", F.explode("a")))
     assert plan.python_stages == ()
-    assert plan.records_per_batch == 512
+    assert plan.filler_rows(64) == 66
     assert plan.notes == ()
     plan.require_pipelined(False, "4.3.0")
 

@@ -286,7 +286,7 @@ def test_python_stages_are_named_and_what_they_cost_is_said(
 ) -> None:
     plan = checked(frame.select(functions()[kind]))
     assert plan.python_stages == (stage,)
-    assert plan.records_per_batch == 64
+    assert plan.filler_rows(64) == 130
     assert len(plan.notes) == (stage in ("pickled UDF", "pandas UDF"))
     plan.require_pipelined(True, "4.3.0")
     with pytest.raises(ContinuousRefused, match=rf"\({stage}\).*spark\.python\.udf\.pipelined\.enabled=true"):

@@ -24,7 +24,8 @@ _SLOW = {
     PANDAS_UDF: "A pandas UDF holds each row back for tens of milliseconds; an Arrow UDF for a few.",
     PICKLED_UDF: "A pickled Python UDF holds each row back for most of a second; an Arrow UDF for a few milliseconds.",
 }
-_MANY, _FEW = 512, 64
+MANY_ROWS, FEW_ROWS = 8192, 64
+"""Of a batch for Python (``spark.sql.execution.arrow.maxRecordsPerBatch``): for a backlog, and for early rows."""
 
 
 @dataclass(frozen=True)
@@ -35,16 +36,16 @@ class CheckedPlan:
     """The stages that send rows through a Python worker of their own, from the reader on: mapInArrow, mapInPandas, Arrow UDF,
     pandas UDF, Python UDF (row by row, carried as Arrow batches), pickled UDF. UDFs that Spark runs together are one stage."""
 
-    @property
-    def records_per_batch(self) -> int:
-        """What ``spark.sql.execution.arrow.maxRecordsPerBatch`` should be, in rows."""
-        return _FEW if self.python_stages else _MANY
+    def filler_rows(self, batch: int) -> int:
+        """How many rows push those before them through all stages and into the writer.
 
-    @property
-    def filler_rows(self) -> int:
-        """How many rows push those before them through all stages and into the writer."""
+        Parameters
+        ----------
+        batch
+            The rows of a batch for Python.
+        """
         # The JVM asks for one row more before it closes a batch, and one more pushes the last bytes out.
-        return self.records_per_batch * (1 + len(self.python_stages)) + 2
+        return batch * (1 + len(self.python_stages)) + 2
 
     @property
     def notes(self) -> tuple[str, ...]:

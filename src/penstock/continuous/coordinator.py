@@ -39,11 +39,13 @@ class EpochCoordinator:
     def __init__(self, host: str, bind: str, epochs: Epochs) -> None:
         self.run = str(uuid.uuid4())
         self._epochs = epochs
+        self.tasks = epochs.tasks
         self._changed = threading.Condition()
         self._lines: dict[tuple[str, int], Connection] = {}
         self._gone: set[tuple[str, int]] = set()
         self._failure: Exception | None = None
         self._grown = False
+        self._off_pace: set[int] = set()
         # The last, since somebody may call at once.
         self._listening = Listening(bind, self._serve, "penstock-epochs")
         self.address = Address(host, self._listening.port, self.run, self._listening.secret)
@@ -84,6 +86,11 @@ class EpochCoordinator:
             if number is not None:
                 self._tell_readers(encode("epoch", number=number))
         return number
+
+    def rest(self) -> None:
+        """Let the readers read no more."""
+        with self._changed:
+            self._tell_readers(encode("rest"))
 
     def finish(self) -> None:
         """Let the readers end when they have sent what they have in hand."""
@@ -129,6 +136,11 @@ class EpochCoordinator:
     def grown(self) -> bool:
         """Whether a reader has seen that the source has got more partitions."""
         return self._grown
+
+    @property
+    def off_pace(self) -> int:
+        """How many readers say that batches for more rows, or for fewer, would suit them better."""
+        return len(self._off_pace)
 
     def close(self) -> None:
         """Hang up on everybody, and hear nobody any more."""
@@ -199,6 +211,8 @@ class EpochCoordinator:
                     )
                 elif kind == "grown":
                     self._grown = True
+                elif kind == "pace":
+                    self._off_pace.add(task)
                 elif kind == "failed":
                     self._fail(ContinuousFailed(str(message["error"]), condition=message.get("condition")))
                 elif kind == "done":

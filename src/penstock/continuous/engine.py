@@ -13,7 +13,7 @@ from pyspark import InheritableThread
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from penstock.continuous.checked import PIPELINED, CheckedPlan
+from penstock.continuous.checked import FEW_ROWS, MANY_ROWS, PIPELINED, CheckedPlan
 from penstock.continuous.coordinator import EpochCoordinator
 from penstock.continuous.ends import Positions, SourceDriver
 from penstock.continuous.epochs import Epochs
@@ -106,12 +106,17 @@ class SparkEngine:
         return [{p: positions[p] for p in partitions[task::tasks]} for task in range(tasks)]
 
     def job(
-        self, coordinator: EpochCoordinator, groups: Sequence[Positions], epoch: int, sink: Sink
+        self,
+        coordinator: EpochCoordinator,
+        groups: Sequence[Positions],
+        epoch: int,
+        sink: Sink,
+        *,
+        hurried: bool,
     ) -> SparkJob:
-        rows = self._plan.records_per_batch
-        read = ReadTask(
-            self.source.source(), tuple(groups), coordinator.address, epoch, self._plan.filler_rows
-        )
+        rows = MANY_ROWS if hurried else FEW_ROWS
+        fillers = self._plan.filler_rows(rows)
+        read = ReadTask(self.source.source(), tuple(groups), coordinator.address, epoch, fillers, hurried)
         frame = sink.shaped(self._transformed(self._session(rows), read))
         write = WriteTask(sink, coordinator.address)
         return SparkJob(frame.carried.mapInArrow(write, REPORT), self.called)

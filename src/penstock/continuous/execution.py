@@ -83,7 +83,13 @@ class Engine(Protocol):
     def groups(self, positions: Positions) -> Sequence[Positions]: ...
 
     def job(
-        self, coordinator: EpochCoordinator, groups: Sequence[Positions], epoch: int, sink: Sink
+        self,
+        coordinator: EpochCoordinator,
+        groups: Sequence[Positions],
+        epoch: int,
+        sink: Sink,
+        *,
+        hurried: bool,
     ) -> Job: ...
 
 
@@ -124,6 +130,8 @@ class ContinuousExecution:
         """The last committed one."""
         self._at: Positions = {}
         self._offset: Any = None
+        self._hurried = False
+        """Whether runs are for many rows rather than for early ones."""
         self._fresh = True
         """Whether the run in hand has committed nothing yet."""
         self._thread = threading.Thread(target=self._run, name=f"continuous {name or self.id}", daemon=True)
@@ -232,7 +240,7 @@ class ContinuousExecution:
         groups = self._engine.groups(self._at)
         epochs = Epochs(len(groups), self._epoch + 1, self._settings.backlog)
         coordinator = self._coordinator = self._engine.coordinator(epochs)
-        job = self._engine.job(coordinator, groups, self._epoch + 1, self._sink.sink())
+        job = self._engine.job(coordinator, groups, self._epoch + 1, self._sink.sink(), hurried=self._hurried)
         try:
             job.start()
             coordinator.await_tasks(self._settings.start_timeout, job.alive)
@@ -274,7 +282,7 @@ class ContinuousExecution:
     def _epochs(self, coordinator: EpochCoordinator, job: Job) -> None:
         """Begin an epoch at each interval, and commit each that is complete, until the run is to end."""
         next_at = self._clock() + self._settings.interval
-        while not (self._stopping or coordinator.grown):
+        while not self._to_end(coordinator):
             self._commit_next(coordinator, next_at - self._clock())
             if self._clock() >= next_at:
                 coordinator.begin()
@@ -284,9 +292,19 @@ class ContinuousExecution:
         if not self._stopping:
             self._become(State.RECONFIGURING)
         self._finish(coordinator)
+        self._hurried ^= self._off_pace(coordinator)
+
+    def _to_end(self, coordinator: EpochCoordinator) -> bool:
+        """Whether the run is to end, for good or for another one."""
+        return self._stopping or coordinator.grown or self._off_pace(coordinator)
+
+    def _off_pace(self, coordinator: EpochCoordinator) -> bool:
+        """Whether one reader is far behind, or, in a run that is for that, all have caught up."""
+        return coordinator.off_pace >= (coordinator.tasks if self._hurried else 1)
 
     def _finish(self, coordinator: EpochCoordinator) -> None:
         """A last epoch, for what has been read."""
+        coordinator.rest()
         deadline = self._clock() + _FINISH_SECONDS
         while not coordinator.idle:
             if self._clock() > deadline:
@@ -296,7 +314,7 @@ class ContinuousExecution:
         coordinator.finish()
 
     def _commit_next(self, coordinator: EpochCoordinator, timeout: float) -> None:
-        epoch = coordinator.complete(timeout, lambda: self._stopping or coordinator.grown)
+        epoch = coordinator.complete(timeout, lambda: self._to_end(coordinator))
         if epoch is None:
             return
         self._commit(epoch)

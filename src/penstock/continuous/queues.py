@@ -86,6 +86,10 @@ class QueueReading(SourceTask):
             self._ends = self._ends or self._watch.wait(self._positions, 0).ends
         return bool(self._held or self._ends)
 
+    @property
+    def behind(self) -> int:
+        return sum(end - self._positions[partition] for partition, end in self._ends.items())
+
     def _rows(self, partition: int, start: int, end: int) -> Iterator[tuple[int, int, pa.RecordBatch]]:
         source = self._source
         wanted = [name for name in source.queue.schema.names if name in set(source.schema.names)]

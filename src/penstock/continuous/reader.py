@@ -19,6 +19,11 @@ MOST_TIMES = 1000
 """Of an epoch, which are told for its latencies."""
 BATCH_ROWS = 10_000
 """Rows between two looks at what the driver says."""
+BEHIND_ROWS = 1_000_000
+"""From so many unread rows on it pays to start the tasks anew, for batches that suit many rows."""
+
+
+_LONGEST_REST = 1.0
 
 
 class SourceTask(ABC):
@@ -44,6 +49,11 @@ class SourceTask(ABC):
     def ahead(self) -> bool:
         """Whether more rows are known to be there."""
         return False
+
+    @property
+    def behind(self) -> int:
+        """How many rows are known to be there that were not read yet."""
+        return 0
 
     @property
     def grown(self) -> bool:
@@ -76,6 +86,8 @@ class ReadTask:
     first_epoch: int
     filler_rows: int
     """How many rows push those before them through all buffers behind."""
+    hurried: bool = False
+    """Whether the batches behind are large, for many rows rather than for early ones."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return plainly(self._run())
@@ -88,7 +100,7 @@ class ReadTask:
         try:
             source = self.source.open(self.groups[task])
             try:
-                reading = Reading(source, link, self.first_epoch, self.filler_rows)
+                reading = Reading(source, link, self.first_epoch, self.filler_rows, hurried=self.hurried)
                 yield from in_whole(reading.batches())
             finally:
                 source.close()
@@ -99,7 +111,9 @@ class ReadTask:
 class Reading:
     """What a reader sends, and when; not for several threads at once."""
 
-    def __init__(self, source: SourceTask, link: Link, epoch: int, filler_rows: int) -> None:
+    def __init__(
+        self, source: SourceTask, link: Link, epoch: int, filler_rows: int, *, hurried: bool = False
+    ) -> None:
         self._source, self._link, self._epoch = source, link, epoch
         # As many times the last row.
         self._places = pa.repeat(0, filler_rows)
@@ -109,7 +123,10 @@ class Reading:
         """Sent since the last marker."""
         self._held = False
         """Whether buffers may hold something back."""
-        self._told_growth = False
+        self._resting = False
+        """Whether the driver wants no more rows."""
+        self._hurried = hurried
+        self._told_growth = self._told_pace = False
         self._times: list[tuple[int, int, int]] = []
 
     def batches(self) -> Iterator[pa.RecordBatch]:
@@ -119,15 +136,21 @@ class Reading:
             if message is not None:
                 if message["kind"] == "finish":
                     break
+                if message["kind"] == "rest":
+                    self._resting = True
+                    continue
                 yield from self._end_epoch(message["number"])
                 continue
-            rows = self._source.read(BATCH_ROWS)
+            rows = None if self._resting else self._source.read(BATCH_ROWS)
             if rows is not None and rows.num_rows:
                 yield self._sent(rows)
             elif self._held:
                 self._held = False
                 yield self._fillers()
+            elif self._resting:
+                self._link.waits(_LONGEST_REST)
             else:
+                self._tell_pace(self._hurried)
                 self._tell_growth()
                 self._source.wait(self._link)
         self._link.tell("done")
@@ -139,6 +162,8 @@ class Reading:
         self._note_times()
         self._last = rows.slice(rows.num_rows - 1)
         self._held = self._source.ahead
+        if not self._hurried and self._source.behind >= BEHIND_ROWS:
+            self._tell_pace(True)
         sent = self._labelled(rows, ROW, self._epoch)
         # One batch is under way sooner than two.
         return sent if self._held else pa.concat_batches([sent, self._fillers()])
@@ -166,6 +191,12 @@ class Reading:
     def _fillers(self) -> pa.RecordBatch:
         assert self._last is not None
         return self._labelled(self._last.take(self._places), FILLER, self._epoch)
+
+    def _tell_pace(self, other: bool) -> None:
+        """Tell once that the other pace would suit."""
+        if other and not self._told_pace:
+            self._told_pace = True
+            self._link.tell("pace")
 
     def _tell_growth(self) -> None:
         if not self._told_growth and self._source.grown:
