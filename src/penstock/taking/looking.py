@@ -25,7 +25,7 @@ from penstock.taking.plans import Reach, reach_of
 _FIRST_ROWS = 1_000
 _GROWTH = 8
 _MOST_AT_ONCE = 131_072
-_MOST = 400_000
+_MOST = 150_000
 """Rows that this process reads before it leaves the rest to Spark's executors."""
 _AGAIN = 0.2
 _RANGE_ROWS = 20_000
