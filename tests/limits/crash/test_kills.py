@@ -38,7 +38,7 @@ def finish(children: Children, cases: Sequence[LimitCase]) -> None:
         assert str(ps.limits.limit_progress(case.checkpoint)) == f"{LIMIT} of {LIMIT}"
 
 
-@pytest.mark.crash
+@pytest.mark.crash_full
 @pytest.mark.timeout(300)
 def test_a_kill_between_the_two_commits_of_the_last_micro_batch_changes_nothing(
     tmp_path: Path, run_child: Callable[..., ChildProcess]
