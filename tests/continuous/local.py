@@ -43,8 +43,9 @@ class LocalEngine:
         sink: Sink,
         *,
         hurried: bool,
+        limited: bool,
     ) -> LocalJob:
-        self.jobs.append(LocalJob(self, coordinator, groups, epoch, sink, hurried))
+        self.jobs.append(LocalJob(self, coordinator, groups, epoch, sink, hurried, limited))
         return self.jobs[-1]
 
 
@@ -57,8 +58,9 @@ class LocalJob:
         epoch: int,
         sink: Sink,
         hurried: bool,
+        limited: bool,
     ) -> None:
-        self._sink, self.hurried = sink, hurried
+        self._sink, self.hurried, self._limited = sink, hurried, limited
         self._engine, self._address, self.groups, self._epoch = engine, coordinator.address, groups, epoch
         self._failure: Exception | None = None
         self._threads: list[threading.Thread] = []
@@ -78,7 +80,7 @@ class LocalJob:
             return
         try:
             reading = Reading(source.open(group), reader, self._epoch, 2, hurried=self.hurried)
-            Writing(sink.open(task), writer).all(self._transformed(reading.batches()))
+            Writing(sink.open(task), writer, limited=self._limited).all(self._transformed(reading.batches()))
             writer.tell("done")
         except Exception as error:
             self._failure = self._failure or error

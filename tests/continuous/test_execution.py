@@ -11,75 +11,16 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-import penstock as ps
 from penstock.continuous import execution as module
 from penstock.continuous import queues, reader
-from penstock.continuous.execution import ContinuousExecution, Settings, State
-from penstock.continuous.logs import CheckpointLog
-from penstock.continuous.queue_drivers import QueueSinkDriver, QueueSourceDriver
+from penstock.continuous.execution import Settings, State
 from penstock.errors import ContinuousFailed, OwnerFenced
-from penstock.spark.options import SinkOptions, SourceOptions
-from tests.continuous.local import LocalEngine
+from tests.continuous.copying import PATIENCE, Copy
 from tests.support.waiting import wait_until
-
-SCHEMA = pa.schema([("id", pa.int64())])
-PATIENCE = 30
 
 
 class Died(Exception):
     """The driver's process is gone."""
-
-
-class Copy:
-    """A queue copied into another one."""
-
-    def __init__(
-        self, url: str, folder: Path, *, partitions: int = 2, guarantee: str = "exactly_once"
-    ) -> None:
-        self.url, self.folder, self.guarantee = url, folder, guarantee
-        self.store = ps.connect(url)
-        self.queue = self.store.create_queue("in", SCHEMA, partitions=partitions)
-        self.out = self.store.create_queue("out", SCHEMA, partitions=partitions)
-        self.store.create_consumer("c").register("in")
-        self.running: list[ContinuousExecution] = []
-        self._next = 0
-
-    def add(self, count: int = 4) -> Copy:
-        """As many rows, in turn over the partitions."""
-        for _ in range(count):
-            self.queue.append([{"id": self._next}], partition=self._next % len(self.queue.info().partitions))
-            self._next += 1
-        return self
-
-    def query(self, *, interval: float = 0.01, start: bool = True, **more: Any) -> ContinuousExecution:
-        source = QueueSourceDriver(SourceOptions(self.url, "in", "c"))
-        logs = CheckpointLog(str(self.folder / "ck"))
-        sink = QueueSinkDriver(SinkOptions(self.url, "out"), logs.query_id, self.guarantee == "exactly_once")
-        self.engine = LocalEngine(source, **more)
-        found = ContinuousExecution("copy", source, sink, self.engine, logs, Settings(interval, retain=3))
-        self.running.append(found)
-        if start:
-            found.start()
-        return found
-
-    def through(self, query: ContinuousExecution) -> None:
-        """Wait until everything is committed."""
-        ends = {part.partition: part.next_index for part in self.queue.info().partitions}
-        query.await_rest(lambda at: at == ends)
-        assert query.failure is None, query.failure
-
-    def ids(self) -> list[int]:
-        return sorted(row for ids in self.by_partition() for row in ids)
-
-    def by_partition(self) -> list[list[int]]:
-        tables = [self.out.read(part.partition, 0, part.next_index) for part in self.out.info().partitions]
-        return [table["id"].to_pylist() for table in tables]
-
-    def all(self) -> list[int]:
-        return list(range(self._next))
-
-    def files(self, name: str) -> list[int]:
-        return sorted(int(path.name) for path in (self.folder / "ck" / name).iterdir() if path.name.isdigit())
 
 
 @pytest.fixture

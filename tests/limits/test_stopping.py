@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import penstock as ps
-from penstock.errors import ContinuousRefused, InvalidInput, InvalidOption, NotFound, OutputModeRefused
+from penstock.errors import InvalidInput, InvalidOption, NotFound, OutputModeRefused
 from tests.limits.support import NOW, Feed, is_prefix
 from tests.spark.support import one_store
 from tests.support.waiting import wait_until
@@ -153,8 +153,6 @@ def test_what_no_limit_can_be_is_refused(spark: SparkSession, store_url: str, tm
     inside = stream.transform(lambda df: df.limit(3)).limit(1).write(ps.QueueSink("out", url=store_url))
     with pytest.raises(InvalidInput, match="a pipeline has one limit, and this one's plan has 2"):
         inside.start(checkpoint=tmp_path / "ck")
-    with pytest.raises(ContinuousRefused, match=r"CONTINUOUS_REFUSED\.LIMIT"):
-        stream.limit(1).write(ps.QueueSink("out", url=store_url)).start(trigger=ps.Trigger.continuous())
 
 
 @one_store

@@ -14,6 +14,7 @@ from typing import Any
 
 from penstock.continuous.epochs import Epoch, Epochs
 from penstock.continuous.link import READER, WRITER, Address, decode, encode
+from penstock.continuous.quota import Quota
 from penstock.errors import ContinuousFailed, PenstockError
 from penstock.spark.endpoint import Listening
 
@@ -40,6 +41,8 @@ class EpochCoordinator:
         self.run = str(uuid.uuid4())
         self._epochs = epochs
         self.tasks = epochs.tasks
+        self.quota: Quota | None = None
+        """What a limit leaves to be written."""
         self._changed = threading.Condition()
         self._lines: dict[tuple[str, int], Connection] = {}
         self._gone: set[tuple[str, int]] = set()
@@ -142,6 +145,11 @@ class EpochCoordinator:
         """How many readers say that batches for more rows, or for fewer, would suit them better."""
         return len(self._off_pace)
 
+    @property
+    def exhausted(self) -> bool:
+        """Whether a limit leaves nothing more to be written."""
+        return self.quota is not None and self.quota.exhausted
+
     def close(self) -> None:
         """Hang up on everybody, and hear nobody any more."""
         self._listening.close()
@@ -211,6 +219,9 @@ class EpochCoordinator:
                     )
                 elif kind == "grown":
                     self._grown = True
+                elif kind == "want" and self.quota is not None:
+                    granted = self.quota.take(message["rows"])
+                    self._lines[role, task].send_bytes(encode("granted", rows=granted))
                 elif kind == "pace":
                     self._off_pace.add(task)
                 elif kind == "failed":

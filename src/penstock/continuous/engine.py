@@ -113,12 +113,13 @@ class SparkEngine:
         sink: Sink,
         *,
         hurried: bool,
+        limited: bool,
     ) -> SparkJob:
         rows = MANY_ROWS if hurried else FEW_ROWS
         fillers = self._plan.filler_rows(rows)
         read = ReadTask(self.source.source(), tuple(groups), coordinator.address, epoch, fillers, hurried)
         frame = sink.shaped(self._transformed(self._session(rows), read))
-        write = WriteTask(sink, coordinator.address)
+        write = WriteTask(sink, coordinator.address, limited)
         return SparkJob(frame.carried.mapInArrow(write, REPORT), self.called)
 
     def _session(self, rows: int | None = None) -> SparkSession:

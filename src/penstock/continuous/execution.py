@@ -16,6 +16,7 @@ from penstock.continuous.ends import Positions, SinkDriver, SourceDriver
 from penstock.continuous.epochs import Epoch, Epochs
 from penstock.continuous.logs import CheckpointLog
 from penstock.continuous.progress import Progress, timestamp
+from penstock.continuous.quota import Limit, Quota
 from penstock.continuous.telling import Telling
 from penstock.continuous.writer import Sink
 from penstock.errors import ContinuousFailed, PenstockError
@@ -90,6 +91,7 @@ class Engine(Protocol):
         sink: Sink,
         *,
         hurried: bool,
+        limited: bool,
     ) -> Job: ...
 
 
@@ -113,11 +115,12 @@ class ContinuousExecution:
         logs: CheckpointLog,
         settings: Settings,
         *,
+        limit: Limit | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name, self.id, self.run_id = name, logs.query_id, str(uuid.uuid4())
         self._source, self._sink, self._engine, self._logs = source, sink, engine, logs
-        self._settings, self._clock = settings, clock
+        self._settings, self._clock, self._limit = settings, clock, limit
         self.progress = Progress(self.id, self.run_id, name, clock, source.description, sink.description)
         self.telling = Telling(self.called, None)
         """Who is told of events; for whoever starts the query to choose before."""
@@ -130,6 +133,8 @@ class ContinuousExecution:
         """The last committed one."""
         self._at: Positions = {}
         self._offset: Any = None
+        self._passed = 0
+        """Rows of committed epochs, which count for the limit."""
         self._hurried = False
         """Whether runs are for many rows rather than for early ones."""
         self._fresh = True
@@ -237,10 +242,22 @@ class ContinuousExecution:
         self.progress.run_begins()
         self._source.own()
         self._settle()
+        if self._limit is not None and self._limit.stops and self._passed >= self._limit.rows:
+            self._end_by(self._limit)
+            return
         groups = self._engine.groups(self._at)
         epochs = Epochs(len(groups), self._epoch + 1, self._settings.backlog)
         coordinator = self._coordinator = self._engine.coordinator(epochs)
-        job = self._engine.job(coordinator, groups, self._epoch + 1, self._sink.sink(), hurried=self._hurried)
+        if self._limit is not None:
+            coordinator.quota = Quota(self._limit.rows - self._passed)
+        job = self._engine.job(
+            coordinator,
+            groups,
+            self._epoch + 1,
+            self._sink.sink(),
+            hurried=self._hurried,
+            limited=self._limit is not None,
+        )
         try:
             job.start()
             coordinator.await_tasks(self._settings.start_timeout, job.alive)
@@ -275,6 +292,8 @@ class ContinuousExecution:
         last = self._logs.last_committed()
         self._offset = None if last is None else self._logs.offset(last)
         self._epoch = -1 if last is None else last
+        if self._limit is not None:
+            self._passed = self._logs.passed(last)
         self._at = self._source.start(self._offset)
         if self._offset is not None:
             self._source.logged(self._offset)
@@ -289,14 +308,34 @@ class ContinuousExecution:
                 next_at = max(next_at + self._settings.interval, self._clock())
             if not job.alive():
                 raise job.failure() or ContinuousFailed("the tasks of the query have ended by themselves")
-        if not self._stopping:
+        if not (self._stopping or self._enough(coordinator)):
             self._become(State.RECONFIGURING)
         self._finish(coordinator)
+        if self._limit is not None and self._enough(coordinator):
+            self._end_by(self._limit)
         self._hurried ^= self._off_pace(coordinator)
 
     def _to_end(self, coordinator: EpochCoordinator) -> bool:
         """Whether the run is to end, for good or for another one."""
-        return self._stopping or coordinator.grown or self._off_pace(coordinator)
+        changes = coordinator.grown or self._off_pace(coordinator)
+        return self._stopping or changes or self._enough(coordinator)
+
+    def _enough(self, coordinator: EpochCoordinator) -> bool:
+        """Whether the limit is reached, and the query to end."""
+        return self._limit is not None and self._limit.stops and coordinator.exhausted
+
+    def _end_by(self, limit: Limit) -> None:
+        lower = (
+            f" is lower than the {self._passed:,} rows that have passed" if self._passed > limit.rows else ""
+        )
+        log.info(
+            "query %s ends: its limit of %s rows%s",
+            self.called,
+            f"{limit.rows:,}",
+            lower or " is reached",
+            extra={"action": "limit_reached"},
+        )
+        self._stopping = True
 
     def _off_pace(self, coordinator: EpochCoordinator) -> bool:
         """Whether one reader is far behind, or, in a run that is for that, all have caught up."""
@@ -325,10 +364,12 @@ class ContinuousExecution:
     def _commit(self, epoch: Epoch) -> None:
         began, end = self._clock(), {**self._at, **epoch.offsets}
         offset = self._source.plan(self._at, end)
-        self._logs.write_offset(epoch.number, offset)
+        passed = self._passed + epoch.rows_out
+        self._logs.write_offset(epoch.number, offset, None if self._limit is None else passed)
         self._sink.commit(epoch, offset)
         self._logs.write_commit(epoch.number)
         self._epoch, self._at, self._offset, self._fresh = epoch.number, end, offset, False
+        self._passed = passed
         told = self.progress.committed(epoch, offset, began, at_once=self._sink.at_once)
         self.telling.progressed(told)
         if self._source.logged(offset):

@@ -14,8 +14,8 @@ from typing import Any
 
 from pyarrow import fs
 
-from penstock.errors import CommitRefused
-from penstock.spark.checkpoint import Checkpoint
+from penstock.errors import CheckpointMismatch, CommitRefused
+from penstock.spark.checkpoint import PASSED, Checkpoint, redact
 
 _COMMITTED = 'v1\n{"nextBatchWatermarkMs":0}'
 
@@ -67,9 +67,36 @@ class CheckpointLog:
             )
         return found[0]
 
-    def write_offset(self, number: int, offset: object) -> None:
-        """Log what an epoch covers, before anything of it is committed."""
-        about = {"batchWatermarkMs": 0, "batchTimestampMs": int(time.time() * 1000), "conf": {}}
+    def passed(self, number: int | None) -> int:
+        """How many rows a limit had let through at the end of an epoch; none before the first one.
+
+        Raises
+        ------
+        CheckpointMismatch
+            When the query ran without a limit, or Spark counted.
+        """
+        if number is None:
+            return 0
+        found = self.read.passed(number)
+        if found is None:
+            where = redact(self.read.location)
+            raise CheckpointMismatch(
+                f"the query at {where!r} has run without a limit before, or with one that a trigger of micro-batches counts: go on as "
+                "it was, or start with a new checkpoint; a consumer's offset says where it goes on",
+                checkpoint=where,
+            )
+        return found
+
+    def write_offset(self, number: int, offset: object, passed: int | None = None) -> None:
+        """Log what an epoch covers, before anything of it is committed.
+
+        Parameters
+        ----------
+        passed
+            How many rows a limit has let through with it.
+        """
+        conf = {} if passed is None else {PASSED: str(passed)}
+        about = {"batchWatermarkMs": 0, "batchTimestampMs": int(time.time() * 1000), "conf": conf}
         self._write(f"offsets/{number}", "\n".join(["v1", json.dumps(about), json.dumps(offset)]))
 
     def write_commit(self, number: int) -> None:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 FLUSH_ROWS = 50_000
 """Rows that are written although more of them are coming."""
+_LONGEST_WAIT = 1.0
 REPORT = "epochs bigint"
 _REPORT = pa.schema([("epochs", pa.int64())])
 
@@ -62,6 +63,8 @@ class WriteTask:
 
     sink: Sink
     address: Address
+    limited: bool = False
+    """Whether the driver says how many rows may be written."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return plainly(self._run(iter(batches)))
@@ -74,7 +77,7 @@ class WriteTask:
         try:
             sink = self.sink.open(task)
             try:
-                ended = Writing(sink, link).all(batches)
+                ended = Writing(sink, link, limited=self.limited).all(batches)
             except Exception as error:
                 # At rest Spark does not look at what a writer ends with.
                 with suppress(ContinuousFailed):
@@ -91,8 +94,9 @@ class WriteTask:
 class Writing:
     """What a writer does with what comes; not for several threads at once."""
 
-    def __init__(self, sink: SinkTask, link: Link) -> None:
+    def __init__(self, sink: SinkTask, link: Link, *, limited: bool = False) -> None:
         self._sink, self._link = sink, link
+        self._limited, self._may_write = limited, True
         self._waiting: list[pa.RecordBatch] = []
         self._rows = self._waiting_rows = self._epoch = self._ended = 0
         self._written: list[int] = []
@@ -134,6 +138,8 @@ class Writing:
             self._flush()
 
     def _flush(self) -> None:
+        if self._limited:
+            self._cut()
         if self._waiting:
             self._sink.write(self._waiting, self._epoch)
             self._rows += self._waiting_rows
@@ -141,6 +147,23 @@ class Writing:
             del self._written[MOST_TIMES - 1 :]
             self._written.append(now_micros())
             self._waiting, self._waiting_rows = [], 0
+
+    def _cut(self) -> None:
+        """Drop what the limit does not let through."""
+        left = self._granted(self._waiting_rows) if self._waiting and self._may_write else 0
+        self._may_write = left >= self._waiting_rows
+        kept = []
+        for batch in self._waiting:
+            kept.append(batch.slice(0, left))
+            left -= kept[-1].num_rows
+        self._waiting = [batch for batch in kept if batch.num_rows]
+        self._waiting_rows = sum(batch.num_rows for batch in self._waiting)
+
+    def _granted(self, rows: int) -> int:
+        self._link.tell("want", rows=rows)
+        while (message := self._link.heard(_LONGEST_WAIT)) is None:
+            pass
+        return int(message["rows"])
 
     def _end_epoch(self, number: int) -> None:
         self._flush()

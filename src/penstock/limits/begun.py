@@ -47,6 +47,12 @@ def begun(spark: SparkSession, checkpoint: Checkpoint, rows: int) -> Begun:
             "address and the credentials",
             checkpoint=where,
         ) from error
+    if last is not None and checkpoint.passed(last) is not None:
+        raise CheckpointMismatch(
+            f"the limit at {where!r} was counted by the continuous trigger, and Spark's own count knows nothing of it: go on with "
+            "ps.Trigger.continuous, or start with a new checkpoint; a consumer's offset says where it goes on",
+            checkpoint=where,
+        )
     if planned is not None and record is None:
         raise CheckpointMismatch(
             f"the query at {where!r} has run without a limit before, and nothing was counted: start with a new checkpoint; a "

@@ -24,6 +24,9 @@ def counted(spark: SparkSession | None, checkpoint: Checkpoint, batch_id: int | 
     """
     if batch_id is None:
         return 0
+    by_epochs = checkpoint.passed(batch_id)
+    if by_epochs is not None:
+        return by_epochs
     try:
         return rows_passed(checkpoint, batch_id)
     except UnreadableState as unreadable:

@@ -17,11 +17,13 @@ from penstock.continuous.execution import ContinuousExecution, Settings
 from penstock.continuous.functions import FunctionDriver
 from penstock.continuous.logs import CheckpointLog
 from penstock.continuous.queue_drivers import QueueSinkDriver, QueueSourceDriver
+from penstock.continuous.quota import Limit
 from penstock.continuous.rate import RateDriver
 from penstock.continuous.telling import Telling
 from penstock.errors import ContinuousRefused, InvalidOption, PenstockError
+from penstock.limits.begun import keep
 from penstock.limits.per_key import KeyLimit
-from penstock.limits.rows import RowLimit
+from penstock.limits.rows import STOP, RowLimit
 from penstock.names import in_quotes
 from penstock.pipeline.continuous import ContinuousQuery
 from penstock.pipeline.ends import ConsoleSink, FunctionSink, QueueSink, QueueSource, RateSource
@@ -44,18 +46,29 @@ _RETAIN = "spark.sql.streaming.minBatchesToRetain"
 _BACKLOG = "spark.sql.streaming.continuous.epochBacklogQueueSize"
 
 
-def refuse_limits(transforms: Sequence[Transform]) -> None:
-    """Refuse a stream's limit: the continuous trigger has none.
+def _without_limit(transforms: Sequence[Transform]) -> tuple[Sequence[Transform], RowLimit | None]:
+    """The transformations before a limit, which the engine itself keeps.
 
     Raises
     ------
     ContinuousRefused
+        When it is a limit for each key, or not the last thing that is done.
     """
-    if any(isinstance(each, RowLimit | KeyLimit) for each in transforms):
+    last = transforms[-1] if transforms else None
+    limit = last if isinstance(last, RowLimit) else None
+    before = transforms if limit is None else transforms[:-1]
+    if any(isinstance(each, KeyLimit) for each in before):
         raise ContinuousRefused(
-            "the continuous trigger has no limit(n): use ps.Trigger.processing_time or ps.Trigger.available_now",
+            "the continuous trigger has no limit(n, per=[…]), which keeps state: use ps.Trigger.processing_time or "
+            "ps.Trigger.available_now",
             condition="CONTINUOUS_REFUSED.LIMIT",
         )
+    if any(isinstance(each, RowLimit) for each in before):
+        raise ContinuousRefused(
+            "with the continuous trigger limit(n) counts the rows that are written: put it behind the last transform",
+            condition="CONTINUOUS_REFUSED.LIMIT",
+        )
+    return before, limit
 
 
 def start_continuous(
@@ -84,6 +97,7 @@ def start_continuous(
             f"the continuous trigger keeps guarantee {' or '.join(_GUARANTEES)}, not {in_quotes(guarantee)}",
             option="guarantee",
         )
+    transforms, limit = _without_limit(transforms)
     register(spark)
     reads = _source(spark, source)
     engine = SparkEngine(spark, reads, transforms, name or "continuous query")
@@ -93,13 +107,22 @@ def start_continuous(
     try:
         writes = _sink(spark, sink, guarantee, output_mode, logs.query_id)
         writes.check(schema)
+        if limit is not None:
+            logs.passed(logs.last_committed())
+            keep(logs.read, limit.rows)
     except PenstockError:
         if temporary is not None:
             shutil.rmtree(temporary, ignore_errors=True)
         raise
     retain, backlog = int(str(spark.conf.get(_RETAIN))), int(str(spark.conf.get(_BACKLOG)))
     execution = ContinuousExecution(
-        name, reads, writes, engine, logs, Settings(trigger.seconds, retain, backlog)
+        name,
+        reads,
+        writes,
+        engine,
+        logs,
+        Settings(trigger.seconds, retain, backlog),
+        limit=None if limit is None else Limit(limit.rows, limit.on_limit == STOP),
     )
     listeners = Listeners(spark, execution.id, execution.run_id)
     execution.telling = Telling(execution.called, listeners, plain)

@@ -27,7 +27,7 @@ from penstock.pipeline.micro_batches import MicroBatchQuery, QuerySource
 from penstock.pipeline.query import Query
 from penstock.pipeline.settings import no_data_batches
 from penstock.pipeline.shutdown import stop_on_sigterm
-from penstock.pipeline.starting import AnySink, refuse_limits, start_continuous
+from penstock.pipeline.starting import AnySink, start_continuous
 from penstock.pipeline.trigger import Trigger
 from penstock.pipeline.waking import waking
 from penstock.spark.checkpoint import Checkpoint
@@ -295,7 +295,6 @@ class Pipeline:
                 "the continuous trigger takes output mode append, not 'complete'", option="output_mode"
             )
         stream = self.stream
-        refuse_limits(stream.transforms)
         location = None if checkpoint is None else _location(stream.spark, checkpoint)
         query = start_continuous(
             stream.spark,

@@ -21,6 +21,10 @@ _LOCATION = re.compile(r"(?:([A-Za-z][A-Za-z0-9+.-]*):)?(//[^/]*)?(.*)", re.DOTA
 _PASSWORD = re.compile(r"//[^/:@]*:(.*)@")
 
 
+PASSED = "penstock.limit.passed"
+"""Among the settings that an epoch is logged with: how many rows a limit has let through, with it."""
+
+
 class Checkpoint:
     """The files of one checkpoint."""
 
@@ -61,6 +65,18 @@ class Checkpoint:
             When the file is missing or not one of Spark's.
         """
         return parse_offsets(self._read(f"offsets/{batch_id}")) if batch_id >= 0 else []
+
+    def passed(self, batch_id: int) -> int | None:
+        """How many rows a limit of a continuous query had let through at the end of an epoch; None where none was counted so.
+
+        Raises
+        ------
+        CommitRefused
+            When the file is missing.
+        """
+        about = self._read(f"offsets/{batch_id}").split("\n")[1]
+        found = json.loads(about).get("conf", {}).get(PASSED) if about else None
+        return None if found is None else int(found)
 
     def stateful(self) -> bool:
         return bool(self.files.get_file_info(self._path("state")).type == fs.FileType.Directory)

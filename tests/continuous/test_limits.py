@@ -1,0 +1,140 @@
+"""Limits of continuous queries: exactly so many rows, over tasks, restarts and crashes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.continuous import execution as module
+from penstock.continuous.execution import State
+from penstock.continuous.quota import Limit, Quota
+from penstock.errors import CheckpointMismatch
+from tests.continuous.copying import PATIENCE, Copy
+
+
+class Died(Exception):
+    """The driver's process is gone."""
+
+
+@pytest.fixture
+def copy(store_url: str, tmp_path: Path) -> Iterator[Copy]:
+    found = Copy(store_url, tmp_path)
+    yield found
+    for query in found.running:
+        query.stop(5)
+
+
+def check(copy: Copy, rows: int) -> None:
+    """So many rows, of each partition the first ones in their order."""
+    assert len(copy.ids()) == rows
+    places = [part.partition for part in copy.queue.info().partitions]
+    there = [copy.queue.read(place, 0)["id"].to_pylist() for place in places]
+    for before in there:
+        of_it = [row for found in copy.by_partition() for row in found if row in set(before)]
+        assert of_it == before[: len(of_it)]
+
+
+def ended(copy: Copy, rows: int) -> None:
+    """A query with a limit, until it has ended by itself."""
+    query = copy.query(limit=Limit(rows))
+    assert query.join(PATIENCE)
+    assert query.failure is None
+    assert query.state is State.TERMINATED
+
+
+def test_a_query_ends_by_itself_with_exactly_its_rows(copy: Copy) -> None:
+    ended(copy.add(40), 11)
+    check(copy, 11)
+
+
+def test_a_query_that_is_to_run_on_drops_what_comes(copy: Copy) -> None:
+    query = copy.add(40).query(limit=Limit(11, stops=False))
+    copy.through(query)
+    copy.add(4)
+    copy.through(query)
+    assert query.state is State.ACTIVE
+    check(copy, 11)
+
+
+def test_the_count_goes_on_over_restarts_and_with_another_limit(copy: Copy) -> None:
+    query = copy.add(6).query(limit=Limit(10))
+    copy.through(query)
+    assert query.stop()
+    ended(copy.add(30), 10)
+    check(copy, 10)
+    ended(copy, 10)
+    ended(copy, 4)
+    assert len(copy.ids()) == 10
+    ended(copy.add(30), 15)
+    assert len(copy.ids()) == 15
+
+
+def test_a_count_of_somebody_elses_is_none(copy: Copy) -> None:
+    query = copy.add().query()
+    copy.through(query)
+    query.stop()
+    limited = copy.query(limit=Limit(10))
+    assert limited.join(PATIENCE)
+    assert isinstance(limited.failure, CheckpointMismatch)
+
+
+def test_a_task_that_fails_has_its_share_written_by_the_next_run(
+    copy: Copy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_BACK_OFF", 0.001)
+    failures = iter([False, True, False, True])
+
+    def fails(batch: pa.RecordBatch) -> pa.RecordBatch:
+        if next(failures, False):
+            raise RuntimeError("now and then")
+        return batch
+
+    query = copy.add(40).query(limit=Limit(30), transform=fails)
+    assert query.join(PATIENCE)
+    assert query.failure is None
+    check(copy, 30)
+
+
+@pytest.mark.parametrize("step", ["offset", "sink", "commit"])
+def test_a_driver_that_dies_at_any_step_of_an_epoch_changes_nothing(
+    copy: Copy, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    query = copy.add(20).query(start=False, limit=Limit(12))
+    where = {
+        "offset": (query._logs, "write_offset"),
+        "sink": (query._sink, "commit"),
+        "commit": (query._logs, "write_commit"),
+    }[step]
+    done = getattr(*where)
+
+    def dies(*arguments: Any) -> Any:
+        done(*arguments)
+        query._source.release = lambda ended: query._source._let_go()  # type: ignore[method-assign]
+        query._stopping = True
+        raise Died
+
+    monkeypatch.setattr(*where, dies)
+    query.start()
+    assert query.join(PATIENCE)
+    assert isinstance(query.failure, Died)
+    ended(copy.add(20), 12)
+    check(copy, 12)
+
+
+@given(
+    left=st.integers(0, 50),
+    wanted=st.lists(st.integers(1, 20), max_size=20),
+)
+@settings(max_examples=50, deadline=None)
+def test_a_quota_hands_out_what_is_left_and_no_more(left: int, wanted: list[int]) -> None:
+    quota = Quota(left)
+    given_out = [quota.take(rows) for rows in wanted]
+    assert sum(given_out) == min(left, sum(wanted))
+    assert all(0 <= rows <= most for rows, most in zip(given_out, wanted, strict=True))
+    assert quota.exhausted == (sum(wanted) >= left)

@@ -1,0 +1,46 @@
+"""Limits with the continuous trigger, on Spark."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+import penstock as ps
+from penstock.errors import CheckpointMismatch, ContinuousRefused
+from tests.limits.support import Feed, is_prefix
+
+CONTINUOUS = ps.Trigger.continuous("50 ms")
+
+
+def test_a_query_ends_with_exactly_its_rows_and_goes_on_with_a_higher_limit(
+    spark: SparkSession, store_url: str, tmp_path: Path
+) -> None:
+    feed = Feed(spark, store_url, tmp_path).add(40, 30)
+    feed.run(25, "id % 2 = 0", trigger=CONTINUOUS)
+    taken = feed.taken()
+    assert sum(map(len, taken.values())) == 25
+    assert all(is_prefix(places, lambda place: place % 2 == 0) for places in taken.values())
+    assert feed.progress() == "25 of 25"
+    assert ps.state.limit_progress(tmp_path / "ck").reached
+    feed.add(20, 20).run(30, "id % 2 = 0", trigger=CONTINUOUS)
+    assert sum(map(len, feed.taken().values())) == 30
+    assert feed.progress() == "30 of 30"
+    with pytest.raises(CheckpointMismatch, match="counted by the continuous trigger"):
+        feed.start(40, "id % 2 = 0")
+
+
+def test_what_the_continuous_trigger_cannot_count_is_refused(
+    spark: SparkSession, store_url: str, tmp_path: Path
+) -> None:
+    feed, sink = Feed(spark, store_url, tmp_path), ps.QueueSink("out", url=store_url)
+    per_key = feed.stream().limit(1, per=["id"])
+    not_last = feed.stream().limit(1).transform(lambda df: df.where("id > 1"))
+    for stream, why in ((per_key, "keeps state"), (not_last, "behind the last transform")):
+        with pytest.raises(ContinuousRefused, match=why) as found:
+            stream.write(sink).start(trigger=CONTINUOUS)
+        assert found.value.condition == "CONTINUOUS_REFUSED.LIMIT"
+    feed.add(5, 5).run(3)
+    with pytest.raises(CheckpointMismatch, match="micro-batches counts"):
+        feed.start(5, trigger=CONTINUOUS)
