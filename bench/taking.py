@@ -25,8 +25,6 @@ def queue() -> list[Result]:
             for number in range(BACKLOG // _APPEND):
                 backlog.append(rows(_APPEND), partition=number % 2)
         frame = spark().readStream.format("penstock").option("url", url).load("backlog")
-        # Of the rare ones, the driver gives up and leaves them to a query: its start is what the peer has, too.
-        least = {"1 in 2,500": 0.6}
         cases = {
             "the first": frame,
             "1 in 7": frame.where("id % 7 = 3"),
@@ -37,7 +35,7 @@ def queue() -> list[Result]:
                 f"take {TAKEN:,} of {BACKLOG:,} rows, {name} / limit, memory sink",
                 lambda frame=df: timed(lambda: _taken(frame)),  # type: ignore[misc] # mypy does not see the default
                 lambda frame=df: timed(lambda: _limited(frame)),  # type: ignore[misc] # as above
-                least=least.get(name, 3),
+                least=3.0,
                 rounds=5,
             )
             for name, df in cases.items()

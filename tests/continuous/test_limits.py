@@ -88,16 +88,20 @@ def test_a_task_that_fails_has_its_share_written_by_the_next_run(
     copy: Copy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_BACK_OFF", 0.001)
-    failures = iter([False, True, False, True])
+    failures: list[bool] = []
 
     def fails(batch: pa.RecordBatch) -> pa.RecordBatch:
-        if next(failures, False):
+        if failures and failures.pop():
             raise RuntimeError("now and then")
         return batch
 
-    query = copy.add(40).query(limit=Limit(30), transform=fails)
+    query = copy.add().query(limit=Limit(30), transform=fails)
+    copy.through(query)
+    failures += [True, False, True]
+    copy.add(40)
     assert query.join(PATIENCE)
     assert query.failure is None
+    assert not failures
     check(copy, 30)
 
 
