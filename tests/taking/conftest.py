@@ -5,12 +5,13 @@ from __future__ import annotations
 import tempfile
 import threading
 from collections.abc import Iterator
-from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
 
 import penstock
+from penstock.taking import query
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -23,11 +24,20 @@ def spark(spark: SparkSession) -> SparkSession:
 
 
 @pytest.fixture(autouse=True)
-def nothing_stays(spark: SparkSession) -> Iterator[None]:
+def nothing_stays(
+    spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
     """No query, no file in the place for temporary ones, no thread, no setting."""
+    place = tmp_path_factory.mktemp("temporary")
+
+    def mkdtemp(prefix: str, dir: str | None) -> str:
+        return tempfile.mkdtemp(prefix=prefix, dir=dir or place)
+
+    # Others run at the same time, and have the machine's own place.
+    monkeypatch.setattr(query, "tempfile", SimpleNamespace(mkdtemp=mkdtemp))
     settings = dict(spark.conf.getAll)
     yield
-    assert [query.name for query in spark.streams.active] == []
-    assert list(Path(tempfile.gettempdir()).glob("penstock_take*")) == []
+    assert [active.name for active in spark.streams.active] == []
+    assert list(place.glob("penstock_take*")) == []
     assert [thread.name for thread in threading.enumerate() if thread.name.startswith("penstock-take")] == []
     assert {name: spark.conf.get(name) for name in settings} == settings

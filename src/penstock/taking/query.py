@@ -77,6 +77,8 @@ def running(frame: DataFrame, each: Each, *, folder: str | None, **trigger: Any)
         # An interrupt does not reach Spark while it starts a query, and leaves this thread's connection to the JVM unusable for a
         # while: another thread starts the query, and stops it when it has started.
         with ThreadPoolExecutor(1, "penstock-take") as beside:
+            # An interrupt while the executor's thread comes up would give it a second one, which stops nothing.
+            beside.submit(int).result()
             try:
                 with no_data_batches(spark):
                     beside.submit(inheritable_thread_target(spark)(lambda: started.append(start()))).result()
