@@ -22,7 +22,18 @@ from penstock.demo.proof import (
     prove,
 )
 from penstock.demo.show import plot
-from penstock.demo.tables import BOARD, CURRENT, DAY, DELAYS, FLIGHTS, TOTALS, contents, create
+from penstock.demo.tables import (
+    BOARD,
+    CANCELLED,
+    CURRENT,
+    DAY,
+    DELAYS,
+    FIRST,
+    FLIGHTS,
+    TOTALS,
+    contents,
+    create,
+)
 
 UNTIL = 60
 
@@ -49,6 +60,8 @@ def proofs(folder: Path, year: pa.Table, **changes: Callable[[pa.Table], pa.Tabl
         for name, rows in right.items():
             sink, change = store.queue(name), changes.get(name, lambda table: table)
             sink.append(change(rows).select(sink.schema.names).cast(sink.schema))
+        taken = changes.get(CANCELLED, lambda table: table)(gone(store))
+        store.queue(CANCELLED).append(taken.slice(0, FIRST))
         last = pc.max(written["_commit_version"]).as_py()
         tables = {
             CURRENT: _expected_now(year, last),
@@ -63,6 +76,15 @@ def proofs(folder: Path, year: pa.Table, **changes: Callable[[pa.Table], pa.Tabl
         return found
 
 
+def gone(store: ps.Store) -> pa.Table:
+    """All flights that were cancelled, those of the board's second partition first."""
+    board = store.queue(BOARD)
+    changes = pa.concat_tables([board.read(partition, 0) for partition in (1, 0)])
+    return changes.filter(pc.equal(changes["_change_type"], "delete")).select(
+        store.queue(CANCELLED).schema.names
+    )
+
+
 def put(store: ps.Store, name: str, rows: pa.Table) -> None:
     """A SQL table with some rows."""
     with store.database.transaction() as tx:
@@ -74,7 +96,7 @@ def put(store: ps.Store, name: str, rows: pa.Table) -> None:
 
 def test_what_should_come_out_holds(tmp_path: Path, year: pa.Table) -> None:
     found = proofs(tmp_path, year)
-    assert [proof.name for proof in found] == [BOARD, DELAYS, DAY, CURRENT, TOTALS]
+    assert [proof.name for proof in found] == [BOARD, DELAYS, DAY, CURRENT, CANCELLED, TOTALS]
     assert all(proof.holds and proof.found == proof.expected > 0 for proof in found)
 
 
@@ -86,13 +108,17 @@ def test_rows_that_are_lost_or_repeated_or_wrong_are_counted(tmp_path: Path, yea
         place = rows.schema.get_field_index("status")
         return rows.set_column(place, "status", pa.repeat("arrived?", rows.num_rows))
 
-    changes = {BOARD: lambda rows: rows.slice(1), DELAYS: repeat, DAY: spoil, CURRENT: spoil, TOTALS: repeat}
-    board, delays, day, current, totals = proofs(tmp_path, year, **changes)
+    def skip(rows: pa.Table) -> pa.Table:
+        return rows.slice(1)
+
+    changes = {BOARD: skip, DELAYS: repeat, DAY: spoil, CURRENT: spoil, CANCELLED: skip, TOTALS: repeat}
+    board, delays, day, current, cancelled, totals = proofs(tmp_path, year, **changes)
     assert (current.lost, current.repeated, current.wrong > 0) == (0, 0, True)
     assert (totals.lost, totals.repeated, totals.wrong) == (0, 1, 0)
     assert (board.lost, board.repeated, board.wrong) == (1, 0, 0)
     assert (delays.lost, delays.repeated, delays.wrong) == (0, 1, 0)
     assert (day.lost, day.repeated, day.wrong) == (0, 0, day.expected)
+    assert (cancelled.lost, cancelled.holds) == (1, False)
     assert not board.holds
     assert not delays.holds
     assert not day.holds

@@ -5,6 +5,7 @@ Spark runs it as ``python -m tests.support.daemon WORKER_MODULE``.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import sys
 from contextlib import suppress
@@ -20,6 +21,8 @@ def main() -> None:
                 importlib.import_module(name)
     from pyspark import daemon
 
+    # A worker collects garbage after each task; what is imported here is none, and looking at it would take longer than most tasks.
+    gc.freeze()
     daemon.manager()
 
 

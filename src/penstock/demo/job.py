@@ -2,7 +2,8 @@
 
 ``python -m penstock.demo.job URL CHECKPOINTS`` reads the change feed with two queries, exactly once: one brings what has
 changed to the board, the other aggregates the delays of arrivals by carrier and hour. Behind them two SQL tables are kept: the
-flights as they are now, by the changes on the board, and each carrier's totals, in output mode update. Then a batch tells what is
+flights as they are now, by the changes on the board, and each carrier's totals, in output mode update. Beside them a query takes
+the first cancelled flights from the board as it fills, and ends by its limit. Then a batch tells what is
 different after the last day, and a preview what each output mode would have given. At last the delay alerts run through both
 triggers, to see what they take. It begins when its standard input ends; until then Spark starts.
 """
@@ -21,13 +22,16 @@ from penstock.demo.alerts import quick
 from penstock.demo.latency import measure
 from penstock.demo.tables import (
     BOARD,
+    CANCELLED,
     CONSUMER,
     CURRENT,
     DAY,
     DELAYS,
+    FIRST,
     FLIGHTS,
     HOURS,
     PREVIEW,
+    ROWS_PER_LOOK,
     ROWS_PER_TASK,
     ROWS_PER_TRIGGER,
     TOTALS,
@@ -58,6 +62,11 @@ def now(changed: DataFrame) -> DataFrame:
     return changed.select(
         "flight_id", "carrier", "status", "gained_minutes", "_change_type", "_commit_version"
     )
+
+
+def cancelled(changed: DataFrame) -> DataFrame:
+    """Flights that have left the board."""
+    return changed.where("_change_type = 'delete'").select("flight_id", "carrier", "_commit_version")
 
 
 def totals(hours: DataFrame) -> DataFrame:
@@ -101,10 +110,14 @@ def main(url: str, checkpoints: Path) -> None:
         options=limit,
     )
     sys.stdin.read()
+    first_cancelled = _take_cancelled(spark, checkpoints)
     _finish(
         _start(spark, "board", board(changed), BOARD, checkpoints),
         _start(spark, "delays", delays(as_written), DELAYS, checkpoints),
     )
+    # Of a short feed there may be fewer; the query would go on waiting for them.
+    first_cancelled.processAllAvailable()
+    first_cancelled.stop()
     _finish(*_keep_tables(spark, checkpoints))
     _write_last_day(spark, feed)
     _show_modes(spark, checkpoints.parent)
@@ -115,6 +128,18 @@ def main(url: str, checkpoints: Path) -> None:
 def _finish(*queries: Query) -> None:
     for query in queries:
         query.awaitTermination()
+
+
+def _take_cancelled(spark: SparkSession, checkpoints: Path) -> Query:
+    """The first ones only, from a board that is being written."""
+    live = ps.QueueSource(BOARD, consumer=CANCELLED, options={"maxRowsPerTrigger": ROWS_PER_LOOK})
+    return (
+        ps.stream(spark, live)
+        .transform(cancelled)
+        .limit(FIRST)
+        .write(ps.QueueSink(CANCELLED))
+        .start(name=CANCELLED, checkpoint=checkpoints / CANCELLED)
+    )
 
 
 def _keep_tables(spark: SparkSession, checkpoints: Path) -> list[Query]:

@@ -11,7 +11,19 @@ import pyarrow.compute as pc
 import penstock as ps
 from penstock.demo.alerts import CASES, LATE_MINUTES
 from penstock.demo.feed import final_state
-from penstock.demo.tables import BOARD, CURRENT, DAY, DELAYS, FLIGHTS, HOURS, TOTALS, contents, rows
+from penstock.demo.tables import (
+    BOARD,
+    CANCELLED,
+    CURRENT,
+    DAY,
+    DELAYS,
+    FIRST,
+    FLIGHTS,
+    HOURS,
+    TOTALS,
+    contents,
+    rows,
+)
 
 _ROW = ["flight_id", "_commit_version", "_change_type"]
 _FLIGHT = ["flight_id", "_change_type"]
@@ -58,6 +70,7 @@ def prove(store: ps.Store, year: pa.Table) -> tuple[list[Proof], Count]:
         _compare(DELAYS, _expected_delays(feed), contents(store.queue(DELAYS)), _HOUR),
         _compare(DAY, _expected_day(year, last), day, _FLIGHT),
         _compare(CURRENT, _expected_now(year, last), rows(store, CURRENT, _NOW), ["flight_id"]),
+        _compare(CANCELLED, _expected_cancelled(store), contents(store.queue(CANCELLED)), ["flight_id"]),
         _compare(TOTALS, _expected_totals(_expected_delays(feed)), rows(store, TOTALS, _TOTALS), ["carrier"]),
     ]
     kinds = {each["values"]: each["counts"] for each in pc.value_counts(day["_change_type"]).to_pylist()}
@@ -117,6 +130,20 @@ def _expected_now(year: pa.Table, last: int) -> pa.Table:
     state = final_state(year, until=last)
     gained = pc.subtract(state["arr_delay"], state["dep_delay"])
     return state.append_column("gained_minutes", gained).select(_NOW)
+
+
+def _expected_cancelled(store: ps.Store) -> pa.Table:
+    """The first of each partition of the board, as many of it as were taken, and others where too few were."""
+    taken = contents(store.queue(CANCELLED))["flight_id"]
+    board = store.queue(BOARD)
+    firsts, others = [], []
+    for partition in range(board.partitions):
+        changes = board.read(partition, 0).select(["flight_id", "carrier", "_commit_version", "_change_type"])
+        gone = changes.filter(pc.equal(changes["_change_type"], "delete")).drop_columns(["_change_type"])
+        count = pc.sum(pc.is_in(gone["flight_id"], value_set=taken)).as_py() or 0
+        firsts.append(gone.slice(0, count))
+        others.append(gone.slice(count))
+    return pa.concat_tables([*firsts, *others]).slice(0, FIRST)
 
 
 def _expected_totals(hours: pa.Table) -> pa.Table:

@@ -25,8 +25,8 @@ from penstock.demo.feed import Commit, Summary, commits, summary
 from penstock.demo.flights import flights
 from penstock.demo.latency import Latency, hand_over, measured
 from penstock.demo.proof import Count, Proof, prove, prove_alerts
-from penstock.demo.show import latencies, latency_plot, plot, table
-from penstock.demo.tables import BOARD, DELAYS, HOURS, PREVIEW, contents, create
+from penstock.demo.show import cancelled, latencies, latency_plot, plot, table
+from penstock.demo.tables import BOARD, CANCELLED, DELAYS, HOURS, PREVIEW, contents, create
 from penstock.errors import QueryFailed
 
 JOB_SECONDS = 600
@@ -44,6 +44,8 @@ class DemoResult:
     latencies: list[Latency]
     """Of the delay alerts, by trigger and guarantee."""
     latency_plot: Path
+    first_cancelled: ps.limits.LimitProgress
+    """Of the query that takes the first cancelled flights, by its checkpoint."""
 
     @property
     def holds(self) -> bool:
@@ -62,6 +64,7 @@ class DemoResult:
             "plot": str(self.plot),
             "latencies": [each.to_dict() for each in self.latencies],
             "latency_plot": str(self.latency_plot),
+            "first_cancelled": self.first_cancelled.to_dict(),
         }
 
 
@@ -124,6 +127,7 @@ def run(
         proofs += prove_alerts(store, alerted)
         picture = folder / "delays.png"
         plot(contents(store.queue(DELAYS)), picture)
+        flown_not = contents(store.queue(CANCELLED))
     table(proofs, out)
     out.print("\nWhat the delays by carrier and hour would be in each output mode (ps.modes.preview):\n")
     out.print((folder / PREVIEW).read_text(), highlight=False, markup=False, soft_wrap=True)
@@ -131,7 +135,9 @@ def run(
     latencies(found, durability(where), out)
     latency_plot(found, latency_picture)
     out.print(f"Plot: {latency_picture}\n")
-    result = DemoResult(proofs, count, seconds, picture, found, latency_picture)
+    taken = ps.limits.limit_progress(checkpoints / CANCELLED)
+    cancelled(flown_not, taken, out)
+    result = DemoResult(proofs, count, seconds, picture, found, latency_picture, taken)
     _conclude(result, out)
     return result
 

@@ -13,6 +13,8 @@ from rich.table import Table
 from penstock.demo.alerts import INTERVAL
 from penstock.demo.latency import Latency
 from penstock.demo.proof import Proof
+from penstock.demo.tables import FIRST
+from penstock.limits import LimitProgress
 
 _CARRIERS = 6
 _SHARES = (0.5, 0.9, 0.99)
@@ -27,6 +29,17 @@ def table(proofs: list[Proof], console: Console) -> None:
         values = (proof.expected, proof.found, proof.lost, proof.repeated, proof.wrong)
         shown.add_row(proof.name, *[f"{value:,}" for value in values])
     console.print(shown)
+
+
+def cancelled(flights: pa.Table, progress: LimitProgress, console: Console) -> None:
+    """The first cancelled flights, and what the checkpoint says of their limit."""
+    rows = flights.sort_by([("_commit_version", "ascending"), ("flight_id", "ascending")]).to_pylist()
+    named = ", ".join(f"{row['carrier']} {row['flight_id']} (hour {row['_commit_version']})" for row in rows)
+    console.print(
+        f"The first cancelled flights, from the live board by limit({FIRST}): {named}.", highlight=False
+    )
+    ending = "it ended by itself" if progress.reached else "there were no more"
+    console.print(f"The limit of that query, by its checkpoint: {progress}; {ending}.\n", highlight=False)
 
 
 def latencies(found: list[Latency], store: str, console: Console) -> None:

@@ -12,11 +12,16 @@ from penstock.demo.feed import STATE_SCHEMA
 from penstock.errors import AlreadyExists
 
 FLIGHTS, BOARD, DELAYS, DAY = "flight_changes", "flight_board", "carrier_delays", "last_day"
+CANCELLED = "first_cancelled"
+"""Of the queue with the first cancelled flights, and of its query and that one's consumer."""
+FIRST = 10
 CURRENT, TOTALS = "flights_now", "carrier_totals"
 """SQL tables: each flight as it is now, and each carrier's delays of the year."""
 CONSUMER = "tables"
 PREVIEW = "modes.txt"
 ROWS_PER_TRIGGER, ROWS_PER_TASK = 600_000, 300_000
+ROWS_PER_LOOK = 20_000
+"""Of the board, in a micro-batch that looks for cancelled flights."""
 HOURS = 24
 
 CONTRACT = ps.ChangeContract(
@@ -45,6 +50,9 @@ DAY_SCHEMA = pa.schema(
         ("row_version", pa.int64()),
     ]
 )
+CANCELLED_SCHEMA = pa.schema(
+    [("flight_id", pa.int64()), ("carrier", pa.string()), ("_commit_version", pa.int64())]
+)
 DELAYS_SCHEMA = pa.schema(
     [
         ("hour", pa.timestamp("us", tz="UTC")),
@@ -60,17 +68,19 @@ def create(store: ps.Store, url: str) -> ps.QueueFeed:
     with store.database.transaction() as tx:
         for table in (CURRENT, TOTALS):
             tx.execute(f"drop table if exists {table}")
-    for name in (FLIGHTS, BOARD, DELAYS, DAY):
+    for name in (FLIGHTS, BOARD, DELAYS, DAY, CANCELLED):
         if name in store.queues():
             store.drop_queue(name, force=True)
     store.create_queue(BOARD, BOARD_SCHEMA, partitions=2, key=["flight_id"])
     store.create_queue(DELAYS, DELAYS_SCHEMA)
     store.create_queue(DAY, DAY_SCHEMA)
+    store.create_queue(CANCELLED, CANCELLED_SCHEMA)
     create_queues(store)
-    with suppress(AlreadyExists):
-        store.create_consumer(CONSUMER)
-    for name in (BOARD, DELAYS):
-        store.consumer(CONSUMER).register(name)
+    for consumer, queues in {CONSUMER: (BOARD, DELAYS), CANCELLED: (BOARD,)}.items():
+        with suppress(AlreadyExists):
+            store.create_consumer(consumer)
+        for name in queues:
+            store.consumer(consumer).register(name)
     return ps.QueueFeed.create(FLIGHTS, STATE_SCHEMA, CONTRACT, store=url)
 
 

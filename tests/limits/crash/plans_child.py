@@ -1,0 +1,37 @@
+"""Runs queries with a limit until they end or it is killed. Arguments: a folder, and each plan as JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import penstock as ps
+from tests.limits.crash.plans import CONTINUOUS, Plan
+from tests.support.sparks import make_spark
+
+
+def main(folder: str, *texts: str) -> None:
+    # A continuous query has a slot for each of two tasks, and leaves one.
+    spark = make_spark(Path(folder), f"local[{2 * len(texts) + 1}]")
+    queries = []
+    for text in texts:
+        plan = Plan(**json.loads(text))
+        options = {} if plan.trigger == CONTINUOUS else {"maxRowsPerTrigger": plan.size}
+        source = ps.QueueSource(f"{plan.name} in", consumer=plan.name, url=plan.url, options=options)
+        stream = ps.stream(spark, source)
+        if plan.filtered:
+            stream = stream.transform(lambda df: df.where("id % 3 != 0"))
+        trigger = (
+            ps.Trigger.continuous("20 ms") if plan.trigger == CONTINUOUS else ps.Trigger.processing_time()
+        )
+        pipeline = stream.limit(plan.limit).write(ps.QueueSink(plan.name, url=plan.url))
+        queries.append(pipeline.start(name=plan.name, checkpoint=plan.checkpoint, trigger=trigger))
+        print(f"STARTED {plan.name}", flush=True)
+    print("ALL STARTED", flush=True)
+    for query in queries:
+        query.awaitTermination()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
