@@ -46,7 +46,6 @@ class Plan:
             queue = store.queue(f"{self.name} in")
             for partition, count in enumerate(self.there):
                 first, more = partition * STRIDE + count, rows + partition
-                first, more = partition * STRIDE + count, rows + partition
                 if more:
                     queue.append([{"id": first + i} for i in range(more)], partition=partition)
                     self.there[partition] += more
