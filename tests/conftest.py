@@ -74,8 +74,10 @@ def store(store_url: str) -> Iterator[Any]:
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """The one Spark session of the run: local[2], UTC, two shuffle partitions."""
     from tests.support.sparks import make_spark
+    from tests.support.warm import warm_workers
 
-    session = make_spark(tmp_path_factory.mktemp("spark"))
+    with warm_workers():
+        session = make_spark(tmp_path_factory.mktemp("spark"))
     yield session
     session.stop()
 

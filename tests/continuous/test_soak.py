@@ -121,7 +121,7 @@ def soaked(child: ChildProcess, copies: list[Copied], seconds: float) -> Usage:
 @pytest.mark.parametrize(
     ("seconds", "wanders"),
     [
-        pytest.param(40, WANDERS_SHORT, id="short", marks=pytest.mark.timeout(400)),
+        pytest.param(20, WANDERS_SHORT, id="short", marks=pytest.mark.timeout(400)),
         pytest.param(
             SECONDS, WANDERS_LONG, id="long", marks=[pytest.mark.soak, pytest.mark.timeout(SECONDS + 900)]
         ),

@@ -38,6 +38,11 @@ def chain(case: Case) -> list[Fault]:
     return WITH_NO_DATA if case.query.no_data else WITHOUT
 
 
+def in_short(case: Case) -> list[Fault]:
+    """With the rows staged, and between the sink's commit and Spark's."""
+    return [Fault("STAGED", 0), Fault("COMMITTED", 1 if case.query.no_data else 0)]
+
+
 def at_length(case: Case) -> list[Fault]:
     """Every state of each micro-batch, with its tasks interrupted too."""
     plan = []

@@ -209,8 +209,9 @@ def test_a_second_query_on_a_consumer_fences_the_first(
     second = start(frame, store_url, "out", tmp_path / "ck2", trigger=every)
     fill(queue, [1, 2])
     said = failure(first)
-    assert "OWNER_FENCED" in said
-    assert "run one query for each consumer" in said
+    # While it plans, or while it commits what it planned before.
+    planning = "OWNER_FENCED" in said and "run one query for each consumer" in said
+    assert planning or ("PLAN_MISMATCH" in said and "another query took the consumer over" in said)
     second.processAllAvailable()
     assert ids_in(out) == [0, 1, 2]
     second.stop()

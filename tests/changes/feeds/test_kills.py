@@ -26,7 +26,7 @@ from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(600)]
 
-COMMITS = 8
+COMMITS = 6
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("data", pa.string())])
 OUT = pa.schema([("id", pa.int64()), ("change", pa.string()), ("version", pa.int64())])
 

@@ -1,0 +1,144 @@
+"""Python processes that Spark's driver starts one by one, forked from one that has imported what they need.
+
+For each streaming query, and for each kind of work on a data source, the JVM starts a Python that imports PySpark, Arrow and Penstock:
+half a second of a core, a third of all that most tests cost. Here that Python hands itself over as soon as it starts
+(`hand_over`, from ``sitecustomize``): its command, environment, directory and files go to a process that forks one which goes on as it
+would have. It only waits for that one's end, and takes it along when it is ended itself.
+
+Only the JVM of the shared session does so: what it starts does not outlive the tests, and no test looks for it by its environment.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+SOCKET = "PENSTOCK_TEST_WARM"
+"""The variable that tells the JVM's Pythons where to hand themselves over."""
+HANDED_OVER = ("pyspark.sql.streaming.python_streaming_source_runner", "pyspark.daemon")
+USUAL = (
+    "pyspark.sql.worker.create_data_source",
+    "pyspark.sql.worker.lookup_data_sources",
+    "pyspark.sql.worker.plan_data_source_read",
+    "pyspark.sql.worker.python_streaming_sink_runner",
+    "pyspark.sql.worker.write_into_data_source",
+    "pyarrow.compute",
+    "penstock.spark.source",
+    "penstock.changes.source",
+)
+
+
+@contextmanager
+def warm_workers() -> Iterator[None]:
+    """The JVM that is started in this block has its Pythons forked. The process that forks them ends with this one."""
+    where = str(Path(tempfile.mkdtemp(prefix="penstock-warm-")) / "socket")
+    forking = subprocess.Popen(
+        [sys.executable, "-m", __name__, where], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert forking.stdout is not None
+    assert forking.stdout.readline() == b"ready\n"
+    os.environ[SOCKET] = where
+    try:
+        yield
+    finally:
+        del os.environ[SOCKET]
+
+
+def hand_over() -> None:
+    """Called as a Python starts: does not return if it is one of those, and another one has done its work."""
+    where = os.environ.get(SOCKET)
+    if where is None or sys.orig_argv[1:2] != ["-m"] or sys.orig_argv[2] not in HANDED_OVER:
+        return
+    told = json.dumps([sys.orig_argv[2:], dict(os.environ), os.getcwd()]).encode()
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(where)
+        socket.send_fds(connection, [len(told).to_bytes(8, "big")], [0, 1, 2])
+        connection.sendall(told)
+        with suppress(OSError):
+            connection.recv(1)
+    os._exit(0)
+
+
+def serve(where: str) -> None:
+    """Fork, until this process's standard input ends."""
+    for name in USUAL:
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(where)
+        listener.listen(64)
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        print("ready", flush=True)
+        forker = os.getpid()
+        threading.Thread(target=_end_with, args=(sys.stdin.fileno(), forker), daemon=True).start()
+        while True:
+            connection, _ = listener.accept()
+            if os.fork() == 0:
+                listener.close()
+                _go_on(connection)
+            connection.close()
+
+
+def _end_with(file: int, process: int) -> None:
+    """Read until there is an end."""
+    with suppress(OSError):
+        while os.read(file, 1):
+            pass
+    os.kill(process, signal.SIGTERM)
+
+
+def _go_on(connection: socket.socket) -> None:
+    """As the process that has handed itself over."""
+    status = 1
+    try:
+        (module, *arguments), environment, folder = _received(connection)
+        os.environ.clear()
+        os.environ.update(environment)
+        os.environ.pop(SOCKET)
+        time.tzset()
+        os.chdir(folder)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        threading.Thread(target=_end_with, args=(connection.fileno(), os.getpid()), daemon=True).start()
+        sys.argv[1:] = arguments
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        status = 0
+    except SystemExit as error:
+        status = error.code if isinstance(error.code, int) else int(error.code is not None)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        with suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(status)
+
+
+def _received(connection: socket.socket) -> Any:
+    size, files, _, _ = socket.recv_fds(connection, 8, 3)
+    for number, file in enumerate(files):
+        os.dup2(file, number)
+        os.close(file)
+    with connection.makefile("rb", buffering=0) as whole:
+        told = b""
+        while len(told) < int.from_bytes(size, "big"):
+            told += whole.read(1 << 16)
+    return json.loads(told)
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1])
