@@ -146,7 +146,8 @@ def test_what_a_few_rows_do_not_hold_is_read_by_spark_from_there(
 
 
 @one_store
-def test_a_rest_for_spark_begins_behind_the_rows_that_were_looked_at(
+@pytest.mark.usefixtures("no_query")
+def test_what_sparks_executors_read_begins_behind_the_rows_that_were_looked_at(
     spark: SparkSession, store: ps.Store, store_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     orders = make_queue(store)
@@ -160,11 +161,28 @@ def test_a_rest_for_spark_begins_behind_the_rows_that_were_looked_at(
         target=lambda: (wait_until(lambda: found.rows), fill(orders, range(100, 400)))  # type: ignore[func-returns-value]
     )
     adding.start()
-    rest = looking.Look(frame, own).into(found, clock)
+    assert looking.Look(frame, own).into(found, clock) is None
     adding.join()
-    assert [number for table in found.tables for number in table["id"].to_pylist()] == list(range(100))
-    assert rest is not None
-    assert ids(ps.take(rest, 1)) == [100]
+    assert [number for table in found.tables for number in table["id"].to_pylist()] == list(range(200))
+
+
+@one_store
+@pytest.mark.usefixtures("no_query")
+def test_rare_rows_of_a_backlog_are_looked_for_by_sparks_executors(
+    spark: SparkSession, store: ps.Store, store_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A few rows tell how many more have to be read; what is found then is among all that there is, once each."""
+    for name, value in {"_MOST": 200, "_TELLING": 100, "_FIRST_ROWS": 50, "_LEAP": 4}.items():
+        monkeypatch.setattr(looking, name, value)
+    orders = make_queue(store, partitions=2)
+    for partition in range(2):
+        fill(orders, range(partition * 5_000, partition * 5_000 + 4_000), partition=partition, each=1_000)
+    rows = ids(ps.take(stream(spark, store_url).where("id % 50 = 7"), 150))
+    there = [number for number in [*range(4_000), *range(5_000, 9_000)] if number % 50 == 7]
+    assert len(rows) == len(set(rows)) == 150
+    assert set(rows) <= set(there)
+    everything = ids(ps.take(stream(spark, store_url).where("id % 50 = 7"), 161, timeout=3))
+    assert sorted(everything) == there
 
 
 @one_store

@@ -84,7 +84,7 @@ def _silent(names: Sequence[str]) -> Iterator[None]:
 def _started() -> SparkSession:
     from penstock.spark.session import session
 
-    return session("penstock modes", master="local[2]", stateful=True, conf=_SMALL)
+    return session("penstock", master="local[2]", stateful=True, conf=_SMALL)
 
 
 def _started_quietly() -> SparkSession:

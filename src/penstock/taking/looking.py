@@ -1,7 +1,8 @@
 """The first rows of a queue or a change feed, read by this process and put through the transformations a chunk at a time.
 
 A streaming query would start a process for its source, write a checkpoint and plan micro-batches first. Where the first rows do
-not hold enough, Spark's executors are the ones to read the rest.
+not hold enough, Spark's executors are the ones to read on: of a queue as many rows at a time as may hold the others, by how many
+there were among those before; of a change feed all, as a stream.
 """
 
 from __future__ import annotations
@@ -27,6 +28,10 @@ _GROWTH = 8
 _MOST_AT_ONCE = 131_072
 _MOST = 150_000
 """Rows that this process reads before it leaves the rest to Spark's executors."""
+_TELLING = 5_000
+"""Rows that tell how many more there have to be."""
+_SPARE, _LEAP = 1.25, 32
+"""By how much more than it takes on average is read at once, and than what has been read before."""
 _AGAIN = 0.2
 _RANGE_ROWS = 20_000
 """Rows of a range of whole commits, which goes through the transformations at once."""
@@ -47,22 +52,24 @@ class Look:
         self._frame = frame
         self._own = own
         self._whole = own.has_whole_commits and reach_of(frame) is not Reach.ROW
-        self._read = 0
+        self._read = self._passed = 0
 
     def into(self, found: Found, clock: Clock) -> DataFrame | None:
         """Look until there are enough rows or the time is over; the DataFrame of the rest, where that is for Spark to read."""
-        reader = self._own.reader(_RANGE_ROWS)
+        reader = self._own.reader(_RANGE_ROWS if self._own.has_whole_commits else None)
         stands = reader.initialOffset()
         while not found.is_enough and not clock.is_over:
             end = reader.latestOffset(stands, ReadAllAvailable())
             if end == stands:
-                self._read = 0
+                self._read = self._passed = 0
                 clock.rest()
                 continue
             kept = len(found.tables)
             if not self._range(reader, stands, end, found, clock):
                 found.forget_behind(kept)
-                return self._from({**end, "to": end["from"]})
+                if self._own.has_whole_commits:
+                    return self._from({**end, "to": end["from"]})
+                end = self._ahead(stands, found, clock)
             stands = end
             clock.wake()
         return None
@@ -81,7 +88,22 @@ class Look:
             self._take(chunk, found, clock)
             if found.is_enough or clock.is_over:
                 break
+            if self._read >= _TELLING and self._needs(found) > _MOST and not self._own.has_whole_commits:
+                return False
         return True
+
+    def _needs(self, found: Found) -> int:
+        """How many rows should hold those that are lacking."""
+        return int(_SPARE * found.lacking * self._read / max(self._passed, 1))
+
+    def _ahead(self, stands: Offset, found: Found, clock: Clock) -> Offset:
+        """Take from the next rows of a queue, which Spark's executors read; their end."""
+        rows = min(max(self._needs(found), _MOST), _LEAP * self._read)
+        end = self._own.reader(rows).latestOffset(stands, ReadAllAvailable())
+        read = self._own.batch(end, rows)
+        self._add(grafted(self._frame, lambda _: read), found, clock)
+        self._read += rows
+        return end
 
     def _chunks(self, batches: Iterator[pa.RecordBatch], lacking: int) -> Iterator[pa.Table]:
         if not self._whole:
@@ -91,9 +113,15 @@ class Look:
 
     def _take(self, chunk: pa.Table, found: Found, clock: Clock) -> None:
         spark = self._frame.sparkSession
-        rows = grafted(self._frame, lambda _: spark.createDataFrame(chunk, self._own.schema))
-        with _ended_in_time(spark, clock):
+        self._add(
+            grafted(self._frame, lambda _: spark.createDataFrame(chunk, self._own.schema)), found, clock
+        )
+
+    def _add(self, rows: DataFrame, found: Found, clock: Clock) -> None:
+        before = found.rows
+        with _ended_in_time(self._frame.sparkSession, clock):
             found.add(rows.limit(found.lacking).toArrow())
+        self._passed += found.rows - before
 
 
 def _sized(batches: Iterator[pa.RecordBatch], size: int) -> Iterator[pa.Table]:

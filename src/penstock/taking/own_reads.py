@@ -17,7 +17,7 @@ from penstock.changes.source import FORMAT as CHANGES
 from penstock.changes.source import STREAM, ChangesStreamReader, read_options
 from penstock.queue.opened import open_store
 from penstock.spark.grafts import StreamingRead
-from penstock.spark.options import STREAM_SOURCE, source_options, with_defaults
+from penstock.spark.options import BATCH_SOURCE, STREAM_SOURCE, source_options, with_defaults
 from penstock.spark.register import defaults
 from penstock.spark.schemas import projection, source_schema
 from penstock.spark.stores import check_reach
@@ -74,21 +74,21 @@ class OwnRead:
         """Whether a stream can start where a reader stands: bounds of a range are both versions, or both times."""
         return "endingtimestamp" not in self.options
 
-    def reader(self, rows: int) -> Reader:
+    def reader(self, rows: int | None) -> Reader:
         """A reader for this process.
 
         Parameters
         ----------
         rows
-            The most that a range may have, of a feed; rounded up to a whole commit.
+            The most that a range may have; of a feed rounded up to a whole commit. All that there is when None.
         """
         if self.format == CHANGES:
             given = read_options(self.options, STREAM, "streaming read of changes")
-            least = min(rows, given.max_rows or rows)
+            least = min(filter(None, (rows, given.max_rows)), default=None)
             return ChangesStreamReader(replace(given, max_rows=least), self.schema)
         options = source_options(self.options, streaming=True)
         options = replace(
-            options, max_rows_per_trigger=None, max_rows_per_partition=None, max_bytes_per_trigger=None
+            options, max_rows_per_trigger=rows, max_rows_per_partition=None, max_bytes_per_trigger=None
         )
         check_reach(options.url, self.spark.conf.get("spark.master", None))
         queue = open_store(options.url, verify=True).queue(options.queue).record
@@ -101,16 +101,32 @@ class OwnRead:
         Parameters
         ----------
         stands
-            Where to go on, if that can be said; where the read starts by itself when None.
+            Where to go on, of a change feed; where the read starts by itself when None.
         rows
             The most in a micro-batch, unless the read has a limit of its own.
         """
         options = dict(self.options)
         if stands is not None:
-            options = _from_there(options, self.format, stands)
+            options = {name: value for name, value in options.items() if name not in _STARTS}
+            options["startingversion"] = str(int(stands["to"]) + 1)
         if rows is not None and not options.keys() & set(_LIMITS):
             options["maxrowspertrigger"] = str(rows)
         return self.spark.readStream.format(self.format).schema(self.schema).options(**options).load()
+
+    def batch(self, end: Offset, rows: int) -> DataFrame:
+        """A queue's rows before an offset and behind the one before it, at rest.
+
+        Parameters
+        ----------
+        rows
+            About how many there are.
+        """
+        known = {name.lower() for name in BATCH_SOURCE}
+        options = {name: value for name, value in self.options.items() if name in known.difference(_STARTS)}
+        for name, bound in {"startingoffsets": "from", "endingoffsets": "to"}.items():
+            options[name] = json.dumps(dict(enumerate(end[bound])))
+        options["rowspertask"] = str(-(-rows // self.spark.sparkContext.defaultParallelism))
+        return self.spark.read.format(QUEUE).schema(self.schema).options(**options).load()
 
 
 def _without_consumer(spark: SparkSession, given: Mapping[str, str]) -> dict[str, str]:
@@ -126,10 +142,3 @@ def _without_consumer(spark: SparkSession, given: Mapping[str, str]) -> dict[str
     # With startingOffsets given, the session's own default does not come in its place.
     del found["consumer"]
     return {**found, "startingoffsets": json.dumps(offsets)}
-
-
-def _from_there(given: Mapping[str, str], kind: str, stands: Offset) -> dict[str, str]:
-    options = {name: value for name, value in given.items() if name not in _STARTS}
-    if kind == QUEUE:
-        return {**options, "startingoffsets": json.dumps(dict(enumerate(stands["to"])))}
-    return {**options, "startingversion": str(int(stands["to"]) + 1)}
