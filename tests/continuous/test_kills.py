@@ -32,7 +32,7 @@ PATIENCE = 120
 SOURCE, SINK = pa.schema([("id", pa.int64())]), pa.schema([("id", pa.int64()), ("twice", pa.int64())])
 WORKER_STEPS = ("MARKER", "STAGED", "REPORTED")
 DRIVER_STEPS = ("OFFSET", "COMMITTED", "LOGGED")
-IN_SHORT = {("driver", "COMMITTED"), ("worker", "STAGED")}
+IN_SHORT = {("driver", "COMMITTED")}
 
 
 @dataclass

@@ -156,6 +156,7 @@ def test_what_continuous_queries_use_stays_as_it_is_and_every_row_is_there_once(
     assert {name: value for name, value in rises.items() if value > 2} == {}
 
 
+@pytest.mark.soak
 def test_a_query_at_rest_costs_next_to_nothing(
     store: ps.Store, tmp_path: Path, run_child: Callable[..., ChildProcess]
 ) -> None:

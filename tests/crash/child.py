@@ -15,6 +15,7 @@ from typing import Any
 import penstock as ps
 from tests.crash.cases import Case
 from tests.support.sparks import make_spark
+from tests.support.warm import warm_workers
 
 
 def start(spark: Any, case: Case, trigger: ps.Trigger) -> Any:
@@ -34,9 +35,10 @@ def main(folder: str, master: str, *texts: str, kind: type[Case] = Case) -> None
     if master.startswith("spark:"):
         # Executors of such a cluster are not this process's children.
         settings |= {f"spark.executorEnv.{name}": os.environ[name] for name in ("FAULTS", "PYTHONPATH")}
-    spark = make_spark(
-        Path(folder), master, **{key.replace(".", "__"): value for key, value in settings.items()}
-    )
+    with warm_workers():
+        spark = make_spark(
+            Path(folder), master, **{key.replace(".", "__"): value for key, value in settings.items()}
+        )
     print(f"SPARK {spark.sparkContext.applicationId} after {time.monotonic() - began:.1f} s", flush=True)
     ps.register(spark)
     cases = [kind.from_json(text) for text in texts]

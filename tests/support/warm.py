@@ -5,7 +5,7 @@ half a second of a core, a third of all that most tests cost. Here that Python h
 (`hand_over`, from ``sitecustomize``): its command, environment, directory and files go to a process that forks one which goes on as it
 would have. It only waits for that one's end, and takes it along when it is ended itself.
 
-Only the JVM of the shared session does so: what it starts does not outlive the tests, and no test looks for it by its environment.
+What it forks has its mark in the environment, and so belongs to the child process of a test that it was started by.
 """
 
 from __future__ import annotations

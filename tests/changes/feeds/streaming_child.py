@@ -12,6 +12,7 @@ from typing import Any
 
 import penstock as ps
 from tests.support.sparks import make_spark
+from tests.support.warm import warm_workers
 
 COLUMNS = ["id", "_change_type as change", "_commit_version as version"]
 
@@ -44,7 +45,8 @@ def start(spark: Any, folder: Path, store: str, queue: str, feed: str) -> ps.Que
 
 
 def main(folder: str, store: str, *feeds: str) -> None:
-    spark = make_spark(Path(folder) / "spark")
+    with warm_workers():
+        spark = make_spark(Path(folder) / "spark")
     for queue, feed in zip(feeds[::2], feeds[1::2], strict=True):
         start(spark, Path(folder), store, queue, feed)
     print("STARTED", flush=True)

@@ -23,6 +23,10 @@ from typing import Any
 from tests.support.unzipped import prefer_installed
 
 prefer_installed()
+if "PENSTOCK_TEST_WARM" in os.environ:
+    from tests.support.warm import hand_over
+
+    hand_over()
 
 FAULTS: dict[str, dict[str, Any]] = json.loads(os.environ.get("FAULTS", "{}"))
 

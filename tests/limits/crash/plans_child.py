@@ -9,11 +9,13 @@ from pathlib import Path
 import penstock as ps
 from tests.limits.crash.plans import CONTINUOUS, Plan
 from tests.support.sparks import make_spark
+from tests.support.warm import warm_workers
 
 
 def main(folder: str, *texts: str) -> None:
     # A continuous query has a slot for each of two tasks, and leaves one.
-    spark = make_spark(Path(folder), f"local[{2 * len(texts) + 1}]")
+    with warm_workers():
+        spark = make_spark(Path(folder), f"local[{2 * len(texts) + 1}]")
     queries = []
     for text in texts:
         plan = Plan(**json.loads(text))
