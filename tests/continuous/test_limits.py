@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.continuous import execution as module
+from penstock.continuous.coordinator import EpochCoordinator
 from penstock.continuous.execution import State
 from penstock.continuous.quota import Limit, Quota
 from penstock.errors import CheckpointMismatch
@@ -49,6 +51,28 @@ def ended(copy: Copy, rows: int) -> None:
 
 
 def test_a_query_ends_by_itself_with_exactly_its_rows(copy: Copy) -> None:
+    ended(copy.add(40), 11)
+    check(copy, 11)
+
+
+def test_a_limit_may_be_reached_before_the_driver_has_heard_of_the_rows(
+    copy: Copy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Readers and writers have lines of their own."""
+    hear, settled, looked = EpochCoordinator._hear, EpochCoordinator.settled, threading.Event()
+
+    def late(self: EpochCoordinator, role: str, task: int, message: dict[str, Any]) -> bool:
+        if message["kind"] == "sent":
+            looked.wait(PATIENCE)
+        return hear(self, role, task, message)
+
+    def look(self: EpochCoordinator) -> bool:
+        found = settled.fget(self)  # type: ignore[attr-defined] # it is a property
+        looked.set()
+        return bool(found)
+
+    monkeypatch.setattr(EpochCoordinator, "_hear", late)
+    monkeypatch.setattr(EpochCoordinator, "settled", property(look))
     ended(copy.add(40), 11)
     check(copy, 11)
 

@@ -49,6 +49,7 @@ class EpochCoordinator:
         self._failure: Exception | None = None
         self._grown = False
         self._off_pace: set[int] = set()
+        self._resting: set[int] = set()
         # The last, since somebody may call at once.
         self._listening = Listening(bind, self._serve, "penstock-epochs")
         self.address = Address(host, self._listening.port, self.run, self._listening.secret)
@@ -130,10 +131,10 @@ class EpochCoordinator:
             self._changed.notify_all()
 
     @property
-    def idle(self) -> bool:
-        """Whether all rows that have been read are committed."""
+    def settled(self) -> bool:
+        """Whether the readers rest, and all rows that they have read are committed."""
         with self._changed:
-            return self._epochs.idle
+            return len(self._resting) == self.tasks and self._epochs.idle
 
     @property
     def grown(self) -> bool:
@@ -224,6 +225,8 @@ class EpochCoordinator:
                     self._lines[role, task].send_bytes(encode("granted", rows=granted))
                 elif kind == "pace":
                     self._off_pace.add(task)
+                elif kind == "resting":
+                    self._resting.add(task)
                 elif kind == "failed":
                     self._fail(ContinuousFailed(str(message["error"]), condition=message.get("condition")))
                 elif kind == "done":

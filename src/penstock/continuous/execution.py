@@ -27,6 +27,8 @@ _RESTARTS = 5
 _BACK_OFF = 0.1
 _LONGEST_BACK_OFF = 10.0
 _FINISH_SECONDS = 60.0
+_FINISHING_SECONDS = 0.02
+"""Between two tries to begin the last epoch."""
 _TELLING_SECONDS = 2.0
 _LISTENING_SECONDS = 2.0
 
@@ -302,7 +304,7 @@ class ContinuousExecution:
         """Begin an epoch at each interval, and commit each that is complete, until the run is to end."""
         next_at = self._clock() + self._settings.interval
         while not self._to_end(coordinator):
-            self._commit_next(coordinator, next_at - self._clock())
+            self._commit_next(coordinator, next_at - self._clock(), lambda: self._to_end(coordinator))
             if self._clock() >= next_at:
                 coordinator.begin()
                 next_at = max(next_at + self._settings.interval, self._clock())
@@ -345,15 +347,15 @@ class ContinuousExecution:
         """A last epoch, for what has been read."""
         coordinator.rest()
         deadline = self._clock() + _FINISH_SECONDS
-        while not coordinator.idle:
+        while not coordinator.settled:
             if self._clock() > deadline:
                 raise ContinuousFailed(f"the epoch in hand was not finished within {_FINISH_SECONDS:.0f} s")
             coordinator.begin()
-            self._commit_next(coordinator, 0.05)
+            self._commit_next(coordinator, _FINISHING_SECONDS, lambda: coordinator.settled)
         coordinator.finish()
 
-    def _commit_next(self, coordinator: EpochCoordinator, timeout: float) -> None:
-        epoch = coordinator.complete(timeout, lambda: self._to_end(coordinator))
+    def _commit_next(self, coordinator: EpochCoordinator, timeout: float, until: Callable[[], bool]) -> None:
+        epoch = coordinator.complete(timeout, until)
         if epoch is None:
             return
         self._commit(epoch)

@@ -138,6 +138,8 @@ class Reading:
                     break
                 if message["kind"] == "rest":
                     self._resting = True
+                    # Behind what was told of rows before: who hears this has heard of all of them.
+                    self._link.tell("resting")
                     continue
                 yield from self._end_epoch(message["number"])
                 continue

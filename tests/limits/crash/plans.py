@@ -78,7 +78,7 @@ class Plan:
     def check(self) -> None:
         """Just the limit's rows, each once, of each partition the first ones; the checkpoint says so."""
         found = self.found()
-        assert len(found) == self.limit, self
+        assert len(found) == self.limit, (self, sorted(found))
         for passing in self.passing():
             of_it = sorted(set(found).intersection(passing))
             assert of_it == passing[: len(of_it)], self
