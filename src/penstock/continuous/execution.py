@@ -244,8 +244,7 @@ class ContinuousExecution:
         self.progress.run_begins()
         self._source.own()
         self._settle()
-        if self._limit is not None and self._limit.stops and self._passed >= self._limit.rows:
-            self._end_by(self._limit)
+        if self._end_by_limit():
             return
         groups = self._engine.groups(self._at)
         epochs = Epochs(len(groups), self._epoch + 1, self._settings.backlog)
@@ -313,8 +312,7 @@ class ContinuousExecution:
         if not (self._stopping or self._enough(coordinator)):
             self._become(State.RECONFIGURING)
         self._finish(coordinator)
-        if self._limit is not None and self._enough(coordinator):
-            self._end_by(self._limit)
+        self._end_by_limit()
         self._hurried ^= self._off_pace(coordinator)
 
     def _to_end(self, coordinator: EpochCoordinator) -> bool:
@@ -326,7 +324,11 @@ class ContinuousExecution:
         """Whether the limit is reached, and the query to end."""
         return self._limit is not None and self._limit.stops and coordinator.exhausted
 
-    def _end_by(self, limit: Limit) -> None:
+    def _end_by_limit(self) -> bool:
+        """End if the limit is reached and committed; whether it is."""
+        limit = self._limit
+        if limit is None or not limit.stops or self._passed < limit.rows:
+            return False
         lower = (
             f" is lower than the {self._passed:,} rows that have passed" if self._passed > limit.rows else ""
         )
@@ -338,6 +340,7 @@ class ContinuousExecution:
             extra={"action": "limit_reached"},
         )
         self._stopping = True
+        return True
 
     def _off_pace(self, coordinator: EpochCoordinator) -> bool:
         """Whether one reader is far behind, or, in a run that is for that, all have caught up."""
