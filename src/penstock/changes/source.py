@@ -17,6 +17,7 @@ from penstock.changes.feeds.urls import parse
 from penstock.changes.range import ChangeRange
 from penstock.errors import CheckpointMismatch, InvalidChangeOption
 from penstock.spark.boundary import plain_errors
+from penstock.spark.garbage import spare_imports
 from penstock.spark.given import Given, boolean, positive
 from penstock.spark.schemas import projection, to_struct
 
@@ -247,4 +248,5 @@ def _read(feed: Changelog, task: InputPartition, schema: pa.Schema) -> Iterator[
     if not isinstance(task, ChangesTask):
         # Spark puts an empty partition in the place of none.
         return iter(())
+    spare_imports()
     return feed.read(task.piece, schema)

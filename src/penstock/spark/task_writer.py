@@ -11,6 +11,7 @@ from pyspark import TaskContext
 from penstock.commit.batch import append_task
 from penstock.queue.opened import open_store
 from penstock.queue.queue import placement_of
+from penstock.spark.garbage import spare_imports
 from penstock.spark.options import SinkOptions
 from penstock.spark.stores import check_reach
 from penstock.spark.writing import Pieces, Wrote
@@ -26,6 +27,7 @@ class TaskWriter:
 
     def __init__(self, options: SinkOptions, queue: QueueRecord) -> None:
         check_reach(options.url, None)
+        spare_imports()
         context = TaskContext.get()
         self._task = 0 if context is None else int(context.partitionId())
         self._attempt = str(uuid.uuid4())

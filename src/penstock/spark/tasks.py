@@ -9,6 +9,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
 from penstock.queue.opened import open_store
+from penstock.spark.garbage import spare_imports
 from penstock.spark.positions import report_loss
 from penstock.spark.schemas import output
 from penstock.spark.stores import check_reach
@@ -45,6 +46,7 @@ class Scan:
             # Spark puts an empty partition in the place of none.
             return iter(())
         check_reach(self.url, None)
+        spare_imports()
         return self._filtered(_worthwhile(self._batches(task)))
 
     def _batches(self, task: RangePartition) -> Iterator[pa.RecordBatch]:

@@ -13,6 +13,7 @@ from penstock.errors import TableRefused
 from penstock.names import in_quotes
 from penstock.queue.opened import open_store
 from penstock.spark.boundary import plainly
+from penstock.spark.garbage import spare_imports
 from penstock.spark.stores import check_reach
 from penstock.tables.change_rows import require_changes
 from penstock.tables.columns import Layout
@@ -83,6 +84,7 @@ class StageTask:
 
     def _run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         check_reach(self.url, None)
+        spare_imports()
         context = TaskContext.get()
         assert context is not None
         self._rows = 0
