@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +13,7 @@ from penstock.continuous.coordinator import EpochCoordinator
 from penstock.continuous.ends import Positions, SourceDriver
 from penstock.continuous.epochs import Epochs
 from penstock.continuous.link import READER, WRITER
-from penstock.continuous.reader import Reading
+from penstock.continuous.reader import Reading, beginning
 from penstock.continuous.writer import Sink, Writing
 
 Transform = Callable[[pa.RecordBatch], pa.RecordBatch]
@@ -31,21 +31,16 @@ class LocalEngine:
     def coordinator(self, epochs: Epochs) -> EpochCoordinator:
         return EpochCoordinator("127.0.0.1", "127.0.0.1", epochs)
 
-    def groups(self, positions: Positions) -> Sequence[Positions]:
-        tasks = min(len(positions), self.slots)
-        return [{p: positions[p] for p in sorted(positions)[task::tasks]} for task in range(tasks)]
+    def tasks(self, partitions: int) -> int:
+        return min(partitions, self.slots)
+
+    def has_room(self, tasks: int) -> bool:
+        return self.slots >= 2 * tasks
 
     def job(
-        self,
-        coordinator: EpochCoordinator,
-        groups: Sequence[Positions],
-        epoch: int,
-        sink: Sink,
-        *,
-        hurried: bool,
-        limited: bool,
+        self, coordinator: EpochCoordinator, tasks: int, sink: Sink, *, hurried: bool, limited: bool
     ) -> LocalJob:
-        self.jobs.append(LocalJob(self, coordinator, groups, epoch, sink, hurried, limited))
+        self.jobs.append(LocalJob(self, coordinator, tasks, sink, hurried, limited))
         return self.jobs[-1]
 
 
@@ -54,32 +49,33 @@ class LocalJob:
         self,
         engine: LocalEngine,
         coordinator: EpochCoordinator,
-        groups: Sequence[Positions],
-        epoch: int,
+        tasks: int,
         sink: Sink,
         hurried: bool,
         limited: bool,
     ) -> None:
         self._sink, self.hurried, self._limited = sink, hurried, limited
-        self._engine, self._address, self.groups, self._epoch = engine, coordinator.address, groups, epoch
+        self._engine, self._address = engine, coordinator.address
+        self.groups: list[Positions] = [{}] * tasks
         self._failure: Exception | None = None
         self._threads: list[threading.Thread] = []
 
     def start(self) -> None:
         source, sink = self._engine.source.source(), self._sink
-        for task, group in enumerate(self.groups):
-            thread = threading.Thread(target=self._task, args=[source, sink, task, group], daemon=True)
+        for task in range(len(self.groups)):
+            thread = threading.Thread(target=self._task, args=[source, sink, task], daemon=True)
             self._threads.append(thread)
             thread.start()
 
-    def _task(self, source: Any, sink: Any, task: int, group: Positions) -> None:
+    def _task(self, source: Any, sink: Any, task: int) -> None:
         try:
             reader, writer = self._address.link(READER, task), self._address.link(WRITER, task)
         except Exception as error:
             self._failure = self._failure or error
             return
         try:
-            reading = Reading(source.open(group), reader, self._epoch, 2, hurried=self.hurried)
+            epoch, self.groups[task] = beginning(reader)
+            reading = Reading(source.open(self.groups[task]), reader, epoch, 2, hurried=self.hurried)
             Writing(sink.open(task), writer, limited=self._limited).all(self._transformed(reading.batches()))
             writer.tell("done")
         except Exception as error:

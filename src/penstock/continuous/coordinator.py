@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any
@@ -81,6 +81,18 @@ class EpochCoordinator:
                 + ": are there enough free task slots, and do executors reach spark.driver.host?",
                 condition="CONTINUOUS_FAILED.NOT_STARTED",
             )
+
+    @property
+    def complete_tasks(self) -> bool:
+        """Whether all readers and writers are there."""
+        return len(self._lines) == 2 * self.tasks
+
+    def give(self, epoch: int, groups: Sequence[Mapping[int, int]]) -> None:
+        """Tell each reader its partitions and where they stand, in the order of the tasks; the first epoch has this number."""
+        with self._changed:
+            self._epochs.next_epoch = epoch
+            for task, positions in enumerate(groups):
+                self._tell_reader(task, encode("start", epoch=epoch, positions=positions))
 
     def begin(self) -> int | None:
         """End the epoch in hand, if it has anything."""
@@ -165,12 +177,15 @@ class EpochCoordinator:
             raise self._failure
 
     def _tell_readers(self, message: bytes) -> None:
-        for (role, task), line in self._lines.items():
-            if role == READER and (role, task) not in self._gone:
-                try:
-                    line.send_bytes(message)
-                except OSError:
-                    self._fail(_broken(role, task))
+        for task in range(self.tasks):
+            if (READER, task) not in self._gone:
+                self._tell_reader(task, message)
+
+    def _tell_reader(self, task: int, message: bytes) -> None:
+        try:
+            self._lines[READER, task].send_bytes(message)
+        except OSError:
+            self._fail(_broken(READER, task))
 
     def _serve(self, line: Connection) -> None:
         with line:

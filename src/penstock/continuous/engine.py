@@ -15,7 +15,7 @@ from pyspark.sql.types import StructType
 
 from penstock.continuous.checked import FEW_ROWS, MANY_ROWS, PIPELINED, CheckedPlan
 from penstock.continuous.coordinator import EpochCoordinator
-from penstock.continuous.ends import Positions, SourceDriver
+from penstock.continuous.ends import SourceDriver
 from penstock.continuous.epochs import Epochs
 from penstock.continuous.frames import ContinuousFrame, begin_frame, checked, transformed
 from penstock.continuous.hidden import HIDDEN
@@ -75,7 +75,7 @@ class SparkEngine:
             When it has an operation that does not work row by row.
         """
         nobody = Address("", 0, "", b"")
-        frame = self._transformed(self._session(), ReadTask(self.source.source(), ({},), nobody, 0, 0))
+        frame = self._transformed(self._session(), ReadTask(self.source.source(), 1, nobody, 0))
         self._plan = checked(frame)
         self._plan.require_pipelined(self.spark.conf.get(PIPELINED, "false") == "true", self.spark.version)
         for note in self._plan.notes:
@@ -86,38 +86,35 @@ class SparkEngine:
     def coordinator(self, epochs: Epochs) -> EpochCoordinator:
         return EpochCoordinator(*names(self.spark), epochs)
 
-    def groups(self, positions: Positions) -> Sequence[Positions]:
-        """Partitions by task: each has a task slot to the end, and one slot is left for other jobs where there is more than one.
+    def tasks(self, partitions: int) -> int:
+        """How many there are: each has a task slot to the end, and one slot is left for other jobs where there is more than one.
 
         Raises
         ------
         ContinuousFailed
             When there is no slot.
         """
-        jvm = self.spark.sparkContext._jsc.sc()
-        slots = int(jvm.maxNumConcurrentTasks(jvm.resourceProfileManager().defaultResourceProfile()))
+        slots = self._slots()
         if not slots:
             raise ContinuousFailed(
                 "there is no task slot for the query: give the application executors",
                 condition="CONTINUOUS_FAILED.NO_SLOTS",
             )
-        tasks = min(len(positions), max(slots - 1, 1))
-        partitions = sorted(positions)
-        return [{p: positions[p] for p in partitions[task::tasks]} for task in range(tasks)]
+        return min(partitions, max(slots - 1, 1))
+
+    def has_room(self, tasks: int) -> bool:
+        return self._slots() >= 2 * tasks
+
+    def _slots(self) -> int:
+        jvm = self.spark.sparkContext._jsc.sc()
+        return int(jvm.maxNumConcurrentTasks(jvm.resourceProfileManager().defaultResourceProfile()))
 
     def job(
-        self,
-        coordinator: EpochCoordinator,
-        groups: Sequence[Positions],
-        epoch: int,
-        sink: Sink,
-        *,
-        hurried: bool,
-        limited: bool,
+        self, coordinator: EpochCoordinator, tasks: int, sink: Sink, *, hurried: bool, limited: bool
     ) -> SparkJob:
         rows = MANY_ROWS if hurried else FEW_ROWS
         fillers = self._plan.filler_rows(rows)
-        read = ReadTask(self.source.source(), tuple(groups), coordinator.address, epoch, fillers, hurried)
+        read = ReadTask(self.source.source(), tasks, coordinator.address, fillers, hurried)
         frame = sink.shaped(self._transformed(self._session(rows), read))
         write = WriteTask(sink, coordinator.address, limited)
         return SparkJob(frame.carried.mapInArrow(write, REPORT), self.called)
@@ -130,7 +127,7 @@ class SparkEngine:
         return own
 
     def _transformed(self, own: SparkSession, read: ReadTask) -> ContinuousFrame:
-        tasks = len(read.groups)
+        tasks = read.tasks
         schema = StructType([*to_struct(read.source.schema), *to_struct(HIDDEN)])
         frame = begin_frame(own.range(0, tasks, 1, tasks).mapInArrow(read, schema, barrier=True))
         for function in self.transforms:

@@ -6,19 +6,19 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any
 
 from penstock.continuous.coordinator import EpochCoordinator
 from penstock.continuous.ends import Positions, SinkDriver, SourceDriver
-from penstock.continuous.epochs import Epoch, Epochs
+from penstock.continuous.epochs import Epoch
 from penstock.continuous.logs import CheckpointLog
 from penstock.continuous.progress import Progress, timestamp
 from penstock.continuous.quota import Limit, Quota
+from penstock.continuous.runs import Engine, Run, grouped
 from penstock.continuous.telling import Telling
-from penstock.continuous.writer import Sink
 from penstock.errors import ContinuousFailed, PenstockError
 
 log = logging.getLogger("penstock.continuous")
@@ -42,20 +42,6 @@ class State(Enum):
     TERMINATED = "TERMINATED"
 
 
-class Job(Protocol):
-    """The Spark job of one run."""
-
-    def start(self) -> None: ...
-
-    def alive(self) -> bool: ...
-
-    def join(self, timeout: float) -> bool: ...
-
-    def cancel(self) -> None: ...
-
-    def failure(self) -> Exception | None: ...
-
-
 @dataclass(frozen=True)
 class Settings:
     """How a query works.
@@ -76,25 +62,6 @@ class Settings:
     retain: int = 100
     backlog: int = 10_000
     start_timeout: float = 60.0
-
-
-class Engine(Protocol):
-    """What makes the coordinator and the job of a run; Spark's, but in tests of the protocol."""
-
-    def coordinator(self, epochs: Epochs) -> EpochCoordinator: ...
-
-    def groups(self, positions: Positions) -> Sequence[Positions]: ...
-
-    def job(
-        self,
-        coordinator: EpochCoordinator,
-        groups: Sequence[Positions],
-        epoch: int,
-        sink: Sink,
-        *,
-        hurried: bool,
-        limited: bool,
-    ) -> Job: ...
 
 
 class ContinuousExecution:
@@ -139,6 +106,10 @@ class ContinuousExecution:
         """Rows of committed epochs, which count for the limit."""
         self._hurried = False
         """Whether runs are for many rows rather than for early ones."""
+        self._next: Run | None = None
+        """Made beside the run in hand, for the other pace."""
+        self._last: Run | None = None
+        """The run before, whose tasks were told to end, with all that they have written committed."""
         self._fresh = True
         """Whether the run in hand has committed nothing yet."""
         self._thread = threading.Thread(target=self._run, name=f"continuous {name or self.id}", daemon=True)
@@ -208,6 +179,7 @@ class ContinuousExecution:
         return f"{self.name or 'without a name'} [id = {self.id}, runId = {self.run_id}]"
 
     def _ended(self) -> None:
+        self._drop_others()
         try:
             self._source.release(self._offset)
         except Exception as error:
@@ -226,6 +198,7 @@ class ContinuousExecution:
                 self._one_run()
             except Exception as error:
                 failures = 1 if not self._fresh else failures + 1
+                self._drop_others()
                 # What does not even begin is for its user to look at.
                 if self._stopping or not self._started or not _passes(error) or failures > _RESTARTS:
                     raise
@@ -246,36 +219,67 @@ class ContinuousExecution:
         self._settle()
         if self._end_by_limit():
             return
-        groups = self._engine.groups(self._at)
-        epochs = Epochs(len(groups), self._epoch + 1, self._settings.backlog)
-        coordinator = self._coordinator = self._engine.coordinator(epochs)
+        run = self._next_run()
+        job, coordinator = run.job, run.coordinator
+        self._coordinator = coordinator
         if self._limit is not None:
             coordinator.quota = Quota(self._limit.rows - self._passed)
-        job = self._engine.job(
-            coordinator,
-            groups,
-            self._epoch + 1,
-            self._sink.sink(),
-            hurried=self._hurried,
-            limited=self._limit is not None,
-        )
         try:
-            job.start()
+            run.start()
             coordinator.await_tasks(self._settings.start_timeout, job.alive)
+            coordinator.give(self._epoch + 1, grouped(self._at, run.tasks))
             self._become(State.ACTIVE)
             self.progress.run_is_there()
-            self._epochs(coordinator, job)
-            if not job.join(_FINISH_SECONDS):
+            self._epochs(run)
+            if not self._takes_over and not job.join(_FINISH_SECONDS):
                 raise ContinuousFailed("the tasks of the query did not come to their end")
         except ContinuousFailed as error:
             # What a task has met says more than that its line broke; at rest Spark itself does not see that it is gone.
             job.join(_TELLING_SECONDS)
             raise job.failure() or error from None
         finally:
-            job.cancel()
-            coordinator.close()
-            job.join(_FINISH_SECONDS)
             self._coordinator = None
+            self._leave(run)
+
+    @property
+    def _takes_over(self) -> bool:
+        """Whether another run is there to go on."""
+        return self._next is not None and not self._stopping
+
+    def _leave(self, run: Run) -> None:
+        """End a run, unless it ends by itself while the next one begins."""
+        last, self._last = self._last, None
+        if last is not None:
+            last.end(_FINISH_SECONDS)
+        if self._takes_over and run.coordinator.settled:
+            self._last = run
+        else:
+            run.end(_FINISH_SECONDS)
+
+    def _next_run(self) -> Run:
+        """The one that was made beside the last one, if it still fits."""
+        made, tasks = self._next, self._engine.tasks(len(self._at))
+        if made is None or made.tasks != tasks:
+            self._drop_others()
+            return self._made(tasks, hurried=self._hurried)
+        self._next, self._hurried = None, made.hurried
+        return made
+
+    def _made(self, tasks: int, *, hurried: bool) -> Run:
+        return Run.made(
+            self._engine,
+            tasks,
+            self._sink.sink(),
+            self._settings.backlog,
+            hurried=hurried,
+            limited=self._limit is not None,
+        )
+
+    def _drop_others(self) -> None:
+        for run in (self._next, self._last):
+            if run is not None:
+                run.end(_FINISH_SECONDS)
+        self._next = self._last = None
 
     def _become(self, state: State) -> None:
         with self._changed:
@@ -299,26 +303,40 @@ class ContinuousExecution:
         if self._offset is not None:
             self._source.logged(self._offset)
 
-    def _epochs(self, coordinator: EpochCoordinator, job: Job) -> None:
+    def _epochs(self, run: Run) -> None:
         """Begin an epoch at each interval, and commit each that is complete, until the run is to end."""
+        coordinator, job = run.coordinator, run.job
         next_at = self._clock() + self._settings.interval
-        while not self._to_end(coordinator):
-            self._commit_next(coordinator, next_at - self._clock(), lambda: self._to_end(coordinator))
+        while not self._to_end(run):
+            wait = next_at - self._clock()
+            if self._next is not None:
+                wait = min(wait, _FINISHING_SECONDS)
+            self._commit_next(coordinator, wait, lambda: self._to_end(run) or self._to_look_ahead(run))
             if self._clock() >= next_at:
                 coordinator.begin()
                 next_at = max(next_at + self._settings.interval, self._clock())
+            if self._to_look_ahead(run):
+                self._look_ahead(run)
             if not job.alive():
                 raise job.failure() or ContinuousFailed("the tasks of the query have ended by themselves")
         if not (self._stopping or self._enough(coordinator)):
             self._become(State.RECONFIGURING)
         self._finish(coordinator)
         self._end_by_limit()
-        self._hurried ^= self._off_pace(coordinator)
 
-    def _to_end(self, coordinator: EpochCoordinator) -> bool:
+    def _to_end(self, run: Run) -> bool:
         """Whether the run is to end, for good or for another one."""
-        changes = coordinator.grown or self._off_pace(coordinator)
-        return self._stopping or changes or self._enough(coordinator)
+        changes = run.coordinator.grown or (self._next is not None and self._next.is_waiting)
+        return self._stopping or changes or self._enough(run.coordinator)
+
+    def _to_look_ahead(self, run: Run) -> bool:
+        return run.off_pace and self._next is None
+
+    def _look_ahead(self, run: Run) -> None:
+        """Make a run for the other pace, and start it where it has room: it takes over when its tasks are there."""
+        self._next = self._made(run.tasks, hurried=not run.hurried)
+        if self._engine.has_room(run.tasks):
+            self._next.start()
 
     def _enough(self, coordinator: EpochCoordinator) -> bool:
         """Whether the limit is reached, and the query to end."""
@@ -341,10 +359,6 @@ class ContinuousExecution:
         )
         self._stopping = True
         return True
-
-    def _off_pace(self, coordinator: EpochCoordinator) -> bool:
-        """Whether one reader is far behind, or, in a run that is for that, all have caught up."""
-        return coordinator.off_pace >= (coordinator.tasks if self._hurried else 1)
 
     def _finish(self, coordinator: EpochCoordinator) -> None:
         """A last epoch, for what has been read."""

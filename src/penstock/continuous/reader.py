@@ -80,10 +80,9 @@ class ReadTask:
     """For ``mapInArrow`` over a row for each task."""
 
     source: Source
-    groups: tuple[dict[int, int], ...]
-    """For each task the offsets of its partitions."""
+    tasks: int
+    """How many there are; each is told by the driver what to read."""
     address: Address
-    first_epoch: int
     filler_rows: int
     """How many rows push those before them through all buffers behind."""
     hurried: bool = False
@@ -98,14 +97,22 @@ class ReadTask:
         task = context.partitionId()
         link = self.address.link(READER, task)
         try:
-            source = self.source.open(self.groups[task])
+            epoch, positions = beginning(link)
+            source = self.source.open(positions)
             try:
-                reading = Reading(source, link, self.first_epoch, self.filler_rows, hurried=self.hurried)
+                reading = Reading(source, link, epoch, self.filler_rows, hurried=self.hurried)
                 yield from in_whole(reading.batches())
             finally:
                 source.close()
         finally:
             link.close()
+
+
+def beginning(link: Link) -> tuple[int, dict[int, int]]:
+    """The first epoch, and where each partition of a task stands, as the driver says once the run before has ended."""
+    while (message := link.heard(_LONGEST_REST)) is None:
+        pass
+    return message["epoch"], {int(partition): at for partition, at in message["positions"].items()}
 
 
 class Reading:
