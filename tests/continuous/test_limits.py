@@ -14,10 +14,13 @@ from hypothesis import strategies as st
 
 from penstock.continuous import execution as module
 from penstock.continuous.coordinator import EpochCoordinator
+from penstock.continuous.epochs import Epochs
 from penstock.continuous.execution import State
+from penstock.continuous.link import READER, WRITER
 from penstock.continuous.quota import Limit, Quota
 from penstock.errors import CheckpointMismatch
 from tests.continuous.copying import PATIENCE, Copy
+from tests.support.waiting import wait_until
 
 
 class Died(Exception):
@@ -153,6 +156,28 @@ def test_a_driver_that_dies_at_any_step_of_an_epoch_changes_nothing(
     assert isinstance(query.failure, Died)
     ended(copy.add(20), 12)
     check(copy, 12)
+
+
+def test_rows_of_a_later_epoch_are_counted_when_those_of_the_one_before_have_been() -> None:
+    """Should the run end between the two, the rows that were dropped in the first one are the last of their partition."""
+    coordinator = EpochCoordinator("127.0.0.1", "127.0.0.1", Epochs(2, 0, 10))
+    coordinator.quota = Quota(10)
+    (slow, slow_writer), (fast, fast_writer) = (
+        [coordinator.address.link(role, task) for role in (READER, WRITER)] for task in range(2)
+    )
+    coordinator.await_tasks(PATIENCE, lambda: True)
+    slow.tell("sent")
+    wait_until(lambda: coordinator.begin() is not None, PATIENCE, "rows were sent")
+    slow.tell("read", number=0, offsets={"0": 6}, rows=6, times=[])
+    fast.tell("read", number=0, offsets={"1": 0}, rows=0, times=[])
+    fast_writer.tell("want", number=1, rows=6)
+    assert fast_writer.heard(0.2) is None
+    slow_writer.tell("want", number=0, rows=6)
+    assert slow_writer.heard(PATIENCE) == {"kind": "granted", "rows": 6}
+    assert fast_writer.heard(0.2) is None
+    slow_writer.tell("wrote", number=0, attempts={}, rows=6, written=[])
+    assert fast_writer.heard(PATIENCE) == {"kind": "granted", "rows": 4}
+    coordinator.close()
 
 
 @given(

@@ -43,6 +43,8 @@ class EpochCoordinator:
         self.tasks = epochs.tasks
         self.quota: Quota | None = None
         """What a limit leaves to be written."""
+        self._wants: dict[int, tuple[int, int]] = {}
+        """Of writers that wait for an answer, by their tasks: the epoch and how many rows."""
         self._changed = threading.Condition()
         self._lines: dict[tuple[str, int], Connection] = {}
         self._gone: set[tuple[str, int]] = set()
@@ -92,7 +94,7 @@ class EpochCoordinator:
         with self._changed:
             self._epochs.next_epoch = epoch
             for task, positions in enumerate(groups):
-                self._tell_reader(task, encode("start", epoch=epoch, positions=positions))
+                self._tell(READER, task, encode("start", epoch=epoch, positions=positions))
 
     def begin(self) -> int | None:
         """End the epoch in hand, if it has anything."""
@@ -179,13 +181,13 @@ class EpochCoordinator:
     def _tell_readers(self, message: bytes) -> None:
         for task in range(self.tasks):
             if (READER, task) not in self._gone:
-                self._tell_reader(task, message)
+                self._tell(READER, task, message)
 
-    def _tell_reader(self, task: int, message: bytes) -> None:
+    def _tell(self, role: str, task: int, message: bytes) -> None:
         try:
-            self._lines[READER, task].send_bytes(message)
+            self._lines[role, task].send_bytes(message)
         except OSError:
-            self._fail(_broken(READER, task))
+            self._fail(_broken(role, task))
 
     def _serve(self, line: Connection) -> None:
         with line:
@@ -235,9 +237,8 @@ class EpochCoordinator:
                     )
                 elif kind == "grown":
                     self._grown = True
-                elif kind == "want" and self.quota is not None:
-                    granted = self.quota.take(message["rows"])
-                    self._lines[role, task].send_bytes(encode("granted", rows=granted))
+                elif kind == "want":
+                    self._wants[task] = message["number"], message["rows"]
                 elif kind == "pace":
                     self._off_pace.add(task)
                 elif kind == "resting":
@@ -246,10 +247,20 @@ class EpochCoordinator:
                     self._fail(ContinuousFailed(str(message["error"]), condition=message.get("condition")))
                 elif kind == "done":
                     self._gone.add((role, task))
+                self._grant()
             except PenstockError as error:
                 self._fail(error)
             self._changed.notify_all()
         return bool(kind != "done")
+
+    def _grant(self) -> None:
+        """Answer the writers of the first epoch. What a later one got would be missing there, should this one be the last to be committed."""
+        if self.quota is None:
+            return
+        for task, (epoch, rows) in list(self._wants.items()):
+            if epoch <= self._epochs.first or self.quota.exhausted:
+                del self._wants[task]
+                self._tell(WRITER, task, encode("granted", rows=self.quota.take(rows)))
 
     def _left(self, who: tuple[str, int]) -> None:
         with self._changed:

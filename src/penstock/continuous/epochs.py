@@ -95,6 +95,12 @@ class Epochs:
         """Whether everything that readers have sent is committed."""
         return not self._open and not self._sent
 
+    @property
+    def first(self) -> int:
+        """The first epoch that rows may still come into: all before it are complete."""
+        unfinished = (n for n, parts in self._open.items() if not all(p.complete for p in parts.values()))
+        return min(unfinished, default=self.next_epoch)
+
     def sent(self, task: int) -> None:
         """A reader has sent the first rows since its last marker."""
         self._known(task)

@@ -1,7 +1,8 @@
 """A limit of rows in a continuous query: the driver hands out what is left of it to whoever is about to write rows.
 
-A writer asks for as many rows as it has in hand, so that nothing is held back by one task while another one could write it. What a
-run has handed out and not committed comes to nothing with the run; the next one begins with what was committed.
+A writer asks for as many rows as it has in hand, so that nothing is held back by one task while another one could write it. Epochs
+are served one after the other: where one task's rows were dropped, no other task's of a later epoch have been counted in their place.
+What a run has handed out and not committed comes to nothing with the run; the next one begins with what was committed.
 """
 
 from __future__ import annotations

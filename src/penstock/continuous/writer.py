@@ -160,7 +160,7 @@ class Writing:
         self._waiting_rows = sum(batch.num_rows for batch in self._waiting)
 
     def _granted(self, rows: int) -> int:
-        self._link.tell("want", rows=rows)
+        self._link.tell("want", number=self._epoch, rows=rows)
         while (message := self._link.heard(_LONGEST_WAIT)) is None:
             pass
         return int(message["rows"])
