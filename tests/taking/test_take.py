@@ -18,6 +18,8 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
 import penstock as ps
 from penstock.errors import ConsumerNotFound, DataLost
 from penstock.taking import looking, take
+from penstock.taking.clock import Clock
+from penstock.taking.found import Found
 from tests.spark.support import fill, make_queue, one_store, stream
 from tests.support.waiting import wait_until
 
@@ -183,6 +185,34 @@ def test_rare_rows_of_a_backlog_are_looked_for_by_sparks_executors(
     assert set(rows) <= set(there)
     everything = ids(ps.take(stream(spark, store_url).where("id % 50 = 7"), 161, timeout=3))
     assert sorted(everything) == there
+
+
+@one_store
+@pytest.mark.usefixtures("no_query")
+def test_rows_that_were_found_are_given_when_the_time_ends_before_they_come_again(
+    spark: SparkSession, store: ps.Store, store_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(looking, "_MOST", 1_500)
+
+    def ahead(_look: looking.Look, stands: Any, _found: Found, clock: Clock) -> Any:
+        monkeypatch.setattr(clock, "_seconds", 0.0)
+        return stands
+
+    monkeypatch.setattr(looking.Look, "_ahead", ahead)
+    fill(make_queue(store), range(3_000), each=1_500)
+    rows = ps.take(stream(spark, store_url).where("id % 100 = 7"), 1_000)
+    assert (ids(rows), rows.complete) == ([100 * n + 7 for n in range(10)], False)
+
+
+def test_the_larger_of_two_lots_of_the_same_rows_is_given() -> None:
+    found = Found(10)
+    found.add(pa.table({"id": [1]}))
+    found.add(pa.table({"id": [2, 3]}))
+    found.forget_behind(1)
+    found.add(pa.table({"id": [2]}))
+    assert (found.lacking, sum(table.num_rows for table in found.given)) == (8, 3)
+    found.add(pa.table({"id": [3, 4]}))
+    assert pa.concat_tables(found.given)["id"].to_pylist() == [1, 2, 3, 4]
 
 
 @one_store

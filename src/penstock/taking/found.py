@@ -21,11 +21,12 @@ class Found:
     def __init__(self, asked: int) -> None:
         self.asked = asked
         self.tables: list[pa.Table] = []
+        self._once: list[pa.Table] = []
         self._enough = threading.Event()
 
     @property
     def rows(self) -> int:
-        return sum(table.num_rows for table in self.tables)
+        return _rows(self.tables)
 
     @property
     def lacking(self) -> int:
@@ -42,9 +43,19 @@ class Found:
             self._enough.set()
 
     def forget_behind(self, tables: int) -> None:
-        """Keep the first tables only."""
-        del self.tables[tables:]
+        """Keep the first tables only: the rows of the others come again, if there is time for that."""
+        self._once = self.given
+        self.tables = self.tables[:tables]
+
+    @property
+    def given(self) -> list[pa.Table]:
+        """What is there when the time is over: also what has come once, where less of it came again."""
+        return self.tables if self.rows >= _rows(self._once) else self._once
 
     def wait(self, seconds: float) -> bool:
         """Until there are enough, or so many seconds; whether there are."""
         return self._enough.wait(seconds)
+
+
+def _rows(tables: list[pa.Table]) -> int:
+    return sum(table.num_rows for table in tables)

@@ -74,7 +74,7 @@ def take(
         rest = _queried(df, place) if own is None else Look(df, own).into(found, clock)
         if rest is not None:
             _through_query(rest, found, clock, place)
-    result = Taken.of(df, found.tables, n, clock.passed, complete=found.is_enough)
+    result = Taken.of(df, found.given, n, clock.passed, complete=found.is_enough)
     if not result.complete:
         log.warning("%s", result.note, extra={"action": "take_timeout"})
     return result
