@@ -103,7 +103,7 @@ def test_either_engine_goes_on_with_the_checkpoint_of_the_other(copy: Copy) -> N
 @one_store
 def test_a_query_without_a_checkpoint_has_one_until_it_is_stopped(copy: Copy) -> None:
     query = copy.start(checkpoint=None)
-    place = Path(query._temporary)
+    place = Path(query._execution._logs.read.location)
     assert (place / "metadata").exists()
     copy.add()
     query.processAllAvailable()

@@ -29,6 +29,26 @@ def test_a_query_ends_with_exactly_its_rows_and_goes_on_with_a_higher_limit(
     assert feed.progress() == "30 of 30"
     with pytest.raises(CheckpointMismatch, match="counted by the continuous trigger"):
         feed.start(40, "id % 2 = 0")
+    lower = feed.run(9, "id % 2 = 0", trigger=CONTINUOUS)
+    assert lower.status["message"].endswith("its limit of 9 rows is lower than the 30 rows that have passed")
+    assert feed.progress() == "30 of 30"
+
+
+def test_a_query_that_ends_by_its_limit_takes_its_temporary_checkpoint_along(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    sink = ps.FunctionSink(lambda batch: None)
+    query = (
+        ps.stream(spark, ps.RateSource(100))
+        .limit(5)
+        .write(sink, guarantee="at_least_once")
+        .start(trigger=CONTINUOUS)
+    )
+    assert list(tmp_path.glob("penstock-continuous-*"))
+    assert query.awaitTermination(60)
+    assert query.status["message"] == "TERMINATED: its limit of 5 rows is reached"
+    assert not list(tmp_path.glob("penstock-continuous-*"))
 
 
 def test_what_the_continuous_trigger_cannot_count_is_refused(

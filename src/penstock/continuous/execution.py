@@ -93,6 +93,10 @@ class ContinuousExecution:
         self.progress = Progress(self.id, self.run_id, name, clock, source.description, sink.description)
         self.telling = Telling(self.called, None)
         """Who is told of events; for whoever starts the query to choose before."""
+        self.tidy: Callable[[], None] = lambda: None
+        """Called at its end, unless it has failed; to be chosen before, too."""
+        self.ending: str | None = None
+        """Why it has ended by itself, if it has."""
         self._changed = threading.Condition()
         self._state = State.INITIALIZING
         self._failure: Exception | None = None
@@ -184,6 +188,8 @@ class ContinuousExecution:
             self._source.release(self._offset)
         except Exception as error:
             log.warning("query %s: %s", self.called, error, extra={"action": "release_failed"})
+        if self._failure is None:
+            self.tidy()
         with self._changed:
             self._state = State.TERMINATED
             self._changed.notify_all()
@@ -347,16 +353,12 @@ class ContinuousExecution:
         limit = self._limit
         if limit is None or not limit.stops or self._passed < limit.rows:
             return False
-        lower = (
-            f" is lower than the {self._passed:,} rows that have passed" if self._passed > limit.rows else ""
-        )
-        log.info(
-            "query %s ends: its limit of %s rows%s",
-            self.called,
-            f"{limit.rows:,}",
-            lower or " is reached",
-            extra={"action": "limit_reached"},
-        )
+        more = self._passed > limit.rows
+        why = f"is lower than the {self._passed:,} rows that have passed" if more else "is reached"
+        self.ending = f"its limit of {limit.rows:,} rows {why}"
+        # A query that does not even begin is more of a surprise.
+        level = logging.INFO if self._started else logging.WARNING
+        log.log(level, "query %s ends: %s", self.called, self.ending, extra={"action": "limit_reached"})
         self._stopping = True
         return True
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from typing import Any
 
 from pyspark.sql.streaming.listener import StreamingQueryProgress
@@ -16,10 +15,8 @@ from penstock.pipeline.query import STOP_SECONDS, Query
 class ContinuousQuery(Query):
     """A query of a pipeline that runs with the continuous trigger."""
 
-    def __init__(
-        self, execution: ContinuousExecution, source: SourceDriver, temporary: str | None = None
-    ) -> None:
-        self._execution, self._source, self._temporary = execution, source, temporary
+    def __init__(self, execution: ContinuousExecution, source: SourceDriver) -> None:
+        self._execution, self._source = execution, source
 
     @property
     def id(self) -> str:
@@ -45,7 +42,9 @@ class ContinuousQuery(Query):
     @property
     def status(self) -> dict[str, Any]:
         active = self._execution.state is State.ACTIVE
-        return {"message": self.state, "isDataAvailable": active, "isTriggerActive": active}
+        ending = self._execution.ending
+        told = self.state if ending is None else f"{self.state}: {ending}"
+        return {"message": told, "isDataAvailable": active, "isTriggerActive": active}
 
     @property
     def lastProgress(self) -> StreamingQueryProgress | None:
@@ -76,10 +75,7 @@ class ContinuousQuery(Query):
         self._raise()
 
     def stop(self, timeout: float = STOP_SECONDS) -> bool:
-        finished = self._execution.stop(timeout)
-        if finished and self._temporary is not None:
-            shutil.rmtree(self._temporary, ignore_errors=True)
-        return finished
+        return self._execution.stop(timeout)
 
     def _raise(self) -> None:
         error = self.exception()

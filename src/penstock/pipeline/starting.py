@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -107,8 +108,8 @@ def start_continuous(
     try:
         writes = _sink(spark, sink, guarantee, output_mode, logs.query_id)
         writes.check(schema)
-        if limit is not None:
-            logs.passed(logs.last_committed())
+        # What is beside the checkpoint stays, where a lower limit ends the query at once.
+        if limit is not None and limit.rows >= logs.passed(logs.last_committed()):
             keep(logs.read, limit.rows)
     except PenstockError:
         if temporary is not None:
@@ -126,10 +127,12 @@ def start_continuous(
     )
     listeners = Listeners(spark, execution.id, execution.run_id)
     execution.telling = Telling(execution.called, listeners, plain)
+    if temporary is not None:
+        execution.tidy = partial(shutil.rmtree, temporary, ignore_errors=True)
     execution.start()
     if execution.failure is not None:
         raise plain(execution.failure) from None
-    return ContinuousQuery(execution, reads, temporary)
+    return ContinuousQuery(execution, reads)
 
 
 def _source(spark: SparkSession, source: AnySource) -> SourceDriver:

@@ -218,7 +218,7 @@ class Pipeline:
         ----------
         checkpoint
             Where Spark keeps the query's progress: a folder, or the URL of one. The continuous trigger alone does without: it makes
-            a temporary one then, which goes when the query is stopped and stays when it fails.
+            a temporary one then, which goes when the query ends and stays when it fails.
         name
             The query's name.
         trigger
