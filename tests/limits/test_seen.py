@@ -42,12 +42,22 @@ def test_the_first_rows_of_each_key_pass_once_over_all_lots(lots: list[list[Any]
 def test_a_key_is_forgotten_when_no_row_of_it_has_come_for_a_while() -> None:
     both, first, second = (pa.array(keys) for keys in (["a", "b"], ["a"], ["a", "b"]))
     _, seen = Seen.nothing([both]).take([both], 1, 1_000)
-    passes, seen = seen.since(1_000).take([first], 1, 2_000)
+    passes, seen = seen.since(1_000, 2_000).take([first], 1, 2_000)
     assert passes.tolist() == [False], "it is not forgotten yet"
-    passes, _ = seen.since(1_001).take([second], 1, 3_000)
+    passes, _ = seen.since(1_001, 3_000).take([second], 1, 3_000)
     assert passes.tolist() == [False, True], (
         "a row that did not pass kept the first key, and nothing the other one"
     )
+
+
+def test_keys_that_were_never_to_be_forgotten_count_from_when_they_are() -> None:
+    rows = pa.array(["a"])
+    _, seen = Seen.nothing([rows]).take([rows], 1, 0)
+    dated = seen.since(4_000, 5_000)
+    passes, _ = dated.take([rows], 1, 5_000)
+    assert passes.tolist() == [False], "its first row has passed"
+    passes, _ = dated.since(5_001, 6_000).take([rows], 1, 6_000)
+    assert passes.tolist() == [True]
 
 
 def test_a_higher_limit_goes_on_from_the_count() -> None:

@@ -36,9 +36,19 @@ class Seen:
             writer.write_table(self.table)
         return bytes(sink.getvalue())
 
-    def since(self, moment: int) -> Seen:
-        """Without the keys of which no row has come from a moment on."""
-        return Seen(self.table.filter(pa.array(self.table[_LAST].to_numpy() >= moment)))
+    def since(self, moment: int, now: int) -> Seen:
+        """Without the keys of which no row has come from a moment on.
+
+        Parameters
+        ----------
+        now
+            Stands for the last row of a key that was counted while none was ever forgotten: when it came is not known.
+        """
+        last = self.table[_LAST].to_numpy()
+        last = np.where(last == 0, now, last)
+        place = self.table.schema.get_field_index(_LAST)
+        dated = self.table.set_column(place, self.table.schema.field(place), pa.array(last, pa.int64()))
+        return Seen(dated.filter(pa.array(last >= moment)))
 
     def take(self, keys: list[pa.Array], rows: int, now: int) -> tuple[Any, Seen]:
         """Which of further rows are among the first of their keys, and what has been seen with them.

@@ -97,7 +97,7 @@ class Counting:
         if self.forget_ms is not None:
             # Of the micro-batch, the same when it is repeated.
             now = state.getCurrentProcessingTimeMs()
-            seen = seen.since(now - self.forget_ms)
+            seen = seen.since(now - self.forget_ms, now)
         passes, after = seen.take(keys, self.rows, now)
         if passes.any() or self.forget_ms is not None:
             state.update((after.to_bytes(),))
