@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.errors import IllegalArgumentException
 from pyspark.sql import SparkSession
 
 import penstock as ps
@@ -65,5 +66,34 @@ def test_a_format_that_takes_no_stream_is_told_with_a_way_out(streams: Inputs, s
     assert f"batch.write.format('{sink}')" in str(problem.fix)
 
 
-def test_of_a_format_that_is_not_there_nothing_is_told(streams: Inputs) -> None:
-    assert ps.modes.check(streams.events, sink="no_such_format")["append"].safe
+@pytest.mark.parametrize(
+    ("sink", "condition"),
+    [("no_such_format", "DATA_SOURCE_NOT_FOUND"), ("avro", "AVRO_DATA_SOURCE_NOT_ENABLED")],
+)
+def test_a_format_that_the_session_does_not_have_is_not_allowed(
+    streams: Inputs, sink: str, condition: str, tmp_path: Path
+) -> None:
+    (problem,) = ps.modes.check(streams.events, sink=sink)["append"].problems
+    assert (problem.code, problem.severity, problem.condition) == ("PENSTOCK_NO_SINK", "refused", condition)
+    assert problem.spark in str(refusal_of(Cell("filtered", "append", sink), streams.events, tmp_path))
+
+
+def test_a_format_known_from_its_source_is_judged_without_its_package_which_the_report_says(
+    streams: Inputs,
+) -> None:
+    report = ps.modes.check(streams.events, sink="kafka")
+    assert report["append"].safe
+    assert "Failed to find data source: kafka" in "".join(report.not_run)
+
+
+def test_a_sink_that_spark_could_not_be_asked_about_is_told(
+    streams: Inputs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.modes.sink_kinds.abilities", _fails)
+    report = ps.modes.check(streams.events, sink="rate")
+    assert "what the sink rate takes" in report.not_run[0]
+    assert "no table without a name" in report.not_run[0]
+
+
+def _fails(*_: object) -> None:
+    raise IllegalArgumentException("no table without a name")

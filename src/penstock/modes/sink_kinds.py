@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from py4j.java_gateway import is_instance_of
@@ -11,13 +11,16 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
 from penstock.errors import InvalidInput
+from penstock.modes.verdict import Refusal, told_by
 from penstock.names import in_quotes
 
-FILES = ("parquet", "json", "csv", "orc", "text", "avro", "xml")
+FILES = ("parquet", "json", "csv", "orc", "text", "xml")
 DEBUG = ("console", "memory", "noop")
 FUNCTIONS = {"foreach": "foreach", "foreachbatch": "foreachBatch"}
 _OLDER = (*FILES, "delta", "foreachbatch")
 _KNOWN = (*DEBUG, *_OLDER, "foreach", "kafka", "penstock", "penstock table")
+READ_IN_SOURCE = ("delta", "kafka")
+"""Formats of packages that are known from their source, also where a session does not have them."""
 _READ_ONLY = "binaryfile"
 """A format of files that says only when it has rows that it writes none."""
 _TRUNCATES = "org.apache.spark.sql.connector.write.SupportsTruncate"
@@ -41,6 +44,10 @@ class Sink:
     """Whether it can be emptied, as complete mode needs; None where it is not known."""
     updates: bool | None = None
     """Whether it takes new values of a row as a row more, as update mode needs; None where it is not known."""
+    missing: Refusal | None = None
+    """What Spark says of a format that the session does not have."""
+    silent: str | None = None
+    """What Spark said instead of an answer, when it was asked what the format takes."""
 
 
 def sink_of(frame: DataFrame, sink: object) -> Sink | None:
@@ -53,27 +60,34 @@ def sink_of(frame: DataFrame, sink: object) -> Sink | None:
             f"a sink is a format such as 'parquet', 'foreachBatch', or a ps.QueueSink or ps.TableSink, not {in_quotes(sink)}"
         )
     name = given.lower()
-    if name in _KNOWN:
-        return Sink(name, python=name == "penstock", older=name in _OLDER, files=name in FILES)
-    return _looked_up(frame, given)
+    if name not in _KNOWN:
+        return _looked_up(frame, given)
+    sink = Sink(name, python=name == "penstock", older=name in _OLDER, files=name in FILES)
+    return replace(sink, missing=_looked_up(frame, name).missing) if name in READ_IN_SOURCE else sink
 
 
 def _looked_up(frame: DataFrame, name: str) -> Sink:
-    """A format that only the session knows; of one that is not there the start of a query tells."""
+    """A format that only the session knows."""
     session: Any = frame.sparkSession
     if not hasattr(session, "_jsparkSession"):
         return Sink(name)
     state = session._jsparkSession.sessionState()
+    sources = session._jvm.org.apache.spark.sql.execution.datasources.DataSource
     try:
         if state.dataSourceManager().dataSourceExists(name):
             return Sink(name, python=True)
-        sources = session._jvm.org.apache.spark.sql.execution.datasources.DataSource
         provider = sources.lookupDataSourceV2(name, state.conf())
-        able = None if provider.isEmpty() else abilities(frame, provider.get())
+        older = sources.lookupDataSource(name, state.conf()) if provider.isEmpty() else None
+    except (Py4JError, PySparkException) as error:
+        # A query's start looks it up in the same way.
+        return Sink(name, missing=told_by(error))
+    try:
+        able = None if older is not None else abilities(frame, provider.get())
         if able is None:
-            return _of_the_older_kind(session, name, sources.lookupDataSource(name, state.conf()))
-    except (Py4JError, PySparkException):
-        return Sink(name)
+            return _of_the_older_kind(session, name, older or sources.lookupDataSource(name, state.conf()))
+    except (Py4JError, PySparkException) as error:
+        # Its start has the query's options, which a check is not given.
+        return Sink(name, silent=told_by(error).message)
     return Sink(name, truncates=able[0], updates=able[1])
 
 

@@ -18,6 +18,15 @@ _FILE_MODE = "STREAMING_OUTPUT_MODE.UNSUPPORTED_DATASOURCE"
 def sink_problems(sink: Sink, mode: str, trigger: str, emits: Emits | None) -> Iterator[Problem]:
     """What a sink does not take, or does not keep."""
     source = _SOURCES.get(sink.name)
+    if sink.missing is not None and source is None:
+        yield Problem(
+            "PENSTOCK_NO_SINK",
+            f"the session has no format {sink.name}",
+            fix="a format that is there; or spark.jars.packages with the package that has it, when the session is made",
+            spark=sink.missing.message,
+            condition=sink.missing.condition,
+        )
+        return
     if not sink.streams:
         yield Problem(
             "PENSTOCK_NO_SINK",
@@ -70,6 +79,17 @@ def sink_problems(sink: Sink, mode: str, trigger: str, emits: Emits | None) -> I
             f"in {mode} mode {sink.name} is asked for a writer with overwrite=True, and has to replace all that it has in one "
             "commit, which Spark cannot see to",
             WARNING,
+        )
+
+
+def not_asked(sink: Sink) -> Iterator[str]:
+    """What could not be found out about a sink."""
+    if sink.silent is not None:
+        yield f"what the sink {sink.name} takes, of which Spark says without the query's options: {sink.silent}"
+    if sink.missing is not None and sink.name in _SOURCES:
+        yield (
+            f"whether the session that starts the query has the format {sink.name}; this one does not, and says: "
+            f"{sink.missing.message}"
         )
 
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from pyspark.errors import AnalysisException, IllegalArgumentException
+from py4j.protocol import Py4JError
+from pyspark.errors import AnalysisException, IllegalArgumentException, PySparkException
 from pyspark.sql import DataFrame
 
 
@@ -47,6 +48,21 @@ def refusal(frame: DataFrame, mode: str, trigger: str = "processing time") -> Re
     except (AnalysisException, IllegalArgumentException) as error:
         return Refusal(error.getCondition(), _first_line(error.getMessage()))
     return None
+
+
+def told_by(error: Exception) -> Refusal:
+    """What an error of Spark's says, also one of a kind that PySpark has no class for."""
+    if isinstance(error, PySparkException):
+        return Refusal(error.getCondition(), _first_line(error.getMessage() or str(error)))
+    thrown = getattr(error, "java_exception", None)
+    if thrown is None:
+        return Refusal(None, _first_line(str(error)))
+    try:
+        condition = str(thrown.getCondition())
+    except Py4JError:
+        # It has none.
+        condition = None
+    return Refusal(condition, _first_line(str(thrown.getMessage())))
 
 
 @lru_cache(maxsize=1)
