@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import penstock as ps
-from penstock.errors import InvalidInput, InvalidOption, UnsupportedType
+from penstock.errors import CheckpointMismatch, InvalidInput, InvalidOption, UnsupportedType
 from tests.limits.support import NOW
 from tests.spark.support import forget_commit, one_store
 
@@ -104,6 +104,8 @@ def test_each_partition_gives_its_first_rows_and_a_higher_limit_goes_on(
     keyed.run(5, ["k"], maxRowsPerTrigger=6)
     # Of key "a" the first row came with the first limit, and four with the second one.
     assert sum(keyed.rows().values()) == 15
+    with pytest.raises(CheckpointMismatch, match=r"the rows of each per="):
+        keyed.run(5, ["id"])
 
 
 @one_store

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from pyarrow import fs
 
@@ -37,12 +39,23 @@ def write_record(checkpoint: Checkpoint, record: LimitRecord) -> None:
     CommitRefused
         When it cannot be written.
     """
+    write_beside(checkpoint, _FILE, {"version": 1, "rows": record.rows})
+
+
+def write_beside(checkpoint: Checkpoint, name: str, content: Mapping[str, Any]) -> None:
+    """Keep a file of a limit, as JSON; a reader sees the old one or the new one.
+
+    Raises
+    ------
+    CommitRefused
+        When it cannot be written.
+    """
     folder = f"{checkpoint.root}/{_FOLDER}"
     try:
         checkpoint.files.create_dir(folder, recursive=True)
-        with checkpoint.files.open_output_stream(f"{folder}/{_FILE}.new") as stream:
-            stream.write(json.dumps({"version": 1, "rows": record.rows}).encode())
-        checkpoint.files.move(f"{folder}/{_FILE}.new", f"{folder}/{_FILE}")
+        with checkpoint.files.open_output_stream(f"{folder}/{name}.new") as stream:
+            stream.write(json.dumps(content).encode())
+        checkpoint.files.move(f"{folder}/{name}.new", f"{folder}/{name}")
     except Exception as error:
         where = redact(checkpoint.location)
         raise CommitRefused(

@@ -12,13 +12,17 @@ from typing import Any
 from py4j.protocol import Py4JError
 from pyspark.sql import DataFrame, SparkSession
 
+from penstock.errors import CheckpointMismatch
 from penstock.limits.begun import Begun, begun, ended, keep
+from penstock.limits.key_record import keep_key
+from penstock.limits.per_key import KeyLimit
 from penstock.limits.pushdown import limit_node, one_to_one, quota
 from penstock.limits.rows import STOP, RowLimit, passed
 from penstock.pipeline.ended import EndedQuery
 from penstock.pipeline.micro_batches import MicroBatchQuery
-from penstock.spark.checkpoint import Checkpoint
+from penstock.spark.checkpoint import Checkpoint, redact
 from penstock.spark.limit_state import UnreadableState, rows_passed
+from penstock.spark.schemas import is_case_sensitive
 
 log = logging.getLogger("penstock.pipeline")
 
@@ -73,6 +77,27 @@ class Limiting:
         if self.limit.on_limit == STOP:
             watch = LimitWatch(query, self.checkpoint, self.limit.rows, self.found.passed)
             threading.Thread(target=watch.run, name=f"penstock-limit-{query.id}", daemon=True).start()
+
+
+def keep_columns(spark: SparkSession, limit: KeyLimit, location: str) -> None:
+    """Keep the columns of a limit for each key beside the checkpoint, where it can be reached from here.
+
+    Raises
+    ------
+    CheckpointMismatch
+        When others are kept there.
+    """
+    try:
+        keep_key(Checkpoint(location), limit.per, exact=is_case_sensitive(spark))
+    except CheckpointMismatch:
+        raise
+    except Exception as error:
+        log.warning(
+            "the columns of the limit for each key are not kept at %s, and other ones will not be noticed there: %s",
+            redact(location),
+            error,
+            extra={"action": "limit_not_kept"},
+        )
 
 
 class LimitWatch:

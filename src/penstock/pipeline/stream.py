@@ -22,7 +22,7 @@ from penstock.names import did_you_mean, in_quotes
 from penstock.pipeline.continuous import ContinuousQuery
 from penstock.pipeline.ends import ConsoleSink, FunctionSink, QueueSink, QueueSource, RateSource
 from penstock.pipeline.failures import plainly
-from penstock.pipeline.limiting import Limiting
+from penstock.pipeline.limiting import Limiting, keep_columns
 from penstock.pipeline.micro_batches import MicroBatchQuery, QuerySource
 from penstock.pipeline.query import Query
 from penstock.pipeline.settings import no_data_batches
@@ -106,6 +106,11 @@ class Stream:
     def row_limit(self) -> RowLimit | None:
         """The limit of all rows, if there is one."""
         return next((each for each in self.transforms if isinstance(each, RowLimit)), None)
+
+    @property
+    def key_limit(self) -> KeyLimit | None:
+        """The limit for each key, if there is one."""
+        return next((each for each in self.transforms if isinstance(each, KeyLimit)), None)
 
     def frame(self) -> DataFrame:
         """The transformed streaming DataFrame."""
@@ -234,7 +239,7 @@ class Pipeline:
             With the report, when Spark would not start the query in this output mode, or rows might be lost or repeated, or state
             would grow for ever.
         CommitRefused
-            When the guarantee cannot be kept with this checkpoint or this plan.
+            When the guarantee or the limit cannot be kept with this checkpoint or this plan.
         """
         require("check", check, bool, "True or False")
         require("trigger", trigger, Trigger | None, _TRIGGERS)
@@ -247,6 +252,8 @@ class Pipeline:
             check_modes(frame, self.sink, trigger).require(self.output_mode)
         self._check(frame, location)
         register(self.stream.spark)
+        if (keyed := self.stream.key_limit) is not None:
+            keep_columns(self.stream.spark, keyed, location)
         limiting = self._limiting(location)
         if limiting is not None:
             done = limiting.ended(name)
