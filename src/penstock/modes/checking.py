@@ -18,6 +18,7 @@ from penstock.modes.rules.continuous import continuous, sources
 from penstock.modes.rules.functions import functions, needs
 from penstock.modes.rules.joins import joins
 from penstock.modes.rules.operators import operators, sorts_and_limits
+from penstock.modes.rules.penstocks_continuous import KIND, penstocks_continuous
 from penstock.modes.rules.real_time import ALLOW_LIST, VERSION, real_time, real_time_plans
 from penstock.modes.rules.state import last_groups, state
 from penstock.modes.rules.watermarks import watermarks
@@ -98,7 +99,8 @@ def check(df: DataFrame, sink: object = None, trigger: object = None) -> Report:
         Where it would go: a format such as ``"parquet"``, ``"foreach"``, ``"foreachBatch"``, a ``ps.QueueSink`` or a
         ``ps.TableSink``; sinks are not looked at when None.
     trigger
-        A ``ps.Trigger``, or the arguments of Spark's ``trigger`` such as ``{"continuous": "1 second"}``.
+        A ``ps.Trigger``, or the arguments of Spark's ``trigger`` such as ``{"continuous": "1 second"}``. A
+        ``ps.Trigger.continuous`` with a sink that is an object of Penstock's is Penstock's own engine, anything else Spark's.
 
     Returns
     -------
@@ -111,14 +113,20 @@ def check(df: DataFrame, sink: object = None, trigger: object = None) -> Report:
         When an argument is of another kind.
     """
     require("df", df, DataFrame, "a streaming DataFrame")
-    kind = _trigger(trigger)
     found = sink_of(df, sink)
+    kind = KIND if _is_penstocks(sink, trigger) else _trigger(trigger)
     conf = df.sparkSession.conf
     settings = {name: str(conf.get(name)) for name in _SETTINGS}
     plan = Plan(tree_of(df), settings | {VERSION: df.sparkSession.version})
     modes = tuple(_mode(df, plan, mode, found, kind) for mode in MODES)
     unknown = () if found is None else tuple(not_asked(found))
     return Report(modes, (*_not_run(df), *unknown), None if found is None else found.name, kind)
+
+
+def _is_penstocks(sink: object, trigger: object) -> bool:
+    """Whether a pipeline into this sink is run by Penstock's own engine."""
+    given = sink is not None and not isinstance(sink, str)
+    return given and getattr(trigger, "kind", None) == "continuous"
 
 
 def _trigger(trigger: object) -> str:
@@ -143,13 +151,16 @@ def _not_run(df: DataFrame) -> tuple[str, ...]:
 
 
 def _mode(df: DataFrame, plan: Plan, mode: str, sink: Sink | None, trigger: str) -> ModeReport:
+    if trigger == KIND and sink is not None:
+        told = tuple(penstocks_continuous(plan, mode, sink))
+        return ModeReport(mode, told, None if told else claims(plan, mode))
     rules = (*_RULES, *_RULES_OF.get(trigger, ()))
     problems = [problem for rule in rules for problem in rule(plan, mode)]
     problems += last_groups(plan, mode, trigger)
     if has_verdict(df):
         checked = plan.settings.get(_CHECK) != "false"
-        told = refusal(df, mode, trigger) if checked else None
-        problems = list(_agreed(problems, told, checked=checked))
+        refused = refusal(df, mode, trigger) if checked else None
+        problems = list(_agreed(problems, refused, checked=checked))
     problems += [*needs(plan), *(sources(plan) if trigger == "continuous" else ())]
     problems += real_time_plans(plan, sink) if trigger == "real time" else ()
     runs = not any(problem.severity == REFUSED for problem in problems)

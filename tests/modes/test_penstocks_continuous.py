@@ -1,0 +1,75 @@
+"""With ``ps.Trigger.continuous`` and a sink of Penstock's the verdict is that of Penstock's own engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
+
+import penstock as ps
+from penstock.continuous import allowed
+from penstock.modes.rules import penstocks_continuous
+
+TRIGGER = ps.Trigger.continuous("1 second")
+SINKS = (ps.TableSink("t", url="sqlite:///penstock.db"), ps.QueueSink("q"))
+
+
+@pytest.fixture(scope="module")
+def rate(spark: SparkSession) -> DataFrame:
+    return spark.readStream.format("rate").load()
+
+
+@pytest.mark.parametrize("sink", SINKS, ids=["table", "queue"])
+def test_rows_that_are_only_added_are_safe(rate: DataFrame, sink: object) -> None:
+    report = ps.modes.check(rate.where("value > 3").select("value"), sink=sink, trigger=TRIGGER)
+    assert report["append"].problems == ()
+    assert [report[mode].allowed for mode in ("append", "update", "complete")] == [True, False, False]
+    assert report.trigger == "continuous (Penstock's)"
+
+
+def test_sparks_trigger_given_in_another_way_loses_rows(rate: DataFrame) -> None:
+    for sink, trigger in ((SINKS[0], TRIGGER.arguments()), ("penstock", TRIGGER)):
+        (problem,) = ps.modes.check(rate, sink=sink, trigger=trigger)["append"].problems
+        assert problem.code == "PENSTOCK_ROWS_LOST_CONTINUOUS"
+
+
+def test_what_the_engine_takes_and_sparks_own_does_not_is_allowed(rate: DataFrame) -> None:
+    exploded = rate.select(F.explode(F.array("value"))).mapInArrow(lambda batches: batches, "col bigint")
+    assert ps.modes.check(exploded, sink=SINKS[0], trigger=TRIGGER)["append"].safe
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        (lambda df: df.groupBy("value").count(), "PENSTOCK_NOT_CONTINUOUS"),
+        (lambda df: df.select(F.stack(F.lit(1), "value")), "PENSTOCK_NOT_CONTINUOUS"),
+        (lambda df: df.where("exists (select 1)"), "PENSTOCK_NOT_CONTINUOUS"),
+        (lambda df: df.withColumn("now", F.current_timestamp()), "PENSTOCK_CONTINUOUS_NOW"),
+        (lambda df: df.selectExpr("cast('now' as timestamp)"), "PENSTOCK_CONTINUOUS_NOW"),
+    ],
+    ids=["aggregate", "stack", "subquery", "time", "text for the time"],
+)
+def test_what_the_engine_refuses_is_not_allowed_with_the_same_word(
+    rate: DataFrame, change: object, code: str, tmp_path: Path
+) -> None:
+    report = ps.modes.check(change(rate), sink=SINKS[0], trigger=TRIGGER)  # type: ignore[operator]
+    assert [problem.code for problem in report["append"].problems] == [code]
+    sink = ps.TableSink("t", url=f"sqlite:///{tmp_path}/penstock.db")
+    pipeline = ps.stream(rate.sparkSession, ps.RateSource(1)).transform(change).write(sink)  # type: ignore[arg-type]
+    with pytest.raises(ps.errors.ContinuousRefused):
+        pipeline.start(trigger=TRIGGER)
+
+
+def test_a_source_that_the_engine_does_not_read_is_not_allowed(spark: SparkSession, tmp_path: Path) -> None:
+    files = spark.readStream.schema("a int").json(str(tmp_path))
+    (problem,) = ps.modes.check(files, sink=SINKS[1], trigger=TRIGGER)["append"].problems
+    assert problem.code == "PENSTOCK_SOURCE_NOT_CONTINUOUS"
+
+
+def test_the_check_and_the_engine_have_one_list_of_operators() -> None:
+    assert penstocks_continuous.OPERATORS == allowed.LOGICAL
+    assert [name.replace("_", "") for name in penstocks_continuous.GENERATORS] == [
+        name.lower() for name in allowed.GENERATORS
+    ]
