@@ -105,6 +105,23 @@ def test_a_micro_batch_is_repeated_with_the_limit_it_was_begun_with(
 
 
 @one_store
+def test_a_micro_batch_behind_the_limit_is_finished_before_another_limit_goes_on(
+    spark: SparkSession, store_url: str, tmp_path: Path
+) -> None:
+    feed = Feed(spark, store_url, tmp_path, partitions=1).add(12)
+    feed.start(5, "id >= 0", trigger=NOW, on_limit="keep", maxRowsPerTrigger=4).awaitTermination()
+    forget_commit(tmp_path / "ck")
+    feed.add(8)
+    with pytest.raises(CommitRefused, match=r"start the query once with limit\(5\)"):
+        feed.start(9, "id >= 0")
+    feed.run(5, "id >= 0", maxRowsPerTrigger=4)
+    numbers = {path.name for path in (tmp_path / "ck/offsets").glob("[0-9]*")}
+    assert numbers == {"0", "1", "2"}, "no further one has begun"
+    feed.run(9, "id >= 0", maxRowsPerTrigger=4)
+    assert feed.taken() == {0: [*range(5), *range(12, 16)]}
+
+
+@one_store
 def test_a_query_that_ran_without_a_limit_gets_none_on_its_checkpoint(
     spark: SparkSession, store_url: str, tmp_path: Path
 ) -> None:

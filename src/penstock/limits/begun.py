@@ -23,6 +23,11 @@ class Begun:
     planned: int | None
     """The last one that was begun, committed or not."""
 
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether a micro-batch was begun and not committed."""
+        return self.planned != self.last
+
 
 def begun(spark: SparkSession, checkpoint: Checkpoint, rows: int) -> Begun:
     """How far the limit of a checkpoint has come, which is now one of so many rows.
@@ -72,8 +77,8 @@ def begun(spark: SparkSession, checkpoint: Checkpoint, rows: int) -> Begun:
 
 
 def ended(found: Begun, rows: int) -> str | None:
-    """Why a query with a limit need not start at all; None when it is to."""
-    if found.passed < rows:
+    """Why a query with a limit need not start at all; None when it is to, if only to finish a micro-batch."""
+    if found.passed < rows or found.is_unfinished:
         return None
     if found.passed == rows:
         return f"its limit of {rows:,} rows is reached"

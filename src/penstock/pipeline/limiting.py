@@ -20,6 +20,7 @@ from penstock.limits.pushdown import limit_node, one_to_one, quota
 from penstock.limits.rows import STOP, RowLimit, passed
 from penstock.pipeline.ended import EndedQuery
 from penstock.pipeline.micro_batches import MicroBatchQuery
+from penstock.pipeline.trigger import Trigger
 from penstock.spark.checkpoint import Checkpoint, redact
 from penstock.spark.limit_state import UnreadableState, rows_passed
 from penstock.spark.schemas import is_case_sensitive
@@ -60,6 +61,11 @@ class Limiting:
         message = f"query {name or query_id!r} ends at once: {why}"
         log.warning("%s", message, extra={"action": "limit_reached"})
         return EndedQuery(query_id, name, message)
+
+    def arguments(self, trigger: Trigger) -> dict[str, str | bool]:
+        """The arguments of Spark's trigger; where all rows have passed, the query only finishes the micro-batch that was begun."""
+        is_last = self.limit.on_limit == STOP and self.found.passed >= self.limit.rows
+        return {"once": True} if is_last else trigger.arguments()
 
     def options(self, frame: DataFrame) -> dict[str, str]:
         """What the queue is told of the limit, as options of its read; nothing when the query is to run on."""

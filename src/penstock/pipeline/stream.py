@@ -263,7 +263,9 @@ class Pipeline:
             limiting.keep()
         sources, others = self._sources(frame)
         writer = self._writer(waking(frame, location), location).outputMode(self.output_mode)
-        writer = writer.trigger(**(trigger or Trigger.processing_time()).arguments())  # type: ignore[arg-type]  # overloads
+        wanted = trigger or Trigger.processing_time()
+        arguments = wanted.arguments() if limiting is None else limiting.arguments(wanted)
+        writer = writer.trigger(**arguments)  # type: ignore[arg-type]  # overloads
         if name is not None:
             writer = writer.queryName(name)
         with no_data_batches(self.stream.spark):
