@@ -12,7 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
+import penstock as ps
 from penstock.errors import CheckpointMismatch, CommitRefused
+from penstock.pipeline import micro_batches
 from tests.limits.support import NOW, Feed, is_prefix
 from tests.spark.support import forget_commit, one_store
 
@@ -76,6 +78,26 @@ def test_a_query_whose_limit_is_reached_ends_at_once(
 
 
 @one_store
+def test_a_consumer_is_brought_level_when_the_query_ends_at_once(
+    spark: SparkSession, store_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run before was killed right behind its last commit."""
+    feed = Feed(spark, store_url, tmp_path, partitions=1).add(10)
+    pipeline = feed.stream().limit(4).write(ps.FunctionSink(lambda _rows: None))
+
+    def run() -> None:
+        query = pipeline.start(checkpoint=tmp_path / "ck", trigger=ps.Trigger.processing_time("1 hour"))
+        assert query.awaitTermination(60)
+
+    with monkeypatch.context() as killed:
+        killed.setattr(micro_batches, "bring_level", lambda *_: None)
+        run()
+    assert feed.offsets() == [0]
+    run()
+    assert feed.offsets() == [4]
+
+
+@one_store
 def test_a_higher_limit_goes_on_from_the_count(spark: SparkSession, store_url: str, tmp_path: Path) -> None:
     feed = Feed(spark, store_url, tmp_path).add(10, 10)
     feed.run(8)
@@ -125,8 +147,6 @@ def test_a_micro_batch_behind_the_limit_is_finished_before_another_limit_goes_on
 def test_a_query_that_ran_without_a_limit_gets_none_on_its_checkpoint(
     spark: SparkSession, store_url: str, tmp_path: Path
 ) -> None:
-    import penstock as ps
-
     feed = Feed(spark, store_url, tmp_path, partitions=1).add(3)
     plain = feed.stream().write(ps.QueueSink("out", url=store_url))
     plain.start(checkpoint=tmp_path / "ck", trigger=NOW).awaitTermination()

@@ -9,7 +9,8 @@ from unittest.mock import Mock, PropertyMock
 import pytest
 
 import penstock as ps
-from penstock.pipeline.micro_batches import MicroBatchQuery, QuerySource
+from penstock.pipeline.levelling import QuerySource
+from penstock.pipeline.micro_batches import MicroBatchQuery
 from tests.spark.support import make_queue, one_store
 
 

@@ -5,38 +5,26 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Any
 
 from py4j.protocol import Py4JError
 from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming.query import StreamingQuery
 
-from penstock.commit.offsets import QueueOffset, batch_ranges
-from penstock.commit.owner import drain, level
+from penstock.commit.offsets import QueueOffset
+from penstock.commit.owner import drain
 from penstock.pipeline.failures import plain
+from penstock.pipeline.levelling import QuerySource, bring_level, warning
 from penstock.pipeline.query import STOP_SECONDS, Query
-from penstock.queue.store import Store, connect
-from penstock.spark.checkpoint import Checkpoint
+from penstock.queue.store import connect
 
 log = logging.getLogger("penstock.pipeline")
 
 _POLL_SECONDS = 0.02
 _QUIET_POLLS = 3
-_RELEASE_SECONDS = 5.0
 # The query's own end, and that of Spark's JVM.
 _FAILURES = (StreamingQueryException, Py4JError, ConnectionError)
-
-
-@dataclass(frozen=True)
-class QuerySource:
-    """A consumer that the query owns."""
-
-    url: str = field(repr=False)
-    queue: str
-    consumer: str
 
 
 class MicroBatchQuery(Query):
@@ -106,8 +94,10 @@ class MicroBatchQuery(Query):
     def stop(self, timeout: float = STOP_SECONDS) -> bool:
         finished = False
         try:
-            with self._warning(
-                "drain_failed", "is stopped without the end of its micro-batch, which the next run repeats"
+            with warning(
+                self.name or self.id,
+                "drain_failed",
+                "is stopped without the end of its micro-batch, which the next run repeats",
             ):
                 finished = not self.isActive or self._drained(timeout)
         finally:
@@ -125,14 +115,6 @@ class MicroBatchQuery(Query):
         else:
             self._query.stop()
             self._level()
-
-    @contextmanager
-    def _warning(self, action: str, what: str) -> Iterator[None]:
-        """An error in here is told in the log, and the query's own end is what counts."""
-        try:
-            yield
-        except Exception as error:
-            log.warning("query %r %s: %s", self.name or self.id, what, error, extra={"action": action})
 
     def _drained(self, timeout: float) -> bool:
         """Ask the sources for no more, and wait until the query rests."""
@@ -170,27 +152,7 @@ class MicroBatchQuery(Query):
 
     def _level(self) -> None:
         """Bring the consumers to where the checkpoint's commit log ends, once their owner is gone."""
-        offsets: list[QueueOffset] = []
-        if self._sources:
-            with self._levelling():
-                offsets = self._committed()
-        for source in self._sources:
-            with self._levelling(), connect(source.url, create=False) as store:
-                _await_release(store, source)
-                for offset in offsets:
-                    if (offset.queue, offset.consumer) == (source.queue, source.consumer):
-                        level(store.database, store.uuid, offset)
-                store.tend(store.queue(source.queue).record, ())
-
-    def _levelling(self) -> AbstractContextManager[None]:
-        return self._warning(
-            "level_failed", "has ended, and the next run brings its consumer level with its checkpoint"
-        )
-
-    def _committed(self) -> list[QueueOffset]:
-        checkpoint = Checkpoint(self._checkpoint)
-        last = checkpoint.last_commit()
-        return [] if last is None else batch_ranges(checkpoint.offsets(last), ())
+        bring_level(self.name or self.id, self._checkpoint, self._sources)
 
 
 def _json(text: str | None) -> object:
@@ -203,12 +165,3 @@ def _json(text: str | None) -> object:
 
 def _resting(status: dict[str, Any]) -> bool:
     return not status.get("isTriggerActive") or not status.get("isDataAvailable")
-
-
-def _await_release(store: Store, source: QuerySource) -> None:
-    """Spark ends the process that owns the consumer a moment after the query."""
-    registration = store.consumer(source.consumer).registration(source.queue)
-    lock = store.database.owner_lock(registration.lock_name(store.uuid))
-    deadline = time.monotonic() + _RELEASE_SECONDS
-    while lock.held_elsewhere() and time.monotonic() < deadline:
-        time.sleep(_POLL_SECONDS)

@@ -22,8 +22,9 @@ from penstock.names import did_you_mean, in_quotes
 from penstock.pipeline.continuous import ContinuousQuery
 from penstock.pipeline.ends import ConsoleSink, FunctionSink, QueueSink, QueueSource, RateSource
 from penstock.pipeline.failures import plainly
+from penstock.pipeline.levelling import QuerySource, bring_level
 from penstock.pipeline.limiting import Limiting, keep_columns
-from penstock.pipeline.micro_batches import MicroBatchQuery, QuerySource
+from penstock.pipeline.micro_batches import MicroBatchQuery
 from penstock.pipeline.query import Query
 from penstock.pipeline.settings import no_data_batches
 from penstock.pipeline.shutdown import stop_on_sigterm
@@ -258,6 +259,8 @@ class Pipeline:
         if limiting is not None:
             done = limiting.ended(name)
             if done is not None:
+                # The run that reached the limit may have been killed right behind its last commit.
+                bring_level(name or done.id, location, self._sources(frame)[0])
                 return done
             frame = self._limited(limiting, frame)
             limiting.keep()
