@@ -160,7 +160,10 @@ def test_an_interrupt_while_the_query_starts_stops_it_too(
     thread.join()
 
 
-def test_the_checkpoint_stands_where_one_says(spark: SparkSession, tmp_path: Path) -> None:
+def test_the_checkpoint_stands_where_one_says(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     seen = set()
 
     def look(batches: Any) -> Any:
@@ -168,7 +171,7 @@ def test_the_checkpoint_stands_where_one_says(spark: SparkSession, tmp_path: Pat
 
     place = tmp_path / "checkpoints"
     place.mkdir()
-    for folder in (place, place.as_uri()):
+    for folder in (Path("checkpoints"), place.as_uri(), f"file:{place}"):
         stops = threading.Event()
 
         def watch(stops: threading.Event = stops) -> None:
@@ -190,8 +193,10 @@ def test_the_checkpoint_stands_where_one_says(spark: SparkSession, tmp_path: Pat
     [
         ({"n": 0}, "n is a whole number from 1"),
         ({"n": True}, "n is a whole number from 1"),
-        ({"timeout": 0}, "timeout is a number of seconds above 0, or None"),
-        ({"timeout": "5"}, "timeout is a number"),
+        ({"n": 2**31}, "n is a whole number from 1 to 2,147,483,647"),
+        ({"timeout": 0}, "timeout is a finite number of seconds above 0, or None"),
+        ({"timeout": float("inf")}, "timeout is a finite number"),
+        ({"timeout": "5"}, "timeout is a finite number"),
         ({"folder": 7}, "folder is a directory"),
         ({"df": "orders"}, r"df is a streaming DataFrame; of a ps.stream\(…\), give its .frame\(\)"),
     ],

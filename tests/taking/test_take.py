@@ -204,6 +204,12 @@ def test_rows_that_were_found_are_given_when_the_time_ends_before_they_come_agai
     assert (ids(rows), rows.complete) == ([100 * n + 7 for n in range(10)], False)
 
 
+def test_a_time_of_any_length_can_be_waited_for() -> None:
+    clock = Clock(10**400)
+    assert (clock.is_over, clock.at_most(0.5)) == (False, 0.5)
+    assert clock.at_most(1e300) < threading.TIMEOUT_MAX
+
+
 def test_the_larger_of_two_lots_of_the_same_rows_is_given() -> None:
     found = Found(10)
     found.add(pa.table({"id": [1]}))

@@ -14,7 +14,7 @@ from penstock.names import did_you_mean, in_quotes
 METRIC = "penstock limit"
 """What the micro-batches' progress calls the rows that the limit let through."""
 STOP, KEEP = "stop", "keep"
-_MOST = 2**31 - 1
+MOST_ROWS = 2**31 - 1
 """Spark's limits are 32-bit numbers."""
 
 
@@ -53,9 +53,9 @@ def check_rows(rows: object) -> None:
     ------
     InvalidOption
     """
-    if type(rows) is not int or not 1 <= rows <= _MOST:
+    if type(rows) is not int or not 1 <= rows <= MOST_ROWS:
         raise InvalidOption(
-            f"a limit is a whole number from 1 to {_MOST:,}, not {in_quotes(rows)}", option="n"
+            f"a limit is a whole number from 1 to {MOST_ROWS:,}, not {in_quotes(rows)}", option="n"
         )
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 
 _QUICKEST, _SLOWEST = 0.02, 0.5
+_LONGEST = 1e9
+"""Seconds, 30 years: larger numbers are too large for those who wait."""
 
 
 class Clock:
@@ -18,7 +20,7 @@ class Clock:
 
     def __init__(self, seconds: float | None) -> None:
         self._began = time.monotonic()
-        self._seconds = seconds
+        self._seconds = None if seconds is None else min(seconds, _LONGEST)
         self._pause = _QUICKEST
 
     @property

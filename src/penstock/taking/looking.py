@@ -32,7 +32,7 @@ _TELLING = 5_000
 """Rows that tell how many more there have to be."""
 _SPARE, _LEAP = 1.25, 32
 """By how much more than it takes on average is read at once, and than what has been read before."""
-_AGAIN = 0.2
+_AGAIN, _LONG = 0.2, 3_600.0
 _RANGE_ROWS = 20_000
 """Rows of a range of whole commits, which goes through the transformations at once."""
 
@@ -171,5 +171,6 @@ def _interrupt(spark: SparkSession, tag: str, clock: Clock, is_done: threading.E
     if clock.left is None:
         return
     # Again and again: a job that has not begun yet hears nothing of it.
-    while not is_done.wait(max(clock.left, _AGAIN)):
-        spark.sparkContext.cancelJobsWithTag(tag)
+    while not is_done.wait(max(clock.at_most(_LONG), _AGAIN)):
+        if clock.is_over:
+            spark.sparkContext.cancelJobsWithTag(tag)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
+from urllib.parse import urlsplit
 from uuid import uuid4
 
 from py4j.protocol import Py4JError
@@ -111,7 +113,7 @@ def failure(query: StreamingQuery) -> Exception | None:
 
 @contextmanager
 def _checkpoint(spark: SparkSession, folder: str | None, name: str) -> Iterator[str]:
-    if folder is not None and "://" in folder:
+    if folder is not None and urlsplit(folder).scheme:
         place = f"{folder.rstrip('/')}/{name}"
         try:
             yield place
@@ -119,7 +121,7 @@ def _checkpoint(spark: SparkSession, folder: str | None, name: str) -> Iterator[
             with ThreadPoolExecutor(1, "penstock-take") as beside:
                 beside.submit(_remove, spark, place).result()
         return
-    local = tempfile.mkdtemp(prefix=f"{name}-", dir=folder)
+    local = tempfile.mkdtemp(prefix=f"{name}-", dir=None if folder is None else os.path.abspath(folder))
     try:
         yield f"file://{local}"
     finally:

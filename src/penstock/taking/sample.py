@@ -69,7 +69,7 @@ def sample(
     """
     check_arguments(df, n)
     if seconds is not None and not is_seconds(seconds):
-        raise refusal("seconds", seconds, "a number of seconds above 0, or None")
+        raise refusal("seconds", seconds, "a finite number of seconds above 0, or None")
     if seed is not None and (type(seed) is not int or seed < 0):
         raise refusal("seed", seed, "a whole number from 0, or None")
     place = folder_text(folder)

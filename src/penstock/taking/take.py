@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 from typing import Any
 
@@ -10,6 +11,7 @@ from pyspark.sql import DataFrame
 
 from penstock.errors import InvalidInput
 from penstock.kinds import refusal, require
+from penstock.limits.rows import MOST_ROWS
 from penstock.pipeline.failures import plain
 from penstock.spark.grafts import grafted, streaming_leaves
 from penstock.taking.clock import Clock
@@ -43,7 +45,7 @@ def take(
     df
         A streaming DataFrame of a classic session.
     n
-        How many rows, from 1.
+        How many rows, from 1 to 2,147,483,647.
     timeout
         Seconds after which what has come is given, with ``complete`` False; None waits for ever.
     folder
@@ -66,7 +68,7 @@ def take(
     """
     check_arguments(df, n)
     if timeout is not None and not is_seconds(timeout):
-        raise refusal("timeout", timeout, "a number of seconds above 0, or None")
+        raise refusal("timeout", timeout, "a finite number of seconds above 0, or None")
     place = folder_text(folder)
     clock, found = Clock(timeout), Found(n)
     with plain_interrupts():
@@ -97,13 +99,13 @@ def check_arguments(df: object, n: object) -> None:
         )
     if not given.isStreaming:
         raise InvalidInput("the DataFrame is not a streaming one: df.take(n) gives its first rows")
-    if type(n) is not int or n < 1:
-        raise refusal("n", n, "a whole number from 1")
+    if type(n) is not int or not 1 <= n <= MOST_ROWS:
+        raise refusal("n", n, f"a whole number from 1 to {MOST_ROWS:,}")
 
 
 def is_seconds(value: object) -> bool:
-    """Whether a value is a time to wait."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+    """Whether a value is a time to wait, which has an end."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
 
 
 def folder_text(folder: str | os.PathLike[str] | None) -> str | None:
