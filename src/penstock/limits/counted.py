@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pyspark.sql import SparkSession
 
-from penstock.errors import StateRefused
+from penstock.errors import CommitRefused, StateRefused
 from penstock.spark.checkpoint import Checkpoint, redact
 from penstock.spark.limit_state import UnreadableState, limit_operator, rows_passed
 
@@ -20,11 +20,14 @@ def counted(spark: SparkSession | None, checkpoint: Checkpoint, batch_id: int | 
     Raises
     ------
     StateRefused
-        When there is no session then, or it cannot read the state either.
+        When there is no session then, or it cannot read the state either; or when the micro-batch's offsets are not there.
     """
     if batch_id is None:
         return 0
-    by_epochs = checkpoint.passed(batch_id)
+    try:
+        by_epochs = checkpoint.passed(batch_id)
+    except CommitRefused as error:
+        raise _unreadable(checkpoint, error.message) from error
     if by_epochs is not None:
         return by_epochs
     try:

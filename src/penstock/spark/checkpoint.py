@@ -72,11 +72,21 @@ class Checkpoint:
         Raises
         ------
         CommitRefused
-            When the file is missing.
+            When the file is missing or not one of Spark's.
         """
-        about = self._read(f"offsets/{batch_id}").split("\n")[1]
-        found = json.loads(about).get("conf", {}).get(PASSED) if about else None
-        return None if found is None else int(found)
+        name = f"offsets/{batch_id}"
+        text = self._read(name)
+        try:
+            about = text.split("\n")[1]
+            found = json.loads(about).get("conf", {}).get(PASSED) if about else None
+            return None if found is None else int(found)
+        except (IndexError, ValueError, AttributeError, TypeError) as error:
+            where = redact(self.location)
+            raise CommitRefused(
+                f"the checkpoint's file {name} at {where} is not as Spark writes it, or ends too soon ({type(error).__name__}): bring it "
+                "back from a copy, or start with a new checkpoint",
+                checkpoint=where,
+            ) from error
 
     def stateful(self) -> bool:
         return bool(self.files.get_file_info(self._path("state")).type == fs.FileType.Directory)

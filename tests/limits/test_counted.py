@@ -1,0 +1,28 @@
+"""The count of a limit where the checkpoint's files are broken."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import penstock as ps
+from penstock.errors import StateRefused
+from penstock.limits.record import LimitRecord, write_record
+from penstock.spark.checkpoint import Checkpoint
+
+
+@pytest.mark.parametrize("offsets", [None, "", "v1", "v1\n[]\n", 'v1\n{"conf":\n'])
+def test_offsets_that_are_missing_or_cut_short_are_said(tmp_path: Path, offsets: str | None) -> None:
+    for folder in ("offsets", "commits"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "commits/3").write_text("v1\n{}")
+    if offsets is not None:
+        (tmp_path / "offsets/3").write_text(offsets)
+    write_record(Checkpoint(str(tmp_path)), LimitRecord(10))
+    with pytest.raises(StateRefused, match="offsets/3") as refused:
+        ps.limits.limit_progress(tmp_path)
+    assert refused.value.condition == "STATE_REFUSED.LIMIT"
+    shown = ps.state.show(None, tmp_path)
+    assert shown.limit is None
+    assert any(text.startswith("how far the limit has come") and "offsets/3" in text for text in shown.untold)
