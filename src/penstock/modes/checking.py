@@ -24,6 +24,7 @@ from penstock.modes.rules.state import last_groups, state
 from penstock.modes.rules.watermarks import watermarks
 from penstock.modes.sink_kinds import Sink, sink_of
 from penstock.modes.sinks import not_asked, sink_problems
+from penstock.modes.table_refusals import table_refusals
 from penstock.modes.verdict import Refusal, has_verdict, refusal
 from penstock.names import in_quotes
 from penstock.spark.plan_tree import tree_of
@@ -114,7 +115,7 @@ def check(df: DataFrame, sink: object = None, trigger: object = None) -> Report:
     """
     require("df", df, DataFrame, "a streaming DataFrame")
     found = sink_of(df, sink)
-    kind = KIND if _is_penstocks(sink, trigger) else _trigger(trigger)
+    kind = KIND if _is_penstocks(found, trigger) else _trigger(trigger)
     conf = df.sparkSession.conf
     settings = {name: str(conf.get(name)) for name in _SETTINGS}
     plan = Plan(tree_of(df), settings | {VERSION: df.sparkSession.version})
@@ -123,10 +124,9 @@ def check(df: DataFrame, sink: object = None, trigger: object = None) -> Report:
     return Report(modes, (*_not_run(df), *unknown), None if found is None else found.name, kind)
 
 
-def _is_penstocks(sink: object, trigger: object) -> bool:
+def _is_penstocks(sink: Sink | None, trigger: object) -> bool:
     """Whether a pipeline into this sink is run by Penstock's own engine."""
-    given = sink is not None and not isinstance(sink, str)
-    return given and getattr(trigger, "kind", None) == "continuous"
+    return sink is not None and sink.given is not None and getattr(trigger, "kind", None) == "continuous"
 
 
 def _trigger(trigger: object) -> str:
@@ -151,9 +151,10 @@ def _not_run(df: DataFrame) -> tuple[str, ...]:
 
 
 def _mode(df: DataFrame, plan: Plan, mode: str, sink: Sink | None, trigger: str) -> ModeReport:
-    if trigger == KIND and sink is not None:
-        told = tuple(penstocks_continuous(plan, mode, sink))
-        return ModeReport(mode, told, None if told else claims(plan, mode))
+    if sink is not None and trigger == KIND:
+        told = [*penstocks_continuous(plan, mode, sink)]
+        told += table_refusals(df, sink.given, mode, continuous=True) if mode != "complete" else ()
+        return ModeReport(mode, tuple(told), None if told else claims(plan, mode))
     rules = (*_RULES, *_RULES_OF.get(trigger, ()))
     problems = [problem for rule in rules for problem in rule(plan, mode)]
     problems += last_groups(plan, mode, trigger)
@@ -167,6 +168,7 @@ def _mode(df: DataFrame, plan: Plan, mode: str, sink: Sink | None, trigger: str)
     emits = claims(plan, mode) if runs else None
     if sink is not None:
         problems += sink_problems(sink, mode, trigger, emits)
+        problems += table_refusals(df, sink.given, mode)
         if any(problem.severity == REFUSED for problem in problems):
             emits = None
     order = (REFUSED, UNSAFE)

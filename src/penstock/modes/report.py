@@ -36,7 +36,7 @@ class Problem:
     spark: str | None = None
     """Spark's own message, where this is the problem that Spark tells."""
     condition: str | None = None
-    """The name of Spark's error condition; several problems may share one."""
+    """The name of Spark's error condition, or of Penstock's for what a pipeline's start refuses; several problems may share one."""
     source: str | None = None
     """What the rule was read from, where it could not be tried."""
 

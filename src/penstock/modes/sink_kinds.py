@@ -48,6 +48,8 @@ class Sink:
     """What Spark says of a format that the session does not have."""
     silent: str | None = None
     """What Spark said instead of an answer, when it was asked what the format takes."""
+    given: object = None
+    """The object, where it is one."""
 
 
 def sink_of(frame: DataFrame, sink: object) -> Sink | None:
@@ -62,8 +64,9 @@ def sink_of(frame: DataFrame, sink: object) -> Sink | None:
     name = given.lower()
     if name not in _KNOWN:
         return _looked_up(frame, given)
-    sink = Sink(name, python=name == "penstock", older=name in _OLDER, files=name in FILES)
-    return replace(sink, missing=_looked_up(frame, name).missing) if name in READ_IN_SOURCE else sink
+    itself = None if isinstance(sink, str) else sink
+    known = Sink(name, python=name == "penstock", older=name in _OLDER, files=name in FILES, given=itself)
+    return replace(known, missing=_looked_up(frame, name).missing) if name in READ_IN_SOURCE else known
 
 
 def _looked_up(frame: DataFrame, name: str) -> Sink:

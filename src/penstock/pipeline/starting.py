@@ -29,13 +29,14 @@ from penstock.names import in_quotes
 from penstock.pipeline.continuous import ContinuousQuery
 from penstock.pipeline.ends import ConsoleSink, FunctionSink, QueueSink, QueueSource, RateSource
 from penstock.pipeline.failures import plain
-from penstock.pipeline.table_driver import TableSinkDriver, require_added
+from penstock.pipeline.table_driver import TableSinkDriver
 from penstock.pipeline.trigger import Trigger
 from penstock.spark.listeners import Listeners
 from penstock.spark.options import STREAM_SINK, STREAM_SOURCE, sink_options, source_options, with_defaults
 from penstock.spark.plans import streaming_reads
 from penstock.spark.register import defaults, register
 from penstock.spark.stores import check_reach
+from penstock.tables.adding import require_added
 from penstock.tables.sink import TableSink
 
 Transform = Callable[[Any], Any]

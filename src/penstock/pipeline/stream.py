@@ -250,7 +250,8 @@ class Pipeline:
         location = _location(self.stream.spark, checkpoint)
         frame = self.stream.frame()
         if check:
-            check_modes(frame, self.sink, trigger).require(self.output_mode)
+            # What the sink itself refuses it says below.
+            check_modes(frame, self.sink.format, trigger).require(self.output_mode)
         self._check(frame, location)
         register(self.stream.spark)
         if (keyed := self.stream.key_limit) is not None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
+from pyspark.sql.types import StructType
 
 from penstock.errors import SchemaMismatch
 from penstock.names import in_quotes
@@ -49,9 +50,7 @@ def changes_writer(
         When the table cannot take the changes.
     StoreUnavailable, MissingDependency
     """
-    shown = f"the Delta table {place.shown}"
-    events = events_of(frame.schema, keys, sequence_by, history=scd_type == 2, table=shown)
-    refuse_backticks(events.rows)
+    events = accepted_changes(frame.schema, place, keys, sequence_by, scd_type)
     table = place.find()
     if table is None:
         create(place, events.table)
@@ -71,6 +70,21 @@ def changes_writer(
     return ChangesWriter(
         place, events.staged, "append", guarantee, location, app_id, events=events, applied=applied
     )
+
+
+def accepted_changes(
+    schema: StructType, place: DeltaPlace, keys: Sequence[str], sequence_by: str, scd_type: int
+) -> Events:
+    """The events that rows stand for, which a Delta table can take at all.
+
+    Raises
+    ------
+    UnsupportedType, InvalidInput
+    """
+    shown = f"the Delta table {place.shown}"
+    events = events_of(schema, keys, sequence_by, history=scd_type == 2, table=shown)
+    refuse_backticks(events.rows)
+    return events
 
 
 def _refuse_history(place: DeltaPlace, table: Any) -> None:

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
+from pyspark.sql.types import StructType
 
 from penstock.errors import CommitRefused, InvalidInput, InvalidOption, PenstockError, TableRefused
 from penstock.names import in_quotes
@@ -45,15 +46,7 @@ def delta_writer(
         When the table cannot take the rows.
     StoreUnavailable, MissingDependency
     """
-    if output_mode == "append" and keys:
-        raise InvalidOption(
-            "a Delta table has no unique keys, so output mode append cannot refuse a key that is there: leave keys out, or use output "
-            "mode update, which puts rows in the place of those with their key",
-            option="keys",
-        )
-    layout = rows_layout(frame.schema, keys)
-    if output_mode == "update":
-        refuse_backticks(layout)
+    layout = accepted_rows(frame.schema, keys, output_mode)
     table = place.find()
     if table is None:
         layout = create(place, layout)
@@ -61,6 +54,27 @@ def delta_writer(
         layout = fitting(place, layout, table)
     sweep(place)
     return DeltaWriter(place, layout, output_mode, guarantee, location, app_id)
+
+
+def accepted_rows(schema: StructType, keys: Sequence[str], output_mode: str) -> DeltaLayout:
+    """The layout of rows that a Delta table can take at all.
+
+    Raises
+    ------
+    InvalidOption
+        For keys in output mode append.
+    UnsupportedType, InvalidInput
+    """
+    if output_mode == "append" and keys:
+        raise InvalidOption(
+            "a Delta table has no unique keys, so output mode append cannot refuse a key that is there: leave keys out, or use output "
+            "mode update, which puts rows in the place of those with their key",
+            option="keys",
+        )
+    layout = rows_layout(schema, keys)
+    if output_mode == "update":
+        refuse_backticks(layout)
+    return layout
 
 
 def refuse_backticks(layout: DeltaLayout) -> None:

@@ -9,7 +9,7 @@ from typing import ClassVar
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from penstock.errors import InvalidInput, InvalidOption
+from penstock.errors import InvalidInput, InvalidOption, PenstockError
 from penstock.kinds import column_names, require
 from penstock.names import did_you_mean, in_quotes
 from penstock.queue.names import check_name
@@ -19,12 +19,14 @@ from penstock.spark.plans import streaming_reads
 from penstock.spark.schemas import COORDINATES
 from penstock.spark.stores import check_reach
 from penstock.store.database import Transaction
+from penstock.store.url import parse_url
 from penstock.tables import applied, existing
+from penstock.tables.adding import require_added
 from penstock.tables.columns import COMMIT_VERSION, Layout, layout_of
-from penstock.tables.delta_applying import changes_writer
+from penstock.tables.delta_applying import accepted_changes, changes_writer
 from penstock.tables.delta_place import DeltaPlace, is_delta
-from penstock.tables.delta_writer import DeltaWriter, delta_writer
-from penstock.tables.names import resolve
+from penstock.tables.delta_writer import DeltaWriter, accepted_rows, delta_writer
+from penstock.tables.names import TableName, resolve
 from penstock.tables.sessions import refuse_session_windows
 from penstock.tables.target import CHANGES
 from penstock.tables.writer import TableWriter
@@ -135,6 +137,41 @@ class TableSink:
                 f"ps.TableSink({in_quotes(self.name)}, keys=[…])",
                 option="keys",
             )
+
+    def refusal(
+        self, frame: DataFrame, output_mode: str, *, continuous: bool = False
+    ) -> PenstockError | None:
+        """Why a pipeline of these rows would not start, as far as its settings and the rows tell; None when it would.
+
+        The table is not looked at.
+
+        Parameters
+        ----------
+        continuous
+            Whether it is started with ``ps.Trigger.continuous``.
+        """
+        try:
+            self.check("exactly_once", output_mode)
+            self._check_rows(frame, output_mode, continuous)
+        except PenstockError as error:
+            return error
+        return None
+
+    def _check_rows(self, frame: DataFrame, output_mode: str, continuous: bool) -> None:
+        # A sink that no store is named for yet is looked at as a SQLite table.
+        url = self.url or frame.sparkSession.conf.get(CONF_PREFIX + "url", None) or "sqlite:///penstock.db"
+        if continuous:
+            require_added(self, url, "exactly_once", output_mode)
+        order = self.sequence_by or COMMIT_VERSION
+        if not is_delta(url):
+            changes, name = order if self.apply_changes else None, TableName("", self.name)
+            dialect, history = parse_url(url).dialect, self.scd_type == 2
+            layout_of(name, frame.schema, self.keys, dialect, changes=changes, history=history)
+        elif self.apply_changes:
+            place = DeltaPlace.of(url, self.name)
+            accepted_changes(frame.schema, place, self.keys, order, self.scd_type)
+        else:
+            accepted_rows(frame.schema, self.keys, output_mode)
 
     def _check_idempotent(self, output_mode: str) -> None:
         """Rows that are told by where they come from can be added, and nothing else."""

@@ -29,10 +29,10 @@ def penstocks_continuous(plan: Plan, mode: str, sink: Sink) -> Iterator[Problem]
             "a continuous query takes rows one by one, and complete mode gives all of them again",
             fix=f"output_mode='append'; or {_OTHER}",
         )
-    elif mode == "update" and sink.name in ("penstock", "penstock table"):
+    elif mode == "update" and sink.name == "penstock":
         yield Problem(
             "PENSTOCK_SINK_MODE",
-            "a continuous query only adds rows to a queue or a table, which is append mode, not update",
+            "a queue only grows: it takes append mode, not update",
             fix=f"output_mode='append'; or {_OTHER} with ps.TableSink(name, keys=[...])",
         )
     reads = [node for node in plan.nodes if node.name.startswith("Streaming")]

@@ -23,7 +23,8 @@ def state(plan: Plan, mode: str) -> Iterator[Problem]:
                 _FOR_EVER,
                 f"complete mode keeps every group by {keys}, whatever the watermark, and time brings new ones for ever",
                 UNSAFE,
-                fix="outputMode('update') with withWatermark(...), and a sink that replaces by key",
+                fix="outputMode('update') with withWatermark(...), and a sink that replaces by key"
+                + ("; ps.TableSink by select('window.start', ...)" if by_window(node) else ""),
             )
         elif timed and not expires(node):
             yield Problem.at(
