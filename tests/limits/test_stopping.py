@@ -76,9 +76,17 @@ def test_a_source_that_is_no_queue_is_stopped_as_well(
     feed = Feed(spark, store_url, tmp_path)
     rate = ps.stream(spark, ps.RateSource(rows_per_second=100))
     named = rate.transform(lambda df: df.selectExpr("value as id", "'rate' as name"))
-    query = named.limit(7).write(ps.QueueSink("out", url=store_url)).start(checkpoint=tmp_path / "ck")
-    assert query.awaitTermination(60)
+
+    def run(n: int) -> None:
+        query = named.limit(n).write(ps.QueueSink("out", url=store_url)).start(checkpoint=tmp_path / "ck")
+        assert query.awaitTermination(60)
+
+    run(7)
     assert (sorted(feed.taken()[0]), feed.progress()) == (list(range(7)), "7 of 7")
+    # The source has a micro-batch of its own in hand, maybe, which this finishes.
+    run(7)
+    run(9)
+    assert (len(feed.taken()[0]), feed.progress()) == (9, "9 of 9")
 
 
 @one_store

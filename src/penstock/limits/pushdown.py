@@ -5,9 +5,9 @@ from __future__ import annotations
 from pyspark.sql import DataFrame
 
 from penstock.commit.offsets import QueueOffset
-from penstock.errors import InvalidInput
+from penstock.errors import CheckpointMismatch, InvalidInput
 from penstock.limits.begun import Begun
-from penstock.spark.checkpoint import Checkpoint
+from penstock.spark.checkpoint import Checkpoint, redact
 from penstock.spark.plan_tree import Node, tree_of
 from penstock.spark.quota import Quota
 
@@ -45,6 +45,11 @@ def quota(checkpoint: Checkpoint, found: Begun, rows: int, *, exact: bool) -> Qu
     ----------
     exact
         Whether each row that is read passes.
+
+    Raises
+    ------
+    CheckpointMismatch
+        When the checkpoint has the offsets of another source.
     """
     if not exact:
         return Quota(rows, None, None, checkpoint.location)
@@ -55,6 +60,12 @@ def _since(checkpoint: Checkpoint, found: Begun) -> tuple[int, ...] | None:
     """Where the last committed micro-batch ended; where the first one began, when none is committed."""
     if found.last is None and found.planned is None:
         return None
-    offsets = map(QueueOffset.of, checkpoint.offsets(found.last or 0))
-    (only,) = (offset for offset in offsets if offset is not None)
-    return only.start if found.last is None else only.end
+    offsets = [QueueOffset.of(value) for value in checkpoint.offsets(found.last or 0)]
+    if len(offsets) != 1 or offsets[0] is None:
+        where = redact(checkpoint.location)
+        raise CheckpointMismatch(
+            f"the query at {where!r} has counted the rows of another source for its limit, and is now to read a queue: start with a new "
+            "checkpoint; a consumer's offset says where it goes on",
+            checkpoint=where,
+        )
+    return offsets[0].start if found.last is None else offsets[0].end

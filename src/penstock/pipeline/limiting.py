@@ -67,10 +67,18 @@ class Limiting:
         is_last = self.limit.on_limit == STOP and self.found.passed >= self.limit.rows
         return {"once": True} if is_last else trigger.arguments()
 
-    def options(self, frame: DataFrame) -> dict[str, str]:
-        """What the queue is told of the limit, as options of its read; nothing when the query is to run on."""
+    def options(self, frame: DataFrame, *, of_a_queue: bool) -> dict[str, str]:
+        """What the queue is told of the limit, as options of its read; nothing when the query is to run on, or reads something else.
+
+        Raises
+        ------
+        InvalidInput
+            When the plan has another limit.
+        CheckpointMismatch
+            When the checkpoint has the offsets of another source.
+        """
         exact = one_to_one(limit_node(frame))
-        if self.limit.on_limit != STOP:
+        if self.limit.on_limit != STOP or not of_a_queue:
             return {}
         return quota(self.checkpoint, self.found, self.limit.rows, exact=exact).options()
 

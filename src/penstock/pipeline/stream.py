@@ -294,8 +294,10 @@ class Pipeline:
 
     def _limited(self, limiting: Limiting, frame: DataFrame) -> DataFrame:
         """The same, of which the queue is told how much is left to read."""
-        told, source = limiting.options(frame), self.stream.source
-        if not told or not isinstance(source, QueueSource) or len(streaming_reads(frame) or ()) != 1:
+        source = self.stream.source
+        one = len(streaming_reads(frame) or ()) == 1
+        told = limiting.options(frame, of_a_queue=one and isinstance(source, QueueSource))
+        if not told or not isinstance(source, QueueSource):
             return frame
         source = replace(source, options={**source.options, **told})
         return replace(self.stream, source=source).frame()
