@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
@@ -74,6 +75,20 @@ def test_a_problem_names_its_operator_and_its_line_without_column_numbers(stream
 def test_the_step_that_loses_the_event_time_is_named(streams: Inputs) -> None:
     problem = ps.modes.check(FRAMES["event_time_made_anew"].build(streams))["append"].problems[0]
     assert problem.line == "Project [cast(cast(ts as string) as timestamp) AS t]"
+
+
+def _no_rows(key: Any, frames: Iterator[Any], state: Any) -> Iterator[Any]:
+    yield from ()
+
+
+@pytest.mark.parametrize(("time_out", "told"), [("NoTimeout", True), ("ProcessingTimeTimeout", False)])
+def test_a_function_without_a_time_out_is_warned_of_and_stays_safe(
+    streams: Inputs, time_out: str, told: bool
+) -> None:
+    df = streams.events.groupBy("k").applyInPandasWithState(_no_rows, "k long", "n long", "append", time_out)
+    report = ps.modes.check(df)["append"]
+    assert report.safe
+    assert [problem.code for problem in report.problems] == ["PENSTOCK_STATE_FOR_EVER"] * told
 
 
 def test_a_stalled_watermark_is_named_with_its_stream(streams: Inputs) -> None:

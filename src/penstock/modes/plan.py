@@ -17,6 +17,7 @@ FUNCTIONS = (
     "TransformWithStateInPySpark",
 )
 DEDUPLICATIONS = ("Deduplicate", "DeduplicateWithinWatermark", "Distinct")
+_NO_TIME = ("NoTimeout", "NoTime")
 _WINDOW = re.compile(r"window#\d+")
 _WATERMARK = re.compile(r"(?:[0-9a-f-]{36}, )?(.+?)#\d+L?(?:-T\d+ms)?(?:: [^,]+)?, (.+)$")
 
@@ -131,6 +132,11 @@ def own_mode(node: Node) -> str | None:
     """The output mode that a stateful function was given, in lower case."""
     known = {"Append": "append", "Update": "update", "Complete": "complete"}
     return next((known[argument] for argument in node.arguments if argument in known), None)
+
+
+def keeps_for_ever(node: Node) -> bool:
+    """Whether nothing but a stateful function itself ever takes away what it keeps: it has no time-out, timer or time to live."""
+    return any(argument in _NO_TIME for argument in node.arguments)
 
 
 def is_map_groups(node: Node) -> bool:

@@ -46,12 +46,12 @@ def _transformed(frame: DataFrame, mode: str) -> DataFrame:
     return frame.groupBy("k").transformWithStateInPandas(_Processor(), "k long", mode, "none")
 
 
-@says(update=("PENSTOCK_FUNCTION_MODE",))
+@says(append=FOR_EVER, update=("PENSTOCK_FUNCTION_MODE", *FOR_EVER), complete=(*NO_AGGREGATION, *FOR_EVER))
 def function_in_append(t: Inputs) -> DataFrame:
     return _with_state(t.events, "append")
 
 
-@says(append=("PENSTOCK_FUNCTION_MODE",))
+@says(append=("PENSTOCK_FUNCTION_MODE", *FOR_EVER), update=FOR_EVER, complete=(*NO_AGGREGATION, *FOR_EVER))
 def function_in_update(t: Inputs) -> DataFrame:
     return _with_state(t.events, "update")
 
@@ -59,7 +59,11 @@ def function_in_update(t: Inputs) -> DataFrame:
 _AFTER = ("PENSTOCK_FUNCTION_AFTER_AGGREGATION",)
 
 
-@says(append=_AFTER, update=(*_AFTER, *CHAIN), complete=(*_AFTER, *CHAIN, *FOR_EVER))
+@says(
+    append=(*_AFTER, *FOR_EVER),
+    update=(*_AFTER, *CHAIN, *FOR_EVER),
+    complete=(*_AFTER, *CHAIN, *FOR_EVER, *FOR_EVER),
+)
 def function_after_windows(t: Inputs) -> DataFrame:
     return _with_state(t.windows.drop("window"), "append")
 
@@ -67,7 +71,11 @@ def function_after_windows(t: Inputs) -> DataFrame:
 _COUNTED = ("PENSTOCK_FUNCTION_UPDATE_WITH_AGGREGATION",)
 
 
-@says(append=(*WITHOUT_WATERMARK, *_COUNTED), update=(*_COUNTED, *EACH_KEY), complete=(*_COUNTED, *EACH_KEY))
+@says(
+    append=(*WITHOUT_WATERMARK, *_COUNTED, *FOR_EVER),
+    update=(*_COUNTED, *EACH_KEY, *FOR_EVER),
+    complete=(*_COUNTED, *EACH_KEY, *FOR_EVER),
+)
 def function_in_update_counted(t: Inputs) -> DataFrame:
     return _with_state(t.events, "update").groupBy("k").count()
 
@@ -76,9 +84,9 @@ _SEVERAL = ("PENSTOCK_SEVERAL_STATEFUL_FUNCTIONS",)
 
 
 @says(
-    append=_SEVERAL,
-    update=(*_SEVERAL, "PENSTOCK_FUNCTION_MODE", "PENSTOCK_FUNCTION_MODE"),
-    complete=(*_SEVERAL, *NO_AGGREGATION),
+    append=(*_SEVERAL, *FOR_EVER, *FOR_EVER),
+    update=(*_SEVERAL, "PENSTOCK_FUNCTION_MODE", "PENSTOCK_FUNCTION_MODE", *FOR_EVER, *FOR_EVER),
+    complete=(*_SEVERAL, *NO_AGGREGATION, *FOR_EVER, *FOR_EVER),
 )
 def two_functions(t: Inputs) -> DataFrame:
     return _with_state(_with_state(t.events, "append"), "append")
@@ -89,41 +97,57 @@ _NEEDS = ("PENSTOCK_FUNCTION_NEEDS_ROCKSDB",)
 
 
 @says(
-    append=_NEEDS,
-    update=(*_NEEDS, "PENSTOCK_FUNCTION_MODE_DIFFERS"),
-    complete=(*_NEEDS, *NO_AGGREGATION),
+    append=(*_NEEDS, *FOR_EVER),
+    update=(*_NEEDS, "PENSTOCK_FUNCTION_MODE_DIFFERS", *FOR_EVER),
+    complete=(*_NEEDS, *NO_AGGREGATION, *FOR_EVER),
 )
 def transformed_without_rocksdb(t: Inputs) -> DataFrame:
     return _transformed(t.events, "append")
 
 
-@says(update=("PENSTOCK_FUNCTION_MODE_DIFFERS",), spark__sql__streaming__stateStore__providerClass=_ROCKSDB)
+@says(
+    append=FOR_EVER,
+    update=("PENSTOCK_FUNCTION_MODE_DIFFERS", *FOR_EVER),
+    complete=(*NO_AGGREGATION, *FOR_EVER),
+    spark__sql__streaming__stateStore__providerClass=_ROCKSDB,
+)
 def transformed_with_state(t: Inputs) -> DataFrame:
     return _transformed(t.events, "append")
 
 
-@says(append=WITHOUT_WATERMARK, update=EACH_KEY, complete=EACH_KEY)
+@says(append=(*WITHOUT_WATERMARK, *FOR_EVER), update=(*EACH_KEY, *FOR_EVER), complete=(*EACH_KEY, *FOR_EVER))
 def function_in_append_counted(t: Inputs) -> DataFrame:
     return _with_state(t.events, "append").groupBy("k").count()
 
 
-@says(spark__sql__streaming__stateStore__providerClass=_ROCKSDB, append=("PENSTOCK_FUNCTION_MODE_DIFFERS",))
+@says(
+    append=("PENSTOCK_FUNCTION_MODE_DIFFERS", *FOR_EVER),
+    update=FOR_EVER,
+    complete=(*NO_AGGREGATION, *FOR_EVER),
+    spark__sql__streaming__stateStore__providerClass=_ROCKSDB,
+)
 def transformed_in_update(t: Inputs) -> DataFrame:
     return _transformed(t.events, "update")
 
 
+_BOTH = (*FOR_EVER, *FOR_EVER)
 _TWICE = ("PENSTOCK_FUNCTION_MODE_DIFFERS", "PENSTOCK_FUNCTION_MODE_DIFFERS")
 
 
-@says(spark__sql__streaming__stateStore__providerClass=_ROCKSDB, update=_TWICE)
+@says(
+    append=_BOTH,
+    update=(*_TWICE, *_BOTH),
+    complete=(*NO_AGGREGATION, *_BOTH),
+    spark__sql__streaming__stateStore__providerClass=_ROCKSDB,
+)
 def transformed_twice(t: Inputs) -> DataFrame:
     return _transformed(_transformed(t.events, "append"), "append")
 
 
 @says(
-    append=(),
-    update=("PENSTOCK_FUNCTION_MODE_DIFFERS", *CHAIN),
-    complete=(*CHAIN, *FOR_EVER),
+    append=FOR_EVER,
+    update=("PENSTOCK_FUNCTION_MODE_DIFFERS", *CHAIN, *FOR_EVER),
+    complete=(*CHAIN, *FOR_EVER, *FOR_EVER),
     spark__sql__streaming__stateStore__providerClass=_ROCKSDB,
 )
 def transformed_after_windows(t: Inputs) -> DataFrame:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from penstock.modes.plan import Plan, by_window, expires, names, outer
+from penstock.modes.plan import Plan, by_window, expires, keeps_for_ever, names, outer
 from penstock.modes.report import UNSAFE, WARNING, Problem
 from penstock.spark.groups import grouping
 
 _FOR_EVER = "PENSTOCK_STATE_FOR_EVER"
+_TIMEOUT = "GroupStateTimeout.ProcessingTimeTimeout with state.setTimeoutDuration(...); or state.remove() when a key is done"
+_TIME_TO_LIVE = "timeMode='processingTime' and a ttlDurationMs for the state; or clear() when a key is done"
 _NO_DATA = "spark.sql.streaming.noDataMicroBatches.enabled"
 
 
@@ -50,6 +52,15 @@ def state(plan: Plan, mode: str) -> Iterator[Problem]:
                 UNSAFE,
                 fix="df.withWatermark('<event time>', '10 minutes').dropDuplicatesWithinWatermark([...]); or have the event "
                 "time among the columns of dropDuplicates",
+            )
+    for node in plan.functions:
+        if keeps_for_ever(node):
+            yield Problem.at(
+                node,
+                _FOR_EVER,
+                "the function's state has no time-out: what it keeps of a key stays for ever, unless the function removes it itself",
+                WARNING,
+                fix=_TIME_TO_LIVE if node.name.startswith("TransformWithState") else _TIMEOUT,
             )
 
 
