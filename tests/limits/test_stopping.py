@@ -127,6 +127,20 @@ def test_a_limit_after_an_aggregation_in_complete_mode_is_one_for_each_micro_bat
 
 
 @one_store
+def test_a_limit_before_an_aggregation_in_complete_mode_counts_the_rows_of_the_stream(
+    spark: SparkSession, store_url: str, tmp_path: Path
+) -> None:
+    feed = Feed(spark, store_url, tmp_path, partitions=1).add(12)
+    totals = feed.stream(maxRowsPerTrigger=4).limit(6).transform(lambda df: df.groupBy().count())
+    query = totals.write(ps.TableSink("totals", url=store_url), output_mode="complete").start(
+        checkpoint=tmp_path / "ck"
+    )
+    assert query.awaitTermination(60), "it ends by itself"
+    assert rows(store_url, "totals") == [(6,)]
+    assert (feed.progress(), feed.offsets()) == ("6 of 6", [6])
+
+
+@one_store
 def test_update_mode_and_complete_mode_without_aggregation_are_refused_in_sparks_words(
     spark: SparkSession, store_url: str, tmp_path: Path
 ) -> None:

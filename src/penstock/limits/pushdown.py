@@ -7,6 +7,7 @@ from pyspark.sql import DataFrame
 from penstock.commit.offsets import QueueOffset
 from penstock.errors import CheckpointMismatch, InvalidInput
 from penstock.limits.begun import Begun
+from penstock.limits.rows import METRIC
 from penstock.spark.checkpoint import Checkpoint, redact
 from penstock.spark.plan_tree import Node, tree_of
 from penstock.spark.quota import Quota
@@ -15,6 +16,8 @@ from penstock.spark.quota import Quota
 _ONE_TO_ONE = {
     "LocalLimit", "Project", "SubqueryAlias", "View", "EventTimeWatermark", "CollectMetrics", "StreamingRelationV2",
 }  # fmt: skip
+
+_AGGREGATES = {"Aggregate", "Distinct"}
 
 
 def limit_node(frame: DataFrame) -> Node:
@@ -31,6 +34,17 @@ def limit_node(frame: DataFrame) -> Node:
             f"a pipeline has one limit, and this one's plan has {len(found)}: leave df.limit(n) out of its transformations"
         )
     return found[0]
+
+
+def is_per_micro_batch(frame: DataFrame) -> bool:
+    """Whether the limit of a query in output mode complete is one of each micro-batch's result, and not of the rows of the stream.
+
+    Spark counts over all micro-batches where no aggregation is below it.
+    """
+    counted = (
+        node for node in tree_of(frame).walk() if node.name == "CollectMetrics" and METRIC in node.text
+    )
+    return any(node.name in _AGGREGATES and node.streaming for top in counted for node in top.below())
 
 
 def one_to_one(limit: Node) -> bool:

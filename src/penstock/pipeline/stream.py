@@ -16,6 +16,7 @@ from penstock.changes.reading import read_stream
 from penstock.errors import CommitRefused, InvalidInput, InvalidOption
 from penstock.kinds import path_text, require
 from penstock.limits.per_key import KeyLimit
+from penstock.limits.pushdown import is_per_micro_batch
 from penstock.limits.rows import STOP, RowLimit
 from penstock.modes.checking import check as check_modes
 from penstock.names import did_you_mean, in_quotes
@@ -70,8 +71,8 @@ class Stream:
     ) -> Stream:
         """Let the first ``n`` rows through, counted over all micro-batches and restarts; or the first ``n`` of each key.
 
-        In output mode append. After an aggregation in output mode complete it is Spark's limit for each micro-batch, and the query
-        runs on.
+        In output mode append, and in complete before an aggregation. After one it is Spark's limit for each micro-batch there, and
+        the query runs on.
 
         Parameters
         ----------
@@ -256,7 +257,7 @@ class Pipeline:
         register(self.stream.spark)
         if (keyed := self.stream.key_limit) is not None:
             keep_columns(self.stream.spark, keyed, location)
-        limiting = self._limiting(location)
+        limiting = self._limiting(frame, location)
         if limiting is not None:
             done = limiting.ended(name)
             if done is not None:
@@ -279,13 +280,13 @@ class Pipeline:
             limiting.watch(query)
         return query
 
-    def _limiting(self, location: str) -> Limiting | None:
+    def _limiting(self, frame: DataFrame, location: str) -> Limiting | None:
         limit = self.stream.row_limit
         if limit is None:
             return None
-        if self.output_mode == "complete":
+        if self.output_mode == "complete" and is_per_micro_batch(frame):
             log.info(
-                "in output mode complete limit(%d) is Spark's, for each micro-batch: the query runs on",
+                "in output mode complete limit(%d) behind an aggregation is Spark's, for each micro-batch: the query runs on",
                 limit.rows,
                 extra={"action": "limit_per_trigger"},
             )
