@@ -86,6 +86,13 @@ def test_a_format_known_from_its_source_is_judged_without_its_package_which_the_
     assert "Failed to find data source: kafka" in "".join(report.not_run)
 
 
+def test_a_sink_that_is_known_from_its_source_carries_that_also_without_a_problem(streams: Inputs) -> None:
+    report = ps.modes.check(streams.events, sink="delta")
+    assert report["append"].problems == ()
+    assert "the sink delta is known from the source of Delta Lake 4.0" in str(report)
+    assert ps.modes.check(streams.events, sink="console").source is None
+
+
 def test_a_sink_that_spark_could_not_be_asked_about_is_told(
     streams: Inputs, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,9 +28,9 @@ def test_with_protobuf_installed_the_query_runs(
         line for line in child.output.splitlines() if line.split(" ")[0] in ("MISSING", "INSTALLED", "ROWS")
     ]
     assert told == [
-        "MISSING CODES ['PENSTOCK_FUNCTION_NEEDS_PROTOBUF']",
+        "MISSING CODES ['PENSTOCK_FUNCTION_NEEDS_PROTOBUF', 'PENSTOCK_STATE_FOR_EVER']",
         "MISSING RUNS False",
-        "INSTALLED CODES []",
+        "INSTALLED CODES ['PENSTOCK_STATE_FOR_EVER']",
         "INSTALLED RUNS True",
         "ROWS [1, 2]",
     ]

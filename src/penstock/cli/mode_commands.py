@@ -81,7 +81,7 @@ def check(
             "--trigger",
             metavar="NAME[=VALUE]",
             show_default=False,
-            help="As in Spark: processingTime='10 seconds', availableNow, once, continuous='1 second'.",
+            help="As in Spark: processingTime='10 seconds', availableNow, once, continuous='1 second', realTime='5 seconds'.",
         ),
     ] = None,
 ) -> None:
@@ -160,6 +160,7 @@ def _report_data(report: Report) -> dict[str, Any]:
         "modes": [_mode_data(mode) for mode in report.modes],
         "sink": report.sink,
         "trigger": report.trigger,
+        "source": report.source,
         "not_run": list(report.not_run),
     }
 

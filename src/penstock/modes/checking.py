@@ -23,7 +23,7 @@ from penstock.modes.rules.real_time import ALLOW_LIST, VERSION, real_time, real_
 from penstock.modes.rules.state import last_groups, state
 from penstock.modes.rules.watermarks import watermarks
 from penstock.modes.sink_kinds import Sink, sink_of
-from penstock.modes.sinks import not_asked, sink_problems
+from penstock.modes.sinks import SOURCES, not_asked, sink_problems
 from penstock.modes.table_refusals import table_refusals
 from penstock.modes.verdict import Refusal, has_verdict, refusal
 from penstock.names import in_quotes
@@ -120,8 +120,9 @@ def check(df: DataFrame, sink: object = None, trigger: object = None) -> Report:
     settings = {name: str(conf.get(name)) for name in _SETTINGS}
     plan = Plan(tree_of(df), settings | {VERSION: df.sparkSession.version})
     modes = tuple(_mode(df, plan, mode, found, kind) for mode in MODES)
-    unknown = () if found is None else tuple(not_asked(found))
-    return Report(modes, (*_not_run(df), *unknown), None if found is None else found.name, kind)
+    if found is None:
+        return Report(modes, _not_run(df), trigger=kind)
+    return Report(modes, (*_not_run(df), *not_asked(found)), found.name, kind, SOURCES.get(found.name))
 
 
 def _is_penstocks(sink: Sink | None, trigger: object) -> bool:

@@ -108,6 +108,8 @@ class Report:
     """Rules that this session gives no means for."""
     sink: str | None = None
     trigger: str = "processing time"
+    source: str | None = None
+    """What was read to know the sink, where it could not be tried; None of a sink that the tests write to."""
 
     def __getitem__(self, mode: str) -> ModeReport:
         for found in self.modes:
@@ -119,6 +121,7 @@ class Report:
 
     def __str__(self) -> str:
         lines = [line for mode in self.modes for line in mode.lines()]
+        lines += [] if self.source is None else [f"the sink {self.sink} is known from {self.source}"]
         return "\n".join([*lines, *(f"not looked at: {rule}" for rule in self.not_run)])
 
     def require(self, mode: str) -> None:

@@ -8,16 +8,17 @@ from penstock.modes.emits import ADD, REPLACE_BY_KEY, Emits
 from penstock.modes.report import MODES, UNSAFE, WARNING, Problem
 from penstock.modes.sink_kinds import FUNCTIONS, Sink
 
-_SOURCES = {
+SOURCES = {
     "delta": "the source of Delta Lake 4.0 (DeltaDataSource, DeltaSink), not tried here",
     "kafka": "the source of Spark 4.3 (KafkaTable, KafkaWriteBuilder), not tried here",
 }
+"""What was read to know a sink that could not be tried."""
 _FILE_MODE = "STREAMING_OUTPUT_MODE.UNSUPPORTED_DATASOURCE"
 
 
 def sink_problems(sink: Sink, mode: str, trigger: str, emits: Emits | None) -> Iterator[Problem]:
     """What a sink does not take, or does not keep."""
-    source = _SOURCES.get(sink.name)
+    source = SOURCES.get(sink.name)
     if sink.missing is not None and source is None:
         yield Problem(
             "PENSTOCK_NO_SINK",
@@ -86,7 +87,7 @@ def not_asked(sink: Sink) -> Iterator[str]:
     """What could not be found out about a sink."""
     if sink.silent is not None:
         yield f"what the sink {sink.name} takes, of which Spark says without the query's options: {sink.silent}"
-    if sink.missing is not None and sink.name in _SOURCES:
+    if sink.missing is not None and sink.name in SOURCES:
         yield (
             f"whether the session that starts the query has the format {sink.name}; this one does not, and says: "
             f"{sink.missing.message}"
