@@ -184,8 +184,8 @@ TOLD: dict[str, str] = {
         "keys in append; changes are applied in append.\n\n"
         "A window is nested, and no key. Take its start:\n\n"
         "```python\n"
-        "counts = df.groupBy(F.window('ts', '5 minutes'), 'k').count().select('window.start', 'k', 'count')\n"
-        "ps.stream(spark, counts).write(ps.TableSink('counts', keys=['start', 'k'], url=url), output_mode='update')\n"
+        'counts = df.groupBy(F.window("ts", "5 minutes"), "k").count().select("window.start", "k", "count")\n'
+        'ps.stream(spark, counts).write(ps.TableSink("counts", keys=["start", "k"], url=url), output_mode="update")\n'
         "```"
     ),
     "PENSTOCK_TAIL": "A stream has no end to take rows from.",
