@@ -34,9 +34,6 @@ class LocalEngine:
     def tasks(self, partitions: int) -> int:
         return min(partitions, self.slots)
 
-    def has_room(self, tasks: int) -> bool:
-        return self.slots >= 2 * tasks
-
     def job(
         self, coordinator: EpochCoordinator, tasks: int, sink: Sink, *, hurried: bool, limited: bool
     ) -> LocalJob:

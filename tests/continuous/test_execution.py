@@ -14,7 +14,6 @@ import pytest
 from penstock.continuous import execution as module
 from penstock.continuous import queues, reader
 from penstock.continuous.execution import Settings, State
-from penstock.continuous.runs import Run
 from penstock.errors import ContinuousFailed, OwnerFenced
 from tests.continuous.copying import PATIENCE, Copy
 from tests.support.waiting import wait_until
@@ -188,52 +187,17 @@ def test_partitions_that_are_added_are_read(copy: Copy) -> None:
     assert [len(job.groups) for job in copy.engine.jobs] == [2, 4]
 
 
-@pytest.mark.parametrize("slots", [8, 2], ids=["beside each other", "one after the other"])
 def test_a_query_that_is_far_behind_hurries_until_it_has_caught_up(
-    copy: Copy, monkeypatch: pytest.MonkeyPatch, slots: int
+    copy: Copy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reader, "BEHIND_ROWS", 8)
     monkeypatch.setattr(queues, "_AHEAD_ROWS", 2)
-    query = copy.add(60).query(slots=slots)
+    query = copy.add(60).query()
     copy.through(query)
     wait_until(lambda: [job.hurried for job in copy.engine.jobs] == [False, True, False])
     copy.through(copy.add() and query)
     assert copy.ids() == copy.all()
     assert len(copy.engine.jobs) == 3
-
-
-@pytest.mark.parametrize("ending", ["stop", "failure"])
-def test_a_run_that_was_made_ahead_goes_with_the_one_beside_it(
-    copy: Copy, monkeypatch: pytest.MonkeyPatch, ending: str
-) -> None:
-    """Here it does not come to its turn, as if its tasks found no slot."""
-    for place, name, value in (
-        (reader, "BEHIND_ROWS", 8),
-        (queues, "_AHEAD_ROWS", 2),
-        (Run, "is_waiting", False),
-        (module, "_BACK_OFF", 0.001),
-    ):
-        monkeypatch.setattr(place, name, value)
-    unlucky = [ending == "failure"]
-
-    def fails(batch: pa.RecordBatch) -> pa.RecordBatch:
-        if len(copy.engine.jobs) > 1 and unlucky[0]:
-            unlucky[0] = False
-            raise RuntimeError("out of luck")
-        return batch
-
-    query = copy.query(transform=fails)
-    for partition in range(2):
-        copy.queue.append(pa.table({"id": range(100)}), partition=partition)
-    wait_until(lambda: len(copy.engine.jobs) > 1)
-    if ending == "failure":
-        wait_until(lambda: not unlucky[0])
-    copy.through(query)
-    jobs = list(copy.engine.jobs)
-    assert query.stop()
-    assert sorted(copy.ids()) == sorted([*range(100)] * 2)
-    assert not any(job.alive() for job in jobs)
-    assert query.state is State.TERMINATED
 
 
 def test_a_query_stops_with_the_epoch_in_hand_however_many_rows_there_are(

@@ -84,11 +84,6 @@ class EpochCoordinator:
                 condition="CONTINUOUS_FAILED.NOT_STARTED",
             )
 
-    @property
-    def complete_tasks(self) -> bool:
-        """Whether all readers and writers are there."""
-        return len(self._lines) == 2 * self.tasks
-
     def give(self, epoch: int, groups: Sequence[Mapping[int, int]]) -> None:
         """Tell each reader its partitions and where they stand, in the order of the tasks; the first epoch has this number."""
         with self._changed:

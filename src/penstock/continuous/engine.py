@@ -94,20 +94,14 @@ class SparkEngine:
         ContinuousFailed
             When there is no slot.
         """
-        slots = self._slots()
+        jvm = self.spark.sparkContext._jsc.sc()
+        slots = int(jvm.maxNumConcurrentTasks(jvm.resourceProfileManager().defaultResourceProfile()))
         if not slots:
             raise ContinuousFailed(
                 "there is no task slot for the query: give the application executors",
                 condition="CONTINUOUS_FAILED.NO_SLOTS",
             )
         return min(partitions, max(slots - 1, 1))
-
-    def has_room(self, tasks: int) -> bool:
-        return self._slots() >= 2 * tasks
-
-    def _slots(self) -> int:
-        jvm = self.spark.sparkContext._jsc.sc()
-        return int(jvm.maxNumConcurrentTasks(jvm.resourceProfileManager().defaultResourceProfile()))
 
     def job(
         self, coordinator: EpochCoordinator, tasks: int, sink: Sink, *, hurried: bool, limited: bool

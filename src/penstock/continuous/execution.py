@@ -111,9 +111,7 @@ class ContinuousExecution:
         self._hurried = False
         """Whether runs are for many rows rather than for early ones."""
         self._next: Run | None = None
-        """Made beside the run in hand, for the other pace."""
-        self._last: Run | None = None
-        """The run before, whose tasks were told to end, with all that they have written committed."""
+        """Made while the run in hand goes on, for the other pace."""
         self._fresh = True
         """Whether the run in hand has committed nothing yet."""
         self._thread = threading.Thread(target=self._run, name=f"continuous {name or self.id}", daemon=True)
@@ -183,7 +181,7 @@ class ContinuousExecution:
         return f"{self.name or 'without a name'} [id = {self.id}, runId = {self.run_id}]"
 
     def _ended(self) -> None:
-        self._drop_others()
+        self._drop_next()
         try:
             self._source.release(self._offset)
         except Exception as error:
@@ -204,7 +202,7 @@ class ContinuousExecution:
                 self._one_run()
             except Exception as error:
                 failures = 1 if not self._fresh else failures + 1
-                self._drop_others()
+                self._drop_next()
                 # What does not even begin is for its user to look at.
                 if self._stopping or not self._started or not _passes(error) or failures > _RESTARTS:
                     raise
@@ -231,42 +229,27 @@ class ContinuousExecution:
         if self._limit is not None:
             coordinator.quota = Quota(self._limit.rows - self._passed)
         try:
-            run.start()
+            job.start()
             coordinator.await_tasks(self._settings.start_timeout, job.alive)
             coordinator.give(self._epoch + 1, grouped(self._at, run.tasks))
             self._become(State.ACTIVE)
             self.progress.run_is_there()
             self._epochs(run)
-            if not self._takes_over and not job.join(_FINISH_SECONDS):
+            if not job.join(_FINISH_SECONDS):
                 raise ContinuousFailed("the tasks of the query did not come to their end")
         except ContinuousFailed as error:
             # What a task has met says more than that its line broke; at rest Spark itself does not see that it is gone.
             job.join(_TELLING_SECONDS)
             raise job.failure() or error from None
         finally:
-            self._coordinator = None
-            self._leave(run)
-
-    @property
-    def _takes_over(self) -> bool:
-        """Whether another run is there to go on."""
-        return self._next is not None and not self._stopping
-
-    def _leave(self, run: Run) -> None:
-        """End a run, unless it ends by itself while the next one begins."""
-        last, self._last = self._last, None
-        if last is not None:
-            last.end(_FINISH_SECONDS)
-        if self._takes_over and run.coordinator.settled:
-            self._last = run
-        else:
             run.end(_FINISH_SECONDS)
+            self._coordinator = None
 
     def _next_run(self) -> Run:
-        """The one that was made beside the last one, if it still fits."""
+        """The one that was made during the last one, if it still fits."""
         made, tasks = self._next, self._engine.tasks(len(self._at))
         if made is None or made.tasks != tasks:
-            self._drop_others()
+            self._drop_next()
             return self._made(tasks, hurried=self._hurried)
         self._next, self._hurried = None, made.hurried
         return made
@@ -281,11 +264,10 @@ class ContinuousExecution:
             limited=self._limit is not None,
         )
 
-    def _drop_others(self) -> None:
-        for run in (self._next, self._last):
-            if run is not None:
-                run.end(_FINISH_SECONDS)
-        self._next = self._last = None
+    def _drop_next(self) -> None:
+        made, self._next = self._next, None
+        if made is not None:
+            made.coordinator.close()
 
     def _become(self, state: State) -> None:
         with self._changed:
@@ -314,15 +296,13 @@ class ContinuousExecution:
         coordinator, job = run.coordinator, run.job
         next_at = self._clock() + self._settings.interval
         while not self._to_end(run):
-            wait = next_at - self._clock()
-            if self._next is not None:
-                wait = min(wait, _FINISHING_SECONDS)
-            self._commit_next(coordinator, wait, lambda: self._to_end(run) or self._to_look_ahead(run))
+            self._commit_next(coordinator, next_at - self._clock(), lambda: self._to_end(run) or run.off_pace)
             if self._clock() >= next_at:
                 coordinator.begin()
                 next_at = max(next_at + self._settings.interval, self._clock())
-            if self._to_look_ahead(run):
-                self._look_ahead(run)
+            if run.off_pace:
+                # Planned before this one ends, and started behind it: its tasks take over the slots and the Python workers.
+                self._next = self._made(run.tasks, hurried=not run.hurried)
             if not job.alive():
                 raise job.failure() or ContinuousFailed("the tasks of the query have ended by themselves")
         if not (self._stopping or self._enough(coordinator)):
@@ -332,17 +312,8 @@ class ContinuousExecution:
 
     def _to_end(self, run: Run) -> bool:
         """Whether the run is to end, for good or for another one."""
-        changes = run.coordinator.grown or (self._next is not None and self._next.is_waiting)
+        changes = run.coordinator.grown or self._next is not None
         return self._stopping or changes or self._enough(run.coordinator)
-
-    def _to_look_ahead(self, run: Run) -> bool:
-        return run.off_pace and self._next is None
-
-    def _look_ahead(self, run: Run) -> None:
-        """Make a run for the other pace, and start it where it has room: it takes over when its tasks are there."""
-        self._next = self._made(run.tasks, hurried=not run.hurried)
-        if self._engine.has_room(run.tasks):
-            self._next.start()
 
     def _enough(self, coordinator: EpochCoordinator) -> bool:
         """Whether the limit is reached, and the query to end."""
