@@ -160,7 +160,7 @@ CASES = {
     "sessions": Case(sessions, {}),
     "distinct": Case(distinct, {}),
     "join": Case(joined, {}),
-    "join in one store": Case(joined, {**ROCKSDB, "spark.sql.streaming.join.stateFormatVersion": "4"}),
+    "join in one store": Case(joined, {**ROCKSDB, "spark.sql.streaming.join.stateFormatVersion": "3"}),
     "limit": Case(limited, {}),
     "variables": Case(with_variables, CHANGELOG),
     "stateless": Case(without_state, {}),
