@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pytest
 
 import penstock as ps
 from penstock.continuous.execution import ContinuousExecution, Settings
@@ -17,6 +18,30 @@ from tests.continuous.local import LocalEngine
 
 SCHEMA = pa.schema([("id", pa.int64())])
 PATIENCE = 30
+
+
+class Died(Exception):
+    """The driver's process is gone."""
+
+
+def die_behind(
+    monkeypatch: pytest.MonkeyPatch, query: ContinuousExecution, part: object, method: str
+) -> None:
+    """Start a query whose driver dies when it has called a method of one of its parts, and wait until it has."""
+    done = getattr(part, method)
+
+    def dies(*arguments: Any) -> Any:
+        done(*arguments)
+        # At its end nobody is there who could put anything right.
+        source: Any = query._source
+        source.release = lambda ended: source._let_go()
+        query._stopping = True
+        raise Died
+
+    monkeypatch.setattr(part, method, dies)
+    query.start()
+    assert query.join(PATIENCE)
+    assert isinstance(query.failure, Died)
 
 
 class Copy:

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -15,20 +12,8 @@ from penstock.continuous import execution as module
 from penstock.continuous import queues, reader
 from penstock.continuous.execution import Settings, State
 from penstock.errors import ContinuousFailed, OwnerFenced
-from tests.continuous.copying import PATIENCE, Copy
+from tests.continuous.copying import PATIENCE, Copy, die_behind
 from tests.support.waiting import wait_until
-
-
-class Died(Exception):
-    """The driver's process is gone."""
-
-
-@pytest.fixture
-def copy(store_url: str, tmp_path: Path) -> Iterator[Copy]:
-    found = Copy(store_url, tmp_path)
-    yield found
-    for query in found.running:
-        query.stop(5)
 
 
 def test_rows_go_through_once_and_all_is_level_at_the_end(
@@ -143,19 +128,7 @@ def test_a_driver_that_dies_at_any_step_of_an_epoch_loses_nothing(
         "commit": (query._logs, "write_commit"),
         "told": (query._source, "logged"),
     }[step]
-    done = getattr(*where)
-
-    def dies(*arguments: Any) -> Any:
-        done(*arguments)
-        # At its end nobody is there who could put anything right.
-        query._source.release = lambda ended: query._source._let_go()  # type: ignore[method-assign]
-        query._stopping = True
-        raise Died
-
-    monkeypatch.setattr(*where, dies)
-    query.start()
-    assert query.join(PATIENCE)
-    assert isinstance(query.failure, Died)
+    die_behind(monkeypatch, query, *where)
     later = copy.add().query()
     copy.through(later)
     later.stop()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -19,20 +17,8 @@ from penstock.continuous.execution import State
 from penstock.continuous.link import READER, WRITER
 from penstock.continuous.quota import Limit, Quota
 from penstock.errors import CheckpointMismatch
-from tests.continuous.copying import PATIENCE, Copy
+from tests.continuous.copying import PATIENCE, Copy, die_behind
 from tests.support.waiting import wait_until
-
-
-class Died(Exception):
-    """The driver's process is gone."""
-
-
-@pytest.fixture
-def copy(store_url: str, tmp_path: Path) -> Iterator[Copy]:
-    found = Copy(store_url, tmp_path)
-    yield found
-    for query in found.running:
-        query.stop(5)
 
 
 def check(copy: Copy, rows: int) -> None:
@@ -142,18 +128,7 @@ def test_a_driver_that_dies_at_any_step_of_an_epoch_changes_nothing(
         "sink": (query._sink, "commit"),
         "commit": (query._logs, "write_commit"),
     }[step]
-    done = getattr(*where)
-
-    def dies(*arguments: Any) -> Any:
-        done(*arguments)
-        query._source.release = lambda ended: query._source._let_go()  # type: ignore[method-assign]
-        query._stopping = True
-        raise Died
-
-    monkeypatch.setattr(*where, dies)
-    query.start()
-    assert query.join(PATIENCE)
-    assert isinstance(query.failure, Died)
+    die_behind(monkeypatch, query, *where)
     ended(copy.add(20), 12)
     check(copy, 12)
 

@@ -300,7 +300,7 @@ class ContinuousExecution:
             if self._clock() >= next_at:
                 coordinator.begin()
                 next_at = max(next_at + self._settings.interval, self._clock())
-            if run.off_pace:
+            if run.off_pace and not self._to_end(run):
                 # Planned before this one ends, and started behind it: its tasks take over the slots and the Python workers.
                 self._next = self._made(run.tasks, hurried=not run.hurried)
             if not job.alive():

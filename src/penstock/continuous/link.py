@@ -15,6 +15,7 @@ from penstock.errors import ContinuousFailed
 from penstock.spark.endpoint import unreachable
 
 READER, WRITER = "reader", "writer"
+_LONGEST_WAIT = 1.0
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,18 @@ class Link:
             return decode(self._connection.recv_bytes()) if self._connection.poll(timeout) else None
         except (OSError, EOFError) as error:
             raise _hung_up() from error
+
+    def answer(self) -> dict[str, Any]:
+        """The next message, however long it takes.
+
+        Raises
+        ------
+        ContinuousFailed
+            When the other end has hung up.
+        """
+        while (message := self.heard(_LONGEST_WAIT)) is None:
+            pass
+        return message
 
     def waits(self, timeout: float) -> None:
         """Wait until the other end says something, or for ``timeout`` seconds."""

@@ -110,8 +110,7 @@ class ReadTask:
 
 def beginning(link: Link) -> tuple[int, dict[int, int]]:
     """The first epoch, and where each partition of a task stands, as the driver says once the run before has ended."""
-    while (message := link.heard(_LONGEST_REST)) is None:
-        pass
+    message = link.answer()
     return message["epoch"], {int(partition): at for partition, at in message["positions"].items()}
 
 

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 FLUSH_ROWS = 50_000
 """Rows that are written although more of them are coming."""
-_LONGEST_WAIT = 1.0
 REPORT = "epochs bigint"
 _REPORT = pa.schema([("epochs", pa.int64())])
 
@@ -161,9 +160,7 @@ class Writing:
 
     def _granted(self, rows: int) -> int:
         self._link.tell("want", number=self._epoch, rows=rows)
-        while (message := self._link.heard(_LONGEST_WAIT)) is None:
-            pass
-        return int(message["rows"])
+        return int(self._link.answer()["rows"])
 
     def _end_epoch(self, number: int) -> None:
         self._flush()

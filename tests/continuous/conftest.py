@@ -1,0 +1,18 @@
+"""A copy of a queue, on each kind of store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.continuous.copying import Copy
+
+
+@pytest.fixture
+def copy(store_url: str, tmp_path: Path) -> Iterator[Copy]:
+    found = Copy(store_url, tmp_path)
+    yield found
+    for query in found.running:
+        query.stop(5)
