@@ -173,6 +173,19 @@ def test_a_query_that_is_far_behind_hurries_until_it_has_caught_up(
     assert len(copy.engine.jobs) == 3
 
 
+def test_a_query_that_starts_far_behind_hurries_from_the_first_row_on(
+    copy: Copy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "BEHIND_ROWS", 30)
+    query = copy.add(60).query()
+    copy.through(query)
+    wait_until(lambda: [job.hurried for job in copy.engine.jobs] == [True, False])
+    query.stop()
+    copy.through(copy.add() and copy.query())
+    assert copy.engine.jobs[-1].hurried is False
+    assert copy.ids() == copy.all()
+
+
 def test_a_query_stops_with_the_epoch_in_hand_however_many_rows_there_are(
     copy: Copy, monkeypatch: pytest.MonkeyPatch
 ) -> None:

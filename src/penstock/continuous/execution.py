@@ -17,6 +17,7 @@ from penstock.continuous.epochs import Epoch
 from penstock.continuous.logs import CheckpointLog
 from penstock.continuous.progress import Progress, timestamp
 from penstock.continuous.quota import Limit, Quota
+from penstock.continuous.reader import BEHIND_ROWS
 from penstock.continuous.runs import Engine, Run, grouped
 from penstock.continuous.telling import Telling
 from penstock.errors import ContinuousFailed, PenstockError
@@ -108,8 +109,6 @@ class ContinuousExecution:
         self._offset: Any = None
         self._passed = 0
         """Rows of committed epochs, which count for the limit."""
-        self._hurried = False
-        """Whether runs are for many rows rather than for early ones."""
         self._next: Run | None = None
         """Made while the run in hand goes on, for the other pace."""
         self._fresh = True
@@ -250,9 +249,17 @@ class ContinuousExecution:
         made, tasks = self._next, self._engine.tasks(len(self._at))
         if made is None or made.tasks != tasks:
             self._drop_next()
-            return self._made(tasks, hurried=self._hurried)
-        self._next, self._hurried = None, made.hurried
+            return self._made(tasks, hurried=self._far_behind(tasks))
+        self._next = None
         return made
+
+    def _far_behind(self, tasks: int) -> bool:
+        """Whether a task has much to catch up with, and rows of now can only be late."""
+        ends = self._source.ends()
+        return any(
+            sum(ends.get(partition, at) - at for partition, at in group.items()) >= BEHIND_ROWS
+            for group in grouped(self._at, tasks)
+        )
 
     def _made(self, tasks: int, *, hurried: bool) -> Run:
         return Run.made(

@@ -14,6 +14,7 @@ from penstock.continuous.link import READER, Address, Link
 from penstock.continuous.sending import in_whole
 from penstock.instants import now_micros
 from penstock.spark.boundary import plainly
+from penstock.spark.garbage import spare_imports
 
 MOST_TIMES = 1000
 """Of an epoch, which are told for its latencies."""
@@ -94,6 +95,7 @@ class ReadTask:
     def _run(self) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()
         assert context is not None
+        spare_imports()
         task = context.partitionId()
         link = self.address.link(READER, task)
         try:

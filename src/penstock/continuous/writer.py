@@ -18,12 +18,14 @@ from penstock.continuous.reader import MOST_TIMES
 from penstock.errors import ContinuousFailed
 from penstock.instants import now_micros
 from penstock.spark.boundary import plainly
+from penstock.spark.garbage import spare_imports
 
 if TYPE_CHECKING:
     from penstock.continuous.frames import ContinuousFrame
 
-FLUSH_ROWS = 50_000
-"""Rows that are written although more of them are coming."""
+FLUSH_ROWS = 250_000
+FLUSH_BYTES = 32 << 20
+"""Rows that are written although more of them are coming: so many, or of this size."""
 REPORT = "epochs bigint"
 _REPORT = pa.schema([("epochs", pa.int64())])
 
@@ -71,6 +73,7 @@ class WriteTask:
     def _run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()
         assert context is not None
+        spare_imports()
         task = context.partitionId()
         link = self.address.link(WRITER, task)
         try:
@@ -97,7 +100,7 @@ class Writing:
         self._sink, self._link = sink, link
         self._limited, self._may_write = limited, True
         self._waiting: list[pa.RecordBatch] = []
-        self._rows = self._waiting_rows = self._epoch = self._ended = 0
+        self._rows = self._waiting_rows = self._waiting_bytes = self._epoch = self._ended = 0
         self._written: list[int] = []
         """When the rows of the epoch were written."""
 
@@ -133,7 +136,8 @@ class Writing:
         rows = batch.drop_columns([KIND, EPOCH])
         self._waiting.append(rows)
         self._waiting_rows += rows.num_rows
-        if self._waiting_rows >= FLUSH_ROWS:
+        self._waiting_bytes += rows.nbytes
+        if self._waiting_rows >= FLUSH_ROWS or self._waiting_bytes >= FLUSH_BYTES:
             self._flush()
 
     def _flush(self) -> None:
@@ -145,7 +149,8 @@ class Writing:
             # The last one stands for those that are too many.
             del self._written[MOST_TIMES - 1 :]
             self._written.append(now_micros())
-            self._waiting, self._waiting_rows = [], 0
+            self._waiting = []
+            self._waiting_rows = self._waiting_bytes = 0
 
     def _cut(self) -> None:
         """Drop what the limit does not let through."""
