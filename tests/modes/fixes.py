@@ -76,6 +76,10 @@ FIXES: dict[str, tuple[Cell, Cell]] = {
         Cell("left_joined", "append"),
         Cell("left_joined_in_a_range", "append"),
     ),
+    "PENSTOCK_OUTER_ROWS_NEVER_COME": (
+        Cell("left_joined_with_a_watermark_on_the_right", "append"),
+        Cell("left_joined_in_a_range", "append"),
+    ),
     "PENSTOCK_REAL_TIME_BROADCAST": (
         Cell("live_joined_with_a_batch", "update", "console", "realTime"),
         Cell("live_joined_with_a_batch_that_is_sent_around", "update", "console", "realTime"),

@@ -15,18 +15,20 @@ from penstock.modes.emits import (
     MATCHED,
     NEW_ROWS,
     NO_STATE,
+    ONE_SIDE,
+    ONLY_MATCHED,
     OWN,
     REPLACE_ALL,
     REPLACE_BY_KEY,
     UNTIL_WATERMARK,
     Emits,
 )
-from penstock.modes.join_bounds import BOTH, bounded
-from penstock.modes.plan import FUNCTIONS, Plan, expires, names, outer
-from penstock.spark.groups import grouping
+from penstock.modes.join_bounds import BOTH, given_up, unmatched_sides
+from penstock.modes.plan import DEDUPLICATIONS, FUNCTIONS, Plan, expires
+from penstock.modes.result_key import result_key
 from penstock.spark.plan_tree import Node
 
-_WORST_FIRST = (FOR_EVER, OWN, UNTIL_WATERMARK, COUNT, NO_STATE)
+_WORST_FIRST = (FOR_EVER, ONE_SIDE, OWN, UNTIL_WATERMARK, COUNT, NO_STATE)
 
 
 def claims(plan: Plan, mode: str) -> Emits:
@@ -35,17 +37,20 @@ def claims(plan: Plan, mode: str) -> Emits:
     state = next(each for each in _WORST_FIRST if each in kept)
     top = next((node for node in plan.stateful if node.name != "GlobalLimit"), None)
     if mode == "complete":
-        return Emits(ALL, AT_ONCE, FOR_EVER, REPLACE_ALL)
+        # A deduplication lets a group through once, and the sink loses it with the next micro-batch.
+        rows = NEW_ROWS if top is not None and top.name in DEDUPLICATIONS else ALL
+        return Emits(rows, AT_ONCE, FOR_EVER, REPLACE_ALL)
     if top is None:
         return Emits(NEW_ROWS, AT_ONCE, state, ADD)
     if top.name == "Aggregate":
         if mode == "append":
             return Emits(FINISHED, AFTER_WATERMARK, state, ADD)
-        return Emits(CHANGED, AT_ONCE, state, REPLACE_BY_KEY, names(grouping(top)))
+        return Emits(CHANGED, AT_ONCE, state, REPLACE_BY_KEY, result_key(plan.root, top))
     if top.name in FUNCTIONS:
         return Emits(FUNCTION, AT_ONCE, state, ADD if mode == "append" else REPLACE_BY_KEY)
-    if top.name == "Join" and outer(top):
-        return Emits(MATCHED, AFTER_WATERMARK, state, ADD)
+    if top.name == "Join" and unmatched_sides(top):
+        rows = MATCHED if unmatched_sides(top) <= given_up(top) else ONLY_MATCHED
+        return Emits(rows, AFTER_WATERMARK, state, ADD)
     return Emits(NEW_ROWS, AFTER_WATERMARK if _waits(plan, top, mode) else AT_ONCE, state, ADD)
 
 
@@ -60,7 +65,8 @@ def _state(node: Node, mode: str) -> str:
     if node.name in FUNCTIONS:
         return OWN
     if node.name == "Join":
-        return UNTIL_WATERMARK if bounded(node) == BOTH else FOR_EVER
+        sides = given_up(node)
+        return UNTIL_WATERMARK if sides == BOTH else ONE_SIDE if sides else FOR_EVER
     if node.name == "DeduplicateWithinWatermark":
         return UNTIL_WATERMARK
     if node.name == "Aggregate" and mode == "complete":

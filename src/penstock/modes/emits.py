@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 NEW_ROWS, FINISHED, CHANGED, ALL = "new rows", "finished groups", "changed groups", "all groups"
-MATCHED, FUNCTION = "matched rows", "the function's rows"
+MATCHED, ONLY_MATCHED, FUNCTION = "matched rows", "matched rows alone", "the function's rows"
 AT_ONCE, AFTER_WATERMARK = "at once", "after the watermark"
-NO_STATE, COUNT, UNTIL_WATERMARK, FOR_EVER, OWN = (
+NO_STATE, COUNT, UNTIL_WATERMARK, ONE_SIDE, FOR_EVER, OWN = (
     "none",
     "a count",
     "until the watermark",
+    "for ever on one side",
     "for ever",
     "its own",
 )
@@ -22,6 +23,8 @@ _ROWS = {
     CHANGED: "the groups that a micro-batch changed come out, with their new values",
     ALL: "all groups come out again in each micro-batch that has new rows",
     MATCHED: "rows with a match come out once, in the micro-batch that reads the later of the two, and rows without one",
+    ONLY_MATCHED: "rows with a match come out once, in the micro-batch that reads the later of the two, and rows without one never do "
+    "where they are kept for ever",
     FUNCTION: "the rows that the stateful function returns come out",
 }
 _WHEN = {
@@ -32,6 +35,7 @@ _STATE = {
     NO_STATE: "no state is kept",
     COUNT: "only the number of rows so far is kept",
     UNTIL_WATERMARK: "state is kept until the watermark has passed it, and rows that come after that are dropped",
+    ONE_SIDE: "state of one side of the join is kept for ever, that of the other until the watermark has passed it",
     FOR_EVER: "state is kept for ever",
     OWN: "state is kept until the function or its timer removes it",
 }

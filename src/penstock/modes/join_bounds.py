@@ -5,23 +5,52 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from penstock.modes.plan import join_type
 from penstock.spark.plan_tree import Node, marked, split
 
 LEFT, RIGHT = "left", "right"
 BOTH = frozenset((LEFT, RIGHT))
+_UNMATCHED = {
+    "LeftOuter": frozenset((LEFT,)),
+    "RightOuter": frozenset((RIGHT,)),
+    "FullOuter": BOTH,
+}
 _ATTRIBUTE = re.compile(r"#(\d+)L?(?:-T\d+ms)?\b")
 _COLUMN = re.compile(r"[^()]*#\d+L?-T\d+ms")
 _CALL = re.compile(r"(\w+)\(")
 _BETWEEN = "between("
 
 
+def unmatched_sides(node: Node) -> frozenset[str]:
+    """The sides of which a join gives rows without a match."""
+    return _UNMATCHED.get(join_type(node), frozenset())
+
+
 def bounded(node: Node) -> frozenset[str]:
     """The sides whose rows have no match any more once the watermark has passed, by the rules of Spark's ``StreamingJoinHelper``.
 
     An equality with a column that has a watermark, of either side, bounds both. A column that is at least one of the other side,
-    which has a watermark, bounds its own side only.
+    which has a watermark, bounds its own side only. This is what Spark's checker goes by.
     """
-    found: set[str] = set()
+    return frozenset().union(*_bounds(node))
+
+
+def given_up(node: Node) -> frozenset[str]:
+    """The sides whose rows leave the state, and in an outer join come out if they had no match.
+
+    Of the sides that are bounded, Spark's ``StreamingSymmetricHashJoinHelper`` (4.2, 4.3) takes one that has a watermark of its
+    own, or both where the watermark is on a column of an equality.
+    """
+    timed = {name for name, child in zip((LEFT, RIGHT), node.children, strict=True) if _has_watermark(child)}
+    return frozenset().union(*(sides if sides == BOTH else sides & timed for sides in _bounds(node)))
+
+
+def _has_watermark(node: Node) -> bool:
+    return any(each.name == "EventTimeWatermark" for each in node.walk())
+
+
+def _bounds(node: Node) -> Iterator[frozenset[str]]:
+    """For each part of the condition, the sides that it bounds."""
     sides = _columns(node)
     for part in _conjuncts(node.arguments[1]) if len(node.arguments) > 1 else ():
         for sign in (" = ", " >= ", " > ", " <= ", " < "):
@@ -31,14 +60,13 @@ def bounded(node: Node) -> frozenset[str]:
             where = [_side(term, sides) for term in terms]
             if set(where) != BOTH:
                 break
+            greater = 0 if ">" in sign else 1
             if sign == " = ":
-                found |= BOTH if any(_COLUMN.fullmatch(term) for term in terms) else set()
-            else:
-                greater = 0 if ">" in sign else 1
-                if _is_time(terms[greater]) and _is_time(terms[1 - greater], watermark=True):
-                    found.add(str(where[greater]))
+                if any(_COLUMN.fullmatch(term) for term in terms):
+                    yield BOTH
+            elif _is_time(terms[greater]) and _is_time(terms[1 - greater], watermark=True):
+                yield frozenset((str(where[greater]),))
             break
-    return frozenset(found)
 
 
 def equal(node: Node) -> bool:

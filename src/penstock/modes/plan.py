@@ -118,11 +118,6 @@ def join_type(node: Node) -> str:
     return node.arguments[0] if node.arguments else "Inner"
 
 
-def outer(node: Node) -> bool:
-    """Whether a join gives rows without a match."""
-    return join_type(node) in ("LeftOuter", "RightOuter", "FullOuter")
-
-
 def above_aggregation(node: Node) -> bool:
     """Whether a streaming aggregation is below an operator."""
     return any(each.name == "Aggregate" and each.streaming for each in node.below())

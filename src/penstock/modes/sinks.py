@@ -9,7 +9,7 @@ from penstock.modes.report import MODES, UNSAFE, WARNING, Problem
 from penstock.modes.sink_kinds import FUNCTIONS, Sink
 
 SOURCES = {
-    "delta": "the source of Delta Lake 4.0 (DeltaDataSource, DeltaSink), not tried here",
+    "delta": "the source of Delta Lake 4.0 (DeltaDataSource; DeltaSink, which heeds overwriteSchema in complete mode only), not tried here",
     "kafka": "the source of Spark 4.3 (KafkaTable, KafkaWriteBuilder), not tried here",
 }
 """What was read to know a sink that could not be tried."""

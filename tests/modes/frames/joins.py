@@ -14,6 +14,7 @@ from tests.modes.frames.frame import (
 
 _RANGE = "k = k2 and ts between ts2 and ts2 + interval 1 minute"
 _ENDLESS = ("PENSTOCK_JOIN_STATE_FOR_EVER",)
+_NEVER = ("PENSTOCK_OUTER_ROWS_NEVER_COME", *_ENDLESS)
 _UNBOUND = ("PENSTOCK_OUTER_JOIN_WITHOUT_TIME",)
 _MODE = ("PENSTOCK_JOIN_MODE",)
 
@@ -105,7 +106,7 @@ def without_a_match(t: Inputs) -> DataFrame:
     return t.timed.join(t.timed_others, F.expr(_RANGE), "left_outer").where("k2 is null")
 
 
-@says(append=_ENDLESS, update=(*_MODE, *_ENDLESS), complete=(*NO_AGGREGATION, *_ENDLESS))
+@says(append=_NEVER, update=(*_MODE, *_NEVER), complete=(*NO_AGGREGATION, *_NEVER))
 def left_joined_with_a_watermark_on_the_right(t: Inputs) -> DataFrame:
     return t.events.join(t.timed_others, F.expr(_RANGE), "left_outer")
 
@@ -115,7 +116,7 @@ def left_joined_with_a_watermark_on_the_left(t: Inputs) -> DataFrame:
     return t.timed.join(t.others, F.expr(_RANGE), "left_outer")
 
 
-@says(append=_ENDLESS, update=(*_MODE, *_ENDLESS), complete=(*NO_AGGREGATION, *_ENDLESS))
+@says(append=_NEVER, update=(*_MODE, *_NEVER), complete=(*NO_AGGREGATION, *_NEVER))
 def right_joined_with_a_watermark_on_the_left(t: Inputs) -> DataFrame:
     return t.timed.join(t.others, F.expr(_RANGE), "right_outer")
 
@@ -135,9 +136,9 @@ def left_joined_with_any_later_row(t: Inputs) -> DataFrame:
 
 
 @says(
-    append=(*_ENDLESS, *_POLICY),
-    update=(*_MODE, *_ENDLESS, *_POLICY),
-    complete=(*NO_AGGREGATION, *_ENDLESS, *_POLICY),
+    append=(*_NEVER, *_POLICY),
+    update=(*_MODE, *_NEVER, *_POLICY),
+    complete=(*NO_AGGREGATION, *_NEVER, *_POLICY),
 )
 def full_joined_with_any_earlier_row(t: Inputs) -> DataFrame:
     return t.timed.join(t.timed_others, F.expr("k = k2 and ts + interval 1 minute > ts2"), "full_outer")

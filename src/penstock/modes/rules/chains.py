@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from penstock.modes.plan import FUNCTIONS, Plan, expires, outer
+from penstock.modes.join_bounds import unmatched_sides
+from penstock.modes.plan import FUNCTIONS, Plan, expires
 from penstock.modes.report import Problem
 from penstock.spark.plan_tree import Node
 
@@ -39,5 +40,5 @@ def _late(node: Node) -> bool:
 
 def _gives_late(node: Node) -> bool:
     if node.name == "Join":
-        return outer(node)
+        return bool(unmatched_sides(node))
     return node.name == "Aggregate"

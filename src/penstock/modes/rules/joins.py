@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from penstock.modes.join_bounds import BOTH, LEFT, RIGHT, bounded
-from penstock.modes.plan import Plan, join_type, outer
+from penstock.modes.join_bounds import BOTH, LEFT, bounded, given_up, unmatched_sides
+from penstock.modes.plan import Plan, join_type
 from penstock.modes.report import UNSAFE, Problem
 from penstock.spark.plan_tree import Node
 
@@ -13,8 +13,6 @@ _BOUND = (
     'put withWatermark on both streams, and a time range into the condition: "a.id = b.id and b.ts between a.ts and a.ts + '
     'interval 1 hour"'
 )
-# The sides of which one has to leave the state, since its rows without a match are waited for.
-_WAITED_FOR = {"LeftOuter": {LEFT}, "LeftSemi": {LEFT}, "RightOuter": {RIGHT}, "FullOuter": {LEFT, RIGHT}}
 # With a batch on one side, the types whose rows without a match would have to wait for the whole stream: by the stream's side.
 _UNMATCHED = {
     "left": ("RightOuter", "FullOuter"),
@@ -44,23 +42,35 @@ def _anti(node: Node) -> Problem:
 
 def _of_streams(plan: Plan, node: Node, mode: str) -> Iterator[Problem]:
     kind = join_type(node)
-    if (mode == "update" and outer(node)) or (mode == "complete" and plan.aggregates):
+    if (mode == "update" and unmatched_sides(node)) or (mode == "complete" and plan.aggregates):
         yield Problem.at(
             node,
             "PENSTOCK_JOIN_MODE",
             f"a join of two streams gives each row once, and {mode} mode has rows come again",
             fix="outputMode('append')",
         )
-    leaves = bounded(node)
-    if kind in _WAITED_FOR and leaves.isdisjoint(_WAITED_FOR[kind]):
+    # Of these sides one has to leave the state, since its rows without a match are waited for.
+    waited_for = frozenset((LEFT,)) if kind == "LeftSemi" else unmatched_sides(node)
+    if waited_for and waited_for.isdisjoint(bounded(node)):
         yield Problem.at(
             node,
             "PENSTOCK_OUTER_JOIN_WITHOUT_TIME",
             f"a {kind} join has to know when no match can come any more, and nothing bounds the time between the two rows",
             fix=_BOUND,
         )
-    elif leaves != BOTH:
-        kept = "both streams are" if not leaves else f"the stream on the {next(iter(BOTH - leaves))} is"
+        return
+    stay = BOTH - given_up(node)
+    for side in sorted(stay & unmatched_sides(node)):
+        yield Problem.at(
+            node,
+            "PENSTOCK_OUTER_ROWS_NEVER_COME",
+            f"rows of the stream on the {side} that have no match never come out, for nothing makes them leave the state: that "
+            "stream has no watermark of its own, or its rows may have a match at any later time",
+            UNSAFE,
+            fix=_BOUND,
+        )
+    if stay:
+        kept = "both streams are" if stay == BOTH else f"the stream on the {next(iter(stay))} is"
         yield Problem.at(
             node,
             "PENSTOCK_JOIN_STATE_FOR_EVER",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from penstock.modes.plan import Plan, by_window, expires, keeps_for_ever, names, outer
+from penstock.modes.join_bounds import unmatched_sides
+from penstock.modes.plan import Plan, by_window, expires, keeps_for_ever, names
 from penstock.modes.report import UNSAFE, WARNING, Problem
 from penstock.spark.groups import grouping
 
@@ -67,7 +68,7 @@ def state(plan: Plan, mode: str) -> Iterator[Problem]:
 def last_groups(plan: Plan, mode: str, trigger: str) -> Iterator[Problem]:
     """Groups that stay in the state when a query ends."""
     waiting = [node for node in plan.aggregates if expires(node) and mode == "append"]
-    waiting += [node for node in plan.joins if outer(node)]
+    waiting += [node for node in plan.joins if unmatched_sides(node)]
     off = plan.settings.get(_NO_DATA, "true") != "true"
     if not waiting or not (trigger == "once" or off):
         return
