@@ -33,6 +33,9 @@ LEAK_AN_HOUR = 20.0
 WANDERS_SHORT, WANDERS_LONG = 12.0, 30.0
 """Megabytes by which the memory of each part may differ for no reason that lasts: merging takes more as segments grow, up to their
 full size after tens of thousands of rows, and allocators give back what it took at some other time."""
+FILES_SHORT, FILES_LONG = 4, 2
+"""So many more may be open: a connection, of three files, is made when upkeep and a task first meet, and in a short time that may
+come late."""
 RESTING = 0.05
 
 
@@ -119,16 +122,25 @@ def soaked(child: ChildProcess, copies: list[Copied], seconds: float) -> Usage:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "wanders"),
+    ("seconds", "wanders", "files"),
     [
-        pytest.param(20, WANDERS_SHORT, id="short", marks=pytest.mark.timeout(400)),
+        pytest.param(20, WANDERS_SHORT, FILES_SHORT, id="short", marks=pytest.mark.timeout(400)),
         pytest.param(
-            SECONDS, WANDERS_LONG, id="long", marks=[pytest.mark.soak, pytest.mark.timeout(SECONDS + 900)]
+            SECONDS,
+            WANDERS_LONG,
+            FILES_LONG,
+            id="long",
+            marks=[pytest.mark.soak, pytest.mark.timeout(SECONDS + 900)],
         ),
     ],
 )
 def test_what_continuous_queries_use_stays_as_it_is_and_every_row_is_there_once(
-    store: ps.Store, tmp_path: Path, run_child: Callable[..., ChildProcess], seconds: int, wanders: float
+    store: ps.Store,
+    tmp_path: Path,
+    run_child: Callable[..., ChildProcess],
+    seconds: int,
+    wanders: float,
+    files: int,
 ) -> None:
     copies = [Copied(store, guarantee) for guarantee in ("exactly_once", "at_least_once")]
     texts = [json.dumps([copy.guarantee, store.url, copy.guarantee, None]) for copy in copies]
@@ -153,7 +165,7 @@ def test_what_continuous_queries_use_stays_as_it_is_and_every_row_is_there_once(
         assert np.array_equal(found["twice"].to_numpy(), 2 * copy.expected())
     allowed = LEAK_AN_HOUR + wanders / usage.hours
     assert {name: value for name, value in growths.items() if value > allowed} == {}, allowed
-    assert {name: value for name, value in rises.items() if value > 2} == {}
+    assert {name: value for name, value in rises.items() if value > files} == {}
 
 
 @pytest.mark.soak
