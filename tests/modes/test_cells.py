@@ -13,6 +13,7 @@ from penstock.modes.report import MODES
 from tests.modes.cells import CELLS, LOOKED_UP, OFTEN, Cell, PythonSink, frame_of, refusal_of
 from tests.modes.frames import FRAMES, Inputs, inputs, settings_of
 from tests.modes.live import LIVE
+from tests.modes.sparks_version import as_in_the_docs
 
 _INTRODUCTION = (
     "Written by the tests, which start every one of these queries: *yes* means that Spark starts it and nothing is known that "
@@ -51,6 +52,7 @@ def test_there_are_enough_cells() -> None:
     assert len(set(CELLS)) >= 80
 
 
+@as_in_the_docs
 def test_the_docs_show_the_table(spark: SparkSession, streams: Inputs) -> None:
     text = _table(spark, streams)
     if os.environ.get("PENSTOCK_WRITE_DOCS"):
