@@ -33,9 +33,9 @@ LEAK_AN_HOUR = 20.0
 WANDERS_SHORT, WANDERS_LONG = 12.0, 30.0
 """Megabytes by which the memory of each part may differ for no reason that lasts: merging takes more as segments grow, up to their
 full size after tens of thousands of rows, and allocators give back what it took at some other time."""
-FILES_SHORT, FILES_LONG = 4, 2
-"""So many more may be open: a connection, of three files, is made when upkeep and a task first meet, and in a short time that may
-come late."""
+FILES_SHORT, FILES_LONG = 12, 2
+"""So many more may be open: each of four writers makes a connection more, of three files, when upkeep and its task first meet, and
+in a short time that may come late."""
 RESTING = 0.05
 
 
