@@ -1,0 +1,49 @@
+"""Crashes of a query under test, at the two points of a micro-batch where a sink and Spark may disagree."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from penstock.errors import InvalidInput
+
+BEFORE_SINK, AFTER_SINK = "before_sink", "after_sink"
+POINTS = (BEFORE_SINK, AFTER_SINK)
+
+_armed: set[str] = set()
+
+
+class Crash(Exception):
+    """What a query under test fails with at the point that was asked for."""
+
+
+@contextmanager
+def crash_at(point: str) -> Iterator[None]:
+    """Let queries that were started by ``run`` fail in their next micro-batch, as if their process died there.
+
+    The query's next ``process_all_available()`` raises `Crash`; start it again over the same checkpoint, and Spark repeats the
+    micro-batch, which is in its offset log and not in its commit log.
+
+    Parameters
+    ----------
+    point
+        ``before_sink``: the sink has nothing of the micro-batch. ``after_sink``: it has all of it, and Spark does not know.
+
+    Raises
+    ------
+    InvalidInput
+        For another point.
+    """
+    if point not in POINTS:
+        raise InvalidInput(f"there is no point {point!r} to crash at: give one of {', '.join(POINTS)}")
+    _armed.add(point)
+    try:
+        yield
+    finally:
+        _armed.discard(point)
+
+
+def pass_by(point: str) -> None:
+    """Crash if it is the point."""
+    if point in _armed:
+        raise Crash(f"as asked for, {point.replace('_', ' the ')}")
