@@ -91,7 +91,7 @@ def test_rows_that_do_not_fit_are_refused_and_none_is_added(numbers: MemoryStrea
 
 
 def test_a_schema_of_another_kind_is_refused(spark: SparkSession) -> None:
-    with pytest.raises(InvalidInput, match="schema is a DDL string .* not 3"):
+    with pytest.raises(InvalidInput, match=r"schema is a DDL string .* not 3"):
         MemoryStream(spark, 3)  # type: ignore[arg-type]
 
 
