@@ -71,6 +71,16 @@ def test_a_session_of_stateful_queries_keeps_what_spark_keeps(made: dict[str, di
     assert not {key for key in made["start"] if "minBatchesToRetain" in key or "adaptive" in key}
 
 
+def test_rows_go_to_python_and_back_side_by_side_where_that_is_asked_for(
+    made: dict[str, dict[str, str]],
+) -> None:
+    setting = "spark.python.udf.pipelined.enabled"
+    ps.session()
+    assert setting not in made["start"]
+    ps.session(pipelined=True)
+    assert made["start"][setting] == "true"
+
+
 def test_what_the_user_says_wins(made: dict[str, dict[str, str]]) -> None:
     ps.session(conf={"spark.memory.fraction": "0.7", "spark.pyspark.python": "/opt/python"})
     assert made["start"]["spark.memory.fraction"] == "0.7"
@@ -94,7 +104,7 @@ def test_a_second_session_is_refused(spark: SparkSession, store_url: str) -> Non
 
 def test_spark_knows_all_that_a_session_sets(spark: SparkSession) -> None:
     """A setting of another name would do nothing, without a word."""
-    keys = [key for key in session._settings(stateful=False) if key.startswith("spark.sql.")]
+    keys = [key for key in session._settings(stateful=False, pipelined=False) if key.startswith("spark.sql.")]
     assert {key for key in keys if not spark.conf.isModifiable(key)} == {_READ_FROM_HADOOPS}
 
 
@@ -102,7 +112,7 @@ def test_a_checkpoint_on_a_local_disk_costs_no_process_for_each_link(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     """The class has to be there, and queries of the session have to write their checkpoints with it."""
-    chosen = session._settings(stateful=False)[_READ_FROM_HADOOPS]
+    chosen = session._settings(stateful=False, pipelined=False)[_READ_FROM_HADOOPS]
     files = spark._jvm.org.apache.spark.sql.execution.streaming.checkpointing.CheckpointFileManager  # type: ignore[union-attr]
     conf = spark._jsparkSession.sessionState().newHadoopConf()
     conf.set(_READ_FROM_HADOOPS, chosen)

@@ -69,7 +69,7 @@ class CheckedPlan:
         old = tuple(map(int, version.split(".")[:2])) < (4, 3)
         if self.python_stages and (old or not pipelined):
             stages = ", ".join(dict.fromkeys(self.python_stages))
-            way_out = f"make it with ps.session, or set {PIPELINED}=true when it starts"
+            way_out = f"make it with ps.session(pipelined=True), or set {PIPELINED}=true when it starts"
             raise ContinuousRefused(
                 f"The query has Python stages ({stages}), and this session runs such stages in a way that holds their rows back: "
                 + (f"Spark {version} knows no other, use Spark 4.3." if old else f"{way_out}."),

@@ -25,6 +25,7 @@ def session(
     master: str | None = None,
     url: str | None = None,
     stateful: bool = False,
+    pipelined: bool = False,
     memory: str | None = None,
     conf: Mapping[str, str] | None = None,
 ) -> SparkSession:
@@ -41,6 +42,11 @@ def session(
     stateful
         Whether queries will keep state. Stateless ones need only the last two micro-batches of a checkpoint, and may be
         optimised while they run.
+    pipelined
+        Whether rows go to Python and come back side by side (``spark.python.udf.pipelined.enabled``), which continuous queries with
+        Python functions need, and others drain a backlog faster with. Spark 4.3.0 now and then gives a task a worker whose channel it
+        has closed then (``ClosedChannelException``): the task fails, and in local mode, where no task is tried twice, a
+        micro-batch query with it. A continuous query goes on by itself.
     memory
         The driver's memory, such as ``4g``.
     conf
@@ -54,7 +60,11 @@ def session(
         When the Python of Spark's workers lacks a package.
     """
     _refuse_second()
-    settings = _settings(stateful) | ({"spark.driver.memory": memory} if memory else {}) | dict(conf or {})
+    settings = (
+        _settings(stateful, pipelined)
+        | ({"spark.driver.memory": memory} if memory else {})
+        | dict(conf or {})
+    )
     if url is not None:
         settings[f"{CONF_PREFIX}url"] = url
     builder = SparkSession.builder.appName(name)
@@ -97,7 +107,7 @@ def _registered(spark: SparkSession, defaults: Mapping[str, str]) -> SparkSessio
     return spark
 
 
-def _settings(stateful: bool) -> dict[str, str]:
+def _settings(stateful: bool, pipelined: bool) -> dict[str, str]:
     settings = {
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
@@ -105,10 +115,8 @@ def _settings(stateful: bool) -> dict[str, str]:
         # them, which costs more than sending them does.
         "spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1),
         "spark.sql.python.filterPushdown.enabled": "true",
-        # For continuous queries: sockets of the machine alone take a third of the time, and Python stages in the middle of a plan
-        # do not wait for one another.
+        # For continuous queries: sockets of the machine alone take a third of the time.
         "spark.python.unix.domain.socket.enabled": "true",
-        "spark.python.udf.pipelined.enabled": "true",
         # Python workers live beside the JVM's heap: leave them room.
         "spark.memory.fraction": "0.5",
         "spark.redaction.regex": _REDACTED,
@@ -116,6 +124,8 @@ def _settings(stateful: bool) -> dict[str, str]:
         # Spark's choice (4.2, 4.3) runs a process for each link that a path might be, some 30 in a micro-batch.
         "spark.sql.streaming.checkpointFileManagerClass": FILE_MANAGER,
     }
+    if pipelined:
+        settings["spark.python.udf.pipelined.enabled"] = "true"
     if not stateful:
         settings |= {
             "spark.sql.adaptive.streaming.stateless.enabled": "true",
