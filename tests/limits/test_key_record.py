@@ -1,15 +1,19 @@
-"""A checkpoint with a limit for each key keeps the columns of the key."""
+"""A checkpoint with a limit for each key keeps that limit."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from penstock.errors import CheckpointMismatch
-from penstock.limits.key_record import keep_key
+from penstock.errors import CheckpointMismatch, CommitRefused
+from penstock.limits.key_record import KeyRecord, keep_key
+from penstock.limits.record import LimitRecord, write_record
 from penstock.spark.checkpoint import Checkpoint
+
+LIMIT = KeyRecord(("a",), 2, None)
 
 
 def begin(folder: Path) -> None:
@@ -18,22 +22,48 @@ def begin(folder: Path) -> None:
     (folder / "offsets/0").touch()
 
 
+def commit(folder: Path) -> None:
+    """As Spark ends it."""
+    (folder / "commits").mkdir()
+    (folder / "commits/0").touch()
+
+
 def test_other_columns_are_refused_once_rows_have_been_counted(tmp_path: Path) -> None:
     checkpoint = Checkpoint(str(tmp_path))
-    keep_key(checkpoint, ["b"], exact=False)
-    keep_key(checkpoint, ["a"], exact=False)
+    keep_key(checkpoint, replace(LIMIT, per=("b",)), exact=False)
+    keep_key(checkpoint, LIMIT, exact=False)
     begin(tmp_path)
-    keep_key(checkpoint, ["A"], exact=False)
+    keep_key(checkpoint, LIMIT, exact=False)
     for other, exact in ((["b"], False), (["a", "b"], False), (["A"], True)):
         with pytest.raises(CheckpointMismatch, match=r"Start with a new checkpoint") as refused:
-            keep_key(checkpoint, other, exact=exact)
+            keep_key(checkpoint, replace(LIMIT, per=tuple(other)), exact=exact)
         assert refused.value.condition == "CHECKPOINT_MISMATCH.LIMIT_PER"
         assert refused.value.parameters["before"] == ["a"]
     kept = json.loads((tmp_path / "penstock/limit-per.json").read_text())
-    assert kept == {"version": 1, "per": ["a"]}
+    assert kept == {"version": 1, "per": ["a"], "rows": 2, "forget_ms": None}
+    keep_key(checkpoint, replace(LIMIT, per=("A",)), exact=False)
 
 
-def test_a_checkpoint_that_began_without_the_file_goes_on_without(tmp_path: Path) -> None:
+@pytest.mark.parametrize("other", [replace(LIMIT, rows=3), replace(LIMIT, forget_ms=1000)])
+def test_another_limit_is_refused_while_a_micro_batch_is_unfinished(tmp_path: Path, other: KeyRecord) -> None:
+    checkpoint = Checkpoint(str(tmp_path))
+    keep_key(checkpoint, LIMIT, exact=False)
     begin(tmp_path)
-    keep_key(Checkpoint(str(tmp_path)), ["a"], exact=False)
-    assert not (tmp_path / "penstock").exists()
+    with pytest.raises(CommitRefused, match=r"start the query once with limit\(2, per=\['a'\]\)") as refused:
+        keep_key(checkpoint, other, exact=False)
+    assert refused.value.condition == "COMMIT_REFUSED.LIMIT_CHANGED"
+    commit(tmp_path)
+    keep_key(checkpoint, other, exact=False)
+    with pytest.raises(CheckpointMismatch):
+        keep_key(checkpoint, replace(other, per=("b",)), exact=False)
+
+
+def test_a_checkpoint_that_began_without_such_a_limit_is_refused(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(str(tmp_path))
+    begin(tmp_path)
+    with pytest.raises(CheckpointMismatch, match="without a limit"):
+        keep_key(checkpoint, LIMIT, exact=False)
+    write_record(checkpoint, LimitRecord(7))
+    with pytest.raises(CheckpointMismatch, match=r"with limit\(7\) before"):
+        keep_key(checkpoint, LIMIT, exact=False)
+    assert not (tmp_path / "penstock/limit-per.json").exists()

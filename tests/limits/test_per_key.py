@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import penstock as ps
-from penstock.errors import CheckpointMismatch, InvalidInput, InvalidOption, UnsupportedType
+from penstock.errors import CheckpointMismatch, CommitRefused, InvalidInput, InvalidOption, UnsupportedType
 from tests.limits.support import NOW
 from tests.spark.support import forget_commit, one_store
 
@@ -106,6 +106,52 @@ def test_each_partition_gives_its_first_rows_and_a_higher_limit_goes_on(
     assert sum(keyed.rows().values()) == 15
     with pytest.raises(CheckpointMismatch, match=r"the rows of each per="):
         keyed.run(5, ["id"])
+
+
+@one_store
+def test_a_micro_batch_that_was_begun_with_one_limit_is_not_repeated_with_another(
+    spark: SparkSession, store_url: str, tmp_path: Path
+) -> None:
+    keyed = Keyed(spark, store_url, tmp_path)
+    keyed.add(range(12))
+    keyed.run(1, ["k"])
+    assert sum(keyed.rows().values()) == 3
+    forget_commit(tmp_path / "ck", 0)
+    with pytest.raises(CommitRefused, match=r"start the query once with limit\(1, per=\['k'\]\)"):
+        keyed.run(3, ["k"])
+    keyed.run(1, ["k"])
+    keyed.run(3, ["k"])
+    keyed.add(range(12, 24))
+    keyed.run(3, ["k"])
+    # What the first limit dropped stays dropped: one row of each key came with it, two more with the second one.
+    assert sum(keyed.rows().values()) == 9
+
+
+@one_store
+def test_a_checkpoint_of_another_limit_is_refused_before_anything_is_planned(
+    spark: SparkSession, store_url: str, tmp_path: Path
+) -> None:
+    keyed = Keyed(spark, store_url, tmp_path)
+    keyed.add(range(12))
+    pipeline = ps.stream(spark, ps.QueueSource("in", consumer="c", url=store_url)).limit(2)
+    plain = pipeline.write(ps.QueueSink("out", url=store_url))
+    plain.start(checkpoint=tmp_path / "ck", trigger=NOW).awaitTermination()
+    begun = sorted((tmp_path / "ck/offsets").iterdir())
+    with pytest.raises(CheckpointMismatch, match=r"with limit\(2\) before"):
+        keyed.run(1, ["k"])
+    assert sorted((tmp_path / "ck/offsets").iterdir()) == begun
+
+
+@one_store
+def test_a_limit_of_all_rows_is_refused_where_keys_were_counted(
+    spark: SparkSession, store_url: str, tmp_path: Path
+) -> None:
+    keyed = Keyed(spark, store_url, tmp_path)
+    keyed.add(range(12))
+    keyed.run(1, ["k"])
+    stream = ps.stream(spark, ps.QueueSource("in", consumer="c", url=store_url)).limit(2)
+    with pytest.raises(CheckpointMismatch, match=r"has run with limit\(1, per=\['k'\]\) before"):
+        stream.write(ps.QueueSink("out", url=store_url)).start(checkpoint=tmp_path / "ck", trigger=NOW)
 
 
 @one_store

@@ -8,6 +8,7 @@ from pyspark.sql import SparkSession
 
 from penstock.errors import CheckpointMismatch, CommitRefused
 from penstock.limits.counted import counted
+from penstock.limits.key_record import read_key
 from penstock.limits.record import LimitRecord, read_record, write_record
 from penstock.spark.checkpoint import Checkpoint, redact
 
@@ -59,9 +60,10 @@ def begun(spark: SparkSession, checkpoint: Checkpoint, rows: int) -> Begun:
             checkpoint=where,
         )
     if planned is not None and record is None:
+        keyed = read_key(checkpoint)
+        how = "without a limit before, and nothing was counted" if keyed is None else f"with {keyed} before"
         raise CheckpointMismatch(
-            f"the query at {where!r} has run without a limit before, and nothing was counted: start with a new checkpoint; a "
-            "consumer's offset says where it goes on",
+            f"the query at {where!r} has run {how}: start with a new checkpoint; a consumer's offset says where it goes on",
             checkpoint=where,
         )
     if record is not None and record.rows != rows and planned != last:

@@ -1,57 +1,102 @@
-"""The columns of a limit for each key, kept beside the checkpoint: Spark keeps the counts, and not of what."""
+"""A limit for each key, kept beside the checkpoint: Spark keeps the counts, and not of what nor of how many."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from penstock.errors import CheckpointMismatch
-from penstock.limits.record import write_beside
+from penstock.errors import CheckpointMismatch, CommitRefused
+from penstock.limits.record import read_record, write_beside
 from penstock.names import in_quotes
 from penstock.spark.checkpoint import Checkpoint, redact
 
 _FILE = "limit-per.json"
 
 
-def keep_key(checkpoint: Checkpoint, per: Sequence[str], *, exact: bool) -> None:
-    """Keep the columns, before the first micro-batch; later they are to be the same, in the same order.
+@dataclass(frozen=True)
+class KeyRecord:
+    """A limit for each key."""
 
-    A checkpoint that began before there was such a file goes on without.
+    per: tuple[str, ...]
+    rows: int
+    forget_ms: int | None
+
+    def __str__(self) -> str:
+        forgotten = "" if self.forget_ms is None else f", forget_after='{self.forget_ms} milliseconds'"
+        return f"limit({self.rows}, {_shown(self.per)}{forgotten})"
+
+
+def read_key(checkpoint: Checkpoint) -> KeyRecord | None:
+    """The limit beside a checkpoint; None where a query has run without one, or none at all."""
+    found = checkpoint.read(f"penstock/{_FILE}")
+    if found is None:
+        return None
+    content = json.loads(found)
+    return KeyRecord(tuple(content["per"]), content["rows"], content["forget_ms"])
+
+
+def keep_key(checkpoint: Checkpoint, record: KeyRecord, *, exact: bool) -> None:
+    """Keep the limit, before a micro-batch that counts for it.
 
     Parameters
     ----------
-    per
-        The columns.
     exact
         Whether two columns may differ by case alone.
 
     Raises
     ------
     CheckpointMismatch
-        When the counts there are those of other columns.
+        When the counts there are those of other columns, or there are none.
     CommitRefused
-        When nothing can be written.
+        When the limit was another one, and a micro-batch was begun with that and not committed; or nothing can be written.
     """
-    before = _kept(checkpoint)
-    if before is not None and _named(before, exact) == _named(per, exact):
-        return
-    if checkpoint.last_begun() is None:
-        write_beside(checkpoint, _FILE, {"version": 1, "per": list(per)})
-    elif before is not None:
-        where = redact(checkpoint.location)
-        raise CheckpointMismatch(
-            f"the limit at {where!r} has counted the rows of each {_shown(before)}, and is now to count those of each {_shown(per)}: "
-            "rows would be dropped by counts of other keys. Start with a new checkpoint; a consumer's offset says where it goes on",
-            condition="CHECKPOINT_MISMATCH.LIMIT_PER",
-            checkpoint=where,
-            before=list(before),
-            now=list(per),
-        )
+    before, begun = read_key(checkpoint), checkpoint.last_begun()
+    if begun is not None:
+        if before is None:
+            raise _uncounted(checkpoint)
+        if _named(before.per, exact) != _named(record.per, exact):
+            raise _other_key(checkpoint, before.per, record.per)
+        changed = (before.rows, before.forget_ms) != (record.rows, record.forget_ms)
+        if changed and begun != checkpoint.last_commit():
+            raise _other_rows(checkpoint, begun, before, record)
+    if record != before:
+        write_beside(checkpoint, _FILE, {"version": 1, **vars(record)})
 
 
-def _kept(checkpoint: Checkpoint) -> list[str] | None:
-    found = checkpoint.read(f"penstock/{_FILE}")
-    return None if found is None else [str(name) for name in json.loads(found)["per"]]
+def _uncounted(checkpoint: Checkpoint) -> CheckpointMismatch:
+    where = redact(checkpoint.location)
+    limit = read_record(checkpoint)
+    how = "without a limit" if limit is None else f"with limit({limit.rows})"
+    return CheckpointMismatch(
+        f"the query at {where!r} has run {how} before, and no key was counted: start with a new checkpoint; a consumer's offset "
+        "says where it goes on",
+        condition="CHECKPOINT_MISMATCH.LIMIT_PER",
+        checkpoint=where,
+    )
+
+
+def _other_key(checkpoint: Checkpoint, before: Sequence[str], now: Sequence[str]) -> CheckpointMismatch:
+    where = redact(checkpoint.location)
+    return CheckpointMismatch(
+        f"the limit at {where!r} has counted the rows of each {_shown(before)}, and is now to count those of each {_shown(now)}: "
+        "rows would be dropped by counts of other keys. Start with a new checkpoint; a consumer's offset says where it goes on",
+        condition="CHECKPOINT_MISMATCH.LIMIT_PER",
+        checkpoint=where,
+        before=list(before),
+        now=list(now),
+    )
+
+
+def _other_rows(checkpoint: Checkpoint, begun: int, before: KeyRecord, now: KeyRecord) -> CommitRefused:
+    return CommitRefused(
+        f"micro-batch {begun} was begun with {before} and not committed; with {now} it might have other rows than the sink has got: "
+        f"start the query once with {before}, which finishes it, then with {now}",
+        condition="COMMIT_REFUSED.LIMIT_CHANGED",
+        checkpoint=redact(checkpoint.location),
+        before=str(before),
+        now=str(now),
+    )
 
 
 def _named(names: Sequence[str], exact: bool) -> list[str]:

@@ -12,9 +12,9 @@ from typing import Any
 from py4j.protocol import Py4JError
 from pyspark.sql import DataFrame, SparkSession
 
-from penstock.errors import CheckpointMismatch
+from penstock.errors import CommitRefused
 from penstock.limits.begun import Begun, begun, ended, keep
-from penstock.limits.key_record import keep_key
+from penstock.limits.key_record import KeyRecord, keep_key
 from penstock.limits.per_key import KeyLimit
 from penstock.limits.pushdown import limit_node, one_to_one, quota
 from penstock.limits.rows import STOP, RowLimit, passed
@@ -93,25 +93,34 @@ class Limiting:
             threading.Thread(target=watch.run, name=f"penstock-limit-{query.id}", daemon=True).start()
 
 
-def keep_columns(spark: SparkSession, limit: KeyLimit, location: str) -> None:
-    """Keep the columns of a limit for each key beside the checkpoint, where it can be reached from here.
+def keep_for_each_key(spark: SparkSession, limit: KeyLimit, location: str) -> None:
+    """Keep a limit for each key beside the checkpoint, where it can be reached from here.
 
     Raises
     ------
     CheckpointMismatch
-        When others are kept there.
+        When other columns were counted there, or none.
+    CommitRefused
+        When a micro-batch is unfinished that was begun with another limit.
     """
+    record = KeyRecord(limit.per, limit.rows, limit.forget_ms)
     try:
-        keep_key(Checkpoint(location), limit.per, exact=is_case_sensitive(spark))
-    except CheckpointMismatch:
-        raise
+        keep_key(Checkpoint(location), record, exact=is_case_sensitive(spark))
+    except CommitRefused as error:
+        if error.condition != CommitRefused.condition:
+            raise
+        _log_unkept(location, error)
     except Exception as error:
-        log.warning(
-            "the columns of the limit for each key are not kept at %s, and other ones will not be noticed there: %s",
-            redact(location),
-            error,
-            extra={"action": "limit_not_kept"},
-        )
+        _log_unkept(location, error)
+
+
+def _log_unkept(location: str, error: Exception) -> None:
+    log.warning(
+        "the limit for each key is not kept at %s, and another one will not be noticed there: %s",
+        redact(location),
+        error,
+        extra={"action": "limit_not_kept"},
+    )
 
 
 class LimitWatch:

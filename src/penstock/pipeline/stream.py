@@ -24,7 +24,7 @@ from penstock.pipeline.continuous import ContinuousQuery
 from penstock.pipeline.ends import ConsoleSink, FunctionSink, QueueSink, QueueSource, RateSource
 from penstock.pipeline.failures import plainly
 from penstock.pipeline.levelling import QuerySource, bring_level
-from penstock.pipeline.limiting import Limiting, keep_columns
+from penstock.pipeline.limiting import Limiting, keep_for_each_key
 from penstock.pipeline.micro_batches import MicroBatchQuery
 from penstock.pipeline.query import Query
 from penstock.pipeline.settings import no_data_batches
@@ -256,7 +256,7 @@ class Pipeline:
         self._check(frame, location)
         register(self.stream.spark)
         if (keyed := self.stream.key_limit) is not None:
-            keep_columns(self.stream.spark, keyed, location)
+            keep_for_each_key(self.stream.spark, keyed, location)
         limiting = self._limiting(frame, location)
         if limiting is not None:
             done = limiting.ended(name)
