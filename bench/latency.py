@@ -157,7 +157,7 @@ def measured(
 
 
 def _query(url: str, guarantee: str, trigger: ps.Trigger, folder: Path) -> ps.Query:
-    stream = ps.stream(spark(), ps.QueueSource("in", consumer="bench", url=url)).transform(work)
+    stream = ps.stream(spark(pipelined=True), ps.QueueSource("in", consumer="bench", url=url)).transform(work)
     pipeline = stream.write(ps.QueueSink("out", url=url), guarantee=guarantee)
     return pipeline.start(checkpoint=folder / "checkpoint", trigger=trigger)
 

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 from pyspark.sql import SparkSession
 
 import penstock as ps
 
+_PIPELINED = "spark.python.udf.pipelined.enabled"
 
-@cache
-def spark() -> SparkSession:
+
+def spark(*, pipelined: bool = False) -> SparkSession:
+    """The session, made anew where it is of the other kind."""
+    running = SparkSession.getActiveSession()
+    if running is not None and (running.conf.get(_PIPELINED, "false") == "true") == pipelined:
+        return running
+    if running is not None:
+        running.stop()
     session = ps.session(
         "bench",
         master="local[2]",
         memory="4g",
+        pipelined=pipelined,
         conf={
             "spark.ui.enabled": "false",
             "spark.driver.bindAddress": "127.0.0.1",

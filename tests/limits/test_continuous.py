@@ -24,6 +24,7 @@ def test_a_query_ends_with_exactly_its_rows_and_goes_on_with_a_higher_limit(
     assert all(is_prefix(places, lambda place: place % 2 == 0) for places in taken.values())
     assert feed.progress() == "25 of 25"
     assert ps.state.limit_progress(tmp_path / "ck").reached
+    assert ps.state.show(spark, tmp_path / "ck").engine == "continuous"
     feed.add(20, 20).run(30, "id % 2 = 0", trigger=CONTINUOUS)
     assert sum(map(len, feed.taken().values())) == 30
     assert feed.progress() == "30 of 30"

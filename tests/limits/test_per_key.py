@@ -11,7 +11,14 @@ import pytest
 from pyspark.sql import SparkSession
 
 import penstock as ps
-from penstock.errors import CheckpointMismatch, CommitRefused, InvalidInput, InvalidOption, UnsupportedType
+from penstock.errors import (
+    CheckpointMismatch,
+    CommitRefused,
+    InvalidInput,
+    InvalidOption,
+    NotFound,
+    UnsupportedType,
+)
 from tests.limits.support import NOW
 from tests.spark.support import forget_commit, one_store
 
@@ -149,6 +156,8 @@ def test_a_limit_of_all_rows_is_refused_where_keys_were_counted(
     keyed = Keyed(spark, store_url, tmp_path)
     keyed.add(range(12))
     keyed.run(1, ["k"])
+    with pytest.raises(NotFound, match=r"of limit\(1, per=\['k'\]\) each key has a count of its own"):
+        ps.limits.limit_progress(tmp_path / "ck")
     stream = ps.stream(spark, ps.QueueSource("in", consumer="c", url=store_url)).limit(2)
     with pytest.raises(CheckpointMismatch, match=r"has run with limit\(1, per=\['k'\]\) before"):
         stream.write(ps.QueueSink("out", url=store_url)).start(checkpoint=tmp_path / "ck", trigger=NOW)

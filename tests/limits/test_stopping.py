@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import penstock as ps
-from penstock.errors import InvalidInput, InvalidOption, NotFound, OutputModeRefused
+from penstock.errors import CheckpointNotFound, InvalidInput, InvalidOption, NotFound, OutputModeRefused
 from tests.limits.support import NOW, Feed, is_prefix
 from tests.spark.support import one_store
 from tests.support.waiting import wait_until
@@ -52,8 +52,12 @@ def test_a_running_query_waits_for_the_rows_that_its_limit_lacks(
     feed.add(5)
     assert query.awaitTermination(60)
     assert (feed.taken(), feed.offsets(), feed.progress()) == ({0: list(range(6))}, [6], "6 of 6")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/metadata").write_text('{"id": "1"}')
     with pytest.raises(NotFound, match="no limit is kept"):
         ps.limits.limit_progress(tmp_path / "other")
+    with pytest.raises(CheckpointNotFound, match="there is no checkpoint at"):
+        ps.limits.limit_progress(tmp_path / "nowhere")
 
 
 @one_store

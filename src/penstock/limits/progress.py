@@ -8,9 +8,10 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from penstock.errors import NotFound
+from penstock.errors import CheckpointNotFound, NotFound
 from penstock.kinds import path_text
 from penstock.limits.counted import counted
+from penstock.limits.key_record import read_key
 from penstock.limits.record import read_record
 from penstock.spark.checkpoint import Checkpoint, redact
 
@@ -52,8 +53,10 @@ def limit_progress(checkpoint: str | os.PathLike[str], *, spark: SparkSession | 
 
     Raises
     ------
+    CheckpointNotFound
+        When there is no checkpoint.
     NotFound
-        When no limit is kept there.
+        When no limit is kept there, or one for each key, which has no one count.
     StateRefused
         When the state cannot be read.
     """
@@ -61,10 +64,23 @@ def limit_progress(checkpoint: str | os.PathLike[str], *, spark: SparkSession | 
     found = Checkpoint(location)
     record = read_record(found)
     if record is None:
-        where = redact(location)
-        raise NotFound(
-            f"no limit is kept beside the checkpoint {where!r}: is it the checkpoint of a pipeline with stream.limit(n)?",
-            checkpoint=where,
-        )
+        raise _untold(found)
     session = spark or SparkSession.getActiveSession()
     return LimitProgress(counted(session, found, found.last_commit()), record.rows)
+
+
+def _untold(checkpoint: Checkpoint) -> NotFound:
+    where = redact(checkpoint.location)
+    if checkpoint.read("metadata") is None:
+        return CheckpointNotFound(
+            f"there is no checkpoint at {where!r}: give the directory that the query was started with",
+            checkpoint=where,
+        )
+    keyed = read_key(checkpoint)
+    if keyed is None:
+        why = "no limit is kept there: is it the checkpoint of a pipeline with stream.limit(n)?"
+    else:
+        why = f"of {keyed} each key has a count of its own, and ps.state.read shows them"
+    return NotFound(
+        f"how far the limit of the checkpoint {where!r} has come cannot be told: {why}", checkpoint=where
+    )

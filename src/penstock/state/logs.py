@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from penstock.errors import CommitRefused
-from penstock.spark.checkpoint import parse_offsets
+from penstock.spark.checkpoint import PASSED, parse_offsets
 from penstock.state.batches import CONTINUOUS, MICRO_BATCH, Batch, Source
 from penstock.state.files import Files
 
@@ -60,7 +60,8 @@ def _planned(files: Files, number: int, untold: list[str]) -> Batch:
         return Batch(number)
     return Batch(
         number,
-        engine=MICRO_BATCH if about.get("conf") else CONTINUOUS,
+        # An epoch has no settings but what a limit has let through.
+        engine=MICRO_BATCH if about.get("conf", {}).keys() - {PASSED} else CONTINUOUS,
         planned_at=_moment(about.get("batchTimestampMs")),
         watermark=_moment(about.get("batchWatermarkMs")),
         sources=sources,
