@@ -5,14 +5,13 @@ from __future__ import annotations
 from pyspark.sql import SparkSession
 
 import penstock as ps
-
-_PIPELINED = "spark.python.udf.pipelined.enabled"
+from penstock.spark.session import PIPELINED
 
 
 def spark(*, pipelined: bool = False) -> SparkSession:
     """The session, made anew where it is of the other kind."""
     running = SparkSession.getActiveSession()
-    if running is not None and (running.conf.get(_PIPELINED, "false") == "true") == pipelined:
+    if running is not None and (running.conf.get(PIPELINED, "false") == "true") == pipelined:
         return running
     if running is not None:
         running.stop()

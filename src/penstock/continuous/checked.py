@@ -11,11 +11,11 @@ from pyspark.util import PythonEvalType
 from penstock.continuous.allowed import PHYSICAL, check_node, children
 from penstock.continuous.operations import unsupported
 from penstock.errors import ContinuousRefused
+from penstock.spark.session import PIPELINED
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-PIPELINED = "spark.python.udf.pipelined.enabled"
 MAP_IN_ARROW, MAP_IN_PANDAS = "mapInArrow", "mapInPandas"
 ARROW_UDF, PANDAS_UDF, PYTHON_UDF, PICKLED_UDF = "Arrow UDF", "pandas UDF", "Python UDF", "pickled UDF"
 _STAGES = {"MapInArrow": MAP_IN_ARROW, "MapInPandas": MAP_IN_PANDAS, "BatchEvalPython": PICKLED_UDF}

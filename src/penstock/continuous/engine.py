@@ -13,7 +13,7 @@ from pyspark import InheritableThread
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from penstock.continuous.checked import FEW_ROWS, MANY_ROWS, PIPELINED, CheckedPlan
+from penstock.continuous.checked import FEW_ROWS, MANY_ROWS, CheckedPlan
 from penstock.continuous.coordinator import EpochCoordinator
 from penstock.continuous.ends import SourceDriver
 from penstock.continuous.epochs import Epochs
@@ -25,6 +25,7 @@ from penstock.continuous.writer import REPORT, Sink, WriteTask
 from penstock.errors import ContinuousFailed
 from penstock.spark.endpoint import names
 from penstock.spark.schemas import to_struct
+from penstock.spark.session import PIPELINED
 
 _SETTINGS = {
     # A plan that may change while it runs has no use here, and is not on the list of what a query takes.

@@ -106,21 +106,16 @@ def keep_for_each_key(spark: SparkSession, limit: KeyLimit, location: str) -> No
     record = KeyRecord(limit.per, limit.rows, limit.forget_ms)
     try:
         keep_key(Checkpoint(location), record, exact=is_case_sensitive(spark))
-    except CommitRefused as error:
-        if error.condition != CommitRefused.condition:
-            raise
-        _log_unkept(location, error)
     except Exception as error:
-        _log_unkept(location, error)
-
-
-def _log_unkept(location: str, error: Exception) -> None:
-    log.warning(
-        "the limit for each key is not kept at %s, and another one will not be noticed there: %s",
-        redact(location),
-        error,
-        extra={"action": "limit_not_kept"},
-    )
+        # What is refused has a condition of its own; what cannot be read or written has not.
+        if isinstance(error, CommitRefused) and error.condition != CommitRefused.condition:
+            raise
+        log.warning(
+            "the limit for each key is not kept at %s, and another one will not be noticed there: %s",
+            redact(location),
+            error,
+            extra={"action": "limit_not_kept"},
+        )
 
 
 class LimitWatch:

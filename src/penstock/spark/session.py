@@ -19,6 +19,10 @@ _REDACTED = r"(?i)secret|password|token|access[.]?key|credential|^spark\.penstoc
 FILE_MANAGER = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 
 
+PIPELINED = "spark.python.udf.pipelined.enabled"
+"""Whether rows go to Python and come back side by side (Spark 4.3)."""
+
+
 def session(
     name: str = "penstock",
     *,
@@ -125,7 +129,7 @@ def _settings(stateful: bool, pipelined: bool) -> dict[str, str]:
         "spark.sql.streaming.checkpointFileManagerClass": FILE_MANAGER,
     }
     if pipelined:
-        settings["spark.python.udf.pipelined.enabled"] = "true"
+        settings[PIPELINED] = "true"
     if not stateful:
         settings |= {
             "spark.sql.adaptive.streaming.stateless.enabled": "true",
