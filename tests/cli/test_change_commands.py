@@ -101,6 +101,17 @@ def test_what_is_not_there(feed: Penstock, words: list[object], condition: str) 
     assert feed("changes", "show", *words, "--json", code=1).error["error"] == condition
 
 
+@pytest.mark.parametrize("command", ["show", "tail"])
+def test_a_bound_that_is_none_is_told_by_its_option(feed: Penstock, command: str) -> None:
+    told = feed("changes", command, "queue:f", "--from", "noon", "--json", code=1).error
+    assert told["message"].startswith("--from='noon': give a time such as")
+
+
+def test_bounds_that_do_not_fit_are_told_by_their_options(feed: Penstock) -> None:
+    told = feed("changes", "show", "queue:f", "--from", 3, "--to", 2, "--json", code=1).error
+    assert told["message"] == "--to lies before --from: exchange them"
+
+
 def test_snapshots_without_a_row_id_are_told_how_to_name_it(
     penstock_sqlite: Penstock, tmp_path: Path
 ) -> None:

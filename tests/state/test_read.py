@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from penstock.errors import StateRefused
+from penstock.errors import InvalidInput, StateRefused
 from penstock.state import read
 from tests.spark.support import forget_commit
 from tests.state.conftest import Make
@@ -22,6 +22,13 @@ def refused(action: Callable[[], object]) -> StateRefused:
     with pytest.raises(StateRefused) as caught:
         action()
     return caught.value
+
+
+def test_an_operator_is_a_number_and_a_checkpoint_a_path(spark: SparkSession, made: Make) -> None:
+    with pytest.raises(InvalidInput, match=r"as ps\.state\.show lists them"):
+        read(spark, str(made("windows").path), "0")  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match="a path, or a URL"):
+        read(spark, None)  # type: ignore[arg-type]
 
 
 def test_keys_and_values_of_an_operator_are_rows(spark: SparkSession, made: Make) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,15 +10,18 @@ import typer
 
 from penstock.cli.commands import Run, command
 from penstock.cli.following import polls
-from penstock.errors import InvalidInput
+from penstock.errors import InvalidChangeOption, InvalidInput
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from penstock.changes.feeds.changelog import Changelog
+    from penstock.changes.range import ChangeRange
     from penstock.cli.output import ChangePrinter
 
 _BLOCK_ROWS = 1000
+_OPTIONS = {"starting": "--from", "ending": "--to"}
+_BOUND = re.compile(r"(starting|ending)(?:Version|Timestamp)")
 _METADATA = ("_change_type", "_commit_version", "_commit_timestamp")
 
 group = typer.Typer(help="Look at change feeds.", no_args_is_help=True)
@@ -81,10 +85,9 @@ def show(
 ) -> None:
     """Show the changes of a feed, commit by commit: + for inserted rows, - for deleted ones."""
     from penstock.changes.options import EVER
-    from penstock.changes.range import ChangeRange
 
     view = _View(run, feed, mode, updates, net_window=EVER)
-    bounds = ChangeRange.of(**_bound("starting", start), **_bound("ending", end))
+    bounds = _range(start, end)
     after = bounds.start(view.feed)
     view.show(after, bounds.end(view.feed, after), rows)
 
@@ -119,16 +122,11 @@ def tail(
 ) -> None:
     """Show the changes of a feed as they come, until Ctrl-C or as many as are wanted; nothing is consumed."""
     from penstock.changes.options import COMMIT
-    from penstock.changes.range import ChangeRange
 
     # Of each commit: those of all that has come would depend on when we looked.
     view = _View(run, feed, mode, updates, net_window=COMMIT)
     opened = view.feed
-    stands = (
-        opened.newest(opened.oldest())
-        if start is None
-        else ChangeRange.of(**_bound("starting", start)).start(opened)
-    )
+    stands = opened.newest(opened.oldest()) if start is None else _range(start).start(opened)
     for _ in polls(lambda: view.shown):
         newest = opened.newest(stands)
         if newest > stands:
@@ -211,6 +209,17 @@ def _opened(run: Run, url: str) -> Changelog:
     from penstock.changes.feeds.urls import for_looking
 
     return for_looking(url, store=run.url)
+
+
+def _range(start: str | None, end: str | None = None) -> ChangeRange:
+    """The bounds that the options give; what is wrong with them is said of the options."""
+    from penstock.changes.range import ChangeRange
+
+    try:
+        return ChangeRange.of(**_bound("starting", start), **_bound("ending", end))
+    except InvalidChangeOption as error:
+        told = _BOUND.sub(lambda found: _OPTIONS[found[1]], error.message)
+        raise InvalidChangeOption(told, condition=error.condition, **error.parameters) from None
 
 
 def _bound(which: str, text: str | None) -> dict[str, Any]:

@@ -125,6 +125,7 @@ def _milliseconds(text: object) -> int | None:
     micros = interval_micros(text) if isinstance(text, str) else None
     if not micros or micros < 1_000:
         raise InvalidOption(
-            f"forget_after is text such as '1 hour' or '500 ms', not {in_quotes(text)}", option="forget_after"
+            f"forget_after is text such as '1 hour' or '500 ms', of a millisecond at least, not {in_quotes(text)}",
+            option="forget_after",
         )
     return micros // 1_000

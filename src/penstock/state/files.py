@@ -10,6 +10,7 @@ from datetime import datetime
 from pyarrow import fs
 
 from penstock.errors import CheckpointNotFound, StateRefused
+from penstock.kinds import path_text
 from penstock.spark.checkpoint import Checkpoint, cause, redact
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
@@ -26,6 +27,8 @@ class Files:
 
     Raises
     ------
+    InvalidInput
+        When it is no path.
     CheckpointNotFound
         When it is not a checkpoint.
     StateRefused
@@ -33,7 +36,7 @@ class Files:
     """
 
     def __init__(self, location: str | os.PathLike[str]) -> None:
-        given = os.fspath(location)
+        given = path_text("checkpoint", location)
         self.shown = redact(given)
         # Spark's working folder may be another one.
         self.location = given if _SCHEME.match(given) else os.path.abspath(given)

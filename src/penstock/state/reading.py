@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import SparkSession
 
 from penstock.errors import StateRefused
+from penstock.kinds import require
 from penstock.names import did_you_mean, in_quotes
 from penstock.state.batches import CONTINUOUS
 from penstock.state.files import Files, is_there
@@ -123,6 +124,7 @@ def _session(spark: SparkSession, layout: Layout) -> SparkSession:
 
 
 def _operator(layout: Layout, number: int) -> StateOperator:
+    require("operator", number, int, "an operator's number, as ps.state.show lists them")
     where = layout.files.shown
     if not layout.operators:
         last = layout.logs.planned or layout.logs.committed

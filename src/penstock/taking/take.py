@@ -98,7 +98,9 @@ def check_arguments(df: object, n: object) -> None:
             condition="TAKE_NEEDS_CLASSIC",
         )
     if not given.isStreaming:
-        raise InvalidInput("the DataFrame is not a streaming one: df.take(n) gives its first rows")
+        raise InvalidInput(
+            "the DataFrame is not a streaming one: df.limit(n) gives rows of it, df.sample(fraction) a sample"
+        )
     if type(n) is not int or not 1 <= n <= MOST_ROWS:
         raise refusal("n", n, f"a whole number from 1 to {MOST_ROWS:,}")
 
