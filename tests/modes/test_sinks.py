@@ -97,6 +97,20 @@ def test_a_sink_that_is_known_from_its_source_carries_that_also_without_a_proble
     assert ps.modes.check(streams.events, sink="console").source is None
 
 
+@pytest.mark.parametrize("sink", ["delta", "parquet", "python"])
+def test_a_mode_that_the_sink_does_not_take_is_told_with_those_that_it_takes(
+    streams: Inputs, sink: str
+) -> None:
+    called = PythonSink.name() if sink == "python" else sink
+    report = ps.modes.check(streams.events.groupBy("k").count(), sink=called)
+    modes = ["append"] if sink == "parquet" else ["append", "complete"]
+    told = {
+        mode: [each.message for each in report[mode].problems if " takes " in each.message] for mode in MODES
+    }
+    assert [mode for mode in MODES if not told[mode]] == modes
+    assert f"takes {' and '.join(modes)} mode, not update" in told["update"][0]
+
+
 def test_a_sink_that_spark_could_not_be_asked_about_is_told(
     streams: Inputs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
