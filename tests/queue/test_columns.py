@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 
 import penstock
 from penstock.errors import InvalidInput, QueueNotFound, SchemaMismatch, StoreError, UnsupportedType
-from penstock.store import staging
+from penstock.store import merge, staging
 from penstock.store.log import MERGE_FAN_IN, to_segments
 from penstock.store.staging import Attempt
 from penstock.store.statements import qualify
@@ -272,6 +272,16 @@ def test_an_upkeep_that_knows_fewer_columns_drops_none(store: penstock.Store) ->
     assert queue.read(0, 0).column("note").to_pylist() == [
         note for n in range(MERGE_FAN_IN // 2) for note in (f"note {n}", None)
     ]
+
+
+def test_a_merge_finds_columns_that_came_since_the_queue_was_looked_up(store: penstock.Store) -> None:
+    queue = store.create_queue("q", SCHEMA)
+    before = queue.record
+    queue.append([{"n": 1}])
+    queue.add_columns(NOTE)
+    queue.append([{"n": 2, "note": "x"}])
+    assert merge.merge_all(store.database, before, 0) == 1
+    assert queue.read(0, 0, columns="note").column(0).to_pylist() == [None, "x"]
 
 
 def test_a_program_of_an_older_penstock_cannot_merge_columns_away(store: penstock.Store) -> None:

@@ -23,14 +23,24 @@ class _Filling:
     def __init__(self, there: Sequence[str], schema: pa.Schema) -> None:
         places = {name: place for place, name in enumerate(there)}
         self._schema = schema
-        self._columns = [(places.get(field.name), field.type) for field in schema]
+        self._places = [places.get(field.name) for field in schema]
+        self._types = [field.type for field in schema]
+        self._nulls: dict[pa.DataType, pa.Array] = {}
+        self._rows = -1
 
     def filled(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        if batch.num_rows != self._rows:
+            # The next one is often as long, as of a crowd of small appends.
+            self._rows = int(batch.num_rows)
+            self._nulls = {kind: pa.nulls(self._rows, kind) for kind in self._missing()}
         columns = [
-            pa.nulls(batch.num_rows, kind) if place is None else batch.column(place)
-            for place, kind in self._columns
+            self._nulls[kind] if place is None else batch.column(place)
+            for place, kind in zip(self._places, self._types, strict=True)
         ]
         return pa.RecordBatch.from_arrays(columns, schema=self._schema)
+
+    def _missing(self) -> set[pa.DataType]:
+        return {kind for place, kind in zip(self._places, self._types, strict=True) if place is None}
 
 
 @dataclass(frozen=True)
