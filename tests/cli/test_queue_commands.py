@@ -57,6 +57,41 @@ def test_list(penstock: Penstock) -> None:
     assert "5 rows" in second
 
 
+def test_add_columns(penstock: Penstock) -> None:
+    penstock("queue", "create", "orders", "--schema", "id bigint not null")
+    penstock("queue", "put", "orders", stdin='{"id": 1}\n')
+    ddl = "note string comment 'what was said', tags array<string>"
+    assert penstock("queue", "add-columns", "orders", ddl, "--json").json == {
+        "queue": "orders",
+        "added": ["note", "tags"],
+        "ddl": "id bigint not null, note string comment 'what was said', tags array<string>",
+    }
+    assert (
+        penstock("queue", "add-columns", "orders", ddl).out
+        == "queue 'orders' has 3 columns now, none of them new\n"
+    )
+    assert (
+        penstock("queue", "add-columns", "orders", "x int").out
+        == "queue 'orders' has 4 columns now, 1 of them new\n"
+    )
+    penstock("queue", "put", "orders", stdin='{"id": 2, "note": "n", "tags": ["a"]}\n{"id": 3}\n')
+    assert penstock("queue", "peek", "orders", "--json").lines == [
+        {"id": 1, "note": None, "tags": None, "x": None},
+        {"id": 2, "note": "n", "tags": ["a"], "x": None},
+        {"id": 3, "note": None, "tags": None, "x": None},
+    ]
+    assert penstock("queue", "tail", "orders", "-n", 1, "--columns", "x,id", "--json").lines == [
+        {"x": None, "id": 3}
+    ]
+    assert "note string comment 'what was said'" in penstock("queue", "show", "orders").out
+    for ddl, condition in [
+        ("y int not null", "SCHEMA_MISMATCH"),
+        ("note int", "SCHEMA_MISMATCH"),
+        ("y integr", "INVALID_SCHEMA"),
+    ]:
+        assert penstock("queue", "add-columns", "orders", ddl, "--json", code=1).error["error"] == condition
+
+
 def test_drop_needs_a_yes(penstock: Penstock) -> None:
     penstock("queue", "create", "q", "--schema", "id int")
     assert penstock("queue", "drop", "q", "--json", code=1).error["error"] == "CONFIRMATION_NEEDED"

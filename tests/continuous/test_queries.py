@@ -85,6 +85,36 @@ def test_rows_go_through_a_transformation(copy: Copy, guarantee: str) -> None:
     assert copy.store.consumer("c").lag("in").rows == 0
 
 
+@one_store
+def test_a_running_query_keeps_its_columns_from_run_to_run(copy: Copy) -> None:
+    copy.add()
+    query = copy.start(transform=lambda frame: frame.where("id % 2 = 0").withColumn("name", F.upper("name")))
+    query.processAllAvailable()
+    runs = query.lastProgress["runId"]
+    copy.queue.add_columns(pa.field("note", pa.string()))
+    copy.add()
+    query.processAllAvailable()
+    # More partitions make another run, which is planned anew.
+    copy.queue.add_partitions(1)
+    copy.queue.append([{"id": copy._next, "name": f"name {copy._next}", "note": "new"}], partition=2)
+    copy._next += 2
+    query.processAllAvailable()
+    assert copy.rows() == copy.expected()
+    assert (query.exception(), query.lastProgress["runId"]) == (None, runs)
+    query.stop()
+    copy.queue.append([{"id": copy._next, "name": f"name {copy._next}", "note": "newer"}])
+    copy._next += 2
+    with pytest.raises(SchemaMismatch, match="note"):
+        copy.start()
+    copy.out.add_columns(pa.field("note", pa.string()))
+    again = copy.start()
+    again.processAllAvailable()
+    copy.out.refresh()
+    assert copy.rows() == copy.expected()
+    found = [row for p in range(2) for row in copy.out.read(p, 0).to_pylist()]
+    assert [row["note"] for row in found if row["note"]] == ["newer"]
+
+
 def test_either_engine_goes_on_with_the_checkpoint_of_the_other(copy: Copy) -> None:
     ids = set()
     for trigger in (NOW, SOON, NOW, SOON, SOON, NOW):

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import sys
 import time
 from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
 
 import penstock
+
+MOST_COLUMNS = 20
 
 
 def append_keys(url: str, queue: str, seed: str, appends: str) -> None:
@@ -37,6 +43,31 @@ def append_numbered(url: str, queue: str, writer: str, appends: str, go: str) ->
                 print("appended", flush=True)
             assert result.rows == count
     print("done", flush=True)
+
+
+def add_columns(url: str, queue: str, writer: str) -> None:
+    """Until it is killed: append rows that say how many columns they have, add columns, and merge."""
+    random_ = random.Random(int(writer))
+    with penstock.connect(url, create=False) as store:
+        target, old = store.queue(queue), store.queue(queue)
+        for n in itertools.count():
+            if len(target.schema) < MOST_COLUMNS and random_.random() < 0.3:
+                target.add_columns(pa.field(f"c{len(target.schema)}", pa.int64()))
+            width = len(target.schema)
+            value = n * 10 + int(writer)
+            target.append([{"n": value, "width": width} | {f"c{i}": value for i in range(2, width)}] * 3)
+            old.append([{"n": value, "width": 2}])
+            if random_.random() < 0.1:
+                target.merge()
+            if n == 5:
+                print("appended", flush=True)
+
+
+def check_widths(rows: list[dict[str, Any]]) -> None:
+    """Every row has all that it was written with, and nothing else."""
+    for row in rows:
+        n, width, *others = row.values()
+        assert others == [n] * (width - 2) + [None] * (len(others) - width + 2), row
 
 
 def read_prefixes(url: str, queue: str, rows: str) -> None:

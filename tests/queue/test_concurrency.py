@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import random
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -19,7 +21,7 @@ import penstock
 from penstock.store import consumers, log, staging
 from penstock.store.database import Transaction
 from penstock.store.staging import Attempt
-from tests.queue.programs import check
+from tests.queue.programs import check, check_widths
 from tests.queue.support import SCHEMA, hurried
 from tests.support.processes import ChildProcess
 
@@ -87,6 +89,32 @@ def test_killed_appenders_leave_whole_appends_alone(
     assert queue.append([{"n": 5, "s": ""}]).ranges == {0: (len(seen), len(seen) + 1)}
 
 
+@pytest.mark.crash
+def test_killed_adders_of_columns_leave_every_row_with_what_it_was_written_with(
+    store: penstock.Store, store_url: str, run_child: RunChild
+) -> None:
+    """SIGKILL in the middle of adding, appending with and without the new columns, and merging."""
+    queue = store.create_queue("q", pa.schema([("n", pa.int64()), ("width", pa.int64())]))
+    random_ = random.Random(7)
+    for _ in range(2):
+        children = [
+            run_child("tests.queue.programs", "add_columns", hurried(store_url), "q", n) for n in range(2)
+        ]
+        for child in children:
+            child.wait_for_line("appended")
+        for child in children:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.popen.wait(random_.random() / 3)
+            os.kill(child.pid, signal.SIGKILL)
+            assert child.wait() == -signal.SIGKILL, child.output
+        queue.refresh()
+        check_widths(queue.read(0, 0).to_pylist())
+        queue.merge()
+        check_widths(queue.read(0, 0).to_pylist())
+    assert queue.schema.names == ["n", "width", *(f"c{n}" for n in range(2, len(queue.schema)))]
+    assert len(queue.schema) > 2
+
+
 def test_no_two_operations_wait_for_each_other(
     store: penstock.Store, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -135,6 +163,7 @@ def test_no_two_operations_wait_for_each_other(
         lambda: store.queue("q").merge(),
         lambda: store.queue("q").add_partitions(1) if store.queue("q").partitions < 12 else None,
         lambda: store.sweep(timedelta(hours=1)),
+        lambda: store.queue("q").add_columns(pa.field(f"c{next(numbers) % 20}", pa.int64())),
     ]
     failures: list[BaseException] = []
     deadline = time.monotonic() + 3

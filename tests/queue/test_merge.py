@@ -178,7 +178,7 @@ def test_an_exchange_that_comes_too_late_changes_nothing(store: penstock.Store) 
     for n in range(4):
         queue.append(rows(n))
     run = _segments(queue)
-    loaded = merge._payloads(store.database, queue.record, 0, run)
+    _, loaded = merge._payloads(store.database, queue.record, 0, run)
     queue.trim(0, 1)
     batches = merge._within_memory(queue.record, loaded)
     assert not merge._replace(store.database, queue.record, 0, loaded, batches)

@@ -35,9 +35,25 @@ def next_version(monkeypatch: pytest.MonkeyPatch) -> int:
     return version
 
 
-def test_the_version_is_that_of_the_last_migration() -> None:
-    for dialect in ("sqlite", "postgres"):
-        assert max(statements.migrations(dialect)) == migrate.VERSION
+def test_the_version_is_that_of_the_last_migration_and_both_databases_have_the_same_ones() -> None:
+    found = [list(statements.migrations(dialect)) for dialect in ("sqlite", "postgres")]
+    assert found[0] == found[1] == sorted(found[0])
+    assert found[0][-1] == migrate.VERSION
+
+
+def test_a_script_is_cut_where_a_statement_ends_and_not_inside_one() -> None:
+    script = (
+        "-- why; and what for\ncreate table a (n int);\ninsert into a values ('x;y');\n"
+        "create trigger t before insert on a when new.n > 1\nbegin\n    select raise(abort, 'no; never');\nend;\n"
+        "alter table a add column m int;\n"
+    )
+    found = [" ".join(statement.split()) for statement in migrate._statements(script)]
+    assert found == [
+        "create table a (n int);",
+        "insert into a values ('x;y');",
+        "create trigger t before insert on a when new.n > 1 begin select raise(abort, 'no; never'); end;",
+        "alter table a add column m int;",
+    ]
 
 
 def test_a_migrated_store_equals_a_fresh_one(

@@ -66,6 +66,7 @@ FILL = [
         "from {rows:20000}"
     ),
     "insert into penstock.key_home (queue_id, partitions, hashes) select 1 + i, 2, {empty} from {rows:1000}",
+    "insert into penstock.added_columns (queue_id, columns) select 1 + i, {empty} from {rows:1000}",
 ]
 IN_QUEUE = {"queue_id": 7, "partition": 0}
 IN_CONSUMER = {"consumer_id": 7, "queue_id": 8}
@@ -172,7 +173,7 @@ def test_an_append_of_one_segment_finds_its_partition_by_index(filled: Database)
     if filled.dialect != "postgres":
         assert "append_segment" not in statements(filled.dialect, filled.url.schema)
         return
-    parameters = IN_QUEUE | {"row_count": 1, "bytes": 1, "data": b"x"}
+    parameters = IN_QUEUE | {"row_count": 1, "bytes": 1, "data": b"x", "width": 1}
     with as_the_store(filled) as connection:
         text = statements("postgres", filled.url.schema)["append_segment"]
         assert _postgres_faults(connection, text, parameters, "append_segment") == []

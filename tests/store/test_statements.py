@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from penstock.store.statements import bind, migrations, parse, qualify, read, statements
+from penstock.store.statements import bind, parse, qualify, read, statements
 
 
 def test_a_file_is_split_by_name_and_loses_its_comments() -> None:
@@ -54,8 +54,3 @@ def test_no_name_is_used_twice_in_a_file(dialect: str) -> None:
     for file in ("common.sql", f"{dialect}.sql"):
         names = re.findall(r"^-- name: (\w+)$", read("sql", file), re.MULTILINE)
         assert sorted(names) == sorted(set(names))
-
-
-@pytest.mark.parametrize("dialect", ["sqlite", "postgres"])
-def test_migrations_are_numbered_without_a_gap(dialect: str) -> None:
-    assert list(migrations(dialect)) == list(range(1, len(migrations(dialect)) + 1))

@@ -208,6 +208,34 @@ def grow(
 
 @command(
     group,
+    "add-columns",
+    examples=["penstock queue add-columns orders 'discount decimal(10,2), note string'"],
+)
+def add_columns(
+    run: Run,
+    name: QueueName,
+    ddl: Annotated[str, typer.Argument(metavar="DDL", help="The columns, in Spark's DDL; all nullable.")],
+) -> None:
+    """Add columns at the end. Rows that are there have nulls in them; producers and queries that know fewer go on.
+
+    Columns that the queue has already are left as they are, so that a repeat does no harm.
+    """
+    from penstock.arrow.types import canonical_schema
+    from penstock.cli.ddl import parse_ddl
+    from penstock.cli.ddl_text import schema_ddl
+
+    wanted = canonical_schema(parse_ddl(ddl))
+    with run.connect() as store:
+        queue = store.queue(name)
+        before = len(queue.schema)
+        columns = queue.add_columns(wanted)
+    added = columns.names[before:]
+    text = f"queue {name!r} has {counted(len(columns), 'column')} now, {len(added) or 'none'} of them new"
+    run.output.done(text, {"queue": name, "added": added, "ddl": ", ".join(schema_ddl(columns))})
+
+
+@command(
+    group,
     "retention",
     examples=[
         "penstock queue retention orders --retention-age 30d",

@@ -34,6 +34,7 @@ class QueueSourceDriver(SourceDriver):
 
     options: SourceOptions = field(repr=False)
     _owner: Owner | None = field(default=None, init=False)
+    _schema: pa.Schema | None = field(default=None, init=False)
 
     @property
     def description(self) -> str:
@@ -41,8 +42,10 @@ class QueueSourceDriver(SourceDriver):
 
     @property
     def schema(self) -> pa.Schema:
-        """Of the rows."""
-        return source_schema(self._queue().schema, self.options.service_columns)
+        """Of the rows: the columns that the queue had when the query began, for all its runs."""
+        if self._schema is None:
+            self._schema = source_schema(self._queue().schema, self.options.service_columns)
+        return self._schema
 
     def own(self) -> None:
         if self.options.consumer is not None:
@@ -70,8 +73,7 @@ class QueueSourceDriver(SourceDriver):
         return {part.partition: part.next_index for part in there}
 
     def source(self) -> QueueRows:
-        queue = self._queue()
-        return QueueRows(self.options.url, queue, source_schema(queue.schema, self.options.service_columns))
+        return QueueRows(self.options.url, self._queue(), self.schema)
 
     def plan(self, start: Positions, end: Positions) -> Any:
         offset = QueueOffset(

@@ -99,7 +99,7 @@ class QueueReading(SourceTask):
             partition,
             start,
             end,
-            columns=None if wanted == source.queue.schema.names else wanted,
+            columns=wanted,
             with_runs="_timestamp" in source.schema.names,
         )
         for chunk in chunks:

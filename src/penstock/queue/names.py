@@ -6,6 +6,8 @@ from penstock.errors import InvalidName
 from penstock.names import in_quotes
 
 MAX_CHARACTERS = 255
+SERVICE_COLUMNS = ("_queue", "_generation", "_partition", "_row_index", "_timestamp")
+"""What a Spark read puts beside a queue's columns where it is asked to."""
 
 
 def check_name(kind: str, name: object) -> str:

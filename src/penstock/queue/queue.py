@@ -1,4 +1,4 @@
-"""A queue: append, read, trim, merge, grow."""
+"""A queue: append, read, trim, merge, grow in partitions and in columns."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from penstock.arrow.rows import to_table
 from penstock.errors import InvalidInput, InvalidPosition, PartitionNotFound, SchemaMismatch, StoreError
 from penstock.kinds import column_names
 from penstock.names import did_you_mean, in_quotes
+from penstock.queue.columns import add_columns, new_columns
 from penstock.queue.commits import refuse_feed
 from penstock.queue.consumer import Consumer
 from penstock.queue.growth import grow
@@ -52,7 +53,11 @@ class AppendResult:
 
 
 class Queue:
-    """An ordered, append-only, partitioned table with a fixed schema; get one from ``Store.queue``."""
+    """An ordered, append-only, partitioned table; get one from ``Store.queue``.
+
+    It has the columns that the queue had when it was opened. Those that are added elsewhere come with :meth:`refresh`, and with rows or
+    a read that name them.
+    """
 
     def __init__(
         self, database: Database, store_uuid: str, record: QueueRecord, maintainer: Maintainer
@@ -128,7 +133,7 @@ class Queue:
         idempotent: bool = False,
     ) -> log.Appended:
         """Append in one transaction with ``first``, which may end it by returning False, and with ``then``."""
-        table = to_table(rows, self.schema)
+        table = self.conformed(rows, lambda record: record.schema)
         if then is None:
             refuse_feed(self._record)
         if partition is not None:
@@ -144,6 +149,18 @@ class Queue:
                 # Nothing of it has happened: place the rows anew.
                 self.refresh()
         raise StoreError(f"queue {self.name!r} gets more partitions all the time: try again")
+
+    def conformed(self, rows: Rows, columns: Callable[[QueueRecord], pa.Schema]) -> pa.Table:
+        """The rows with some of the queue's columns; it is looked up again when they have others than are known here."""
+        rows = _kept(rows)
+        before = self._record
+        try:
+            return to_table(rows, columns(before))
+        except SchemaMismatch:
+            self.refresh()
+            if self._record.added_bytes == before.added_bytes:
+                raise
+        return to_table(rows, columns(self._record))
 
     def _append(
         self,
@@ -200,7 +217,7 @@ class Queue:
         return self._placed
 
     def refresh(self) -> None:
-        """Read the queue's record again: its partitions and retention may have changed.
+        """Read the queue's record again: its partitions, columns and retention may have changed.
 
         Raises
         ------
@@ -240,7 +257,7 @@ class Queue:
         max_rows, max_bytes
             Stop after so many rows, or once so many bytes of Arrow data have been read (one row at the least).
         columns
-            The column or columns to read; all when None.
+            The column or columns to read; all when None. Rows from before a column was added have nulls in it.
 
         Raises
         ------
@@ -264,8 +281,11 @@ class Queue:
         if max_rows is not None:
             stop = min(stop, start + max_rows)
         named = None if columns is None else column_names("columns", columns)
-        schema = self.schema if named is None else _selected(self.schema, named)
-        chunks = log.read(self._database, self._record, partition, start, stop, columns=named)
+        if named is not None and not set(named) <= set(self.schema.names):
+            self.refresh()
+        record = self._record
+        schema = record.schema if named is None else _selected(record.schema, named)
+        chunks = log.read(self._database, record, partition, start, stop, columns=named)
         return pa.Table.from_batches(_within(chunks, max_bytes), schema=schema)
 
     def _partition(self, partition: int) -> PartitionRecord:
@@ -336,9 +356,39 @@ class Queue:
         self.refresh()
         return self.partitions
 
+    def add_columns(self, columns: Any) -> pa.Schema:
+        """Add nullable columns at the end; the queue's columns now.
+
+        Rows that are there have nulls in them. Whoever knows fewer columns goes on: producers append rows without the new ones, running
+        queries and open queues read theirs. Columns that the queue has already are left as they are, so that a repeat does no harm.
+
+        Parameters
+        ----------
+        columns
+            Arrow fields, one or several; or, as for ``Store.create_queue``, a ``pyarrow.Schema`` or a PySpark ``StructType``.
+
+        Raises
+        ------
+        SchemaMismatch
+            When a column is not nullable, has a reserved name, or is there with another type.
+        UnsupportedType, InvalidInput
+        """
+        add_columns(self._database, self._record, new_columns(columns))
+        self.refresh()
+        return self.schema
+
     def info(self) -> QueueInfo:
         """What the queue is and holds now."""
         return self._database.run(lambda tx: queue_info(tx, self._record), write=False)
+
+
+def _kept(rows: Any) -> Any:
+    """Rows that can be looked at twice."""
+    if isinstance(rows, pa.Table | pa.RecordBatch):
+        return rows
+    if hasattr(rows, "__arrow_c_stream__"):
+        return pa.RecordBatchReader.from_stream(rows).read_all()
+    return list(rows) if isinstance(rows, Iterator) else rows
 
 
 def _selected(schema: pa.Schema, columns: Sequence[str]) -> pa.Schema:

@@ -149,7 +149,7 @@ def _check_columns(found: Sequence[str], queue: pa.Schema, name: str) -> None:
         if column.lower() not in known:
             raise SchemaMismatch(
                 f"queue {in_quotes(name)} has no column {in_quotes(column)}.{did_you_mean(column, queue.names)} Drop or "
-                "rename it",
+                "rename it, or add it to the queue with add_columns",
                 column=column,
             )
     for field in queue:

@@ -44,10 +44,21 @@ class QueueRecord:
     created_at: int
     contract: str | None = None
     """Of a change feed: what it promises about its rows, as JSON. Such a queue is written in whole commits only."""
+    added_bytes: bytes | None = None
+    """The columns that came later, behind the first ones."""
 
     @cached_property
     def schema(self) -> pa.Schema:
-        return _schema(self.schema_bytes)
+        return _schema(self.schema_bytes, self.added_bytes)
+
+    @cached_property
+    def first_width(self) -> int:
+        """How many columns the queue was made with."""
+        return len(_schema(self.schema_bytes, None))
+
+    def first_columns(self, width: int) -> pa.Schema:
+        """The first columns, so many of them; all when there are no more."""
+        return _prefix(self.schema_bytes, self.added_bytes, width)
 
 
 @dataclass(frozen=True)
@@ -67,8 +78,15 @@ class PartitionRecord:
 
 
 @lru_cache(maxsize=256)
-def _schema(data: bytes) -> pa.Schema:
-    return schema_from_bytes(data)
+def _schema(data: bytes, added: bytes | None) -> pa.Schema:
+    first = schema_from_bytes(data)
+    return first if added is None else pa.schema([*first, *schema_from_bytes(added)])
+
+
+@lru_cache(maxsize=1024)
+def _prefix(data: bytes, added: bytes | None, width: int) -> pa.Schema:
+    whole = _schema(data, added)
+    return whole if width >= len(whole) else pa.schema([whole.field(place) for place in range(width)])
 
 
 def _record(row: Any) -> QueueRecord:
@@ -82,6 +100,7 @@ def _record(row: Any) -> QueueRecord:
         retention=RetentionLimits(row.retention_rows, row.retention_age, row.retention_bytes),
         created_at=row.created_at,
         contract=row.contract,
+        added_bytes=None if row.added is None else bytes(row.added),
     )
 
 
@@ -127,6 +146,15 @@ def grow(tx: Transaction, queue: QueueRecord, total: int) -> None:
     tx.run("set_partitions", queue_id=queue.queue_id, partitions=total)
     tx.run("set_total", queue_id=queue.queue_id, total=total)
     _insert_partitions(tx, queue.queue_id, queue.partitions, total)
+
+
+def add_columns(tx: Transaction, queue: QueueRecord, fields: Sequence[pa.Field]) -> None:
+    """Add columns behind those that there are, under the queue's lock.
+
+    Appends go on meanwhile: their rows have the columns that their writers know of, and a payload says how many.
+    """
+    added = [queue.schema.field(place) for place in range(queue.first_width, len(queue.schema))]
+    tx.run("set_added", queue_id=queue.queue_id, columns=schema_to_bytes(pa.schema([*added, *fields])))
 
 
 def _retention(limits: RetentionLimits) -> dict[str, int | None]:

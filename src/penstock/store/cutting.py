@@ -21,6 +21,8 @@ class Segment:
     def __init__(self, partition: int, batch: pa.RecordBatch) -> None:
         self.partition = partition
         self.rows = int(batch.num_rows)
+        self.width = int(batch.num_columns)
+        """How many columns the rows have."""
         self._batch: pa.RecordBatch | None = batch
         self._payload: pa.Buffer | None = None
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from penstock.arrow.segments import decode
 from penstock.errors import CommitRefused, DataLost, StoreError
 from penstock.store.catalog import QueueRecord, dropped
 from penstock.store.cutting import SEGMENT_ROWS as SEGMENT_ROWS
 from penstock.store.cutting import Segment as Segment
 from penstock.store.cutting import to_segments as to_segments
 from penstock.store.database import Database, Transaction
+from penstock.store.decoding import Decoder
 from penstock.store.runs import Runs
 
 BLOCK = 4096
@@ -58,7 +58,12 @@ def store_payloads(tx: Transaction, segments: Sequence[Segment], runs: pa.Buffer
     tx.many(
         "insert_payload",
         (
-            {"payload_id": payload_id, "runs": runs and memoryview(runs), "data": memoryview(segment.payload)}
+            {
+                "payload_id": payload_id,
+                "runs": runs and memoryview(runs),
+                "data": memoryview(segment.payload),
+                "width": segment.width,
+            }
             for payload_id, segment in zip(ids, segments, strict=True)
         ),
     )
@@ -108,6 +113,7 @@ def _append_one(tx: Transaction, queue: QueueRecord, segment: Segment) -> Append
         row_count=segment.rows,
         bytes=segment.bytes,
         data=memoryview(segment.payload),
+        width=segment.width,
     )
     _tell(tx, row)
     (only,) = _spread(queue, row, segment.partition, [(segment.rows, segment.bytes)])
@@ -223,7 +229,7 @@ def read(
     Parameters
     ----------
     columns
-        The columns to decode; all when None.
+        The columns to decode; all that ``queue`` has when None. Rows that were written before a column was added have nulls there.
     page_bytes
         Compressed bytes fetched at a time; one segment at the least.
     on_lost
@@ -236,7 +242,7 @@ def read(
     DataLost
         When a part of the range has been trimmed and ``on_lost`` is ``fail``.
     """
-    position = start
+    position, decoder = start, Decoder(queue, columns)
     while position < end:
         first, rows = _page(database, queue, partition, position, end, page_bytes, with_runs)
         if first > position:
@@ -256,7 +262,7 @@ def read(
                     "is damaged; restore a backup",
                     condition="SEGMENT_MISSING",
                 )
-            chunk = _chunk(row, queue.schema, columns, position, end)
+            chunk = _chunk(row, decoder, position, end)
             position = chunk.end
             yield chunk
 
@@ -299,8 +305,8 @@ def _page(
     return database.run(work, write=False)
 
 
-def _chunk(row: Any, schema: pa.Schema, columns: Sequence[str] | None, position: int, end: int) -> Chunk:
-    batch = decode(row.data, schema, columns)
+def _chunk(row: Any, decoder: Decoder, position: int, end: int) -> Chunk:
+    batch = decoder.rows(row)
     runs = Runs.from_bytes(row.runs) if row.runs is not None else None
     whole = Chunk(row.start_index, batch, runs, row.first_timestamp)
     offset = max(position - row.start_index, 0)

@@ -6,6 +6,8 @@ one of them has gone meanwhile. A reader pages by row index, so it meets the old
 The newest segments are merged when there are 64 of them that together have at least twice the rows of the largest: each
 merge at least doubles what a row lies in, so that a row is rewritten a logarithmic number of times, whatever the sizes of the
 appends are (O'Neil et al., "The Log-Structured Merge-Tree", 1996).
+
+A merged segment has the columns of the widest of those that went into it.
 """
 
 from __future__ import annotations
@@ -15,10 +17,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from penstock.arrow.segments import decode_each
-from penstock.store.catalog import QueueRecord, lock_partition
+from penstock.store.catalog import QueueRecord, lock_partition, reread
 from penstock.store.cutting import SEGMENT_RAW_BYTES, SEGMENT_ROWS, Segment
 from penstock.store.database import Database, Transaction
+from penstock.store.decoding import decode_together
 from penstock.store.log import MERGE_FAN_IN, PAGE_SEGMENTS, store_payloads
 from penstock.store.runs import Part, Runs
 
@@ -108,7 +110,7 @@ def _merge_run(database: Database, queue: QueueRecord, partition: int, run: Sequ
     """Merge neighbours, into several segments where one would take too much memory; the number of segments that went."""
     went = 0
     while len(run) > 1:
-        rows = _payloads(database, queue, partition, run)
+        queue, rows = _payloads(database, queue, partition, run)
         if not rows or [row.payload_id for row in rows] != [found.payload_id for found in run[: len(rows)]]:
             break
         batches = _within_memory(queue, rows)
@@ -124,7 +126,7 @@ def _within_memory(queue: QueueRecord, rows: Sequence[Any]) -> list[pa.RecordBat
     """The decoded segments, the first of them at least, as far as they are small together."""
     batches: list[pa.RecordBatch] = []
     size = 0
-    for batch in decode_each([row.data for row in rows], queue.schema):
+    for batch in decode_together(queue, rows):
         # Nothing of it is a slice, so that its buffers need no closer look.
         size += batch.get_total_buffer_size()
         if batches and size > SEGMENT_RAW_BYTES:
@@ -149,9 +151,13 @@ def _replace(
     return database.run(lambda tx: _exchange(tx, queue, rows, segment, runs), idempotent=True)
 
 
-def _payloads(database: Database, queue: QueueRecord, partition: int, run: Sequence[Any]) -> list[Any]:
-    return database.run(
-        lambda tx: tx.page(
+def _payloads(
+    database: Database, queue: QueueRecord, partition: int, run: Sequence[Any]
+) -> tuple[QueueRecord, list[Any]]:
+    """The segments with their payloads, and the queue with all columns that they have."""
+
+    def work(tx: Transaction) -> tuple[QueueRecord, list[Any]]:
+        rows = tx.page(
             queue_id=queue.queue_id,
             partition=partition,
             start_index=run[0].start_index,
@@ -159,9 +165,11 @@ def _payloads(database: Database, queue: QueueRecord, partition: int, run: Seque
             max_segments=len(run),
             max_bytes=2 * SEGMENT_BYTES + run[0].bytes,
             with_runs=1,
-        ),
-        write=False,
-    )
+        )
+        # Columns may have come since the queue was looked up; what is merged without them would lose them.
+        return reread(tx, queue) if rows else queue, rows
+
+    return database.run(work, write=False)
 
 
 def _exchange(tx: Transaction, queue: QueueRecord, old: Sequence[Any], new: Segment, runs: pa.Buffer) -> bool:

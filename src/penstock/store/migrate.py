@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import shlex
+import sqlite3
 import uuid
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,10 +14,10 @@ from penstock.errors import StoreError, StoreNotFound, StoreReadOnly, StoreTooNe
 from penstock.store.database import Database, Transaction
 from penstock.store.postgres import PostgresDatabase
 from penstock.store.sqlite import SqliteDatabase
-from penstock.store.statements import migrations, parse, qualify
+from penstock.store.statements import migrations, newest_version, parse, qualify
 from penstock.store.url import parse_url
 
-VERSION = 2
+VERSION = newest_version()
 
 
 @dataclass(frozen=True)
@@ -130,6 +132,12 @@ def _migrate(tx: Transaction, database: Database, version: int) -> None:
                 tx.execute(qualify(statement, database.dialect, database.url.schema))
 
 
-def _statements(script: str) -> list[str]:
-    text = parse(f"-- name: migration\n{script}")["migration"]
-    return [statement for statement in text.split(";") if statement.strip()]
+def _statements(script: str) -> Iterator[str]:
+    """The statements of a script; there are semicolons inside triggers, and inside texts."""
+    pending = ""
+    for part in parse(f"-- name: migration\n{script}")["migration"].split(";"):
+        pending += f"{part};"
+        if sqlite3.complete_statement(pending):
+            if pending.strip(" \n;"):
+                yield pending
+            pending = ""

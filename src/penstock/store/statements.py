@@ -61,6 +61,15 @@ def bind(text: str, dialect: str) -> str:
 
 def migrations(dialect: str) -> dict[int, str]:
     """The migration scripts of a dialect by the version that each leads to, ascending."""
+    return {version: read("migrations", name) for version, name in _scripts(dialect).items()}
+
+
+def newest_version() -> int:
+    """The version that the last migration leads to."""
+    return max(_scripts("sqlite"))
+
+
+def _scripts(dialect: str) -> dict[int, str]:
     folder = resources.files("penstock.store").joinpath("migrations")
     names = [entry.name for entry in folder.iterdir() if entry.name.endswith(f"_{dialect}.sql")]
-    return {int(name[:4]): read("migrations", name) for name in sorted(names)}
+    return {int(name[:4]): name for name in sorted(names)}

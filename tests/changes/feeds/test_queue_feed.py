@@ -59,6 +59,38 @@ def rows(feed: Changelog, after: int, upto: int, rows_per_task: int = 1000) -> C
     return found
 
 
+def test_a_feed_gets_columns_and_its_writers_and_readers_go_on(
+    feed: ps.QueueFeed, store: ps.Store, store_url: str
+) -> None:
+    old, known = ps.QueueFeed("feed", store_url), feed.describe().schema
+    feed.append_commit(0, at(0), inserts(0))
+    old.append_commit(1, at(1), inserts(1))
+    wide = store.queue("feed").add_columns([("note", pa.string())])
+    with pytest.raises(SchemaMismatch, match="_commit_version"):
+        store.queue("feed").add_columns([("_Commit_Version", pa.int64())])
+    old.append_commit(2, at(2), inserts(2))
+    feed.append_commit(3, at(3), [inserts(3)[0] | {"note": "new"}])
+    old.append_commit(4, at(4), [inserts(4)[0] | {"note": "newer"}])
+    assert feed.describe().schema.equals(wide)
+    notes = [(n, row["note"]) for n, row in _read(feed, wide)]
+    assert sorted(notes, key=str) == [(0, None), (1, None), (2, None), (3, "new"), (4, "newer")]
+    assert sorted(n for n, _ in _read(feed, known)) == [0, 1, 2, 3, 4]
+    (net,) = local.changes(feed, -1, 4, mode="netChanges", compute_updates=False)
+    assert net.select(["id", "note"]).to_pylist()[3:] == [
+        {"id": 3, "note": "new"},
+        {"id": 4, "note": "newer"},
+    ]
+
+
+def _read(feed: ps.QueueFeed, schema: pa.Schema) -> list[tuple[int, dict[str, Any]]]:
+    found: list[tuple[int, dict[str, Any]]] = []
+    for task in feed.tasks(-1, feed.newest(-1), 1000):
+        for batch in feed.read(task, schema):
+            assert batch.schema.equals(schema)
+            found += [(row["id"], row) for row in batch.to_pylist()]
+    return found
+
+
 def test_a_range_holds_the_rows_of_its_commits(feed: ps.QueueFeed) -> None:
     feed.append_commit(1, at(1), inserts(1, 2, 3))
     feed.append_commit(5, at(2), inserts(4))

@@ -7,15 +7,21 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from penstock.arrow.rows import to_table
 from penstock.arrow.types import canonical_schema
-from penstock.changes.contract import CHANGE_TYPE, TYPES, ChangeContract
+from penstock.changes.contract import (
+    CHANGE_TYPE,
+    COMMIT_TIMESTAMP,
+    COMMIT_VERSION,
+    TYPES,
+    ChangeContract,
+)
 from penstock.changes.feeds.changelog import METADATA_FIELDS, Commit, Description, change_rows
 from penstock.changes.feeds.columns import check_reserved, check_there
 from penstock.changes.feeds.urls import FeedUrl, pairs
@@ -124,9 +130,9 @@ class QueueFeed:
         """
         check_version(version)
         moment = micros(timestamp)
-        queue, written, contract = self._writing()
-        full = queue.schema
-        table = to_table(rows, written).combine_chunks()
+        queue, contract = self._writing()
+        table = queue.conformed(rows, _given).combine_chunks()
+        full, written = queue.schema, table.schema
         batch = table.to_batches()[0] if table.num_rows else pa.RecordBatch.from_pylist([], schema=written)
         change_type = batch.column(written.get_field_index(CHANGE_TYPE))
         _check_changes(table, contract)
@@ -220,14 +226,13 @@ class QueueFeed:
                 oldest=oldest,
             )
 
-    def _writing(self) -> tuple[Queue, pa.Schema, ChangeContract]:
-        """The queue, the columns that a writer gives, and what it has promised."""
+    def _writing(self) -> tuple[Queue, ChangeContract]:
+        """The queue, and what it has promised."""
         # A commit is small: looking its queue up each time would cost as much as the commit.
-        known: tuple[int, Queue, pa.Schema, ChangeContract] | None = self.__dict__.get("_queue")
+        known: tuple[int, Queue, ChangeContract] | None = self.__dict__.get("_queue")
         if known is None or known[0] != os.getpid():
             queue = open_store(self.store).queue(self.queue)
-            given = pa.schema([queue.schema.field(place) for place in range(len(queue.schema) - 2)])
-            known = os.getpid(), queue, given, self._contract(queue.record)
+            known = os.getpid(), queue, self._contract(queue.record)
             object.__setattr__(self, "_queue", known)
         return known[1:]
 
@@ -249,6 +254,14 @@ class QueueFeed:
             )
         # Whatever its maker said: commits are appended whole, and micro-batches hold whole ones.
         return ChangeContract(**json.loads(record.contract) | {"whole_commits": True})
+
+
+@lru_cache(maxsize=64)
+def _given(queue: QueueRecord) -> pa.Schema:
+    """The columns that a writer of commits gives."""
+    return pa.schema(
+        [field for field in queue.schema if field.name not in (COMMIT_VERSION, COMMIT_TIMESTAMP)]
+    )
 
 
 def _check_changes(rows: pa.Table, contract: ChangeContract) -> None:

@@ -20,13 +20,22 @@ on conflict (name) do nothing
 returning queue_id;
 
 -- name: find_queue
-select * from penstock.queue where name = :name;
+select q.*, a.columns as added
+from penstock.queue as q
+left join penstock.added_columns as a on a.queue_id = q.queue_id
+where q.name = :name;
 
 -- name: find_queue_by_id
-select * from penstock.queue where queue_id = :queue_id;
+select q.*, a.columns as added
+from penstock.queue as q
+left join penstock.added_columns as a on a.queue_id = q.queue_id
+where q.queue_id = :queue_id;
 
 -- name: list_queues
-select * from penstock.queue order by name;
+select q.*, a.columns as added
+from penstock.queue as q
+left join penstock.added_columns as a on a.queue_id = q.queue_id
+order by q.name;
 
 -- name: insert_partition
 insert into penstock.partition (queue_id, partition, total) values (:queue_id, :partition, :total);
@@ -37,6 +46,10 @@ update penstock.partition set total = :total where queue_id = :queue_id;
 
 -- name: set_partitions
 update penstock.queue set partitions = :partitions where queue_id = :queue_id;
+
+-- name: set_added
+insert into penstock.added_columns (queue_id, columns) values (:queue_id, :columns)
+on conflict (queue_id) do update set columns = excluded.columns;
 
 -- name: set_retention
 update penstock.queue
@@ -109,7 +122,7 @@ where queue_id = :queue_id and partition >= :first and partition <= :last
 order by partition;
 
 -- name: insert_payload
-insert into penstock.payload (payload_id, runs, data) values (:payload_id, :runs, :data);
+insert into penstock.payload (payload_id, runs, data, width) values (:payload_id, :runs, :data, :width);
 
 -- name: insert_segment
 insert into penstock.segment

@@ -81,7 +81,7 @@ with placed as (
             when pg_advisory_unlock(tableoid::integer, (queue_id & 2147483647)::integer) then null
         end as channel
 ), stored as (
-    insert into penstock.payload (payload_id, data) select payload_id, :data from placed
+    insert into penstock.payload (payload_id, data, width) select payload_id, :data, :width from placed
 ), published as (
     insert into penstock.segment
         (queue_id, partition, start_index, end_index, first_append, last_append, first_timestamp, last_timestamp,
@@ -114,15 +114,20 @@ for no key update of r;
 -- name: lock_partition
 select * from penstock.partition where queue_id = :queue_id and partition = :partition for update;
 
--- Nobody may refer to the row meanwhile: no registration and no session begins.
+-- Nobody may refer to the row meanwhile: no registration and no session begins. Columns that came while it waited for the lock are not
+-- seen.
 -- name: lock_queue
-select * from penstock.queue where name = :name for update;
+select q.*, a.columns as added
+from penstock.queue as q
+left join penstock.added_columns as a on a.queue_id = q.queue_id
+where q.name = :name
+for update of q;
 
 -- One page of a range: the segments from the one that holds row `start`, while their payloads stay within max_bytes.
 -- name: read_page
 select
     s.start_index, s.end_index, s.first_append, s.last_append, s.first_timestamp, s.last_timestamp, s.bytes,
-    s.payload_id, p.data, case when :with_runs = 1 then p.runs end as runs
+    s.payload_id, p.data, p.width, case when :with_runs = 1 then p.runs end as runs
 from (
     select *, sum(bytes) over (order by end_index) - bytes as bytes_before
     from (

@@ -36,13 +36,16 @@ order by c.name;
 select * from penstock.partition where queue_id = :queue_id and partition = :partition;
 
 -- name: lock_queue
-select * from penstock.queue where name = :name;
+select q.*, a.columns as added
+from penstock.queue as q
+left join penstock.added_columns as a on a.queue_id = q.queue_id
+where q.name = :name;
 
 -- One page of a range: the segments from the one that holds row `start`; whoever reads stops when there are enough bytes.
 -- name: read_page
 select
     s.start_index, s.end_index, s.first_append, s.last_append, s.first_timestamp, s.last_timestamp, s.bytes,
-    s.payload_id, p.data, case when :with_runs = 1 then p.runs end as runs
+    s.payload_id, p.data, p.width, case when :with_runs = 1 then p.runs end as runs
 from penstock.segment as s
 cross join penstock.payload as p on p.payload_id = s.payload_id
 where s.queue_id = :queue_id and s.partition = :partition and s.end_index > :start_index

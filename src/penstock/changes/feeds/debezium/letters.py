@@ -77,7 +77,7 @@ class Letters:
         context = getattr(spark, "_sc", None)
         check_reach(url, None if context is None else str(context.master))
         record = open_store(url, verify=True).queue(address.queue).record
-        if not record.schema.equals(DEAD_LETTERS):
+        if not record.first_columns(record.first_width).equals(DEAD_LETTERS):
             raise SchemaMismatch(
                 f"queue {address.queue!r} is not one of dead letters: create it with the schema "
                 "penstock.changes.feeds.debezium.DEAD_LETTERS",

@@ -1,0 +1,244 @@
+"""Stores and checkpoints that earlier versions left are read, migrated and carried on from.
+
+Each folder beside this file is of one version; ``scripts/make_golden.py`` has made it.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+import penstock as ps
+from penstock.errors import ProducerFenced
+from penstock.store import migrate
+from tests.golden.contents import (
+    COPIED,
+    CUSTOMERS,
+    DIALECTS,
+    FOLDER,
+    LIMIT,
+    NOON,
+    PASSED,
+    SCHEMA,
+    SEQUENCE,
+    SESSION,
+    cases,
+    copy_name,
+    orders,
+    told,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+VERSIONS = sorted(path.name for path in FOLDER.iterdir() if (path / "made_with.json").exists())
+MOST_BYTES = 300_000
+
+
+@dataclass(frozen=True)
+class Golden:
+    """A store of an earlier version, with its checkpoints, in a folder of the test's own."""
+
+    version: str
+    dialect: str
+    url: str
+    folder: Path
+
+    @property
+    def expected(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(
+            (FOLDER / self.version / self.dialect / "expected.json").read_text()
+        )
+        return found
+
+    def checkpoint(self, name: str) -> Path:
+        return self.folder / "checkpoints" / name
+
+    def require_spark(self) -> None:
+        """A checkpoint is not for a Spark that is older than the one that wrote it."""
+        import pyspark
+
+        made_with = json.loads((FOLDER / self.version / "made_with.json").read_text())["spark"]
+        if _numbers(pyspark.__version__) < _numbers(made_with):
+            pytest.skip(f"the checkpoints are of Spark {made_with}")
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(part) for part in version.split(".")[:2]]
+
+
+@pytest.fixture(params=[(version, dialect) for version in VERSIONS for dialect in DIALECTS], ids="-".join)
+def golden(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Golden]:
+    version, dialect = request.param
+    source = FOLDER / version / dialect
+    shutil.copytree(source / "checkpoints", tmp_path / "checkpoints")
+    if dialect == "sqlite":
+        (tmp_path / "store.db").write_bytes(gzip.decompress((source / "store.db.gz").read_bytes()))
+        yield Golden(version, dialect, f"sqlite:///{tmp_path}/store.db", tmp_path)
+        return
+    import psycopg
+
+    from tests.support.postgres import drop_schema, with_schema
+
+    pg_url, schema = request.getfixturevalue("pg_url"), f"t_{uuid.uuid4().hex}"
+    with psycopg.connect(pg_url, autocommit=True) as connection:
+        connection.execute((source / "store.sql").read_text().replace(SCHEMA, schema).encode())
+    yield Golden(version, dialect, with_schema(pg_url, schema), tmp_path)
+    drop_schema(pg_url, schema)
+
+
+@pytest.fixture
+def store(golden: Golden) -> Iterator[ps.Store]:
+    with ps.connect(golden.url, create=False) as opened:
+        yield opened
+
+
+def test_there_is_one_for_each_release_that_is_small_and_can_be_put_anywhere() -> None:
+    assert "0.1.0" in VERSIONS
+    for version in VERSIONS:
+        files = [path for path in (FOLDER / version).rglob("*") if path.is_file()]
+        assert sum(path.stat().st_size for path in files) < MOST_BYTES
+        for path in files:
+            data = path.read_bytes()
+            text = gzip.decompress(data) if path.suffix == ".gz" else data
+            assert b"/tmp" not in text, path
+
+
+def test_it_is_migrated_and_holds_what_it_held(golden: Golden, store: ps.Store) -> None:
+    expected = golden.expected
+    found = told(store)
+    assert found.keys() == expected.keys()
+    for part in expected:
+        assert found[part] == expected[part], part
+    assert store.info().version == migrate.VERSION
+    # Opened once more it is as it was.
+    with ps.connect(golden.url, create=False) as again:
+        assert told(again) == found
+
+
+def test_it_goes_on(golden: Golden, store: ps.Store) -> None:
+    """Keys stay where they were, also behind more partitions; sessions and offsets count on; the rest can be looked after."""
+    queue = store.queue("orders")
+    homes = {
+        row["customer"]: partition
+        for partition in range(queue.partitions)
+        for row in queue.read(partition, 0, columns=["customer"]).to_pylist()
+    }
+    assert len(homes) == CUSTOMERS
+    before = queue.info().rows
+    queue.add_partitions(1)
+    for n, row in enumerate(orders(range(1000, 1000 + CUSTOMERS))):
+        assert set(queue.append([row]).ranges) == {homes[row["customer"]]}, n
+    producer = store.producer("orders", SESSION)
+    assert (producer.sequence, producer.epoch) == (SEQUENCE, 2)
+    assert producer.append(orders([90]), sequence=SEQUENCE).skipped
+    assert producer.append(orders([2000])).rows == 1
+    later = store.producer("orders", SESSION)
+    assert later.epoch == 3
+    with pytest.raises(ProducerFenced):
+        producer.append(orders([2001]))
+    rows = [queue.read(partition, 0) for partition in range(queue.partitions)]
+    queue.merge()
+    assert [queue.read(partition, 0) for partition in range(queue.partitions)] == rows
+    assert sum(map(len, rows)) == before + CUSTOMERS + 1
+    billing = store.consumer("billing")
+    pull = billing.pull("orders", 0)
+    assert pull.start == billing.offsets("orders")[0] > 0
+    assert queue.trim(0, pull.end) == pull.start, "it is vital, and has not read the rest"
+    billing.advance("orders", 0, old=pull.start, new=pull.end)
+    assert queue.trim(0, pull.end) == pull.end - pull.start
+    store.maintain()
+
+
+def test_it_gets_columns(store: ps.Store) -> None:
+    for name in store.queues():
+        queue = store.queue(name)
+        before = [queue.read(part.partition, part.first_index) for part in queue.info().partitions]
+        queue.add_columns(pa.field("added", pa.string()))
+        after = [queue.read(part.partition, part.first_index) for part in queue.info().partitions]
+        assert [table.drop_columns(["added"]) for table in after] == before, name
+        assert all(table["added"].null_count == len(table) for table in after)
+        queue.merge()
+        assert [queue.read(part.partition, part.first_index) for part in queue.info().partitions] == after
+
+
+def test_its_feed_goes_on(golden: Golden, store: ps.Store) -> None:
+    feed = ps.QueueFeed("flights", golden.url)
+    assert (feed.newest(-1), feed.oldest()) == (2, -1)
+    feed.append_commit(3, NOON, [{"id": 9, "status": "new", "_change_type": "insert"}])
+    assert [(each.version, each.rows) for each in feed.commits(-1, 3)] == [(1, 4), (2, 2), (3, 1)]
+
+
+def test_micro_batch_queries_go_on(golden: Golden, store: ps.Store, spark: SparkSession) -> None:
+    """One was killed with rows staged, one between the sink's commit and Spark's."""
+    from tests.crash.cases import check_complete
+    from tests.crash.child import start
+
+    golden.require_spark()
+    ps.register(spark)
+    found = cases(golden.dialect, golden.url, str(golden.folder))
+    apps = {json.loads((golden.checkpoint(case.name) / "metadata").read_text())["id"] for case in found}
+    assert len(apps & _staged(store)) == 1
+    for case in found:
+        case.append(2)
+    for query in [start(spark, case, ps.Trigger.available_now()) for case in found]:
+        query.awaitTermination()
+    for case in found:
+        check_complete(case, 3)
+    assert not apps & _staged(store)
+
+
+def _staged(store: ps.Store) -> set[str]:
+    """The apps that have rows staged."""
+    return {row.app_id for row in store.database.run(lambda tx: tx.all("staged_apps"), write=False)}
+
+
+def test_a_continuous_query_goes_on(golden: Golden, store: ps.Store, spark: SparkSession) -> None:
+    """It was killed between the sink's commit and its log's; either engine goes on with its checkpoint."""
+    from tests.continuous.child import work
+
+    golden.require_spark()
+    name = copy_name(golden.dialect)
+    source, sink = store.queue(f"{name} in"), store.queue(name)
+    assert sink.schema.equals(COPIED)
+    count = source.info().rows
+    for trigger in (ps.Trigger.continuous("50 ms"), ps.Trigger.available_now()):
+        source.append([{"id": n} for n in range(count, count + 6)])
+        count += 6
+        stream = ps.stream(spark, ps.QueueSource(f"{name} in", name, golden.url)).transform(work)
+        query = stream.write(ps.QueueSink(name, golden.url)).start(
+            checkpoint=golden.checkpoint(name), trigger=trigger
+        )
+        if trigger == ps.Trigger.available_now():
+            query.awaitTermination()
+        else:
+            query.processAllAvailable()
+            query.stop()
+        found = [row for p in range(sink.partitions) for row in sink.read(p, 0).to_pylist()]
+        expected = [{"id": n, "twice": 2 * n} for n in range(count) if n % 3]
+        assert sorted(found, key=lambda row: row["id"]) == expected
+        assert store.consumer(name).lag(f"{name} in").rows == 0
+
+
+def test_a_limit_goes_on_from_its_count(golden: Golden, store: ps.Store, spark: SparkSession) -> None:
+    golden.require_spark()
+    ps.register(spark)
+    queue, out = store.queue("in"), store.queue("out")
+    assert sum(out.read(p, 0).num_rows for p in range(out.partitions)) == PASSED
+    queue.append([{"id": n, "name": "new"} for n in range(100, 100 + LIMIT)])
+    stream = ps.stream(spark, ps.QueueSource("in", consumer="c", url=golden.url)).limit(LIMIT)
+    checkpoint = golden.checkpoint(f"limited_{golden.dialect}")
+    assert str(ps.limits.limit_progress(checkpoint)) == f"{PASSED} of {LIMIT}"
+    query = stream.write(ps.QueueSink("out", url=golden.url)).start(checkpoint=checkpoint)
+    assert query.awaitTermination(60)
+    ids = [n for p in range(out.partitions) for n in out.read(p, 0)["id"].to_pylist()]
+    assert len(ids) == len(set(ids)) == LIMIT

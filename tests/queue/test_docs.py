@@ -1,0 +1,27 @@
+"""The example in docs/evolution.md runs as it stands there."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+from pathlib import Path
+
+import pytest
+
+from penstock.cli import main
+
+DOCS = Path(__file__).resolve().parents[2] / "docs/evolution.md"
+
+
+def test_the_example_does_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PENSTOCK_URL", "sqlite:///shop.db")
+    (program,) = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(program, {})
+    wanted = [line.rpartition("# ")[2] for line in program.splitlines() if line.startswith("print(")]
+    assert printed.getvalue().splitlines() == wanted
+    (command,) = re.findall(r"^penstock (.*?) '(.*)'$", DOCS.read_text(), re.MULTILINE)
+    assert main([*command[0].split(), command[1]]) == 0
