@@ -338,7 +338,7 @@ def test_the_number_of_statements_does_not_grow_with_the_store(
     kind = SqliteTransaction if store.database.dialect == "sqlite" else PostgresTransaction
     real, asked = kind.all, []
     monkeypatch.setattr(
-        kind, "all", lambda self, name, **more: asked.append(name) or real(self, name, **more)
+        kind, "all", lambda self, name, /, **more: asked.append(name) or real(self, name, **more)
     )
     counts = []
     for number in (1, 8):
@@ -369,7 +369,7 @@ def test_an_older_store_is_looked_at_and_left_alone(store: ps.Store, store_url: 
 
 
 def test_a_checkpoint_that_is_not_there_is_a_note(store: ps.Store, store_url: str, tmp_path: Path) -> None:
-    collector = Collector(store_url, [str(tmp_path / "nothing"), "s3://key:hunter22@bucket/ck"])
+    collector = Collector(store_url, [str(tmp_path / "nothing"), "ftp://key:hunter22@127.0.0.1:1/ck"])
     found = collector.collect()
     assert found["queries"] == []
     assert len(found["notes"]) == 2
