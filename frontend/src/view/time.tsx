@@ -1,0 +1,13 @@
+import { UNKNOWN } from "../format";
+import { local, parsed, utc } from "../times";
+
+/** A time: the reader's own, UTC on hover. */
+export function Time({ at, now }: { at: string | null; now: string }) {
+  const time = parsed(at);
+  if (time === null) return <>{UNKNOWN}</>;
+  return (
+    <time dateTime={at ?? ""} title={utc(time)}>
+      {local(time, parsed(now) ?? time)}
+    </time>
+  );
+}

@@ -1,0 +1,105 @@
+"""Takes the pictures of the monitor page for the docs, of the page that is built, showing `page_sample`."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Event, Thread
+
+from PIL import Image
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from scripts.page_sample import NOW, snapshot
+
+ROOT = Path(__file__).resolve().parents[1]
+BUILT = ROOT / "src/penstock/ui/page"
+DOCS = ROOT / "docs"
+KINDS = {".html": "text/html; charset=utf-8", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
+FLAGS += ["--disable-component-update", "--disable-sync", "--force-color-profile=srgb"]
+
+
+class Sample(BaseHTTPRequestHandler):
+    """The page's files, and a stream of one snapshot that stays open."""
+
+    over = Event()
+
+    def do_GET(self) -> None:
+        if self.path == "/api/events":
+            self._answer("text/event-stream", f"event: snapshot\ndata: {json.dumps(snapshot())}\n\n".encode())
+            self.wfile.flush()
+            self.over.wait()
+            return
+        path = BUILT / ("index.html" if self.path == "/" else self.path.lstrip("/"))
+        self._answer(KINDS[path.suffix], path.read_bytes())
+
+    def _answer(self, kind: str, body: bytes) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", kind)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@contextmanager
+def serving() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Sample)
+    server.daemon_threads = True
+    Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}/"
+    Sample.over.set()
+    server.shutdown()
+
+
+@contextmanager
+def opened(browser: Browser, address: str, scheme: str, width: int, height: int) -> Iterator[Page]:
+    context = browser.new_context(
+        viewport={"width": width, "height": height},
+        device_scale_factor=1.5,
+        color_scheme="dark" if scheme == "dark" else "light",
+        reduced_motion="reduce",
+        timezone_id="Europe/Berlin",
+    )
+    page = context.new_page()
+    page.clock.set_fixed_time(NOW)
+    page.goto(address)
+    page.get_by_role("heading", name="Queues").wait_for()
+    yield page
+    context.close()
+
+
+def keep(page: Page, name: str) -> None:
+    """The page as it stands, in few colours: a third of the size, and nobody sees it."""
+    image = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
+    few = image.quantize(128, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    target = Path(sys.argv[1] if len(sys.argv) > 1 else DOCS) / name
+    few.save(target, optimize=True)
+    print(f"{target}: {target.stat().st_size / 1000:.0f} kB")
+
+
+def main() -> None:
+    with serving() as address, sync_playwright() as engine:
+        chromium = os.environ.get("PENSTOCK_TEST_CHROMIUM") or "/usr/bin/chromium"
+        browser = engine.chromium.launch(executable_path=chromium, args=FLAGS)
+        with opened(browser, address, "light", 1360, 860) as page:
+            keep(page, "monitor-light.png")
+        with opened(browser, address, "dark", 1360, 860) as page:
+            page.get_by_role("button", name="customer-totals", exact=True).click()
+            page.locator("#queries").evaluate("found => window.scrollTo(0, found.offsetTop - 60)")
+            page.locator(".plot canvas").first.wait_for()
+            keep(page, "monitor-dark.png")
+        with opened(browser, address, "light", 390, 780) as page:
+            keep(page, "monitor-phone.png")
+        browser.close()
+
+
+if __name__ == "__main__":
+    main()
