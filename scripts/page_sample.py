@@ -144,9 +144,9 @@ def query(number: int, name: str, engine: str, state: str, batch: int, *, silent
 
 def points(seed: int, rows: float, kept: float, duration: float, latency: float | None, state: float | None) -> list[Point]:
     rows_in = course(rows, 0.25, seed)
-    took = course(duration, 0.12, seed + 1, noise=0.12)
+    took = course(duration, 0.12, seed + 1, noise=0.05)
     half = course(latency or 0, 0.06, seed + 2, noise=0.07)
-    most = course((latency or 0) * 2.7, 0.2, seed + 3, noise=0.22)
+    most = course((latency or 0) * 2.7, 0.2, seed + 3, noise=0.09)
     return [
         {
             "at": at,

@@ -5,7 +5,7 @@ import { seconds } from "../times";
 import type { Consumer, Snapshot } from "../snapshot";
 import type { Shared } from "./app";
 import { Chart } from "./chart";
-import { Code, Facts } from "./facts";
+import { code, Facts } from "./facts";
 import { Mark } from "./mark";
 import { Nothing } from "./nothing";
 import { PlainTable } from "./plain-table";
@@ -53,7 +53,7 @@ const COLUMNS: Column<Consumer>[] = [
   { id: "rows", title: "Lag, rows", numeric: true, by: (one) => one.lag_rows, cell: (one) => count(one.lag_rows) },
   {
     id: "course",
-    title: "Course",
+    title: "Trend",
     leaves: "second",
     cell: (one) => <Sparkline values={one.history.map((point) => point.lag_rows)} />,
   },
@@ -119,7 +119,7 @@ function About({ one }: { one: Consumer }) {
     <div class="detail">
       <Facts
         of={[
-          ["Owner", one.owner ? <Code>{one.owner.app_id}</Code> : "nobody has owned it"],
+          ["Owner", one.owner ? code(one.owner.app_id) : "nobody has owned it"],
           ["Owner's epoch", one.owner && `${count(one.owner.epoch)} ${alive(one.owner.alive)}`],
           ["Vital", one.vital ? "yes: trimming waits for it" : "no: trimming does not wait for it"],
           ["Lag", `${count(one.lag_rows)} rows, ${bytes(one.lag_bytes)}, ${age(one.lag_seconds)}`],

@@ -1,12 +1,11 @@
 import type { ComponentChildren } from "preact";
-import { UNKNOWN } from "../format";
 
-/** Names and what they stand for, such as `Checkpoint` and its path; what is not known is left out. */
+/** Names and what they stand for, such as `Checkpoint` and its path; what is null is left out. */
 export function Facts({ of }: { of: [string, ComponentChildren][] }) {
   return (
     <dl class="facts">
       {of
-        .filter(([, fact]) => fact != null && fact !== "" && fact !== UNKNOWN)
+        .filter(([, fact]) => fact != null)
         .map(([name, fact]) => (
           <div key={name}>
             <dt>{name}</dt>
@@ -18,10 +17,11 @@ export function Facts({ of }: { of: [string, ComponentChildren][] }) {
 }
 
 /** A text that somebody may want to copy: an id, a path. */
-export function Code({ children }: { children: string | null }) {
-  return children ? (
+export function code(text: string | null) {
+  if (!text) return null;
+  return (
     <code>
-      <bdi>{children}</bdi>
+      <bdi>{text}</bdi>
     </code>
-  ) : null;
+  );
 }

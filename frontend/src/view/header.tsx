@@ -1,3 +1,4 @@
+import mark from "../mark.svg";
 import type { PageState } from "../page-state";
 import type { Scheme } from "../scheme";
 import type { Shared } from "./app";
@@ -12,7 +13,7 @@ export function Header({ state, act }: Shared) {
   return (
     <header class="top">
       <h1>
-        <img src="/assets/mark.svg" alt="" width="20" height="20" />
+        <img src={mark} alt="" width="20" height="20" />
         Penstock
       </h1>
       {shown && (
@@ -32,11 +33,11 @@ export function Header({ state, act }: Shared) {
       <div class="tools">
         <button type="button" onClick={() => act.pause(!paused)} disabled={!shown}>
           <Icon name={paused ? "play" : "halt"} />
-          {paused ? "Go on" : "Pause"}
+          <span class="word">{paused ? "Go on" : "Pause"}</span>
         </button>
         <button type="button" onClick={act.turnScheme} title="Colours: the system's, light or dark" aria-label={`Colours: ${scheme}`}>
           <Icon name={SCHEMES[scheme]} />
-          {scheme}
+          <span class="word">{scheme}</span>
         </button>
       </div>
     </header>

@@ -32,7 +32,7 @@ export function Queries({ state, act, snapshot }: Shared & { snapshot: Snapshot 
       {queries.length ? (
         <Table
           section="queries"
-          caption="Queries of both engines, failed and silent ones first; numbers are of the last batch or epoch"
+          caption="Queries of both engines, failed and silent ones first; numbers are of the newest batch or epoch"
           head={{ title: "Query", by: queryName, cell: (query) => <bdi>{queryName(query)}</bdi> }}
           columns={columns(snapshot.taken_at)}
           rows={queries}
@@ -69,11 +69,27 @@ function columns(now: string): Column<Query>[] {
         </>
       ),
     },
-    { id: "in", title: "Rows in", numeric: true, leaves: "second", by: (query) => query.rows_in, cell: (query) => count(query.rows_in) },
-    { id: "out", title: "Rows out", numeric: true, leaves: "second", by: (query) => query.rows_out, cell: (query) => count(query.rows_out) },
+    {
+      id: "in",
+      title: "Rows in",
+      hint: "Rows read since the query told before",
+      numeric: true,
+      leaves: "second",
+      by: (query) => query.rows_in,
+      cell: (query) => count(query.rows_in),
+    },
+    {
+      id: "out",
+      title: "Rows out",
+      hint: "Rows written since the query told before",
+      numeric: true,
+      leaves: "second",
+      by: (query) => query.rows_out,
+      cell: (query) => count(query.rows_out),
+    },
     {
       id: "rate",
-      title: "In/s",
+      title: "Rows/s",
       hint: "Rows read in a second",
       numeric: true,
       by: (query) => query.rows_in_per_second,
@@ -117,7 +133,7 @@ function columns(now: string): Column<Query>[] {
     { id: "rows", title: "State rows", numeric: true, leaves: "first", by: (query) => query.state_rows, cell: (query) => count(query.state_rows) },
     {
       id: "updated",
-      title: "Last word",
+      title: "Last heard",
       hint: "When the query last told of itself",
       numeric: true,
       leaves: "second",
@@ -157,7 +173,8 @@ export function SparkPage({ query }: { query: Query }) {
   if (address === null) return null;
   return (
     <a href={address} target="_blank" rel="noopener noreferrer" aria-label={`Spark's page of ${queryName(query)}`}>
-      page <Icon name="away" />
+      page
+      <Icon name="away" />
     </a>
   );
 }

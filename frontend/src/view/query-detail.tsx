@@ -5,8 +5,8 @@ import { known } from "../series";
 import { seconds } from "../times";
 import type { Query, QueryPoint } from "../snapshot";
 import { Chart } from "./chart";
-import { Code, Facts } from "./facts";
-import { Time } from "./time";
+import { code, Facts } from "./facts";
+import { Time, timed } from "./time";
 
 type Format = (value: number | null | undefined) => string;
 type Measure = Exclude<keyof QueryPoint, "at">;
@@ -14,7 +14,7 @@ type Measure = Exclude<keyof QueryPoint, "at">;
 /** What each chart shows; one without any value is left out. */
 const CHARTS: { title: string; lines: [label: string, measure: Measure][]; format: Format }[] = [
   { title: "Latency", lines: [["p50", "p50"], ["p99", "p99"]], format: milliseconds },
-  { title: "Duration", lines: [["whole", "duration_ms"]], format: milliseconds },
+  { title: "Duration", lines: [["each", "duration_ms"]], format: milliseconds },
   { title: "Rows", lines: [["in", "rows_in"], ["out", "rows_out"]], format: count },
   { title: "State", lines: [["rows", "state_rows"]], format: count },
 ];
@@ -32,28 +32,31 @@ export function QueryDetail({ query, now }: { query: Query; now: string }) {
         </div>
       )}
       <Courses query={query} />
-      <Facts
-        of={[
-          ["Engine", query.engine],
-          ["Source", <Code>{query.source}</Code>],
-          ["Sink", <Code>{query.sink}</Code>],
-          ["Checkpoint", <Code>{query.checkpoint}</Code>],
-          ["Id", <Code>{query.id}</Code>],
-          ["Run", <Code>{query.run_id}</Code>],
-          ["Started", <Time at={query.started_at} now={now} />],
-          ["Last word", <Time at={query.updated_at} now={now} />],
-          ["Watermark", <Time at={query.watermark} now={now} />],
-          ["Latency", latency && percentiles(latency)],
-          ["State", query.state_rows == null ? null : `${count(query.state_rows)} rows, ${bytes(query.state_bytes)}`],
-          ["Spark's page", <PageAddress address={query.spark_ui} />],
-        ]}
-      />
-      <Durations of={query.duration_ms} />
+      <div class="beside">
+        <Facts
+          of={[
+            ["Engine", query.engine],
+            ["Source", code(query.source)],
+            ["Sink", code(query.sink)],
+            ["Checkpoint", code(query.checkpoint)],
+            ["Id", code(query.id)],
+            ["Run", code(query.run_id)],
+            ["Started", timed(query.started_at, now)],
+            ["Last heard", timed(query.updated_at, now)],
+            ["Watermark", timed(query.watermark, now)],
+            ["Latency", latency && percentiles(latency)],
+            ["State", query.state_rows == null ? null : `${count(query.state_rows)} rows, ${bytes(query.state_bytes)}`],
+            ["Spark's page", sparkPage(query.spark_ui)],
+          ]}
+        />
+        <Durations of={query.duration_ms} />
+      </div>
     </div>
   );
 }
 
-function Courses({ query: { history, ...query } }: { query: Query }) {
+function Courses({ query }: { query: Query }) {
+  const { history } = query;
   const at = history.map((point) => seconds(point.at));
   const charts = CHARTS.map(({ lines, ...chart }) => ({
     ...chart,
@@ -64,7 +67,7 @@ function Courses({ query: { history, ...query } }: { query: Query }) {
       {charts
         .filter(({ lines }) => lines.some(({ values }) => known(values)))
         .map((chart) => (
-          <Chart key={chart.title} {...chart} at={at} group={`query ${queryKey({ history, ...query })}`} />
+          <Chart key={chart.title} {...chart} at={at} group={`query ${queryKey(query)}`} />
         ))}
     </div>
   );
@@ -75,9 +78,9 @@ function percentiles({ p50, p90, p99, max }: NonNullable<Query["latency_ms"]>): 
   return all.map(([name, value]) => `${name} ${milliseconds(value)}`).join(", ");
 }
 
-function PageAddress({ address }: { address: string | null }) {
+function sparkPage(address: string | null) {
   const safe = webAddress(address);
-  if (safe === null) return <Code>{address}</Code>;
+  if (safe === null) return code(address);
   return (
     <a href={safe} target="_blank" rel="noopener noreferrer">
       {safe}
@@ -89,7 +92,7 @@ function PageAddress({ address }: { address: string | null }) {
 function Durations({ of }: { of: Query["duration_ms"] }) {
   const parts = Object.entries(of ?? {}).sort(([, left], [, right]) => right - left);
   const longest = parts[0]?.[1] || 1;
-  if (!parts.length) return null;
+  if (parts.length < 2) return null;
   return (
     <div class="durations">
       <h3>Where the last one took its time</h3>

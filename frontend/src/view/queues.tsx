@@ -5,13 +5,13 @@ import { seconds } from "../times";
 import type { Queue, Snapshot } from "../snapshot";
 import type { Shared } from "./app";
 import { Chart } from "./chart";
-import { Code, Facts } from "./facts";
+import { code, Facts } from "./facts";
 import { Nothing } from "./nothing";
 import { PlainTable } from "./plain-table";
 import { Section } from "./section";
 import { Sparkline } from "./sparkline";
 import { type Column, Table } from "./table";
-import { Time } from "./time";
+import { Time, timed } from "./time";
 
 const MOST = 40;
 
@@ -58,7 +58,7 @@ function columns(now: string): Column<Queue>[] {
     },
     {
       id: "course",
-      title: "Course",
+      title: "Trend",
       leaves: "second",
       cell: (queue) => <Sparkline values={queue.history.map((point) => point.rows_per_second)} />,
     },
@@ -102,10 +102,10 @@ function About({ queue, now }: { queue: Queue; now: string }) {
     <div class="detail">
       <Facts
         of={[
-          ["Key", queue.key.length ? <Code>{queue.key.join(", ")}</Code> : "none"],
+          ["Key", queue.key.length ? code(queue.key.join(", ")) : "none"],
           ["Keeps", keeps(queue)],
-          ["Last append", <Time at={queue.last_append_at} now={now} />],
-          ["Oldest row", <Time at={queue.oldest_at} now={now} />],
+          ["Last append", timed(queue.last_append_at, now)],
+          ["Oldest row", timed(queue.oldest_at, now)],
           ["Growth", queue.bytes_per_second == null ? null : `${bytes(queue.bytes_per_second)}/s`],
         ]}
       />

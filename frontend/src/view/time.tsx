@@ -11,3 +11,8 @@ export function Time({ at, now }: { at: string | null; now: string }) {
     </time>
   );
 }
+
+/** The same, or null where it is not known. */
+export function timed(at: string | null, now: string) {
+  return at ? <Time at={at} now={now} /> : null;
+}
