@@ -66,7 +66,9 @@ def queue(
             }
             for i in range(partitions)
         ],
-        "history": [{"at": at, "rows_per_second": round(value, 1)} for at, value in zip(times(), rates, strict=True)],
+        "history": [
+            {"at": at, "rows_per_second": round(value, 1)} for at, value in zip(times(), rates, strict=True)
+        ],
     }
 
 
@@ -113,7 +115,9 @@ def app_id(number: int) -> str:
     return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
 
 
-def query(number: int, name: str, engine: str, state: str, batch: int, *, silent: float = 0.0, **more: Any) -> Point:
+def query(
+    number: int, name: str, engine: str, state: str, batch: int, *, silent: float = 0.0, **more: Any
+) -> Point:
     return {
         "id": app_id(number),
         "run_id": app_id(100 + number),
@@ -142,7 +146,9 @@ def query(number: int, name: str, engine: str, state: str, batch: int, *, silent
     }
 
 
-def points(seed: int, rows: float, kept: float, duration: float, latency: float | None, state: float | None) -> list[Point]:
+def points(
+    seed: int, rows: float, kept: float, duration: float, latency: float | None, state: float | None
+) -> list[Point]:
     rows_in = course(rows, 0.25, seed)
     took = course(duration, 0.12, seed + 1, noise=0.05)
     half = course(latency or 0, 0.06, seed + 2, noise=0.07)
@@ -178,7 +184,13 @@ def last(history: list[Point], every: float) -> Point:
 
 
 def phases(whole: float) -> dict[str, float]:
-    shares = {"triggerExecution": 1, "addBatch": 0.71, "walCommit": 0.09, "commitOffsets": 0.08, "queryPlanning": 0.06}
+    shares = {
+        "triggerExecution": 1,
+        "addBatch": 0.71,
+        "walCommit": 0.09,
+        "commitOffsets": 0.08,
+        "queryPlanning": 0.06,
+    }
     return {name: round(whole * share) for name, share in shares.items()}
 
 
@@ -256,7 +268,11 @@ def queries() -> list[Point]:
 
 
 def ledger() -> list[Point]:
-    sinks = [("large", 5, 77_019, 2.0, 590), ("alerts", 4, 918_330, 0.1, 27), ("customer_totals", 3, 41_208, 5.0, 2_240)]
+    sinks = [
+        ("large", 5, 77_019, 2.0, 590),
+        ("alerts", 4, 918_330, 0.1, 27),
+        ("customer_totals", 3, 41_208, 5.0, 2_240),
+    ]
     commits = [
         {
             "sink": sink,
@@ -289,7 +305,9 @@ def snapshot() -> Point:
         "queues": [alerts, clicks, large, orders, payments, refused],
         "consumers": [
             consumer("warehouse", orders, standing, 676, app=app_id(1), vital=True, alive=False, stuck=674.0),
-            consumer("sessions", clicks, course(1_960_000, 0.3, 8, noise=0.02), 312, app=app_id(2), alive=True),
+            consumer(
+                "sessions", clicks, course(1_960_000, 0.3, 8, noise=0.02), 312, app=app_id(2), alive=True
+            ),
             consumer("totals", orders, course(5_300, 0.3, 6), 5.1, app=app_id(3), vital=True),
             consumer("large-orders", orders, course(1_800, 0.3, 7), 1.9, app=app_id(5), vital=True),
             consumer("fraud", payments, course(19, 0.2, 9), 0.08, app=app_id(4), vital=True),
@@ -306,7 +324,9 @@ def snapshot() -> Point:
                     {
                         "at": iso(5_140 + 380 * i),
                         "reason": f"column amount: {value!r} is no number",
-                        "value": f'{{"op": "u", "after": {{"id": {88_213 + i}, "amount": {value!r}}}}}'.replace("'", '"'),
+                        "value": f'{{"op": "u", "after": {{"id": {88_213 + i}, "amount": {value!r}}}}}'.replace(
+                            "'", '"'
+                        ),
                     }
                     for i, value in enumerate(["12,50", "n/a", "9.90 EUR", "", "12,50"])
                 ],

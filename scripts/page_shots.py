@@ -7,26 +7,28 @@ The page is set in the system's own fonts. What Linux has for them varies, so In
 from __future__ import annotations
 
 import io
-import json
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from threading import Event, Thread
 
 from PIL import Image
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from scripts.page_sample import NOW, snapshot
+from scripts.page_serving import serving
 
 ROOT = Path(__file__).resolve().parents[1]
-BUILT = ROOT / "src/penstock/ui/page"
 DOCS = ROOT / "docs"
-KINDS = {".html": "text/html; charset=utf-8", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+]
 FLAGS += ["--disable-component-update", "--disable-sync", "--force-color-profile=srgb"]
 
 
@@ -46,40 +48,6 @@ FONTS = """<?xml version="1.0"?>
   </match>
 </fontconfig>
 """
-
-
-class Sample(BaseHTTPRequestHandler):
-    """The page's files, and a stream of one snapshot that stays open."""
-
-    over = Event()
-
-    def do_GET(self) -> None:
-        if self.path == "/api/events":
-            self._answer("text/event-stream", f"event: snapshot\ndata: {json.dumps(snapshot())}\n\n".encode())
-            self.wfile.flush()
-            self.over.wait()
-            return
-        path = BUILT / ("index.html" if self.path == "/" else self.path.lstrip("/"))
-        self._answer(KINDS[path.suffix], path.read_bytes())
-
-    def _answer(self, kind: str, body: bytes) -> None:
-        self.send_response(200)
-        self.send_header("Content-Type", kind)
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
-
-@contextmanager
-def serving() -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Sample)
-    server.daemon_threads = True
-    Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}/"
-    Sample.over.set()
-    server.shutdown()
 
 
 @contextmanager
@@ -110,7 +78,7 @@ def keep(page: Page, name: str) -> None:
 
 def main() -> None:
     chromium = os.environ.get("PENSTOCK_TEST_CHROMIUM") or "/usr/bin/chromium"
-    with serving() as address, TemporaryDirectory() as folder, sync_playwright() as engine:
+    with serving(snapshot) as address, TemporaryDirectory() as folder, sync_playwright() as engine:
         fonts = Path(folder) / "fonts.conf"
         fonts.write_text(FONTS)
         settings = {**os.environ, "FONTCONFIG_FILE": str(fonts)}

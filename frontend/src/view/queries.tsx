@@ -46,7 +46,11 @@ export function Queries({ state, act, snapshot }: Shared & { snapshot: Snapshot 
         />
       ) : (
         <Nothing filter={state.filter} total={all.length}>
-          <p>No query has told this store of itself.</p>
+          <p>
+            No query has told this store of itself. Each one of <code>ps.stream(…).start(…)</code> tells the store of its sink; other
+            streaming queries do after <code>ps.publish(spark, url="…")</code>. To show one by its files, start the page with{" "}
+            <code>penstock ui --checkpoint PATH</code>.
+          </p>
         </Nothing>
       )}
     </Section>

@@ -14,7 +14,7 @@ type Measure = Exclude<keyof QueryPoint, "at">;
 /** What each chart shows; one without any value is left out. */
 const CHARTS: { title: string; lines: [label: string, measure: Measure][]; format: Format }[] = [
   { title: "Latency", lines: [["p50", "p50"], ["p99", "p99"]], format: milliseconds },
-  { title: "Duration", lines: [["each", "duration_ms"]], format: milliseconds },
+  { title: "Duration", lines: [["took", "duration_ms"]], format: milliseconds },
   { title: "Rows", lines: [["in", "rows_in"], ["out", "rows_out"]], format: count },
   { title: "State", lines: [["rows", "state_rows"]], format: count },
 ];

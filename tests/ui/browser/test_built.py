@@ -39,7 +39,9 @@ def test_the_page_has_neither_script_nor_style_of_its_own_in_its_markup() -> Non
     assert re.findall(r"<script(?![^>]*\ssrc=)[^>]*>", markup) == []
     assert re.findall(r"<style|\sstyle=|\son\w+=", markup) == []
     assert set(re.findall(r"""(?:src|href)="([^"]*)""", markup)) == {
-        f"/{path.relative_to(PAGE).as_posix()}" for path in page_digest.page_files() if path.name != "index.html"
+        f"/{path.relative_to(PAGE).as_posix()}"
+        for path in page_digest.page_files()
+        if path.name != "index.html"
     }
 
 
