@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from penstock.pipeline.ends import QueueSink as QueueSink
     from penstock.pipeline.ends import QueueSource as QueueSource
     from penstock.pipeline.ends import RateSource as RateSource
+    from penstock.pipeline.publishing.publish import publish as publish
     from penstock.pipeline.query import Query as Query
     from penstock.pipeline.stream import Pipeline as Pipeline
     from penstock.pipeline.stream import Stream as Stream
@@ -85,6 +86,7 @@ _HOMES = {
     "Trigger": "penstock.pipeline.trigger",
     "connect": "penstock.queue.store",
     "exactly_once": "penstock.tables.exactly_once",
+    "publish": "penstock.pipeline.publishing.publish",
     "register": "penstock.spark.register",
     "sample": "penstock.taking.sample",
     "session": "penstock.spark.session",

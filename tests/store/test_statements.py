@@ -39,6 +39,7 @@ def test_both_databases_have_the_same_statements_but_for_their_own_ways() -> Non
     assert theirs - ours == {
         "append_segment",
         "advisory_holders",
+        "all_advisory_holders",
         "clock",
         "schema_exists",
         "list_relations",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from penstock.changes.feeds.debezium import DEAD_LETTERS as DEAD_LETTERS
+    from penstock.changes.feeds.dead_letters import DEAD_LETTERS as DEAD_LETTERS
     from penstock.changes.feeds.urls import parse as parse
     from penstock.changes.plans import post_process as post_process
     from penstock.changes.reading import read as read
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from penstock.changes.snapshots_between import between as between
 
 _HOMES = {
-    "DEAD_LETTERS": "penstock.changes.feeds.debezium",
+    "DEAD_LETTERS": "penstock.changes.feeds.dead_letters",
     "between": "penstock.changes.snapshots_between",
     "parse": "penstock.changes.feeds.urls",
     "post_process": "penstock.changes.plans",

@@ -20,6 +20,7 @@ from penstock.cli import (
     queue_commands,
     row_commands,
     store_commands,
+    ui_command,
 )
 from penstock.cli.boundary import BROKEN_PIPE, FAILED, INTERRUPTED, MISUSED, is_misuse
 from penstock.cli.commands import Common, DebugOption, JsonOption, UrlOption, make_output
@@ -55,6 +56,7 @@ app.add_typer(checkpoint_commands.group, name="checkpoint")
 put_command.add_to(queue_commands.group)
 row_commands.add_to(queue_commands.group)
 preview_command.add_to(mode_commands.group)
+ui_command.add_to(app)
 demo_command.add_to(app)
 
 

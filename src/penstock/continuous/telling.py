@@ -29,6 +29,16 @@ class Listeners(Protocol):
     def terminated(self, exception: str | None, condition: str | None) -> None: ...
 
 
+class Published(Protocol):
+    """What is told besides, at once and without waiting but for the end."""
+
+    def started(self) -> None: ...
+
+    def progressed(self, told: Mapping[str, Any]) -> None: ...
+
+    def terminated(self, error: Exception | None, timeout: float) -> None: ...
+
+
 class Telling:
     """Events of one query, in their order.
 
@@ -40,6 +50,8 @@ class Telling:
         None when nobody is to be told.
     plain
         Finds the error that is told in the one that ended the query.
+    published
+        Who is told besides the listeners; it must not fail.
     """
 
     def __init__(
@@ -47,7 +59,9 @@ class Telling:
         called: str,
         listeners: Listeners | None,
         plain: Callable[[Exception], Exception] = lambda error: error,
+        published: Published | None = None,
     ) -> None:
+        self._published = published
         self._called, self._listeners, self._plain = called, listeners, plain
         self._changed = threading.Condition()
         self._waiting: deque[Callable[[], None]] = deque(maxlen=MOST_WAITING)
@@ -57,6 +71,8 @@ class Telling:
 
     def started(self, name: str | None, timestamp: str) -> None:
         """The query begins; nobody is told of what comes before."""
+        if self._published is not None:
+            self._published.started()
         listeners = self._listeners
         if listeners is not None:
             self._thread = threading.Thread(
@@ -69,6 +85,8 @@ class Telling:
 
     def progressed(self, progress: Mapping[str, Any]) -> None:
         """An epoch is committed."""
+        if self._published is not None:
+            self._published.progressed(progress)
         listeners = self._listeners
         if listeners is not None:
             with self._changed:
@@ -78,12 +96,14 @@ class Telling:
     def terminated(self, error: Exception | None, timeout: float) -> None:
         """The query has ended, with an error or without; wait ``timeout`` seconds at the most until everything is told."""
         listeners, thread = self._listeners, self._thread
-        if listeners is None or thread is None:
-            return
-        with self._changed:
-            self._last = lambda: listeners.terminated(*self._end(error))
-            self._changed.notify_all()
-        thread.join(timeout)
+        if listeners is not None:
+            with self._changed:
+                self._last = lambda: listeners.terminated(*self._end(error))
+                self._changed.notify_all()
+        if self._published is not None:
+            self._published.terminated(error, timeout)
+        if thread is not None:
+            thread.join(timeout)
 
     def _end(self, error: Exception | None) -> tuple[str | None, str | None]:
         """What ended the query, and its condition."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from py4j.protocol import Py4JError
@@ -38,6 +38,8 @@ class MicroBatchQuery(Query):
         self._sources, self._others = sources, others
         # A source that cannot be asked for no more may never rest for long.
         self._quiet_polls = 1 if others or not sources else _QUIET_POLLS
+        self.tell_end: Callable[[Exception | None], None] = lambda error: None
+        """Called when it has ended; for whoever starts it to choose."""
 
     @property
     def id(self) -> str:
@@ -80,9 +82,12 @@ class MicroBatchQuery(Query):
             # Spark's annotation says int; it takes fractions of a second as well.
             ended = self._query.awaitTermination(timeout)  # type: ignore[arg-type]  # as said
         except _FAILURES as error:
-            raise plain(error) from None
+            found = plain(error)
+            self.tell_end(found)
+            raise found from None
         if ended is not False:
             self._level()
+            self.tell_end(None)
         return ended
 
     def processAllAvailable(self) -> None:
@@ -103,6 +108,7 @@ class MicroBatchQuery(Query):
         finally:
             self._query.stop()
         self._level()
+        self.tell_end(None)
         return finished
 
     def finish(self) -> None:
@@ -115,6 +121,7 @@ class MicroBatchQuery(Query):
         else:
             self._query.stop()
             self._level()
+            self.tell_end(None)
 
     def _drained(self, timeout: float) -> bool:
         """Ask the sources for no more, and wait until the query rests."""

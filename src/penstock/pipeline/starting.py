@@ -29,6 +29,7 @@ from penstock.names import in_quotes
 from penstock.pipeline.continuous import ContinuousQuery
 from penstock.pipeline.ends import ConsoleSink, FunctionSink, QueueSink, QueueSource, RateSource
 from penstock.pipeline.failures import plain
+from penstock.pipeline.publishing.publish import continuous, place_of
 from penstock.pipeline.table_driver import TableSinkDriver
 from penstock.pipeline.trigger import Trigger
 from penstock.spark.listeners import Listeners
@@ -84,6 +85,7 @@ def start_continuous(
     checkpoint: str | None,
     name: str | None,
     trigger: Trigger,
+    published: bool = True,
 ) -> ContinuousQuery:
     """Start a pipeline with the continuous trigger.
 
@@ -127,7 +129,9 @@ def start_continuous(
         limit=None if limit is None else Limit(limit.rows, limit.on_limit == STOP),
     )
     listeners = Listeners(spark, execution.id, execution.run_id)
-    execution.telling = Telling(execution.called, listeners, plain)
+    place = place_of(spark, source, sink) if published else None
+    publishing = continuous(spark, place, execution.id, execution.run_id, name, checkpoint)
+    execution.telling = Telling(execution.called, listeners, plain, publishing)
     if temporary is not None:
         execution.tidy = partial(shutil.rmtree, temporary, ignore_errors=True)
     execution.start()

@@ -26,6 +26,7 @@ from penstock.pipeline.failures import plainly
 from penstock.pipeline.levelling import QuerySource, bring_level
 from penstock.pipeline.limiting import Limiting, keep_for_each_key
 from penstock.pipeline.micro_batches import MicroBatchQuery
+from penstock.pipeline.publishing.publish import Place, place_of, started
 from penstock.pipeline.query import Query
 from penstock.pipeline.settings import no_data_batches
 from penstock.pipeline.shutdown import stop_on_sigterm
@@ -218,6 +219,7 @@ class Pipeline:
         name: str | None = None,
         trigger: Trigger | None = None,
         check: bool = True,
+        publish: bool = True,
     ) -> Query:
         """Start the query.
 
@@ -232,6 +234,9 @@ class Pipeline:
             One micro-batch after the other when None.
         check
             Whether a query that :func:`penstock.modes.check` finds not allowed or not safe in its output mode is refused.
+        publish
+            Whether the query tells the store of its sink, or else of its source, how far it has come, for ``penstock ui``: a small
+            write a second at the most.
 
         Raises
         ------
@@ -246,8 +251,9 @@ class Pipeline:
         require("check", check, bool, "True or False")
         require("trigger", trigger, Trigger | None, _TRIGGERS)
         require("name", name, str | None, "text")
+        require("publish", publish, bool, "True or False")
         if trigger is not None and trigger.kind == "continuous":
-            return self._start_continuous(checkpoint, name, trigger)
+            return self._start_continuous(checkpoint, name, trigger, publish)
         location = _location(self.stream.spark, checkpoint)
         frame = self.stream.frame()
         if check:
@@ -274,11 +280,18 @@ class Pipeline:
         if name is not None:
             writer = writer.queryName(name)
         with no_data_batches(self.stream.spark):
-            query = MicroBatchQuery(writer.start(), location, sources, others=others)
+            place = self._place(sources) if publish else None
+            running, tell_end = started(self.stream.spark, place, writer.start, location)
+            query = MicroBatchQuery(running, location, sources, others=others)
+            query.tell_end = tell_end
         stop_on_sigterm(query)
         if limiting is not None:
             limiting.watch(query)
         return query
+
+    def _place(self, sources: Sequence[QuerySource]) -> Place | None:
+        """Where the query is told of."""
+        return place_of(self.stream.spark, self.stream.source, self.sink, [source.url for source in sources])
 
     def _limiting(self, frame: DataFrame, location: str) -> Limiting | None:
         limit = self.stream.row_limit
@@ -304,7 +317,11 @@ class Pipeline:
         return replace(self.stream, source=source).frame()
 
     def _start_continuous(
-        self, checkpoint: str | os.PathLike[str] | None, name: str | None, trigger: Trigger
+        self,
+        checkpoint: str | os.PathLike[str] | None,
+        name: str | None,
+        trigger: Trigger,
+        publish: bool,
     ) -> ContinuousQuery:
         if self.output_mode == "complete":
             raise InvalidOption(
@@ -322,6 +339,7 @@ class Pipeline:
             checkpoint=location,
             name=name,
             trigger=trigger,
+            published=publish,
         )
         stop_on_sigterm(query)
         return query

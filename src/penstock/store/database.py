@@ -87,6 +87,10 @@ class Transaction(ABC):
     def owner_alive(self, name: str) -> bool:
         """Whether anybody holds the owner lock of that name; looks without touching it."""
 
+    def owners_alive(self, names: Iterable[str]) -> set[str]:
+        """Those of the owner locks that somebody holds."""
+        return {name for name in names if self.owner_alive(name)}
+
     def notify(self, channel: str) -> None:
         """Wake those who listen to a channel as soon as this transaction is committed."""
         self.channels.add(channel)

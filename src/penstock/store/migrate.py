@@ -15,7 +15,7 @@ from penstock.store.sqlite import SqliteDatabase
 from penstock.store.statements import migrations, parse, qualify
 from penstock.store.url import parse_url
 
-VERSION = 2
+VERSION = 3
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,9 @@ class StoreIdentity:
     version: int
 
 
-def open_database(url: str, *, create: bool, patience: float | None = None) -> tuple[Database, StoreIdentity]:
+def open_database(
+    url: str, *, create: bool, patience: float | None = None, as_it_is: bool = False
+) -> tuple[Database, StoreIdentity]:
     """Connect to a store's database and see to its schema.
 
     Parameters
@@ -35,6 +37,8 @@ def open_database(url: str, *, create: bool, patience: float | None = None) -> t
         Whether to make a store where there is none.
     patience
         For how many seconds to try again while the database does not answer.
+    as_it_is
+        Whether nothing is written: a store of an older version stays one, for those who only look.
 
     Raises
     ------
@@ -47,7 +51,7 @@ def open_database(url: str, *, create: bool, patience: float | None = None) -> t
     database = SqliteDatabase(parsed) if parsed.dialect == "sqlite" else PostgresDatabase(parsed)
     database.may_create = create
     try:
-        identity = _opened(database, create, patience)
+        identity = _found(database, patience) if as_it_is else _opened(database, create, patience)
     except BaseException:
         database.close()
         raise
@@ -67,6 +71,15 @@ def _opened(database: Database, create: bool, patience: float | None) -> StoreId
     if identity is None or identity.version < VERSION:
         return database.run(lambda tx: _prepare(tx, database), idempotent=True, patience=patience)
     return identity
+
+
+def _found(database: Database, patience: float | None) -> StoreIdentity:
+    found = None
+    if database.exists():
+        found = database.run(lambda tx: _identity(tx, database), write=False, patience=patience)
+    if found is None:
+        raise _missing(database)
+    return found
 
 
 def _use_wal(database: SqliteDatabase, new: bool, patience: float | None) -> None:

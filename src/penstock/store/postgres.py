@@ -154,6 +154,11 @@ class PostgresTransaction(Transaction):
     def owner_alive(self, name: str) -> bool:
         return bool(self.one("advisory_holders", **advisory_halves(name)).found)
 
+    def owners_alive(self, names: Iterable[str]) -> set[str]:
+        held = {(row.high, row.low) for row in self.all("all_advisory_holders")}
+        halves = {name: advisory_halves(name) for name in names}
+        return {name for name, half in halves.items() if (half["high"], half["low"]) in held}
+
 
 class PostgresDatabase(Database):
     dialect = "postgres"

@@ -386,3 +386,120 @@ where source = :source and partition = :partition and next_index = :old;
 
 -- name: read_marks
 select partition, app_id, next_index from penstock.mark where source = :source order by partition;
+
+-- what queries tell of themselves
+
+-- name: begin_query
+insert into penstock.query
+    (query_id, run_id, name, engine, state, source, sink, checkpoint, spark_ui, started_at, told_at)
+values
+    (:query_id, :run_id, :name, :engine, 'running', :source, :sink, :checkpoint, :spark_ui, :started_at, :now)
+on conflict (query_id) do update set
+    run_id = excluded.run_id, name = excluded.name, engine = excluded.engine, state = excluded.state,
+    source = excluded.source, sink = excluded.sink, checkpoint = excluded.checkpoint, spark_ui = excluded.spark_ui,
+    started_at = excluded.started_at, told_at = excluded.told_at, rows_in = 0, rows_out = null;
+
+-- A run that another one has followed is not heard any more.
+-- name: tell_query
+update penstock.query
+set told_at = :now,
+    source = coalesce(source, :source),
+    sink = coalesce(sink, :sink),
+    rows_in = rows_in + :rows_in,
+    rows_out = case when cast(:rows_out as bigint) is null then rows_out else coalesce(rows_out, 0) + :rows_out end
+where query_id = :query_id and run_id = :run_id;
+
+-- name: end_query
+update penstock.query
+set state = :state, told_at = :now,
+    error_condition = coalesce(:condition, error_condition),
+    error_message = coalesce(:message, error_message),
+    error_at = case when cast(:condition as text) is null then error_at else :now end
+where query_id = :query_id and run_id = :run_id;
+
+-- name: insert_query_progress
+insert into penstock.query_progress
+    (query_id, told_at, run_id, batch_id, rows_in, rows_out, p50, p90, p99, most, duration, durations, watermark, state_rows,
+     state_bytes)
+values
+    (:query_id, :now, :run_id, :batch_id, :rows_in, :rows_out, :half, :ninety, :ninety_nine, :most, :duration, :durations, :watermark,
+     :state_rows, :state_bytes)
+on conflict (query_id, told_at) do nothing;
+
+-- name: prune_query_progress
+delete from penstock.query_progress
+where query_id = :query_id and told_at < (
+    select min(told_at) from (
+        select told_at from penstock.query_progress where query_id = :query_id order by told_at desc limit :most
+    ) as kept
+);
+
+-- name: drop_old_queries
+delete from penstock.query where told_at < :before;
+
+-- name: list_told_queries
+select * from penstock.query order by told_at desc limit :most;
+
+-- name: progress_since
+select p.* from penstock.query as q
+cross join penstock.query_progress as p
+where q.told_at > :since and p.query_id = q.query_id and p.told_at > :since
+order by p.query_id, p.told_at;
+
+-- What committed micro-batches brought into a sink.
+-- name: rows_committed
+select cast(sum(row_count) as bigint) as row_count from penstock.ledger
+where sink = :sink and app_id = :app_id and batch_id > :after and batch_id <= :upto and task = -1;
+
+-- all at once, for whoever watches
+
+-- The oldest row of each partition is dated by the first one of its segment.
+-- name: all_partitions
+select
+    p.queue_id, p.partition, p.first_index, p.next_index, p.last_timestamp, p.bytes, p.segments,
+    (
+        select s.first_timestamp from penstock.segment as s
+        where s.queue_id = p.queue_id and s.partition = p.partition and s.end_index > p.first_index
+        order by s.end_index limit 1
+    ) as oldest
+from penstock.partition as p
+order by p.queue_id, p.partition;
+
+-- name: all_registrations
+select r.consumer_id, r.queue_id, r.vital, r.epoch, r.app_id, c.name as consumer
+from penstock.registration as r
+join penstock.consumer as c on c.consumer_id = r.consumer_id
+order by r.consumer_id, r.queue_id;
+
+-- With the segment that holds the first row that waits.
+-- name: all_positions
+select
+    o.consumer_id, o.queue_id, o.partition, o.next_index, o.safe_index, s.start_index, s.end_index, s.first_timestamp,
+    s.last_timestamp
+from penstock.position as o
+left join penstock.segment as s
+    on s.queue_id = o.queue_id and s.partition = o.partition and s.end_index = (
+        select min(n.end_index) from penstock.segment as n
+        where n.queue_id = o.queue_id and n.partition = o.partition and n.end_index > o.next_index
+    )
+order by o.consumer_id, o.queue_id, o.partition;
+
+-- The newest micro-batches. Each sink and app is found behind the one before, since there may be a thousand rows of each.
+-- name: newest_commits
+with recursive app(sink, app_id) as (
+    select * from (select sink, app_id from penstock.ledger order by sink, app_id limit 1) as first_one
+    union all
+    select
+        (select l.sink from penstock.ledger as l where (l.sink, l.app_id) > (app.sink, app.app_id)
+            order by l.sink, l.app_id limit 1),
+        (select l.app_id from penstock.ledger as l where (l.sink, l.app_id) > (app.sink, app.app_id)
+            order by l.sink, l.app_id limit 1)
+    from app where app.sink is not null
+)
+select l.sink, l.app_id, l.batch_id, l.row_count, l.committed_at
+from app
+join penstock.ledger as l on l.sink = app.sink and l.app_id = app.app_id and l.task = -1 and l.batch_id > (
+    select max(n.batch_id) from penstock.ledger as n where n.sink = app.sink and n.app_id = app.app_id
+) - :most
+order by l.committed_at desc, l.sink, l.app_id, l.batch_id desc
+limit :most;

@@ -19,6 +19,12 @@ where locktype = 'advisory' and granted and objsubid = 1
     and classid::bigint = :high and objid::bigint = :low
     and database = (select oid from pg_database where datname = current_database());
 
+-- name: all_advisory_holders
+select classid::bigint as high, objid::bigint as low
+from pg_locks
+where locktype = 'advisory' and granted and objsubid = 1
+    and database = (select oid from pg_database where datname = current_database());
+
 -- name: list_relations
 select c.relname as name, obj_description(c.oid, 'pg_class') as told
 from pg_class as c

@@ -18,8 +18,9 @@ from penstock.changes.contract import (
     POSTIMAGE,
     PREIMAGE,
 )
+from penstock.changes.feeds.dead_letters import COORDINATES, DEAD_LETTERS, REASON
 from penstock.changes.feeds.debezium.images import Reading
-from penstock.changes.feeds.debezium.letters import COORDINATES, DEAD_LETTERS, REASON, Letters
+from penstock.changes.feeds.debezium.letters import Letters
 from penstock.errors import ChangelogContractViolation
 from penstock.spark.boundary import plainly
 

@@ -12,10 +12,11 @@ from pyspark.sql.types import DataType, LongType, StringType, StructField, Struc
 
 from penstock.arrow.types import canonical_schema
 from penstock.changes.contract import ChangeContract
+from penstock.changes.feeds.dead_letters import COORDINATES, REASON
 from penstock.changes.feeds.debezium.changes import OWN, SEQUENCE, Sorting
 from penstock.changes.feeds.debezium.envelope import CONNECTORS, Envelope, Place
 from penstock.changes.feeds.debezium.images import Reading, can_be_read, is_text
-from penstock.changes.feeds.debezium.letters import COORDINATES, REASON, Letters, QueueAddress
+from penstock.changes.feeds.debezium.letters import Letters, QueueAddress
 from penstock.changes.plans import process
 from penstock.errors import InvalidChangelogSchema, InvalidChangeOption
 from penstock.kinds import require

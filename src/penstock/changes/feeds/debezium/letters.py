@@ -10,6 +10,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import SparkSession
 
+from penstock.changes.feeds.dead_letters import DEAD_LETTERS
 from penstock.commit.microbatch import sink_name
 from penstock.errors import InvalidOption, SchemaMismatch
 from penstock.queue.opened import open_store
@@ -20,19 +21,6 @@ from penstock.spark.task_writer import TaskWriter
 from penstock.store import ledger
 from penstock.store.catalog import QueueRecord
 from penstock.store.ledger import LedgerKey
-
-REASON = "reason"
-COORDINATES = ("topic", "partition", "offset")
-DEAD_LETTERS = pa.schema(
-    [
-        pa.field(REASON, pa.string(), nullable=False),
-        pa.field("topic", pa.string()),
-        pa.field("partition", pa.int32()),
-        pa.field("offset", pa.int64()),
-        pa.field("value", pa.string()),
-    ]
-)
-"""The schema of a queue of dead letters: why, where it came from, and the event itself."""
 
 
 @runtime_checkable
@@ -80,7 +68,7 @@ class Letters:
         if not record.schema.equals(DEAD_LETTERS):
             raise SchemaMismatch(
                 f"queue {address.queue!r} is not one of dead letters: create it with the schema "
-                "penstock.changes.feeds.debezium.DEAD_LETTERS",
+                "penstock.changes.DEAD_LETTERS",
                 queue=address.queue,
             )
         return cls(url, record, feed, "" if context is None else str(context.applicationId))

@@ -1,0 +1,19 @@
+"""What a queue of dead letters is: known without Spark."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+REASON = "reason"
+VALUE = "value"
+COORDINATES = ("topic", "partition", "offset")
+DEAD_LETTERS = pa.schema(
+    [
+        pa.field(REASON, pa.string(), nullable=False),
+        pa.field("topic", pa.string()),
+        pa.field("partition", pa.int32()),
+        pa.field("offset", pa.int64()),
+        pa.field(VALUE, pa.string()),
+    ]
+)
+"""The schema of a queue of dead letters: why, where it came from, and the event itself."""

@@ -1,0 +1,185 @@
+"""What streaming queries tell of themselves: one row for each, and its newest progress."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.store.database import Transaction
+
+RUNNING, STOPPED, FAILED = "running", "stopped", "failed"
+MICRO_BATCH, CONTINUOUS = "micro-batch", "continuous"
+KEPT_PROGRESS = 900
+"""How many progress rows of a query are kept."""
+KEPT_QUERIES = 1000
+"""How many queries are read, newest first."""
+HEARTBEAT_SECONDS = 10.0
+"""How often the process of a running query tells that it is there, whatever the query does."""
+FORGOTTEN_SECONDS = 30 * 86_400
+"""How long after it was last heard of a query is forgotten."""
+
+
+@dataclass(frozen=True)
+class QueryRun:
+    """A run of a query, as it is told when it begins.
+
+    Parameters
+    ----------
+    source, sink, checkpoint, spark_ui
+        For people, without secrets; None where it is not known.
+    started_at
+        Microseconds since 1970.
+    """
+
+    query_id: str
+    run_id: str
+    name: str | None
+    engine: str
+    started_at: int
+    source: str | None = None
+    sink: str | None = None
+    checkpoint: str | None = None
+    spark_ui: str | None = None
+
+
+@dataclass(frozen=True)
+class QueryProgress:
+    """What a query has done since it last told.
+
+    Parameters
+    ----------
+    batch_id
+        The newest micro-batch or epoch.
+    rows_in, rows_out
+        Of all of them since; None where it is not known.
+    latency
+        Milliseconds by ``p50``, ``p90``, ``p99`` and ``max`` of the newest one; empty where it is not known.
+    duration, durations
+        Milliseconds of the newest one, and of its phases.
+    watermark
+        Microseconds since 1970.
+    """
+
+    batch_id: int
+    rows_in: int
+    rows_out: int | None = None
+    latency: Mapping[str, float] = field(default_factory=dict)
+    duration: float | None = None
+    durations: Mapping[str, float] = field(default_factory=dict)
+    watermark: int | None = None
+    state_rows: int | None = None
+    state_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class QueryError:
+    """What ended a run, without secrets."""
+
+    condition: str
+    message: str
+
+
+def begin(tx: Transaction, run: QueryRun) -> None:
+    """Tell of a run that begins; it takes the place of the one before."""
+    now = tx.now()
+    tx.run(
+        "begin_query",
+        now=now,
+        query_id=run.query_id,
+        run_id=run.run_id,
+        name=run.name,
+        engine=run.engine,
+        source=run.source,
+        sink=run.sink,
+        checkpoint=run.checkpoint,
+        spark_ui=run.spark_ui,
+        started_at=run.started_at,
+    )
+    tx.run("drop_old_queries", before=now - FORGOTTEN_SECONDS * 1_000_000)
+
+
+def tell(
+    tx: Transaction,
+    run: QueryRun,
+    progress: QueryProgress | None,
+    *,
+    source: str | None = None,
+    sink: str | None = None,
+) -> bool:
+    """Tell that a run is there, and how far it has come; False when another run has followed it.
+
+    Parameters
+    ----------
+    progress
+        None when there is nothing new.
+    source, sink
+        What the run has found out to be its ends, where it did not know them when it began.
+    """
+    now = tx.now()
+    told = tx.run(
+        "tell_query",
+        now=now,
+        query_id=run.query_id,
+        run_id=run.run_id,
+        rows_in=0 if progress is None else progress.rows_in,
+        rows_out=None if progress is None else progress.rows_out,
+        source=source,
+        sink=sink,
+    )
+    if told and progress is not None:
+        _insert(tx, run, progress, now)
+    return bool(told)
+
+
+def _insert(tx: Transaction, run: QueryRun, progress: QueryProgress, now: int) -> None:
+    latency = progress.latency
+    tx.run(
+        "insert_query_progress",
+        now=now,
+        query_id=run.query_id,
+        run_id=run.run_id,
+        batch_id=progress.batch_id,
+        rows_in=progress.rows_in,
+        rows_out=progress.rows_out,
+        half=latency.get("p50"),
+        ninety=latency.get("p90"),
+        ninety_nine=latency.get("p99"),
+        most=latency.get("max"),
+        duration=progress.duration,
+        durations=json.dumps(dict(progress.durations)),
+        watermark=progress.watermark,
+        state_rows=progress.state_rows,
+        state_bytes=progress.state_bytes,
+    )
+    tx.run("prune_query_progress", query_id=run.query_id, most=KEPT_PROGRESS)
+
+
+def end(tx: Transaction, run: QueryRun, error: QueryError | None) -> None:
+    """Tell that a run has ended, and by what."""
+    tx.run(
+        "end_query",
+        now=tx.now(),
+        query_id=run.query_id,
+        run_id=run.run_id,
+        state=STOPPED if error is None else FAILED,
+        condition=None if error is None else error.condition,
+        message=None if error is None else error.message,
+    )
+
+
+def told_queries(tx: Transaction) -> list[Any]:
+    """The rows of the queries that were last heard of."""
+    return tx.all("list_told_queries", most=KEPT_QUERIES)
+
+
+def progress_since(tx: Transaction, since: int) -> list[Any]:
+    """The rows of all progress that was told later, by query and time."""
+    return tx.all("progress_since", since=since)
+
+
+def rows_committed(tx: Transaction, sink: str, query_id: str, after: int, upto: int) -> int | None:
+    """The rows that micro-batches ``after`` + 1 to ``upto`` of a query have brought into a sink; None where the ledger has none."""
+    row = tx.one("rows_committed", sink=sink, app_id=query_id, after=after, upto=upto)
+    return None if row.row_count is None else int(row.row_count)

@@ -1,0 +1,174 @@
+"""Queries on the page: what they have told of themselves, and whether they still tell."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+from penstock.store.queries import CONTINUOUS, FAILED, HEARTBEAT_SECONDS, RUNNING, STOPPED
+from penstock.ui.checkpoints import Found, entry
+from penstock.ui.history import History
+from penstock.ui.reading import Seen
+from penstock.ui.times import iso
+
+SILENT = "silent"
+SILENT_SECONDS = 3 * HEARTBEAT_SECONDS
+"""After how long without a word a query is taken for gone."""
+OVERLAP = 10_000_000
+"""Microseconds: two processes may tell in another order than they commit."""
+_ORDER = {state: place for place, state in enumerate((FAILED, SILENT, RUNNING, STOPPED))}
+_UNKNOWN: Mapping[str, Any] = dict.fromkeys(
+    (
+        "id", "run_id", "name", "engine", "state", "batch", "unit", "rows_in", "rows_out", "rows_in_per_second",
+        "latency_ms", "duration_ms", "watermark", "state_rows", "state_bytes", "last_error", "spark_ui", "checkpoint",
+        "source", "sink", "started_at", "updated_at",
+    )
+)  # fmt: skip
+
+
+@dataclass
+class _Known:
+    """What was seen of a query's progress."""
+
+    last: Any = None
+    before: Any = None
+    history: History = field(default_factory=History)
+
+    def add(self, row: Any) -> None:
+        if self.last is not None and row.told_at <= self.last.told_at:
+            return
+        self.before, self.last = self.last, row
+        self.history.add(
+            {
+                "at": iso(row.told_at),
+                "rows_in": row.rows_in,
+                "rows_out": row.rows_out,
+                "p50": row.p50,
+                "p99": row.p99,
+                "duration_ms": row.duration,
+                "state_rows": row.state_rows,
+            }
+        )
+
+
+class Queries:
+    """All queries of a store, from one look to the next."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, _Known] = {}
+        self._order: list[str] = []
+        self._seen_to = 0
+
+    @property
+    def since(self) -> int:
+        """From when on progress is wanted."""
+        return max(self._seen_to - OVERLAP, 0)
+
+    @property
+    def count(self) -> int:
+        """How many histories there are."""
+        return len(self._known)
+
+    def told(self, seen: Seen, checkpoints: Sequence[Found]) -> list[dict[str, Any]]:
+        """The queries as the page gets them, without histories: failed, silent, running and stopped ones."""
+        rows = {row.query_id: row for row in seen.queries}
+        self._known = {key: self._known.get(key, _Known()) for key in rows}
+        for row in seen.progress:
+            if row.query_id in self._known:
+                self._known[row.query_id].add(row)
+        self._seen_to = max((row.told_at for row in seen.queries), default=self._seen_to)
+        by_id = {found.state.query_id: found for found in checkpoints}
+        told = [self._told(row, by_id.get(row.query_id), seen.now) for row in rows.values()]
+        told += [_of_checkpoint(found, seen.now) for found in checkpoints if found.state.query_id not in rows]
+        told.sort(key=lambda each: (_ORDER[each["state"]], each["name"] or "", each["id"]))
+        self._order = [each["id"] for each in told]
+        return told
+
+    def histories(self, step: int) -> list[list[Any]]:
+        """The history of each query, in the order of :meth:`told`."""
+        return [self._known[key].history.every(step) if key in self._known else [] for key in self._order]
+
+    def _told(self, row: Any, found: Found | None, now: int) -> dict[str, Any]:
+        known = self._known[row.query_id]
+        about = {
+            **_UNKNOWN,
+            "id": row.query_id,
+            "run_id": row.run_id,
+            "name": row.name,
+            "engine": row.engine,
+            "state": _state(row.state, row.told_at, now),
+            "unit": _unit(row.engine),
+            "last_error": _error(row),
+            "spark_ui": _web(row.spark_ui),
+            "checkpoint": row.checkpoint if found is None else found.shown,
+            "source": row.source,
+            "sink": row.sink,
+            "started_at": iso(row.started_at),
+            "updated_at": iso(row.told_at),
+        }
+        if found is not None:
+            about |= {"watermark": found.watermark, "state_bytes": found.state_bytes}
+        return about if known.last is None else about | _progress(known, about, now)
+
+
+def _progress(known: _Known, about: Mapping[str, Any], now: int) -> dict[str, Any]:
+    last = known.last
+    return {
+        "batch": last.batch_id,
+        "rows_in": last.rows_in,
+        "rows_out": last.rows_out,
+        "rows_in_per_second": _rate(known, about["state"], now),
+        "latency_ms": _latency(last),
+        "duration_ms": json.loads(last.durations),
+        "watermark": iso(last.watermark) or about["watermark"],
+        "state_rows": last.state_rows,
+        "state_bytes": about["state_bytes"] if last.state_bytes is None else last.state_bytes,
+    }
+
+
+def _rate(known: _Known, state: str, now: int) -> float | None:
+    """Rows per second: those of the last progress, over the time since the one before or, when nothing came since, until now."""
+    last, before = known.last, known.before
+    if state != RUNNING:
+        return 0.0 if state in (STOPPED, FAILED) else None
+    if before is None or before.run_id != last.run_id:
+        return None
+    told = max(last.told_at - before.told_at, 1)
+    quiet = now - last.told_at
+    return float(round(last.rows_in / (max(told, quiet) / 1e6), 3))
+
+
+def _latency(row: Any) -> dict[str, float] | None:
+    if row.p50 is None:
+        return None
+    return {"p50": row.p50, "p90": row.p90, "p99": row.p99, "max": row.most}
+
+
+def _error(row: Any) -> dict[str, Any] | None:
+    if row.error_condition is None:
+        return None
+    return {"condition": row.error_condition, "message": row.error_message, "at": iso(row.error_at)}
+
+
+def _state(told: str, told_at: int, now: int) -> str:
+    return SILENT if told == RUNNING and now - told_at > SILENT_SECONDS * 1e6 else told
+
+
+def _unit(engine: str | None) -> str:
+    return "epoch" if engine == CONTINUOUS else "batch"
+
+
+def _web(url: str | None) -> str | None:
+    """An address that a page may link to."""
+    return url if url is not None and urlsplit(url).scheme in ("http", "https") else None
+
+
+def _of_checkpoint(found: Found, now: int) -> dict[str, Any]:
+    """Whether it runs can be told by its files alone."""
+    written = found.written_at
+    recent = written is not None and now - written <= SILENT_SECONDS * 1e6
+    about = entry(found)
+    return {**_UNKNOWN, **about, "state": RUNNING if recent else SILENT, "unit": _unit(about["engine"])}

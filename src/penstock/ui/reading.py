@@ -1,0 +1,102 @@
+"""The store at one moment, in a few statements however many queues and consumers there are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.errors import StoreTooNew
+from penstock.store import catalog, queries
+from penstock.store.catalog import QueueRecord
+from penstock.store.consumers import owner_name
+from penstock.store.database import Database, Transaction
+from penstock.store.migrate import VERSION, open_database
+
+TELLS_OF_QUERIES = 3
+"""The version of the store's schema from which on queries tell of themselves."""
+COMMITS = 50
+PATIENCE = 2.0
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What one transaction has read; rows are as their statements give them.
+
+    Parameters
+    ----------
+    now
+        Microseconds since 1970, by the store's clock.
+    owned
+        Consumer and queue ids of the registrations that a living process owns.
+    progress
+        That which was told since the moment that was asked for.
+    """
+
+    uuid: str
+    version: int
+    now: int
+    queues: tuple[QueueRecord, ...]
+    partitions: list[Any]
+    registrations: list[Any]
+    positions: list[Any]
+    owned: frozenset[tuple[int, int]]
+    queries: list[Any]
+    progress: list[Any]
+    commits: list[Any]
+
+
+def open_to_look(url: str, *, patience: float = PATIENCE) -> Database:
+    """The database of a store that is there, to look at and to leave as it is.
+
+    Raises
+    ------
+    InvalidUrl, StoreNotFound, StoreUnavailable, StoreTooNew, MissingDependency
+    """
+    return open_database(url, create=False, patience=patience, as_it_is=True)[0]
+
+
+def look(database: Database, since: int) -> Seen:
+    """Read the store.
+
+    Parameters
+    ----------
+    since
+        Progress of queries is wanted that was told later than this, in microseconds since 1970.
+
+    Raises
+    ------
+    StoreError
+    """
+    return database.run(lambda tx: _look(tx, database, since), write=False, patience=0)
+
+
+def _look(tx: Transaction, database: Database, since: int) -> Seen:
+    store = tx.one("read_store")
+    if store.version > VERSION:
+        raise StoreTooNew(
+            f"{database.url} has schema version {store.version} by now, this Penstock knows {VERSION}: upgrade Penstock"
+        )
+    registrations = tx.all("all_registrations")
+    told = store.version >= TELLS_OF_QUERIES
+    return Seen(
+        uuid=store.uuid,
+        version=store.version,
+        now=tx.now(),
+        queues=tuple(catalog.list_queues(tx)),
+        partitions=tx.all("all_partitions"),
+        registrations=registrations,
+        positions=tx.all("all_positions"),
+        owned=_owned(tx, store.uuid, registrations),
+        queries=queries.told_queries(tx) if told else [],
+        progress=queries.progress_since(tx, since) if told else [],
+        commits=tx.all("newest_commits", most=COMMITS),
+    )
+
+
+def _owned(tx: Transaction, uuid: str, registrations: list[Any]) -> frozenset[tuple[int, int]]:
+    names = {
+        owner_name(uuid, row.consumer, row.queue_id): (row.consumer_id, row.queue_id)
+        for row in registrations
+        if row.epoch
+    }
+    return frozenset(names[name] for name in tx.owners_alive(names))

@@ -1,0 +1,232 @@
+"""The thread that tells a store of queries: what it writes, how often, and what it does when the store does not answer."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock as ps
+from penstock.errors import QueryFailed, QueueNotFound
+from penstock.pipeline.publishing import publisher as module
+from penstock.pipeline.publishing.publisher import Publisher
+from penstock.pipeline.publishing.told import error_of, progress_of, rows_of
+from penstock.store import queries
+from penstock.store.queries import QueryError, QueryRun
+from tests.support.waiting import wait_until
+
+RUN = QueryRun("id", "run", "ř 'q'", "continuous", 5)
+
+
+def told(batch: int, rows: int = 10, out: int = -1, **more: Any) -> dict[str, Any]:
+    """A query's progress as Spark has it in JSON."""
+    return {
+        "batchId": batch,
+        "numInputRows": rows,
+        "sink": {"numOutputRows": out, "description": "s"},
+        **more,
+    }
+
+
+def rows(store: ps.Store) -> list[Any]:
+    return store.database.run(queries.told_queries, write=False)
+
+
+def progress(store: ps.Store) -> list[Any]:
+    return store.database.run(lambda tx: queries.progress_since(tx, 0), write=False)
+
+
+@pytest.fixture
+def publisher(store: ps.Store, store_url: str) -> Iterator[Publisher]:
+    found = Publisher(store_url)
+    yield found
+    for run_id in list(found._followed):
+        found.end(run_id, None)
+    found.settle_all(10)
+
+
+def test_the_beginning_and_the_end_are_told_at_once(publisher: Publisher, store: ps.Store) -> None:
+    publisher.begin(RUN)
+    (row,) = wait_until(lambda: rows(store), 10)
+    assert (row.query_id, row.run_id, row.name, row.state) == ("id", "run", RUN.name, "running")
+    publisher.end("run", QueryError("BAD", "why"))
+    assert publisher.settle("run", 10)
+    (row,) = rows(store)
+    assert (row.state, row.error_condition, row.error_message) == ("failed", "BAD", "why")
+
+
+def test_only_the_newest_is_told_with_the_rows_of_all(publisher: Publisher, store: ps.Store) -> None:
+    publisher.begin(RUN)
+    began = time.monotonic()
+    for batch in range(25):
+        publisher.progressed("run", told(batch, 10, 4))
+        time.sleep(0.1)
+    publisher.end("run", None)
+    assert publisher.settle("run", 10)
+    points = progress(store)
+    assert sum(point.rows_in for point in points) == 250
+    assert sum(point.rows_out for point in points) == 100
+    assert points[-1].batch_id == 24
+    assert [point.batch_id for point in points] == sorted({point.batch_id for point in points})
+    assert len(points) <= time.monotonic() - began + 2
+    # But for the last one, which goes with the end.
+    assert all(later.told_at - point.told_at > 900_000 for point, later in pairwise(points[:-1]))
+
+
+def test_what_is_said_behind_the_end_or_of_a_stranger_is_not_heard(
+    publisher: Publisher, store: ps.Store
+) -> None:
+    publisher.progressed("stranger", told(1))
+    publisher.begin(RUN)
+    publisher.end("run", None)
+    assert publisher.settle("run", 10)
+    publisher.progressed("run", told(1))
+    publisher.end("run", QueryError("BAD", "why"))
+    assert progress(store) == []
+    assert rows(store)[0].state == "stopped"
+
+
+def test_a_process_with_a_query_tells_that_it_is_there(
+    publisher: Publisher, store: ps.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "HEARTBEAT_SECONDS", 0.05)
+    publisher.begin(RUN)
+    first = wait_until(lambda: rows(store), 10)[0].told_at
+    wait_until(lambda: rows(store)[0].told_at > first, 10)
+    assert progress(store) == []
+
+
+def test_rows_out_come_from_the_ledger_where_spark_has_not_counted_them(
+    publisher: Publisher, store: ps.Store
+) -> None:
+    def enter(tx: Any) -> None:
+        for batch, count in ((0, 50), (1, 7), (2, 9)):
+            tx.run(
+                "insert_ledger",
+                sink="s",
+                app_id="id",
+                batch_id=batch,
+                task=-1,
+                ranges="",
+                row_count=count,
+                now=1,
+            )
+
+    store.database.run(enter)
+    publisher.begin(RUN, lambda tx: "s")
+    publisher.progressed("run", told(1))
+    wait_until(lambda: progress(store), 10)
+    publisher.progressed("run", told(2))
+    publisher.end("run", None)
+    assert publisher.settle("run", 10)
+    assert [(point.batch_id, point.rows_out) for point in progress(store)] == [(1, 7), (2, 9)]
+
+
+def test_a_store_that_does_not_answer_is_logged_once_and_told_later(
+    store_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "RETRY_SECONDS", 0.05)
+    monkeypatch.setattr(module, "EVERY_SECONDS", 0.05)
+    caplog.set_level(logging.WARNING, "penstock")
+    publisher = Publisher(store_url)
+    began = time.monotonic()
+    publisher.begin(RUN)
+    for batch in range(1000):
+        publisher.progressed("run", told(batch, 1))
+    assert time.monotonic() - began < 1
+    wait_until(lambda: publisher._away, 20)
+    assert not publisher.settle("run", 5)
+    publisher.progressed("run", told(1000, 1))
+    for _ in range(3):
+        again = publisher._again_at
+        wait_until(lambda again=again: publisher._again_at > again, 20)
+    with ps.connect(store_url) as store:
+        wait_until(lambda: progress(store), 20)
+        publisher.end("run", None)
+        assert publisher.settle("run", 10)
+        assert sum(point.rows_in for point in progress(store)) == 1001
+        assert rows(store)[0].state == "stopped"
+    warned = [record for record in caplog.records if getattr(record, "action", "") == "publish_failed"]
+    assert len(warned) == 1
+
+
+def test_the_thread_ends_with_the_last_query_and_begins_with_the_next(
+    publisher: Publisher, store: ps.Store
+) -> None:
+    for number in range(2):
+        publisher.begin(QueryRun("id", f"run {number}", None, "continuous", 5))
+        thread = publisher._thread
+        assert thread is not None
+        publisher.end(f"run {number}", None)
+        assert publisher.settle(f"run {number}", 10)
+        thread.join(10)
+        assert not thread.is_alive()
+    assert rows(store)[0].run_id == "run 1"
+
+
+def test_progress_of_spark_is_taken_as_it_is() -> None:
+    found = progress_of(
+        told(
+            7,
+            durationMs={"triggerExecution": 230, "addBatch": 180},
+            eventTime={"watermark": "2026-01-31T12:00:00.500Z"},
+            stateOperators=[
+                {"numRowsTotal": 5, "memoryUsedBytes": 100},
+                {"numRowsTotal": 6, "memoryUsedBytes": 50},
+            ],
+        ),
+        12,
+        None,
+    )
+    assert (found.batch_id, found.rows_in, found.rows_out, found.duration) == (7, 12, None, 230.0)
+    assert (found.state_rows, found.state_bytes, found.watermark) == (11, 150, 1769860800500000)
+    assert found.latency == {}
+    bare = progress_of({"batchId": 0, "eventTime": {"watermark": "1970-01-01T00:00:00.000Z"}}, 0, None)
+    assert (bare.watermark, bare.duration, bare.state_rows) == (None, None, None)
+    assert rows_of(told(1, 5, 3)) == (5, 3)
+    assert rows_of({"batchId": 1}) == (0, None)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "cannot reach postgresql://app:hunter22@db/shop now",
+        "jdbc:postgresql://db/shop?user=a&password=hunter22&x=y",
+        "host=db password = 'hunter22 and more'",
+        "fs.s3a.secret.key=hunter22",
+        'sasl.jaas.config: username="a" password="hunter22";',
+        "{'access_token': 'hunter22', 'a': 1}",
+    ],
+)
+def test_no_secret_is_told(text: str) -> None:
+    for error in (RuntimeError(text), QueueNotFound(text), QueryFailed(f"Traceback: {text}")):
+        assert "hunter22" not in error_of(error).message
+
+
+def test_an_error_is_told_by_its_condition_in_one_short_line() -> None:
+    spark = (
+        "org.apache.spark.sql.streaming.StreamingQueryException: [STREAM_FAILED] it broke\n"
+        "penstock.errors.OwnerFenced: [OWNER_FENCED] another query owns it\n\tat org.apache.spark.Thing.run(Thing.scala:5)"
+    )
+    assert error_of(RuntimeError(spark)) == QueryError("OWNER_FENCED", "another query owns it")
+    plain = error_of(
+        RuntimeError("a\nb" + "x" * 5000 + "the end\n\tat org.apache.spark.Thing.run(Thing.scala)")
+    )
+    assert plain.condition == "QUERY_FAILED"
+    assert len(plain.message) <= 620
+    assert plain.message.startswith("a b")
+    assert plain.message.endswith("the end")
+    assert error_of(RuntimeError("x\0y\ud800"), condition="FROM_SPARK") == QueryError("FROM_SPARK", "xy?")
+
+
+def test_a_child_process_tells_nothing_of_its_parents_queries(tmp_path: Path) -> None:
+    publisher = Publisher(f"sqlite:///{tmp_path}/none.db")
+    publisher.begin(RUN)
+    publisher.after_fork_in_child()
+    assert publisher._followed == {}
+    assert publisher._thread is None

@@ -1,0 +1,166 @@
+"""What queries tell of themselves in a store."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import penstock
+from penstock.errors import StoreNotFound
+from penstock.store import migrate, queries, statements
+from penstock.store.migrate import open_database
+from penstock.store.queries import QueryError, QueryProgress, QueryRun
+from tests.store.support import described
+
+RUN = QueryRun("id", "run 1", 'it\'s "big" <script>', "micro-batch", 5, sink="queue 'x'")
+
+
+def _told(store: penstock.Store) -> list[Any]:
+    return store.database.run(queries.told_queries, write=False)
+
+
+def _progress(store: penstock.Store, since: int = 0) -> list[Any]:
+    return store.database.run(lambda tx: queries.progress_since(tx, since), write=False)
+
+
+def test_a_run_is_told_from_its_beginning_to_its_end(store: penstock.Store) -> None:
+    database = store.database
+    before = time.time() * 1e6
+    database.run(lambda tx: queries.begin(tx, RUN))
+    (row,) = _told(store)
+    assert (row.query_id, row.name, row.engine, row.state) == ("id", RUN.name, "micro-batch", "running")
+    assert row.started_at == 5
+    assert before - 5e6 < row.told_at < before + 60e6
+    first = QueryProgress(
+        7, 10, 8, {"p50": 1.5, "p90": 2.0, "p99": 3.0, "max": 4.0}, 230.0, {"addBatch": 5.0}, 9
+    )
+    for progress in (first, QueryProgress(8, 5)):
+        database.run(lambda tx, progress=progress: queries.tell(tx, RUN, progress, source="rate"))
+    one, two = _progress(store)
+    assert (one.batch_id, one.rows_in, one.rows_out, one.p50, one.most) == (7, 10, 8, 1.5, 4.0)
+    assert (one.duration, one.durations, one.watermark) == (230.0, '{"addBatch": 5.0}', 9)
+    assert (two.rows_out, two.p50, two.state_rows) == (None, None, None)
+    (row,) = _told(store)
+    assert (row.rows_in, row.rows_out, row.source, row.sink) == (15, 8, "rate", "queue 'x'")
+    database.run(lambda tx: queries.end(tx, RUN, QueryError("X", "it broke")))
+    (row,) = _told(store)
+    assert (row.state, row.error_condition, row.error_message) == ("failed", "X", "it broke")
+
+
+def test_a_later_run_takes_the_place_and_the_earlier_one_is_not_heard(store: penstock.Store) -> None:
+    later = QueryRun("id", "run 2", "n", "continuous", 6)
+    for run in (RUN, later):
+        store.database.run(lambda tx, run=run: queries.begin(tx, run))
+    assert not store.database.run(lambda tx: queries.tell(tx, RUN, QueryProgress(1, 1)))
+    store.database.run(lambda tx: queries.end(tx, RUN, None))
+    (row,) = _told(store)
+    assert (row.run_id, row.state, row.rows_in) == ("run 2", "running", 0)
+    assert _progress(store) == []
+
+
+def test_the_last_error_stays_when_a_query_runs_again(store: penstock.Store) -> None:
+    later = QueryRun("id", "run 2", "n", "continuous", 6)
+    store.database.run(lambda tx: queries.begin(tx, RUN))
+    store.database.run(lambda tx: queries.end(tx, RUN, QueryError("X", "it broke")))
+    store.database.run(lambda tx: queries.begin(tx, later))
+    store.database.run(lambda tx: queries.end(tx, later, None))
+    (row,) = _told(store)
+    assert (row.state, row.error_condition) == ("stopped", "X")
+
+
+def test_the_newest_progress_is_kept(store: penstock.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queries, "KEPT_PROGRESS", 3)
+    other = QueryRun("other", "run", None, "continuous", 6)
+    for run in (RUN, other):
+        store.database.run(lambda tx, run=run: queries.begin(tx, run))
+    store.database.run(lambda tx: queries.tell(tx, other, QueryProgress(0, 1)))
+    for batch in range(5):
+        store.database.run(lambda tx, batch=batch: queries.tell(tx, RUN, QueryProgress(batch, 1)))
+    assert [(row.query_id, row.batch_id) for row in _progress(store)] == [
+        ("id", 2),
+        ("id", 3),
+        ("id", 4),
+        ("other", 0),
+    ]
+    newest = _progress(store)[2].told_at
+    assert [row.batch_id for row in _progress(store, newest - 1)] == [4]
+
+
+def test_a_query_that_was_not_heard_of_for_long_is_forgotten_with_its_progress(
+    store: penstock.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.database.run(lambda tx: queries.begin(tx, RUN))
+    store.database.run(lambda tx: queries.tell(tx, RUN, QueryProgress(0, 1)))
+    monkeypatch.setattr(queries, "FORGOTTEN_SECONDS", 0)
+    later = QueryRun("later", "run", None, "continuous", 6)
+    store.database.run(lambda tx: queries.begin(tx, later))
+    assert [row.query_id for row in _told(store)] == ["later"]
+    assert _progress(store) == []
+
+
+def test_committed_rows_are_found_in_the_ledger(store: penstock.Store) -> None:
+    def enter(tx: Any) -> None:
+        for batch, rows in ((0, 5), (1, 7), (2, 9)):
+            tx.run(
+                "insert_ledger",
+                sink="s",
+                app_id="id",
+                batch_id=batch,
+                task=-1,
+                ranges="",
+                row_count=rows,
+                now=1,
+            )
+
+    store.database.run(enter)
+    found = store.database.run(
+        lambda tx: [queries.rows_committed(tx, "s", "id", *ends) for ends in ((-1, 0), (0, 2), (2, 3))]
+    )
+    assert found == [5, 16, None]
+
+
+@pytest.fixture
+def version_2(store_url: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A store with a queue, as the Penstock before queries told of themselves made it."""
+    real = statements.migrations
+    monkeypatch.setattr(migrate, "VERSION", 2)
+    monkeypatch.setattr(
+        migrate, "migrations", lambda dialect: {n: text for n, text in real(dialect).items() if n <= 2}
+    )
+    with penstock.connect(store_url) as old:
+        old.create_queue("kept", pa.schema([("n", pa.int64())])).append([{"n": 1}])
+        assert "query_progress" not in str(described(old.database))
+    monkeypatch.undo()
+    return store_url
+
+
+def test_a_store_of_version_2_is_brought_up_to_date(version_2: str) -> None:
+    with penstock.connect(version_2) as store:
+        assert store.info().version == migrate.VERSION >= 3
+        assert store.queue("kept").read(0, 0).to_pylist() == [{"n": 1}]
+        store.database.run(lambda tx: queries.begin(tx, RUN))
+        assert len(_told(store)) == 1
+
+
+def test_who_only_looks_leaves_an_older_store_as_it_is(version_2: str) -> None:
+    database, identity = open_database(version_2, create=False, as_it_is=True)
+    assert identity.version == 2
+    assert "query_progress" not in str(described(database))
+    database.close()
+
+
+def test_who_only_looks_makes_no_store(store_url: str) -> None:
+    with pytest.raises(StoreNotFound):
+        open_database(store_url, create=False, as_it_is=True)
+
+
+def test_owners_are_found_all_at_once(store: penstock.Store) -> None:
+    names = [f"{store.uuid}/1/{name}" for name in ("a", "b <>'", "c")]
+    lock = store.database.owner_lock(names[1])
+    assert lock.acquire()
+    assert store.database.run(lambda tx: tx.owners_alive(names), write=False) == {names[1]}
+    lock.release()
+    assert store.database.run(lambda tx: tx.owners_alive(names), write=False) == set()

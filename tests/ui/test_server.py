@@ -1,0 +1,424 @@
+"""The page's server: who may look, what it answers, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pyarrow as pa
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+import penstock as ps
+from penstock.store import queries
+from penstock.store.queries import QueryError, QueryProgress, QueryRun
+from penstock.store.url import parse_url
+from penstock.ui import app, feed
+from penstock.ui.access import Access
+from penstock.ui.collector import Collector
+from tests.spark.support import one_store
+from tests.store.proxy import proxied
+from tests.support.waiting import wait_until
+from tests.ui.conftest import Served
+
+SCHEMA = pa.schema([("id", pa.int64())])
+ODD = 'it\'s "<script>alert(1)</script>" ž'
+TOKEN = "öffne-dich & 100%"
+Serve = Callable[..., Served]
+
+
+def _fill(store: ps.Store) -> None:
+    store.create_queue(ODD, SCHEMA).append([{"id": 1}])
+    store.create_consumer(ODD).register(ODD)
+    run = QueryRun("id", "run", ODD, "continuous", 5, spark_ui="http://127.0.0.1:4040")
+    store.database.run(lambda tx: queries.begin(tx, run))
+    progress = QueryProgress(
+        3, 10, 9, {"p50": 1.0, "p90": 2.0, "p99": 3.0, "max": 4.0}, 20.0, {"a": 20.0}, 7, 8, 9
+    )
+    store.database.run(lambda tx: queries.tell(tx, run, progress))
+    store.database.run(lambda tx: queries.end(tx, run, QueryError("BAD", ODD)))
+
+
+def _events(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
+    """The snapshots of an event stream."""
+    name = None
+    for line in lines:
+        if line.startswith("event: "):
+            name = line.removeprefix("event: ")
+        elif line.startswith("data: "):
+            assert name == "snapshot"
+            yield json.loads(line.removeprefix("data: "))
+
+
+def test_a_snapshot_is_json_with_every_name_as_it_is(serve: Serve, store: ps.Store) -> None:
+    _fill(store)
+    answer = serve().get("/api/snapshot")
+    assert (answer.status_code, answer.headers["content-type"]) == (200, "application/json")
+    found = answer.json()
+    assert (
+        found["queues"][0]["name"] == found["consumers"][0]["consumer"] == found["queries"][0]["name"] == ODD
+    )
+    assert found["queries"][0]["last_error"]["message"] == ODD
+    assert found["every_seconds"] == 0.2
+
+
+def test_no_answer_has_a_password(serve: Serve, store: ps.Store, store_url: str) -> None:
+    _fill(store)
+    served = serve()
+    secrets = parse_url(store_url).secrets
+    assert secrets or store_url.startswith("sqlite")
+    for path in ("/api/snapshot", "/metrics", "/", "/nothing"):
+        answer = served.get(path)
+        told = answer.text + str(answer.headers)
+        assert not [secret for secret in secrets if secret in told]
+
+
+@one_store
+def test_headers_keep_a_browser_from_doing_anything_else(serve: Serve) -> None:
+    served = serve()
+    for path in ("/api/snapshot", "/metrics", "/", "/nothing"):
+        headers = served.get(path).headers
+        assert headers["content-security-policy"].startswith("default-src 'self';")
+        assert "unsafe" not in headers["content-security-policy"]
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["referrer-policy"] == "no-referrer"
+    assert served.get("/api/snapshot").headers["cache-control"] == "no-store"
+
+
+@one_store
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
+def test_nothing_can_be_changed(serve: Serve, method: str) -> None:
+    served = serve()
+    for path in ("api/snapshot", "api/events", "metrics", ""):
+        assert httpx.request(method, served.url + path, timeout=30).status_code == 405
+
+
+@one_store
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:8080", "127.0.0.1.evil.example", "", "[fe80::1]"]
+)
+def test_another_hosts_name_is_refused_on_loopback(serve: Serve, host: str) -> None:
+    answer = serve().get("/api/snapshot", headers={"Host": host})
+    assert answer.status_code == 421
+    assert "localhost" in answer.text
+
+
+@one_store
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:1", "127.0.0.1:99", "[::1]:8080", "127.0.0.2"])
+def test_names_of_this_machine_are_taken(serve: Serve, host: str) -> None:
+    assert serve().get("/api/snapshot", headers={"Host": host}).status_code == 200
+
+
+@one_store
+def test_with_a_token_nobody_gets_anything_without_it(serve: Serve) -> None:
+    served = serve(token=TOKEN)
+    for path in (
+        "/",
+        "/api/snapshot",
+        "/api/events",
+        "/metrics",
+        "/assets/x.js",
+        "/nothing",
+        "/?token=wrong",
+        "/?token=",
+    ):
+        answer = served.get(path)
+        assert (answer.status_code, "token" in answer.text) == (401, True)
+        assert TOKEN not in answer.text
+        assert "set-cookie" not in answer.headers
+    assert served.get("/api/snapshot", headers={"Authorization": "Bearer wrong"}).status_code == 401
+    assert served.get("/api/snapshot", cookies={"penstock_ui": "wrong"}).status_code == 401
+    assert (
+        served.get("/api/snapshot", cookies={"penstock_ui": "ž".encode().decode("latin1")}).status_code == 401
+    )
+
+
+@one_store
+def test_a_token_comes_as_a_header_or_once_in_the_address(serve: Serve) -> None:
+    served = serve(token=TOKEN)
+    header = {"Authorization": b"Bearer " + TOKEN.encode()}
+    assert served.get("/metrics", headers={"Authorization": "Bearer plain"}).status_code == 401
+    assert served.get("/metrics", headers=header).status_code == 200
+    answer = served.get("/", params={"token": TOKEN})
+    assert (answer.status_code, answer.headers["location"]) == (303, "/")
+    cookie = answer.headers["set-cookie"]
+    assert "HttpOnly" in cookie
+    assert "samesite=strict" in cookie.lower()
+    assert TOKEN not in cookie
+    with httpx.Client(cookies=answer.cookies) as browser:
+        assert browser.get(served.url + "api/snapshot").status_code == 200
+        assert browser.get(served.url).status_code == 200
+    assert served.get("/api/snapshot", params={"token": TOKEN}).status_code == 401
+
+
+@one_store
+def test_events_come_at_once_and_go_on(serve: Serve, store: ps.Store) -> None:
+    _fill(store)
+    served = serve()
+    with httpx.stream("GET", served.url + "api/events", timeout=30) as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        found = _events(answer.iter_lines())
+        first = next(found)
+        store.queue(ODD).append([{"id": 2}])
+        later = next(each for each in found if each["queues"][0]["rows"] == 2)
+    assert first["queues"][0]["rows"] == 1
+    assert later["taken_at"] > first["taken_at"]
+
+
+@one_store
+def test_a_viewer_that_goes_away_is_forgotten_and_nobody_looks_for_nobody(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[int] = []
+    real = Collector.collect
+    monkeypatch.setattr(Collector, "collect", lambda self: looks.append(1) or real(self))
+    served = serve(every=0.1)
+    assert looks == []
+    counts = []
+
+    def view() -> None:
+        with httpx.stream("GET", served.url + "api/events", timeout=30) as answer:
+            found = _events(answer.iter_lines())
+            counts.append(sum(1 for _, _ in zip(range(6), found, strict=False)))
+
+    viewers = [threading.Thread(target=view) for _ in range(3)]
+    for each in viewers:
+        each.start()
+    for each in viewers:
+        each.join(30)
+    assert counts == [6, 6, 6]
+    wait_until(lambda: served.server.feed.viewers == 0, message="all viewers are gone")
+    # One look for all three.
+    assert len(looks) <= 10
+    before = len(looks)
+    threading.Event().wait(0.4)
+    assert len(looks) == before
+
+
+@one_store
+def test_there_are_no_more_viewers_than_can_be_served(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed, "MOST_VIEWERS", 1)
+    served = serve()
+    with httpx.stream("GET", served.url + "api/events", timeout=30) as answer:
+        next(_events(answer.iter_lines()))
+        assert served.get("/api/events").status_code == 503
+
+
+@one_store
+def test_the_server_ends_while_somebody_looks(serve: Serve) -> None:
+    served = serve(every=30)
+    with httpx.stream("GET", served.url + "api/events", timeout=30) as answer:
+        found = _events(answer.iter_lines())
+        next(found)
+        served.end()
+        assert list(found) == []
+
+
+@one_store
+def test_a_store_that_hangs_is_told_of(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    served = serve(every=0.1)
+    assert served.get("/api/snapshot").json()["store"]["error"] is None
+    monkeypatch.setattr(feed, "PATIENCE", 0.2)
+    release = threading.Event()
+    real = Collector.collect
+    monkeypatch.setattr(Collector, "collect", lambda self: release.wait(30) and real(self))
+    wait_until(lambda: served.get("/api/snapshot").json()["store"]["error"], message="it is told")
+    assert "has not answered" in served.get("/api/snapshot").json()["store"]["error"]
+    release.set()
+    wait_until(lambda: served.get("/api/snapshot").json()["store"]["error"] is None, message="it is back")
+
+
+def test_a_server_that_goes_away_leaves_what_was_known_and_comes_back(
+    pg_url: str, store_url: str, store: ps.Store
+) -> None:
+    if store_url.startswith("sqlite"):
+        path = Path(parse_url(store_url).target)
+        _fill(store)
+        collector = Collector(store_url)
+        known = collector.collect()
+        away = path.with_suffix(".away")
+        path.rename(away)
+        found = collector.collect()
+        assert found["store"]["error"]
+        assert found["queues"] == known["queues"]
+        away.rename(path)
+        assert collector.collect()["store"]["error"] is None
+        collector.close()
+        return
+    _fill(store)
+    with proxied(store_url) as proxy:
+        collector = Collector(proxy.url)
+        known = collector.collect()
+        proxy.lose(b"penstock", deliver=False, times=10**6)
+        proxy.lose(b"", deliver=False, times=10**6)
+        found = collector.collect()
+        assert found["store"]["error"]
+        assert [secret for secret in parse_url(store_url).secrets if secret in str(found)] == []
+        assert found["queues"] == known["queues"]
+        proxy.failures = 0
+        assert collector.collect()["store"]["error"] is None
+        collector.close()
+
+
+def test_metrics_are_in_prometheus_form(serve: Serve, store: ps.Store) -> None:
+    _fill(store)
+    answer = serve().get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=")
+    families = {family.name: family for family in text_string_to_metric_families(answer.text)}
+    values = {
+        (sample.name, *sorted(sample.labels.items())): sample.value
+        for family in families.values()
+        for sample in family.samples
+    }
+    queue, consumer = ("queue", ODD), ("consumer", ODD)
+    query = (("id", "id"), ("query", ODD))
+    assert values["penstock_store_up",] == 1
+    assert values["penstock_queue_rows", queue] == 1
+    assert values["penstock_queue_appended_rows_total", queue] == 1
+    assert values["penstock_consumer_lag_rows", consumer, queue] == 1
+    assert values["penstock_consumer_lag_seconds", consumer, queue] >= 0
+    assert values["penstock_consumer_stuck", consumer, queue] == 0
+    states = {
+        state: values["penstock_query_state", *query, ("state", state)] for state in ("running", "failed")
+    }
+    assert states == {"running": 0, "failed": 1}
+    assert values[
+        "penstock_query_latency_seconds", *query[:1], ("quantile", "0.99"), *query[1:]
+    ] == pytest.approx(0.003) or (
+        values["penstock_query_latency_seconds", query[0], ("quantile", "0.99"), query[1]]
+        == pytest.approx(0.003)
+    )
+    assert values["penstock_query_duration_seconds", *query] == 0.02
+    assert (families["penstock_queue_rows"].type, families["penstock_queue_appended_rows"].type) == (
+        "gauge",
+        "counter",
+    )
+    assert all(family.documentation for family in families.values())
+
+
+def test_metrics_of_a_store_that_does_not_answer_say_no_more_than_that(
+    store: ps.Store, store_url: str
+) -> None:
+    from penstock.ui.metrics import exposition
+
+    _fill(store)
+    collector = Collector(store_url)
+    collector.collect()
+    text = exposition(collector.without_answer("gone")).decode()
+    assert [line for line in text.splitlines() if not line.startswith("#")] == ["penstock_store_up 0.0"]
+    collector.close()
+
+
+@one_store
+def test_the_page_is_served_from_its_folder(
+    store: ps.Store, serve: Serve, monkeypatch: Any, tmp_path: Path
+) -> None:
+    page = tmp_path / "page"
+    (page / "assets").mkdir(parents=True)
+    (page / "index.html").write_text("<!doctype html><title>x</title>")
+    (page / "assets/app-1.js").write_text("1")
+    (tmp_path / "secret.txt").write_text("secret")
+    monkeypatch.setattr(app.make_app, "__defaults__", (page,))
+    served = serve()
+    answer = served.get("/")
+    assert (answer.text, answer.headers["content-type"]) == (
+        "<!doctype html><title>x</title>",
+        "text/html; charset=utf-8",
+    )
+    assert answer.headers["cache-control"] == "no-cache"
+    answer = served.get("/assets/app-1.js")
+    assert answer.text == "1"
+    assert "immutable" in answer.headers["cache-control"]
+    assert "javascript" in answer.headers["content-type"]
+    for path in ("/nothing", "/../secret.txt", "/%2e%2e/secret.txt", "/assets/..%2f..%2fsecret.txt"):
+        assert served.get(path).status_code == 404
+
+
+@one_store
+def test_without_the_page_a_sentence_is_served(serve: Serve, monkeypatch: Any, tmp_path: Path) -> None:
+    monkeypatch.setattr(app.make_app, "__defaults__", (tmp_path / "nothing",))
+    answer = serve().get("/")
+    assert answer.status_code == 200
+    assert "no page" in answer.text
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "host.example"])
+def test_beyond_loopback_the_host_is_not_looked_at(host: str) -> None:
+    assert not Access(host, "x").local
+
+
+# The command.
+
+PROGRAM = [sys.executable, "-m", "penstock.cli", "ui"]
+
+
+def _failing(*words: object, code: int = 1) -> str:
+    done = subprocess.run([*PROGRAM, *map(str, words)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stderr
+
+
+@one_store
+def test_plain_errors_say_what_to_do(store: ps.Store, store_url: str, tmp_path: Path) -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as taken:
+        port = taken.getsockname()[1]
+        assert f"port {port} of 127.0.0.1 is taken" in _failing("--url", store_url, "--port", port)
+    assert "needs a token" in _failing("--url", store_url, "--host", "0.0.0.0")
+    assert "8 characters or more" in _failing("--url", store_url, "--token", "short")
+    assert "no address of this machine" in _failing(
+        "--url", store_url, "--host", "192.0.2.1", "--token", "x" * 8
+    )
+    assert "penstock store init" in _failing("--url", f"sqlite:///{tmp_path}/none.db")
+    assert not (tmp_path / "none.db").exists()
+
+
+@one_store
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_it_says_where_the_page_is_and_ends_when_it_is_asked_to(
+    store: ps.Store, store_url: str, number: signal.Signals
+) -> None:
+    command = [*PROGRAM, "--url", store_url, "--port", "0", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as program:
+        assert program.stdout is not None
+        assert program.stderr is not None
+        address = json.loads(program.stdout.readline())["address"]
+        assert address.startswith("http://127.0.0.1:")
+        with httpx.stream("GET", address + "api/events", timeout=30) as answer:
+            found = _events(answer.iter_lines())
+            next(found)
+            program.send_signal(number)
+            for _ in found:
+                pass
+        assert program.wait(20) in (130, -signal.SIGTERM)
+        assert program.stderr.read() == ""
+
+
+@one_store
+def test_neither_spark_nor_pandas_is_loaded(store: ps.Store, store_url: str) -> None:
+    program = (
+        "import sys; from penstock.ui.serving import prepared\n"
+        f"with prepared({store_url!r}, port=0) as server: server.feed._collector.collect()\n"
+        "print([m for m in ('pyspark', 'py4j', 'pandas') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("[]\n", "")
+
+
+def test_a_missing_extra_says_what_to_install() -> None:
+    program = (
+        "import sys; sys.modules['fastapi'] = None\n"
+        "from penstock.cli import main; sys.exit(main(['ui', '--url', 'sqlite:////tmp/nothing.db']))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "the page needs fastapi: pip install 'penstock[ui]'" in done.stderr

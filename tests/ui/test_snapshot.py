@@ -1,0 +1,392 @@
+"""What a snapshot says of a store."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import penstock as ps
+from penstock.changes.feeds.dead_letters import DEAD_LETTERS
+from penstock.store import queries
+from penstock.store.queries import QueryError, QueryProgress, QueryRun
+from penstock.ui import letters
+from penstock.ui.collector import Collector
+from penstock.ui.history import BUDGET, MOST, History, step_for
+from tests.store.support import run_sql
+from tests.ui.conftest import Clock
+
+SCHEMA = pa.schema([("id", pa.int64()), ("customer", pa.string())])
+ODD = "or'd\"ers <script>alert(1)</script> ž"
+
+
+def _rows(count: int) -> list[dict[str, Any]]:
+    return [{"id": number, "customer": f"c{number}"} for number in range(count)]
+
+
+def _by(found: list[dict[str, Any]], key: str) -> dict[str, dict[str, Any]]:
+    return {each[key]: each for each in found}
+
+
+def _begin(store: ps.Store, run: QueryRun) -> None:
+    store.database.run(lambda tx: queries.begin(tx, run))
+
+
+def _tell(store: ps.Store, run: QueryRun, progress: QueryProgress) -> None:
+    store.database.run(lambda tx: queries.tell(tx, run, progress))
+
+
+def test_an_empty_store_has_an_empty_snapshot(collector: Collector, store: ps.Store) -> None:
+    found = collector.collect()
+    assert found["store"] == {
+        "url": store.url,
+        "kind": "sqlite" if store.database.dialect == "sqlite" else "postgresql",
+        "error": None,
+    }
+    assert found["version"] == ps.__version__
+    assert abs((datetime.fromisoformat(found["taken_at"]) - datetime.now(UTC)).total_seconds()) < 60
+    for name in ("queues", "consumers", "queries", "ledger", "dead_letters", "notes"):
+        assert found[name] == []
+
+
+def test_a_queue_is_told_as_the_store_has_it(collector: Collector, store: ps.Store) -> None:
+    retention = ps.Retention(rows=1000)
+    queue = store.create_queue(ODD, SCHEMA, partitions=2, key=["customer"], retention=retention)
+    queue.append(_rows(20))
+    (told,) = collector.collect()["queues"]
+    info = queue.info()
+    assert (told["name"], told["rows"], told["bytes"], told["key"]) == (ODD, 20, info.bytes, ["customer"])
+    assert told["keeps"] == {"rows": 1000, "age_seconds": None, "bytes": None}
+    appended = max(part.last_append for part in info.partitions if part.last_append)
+    assert datetime.fromisoformat(told["last_append_at"]) <= appended
+    assert 0 <= told["oldest_seconds"] < 60
+    assert [(part["first_index"], part["next_index"], part["segments"]) for part in told["partitions"]] == [
+        (part.first_index, part.next_index, part.segments) for part in info.partitions
+    ]
+    assert (told["rows_per_second"], told["bytes_per_second"], told["history"]) == (None, None, [])
+
+
+def test_rates_come_from_the_growth_between_two_snapshots(collector: Collector, store: ps.Store) -> None:
+    queue = store.create_queue("q", SCHEMA)
+    queue.append(_rows(5))
+    first = datetime.fromisoformat(collector.collect()["taken_at"])
+    queue.append(_rows(100))
+    queue.trim(0, 5)
+    found = collector.collect()
+    (told,) = found["queues"]
+    seconds = (datetime.fromisoformat(found["taken_at"]) - first).total_seconds()
+    assert told["rows_per_second"] * seconds == pytest.approx(100, rel=0.1, abs=100 * 0.002 / seconds)
+    assert told["bytes_per_second"] == pytest.approx(
+        told["rows_per_second"] * told["bytes"] / told["rows"], rel=0.01
+    )
+    assert [point["rows_per_second"] for point in told["history"]] == [told["rows_per_second"]]
+    (told,) = collector.collect()["queues"]
+    assert told["rows_per_second"] == 0
+
+
+def test_a_queue_that_is_made_anew_has_no_history(collector: Collector, store: ps.Store) -> None:
+    for _ in range(2):
+        store.create_queue("q", SCHEMA).append(_rows(50))
+        collector.collect()
+        assert collector.collect()["queues"][0]["rows_per_second"] == 0
+        store.drop_queue("q")
+
+
+def test_a_consumer_is_told_as_it_lags(collector: Collector, store: ps.Store) -> None:
+    queue = store.create_queue("q", SCHEMA, partitions=2)
+    billing = store.create_consumer(ODD)
+    billing.register("q", vital=True)
+    for partition in (0, 1):
+        queue.append(_rows(10), partition=partition)
+    billing.advance("q", 0, old=0, new=4)
+    (told,) = collector.collect()["consumers"]
+    lag = billing.lag("q")
+    assert (told["consumer"], told["queue"], told["vital"]) == (ODD, "q", True)
+    assert told["lag_rows"] == lag.rows == 16
+    # Of the rows, where the command line counts whole segments.
+    assert 0 < told["lag_bytes"] < lag.bytes
+    assert 0 < told["lag_seconds"] <= billing.lag("q").seconds
+    assert (told["owner"], told["stuck"], told["stuck_seconds"]) == (None, False, None)
+    assert told["partitions"] == [
+        {"partition": 0, "offset": 4, "safe_offset": 4, "next_index": 10, "lag_rows": 6},
+        {"partition": 1, "offset": 0, "safe_offset": 0, "next_index": 10, "lag_rows": 10},
+    ]
+    assert [point["lag_rows"] for point in told["history"]] == [16]
+
+
+def test_lag_in_a_merged_segment_is_told_by_the_row_that_waits(store: ps.Store, collector: Collector) -> None:
+    queue = store.create_queue("q", SCHEMA)
+    consumer = store.create_consumer("c")
+    consumer.register("q")
+    for number in range(200):
+        queue.append([{"id": number, "customer": "x"}])
+    queue.maintain()
+    assert queue.info().partitions[0].segments < 200
+    consumer.advance("q", 0, old=0, new=100)
+    told = collector.collect()["consumers"][0]["lag_seconds"]
+    exact = consumer.lag("q").seconds
+    consumer.advance("q", 0, old=100, new=199)
+    later = collector.collect()["consumers"][0]["lag_seconds"]
+    assert later < told <= exact + 5
+
+
+def test_an_owner_is_told_with_whether_it_lives(collector: Collector, store: ps.Store) -> None:
+    store.create_queue("q", SCHEMA)
+    consumer = store.create_consumer("c")
+    consumer.register("q")
+    registration = consumer.registration("q")
+    lock = store.database.owner_lock(registration.lock_name(store.uuid))
+    assert lock.acquire()
+    store.database.run(lambda tx: tx.all("own_registration", **registration.keys))
+    store.database.run(lambda tx: tx.run("bind_app", app_id="app", **registration.keys))
+    assert collector.collect()["consumers"][0]["owner"] == {"app_id": "app", "epoch": 1, "alive": True}
+    lock.release()
+    assert collector.collect()["consumers"][0]["owner"] == {"app_id": "app", "epoch": 1, "alive": False}
+
+
+def test_who_stands_still_while_rows_wait_is_stuck_and_comes_first(
+    collector: Collector, store: ps.Store, clock: Clock
+) -> None:
+    queue = store.create_queue("q", SCHEMA, partitions=2)
+    consumers = {name: store.create_consumer(name) for name in ("done", "moving", "one stands", "stuck")}
+    for consumer in consumers.values():
+        consumer.register("q")
+    for partition in (0, 1):
+        queue.append(_rows(10), partition=partition)
+        consumers["done"].advance("q", partition, old=0, new=10)
+    collector.collect()
+    clock.now += 61
+    for partition in (0, 1):
+        consumers["moving"].advance("q", partition, old=0, new=1)
+    consumers["one stands"].advance("q", 1, old=0, new=1)
+    told = collector.collect()["consumers"]
+    assert [(each["consumer"], each["stuck"]) for each in told] == [
+        ("one stands", True),
+        ("stuck", True),
+        ("moving", False),
+        ("done", False),
+    ]
+    assert [each["stuck_seconds"] for each in told] == [61, 61, None, None]
+    clock.now += 59
+    stuck = {each["consumer"] for each in collector.collect()["consumers"] if each["stuck"]}
+    assert stuck == {"one stands", "stuck"}
+    for partition in (0, 1):
+        consumers["stuck"].advance("q", partition, old=0, new=1)
+    consumers["one stands"].advance("q", 0, old=0, new=1)
+    stuck = {each["consumer"] for each in collector.collect()["consumers"] if each["stuck"]}
+    assert stuck == set()
+
+
+def test_a_consumer_for_which_nothing_waits_is_not_stuck_when_rows_come(
+    collector: Collector, store: ps.Store, clock: Clock
+) -> None:
+    queue = store.create_queue("q", SCHEMA)
+    store.create_consumer("c").register("q")
+    collector.collect()
+    clock.now += 600
+    queue.append(_rows(1))
+    assert not collector.collect()["consumers"][0]["stuck"]
+    clock.now += 61
+    assert collector.collect()["consumers"][0]["stuck"]
+
+
+def test_a_query_is_told_with_its_progress(collector: Collector, store: ps.Store) -> None:
+    run = QueryRun(
+        "id", "run", ODD, "continuous", 1_000_000, "queue 'a'", "queue 'b'", "/ck", "http://127.0.0.1:4040"
+    )
+    _begin(store, run)
+    latency = {"p50": 1.0, "p90": 2.0, "p99": 3.0, "max": 4.0}
+    _tell(store, run, QueryProgress(3, 10, 9, latency, 20.0, {"epochCommit": 2.0}, 5_000_000, 7, 8))
+    (told,) = collector.collect()["queries"]
+    assert (told["id"], told["run_id"], told["name"], told["engine"]) == ("id", "run", ODD, "continuous")
+    assert (told["state"], told["batch"], told["unit"]) == ("running", 3, "epoch")
+    assert (told["rows_in"], told["rows_out"], told["rows_in_per_second"]) == (10, 9, None)
+    assert (told["latency_ms"], told["duration_ms"]) == (latency, {"epochCommit": 2.0})
+    assert (told["watermark"], told["started_at"]) == ("1970-01-01T00:00:05.000Z", "1970-01-01T00:00:01.000Z")
+    assert (told["state_rows"], told["state_bytes"], told["last_error"]) == (7, 8, None)
+    assert (told["source"], told["sink"], told["checkpoint"]) == ("queue 'a'", "queue 'b'", "/ck")
+    assert told["spark_ui"] == "http://127.0.0.1:4040"
+    (point,) = told["history"]
+    assert {
+        key: point[key] for key in ("rows_in", "rows_out", "p50", "p99", "duration_ms", "state_rows")
+    } == {
+        "rows_in": 10,
+        "rows_out": 9,
+        "p50": 1.0,
+        "p99": 3.0,
+        "duration_ms": 20.0,
+        "state_rows": 7,
+    }
+    _tell(store, run, QueryProgress(4, 5))
+    (told,) = collector.collect()["queries"]
+    assert (told["batch"], told["rows_out"], told["latency_ms"]) == (4, None, None)
+    assert told["rows_in_per_second"] > 0
+    assert [each["rows_in"] for each in told["history"]] == [10, 5]
+    assert [each["rows_in"] for each in collector.collect()["queries"][0]["history"]] == [10, 5]
+
+
+def test_queries_come_by_their_state(collector: Collector, store: ps.Store) -> None:
+    for name in ("a runs", "b stops", "c fails", "d is silent"):
+        run = QueryRun(name, "run", name, "micro-batch", 5)
+        _begin(store, run)
+        if name == "b stops":
+            store.database.run(lambda tx, run=run: queries.end(tx, run, None))
+        if name == "c fails":
+            store.database.run(lambda tx, run=run: queries.end(tx, run, QueryError("BAD", "why")))
+    schema = store.database.url.schema
+    table = f"{schema}.query" if store.database.dialect == "postgres" else "penstock_query"
+    run_sql(store.database, f"update {table} set told_at = told_at - 31000000 where query_id = 'd is silent'")
+    told = collector.collect()["queries"]
+    assert [(each["id"], each["state"]) for each in told] == [
+        ("c fails", "failed"),
+        ("d is silent", "silent"),
+        ("a runs", "running"),
+        ("b stops", "stopped"),
+    ]
+    error = told[0]["last_error"]
+    assert (error["condition"], error["message"]) == ("BAD", "why")
+    assert error["at"] == told[0]["updated_at"]
+
+
+@pytest.mark.parametrize("url", ["javascript:alert(1)", "file:///etc/passwd", "data:text/html,x"])
+def test_a_link_leads_to_the_web_alone(collector: Collector, store: ps.Store, url: str) -> None:
+    _begin(store, QueryRun("id", "run", None, "micro-batch", 5, spark_ui=url))
+    assert collector.collect()["queries"][0]["spark_ui"] is None
+
+
+def test_the_newest_commits_are_told_by_sink_and_query(collector: Collector, store: ps.Store) -> None:
+    _begin(store, QueryRun("app", "run", "large", "micro-batch", 5))
+
+    def enter(tx: Any) -> None:
+        sinks = {f"queue:{ODD}: x:77": 0, 'table:"main"."totals"': 1000}
+        for sink, later in sinks.items():
+            for batch in range(60):
+                values = {"ranges": "", "row_count": batch, "now": 1_000_000 * (batch + later)}
+                tx.run("insert_ledger", sink=sink, app_id="app", batch_id=batch, task=-1, **values)
+        tx.run(
+            "insert_ledger",
+            sink="queue:other:1",
+            app_id="z",
+            batch_id=0,
+            task=-1,
+            ranges="",
+            row_count=1,
+            now=2**41,
+        )
+        tx.run(
+            "insert_ledger",
+            sink="queue:other:1",
+            app_id="z",
+            batch_id=1,
+            task=0,
+            ranges="",
+            row_count=1,
+            now=2**42,
+        )
+
+    store.database.run(enter)
+    told = collector.collect()["ledger"]
+    assert len(told) == 50
+    assert (told[0]["sink"], told[0]["app_id"], told[0]["query"], told[0]["batch"]) == ("other", "z", None, 0)
+    assert [(each["sink"], each["batch"]) for each in told[1:]] == [
+        ('"main"."totals"', batch) for batch in range(59, 10, -1)
+    ]
+    assert told[1]["query"] == "large"
+    assert told[1]["rows"] == 59
+
+
+def test_the_name_of_a_queue_in_the_ledger_is_told_whatever_is_in_it(
+    collector: Collector, store: ps.Store
+) -> None:
+    values = {"ranges": "", "row_count": 1, "now": 5, "task": -1, "batch_id": 0, "app_id": "a"}
+    store.database.run(lambda tx: tx.run("insert_ledger", sink=f"queue:{ODD}: x:77", **values))
+    assert collector.collect()["ledger"][0]["sink"] == f"{ODD}: x"
+
+
+def test_dead_letters_are_told_with_the_newest(
+    collector: Collector, store: ps.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.create_queue("plain", SCHEMA)
+    queue = store.create_queue("refused", DEAD_LETTERS, partitions=2)
+    place = {"topic": "t", "partition": 0, "offset": 1}
+    for number in range(7):
+        value = None if number == 6 else f"<b>{number}</b>" + "x" * 500
+        queue.append([{"reason": f"bad {number}", "value": value, **place}], partition=number % 2)
+    (told,) = collector.collect()["dead_letters"]
+    assert (told["queue"], told["rows"]) == ("refused", 7)
+    assert [each["reason"] for each in told["newest"]] == [f"bad {number}" for number in (6, 5, 4, 3, 2)]
+    assert told["newest"][0]["value"] is None
+    assert told["newest"][1]["value"] == ("<b>5</b>" + "x" * 500)[:200]
+    assert told["newest"][0]["at"] == told["last_append_at"]
+
+    def read(*_: object, **__: object) -> None:
+        raise AssertionError("payloads are read again")
+
+    monkeypatch.setattr(letters.log, "read", read)
+    assert collector.collect()["dead_letters"] == [told]
+
+
+def test_the_number_of_statements_does_not_grow_with_the_store(
+    collector: Collector, store: ps.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from penstock.store.postgres import PostgresTransaction
+    from penstock.store.sqlite import SqliteTransaction
+
+    kind = SqliteTransaction if store.database.dialect == "sqlite" else PostgresTransaction
+    real, asked = kind.all, []
+    monkeypatch.setattr(
+        kind, "all", lambda self, name, **more: asked.append(name) or real(self, name, **more)
+    )
+    counts = []
+    for number in (1, 8):
+        for each in range(number):
+            store.create_queue(f"q{number} {each}", SCHEMA, partitions=2).append(_rows(5))
+            store.create_consumer(f"c{number} {each}").register(f"q{number} {each}")
+            _begin(store, QueryRun(f"{number} {each}", "run", None, "micro-batch", 5))
+        asked.clear()
+        collector.collect()
+        counts.append(len(asked))
+    assert counts[0] == counts[1] <= 14
+
+
+def test_an_older_store_is_looked_at_and_left_alone(store: ps.Store, store_url: str) -> None:
+    store.create_queue("q", SCHEMA).append(_rows(3))
+    schema = store.database.url.schema
+    prefix = f"{schema}." if store.database.dialect == "postgres" else "penstock_"
+    for table in ("query_progress", "query"):
+        run_sql(store.database, f"drop table {prefix}{table}")
+    run_sql(store.database, f"update {prefix}store set version = 2")
+    collector = Collector(store_url)
+    found = collector.collect()
+    assert found["queues"][0]["rows"] == 3
+    assert found["queries"] == []
+    assert "penstock store init" in found["notes"][0]
+    collector.close()
+    assert run_sql(store.database, f"select version from {prefix}store") == [(2,)]
+
+
+def test_a_checkpoint_that_is_not_there_is_a_note(store: ps.Store, store_url: str, tmp_path: Path) -> None:
+    collector = Collector(store_url, [str(tmp_path / "nothing"), "s3://key:hunter22@bucket/ck"])
+    found = collector.collect()
+    assert found["queries"] == []
+    assert len(found["notes"]) == 2
+    assert "nothing is there" in found["notes"][0]
+    assert "hunter22" not in str(found)
+    collector.close()
+
+
+def test_histories_are_bounded_and_thinned_where_there_are_many() -> None:
+    history = History()
+    for number in range(MOST + 101):
+        history.add({"n": number})
+    points = [point["n"] for point in history.every(1)]
+    assert points == list(range(101, MOST + 101))
+    thinned = [point["n"] for point in history.every(7)]
+    assert set(thinned) <= set(points)
+    assert thinned[-1] == points[-1]
+    assert len(thinned) <= MOST // 7 + 2
+    for count in (0, 1, 10, 50, 150):
+        assert count * (MOST // step_for(count)) <= BUDGET
