@@ -8,7 +8,7 @@ stamp=node_modules/.penstock-installed
 
 say() { printf '%s\n' "$*" >&2; }
 
-if ! command -v npm >/dev/null || ! node -e 'process.exit(+process.versions.node.split(".")[0] < 20)'; then
+if ! command -v npm >/dev/null || ! node -e 'process.exit(parseInt(process.versions.node) >= 20 ? 0 : 1)'; then
     say "The monitor page is built with Node.js 20 or newer, and its npm:"
     say "  Debian/Ubuntu: apt-get install nodejs npm    (where that is version 20 or newer)"
     say "  Fedora:        dnf install nodejs"

@@ -91,8 +91,6 @@ def main() -> None:
             page.locator("#queries").evaluate("found => window.scrollTo(0, found.offsetTop - 46)")
             page.locator(".plot canvas").first.wait_for()
             keep(page, "monitor-dark.png")
-        with opened(browser, address, "light", 390, 780) as page:
-            keep(page, "monitor-phone.png")
         browser.close()
 
 

@@ -81,7 +81,7 @@ async function whyNot(): Promise<string> {
     if (answer.ok) return "The stream ended";
     return (await answer.text()).trim().slice(0, 300) || `The server answered ${answer.status}`;
   } catch {
-    return "penstock ui does not answer";
+    return "The server does not answer";
   } finally {
     asking.abort();
   }

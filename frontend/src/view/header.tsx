@@ -45,7 +45,7 @@ export function Header({ state, act }: Shared) {
 }
 
 function ConnectionMark({ state }: { state: PageState }) {
-  const { connection, paused } = state;
+  const { connection, paused, shown } = state;
   if (connection.state === "lost") {
     return (
       <Mark tone="bad" icon="cross">
@@ -57,6 +57,13 @@ function ConnectionMark({ state }: { state: PageState }) {
     return (
       <Mark tone="calm" icon="clock">
         connecting
+      </Mark>
+    );
+  }
+  if (shown?.store.error) {
+    return (
+      <Mark tone="bad" icon="cross" title={shown.store.error}>
+        store away
       </Mark>
     );
   }
