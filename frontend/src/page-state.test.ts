@@ -14,6 +14,7 @@ test("a paused page keeps what it shows, and shows the newest when it goes on", 
 });
 
 test("a lost connection is announced once, and so is its return", () => {
+  expect(connected(first, { state: "live" }).announcement).toBe("");
   const gone = connected(connected(first, { state: "live" }), lost);
   expect(gone.announcement).toBe("Not live. The stream ended.");
   expect(connected({ ...gone, announcement: "" }, lost).announcement).toBe("");
