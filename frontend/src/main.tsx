@@ -30,8 +30,18 @@ function paint(): void {
   document.title = things ? `${needing(things)} – Penstock` : "Penstock";
 }
 
+/** An address with `#queries` leads there as soon as there is something to lead to. */
+function goToHash(): void {
+  paint();
+  document.getElementById(location.hash.slice(1))?.scrollIntoView();
+}
+
 const live = new Live({
-  snapshot: (snapshot) => become(to.heard(state, snapshot, new Date())),
+  snapshot(snapshot) {
+    const first = state.shown === null;
+    become(to.heard(state, snapshot, new Date()));
+    if (first && location.hash) goToHash();
+  },
   connection: (connection) => become(to.connected(state, connection)),
 });
 

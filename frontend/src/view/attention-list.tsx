@@ -1,3 +1,4 @@
+import { useState } from "preact/hooks";
 import type { Actions } from "../actions";
 import { type Attention, type Concern, pressing, WORDS } from "../attention";
 import { needing } from "../announce";
@@ -13,7 +14,10 @@ const SIGNS: Record<Concern, [Tone, IconName]> = {
   note: ["calm", "note"],
 };
 
+const MOST = 12;
+
 export function AttentionList({ items, act }: { items: Attention[]; act: Actions }) {
+  const [whole, showWhole] = useState(false);
   const things = items.filter(pressing).length;
   return (
     <section id="attention" class={things ? "attention" : "attention fine"} aria-labelledby="attention-title">
@@ -23,10 +27,17 @@ export function AttentionList({ items, act }: { items: Attention[]; act: Actions
       </h2>
       {items.length > 0 && (
         <ul>
-          {items.map((item) => (
+          {(whole ? items : items.slice(0, MOST)).map((item) => (
             <Item key={item.id} item={item} act={act} />
           ))}
         </ul>
+      )}
+      {items.length > MOST && (
+        <p class="rest">
+          <button type="button" onClick={() => showWhole(!whole)}>
+            {whole ? `Show the first ${MOST}` : `Show all ${items.length}`}
+          </button>
+        </p>
       )}
     </section>
   );
@@ -48,7 +59,7 @@ function Item({ item, act }: { item: Attention; act: Actions }) {
         ) : (
           item.subject && <strong>{item.subject}</strong>
         )}{" "}
-        <span class="says" title={item.says}>
+        <span class={target ? "says" : "says whole"} title={item.says}>
           {item.says}
         </span>
       </p>
