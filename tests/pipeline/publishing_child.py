@@ -14,7 +14,10 @@ from tests.support.sparks import make_spark
 
 def main(folder: str, url: str, checkpoints: str) -> None:
     spark = make_spark(Path(folder))
-    triggers = {"batches": ps.Trigger.processing_time("100 ms"), "epochs": ps.Trigger.continuous("50 ms")}
+    triggers = {
+        "batches": ps.Trigger.processing_time("100 milliseconds"),
+        "epochs": ps.Trigger.continuous("50 ms"),
+    }
     for name, trigger in triggers.items():
         stream = ps.stream(spark, ps.QueueSource("in", name, url))
         stream.write(ps.QueueSink("out", url)).start(

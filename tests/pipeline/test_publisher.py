@@ -15,7 +15,7 @@ import penstock as ps
 from penstock.errors import QueryFailed, QueueNotFound
 from penstock.pipeline.publishing import publisher as module
 from penstock.pipeline.publishing.publisher import Publisher
-from penstock.pipeline.publishing.told import error_of, progress_of, rows_of
+from penstock.pipeline.publishing.told import ends_of, error_of, progress_of, rows_of
 from penstock.store import queries
 from penstock.store.queries import QueryError, QueryRun
 from tests.support.waiting import wait_until
@@ -155,6 +155,18 @@ def test_a_store_that_does_not_answer_is_logged_once_and_told_later(
     assert len(warned) == 1
 
 
+def test_an_end_that_no_store_hears_of_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "RETRY_SECONDS", 0.02)
+    monkeypatch.setattr(module, "GIVEN_UP_SECONDS", 0.2)
+    publisher = Publisher(f"sqlite:///{tmp_path}/none.db")
+    publisher.begin(RUN)
+    thread = publisher._thread
+    publisher.end("run", None)
+    assert thread is not None
+    thread.join(20)
+    assert not thread.is_alive()
+
+
 def test_the_thread_ends_with_the_last_query_and_begins_with_the_next(
     publisher: Publisher, store: ps.Store
 ) -> None:
@@ -189,6 +201,8 @@ def test_progress_of_spark_is_taken_as_it_is() -> None:
     bare = progress_of({"batchId": 0, "eventTime": {"watermark": "1970-01-01T00:00:00.000Z"}}, 0, None)
     assert (bare.watermark, bare.duration, bare.state_rows) == (None, None, None)
     assert rows_of(told(1, 5, 3)) == (5, 3)
+    nameless = {"description": "org.apache.spark.sql.PythonStream@75fa25be"}
+    assert ends_of({"sources": [nameless, {"description": "rate"}]}, ()) == ("PythonStream, rate", None)
     assert rows_of({"batchId": 1}) == (0, None)
 
 

@@ -204,7 +204,7 @@ def test_a_pipeline_without_a_store_is_told_where_ps_publish_says_once(
 ) -> None:
     session = spark.newSession()
     ps.publish(session, url=store_url)
-    for name, trigger in (("batches", ps.Trigger.processing_time("100 ms")), ("epochs", SOON)):
+    for name, trigger in (("batches", ps.Trigger.processing_time("100 milliseconds")), ("epochs", SOON)):
         sink = ps.FunctionSink(print)
         query = (
             ps.stream(session, ps.RateSource(50))

@@ -181,8 +181,8 @@ LOOKS: dict[str, tuple[dict[str, Any], set[str]]] = {
     "all_partitions": ({}, {"p"}),
     "all_registrations": ({}, {"r"}),
     "all_positions": ({}, {"o"}),
-    "newest_commits": ({"most": 50}, {"app"}),
-    "list_told_queries": ({"most": 1000}, {"penstock_query"}),
+    "newest_commits": ({"most": 50}, {"app", "found"}),
+    "list_told_queries": ({"most": 1000}, {"main.penstock_query", "Seq"}),
     "progress_since": ({"since": 17000}, {"q"}),
 }
 

@@ -25,6 +25,7 @@ from penstock.store.url import parse_url
 from penstock.ui import app, feed
 from penstock.ui.access import Access
 from penstock.ui.collector import Collector
+from tests.cli.conftest import run_penstock
 from tests.spark.support import one_store
 from tests.store.proxy import proxied
 from tests.support.waiting import wait_until
@@ -137,9 +138,8 @@ def test_with_a_token_nobody_gets_anything_without_it(serve: Serve) -> None:
         assert "set-cookie" not in answer.headers
     assert served.get("/api/snapshot", headers={"Authorization": "Bearer wrong"}).status_code == 401
     assert served.get("/api/snapshot", cookies={"penstock_ui": "wrong"}).status_code == 401
-    assert (
-        served.get("/api/snapshot", cookies={"penstock_ui": "ž".encode().decode("latin1")}).status_code == 401
-    )
+    odd = {"Cookie": b"penstock_ui=" + "ž".encode()}
+    assert served.get("/api/snapshot", headers=odd).status_code == 401
 
 
 @one_store
@@ -208,8 +208,9 @@ def test_a_viewer_that_goes_away_is_forgotten_and_nobody_looks_for_nobody(
 def test_there_are_no_more_viewers_than_can_be_served(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed, "MOST_VIEWERS", 1)
     served = serve()
-    with httpx.stream("GET", served.url + "api/events", timeout=30) as answer:
-        next(_events(answer.iter_lines()))
+    with httpx.stream("GET", served.url + "api/events", timeout=10) as answer:
+        found = _events(answer.iter_lines())
+        next(found)
         assert served.get("/api/events").status_code == 503
 
 
@@ -291,12 +292,8 @@ def test_metrics_are_in_prometheus_form(serve: Serve, store: ps.Store) -> None:
         state: values["penstock_query_state", *query, ("state", state)] for state in ("running", "failed")
     }
     assert states == {"running": 0, "failed": 1}
-    assert values[
-        "penstock_query_latency_seconds", *query[:1], ("quantile", "0.99"), *query[1:]
-    ] == pytest.approx(0.003) or (
-        values["penstock_query_latency_seconds", query[0], ("quantile", "0.99"), query[1]]
-        == pytest.approx(0.003)
-    )
+    latency = ("penstock_query_latency_seconds", *sorted([*query, ("quantile", "0.99")]))
+    assert values[latency] == pytest.approx(0.003)
     assert values["penstock_query_duration_seconds", *query] == 0.02
     assert (families["penstock_queue_rows"].type, families["penstock_queue_appended_rows"].type) == (
         "gauge",
@@ -361,11 +358,8 @@ def test_beyond_loopback_the_host_is_not_looked_at(host: str) -> None:
 PROGRAM = [sys.executable, "-m", "penstock.cli", "ui"]
 
 
-def _failing(*words: object, code: int = 1) -> str:
-    done = subprocess.run([*PROGRAM, *map(str, words)], capture_output=True, text=True, timeout=60)
-    assert done.returncode == code, done.stderr
-    assert "Traceback" not in done.stderr
-    return done.stderr
+def _failing(*words: object) -> str:
+    return run_penstock("ui", *words, code=1).err
 
 
 @one_store
@@ -387,11 +381,11 @@ def test_plain_errors_say_what_to_do(store: ps.Store, store_url: str, tmp_path: 
 def test_it_says_where_the_page_is_and_ends_when_it_is_asked_to(
     store: ps.Store, store_url: str, number: signal.Signals
 ) -> None:
-    command = [*PROGRAM, "--url", store_url, "--port", "0", "--json"]
+    command = [*PROGRAM, "--url", store_url, "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as program:
         assert program.stdout is not None
         assert program.stderr is not None
-        address = json.loads(program.stdout.readline())["address"]
+        address = program.stdout.readline().split()[-1]
         assert address.startswith("http://127.0.0.1:")
         with httpx.stream("GET", address + "api/events", timeout=30) as answer:
             found = _events(answer.iter_lines())

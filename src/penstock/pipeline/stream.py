@@ -291,7 +291,7 @@ class Pipeline:
 
     def _place(self, sources: Sequence[QuerySource]) -> Place | None:
         """Where the query is told of."""
-        return place_of(self.stream.spark, self.stream.source, self.sink, [source.url for source in sources])
+        return place_of(self.stream.spark, self.stream.source, self.sink, sources)
 
     def _limiting(self, frame: DataFrame, location: str) -> Limiting | None:
         limit = self.stream.row_limit

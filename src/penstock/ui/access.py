@@ -64,7 +64,8 @@ class Access:
 
     def _knows(self, request: Request) -> bool:
         kind, _, given = request.headers.get("authorization", "").partition(" ")
-        if kind.lower() == "bearer" and self._is(given.strip()):
+        # Headers are read as Latin-1, and programs write them in UTF-8.
+        if kind.lower() == "bearer" and self._is(given.strip().encode("latin-1").decode(errors="replace")):
             return True
         return secrets.compare_digest(request.cookies.get(COOKIE, "").encode(), self._pass().encode())
 

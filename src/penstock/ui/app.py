@@ -43,7 +43,7 @@ def make_app(feed: Feed, access: Access, page: Path = PAGE) -> FastAPI:
     @app.get("/metrics")
     async def metrics() -> Response:
         text = exposition((await feed.newest()).snapshot)
-        return Response(text, headers={"Content-Type": CONTENT_TYPE_LATEST})
+        return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
 
     if (page / "index.html").is_file():
         app.mount("/", _Page(directory=page, html=True))

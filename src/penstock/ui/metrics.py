@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -11,8 +12,85 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from penstock.ui.collector import Snapshot
 
-Value = Callable[[Mapping[str, Any]], float | None]
+Thing = Mapping[str, Any]
 _STATES = ("running", "stopped", "failed", "silent")
+_QUANTILES = {"0.5": "p50", "0.9": "p90", "0.99": "p99", "1": "max"}
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """A metric of things of one kind: a number of each, None for what is not known."""
+
+    name: str
+    text: str
+    number: Callable[[Thing], float | None]
+    counts: bool = False
+    """Whether it only grows."""
+
+    def of(self, things: Iterable[Thing], labels: tuple[str, ...]) -> Metric:
+        make = CounterMetricFamily if self.counts else GaugeMetricFamily
+        family: Any = make(f"penstock_{self.name}", self.text, labels=labels)
+        for thing in things:
+            number = self.number(thing)
+            if number is not None:
+                family.add_metric([str(thing[label]) for label in labels], float(number))
+        metric: Metric = family
+        return metric
+
+
+_OF_QUEUES = (
+    _Kind("queue_rows", "Rows that a queue holds.", lambda queue: queue["rows"]),
+    _Kind("queue_bytes", "Compressed bytes that a queue holds.", lambda queue: queue["bytes"]),
+    _Kind("queue_segments", "Segments that a queue has.", lambda queue: _sum(queue, "segments")),
+    _Kind("queue_oldest_seconds", "Age of a queue's oldest row.", lambda queue: queue["oldest_seconds"]),
+    _Kind(
+        "queue_appended_rows",
+        "Rows that were ever appended to a queue.",
+        lambda queue: _sum(queue, "next_index"),
+        counts=True,
+    ),
+)
+_OF_CONSUMERS = (
+    _Kind("consumer_lag_rows", "Rows that a consumer has not processed.", lambda each: each["lag_rows"]),
+    _Kind("consumer_lag_bytes", "Their compressed size, about.", lambda each: each["lag_bytes"]),
+    _Kind("consumer_lag_seconds", "Age of the oldest of them.", lambda each: each["lag_seconds"]),
+    _Kind(
+        "consumer_stuck",
+        "Whether rows wait and an offset has not moved for a minute.",
+        lambda each: each["stuck"],
+    ),
+    _Kind(
+        "consumer_owned",
+        "Whether a living query owns the consumer.",
+        lambda each: bool(each["owner"] and each["owner"]["alive"]),
+    ),
+)
+_OF_QUERIES = (
+    _Kind("query_batch", "The newest micro-batch or epoch.", lambda query: query["batch"]),
+    _Kind(
+        "query_rows_in_per_second",
+        "Rows that a query takes in a second.",
+        lambda query: query["rows_in_per_second"],
+    ),
+    _Kind("query_duration_seconds", "Of the newest micro-batch or epoch.", lambda query: _duration(query)),
+    _Kind("query_state_rows", "Rows in a query's state.", lambda query: query["state_rows"]),
+    _Kind("query_state_bytes", "Bytes of a query's state.", lambda query: query["state_bytes"]),
+    _Kind(
+        "query_watermark_timestamp_seconds", "A query's watermark.", lambda query: _moment(query["watermark"])
+    ),
+    _Kind(
+        "query_updated_timestamp_seconds",
+        "When a query was last heard of.",
+        lambda query: _moment(query["updated_at"]),
+    ),
+)
+_STATE = _Kind("query_state", "1 for the state that a query is in.", lambda each: each["state"] == each["is"])
+_LATENCY = _Kind(
+    "query_latency_seconds",
+    "From a row's making to its being seen, in the newest epoch.",
+    lambda each: each["latency"],
+)
+_LETTERS = _Kind("dead_letter_rows", "Rows in a queue of dead letters.", lambda each: each["rows"])
 
 
 class _Registered:
@@ -35,120 +113,39 @@ def exposition(snapshot: Snapshot) -> bytes:
 def _metrics(snapshot: Snapshot) -> Iterator[Metric]:
     answers = snapshot["store"]["error"] is None
     yield GaugeMetricFamily("penstock_store_up", "Whether the store answers.", value=float(answers))
-    if answers:
-        yield from _of_queues(snapshot["queues"])
-        yield from _of_consumers(snapshot["consumers"])
-        yield from _of_queries(snapshot["queries"])
-        yield _family(
-            GaugeMetricFamily(
-                "penstock_dead_letter_rows", "Rows in a queue of dead letters.", labels=["queue"]
-            ),
-            snapshot["dead_letters"],
-            lambda each: each["rows"],
-        )
+    if not answers:
+        return
+    queues = [{**each, "queue": each["name"]} for each in snapshot["queues"]]
+    queries = [{**each, "query": each["name"] or each["id"]} for each in snapshot["queries"]]
+    yield from (kind.of(queues, ("queue",)) for kind in _OF_QUEUES)
+    yield from (kind.of(snapshot["consumers"], ("consumer", "queue")) for kind in _OF_CONSUMERS)
+    yield from (kind.of(queries, ("query", "id")) for kind in _OF_QUERIES)
+    yield from _by_state_and_latency(queries)
+    yield _LETTERS.of(snapshot["dead_letters"], ("queue",))
 
 
-def _of_queues(queues: list[Any]) -> Iterator[Metric]:
-    labels = ["queue"]
-    yield _gauge("queue_rows", "Rows that a queue holds.", labels, queues, lambda each: each["rows"])
-    yield _gauge(
-        "queue_bytes", "Compressed bytes that a queue holds.", labels, queues, lambda each: each["bytes"]
-    )
-    yield _gauge(
-        "queue_segments", "Segments that a queue has.", labels, queues,
-        lambda each: sum(part["segments"] for part in each["partitions"]),
-    )  # fmt: skip
-    yield _gauge(
-        "queue_oldest_seconds",
-        "Age of a queue's oldest row.",
-        labels,
-        queues,
-        lambda each: each["oldest_seconds"],
-    )
-    yield _family(
-        CounterMetricFamily(
-            "penstock_queue_appended_rows", "Rows that were ever appended to a queue.", labels=labels
-        ),
-        queues,
-        lambda each: sum(part["next_index"] for part in each["partitions"]),
-    )
-
-
-def _of_consumers(consumers: list[Any]) -> Iterator[Metric]:
-    labels = ["consumer", "queue"]
-    gauges: list[tuple[str, str, Value]] = [
-        ("lag_rows", "Rows that a consumer has not processed.", lambda each: each["lag_rows"]),
-        ("lag_bytes", "Their compressed size, about.", lambda each: each["lag_bytes"]),
-        ("lag_seconds", "Age of the oldest of them.", lambda each: each["lag_seconds"]),
-        ("stuck", "Whether rows wait and an offset has not moved for a minute.", lambda each: each["stuck"]),
-        (
-            "owned",
-            "Whether a living query owns the consumer.",
-            lambda each: bool((each["owner"] or {}).get("alive")),
-        ),
-    ]
-    for name, text, value in gauges:
-        yield _gauge(f"consumer_{name}", text, labels, consumers, value)
-
-
-def _of_queries(queries: list[Any]) -> Iterator[Metric]:
-    named = [{**each, "query": each["name"] or each["id"]} for each in queries]
-    labels = ["query", "id"]
-    states = [{**each, "state": state, "is": each["state"] == state} for each in named for state in _STATES]
-    yield _gauge(
-        "query_state",
-        "1 for the state that a query is in.",
-        [*labels, "state"],
-        states,
-        lambda each: each["is"],
-    )
-    gauges: list[tuple[str, str, Value]] = [
-        ("batch", "The newest micro-batch or epoch.", lambda each: each["batch"]),
-        (
-            "rows_in_per_second",
-            "Rows that a query takes in a second.",
-            lambda each: each["rows_in_per_second"],
-        ),
-        ("duration_seconds", "Of the newest micro-batch or epoch.", _duration),
-        ("state_rows", "Rows in a query's state.", lambda each: each["state_rows"]),
-        ("state_bytes", "Bytes of a query's state.", lambda each: each["state_bytes"]),
-        ("watermark_timestamp_seconds", "A query's watermark.", lambda each: _moment(each["watermark"])),
-        (
-            "updated_timestamp_seconds",
-            "When a query was last heard of.",
-            lambda each: _moment(each["updated_at"]),
-        ),
-    ]
-    for name, text, value in gauges:
-        yield _gauge(f"query_{name}", text, labels, named, value)
+def _by_state_and_latency(queries: Iterable[Thing]) -> Iterator[Metric]:
+    states = [{**query, "is": query["state"], "state": state} for query in queries for state in _STATES]
+    yield _STATE.of(states, ("query", "id", "state"))
     latencies = [
-        {**each, "quantile": quantile, "ms": (each["latency_ms"] or {}).get(key)}
-        for each in named
-        for quantile, key in (("0.5", "p50"), ("0.9", "p90"), ("0.99", "p99"), ("1", "max"))
+        {**query, "quantile": quantile, "latency": query["latency_ms"][key] / 1000}
+        for query in queries
+        if query["latency_ms"] is not None
+        for quantile, key in _QUANTILES.items()
     ]
-    yield _gauge(
-        "query_latency_seconds", "From a row's making to its being seen, in the newest epoch.", [*labels, "quantile"], latencies,
-        lambda each: None if each["ms"] is None else each["ms"] / 1000,
-    )  # fmt: skip
+    yield _LATENCY.of(latencies, ("query", "id", "quantile"))
 
 
-def _gauge(name: str, text: str, labels: list[str], found: Iterable[Any], value: Value) -> Metric:
-    return _family(GaugeMetricFamily(f"penstock_{name}", text, labels=labels), found, value)
+def _sum(queue: Thing, name: str) -> int:
+    return sum(partition[name] for partition in queue["partitions"])
 
 
-def _family(family: Any, found: Iterable[Any], value: Value) -> Metric:
-    for each in found:
-        number = value(each)
-        if number is not None:
-            family.add_metric([str(each[label]) for label in family._labelnames], float(number))
-    metric: Metric = family
-    return metric
-
-
-def _duration(query: Mapping[str, Any]) -> float | None:
-    found = query["duration_ms"] or {}
-    whole = found.get("triggerExecution", sum(found.values()) if found else None)
-    return None if whole is None else whole / 1000
+def _duration(query: Thing) -> float | None:
+    """Of all phases; Spark's own sum where it has one."""
+    found = query["duration_ms"]
+    if not found:
+        return None
+    return float(found.get("triggerExecution", sum(found.values()))) / 1000
 
 
 def _moment(text: str | None) -> float | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,6 +16,7 @@ from penstock.errors import InvalidOption, PenstockError
 from penstock.instants import now_micros
 from penstock.kinds import require
 from penstock.pipeline.ends import ConsoleSink, FunctionSink, QueueSink, QueueSource, RateSource
+from penstock.pipeline.levelling import QuerySource
 from penstock.pipeline.publishing.listening import Hearing, hearing_of
 from penstock.pipeline.publishing.publisher import LedgerName, Publisher, in_no_ledger, publisher
 from penstock.pipeline.publishing.told import error_of, text_of
@@ -94,24 +95,24 @@ class Place:
         self.publisher.begin(run, self.ledger_name)
 
 
-def place_of(spark: SparkSession, source: Any, sink: Any, read: Any = ()) -> Place | None:
+def place_of(spark: SparkSession, source: Any, sink: Any, read: Sequence[QuerySource] = ()) -> Place | None:
     """Where a pipeline's query is told of: the store of its sink, else of its source, else that of ``ps.publish``; or nowhere.
 
     Parameters
     ----------
     read
-        URLs of stores that a DataFrame reads.
+        The consumers that the query owns.
     """
     default = _default(spark)
-    found = [_store_of_sink(sink, default), _store_of_source(source, default), *read]
+    found = [_store_of_sink(sink, default), _store_of_source(source, default), *(each.url for each in read)]
     url = next((each for each in found if each is not None and _is_store(each)), None)
     place = hearing_of(spark, listen=False).others if url is None else publisher(url)
     if place is None:
         return None
     told_by_ledger = url is not None and url == found[0]
-    return Place(
-        spark, place, _source(source), _sink(sink), _ledger_name(sink) if told_by_ledger else in_no_ledger
-    )
+    called = _source(source) or ", ".join(dict.fromkeys(f"queue {each.queue!r}" for each in read))
+    ledger_name = _ledger_name(sink) if told_by_ledger else in_no_ledger
+    return Place(spark, place, called or None, _sink(sink), ledger_name)
 
 
 class ContinuousPublishing:

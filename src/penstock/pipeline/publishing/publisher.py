@@ -31,6 +31,8 @@ EVERY_SECONDS = 1.0
 """Between two writes of one query."""
 RETRY_SECONDS = 10.0
 """After a store did not answer."""
+GIVEN_UP_SECONDS = 300.0
+"""After which nobody is told any more of a run that ended while the store did not answer."""
 _EXIT_SECONDS = 2.0
 
 LedgerName = Callable[[Transaction], str | None]
@@ -69,11 +71,15 @@ class _Followed:
     ledger_name: LedgerName
     begun: bool = False
     news: _News | None = None
-    ended: bool = False
+    ended_at: float | None = None
     error: QueryError | None = None
     written_at: float = 0.0
     batch: int | None = None
     """The last one whose rows were looked for in the ledger."""
+
+    @property
+    def ended(self) -> bool:
+        return self.ended_at is not None
 
     def due(self) -> float:
         """When there is something to write, by the clock."""
@@ -156,7 +162,7 @@ class Publisher(Forkable):
         with self._changed:
             followed = self._followed.get(run_id)
             if followed is not None and not followed.ended:
-                followed.ended, followed.error = True, error
+                followed.ended_at, followed.error = self._clock(), error
                 self._changed.notify_all()
 
     def settle(self, run_id: str, timeout: float) -> bool:
@@ -244,7 +250,11 @@ class Publisher(Forkable):
             for note in notes:
                 if note.news is not None:
                     note.followed.news = note.news.then(note.followed.news)
-            self._again_at = self._clock() + RETRY_SECONDS
+            now = self._clock()
+            self._again_at = now + RETRY_SECONDS
+            for run_id, each in list(self._followed.items()):
+                if each.ended_at is not None and now - each.ended_at > GIVEN_UP_SECONDS:
+                    del self._followed[run_id]
             # Once for each time that it goes away.
             if not self._away:
                 what = error if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}"

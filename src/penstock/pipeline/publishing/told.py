@@ -21,6 +21,9 @@ _MESSAGE = 600
 # What Spark puts behind an error's message: the query's plan, and where in its own code it was.
 _BEHIND = re.compile(r"\n=== Streaming Query ===|\n\s+at [\w.$]+[(.]|\nJVM stacktrace:")
 
+# What an object is called that has no name: its class, and where it is in memory.
+_OBJECT = re.compile(r"(?:\w+\.)+([\w$]+)@[0-9a-f]+")
+
 
 def progress_of(told: Mapping[str, Any], rows_in: int, rows_out: int | None) -> QueryProgress:
     """Progress in Spark's JSON, with the rows of all that it stands for."""
@@ -47,9 +50,13 @@ def rows_of(told: Mapping[str, Any]) -> tuple[int, int | None]:
 
 def ends_of(told: Mapping[str, Any], secrets: Sequence[str]) -> tuple[str | None, str | None]:
     """What Spark calls the sources and the sink."""
-    sources = [each.get("description") for each in told.get("sources") or []]
-    sink = (told.get("sink") or {}).get("description")
+    sources = [_called(each) for each in told.get("sources") or []]
+    sink = _called(told.get("sink") or {})
     return text_of(", ".join(filter(None, sources)), secrets), text_of(sink, secrets)
+
+
+def _called(end: Mapping[str, Any]) -> str:
+    return _OBJECT.sub(r"\1", end.get("description") or "")
 
 
 def text_of(text: str | None, secrets: Sequence[str] = (), most: int = _TEXT) -> str | None:

@@ -484,21 +484,28 @@ left join penstock.segment as s
     )
 order by o.consumer_id, o.queue_id, o.partition;
 
--- The newest micro-batches. Each sink and app is found behind the one before, since there may be a thousand rows of each.
+-- The newest micro-batches. Each sink, and each app of it, is found behind the one before: there may be a thousand rows of each.
 -- name: newest_commits
-with recursive app(sink, app_id) as (
-    select * from (select sink, app_id from penstock.ledger order by sink, app_id limit 1) as first_one
-    union all
-    select
-        (select l.sink from penstock.ledger as l where (l.sink, l.app_id) > (app.sink, app.app_id)
-            order by l.sink, l.app_id limit 1),
-        (select l.app_id from penstock.ledger as l where (l.sink, l.app_id) > (app.sink, app.app_id)
-            order by l.sink, l.app_id limit 1)
-    from app where app.sink is not null
-)
+with recursive
+    found(sink) as (
+        select min(l.sink) from penstock.ledger as l
+        union all
+        select (select min(l.sink) from penstock.ledger as l where l.sink > found.sink)
+        from found where found.sink is not null
+    ),
+    app(sink, app_id) as (
+        select found.sink, (select min(l.app_id) from penstock.ledger as l where l.sink = found.sink)
+        from found where found.sink is not null
+        union all
+        select app.sink, (
+            select min(l.app_id) from penstock.ledger as l where l.sink = app.sink and l.app_id > app.app_id
+        )
+        from app where app.app_id is not null
+    )
 select l.sink, l.app_id, l.batch_id, l.row_count, l.committed_at
 from app
-join penstock.ledger as l on l.sink = app.sink and l.app_id = app.app_id and l.task = -1 and l.batch_id > (
+cross join penstock.ledger as l
+where l.sink = app.sink and l.app_id = app.app_id and l.task = -1 and l.batch_id > (
     select max(n.batch_id) from penstock.ledger as n where n.sink = app.sink and n.app_id = app.app_id
 ) - :most
 order by l.committed_at desc, l.sink, l.app_id, l.batch_id desc
