@@ -224,7 +224,7 @@ def queries() -> list[Point]:
             20_417,
             silent=312,
             source="queue 'clicks'",
-            sink="delta:/data/sessions",
+            sink="DeltaSink[/data/sessions]",
             watermark=iso(930),
             duration_ms=phases(640),
             **last(sessions, 10),
@@ -263,7 +263,7 @@ def queries() -> list[Point]:
             duration_ms=phases(large[-1]["duration_ms"]),
             **last(large, 2),
         ),
-        query(6, "nightly-export", "micro-batch", "stopped", 301, silent=37_800, sink="iceberg:lake.orders"),
+        query(6, "nightly-export", "micro-batch", "stopped", 301, silent=37_800),
     ]
 
 

@@ -38,8 +38,9 @@ def browser() -> Iterator[Browser]:
     path = chromium()
     if path is None:
         pytest.skip("there is no Chromium here: scripts/ensure_chromium.sh says how to get one")
-    from playwright.sync_api import sync_playwright
+    from playwright.sync_api import expect, sync_playwright
 
+    expect.set_options(timeout=20_000)
     with sync_playwright() as engine:
         opened = engine.chromium.launch(executable_path=path, args=FLAGS)
         yield opened
