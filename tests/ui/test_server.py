@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import socket
@@ -197,11 +198,24 @@ def test_a_viewer_that_goes_away_is_forgotten_and_nobody_looks_for_nobody(
         each.join(30)
     assert counts == [6, 6, 6]
     wait_until(lambda: served.server.feed.viewers == 0, message="all viewers are gone")
-    # One look for all three.
-    assert len(looks) <= 10
     before = len(looks)
     threading.Event().wait(0.4)
     assert len(looks) == before
+
+
+@one_store
+def test_one_look_is_for_all_who_ask_at_a_time(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[int] = []
+    real = Collector.collect
+    monkeypatch.setattr(Collector, "collect", lambda self: looks.append(1) or real(self))
+
+    async def ask() -> set[bytes]:
+        shared = feed.Feed(collector, every=3600)
+        at_once = await asyncio.gather(*(shared.newest() for _ in range(5)))
+        return {taken.text for taken in [*at_once, await shared.newest()]}
+
+    assert len(asyncio.run(ask())) == 1
+    assert looks == [1]
 
 
 @one_store
