@@ -17,7 +17,11 @@ ARGS ?=
 WITH_JAVA = JAVA_HOME="$$(scripts/ensure_java.sh)" && export JAVA_HOME &&
 WITH_PG = $(if $(PG),PENSTOCK_TEST_PG_HOME="$$(scripts/ensure_postgres.sh $(PG))" && export PENSTOCK_TEST_PG_HOME &&)
 
-.PHONY: help demo test test-crash test-soak lint format bench clean env-demo env-dev
+# Without a Chromium the tests of the monitor page are skipped, and say so.
+WITH_CHROMIUM = PENSTOCK_TEST_CHROMIUM="$$(scripts/ensure_chromium.sh || true)" && export PENSTOCK_TEST_CHROMIUM &&
+NPM = scripts/ensure_page_modules.sh && npm --prefix frontend run --silent
+
+.PHONY: help demo test test-crash test-soak lint format bench page page-test page-shots clean env-demo env-dev
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -26,13 +30,13 @@ demo: env-demo ## run the demonstration
 	@$(WITH_JAVA) $(BIN)/python -m penstock.demo $(ARGS)
 
 test: env-dev ## run the tests; ARGS="-k sqlite" is for pytest, SPARK=4.2.1 and PG=13 choose versions
-	@$(WITH_JAVA) $(WITH_PG) $(BIN)/python -m pytest $(ARGS)
+	@$(WITH_JAVA) $(WITH_PG) $(WITH_CHROMIUM) $(BIN)/python -m pytest $(ARGS)
 
 test-crash: env-dev ## run every crash test, the slow cross product included
 	@$(WITH_JAVA) $(WITH_PG) $(BIN)/python -m pytest -m "crash or crash_full" $(ARGS)
 
 test-soak: env-dev ## run the slow tests that `make test` leaves out, but for the crash tests; an hour of it is PENSTOCK_SOAK_SECONDS=3600
-	@$(WITH_JAVA) $(WITH_PG) $(BIN)/python -m pytest -m soak $(ARGS)
+	@$(WITH_JAVA) $(WITH_PG) $(WITH_CHROMIUM) $(BIN)/python -m pytest -m soak $(ARGS)
 
 bench: env-dev ## measure speed against peers
 	@$(WITH_JAVA) $(BIN)/python -m bench $(ARGS)
@@ -47,6 +51,17 @@ format: env-dev ## mend what ruff can mend
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
+page: ## build the monitor page from frontend/ into the package (needs Node.js)
+	@$(NPM) build
+	@python3 scripts/page_digest.py --write
+
+page-test: ## check the types of the monitor page and run its own tests (needs Node.js)
+	@$(NPM) check
+	@$(NPM) test
+
+page-shots: env-dev ## take the pictures of the monitor page for the docs (needs Chromium)
+	@$(WITH_CHROMIUM) PYTHONPATH=.:src $(BIN)/python scripts/page_shots.py $(ARGS)
+
 env-demo:
 	@scripts/ensure_venv.sh $(VENV) demo "$(SPARK)"
 
@@ -55,5 +70,5 @@ env-dev:
 
 clean: ## remove everything that make made, virtual envs included
 	rm -rf .venv .venv-* .postgres-* .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build dist \
-		demo-output spark-warehouse metastore_db derby.log
+		demo-output frontend/node_modules spark-warehouse metastore_db derby.log
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

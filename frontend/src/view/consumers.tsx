@@ -1,0 +1,147 @@
+import { age, bytes, count, shortId } from "../format";
+import { passes } from "../filter";
+import { consumerKey } from "../keys";
+import { seconds } from "../times";
+import type { Consumer, Snapshot } from "../snapshot";
+import type { Shared } from "./app";
+import { Chart } from "./chart";
+import { code, Facts } from "./facts";
+import { Mark } from "./mark";
+import { Nothing } from "./nothing";
+import { PlainTable } from "./plain-table";
+import { Section } from "./section";
+import { Sparkline } from "./sparkline";
+import { type Column, Table } from "./table";
+
+const MOST = 40;
+
+export function Consumers({ state, act, snapshot }: Shared & { snapshot: Snapshot }) {
+  const all = snapshot.consumers;
+  const consumers = all.filter((one) => passes(state.filter, one.consumer, one.queue, one.stuck ? "stuck" : ""));
+  return (
+    <Section name="consumers" title="Consumers" total={all.length} passing={consumers.length}>
+      {consumers.length ? (
+        <Table
+          section="consumers"
+          caption="Consumers of queues: how far behind each is, stuck ones first"
+          head={{ title: "Consumer", by: (one) => one.consumer, cell: (one) => <bdi>{one.consumer}</bdi> }}
+          columns={COLUMNS}
+          rows={consumers}
+          keyOf={consumerKey}
+          tone={(one) => (one.stuck ? "bad" : undefined)}
+          detail={(one) => <About one={one} />}
+          most={MOST}
+          state={state}
+          act={act}
+        />
+      ) : (
+        <Nothing filter={state.filter} total={all.length}>
+          <p>
+            Nobody reads a queue yet. Register a consumer with{" "}
+            <code>store.create_consumer("billing").register("orders")</code>, or with{" "}
+            <code>penstock consumer create billing</code> and <code>penstock consumer register billing orders</code>.
+          </p>
+        </Nothing>
+      )}
+    </Section>
+  );
+}
+
+const COLUMNS: Column<Consumer>[] = [
+  { id: "queue", title: "Queue", by: (one) => one.queue, cell: (one) => <bdi>{one.queue}</bdi> },
+  { id: "state", title: "State", by: place, cell: (one) => <State one={one} /> },
+  { id: "rows", title: "Lag, rows", numeric: true, by: (one) => one.lag_rows, cell: (one) => count(one.lag_rows) },
+  {
+    id: "course",
+    title: "Trend",
+    leaves: "second",
+    cell: (one) => <Sparkline values={one.history.map((point) => point.lag_rows)} />,
+  },
+  { id: "bytes", title: "Lag, size", numeric: true, leaves: "first", by: (one) => one.lag_bytes, cell: (one) => bytes(one.lag_bytes) },
+  {
+    id: "seconds",
+    title: "Lag, time",
+    hint: "Age of the oldest row that waits",
+    numeric: true,
+    by: (one) => one.lag_seconds,
+    cell: (one) => age(one.lag_seconds),
+  },
+  {
+    id: "vital",
+    title: "Vital",
+    hint: "Trimming waits for a vital consumer",
+    leaves: "second",
+    by: (one) => Number(one.vital),
+    cell: (one) => (one.vital ? "vital" : "no"),
+  },
+  { id: "owner", title: "Owner", leaves: "first", by: (one) => one.owner?.app_id, cell: (one) => <Owner one={one} /> },
+];
+
+function place(one: Consumer): number {
+  return one.stuck ? 2 : one.lag_rows ? 1 : 0;
+}
+
+function State({ one }: { one: Consumer }) {
+  if (one.stuck) {
+    return (
+      <Mark tone="bad" icon="halt" title="Rows wait, and the offset has not moved">
+        stuck{one.stuck_seconds != null && ` ${age(one.stuck_seconds)}`}
+      </Mark>
+    );
+  }
+  if (one.lag_rows == null) return null;
+  return one.lag_rows ? (
+    <Mark tone="calm" icon="down">
+      behind
+    </Mark>
+  ) : (
+    <Mark tone="good" icon="check">
+      level
+    </Mark>
+  );
+}
+
+function Owner({ one: { owner } }: { one: Consumer }) {
+  if (!owner) return <span class="quiet">nobody yet</span>;
+  return (
+    <span title={owner.app_id ?? undefined}>
+      {owner.app_id ? <code>{shortId(owner.app_id)}</code> : `epoch ${count(owner.epoch)}`} {alive(owner.alive)}
+    </span>
+  );
+}
+
+function alive(is: boolean | null): string {
+  return is == null ? "" : is ? "alive" : "gone";
+}
+
+function About({ one }: { one: Consumer }) {
+  return (
+    <div class="detail">
+      <Facts
+        of={[
+          ["Owner", one.owner ? code(one.owner.app_id) : "nobody has owned it"],
+          ["Owner's epoch", one.owner && `${count(one.owner.epoch)} ${alive(one.owner.alive)}`],
+          ["Vital", one.vital ? "yes: trimming waits for it" : "no: trimming does not wait for it"],
+          ["Lag", `${count(one.lag_rows)} rows, ${bytes(one.lag_bytes)}, ${age(one.lag_seconds)}`],
+        ]}
+      />
+      <div class="charts">
+        <Chart
+          title="Lag"
+          at={one.history.map((point) => seconds(point.at))}
+          lines={[{ label: "rows", values: one.history.map((point) => point.lag_rows) }]}
+          format={count}
+          group={`consumer ${consumerKey(one)}`}
+        />
+      </div>
+      <PlainTable
+        caption={`Offsets of ${one.consumer} in ${one.queue}`}
+        titles={["#Partition", "#Offset", "#Safe offset", "#Next index", "#Lag, rows"]}
+        rows={one.partitions.map((part) => ({
+          key: String(part.partition),
+          cells: [part.partition, part.offset, part.safe_offset, part.next_index, part.lag_rows].map(count),
+        }))}
+      />
+    </div>
+  );
+}

@@ -1,0 +1,112 @@
+import { webAddress } from "../addresses";
+import { bytes, count, milliseconds } from "../format";
+import { queryKey } from "../keys";
+import { known } from "../series";
+import { seconds } from "../times";
+import type { Query, QueryPoint } from "../snapshot";
+import { Chart } from "./chart";
+import { code, Facts } from "./facts";
+import { Time, timed } from "./time";
+
+type Format = (value: number | null | undefined) => string;
+type Measure = Exclude<keyof QueryPoint, "at">;
+
+/** What each chart shows; one without any value is left out. */
+const CHARTS: { title: string; lines: [label: string, measure: Measure][]; format: Format }[] = [
+  { title: "Latency", lines: [["p50", "p50"], ["p99", "p99"]], format: milliseconds },
+  { title: "Duration", lines: [["took", "duration_ms"]], format: milliseconds },
+  { title: "Rows", lines: [["in", "rows_in"], ["out", "rows_out"]], format: count },
+  { title: "State", lines: [["rows", "state_rows"]], format: count },
+];
+
+export function QueryDetail({ query, now }: { query: Query; now: string }) {
+  const latency = query.latency_ms;
+  return (
+    <div class="detail">
+      {query.last_error && (
+        <div class="last-error">
+          <h3>
+            Last error <Time at={query.last_error.at} now={now} />
+          </h3>
+          <pre tabIndex={0}>{[query.last_error.condition, query.last_error.message].filter(Boolean).join("\n")}</pre>
+        </div>
+      )}
+      <Courses query={query} />
+      <div class="beside">
+        <Facts
+          of={[
+            ["Engine", query.engine],
+            ["Source", code(query.source)],
+            ["Sink", code(query.sink)],
+            ["Checkpoint", code(query.checkpoint)],
+            ["Id", code(query.id)],
+            ["Run", code(query.run_id)],
+            ["Started", timed(query.started_at, now)],
+            ["Last heard", timed(query.updated_at, now)],
+            ["Watermark", timed(query.watermark, now)],
+            ["Latency", latency && percentiles(latency)],
+            ["State", query.state_rows == null ? null : `${count(query.state_rows)} rows, ${bytes(query.state_bytes)}`],
+            ["Spark's page", sparkPage(query.spark_ui)],
+          ]}
+        />
+        <Durations of={query.duration_ms} />
+      </div>
+    </div>
+  );
+}
+
+function Courses({ query }: { query: Query }) {
+  const { history } = query;
+  const at = history.map((point) => seconds(point.at));
+  const charts = CHARTS.map(({ lines, ...chart }) => ({
+    ...chart,
+    lines: lines.map(([label, measure]) => ({ label, values: history.map((point) => point[measure]) })),
+  }));
+  return (
+    <div class="charts">
+      {charts
+        .filter(({ lines }) => lines.some(({ values }) => known(values)))
+        .map((chart) => (
+          <Chart key={chart.title} {...chart} at={at} group={`query ${queryKey(query)}`} />
+        ))}
+    </div>
+  );
+}
+
+function percentiles({ p50, p90, p99, max }: NonNullable<Query["latency_ms"]>): string {
+  const all = Object.entries({ p50, p90, p99, max }).filter(([, value]) => value != null);
+  return all.map(([name, value]) => `${name} ${milliseconds(value)}`).join(", ");
+}
+
+function sparkPage(address: string | null) {
+  const safe = webAddress(address);
+  if (safe === null) return code(address);
+  return (
+    <a href={safe} target="_blank" rel="noopener noreferrer">
+      {safe}
+    </a>
+  );
+}
+
+/** Where the time of the last batch went, longest first. */
+function Durations({ of }: { of: Query["duration_ms"] }) {
+  const parts = Object.entries(of ?? {}).sort(([, left], [, right]) => right - left);
+  const longest = parts[0]?.[1] || 1;
+  if (parts.length < 2) return null;
+  return (
+    <div class="durations">
+      <h3>Where the last one took its time</h3>
+      <dl>
+        {parts.map(([name, value]) => (
+          <div key={name}>
+            <dt>{name}</dt>
+            <dd>
+              <span class="share" style={{ inlineSize: `${(100 * value) / longest}%` }} aria-hidden="true" />
+              <span>{milliseconds(value)}</span>
+            </dd>
+          </div>
+        ))}
+      </dl>
+    </div>
+  );
+}

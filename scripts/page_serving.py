@@ -1,0 +1,76 @@
+"""Serves the page that is built, with snapshots of one's own in place of a store's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+BUILT = Path(__file__).resolve().parents[1] / "src/penstock/ui/page"
+KINDS = {
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript",
+    ".css": "text/css",
+    ".svg": "image/svg+xml",
+}
+
+
+class _Served(BaseHTTPRequestHandler):
+    """The page's files, and a stream of snapshots."""
+
+    def __init__(self, take: Callable[[], dict[str, Any]], every: float, over: Event, *args: Any) -> None:
+        self._take, self._every, self._over = take, every, over
+        super().__init__(*args)
+
+    def do_GET(self) -> None:
+        if self.path == "/api/events":
+            self._answer("text/event-stream", b"")
+            self._stream()
+            return
+        path = BUILT / ("index.html" if self.path == "/" else self.path.lstrip("/"))
+        self._answer(KINDS[path.suffix], path.read_bytes())
+
+    def _stream(self) -> None:
+        try:
+            while True:
+                self.wfile.write(f"event: snapshot\ndata: {json.dumps(self._take())}\n\n".encode())
+                self.wfile.flush()
+                if self._over.wait(self._every):
+                    return
+        except OSError:
+            pass  # the viewer is gone
+
+    def _answer(self, kind: str, body: bytes) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", kind)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@contextmanager
+def serving(take: Callable[[], dict[str, Any]], every: float = 1.0) -> Iterator[str]:
+    """The page's address.
+
+    Parameters
+    ----------
+    take
+        Gives a snapshot.
+    every
+        Seconds between two of them.
+    """
+    over = Event()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Served, take, every, over))
+    server.daemon_threads = True
+    Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}/"
+    over.set()
+    server.shutdown()
+    server.server_close()

@@ -1,0 +1,52 @@
+"""The page in the package is what `frontend/` builds, and asks nobody else for anything."""
+
+from __future__ import annotations
+
+import filecmp
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from scripts import page_digest
+from scripts.page_digest import PAGE, SOURCE
+
+
+def test_what_is_shipped_is_what_was_built_of_this_source() -> None:
+    found = page_digest.digests()
+    assert found == page_digest.recorded(), "run `make page`, and commit what it makes"
+
+
+@pytest.mark.soak
+def test_a_build_gives_the_same_files_again(tmp_path: Path) -> None:
+    if shutil.which("npm") is None:
+        pytest.skip("there is no npm here: Node.js 20 or newer brings it")
+    subprocess.run([SOURCE.parent / "scripts/ensure_page_modules.sh"], check=True)
+    build = ["npm", "run", "--silent", "build", "--", "--outDir", str(tmp_path / "page"), "--emptyOutDir"]
+    subprocess.run(build, cwd=SOURCE, check=True)
+    names = [path.relative_to(PAGE).as_posix() for path in page_digest.page_files()]
+    assert sorted(names) == sorted(
+        path.relative_to(tmp_path / "page").as_posix() for path in tmp_path.rglob("*") if path.is_file()
+    )
+    assert filecmp.cmpfiles(PAGE, tmp_path / "page", names, shallow=False)[1:] == ([], [])
+
+
+def test_the_page_has_neither_script_nor_style_of_its_own_in_its_markup() -> None:
+    markup = (PAGE / "index.html").read_text()
+    assert re.findall(r"<script(?![^>]*\ssrc=)[^>]*>", markup) == []
+    assert re.findall(r"<style|\sstyle=|\son\w+=", markup) == []
+    assert set(re.findall(r"""(?:src|href)="([^"]*)""", markup)) == {
+        f"/{path.relative_to(PAGE).as_posix()}"
+        for path in page_digest.page_files()
+        if path.name != "index.html"
+    }
+
+
+def test_the_lock_file_names_no_host() -> None:
+    packages = json.loads((SOURCE / "package-lock.json").read_text())["packages"]
+    assert len(packages) > 3
+    assert [name for name, about in packages.items() if "resolved" in about] == []
+    assert all("integrity" in about for name, about in packages.items() if name)

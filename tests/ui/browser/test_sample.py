@@ -1,0 +1,117 @@
+"""The page of a store in which everything is to be seen that can be: for readers of screens, and with many queues."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from scripts.page_sample import snapshot
+from scripts.page_serving import serving
+from tests.ui.browser.conftest import watched
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+pytestmark = pytest.mark.timeout(120)
+
+OPENED = ("orders", "warehouse", "shipments", "customer-totals", "fraud-alerts", "refused")
+
+
+@contextmanager
+def shown(browser: Browser, sample: dict[str, Any], *, every: float = 2.0, **options: Any) -> Iterator[Page]:
+    with serving(lambda: sample, every) as address, watched(browser, address, options) as page:
+        page.locator("table.queues").wait_for()
+        yield page
+
+
+def test_nothing_bars_the_way_to_anybody(browser: Browser) -> None:
+    from axe_playwright_python.sync_playwright import Axe
+
+    with shown(browser, snapshot(), color_scheme="light", reduced_motion="reduce") as page:
+        for name in OPENED:
+            page.locator(".expander", has_text=name).last.click()
+        light = Axe().run(page)
+        page.emulate_media(color_scheme="dark")
+        dark = Axe().run(page, options={"runOnly": ["color-contrast"]})  # all that a scheme changes
+    assert light.violations_count == 0, light.generate_report()
+    assert dark.violations_count == 0, dark.generate_report()
+    assert [rule["id"] for rule in dark.response["passes"]] == ["color-contrast"]
+
+
+def test_a_long_list_of_what_is_wrong_is_cut_until_asked_for(browser: Browser) -> None:
+    sample = snapshot()
+    warehouse = sample["consumers"][0]
+    sample["consumers"] = [warehouse | {"consumer": f"stuck {number}"} for number in range(50)]
+    with shown(browser, sample) as page:
+        assert page.locator("#attention li").count() == 12
+        page.locator("#attention").get_by_role("button", name="Show all 53").click()
+        assert page.locator("#attention li").count() == 53
+        page.get_by_role("button", name="stuck 49").first.click()
+        assert page.evaluate("document.activeElement.innerText") == "stuck 49"
+
+
+def test_an_address_with_a_section_leads_to_it(browser: Browser) -> None:
+    with shown(browser, snapshot(), viewport={"width": 1200, "height": 500}) as page:
+        address = page.url
+        page.goto("about:blank")
+        page.goto(f"{address}#ledger")
+        page.locator("table.queues").wait_for()
+        assert page.locator("#ledger").evaluate("found => found.getBoundingClientRect().top") < 200
+
+
+def test_charts_are_there_for_what_is_known(browser: Browser) -> None:
+    with shown(browser, snapshot()) as page:
+        page.locator("table.queries .expander", has_text="fraud-alerts").click()
+        page.locator(".chart canvas").first.wait_for()
+        titles = page.locator(".chart figcaption strong").all_inner_texts()
+        assert titles == ["Latency", "Duration", "Rows"]
+        assert "p99 5.8 ms" in page.locator(".chart figcaption").first.inner_text()
+        page.locator(".plot").first.hover()
+        page.locator(".chart .when", has_text="at ").first.wait_for()
+
+
+def test_an_address_that_is_none_of_the_web_is_no_link(browser: Browser) -> None:
+    sample = snapshot()
+    sample["queries"][0]["spark_ui"] = "javascript:alert(1)"
+    with shown(browser, sample) as page:
+        assert page.locator("a[href^=javascript]").count() == 0
+        assert page.locator("table.queries tbody a").count() == len(sample["queries"]) - 1
+
+
+def test_a_query_that_only_a_checkpoint_tells_of_is_shown(browser: Browser) -> None:
+    sample = snapshot()
+    bare = dict.fromkeys(sample["queries"][0]) | {"id": "/data/old", "checkpoint": "/data/old", "history": []}
+    sample["queries"] = [bare | {"state": "silent", "unit": "batch"}]
+    sample["consumers"][0] |= {"owner": {"app_id": None, "epoch": 1, "alive": None}, "lag_seconds": None}
+    with shown(browser, sample) as page:
+        page.locator("table.queries .expander").click()
+        page.locator("table.consumers .expander").first.click()
+        assert "Has said nothing for long" in page.locator("#attention").inner_text()
+
+
+def test_an_update_of_one_among_five_hundred_queues_touches_that_one_alone(browser: Browser) -> None:
+    sample = snapshot()
+    orders = sample["queues"][3] | {"history": sample["queues"][3]["history"][-4:]}
+    sample["queues"] = [orders | {"name": f"queue {number}"} for number in range(500)]
+    with shown(browser, sample, every=0.5) as page:
+        assert page.locator("table.queues > tbody > tr").count() == 40
+        page.get_by_role("button", name="Show all 500").click()
+        assert page.locator("table.queues > tbody > tr").count() == 500
+        page.evaluate(
+            """
+            window.touched = [];
+            const body = document.querySelector("table.queues > tbody");
+            const rowOf = node => (node.nodeType === Node.TEXT_NODE ? node.parentElement : node).closest("tr");
+            new MutationObserver(found => touched.push(...found.map(each => rowOf(each.target)?.rowIndex ?? "all")))
+                .observe(body, {subtree: true, childList: true, characterData: true, attributes: true});
+            """
+        )
+        sample["queues"][250]["rows"] += 1
+        page.wait_for_function("touched.length > 0")
+        assert page.evaluate("touched") == [251]
+        page.locator("#filter").fill("queue 499")
+        page.locator("table.queues > tbody > tr").nth(1).wait_for(state="detached")
+        assert page.locator("table.queues .expander").inner_text() == "queue 499"
