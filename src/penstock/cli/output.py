@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
-from urllib.parse import parse_qs, unquote, urlsplit
 
 from penstock.errors import PenstockError
+from penstock.redaction import redact as redact
+from penstock.redaction import secrets_of as secrets_of
 
 Advance = Callable[[int], None]
 
@@ -88,6 +88,14 @@ class Output(ABC):
     def redact(self, text: str) -> str:
         return redact(text, self._secrets)
 
+    def redacted(self, value: Any) -> Any:
+        """A value as JSON has it, with the passwords struck from all of its texts."""
+        if isinstance(value, str):
+            return self.redact(value)
+        if isinstance(value, dict):
+            return {self.redact(name): self.redacted(each) for name, each in value.items()}
+        return [self.redacted(each) for each in value] if isinstance(value, list) else value
+
 
 @dataclass(frozen=True)
 class Section:
@@ -102,33 +110,6 @@ class Section:
 @contextmanager
 def no_progress() -> Iterator[Advance]:
     yield lambda units: None
-
-
-_USER_INFO = re.compile(r"(\w://[^\s/:@]*):[^\s]*@")
-_IN_QUERY = re.compile(r"([?&](?:ssl)?password=)[^\s&'\")]*", re.IGNORECASE)
-# In a keyword string of libpq there may be blanks around the =, and quotes: only the line's end is sure to be behind it.
-_IN_KEYWORDS = re.compile(r"(?<![?&])\b((?:ssl)?password\s*=)[^\n]*", re.IGNORECASE)
-_SHORTEST_SECRET = 4
-
-
-def secrets_of(url: str) -> list[str]:
-    """Return the passwords in a URL, as written and as meant, the longest first."""
-    try:
-        query = parse_qs(urlsplit(url).query)
-    except ValueError:
-        query = {}
-    user_info = url.partition("://")[2].partition("?")[0].rpartition("@")[0]
-    found = {user_info.partition(":")[2], *query.get("password", []), *query.get("sslpassword", [])}
-    found |= {unquote(secret) for secret in found}
-    # A shorter one would strike out letters everywhere; it is still struck from URLs.
-    return sorted((secret for secret in found if len(secret) >= _SHORTEST_SECRET), key=len, reverse=True)
-
-
-def redact(text: str, secrets: Sequence[str] = ()) -> str:
-    """Return a text without passwords."""
-    for secret in secrets:
-        text = text.replace(secret, "***")
-    return _IN_KEYWORDS.sub(r"\1***", _IN_QUERY.sub(r"\1***", _USER_INFO.sub(r"\1:***@", text)))
 
 
 def printable(text: str, *, keep: str = "") -> str:

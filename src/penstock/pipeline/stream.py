@@ -275,6 +275,18 @@ class Pipeline:
             writer = writer.queryName(name)
         with no_data_batches(self.stream.spark):
             query = MicroBatchQuery(writer.start(), location, sources, others=others)
+        log.info(
+            "query %r starts",
+            name or query.id,
+            extra={
+                "action": "query_started",
+                "query": name,
+                "query_id": query.id,
+                "run_id": query.runId,
+                "guarantee": self.guarantee,
+                "output_mode": self.output_mode,
+            },
+        )
         stop_on_sigterm(query)
         if limiting is not None:
             limiting.watch(query)
@@ -288,7 +300,7 @@ class Pipeline:
             log.info(
                 "in output mode complete limit(%d) behind an aggregation is Spark's, for each micro-batch: the query runs on",
                 limit.rows,
-                extra={"action": "limit_per_trigger"},
+                extra={"action": "limit_per_trigger", "limit": limit.rows},
             )
             return None
         return Limiting.of(self.stream.spark, limit, location)
