@@ -17,10 +17,10 @@ ARGS ?=
 WITH_JAVA = JAVA_HOME="$$(scripts/ensure_java.sh)" && export JAVA_HOME &&
 WITH_PG = $(if $(PG),PENSTOCK_TEST_PG_HOME="$$(scripts/ensure_postgres.sh $(PG))" && export PENSTOCK_TEST_PG_HOME &&)
 
-.PHONY: help demo test test-crash test-soak lint format bench clean env-demo env-dev
+.PHONY: help demo test test-crash test-packaging test-soak lint format bench clean env-demo env-dev
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 demo: env-demo ## run the demonstration
 	@$(WITH_JAVA) $(BIN)/python -m penstock.demo $(ARGS)
@@ -31,7 +31,10 @@ test: env-dev ## run the tests; ARGS="-k sqlite" is for pytest, SPARK=4.2.1 and 
 test-crash: env-dev ## run every crash test, the slow cross product included
 	@$(WITH_JAVA) $(WITH_PG) $(BIN)/python -m pytest -m "crash or crash_full" $(ARGS)
 
-test-soak: env-dev ## run the slow tests that `make test` leaves out, but for the crash tests; an hour of it is PENSTOCK_SOAK_SECONDS=3600
+test-packaging: env-dev ## install the wheel into empty environments, with each extra, with the lowest and the newest versions; asks the index
+	@$(WITH_JAVA) $(WITH_PG) $(BIN)/python -m pytest -m packaging -n 1 $(ARGS)
+
+test-soak: env-dev ## run the slow tests that `make test` leaves out, but for those of crashes and packaging; an hour of it is PENSTOCK_SOAK_SECONDS=3600
 	@$(WITH_JAVA) $(WITH_PG) $(BIN)/python -m pytest -m soak $(ARGS)
 
 bench: env-dev ## measure speed against peers
