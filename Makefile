@@ -21,10 +21,10 @@ WITH_PG = $(if $(PG),PENSTOCK_TEST_PG_HOME="$$(scripts/ensure_postgres.sh $(PG))
 WITH_CHROMIUM = PENSTOCK_TEST_CHROMIUM="$$(scripts/ensure_chromium.sh || true)" && export PENSTOCK_TEST_CHROMIUM &&
 NPM = scripts/ensure_page_modules.sh && npm --prefix frontend run --silent
 
-.PHONY: help demo test test-crash test-soak lint format bench page page-test page-shots clean env-demo env-dev
+.PHONY: help demo test test-crash test-packaging test-soak lint format bench page page-test page-shots clean env-demo env-dev
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 demo: env-demo ## run the demonstration
 	@$(WITH_JAVA) $(BIN)/python -m penstock.demo $(ARGS)
@@ -35,7 +35,10 @@ test: env-dev ## run the tests; ARGS="-k sqlite" is for pytest, SPARK=4.2.1 and 
 test-crash: env-dev ## run every crash test, the slow cross product included
 	@$(WITH_JAVA) $(WITH_PG) $(BIN)/python -m pytest -m "crash or crash_full" $(ARGS)
 
-test-soak: env-dev ## run the slow tests that `make test` leaves out, but for the crash tests; an hour of it is PENSTOCK_SOAK_SECONDS=3600
+test-packaging: env-dev ## install the wheel into empty environments, with each extra, with the lowest and the newest versions; asks the index
+	@$(WITH_JAVA) $(WITH_PG) $(BIN)/python -m pytest -m packaging -n 1 $(ARGS)
+
+test-soak: env-dev ## run the slow tests that `make test` leaves out, but for those of crashes and packaging; an hour of it is PENSTOCK_SOAK_SECONDS=3600
 	@$(WITH_JAVA) $(WITH_PG) $(WITH_CHROMIUM) $(BIN)/python -m pytest -m soak $(ARGS)
 
 bench: env-dev ## measure speed against peers

@@ -5,6 +5,8 @@ Importing Penstock is light: each name is loaded when it is first used.
 
 from __future__ import annotations
 
+import logging
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +14,7 @@ if TYPE_CHECKING:
     from penstock import changes as changes
     from penstock import errors as errors
     from penstock import limits as limits
+    from penstock import logs as logs
     from penstock import modes as modes
     from penstock import state as state
     from penstock.changes.contract import ChangeContract as ChangeContract
@@ -44,6 +47,7 @@ if TYPE_CHECKING:
     from penstock.queue.retention import Retention as Retention
     from penstock.queue.store import Store as Store
     from penstock.queue.store import connect as connect
+    from penstock.spark.progress_log import log_progress as log_progress
     from penstock.spark.register import register as register
     from penstock.spark.session import session as session
     from penstock.tables.exactly_once import exactly_once as exactly_once
@@ -53,6 +57,11 @@ if TYPE_CHECKING:
     from penstock.taking.take import take as take
 
 __version__ = "0.1.0"
+
+# What becomes of the log is for the program to say. Spark's Python workers are nobody's program: there Python's last resort
+# stays, which writes warnings to where Spark keeps what its workers write.
+if os.environ.get("SPARK_PYTHON_RUNTIME") != "PYTHON_WORKER":
+    logging.getLogger("penstock").addHandler(logging.NullHandler())
 
 _HOMES = {
     "AppendResult": "penstock.queue.queue",
@@ -86,6 +95,7 @@ _HOMES = {
     "Trigger": "penstock.pipeline.trigger",
     "connect": "penstock.queue.store",
     "exactly_once": "penstock.tables.exactly_once",
+    "log_progress": "penstock.spark.progress_log",
     "publish": "penstock.pipeline.publishing.publish",
     "register": "penstock.spark.register",
     "sample": "penstock.taking.sample",
@@ -94,19 +104,23 @@ _HOMES = {
     "take": "penstock.taking.take",
 }
 
-_MODULES = ("changes", "errors", "limits", "modes", "state")
+_MODULES = ("changes", "errors", "limits", "logs", "modes", "state")
 
 __all__ = sorted([*_HOMES, *_MODULES, "__version__"])  # noqa: PLE0605 - one list of the names
 
 
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        value = getattr(import_module(_HOMES[name]), name)
-        globals()[name] = value
-        return value
-    if name in _MODULES:
-        return import_module(f"penstock.{name}")
-    raise AttributeError(f"module 'penstock' has no attribute {name!r}")
+if not TYPE_CHECKING:
+    # A type checker would take any name for one that is there.
+    def __getattr__(name: str) -> Any:
+        if name in _HOMES:
+            from penstock.optional import load
+
+            value = load(_HOMES[name], name, f"penstock.{name}")
+            globals()[name] = value
+            return value
+        if name in _MODULES:
+            return import_module(f"penstock.{name}")
+        raise AttributeError(f"module 'penstock' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

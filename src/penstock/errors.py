@@ -92,6 +92,11 @@ def _rebuild(
     return kind(message, condition=condition, **parameters)
 
 
+def condition_of(error: BaseException) -> str:
+    """The condition of an error, as a log's field has it; of another package's error the name of its class."""
+    return error.condition if isinstance(error, PenstockError) else type(error).__name__
+
+
 class InvalidInput(PenstockError, ValueError):
     condition = "INVALID_INPUT"
 

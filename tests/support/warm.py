@@ -47,7 +47,11 @@ def warm_workers() -> Iterator[None]:
     """The JVM that is started in this block has its Pythons forked. The process that forks them ends with this one."""
     where = str(Path(tempfile.mkdtemp(prefix="penstock-warm-")) / "socket")
     forking = subprocess.Popen(
-        [sys.executable, "-m", __name__, where], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-m", __name__, where],
+        # What it forks are workers of Spark's, and what it imports beforehand is to know that.
+        env=os.environ | {"SPARK_PYTHON_RUNTIME": "PYTHON_WORKER"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
     )
     assert forking.stdout is not None
     assert forking.stdout.readline() == b"ready\n"

@@ -24,10 +24,12 @@ _HOMES = {
 __all__ = ["DEAD_LETTERS", "between", "parse", "post_process", "read", "read_stream"]
 
 
-def __getattr__(name: str) -> Any:
-    # Late: Spark's workers import modules of this package, and need no more than those.
-    if name in _HOMES:
-        from importlib import import_module
+if not TYPE_CHECKING:
+    # A type checker would take any name for one that is there.
+    def __getattr__(name: str) -> Any:
+        # Late: Spark's workers import modules of this package, and need no more than those.
+        if name in _HOMES:
+            from penstock.optional import load
 
-        return getattr(import_module(_HOMES[name]), name)
-    raise AttributeError(f"module 'penstock.changes' has no attribute {name!r}")
+            return load(_HOMES[name], name, f"penstock.changes.{name}")
+        raise AttributeError(f"module 'penstock.changes' has no attribute {name!r}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,8 +19,6 @@ from penstock.spark.boundary import plain_errors
 from penstock.spark.garbage import spare_imports
 from penstock.spark.given import Given, boolean, positive
 from penstock.spark.schemas import projection, to_struct
-
-log = logging.getLogger("penstock.changes")
 
 FORMAT = "penstock_changes"
 STARTING = ("startingVersion", "startingTimestamp", "startingBoundInclusive")

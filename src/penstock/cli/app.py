@@ -23,7 +23,15 @@ from penstock.cli import (
     ui_command,
 )
 from penstock.cli.boundary import BROKEN_PIPE, FAILED, INTERRUPTED, MISUSED, is_misuse
-from penstock.cli.commands import Common, DebugOption, JsonOption, UrlOption, make_output
+from penstock.cli.commands import (
+    Common,
+    DebugOption,
+    JsonOption,
+    LogJsonOption,
+    UrlOption,
+    VerboseOption,
+    make_output,
+)
 from penstock.cli.output import one_line, redact
 from penstock.cli.standard_output import checked, silence
 from penstock.errors import PenstockError
@@ -74,6 +82,8 @@ def _before_every_command(
     url: UrlOption = None,
     json: JsonOption = False,
     debug: DebugOption = False,
+    verbose: VerboseOption = 0,
+    log_json: LogJsonOption = False,
     version: Annotated[
         bool,
         typer.Option(
@@ -81,7 +91,7 @@ def _before_every_command(
         ),
     ] = False,
 ) -> None:
-    context.obj = Common(url, json, debug)
+    context.obj = Common(url, json, debug, verbose, log_json)
 
 
 def run(words: Sequence[str]) -> int:

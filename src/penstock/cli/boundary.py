@@ -11,6 +11,7 @@ import typer
 from penstock.cli.output import Output
 from penstock.cli.standard_output import silence
 from penstock.errors import MissingDependency, PenstockError
+from penstock.optional import instead
 
 FAILED, MISUSED, INTERRUPTED, BROKEN_PIPE = 1, 2, 130, 141
 
@@ -52,6 +53,9 @@ def _expected(error: Exception, debug: bool) -> PenstockError:
     if isinstance(error, PenstockError):
         return error
     if isinstance(error, ModuleNotFoundError) and not (error.name or "").startswith("penstock"):
+        found = instead(error, "this command")
+        if isinstance(found, PenstockError):
+            return found
         return MissingDependency(
             f"{error.name} is not installed: pip install {error.name}", package=error.name
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli.boundary import guard
+from penstock.cli.command_log import CommandLog
 from penstock.cli.output import Output
 from penstock.errors import InvalidInput
 
@@ -38,7 +38,25 @@ JsonOption = Annotated[
 DebugOption = Annotated[
     bool, typer.Option("--debug", show_default=False, help="Show where an error comes from.")
 ]
+VerboseOption = Annotated[
+    int,
+    typer.Option(
+        "--verbose", "-v", count=True, show_default=False, help="Say what happens; -vv says each step."
+    ),
+]
+LogJsonOption = Annotated[
+    bool, typer.Option("--log-json", show_default=False, help="The log as lines of JSON, on standard error.")
+]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", show_default=False, help="Do not ask.")]
+
+
+_COMMON = {
+    "url": (UrlOption, None),
+    "json": (JsonOption, False),
+    "debug": (DebugOption, False),
+    "verbose": (VerboseOption, 0),
+    "log_json": (LogJsonOption, False),
+}
 
 
 @dataclass(frozen=True)
@@ -48,12 +66,20 @@ class Common:
     url: str | None = None
     json: bool = False
     debug: bool = False
+    verbose: int = 0
+    log_json: bool = False
 
     def over(self, other: Common | None) -> Common:
         """These options, and those given before the command where they are not given here."""
         if other is None:
             return self
-        return Common(self.url or other.url, self.json or other.json, self.debug or other.debug)
+        return Common(
+            self.url or other.url,
+            self.json or other.json,
+            self.debug or other.debug,
+            max(self.verbose, other.verbose),
+            self.log_json or other.log_json,
+        )
 
 
 class Run:
@@ -64,6 +90,7 @@ class Run:
         self.debug = common.debug
         self.json = common.json
         self.output = make_output(self.url, common.json)
+        self.log = CommandLog(self.output, common.verbose, as_json=common.log_json)
 
     def connect(self, *, create: bool = False) -> Store:
         """Open the store; without ``create`` it has to be there."""
@@ -110,7 +137,7 @@ def command(
 ) -> Callable[[Command], Command]:
     """Make a function a command of a group.
 
-    Its first parameter is the :class:`Run`, the others are as for typer; ``--url``, ``--json`` and ``--debug`` are added.
+    Its first parameter is the :class:`Run`, the others are as for typer; the options of :class:`Common` are added.
 
     Parameters
     ----------
@@ -138,39 +165,20 @@ def _with_common_options(function: Command) -> Command:
     @functools.wraps(function)
     def call(**values: Any) -> None:
         context: typer.Context = values.pop("context")
-        common = Common(values.pop("url"), values.pop("json"), values.pop("debug"))
+        common = Common(**{name: values.pop(name) for name in _COMMON})
         run = Run(common.over(context.find_object(Common)))
-        with _log_as_notes(run.output):
+        with run.log:
             guard(run.output, run.debug, lambda: function(run, **values))
 
     parameters = [
         inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context),
         *(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own),
-        inspect.Parameter("url", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=UrlOption),
-        inspect.Parameter("json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=JsonOption),
-        inspect.Parameter("debug", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=DebugOption),
+        *(
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=option)
+            for name, (option, default) in _COMMON.items()
+        ),
     ]
     # typer reads both.
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # a function takes any attribute
     call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return call
-
-
-class _log_as_notes(logging.Handler):  # noqa: N801 - used as a context manager, like a function
-    """Shows warnings of the library the way the command shows everything; that a store is tried again, to people alone."""
-
-    def __init__(self, output: Output) -> None:
-        super().__init__(logging.WARNING)
-        self._output = output
-        self._logger = logging.getLogger("penstock")
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if getattr(record, "action", None) == "store_retry" and not sys.stderr.isatty():
-            return
-        self._output.note(f"{record.levelname.lower()}: {record.getMessage()}")
-
-    def __enter__(self) -> None:
-        self._logger.addHandler(self)
-
-    def __exit__(self, *_: object) -> None:
-        self._logger.removeHandler(self)

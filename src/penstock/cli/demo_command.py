@@ -41,6 +41,7 @@ def _run_demo(words: list[str]) -> None:
     except ModuleNotFoundError as error:
         if isinstance(error, MissingDependency):
             raise
+        # Whatever it is, the extra of the demonstration has it.
         raise MissingDependency(
             f"the demonstration needs {error.name}: pip install 'penstock[demo]'", package=error.name
         ) from error

@@ -52,14 +52,7 @@ class JsonOutput(Output):
 
     def _complain(self, value: Mapping[str, Any]) -> None:
         # Before it is dumped: what is struck out must not take the JSON's own quotes with it.
-        print(_dump(self._redacted(json.loads(_dump(value))), ascii_only=True), file=sys.stderr)
-
-    def _redacted(self, value: Any) -> Any:
-        if isinstance(value, str):
-            return self.redact(value)
-        if isinstance(value, dict):
-            return {self.redact(name): self._redacted(each) for name, each in value.items()}
-        return [self._redacted(each) for each in value] if isinstance(value, list) else value
+        print(_dump(self.redacted(json.loads(_dump(value))), ascii_only=True), file=sys.stderr)
 
     def progress(self, text: str, total: int | None) -> AbstractContextManager[Advance]:
         return no_progress()

@@ -88,6 +88,14 @@ class Output(ABC):
     def redact(self, text: str) -> str:
         return redact(text, self._secrets)
 
+    def redacted(self, value: Any) -> Any:
+        """A value as JSON has it, with the passwords struck from all of its texts."""
+        if isinstance(value, str):
+            return self.redact(value)
+        if isinstance(value, dict):
+            return {self.redact(name): self.redacted(each) for name, each in value.items()}
+        return [self.redacted(each) for each in value] if isinstance(value, list) else value
+
 
 @dataclass(frozen=True)
 class Section:

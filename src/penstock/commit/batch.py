@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -16,6 +17,8 @@ from penstock.store.database import Database, Transaction
 from penstock.store.ledger import LedgerKey
 from penstock.store.log import Segment
 
+logger = logging.getLogger("penstock.commit")
+
 T = TypeVar("T")
 
 
@@ -29,7 +32,18 @@ def commit_batch(database: Database, store_uuid: str, batch: BatchCommit[T]) -> 
     OffsetConflict
         When the consumer does not stand where the micro-batch starts.
     """
-    return database.run(lambda tx: _commit(tx, store_uuid, batch), idempotent=True)
+    published = database.run(lambda tx: _commit(tx, store_uuid, batch), idempotent=True)
+    fields = {"sink": batch.sink.name, "app_id": batch.app_id, "batch": batch.batch_id, "rows": batch.rows}
+    told = (batch.batch_id, batch.app_id, batch.sink)
+    if published is None:
+        logger.info(
+            "micro-batch %d of app %s was in %s already", *told, extra={"action": "batch_repeated", **fields}
+        )
+    else:
+        logger.debug(
+            "micro-batch %d of app %s is in %s", *told, extra={"action": "batch_committed", **fields}
+        )
+    return published
 
 
 def _commit(tx: Transaction, store_uuid: str, batch: BatchCommit[T]) -> T | None:

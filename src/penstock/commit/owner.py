@@ -7,7 +7,7 @@ import logging
 from collections.abc import Sequence
 
 from penstock.commit.offsets import QueueOffset, plan_text
-from penstock.errors import CheckpointMismatch, OwnerFenced, StoreUnavailable
+from penstock.errors import CheckpointMismatch, OwnerFenced, StoreUnavailable, condition_of
 from penstock.store import catalog, consumers
 from penstock.store.catalog import PartitionRecord, QueueRecord
 from penstock.store.consumers import Registration
@@ -31,6 +31,13 @@ class Owner:
         self._lock = database.owner_lock(registration.lock_name(store_uuid))
         self._warn_when_held(registration)
         self.epoch, self.generation = database.run(self._take_over, idempotent=True)
+        log.info(
+            "consumer %r on queue %r has a new owner, of epoch %d",
+            consumer,
+            queue,
+            self.epoch,
+            extra={"action": "owned", "consumer": consumer, "queue": queue, "epoch": self.epoch},
+        )
 
     def _take_over(self, tx: Transaction) -> tuple[int, int]:
         owned = tx.one("own_registration", **self._find(tx, lock=True).keys)
@@ -45,7 +52,11 @@ class Owner:
                 "consumer %r on queue %r had a running owner; it is fenced now and will fail",
                 registration.consumer,
                 registration.queue,
-                extra={"action": "owner_taken_over"},
+                extra={
+                    "action": "owner_taken_over",
+                    "consumer": registration.consumer,
+                    "queue": registration.queue,
+                },
             )
 
     def positions(self) -> tuple[int, ...]:
@@ -83,7 +94,12 @@ class Owner:
                 "no lock for consumer %r for now: %s",
                 self.consumer,
                 error,
-                extra={"action": "owner_unlocked"},
+                extra={
+                    "action": "owner_unlocked",
+                    "consumer": self.consumer,
+                    "queue": self.queue,
+                    "error": condition_of(error),
+                },
             )
             return False
 
@@ -118,7 +134,22 @@ class Owner:
             tx.run("open_plan", epoch=self.epoch, plan=text, split=json.dumps(kept), **registration.keys)
             return kept
 
-        return self._database.run(work, idempotent=True)
+        kept = self._database.run(work, idempotent=True)
+        log.debug(
+            "a micro-batch of consumer %r on queue %r is planned in %d tasks",
+            self.consumer,
+            self.queue,
+            len(kept),
+            extra={
+                "action": "planned",
+                "consumer": self.consumer,
+                "queue": self.queue,
+                "epoch": self.epoch,
+                "rows": sum(stop - start for _, start, stop in kept),
+                "tasks": len(kept),
+            },
+        )
+        return kept
 
     def _checked(self, tx: Transaction, *, lock: bool = False) -> Registration:
         registration = self._find(tx, lock=lock)

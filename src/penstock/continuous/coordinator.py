@@ -15,7 +15,7 @@ from typing import Any
 from penstock.continuous.epochs import Epoch, Epochs
 from penstock.continuous.link import READER, WRITER, Address, decode, encode
 from penstock.continuous.quota import Quota
-from penstock.errors import ContinuousFailed, PenstockError
+from penstock.errors import ContinuousFailed, PenstockError, condition_of
 from penstock.spark.endpoint import Listening
 
 log = logging.getLogger("penstock.continuous")
@@ -194,7 +194,17 @@ class EpochCoordinator:
                     pass
             except Exception as error:
                 # The line has broken, or something came over it that is no message.
-                log.debug("%s %s of the query: %s", *who, error)
+                log.debug(
+                    "the line of %s %d is closed: %s",
+                    *who,
+                    error,
+                    extra={
+                        "action": "line_closed",
+                        "role": who[0],
+                        "task": who[1],
+                        "error": condition_of(error),
+                    },
+                )
                 self._left(who)
 
     def _welcome(self, line: Connection) -> tuple[str, int] | None:

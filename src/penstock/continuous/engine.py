@@ -80,7 +80,9 @@ class SparkEngine:
         self._plan = checked(frame)
         self._plan.require_pipelined(self.spark.conf.get(PIPELINED, "false") == "true", self.spark.version)
         for note in self._plan.notes:
-            log.warning("query %s: %s", self.called, note, extra={"action": "python_stages"})
+            log.warning(
+                "query %s: %s", self.called, note, extra={"action": "python_stages", "query": self.called}
+            )
         schema: StructType = frame.schema
         return schema
 

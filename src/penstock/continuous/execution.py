@@ -20,7 +20,7 @@ from penstock.continuous.quota import Limit, Quota
 from penstock.continuous.reader import BEHIND_ROWS
 from penstock.continuous.runs import Engine, Run, grouped
 from penstock.continuous.telling import Telling
-from penstock.errors import ContinuousFailed, PenstockError
+from penstock.errors import ContinuousFailed, PenstockError, condition_of
 
 log = logging.getLogger("penstock.continuous")
 
@@ -129,6 +129,7 @@ class ContinuousExecution:
 
     def start(self) -> None:
         """Begin, and return when the first run is under way or the query has ended."""
+        log.info("query %s starts", self.called, extra={"action": "query_started", **self._fields})
         self.telling.started(self.name, timestamp())
         self._thread.start()
         with self._changed:
@@ -169,7 +170,12 @@ class ContinuousExecution:
         try:
             self._runs()
         except Exception as error:
-            log.error("query %s failed: %s", self.called, error, extra={"action": "query_failed"})
+            log.error(
+                "query %s failed: %s",
+                self.called,
+                error,
+                extra={"action": "query_failed", **self._fields, "error": condition_of(error)},
+            )
             self._failure = error
         finally:
             self._ended()
@@ -179,19 +185,29 @@ class ContinuousExecution:
         """How the log calls it."""
         return f"{self.name or 'without a name'} [id = {self.id}, runId = {self.run_id}]"
 
+    @property
+    def _fields(self) -> dict[str, str | None]:
+        """Of its records."""
+        return {"query": self.name, "query_id": self.id, "run_id": self.run_id}
+
     def _ended(self) -> None:
         self._drop_next()
         try:
             self._source.release(self._offset)
         except Exception as error:
-            log.warning("query %s: %s", self.called, error, extra={"action": "release_failed"})
+            log.warning(
+                "query %s: its source is not released: %s",
+                self.called,
+                error,
+                extra={"action": "release_failed", **self._fields, "error": condition_of(error)},
+            )
         if self._failure is None:
             self.tidy()
         with self._changed:
             self._state = State.TERMINATED
             self._changed.notify_all()
         self.telling.terminated(self._failure, _LISTENING_SECONDS)
-        log.info("Query %s was stopped", self.called, extra={"action": "query_stopped"})
+        log.info("Query %s was stopped", self.called, extra={"action": "query_ended", **self._fields})
 
     def _runs(self) -> None:
         failures = 0
@@ -210,7 +226,13 @@ class ContinuousExecution:
                     self.called,
                     self._epoch,
                     error,
-                    extra={"action": "restart"},
+                    extra={
+                        "action": "restart",
+                        **self._fields,
+                        "epoch": self._epoch,
+                        "failures": failures,
+                        "error": condition_of(error),
+                    },
                 )
                 with self._changed:
                     wait = min(_BACK_OFF * 2**failures, _LONGEST_BACK_OFF)
@@ -335,8 +357,13 @@ class ContinuousExecution:
         why = f"is lower than the {self._passed:,} rows that have passed" if more else "is reached"
         self.ending = f"its limit of {limit.rows:,} rows {why}"
         # A query that does not even begin is more of a surprise.
-        level = logging.INFO if self._started else logging.WARNING
-        log.log(level, "query %s ends: %s", self.called, self.ending, extra={"action": "limit_reached"})
+        log.log(
+            logging.INFO if self._started else logging.WARNING,
+            "query %s ends: %s",
+            self.called,
+            self.ending,
+            extra={"action": "limit_reached", **self._fields, "limit": limit.rows},
+        )
         self._stopping = True
         return True
 

@@ -81,7 +81,20 @@ class Progress:
         kept = StreamingQueryProgress.fromJson(told)
         # As numbers too; Spark's form has room for text alone.
         kept[LATENCY] = latencies
-        log.debug("epoch %s committed: %s", epoch.number, json.dumps(told), extra={"action": "epoch"})
+        log.debug(
+            "query %s: epoch %d is committed, with %d rows",
+            self._who["name"] or self._who["id"],
+            epoch.number,
+            epoch.rows_out,
+            extra={
+                "action": "epoch_committed",
+                "query_id": self._who["id"],
+                "epoch": epoch.number,
+                "rows": epoch.rows_out,
+                "duration_ms": told["durationMs"],
+                "latency_ms": latencies,
+            },
+        )
         with self._lock:
             self._recent.append(kept)
         return told

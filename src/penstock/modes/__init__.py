@@ -24,9 +24,11 @@ _HOMES = {
 __all__ = ["ModeReport", "Preview", "Problem", "Report", "check", "preview"]
 
 
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        from importlib import import_module
+if not TYPE_CHECKING:
+    # A type checker would take any name for one that is there.
+    def __getattr__(name: str) -> Any:
+        if name in _HOMES:
+            from penstock.optional import load
 
-        return getattr(import_module(_HOMES[name]), name)
-    raise AttributeError(f"module 'penstock.modes' has no attribute {name!r}")
+            return load(_HOMES[name], name, f"penstock.modes.{name}")
+        raise AttributeError(f"module 'penstock.modes' has no attribute {name!r}")

@@ -109,10 +109,12 @@ def rich_tables(preview: Preview) -> Group:
         from rich.console import Group
         from rich.table import Table
         from rich.text import Text
-    except ImportError as error:
+    except ImportError:
         raise MissingDependency(
-            "tables need rich: pip install 'penstock[cli]'; str(preview) does without", package="rich"
-        ) from error
+            "a table needs rich: pip install 'penstock[cli]'; str(preview) does without",
+            package="rich",
+            extra="cli",
+        ) from None
     parts: list[Text | Table] = []
     for mode in preview.modes:
         parts.append(Text(heading(mode), style="bold" if mode.allowed else "yellow"))

@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from penstock.commit.offsets import QueueOffset, batch_ranges
 from penstock.commit.owner import level
+from penstock.errors import condition_of
 from penstock.queue.store import Store, connect
 from penstock.spark.checkpoint import Checkpoint
 
@@ -51,21 +52,18 @@ def bring_level(called: str, checkpoint: str, sources: Sequence[QuerySource]) ->
             store.tend(store.queue(source.queue).record, ())
 
 
-def _warning(called: str) -> AbstractContextManager[None]:
-    return warning(
-        called,
-        "level_failed",
-        "has ended, and the next run brings its consumer level with its checkpoint",
-    )
-
-
 @contextmanager
-def warning(called: str, action: str, what: str) -> Iterator[None]:
+def _warning(called: str) -> Iterator[None]:
     """An error in here is told in the log, and the query's own end is what counts."""
     try:
         yield
     except Exception as error:
-        log.warning("query %r %s: %s", called, what, error, extra={"action": action})
+        log.warning(
+            "query %r has ended, and the next run brings its consumer level with its checkpoint: %s",
+            called,
+            error,
+            extra={"action": "level_failed", "query": called, "error": condition_of(error)},
+        )
 
 
 def _committed(location: str) -> list[QueueOffset]:

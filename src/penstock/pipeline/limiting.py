@@ -12,7 +12,7 @@ from typing import Any
 from py4j.protocol import Py4JError
 from pyspark.sql import DataFrame, SparkSession
 
-from penstock.errors import CommitRefused
+from penstock.errors import CommitRefused, condition_of
 from penstock.limits.begun import Begun, begun, ended, keep
 from penstock.limits.key_record import KeyRecord, keep_key
 from penstock.limits.per_key import KeyLimit
@@ -58,9 +58,14 @@ class Limiting:
         if why is None:
             return None
         query_id = self.checkpoint.query_id()
-        message = f"query {name or query_id!r} ends at once: {why}"
-        log.warning("%s", message, extra={"action": "limit_reached"})
-        return EndedQuery(query_id, name, message)
+        called = name or query_id
+        log.warning(
+            "query %r ends at once: %s",
+            called,
+            why,
+            extra={"action": "limit_reached", "query": called, "limit": self.limit.rows},
+        )
+        return EndedQuery(query_id, name, f"query {called!r} ends at once: {why}")
 
     def arguments(self, trigger: Trigger) -> dict[str, str | bool]:
         """The arguments of Spark's trigger; where all rows have passed, the query only finishes the micro-batch that was begun."""
@@ -114,7 +119,7 @@ def keep_for_each_key(spark: SparkSession, limit: KeyLimit, location: str) -> No
             "the limit for each key is not kept at %s, and another one will not be noticed there: %s",
             redact(location),
             error,
-            extra={"action": "limit_not_kept"},
+            extra={"action": "limit_not_kept", "checkpoint": redact(location), "error": condition_of(error)},
         )
 
 
@@ -143,17 +148,22 @@ class LimitWatch:
             self._watch()
         except (Py4JError, ConnectionError) as error:
             # Spark has ended, and the query with it.
-            log.debug("no longer watched: %s", error)
+            log.debug(
+                "the limit is no longer watched: %s",
+                type(error).__name__,
+                extra={"action": "limit_unwatched", "error": condition_of(error)},
+            )
 
     def _watch(self) -> None:
         while self._query.isActive:
             new = list(self._new())
             if new and self._passed(new) >= self._rows:
+                called = self._query.name or self._query.id
                 log.info(
                     "query %r has its %d rows, and stops",
-                    self._query.name or self._query.id,
+                    called,
                     self._rows,
-                    extra={"action": "limit_reached"},
+                    extra={"action": "limit_reached", "query": called, "limit": self._rows},
                 )
                 self._query.finish()
                 return

@@ -14,8 +14,9 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock.commit.offsets import QueueOffset
 from penstock.commit.owner import drain
+from penstock.errors import condition_of
 from penstock.pipeline.failures import plain
-from penstock.pipeline.levelling import QuerySource, bring_level, warning
+from penstock.pipeline.levelling import QuerySource, bring_level
 from penstock.pipeline.query import STOP_SECONDS, Query
 from penstock.queue.store import connect
 
@@ -36,6 +37,7 @@ class MicroBatchQuery(Query):
         self._query = query
         self._checkpoint = checkpoint
         self._sources, self._others = sources, others
+        self._ended = False
         # A source that cannot be asked for no more may never rest for long.
         self._quiet_polls = 1 if others or not sources else _QUIET_POLLS
         self.tell_end: Callable[[Exception | None], None] = lambda error: None
@@ -98,13 +100,17 @@ class MicroBatchQuery(Query):
 
     def stop(self, timeout: float = STOP_SECONDS) -> bool:
         finished = False
+        called = self.name or self.id
         try:
-            with warning(
-                self.name or self.id,
-                "drain_failed",
-                "is stopped without the end of its micro-batch, which the next run repeats",
-            ):
-                finished = not self.isActive or self._drained(timeout)
+            finished = not self.isActive or self._drained(timeout)
+        except Exception as error:
+            # The query's own end is what counts.
+            log.warning(
+                "query %r is stopped without the end of its micro-batch, which the next run repeats: %s",
+                called,
+                error,
+                extra={"action": "drain_failed", "query": called, "error": condition_of(error)},
+            )
         finally:
             self._query.stop()
         self._level()
@@ -138,7 +144,7 @@ class MicroBatchQuery(Query):
                     "query %r is stopped in the middle of a micro-batch, after %s s; the next run repeats it",
                     self.name or self.id,
                     timeout,
-                    extra={"action": "stop_timeout"},
+                    extra={"action": "stop_timeout", "query": self.name or self.id, "seconds": timeout},
                 )
                 return False
             status = self.status
@@ -159,6 +165,18 @@ class MicroBatchQuery(Query):
 
     def _level(self) -> None:
         """Bring the consumers to where the checkpoint's commit log ends, once their owner is gone."""
+        if not self._ended:
+            self._ended = True
+            log.info(
+                "query %r has ended",
+                self.name or self.id,
+                extra={
+                    "action": "query_ended",
+                    "query": self.name,
+                    "query_id": self.id,
+                    "run_id": self.runId,
+                },
+            )
         bring_level(self.name or self.id, self._checkpoint, self._sources)
 
 

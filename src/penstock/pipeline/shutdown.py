@@ -43,5 +43,6 @@ def _stop_all() -> None:
 
 
 def _stop(query: Query) -> None:
-    log.info("stopping query %r", query.name or query.id, extra={"action": "shutdown"})
+    called = query.name or query.id
+    log.info("stopping query %r", called, extra={"action": "shutdown", "query": called})
     query.stop()

@@ -284,6 +284,18 @@ class Pipeline:
             running, tell_end = started(self.stream.spark, place, writer.start, location)
             query = MicroBatchQuery(running, location, sources, others=others)
             query.tell_end = tell_end
+        log.info(
+            "query %r starts",
+            name or query.id,
+            extra={
+                "action": "query_started",
+                "query": name,
+                "query_id": query.id,
+                "run_id": query.runId,
+                "guarantee": self.guarantee,
+                "output_mode": self.output_mode,
+            },
+        )
         stop_on_sigterm(query)
         if limiting is not None:
             limiting.watch(query)
@@ -301,7 +313,7 @@ class Pipeline:
             log.info(
                 "in output mode complete limit(%d) behind an aggregation is Spark's, for each micro-batch: the query runs on",
                 limit.rows,
-                extra={"action": "limit_per_trigger"},
+                extra={"action": "limit_per_trigger", "limit": limit.rows},
             )
             return None
         return Limiting.of(self.stream.spark, limit, location)

@@ -16,6 +16,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
+from penstock.errors import condition_of
 from penstock.spark.checkpoint import Checkpoint
 from penstock.spark.data_sources import make_known
 from penstock.spark.plans import keeps_rows
@@ -48,7 +49,11 @@ def _needed(frame: DataFrame, location: str) -> bool:
         begun = [] if last is None else checkpoint.offsets(last)
     except Exception as error:
         # A guarantee that has need of the checkpoint has refused it by now; the others do without.
-        log.info("not woken: %s", type(error).__name__, extra={"action": "not_woken"})
+        log.info(
+            "the query does not begin with a micro-batch, since its checkpoint cannot be read: %s",
+            type(error).__name__,
+            extra={"action": "not_woken", "error": condition_of(error)},
+        )
         return False
     if last is None:
         return keeps_rows(frame)

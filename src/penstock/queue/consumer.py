@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -20,6 +21,8 @@ from penstock.store.catalog import QueueRecord
 from penstock.store.consumers import Registration
 from penstock.store.database import Database, Transaction
 from penstock.store.trim import time_of
+
+logger = logging.getLogger("penstock.queue")
 
 PULL_ROWS = 10_000
 _INDEXES_END = 2**63
@@ -104,6 +107,12 @@ class Consumer:
             consumers.register(tx, self.name, record, vital=vital, start=_position(start))
 
         self._database.run(work, idempotent=True)
+        logger.info(
+            "consumer %r is registered on queue %r",
+            self.name,
+            queue,
+            extra={"action": "consumer_registered", "consumer": self.name, "queue": queue},
+        )
 
     def unregister(self, queue: str) -> None:
         """Forget the offsets on a queue; refused while a live query owns them."""
@@ -114,6 +123,12 @@ class Consumer:
             tx.run("delete_registration", **registration.keys)
 
         self._database.run(work)
+        logger.info(
+            "consumer %r is no longer registered on queue %r",
+            self.name,
+            queue,
+            extra={"action": "consumer_unregistered", "consumer": self.name, "queue": queue},
+        )
 
     def queues(self) -> list[str]:
         """The names of the queues that the consumer is registered on."""
@@ -240,7 +255,20 @@ class Consumer:
                 consumers.seek(tx, registration, offsets)
             return offsets
 
-        return dict(enumerate(self._database.run(work)))
+        offsets = dict(enumerate(self._database.run(work)))
+        if not dry_run:
+            logger.info(
+                "consumer %r on queue %r is sought elsewhere",
+                self.name,
+                queue,
+                extra={
+                    "action": "consumer_sought",
+                    "consumer": self.name,
+                    "queue": queue,
+                    "offsets": offsets,
+                },
+            )
+        return offsets
 
     def lag(self, queue: str) -> Lag:
         """How far behind the consumer is, in rows, compressed bytes and seconds."""

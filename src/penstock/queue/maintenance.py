@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 
-from penstock.errors import NotFound, StoreUnavailable
+from penstock.errors import NotFound, StoreUnavailable, condition_of
 from penstock.store import catalog, forks, merge, staging
 from penstock.store.catalog import QueueRecord
 from penstock.store.consumers import owner_name
@@ -69,7 +69,7 @@ class Maintainer(Forkable):
             thread.start()
         except RuntimeError as error:
             # No thread is to be had, as at the program's end; whoever appends next may have one.
-            log.debug("no upkeep: %s", error)
+            log.debug("no upkeep: %s", error, extra={"action": "upkeep_put_off"})
             self._pending.clear()
         else:
             self._thread = thread
@@ -103,10 +103,17 @@ class Maintainer(Forkable):
                 self._tidy_now_and_then()
                 self._sweep_now_and_then()
             except NotFound:
-                log.debug("queue %r was dropped before its upkeep", queue.name)
+                log.debug(
+                    "queue %r was dropped before its upkeep",
+                    queue.name,
+                    extra={"action": "upkeep_needless", "queue": queue.name},
+                )
             except Exception as error:
                 log.warning(
-                    "upkeep of queue %r failed: %s", queue.name, error, extra={"action": "upkeep_failed"}
+                    "upkeep of queue %r failed: %s",
+                    queue.name,
+                    error,
+                    extra={"action": "upkeep_failed", "queue": queue.name, "error": condition_of(error)},
                 )
                 if isinstance(error, StoreUnavailable):
                     self._forget()
@@ -174,11 +181,34 @@ def trim_partition(
     def work(tx: Transaction) -> tuple[int, int]:
         return trim(tx, queue, partition, before=before, alive=liveness(tx, store_uuid, queue))
 
-    return database.run(work, idempotent=True)
+    first, bound = database.run(work, idempotent=True)
+    if bound > first:
+        log.debug(
+            "rows [%d, %d) of queue %r, partition %d, are trimmed",
+            first,
+            bound,
+            queue.name,
+            partition,
+            extra={
+                "action": "trimmed",
+                "queue": queue.name,
+                "partition": partition,
+                "start": first,
+                "end": bound,
+            },
+        )
+    return first, bound
 
 
 def sweep_staging(database: Database, store_uuid: str, older_than: timedelta) -> int:
-    return staging.sweep(database, store_uuid, older_than=older_than // timedelta(microseconds=1))
+    swept = staging.sweep(database, store_uuid, older_than=older_than // timedelta(microseconds=1))
+    if swept:
+        log.info(
+            "%d segments that dead tasks had staged are swept",
+            swept,
+            extra={"action": "swept", "segments": swept},
+        )
+    return swept
 
 
 def liveness(tx: Transaction, store_uuid: str, queue: QueueRecord) -> Callable[[str], bool]:

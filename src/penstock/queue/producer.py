@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 
 from penstock.errors import InvalidInput
 from penstock.queue.queue import AppendResult, Queue, Rows
 from penstock.store import producers
 from penstock.store.database import Database, Transaction
+
+log = logging.getLogger("penstock.queue")
 
 
 class Producer:
@@ -25,6 +28,12 @@ class Producer:
         """The last sequence number that was appended; -1 before the first."""
         self.skipped = 0
         """How many appends were repeats."""
+        log.info(
+            "producer session %r is opened on queue %r",
+            session,
+            queue.name,
+            extra={"action": "session_opened", "session": session, "queue": queue.name, "epoch": self.epoch},
+        )
 
     @property
     def epoch(self) -> int:
@@ -67,4 +76,16 @@ class Producer:
         appended = self._queue.append_with(rows, partition, first=first, idempotent=True)
         self.sequence = max(self.sequence, number)
         self.skipped += repeated
+        if repeated:
+            log.info(
+                "an append of producer session %r to queue %r was in already, and is skipped",
+                self._session.session,
+                self._queue.name,
+                extra={
+                    "action": "append_skipped",
+                    "session": self._session.session,
+                    "queue": self._queue.name,
+                    "sequence": number,
+                },
+            )
         return AppendResult(appended.ranges, skipped=repeated)

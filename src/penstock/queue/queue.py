@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import random
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,6 +33,8 @@ from penstock.store.catalog import PartitionRecord, QueueRecord
 from penstock.store.cutting import Segment, to_segments
 from penstock.store.database import Database, Transaction
 from penstock.store.watching import Watch, watch
+
+logger = logging.getLogger("penstock.queue")
 
 _GROWTHS = 10
 
@@ -183,6 +186,18 @@ class Queue:
             with self._database.borrowed(connection) as tx:
                 return work(tx)
         appended = self._database.run(work, idempotent=idempotent)
+        if appended.ranges:
+            logger.debug(
+                "%d rows are appended to queue %r",
+                appended.rows,
+                record.name,
+                extra={
+                    "action": "appended",
+                    "queue": record.name,
+                    "rows": appended.rows,
+                    "partitions": len(appended.ranges),
+                },
+            )
         self._maintainer.after_change(record, appended.crowded)
         return appended
 
@@ -354,6 +369,12 @@ class Queue:
         self.refresh()
         grow(self._database, self._record, count)
         self.refresh()
+        logger.info(
+            "queue %r has %d partitions now",
+            self.name,
+            self.partitions,
+            extra={"action": "queue_grown", "queue": self.name, "partitions": self.partitions},
+        )
         return self.partitions
 
     def add_columns(self, columns: Any) -> pa.Schema:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -22,6 +23,8 @@ from penstock.store import catalog, consumers
 from penstock.store.consumers import Registration
 from penstock.store.database import Database, Transaction
 from penstock.store.migrate import StoreIdentity, open_database
+
+log = logging.getLogger("penstock.queue")
 
 PATIENCE = 2.0
 
@@ -130,6 +133,12 @@ class Store:
                 contract=contract,
             )
         )
+        log.info(
+            "queue %r is created, with %d partitions",
+            name,
+            partitions,
+            extra={"action": "queue_created", "queue": name, "partitions": partitions},
+        )
         return self._queue(record)
 
     def queue(self, name: str) -> Queue:
@@ -158,6 +167,7 @@ class Store:
             catalog.drop_queue(tx, record)
 
         self._database.run(work)
+        log.info("queue %r is dropped", name, extra={"action": "queue_dropped", "queue": name})
 
     def _refuse_drop(
         self, tx: Transaction, record: catalog.QueueRecord, registration: Registration, force: bool
@@ -187,6 +197,7 @@ class Store:
         """
         check_name("consumer", name)
         self._database.run(lambda tx: consumers.create_consumer(tx, name))
+        log.info("consumer %r is created", name, extra={"action": "consumer_created", "consumer": name})
         return self._consumer(name)
 
     def consumer(self, name: str) -> Consumer:
@@ -217,6 +228,7 @@ class Store:
             consumers.drop_consumer(tx, name)
 
         self._database.run(work)
+        log.info("consumer %r is dropped", name, extra={"action": "consumer_dropped", "consumer": name})
 
     def _consumer(self, name: str) -> Consumer:
         return Consumer(self._database, self.uuid, name, self._maintainer)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from penstock.commit.offsets import pad
+from penstock.errors import condition_of
 from penstock.spark.checkpoint import Checkpoint
 from penstock.spark.limit_state import UnreadableState, rows_passed
 from penstock.spark.options import SourceOptions
@@ -63,7 +64,11 @@ class Allowance:
             return rows_passed(checkpoint, last) >= rows
         except UnreadableState as unreadable:
             # The driver counts as well, and asks for no more; a micro-batch may begin before it does.
-            log.debug("the limit's state cannot be read here: %s", unreadable)
+            log.debug(
+                "the limit's state cannot be read here: %s",
+                unreadable,
+                extra={"action": "limit_unread", "batch": last, "error": condition_of(unreadable)},
+            )
             return False
 
 

@@ -16,7 +16,7 @@ from multiprocessing.connection import Client, Connection, Listener
 
 from pyspark.sql import SparkSession
 
-from penstock.errors import StoreUnavailable
+from penstock.errors import StoreUnavailable, condition_of
 from penstock.spark.stores import is_local
 
 log = logging.getLogger("penstock.spark")
@@ -100,7 +100,11 @@ class Listening:
                 connection = self._listener.accept()
             except Exception as error:
                 # A stranger, or somebody who went away.
-                log.debug("a connection to the driver came to nothing: %s", error)
+                log.debug(
+                    "a connection to the driver came to nothing: %s",
+                    error,
+                    extra={"action": "stranger", "error": condition_of(error)},
+                )
                 continue
             threading.Thread(target=self._serve, args=[connection], daemon=True).start()
 

@@ -107,7 +107,11 @@ def report_loss(queue: str, partition: int, start: int, end: int, *, fail: bool)
         f"rows [{start}, {end}) of queue {queue!r}, partition {partition}, were trimmed before they were read"
     )
     if not fail:
-        log.warning("%s; going on without them", lost, extra={"action": "data_lost"})
+        log.warning(
+            "going on without what is lost: %s",
+            lost,
+            extra={"action": "data_lost", "queue": queue, "partition": partition, "start": start, "end": end},
+        )
         return
     raise DataLost(
         f"{lost}: set failOnDataLoss=false to go on without them, or start anew from rows that are there (seek the "

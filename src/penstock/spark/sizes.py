@@ -33,22 +33,29 @@ class BatchSizeWatch:
         held = sum(part.rows for part in there) or 1
         size = rows * sum(part.bytes for part in there) // held
         backlog = sum(part.next_index for part in there) - sum(end)
-        if rows >= LARGE_ROWS or size >= LARGE_BYTES:
-            self._warn("large", rows, f"about {size >> 20} MiB compressed; executors may run out of memory: set "
-                       "maxRowsPerTrigger or maxBytesPerTrigger")  # fmt: skip
-        self._small = self._small + 1 if rows < SMALL_ROWS and backlog > SMALL_BACKLOG * rows else 0
-        if self._small >= SMALL_BATCHES:
-            self._warn("small", rows, f"with {backlog} rows waiting; most of the time goes into starting micro-batches: "
-                       "raise maxRowsPerTrigger, maxRowsPerPartition or maxBytesPerTrigger")  # fmt: skip
-
-    def _warn(self, kind: str, rows: int, advice: str) -> None:
-        if kind not in self._warned:
-            self._warned.add(kind)
+        queue = self._options.queue
+        if (rows >= LARGE_ROWS or size >= LARGE_BYTES) and self._first("large"):
             log.warning(
-                "%s micro-batch of queue %r: %d rows, %s",
-                kind,
-                self._options.queue,
+                "large micro-batch of queue %r: %d rows, about %d MiB compressed; executors may run out of memory: set "
+                "maxRowsPerTrigger or maxBytesPerTrigger",
+                queue,
                 rows,
-                advice,
-                extra={"action": f"{kind}_batch"},
+                size >> 20,
+                extra={"action": "large_batch", "queue": queue, "rows": rows, "bytes": size},
             )
+        self._small = self._small + 1 if rows < SMALL_ROWS and backlog > SMALL_BACKLOG * rows else 0
+        if self._small >= SMALL_BATCHES and self._first("small"):
+            log.warning(
+                "small micro-batch of queue %r: %d rows, with %d rows waiting; most of the time goes into starting "
+                "micro-batches: raise maxRowsPerTrigger, maxRowsPerPartition or maxBytesPerTrigger",
+                queue,
+                rows,
+                backlog,
+                extra={"action": "small_batch", "queue": queue, "rows": rows, "backlog": backlog},
+            )
+
+    def _first(self, kind: str) -> bool:
+        """Whether it has not been said before."""
+        new = kind not in self._warned
+        self._warned.add(kind)
+        return new

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -25,8 +24,6 @@ from penstock.spark.tasks import RangePartition, Scan
 from penstock.store import catalog
 from penstock.store.catalog import PartitionRecord, QueueRecord
 from penstock.store.database import Transaction
-
-log = logging.getLogger("penstock.spark")
 
 
 @plain_errors

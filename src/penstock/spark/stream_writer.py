@@ -12,7 +12,7 @@ from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMess
 from penstock.commit.batch import commit_batch
 from penstock.commit.microbatch import BatchCommit, sink_name
 from penstock.commit.queue_target import QueueTarget
-from penstock.errors import CommitRefused
+from penstock.errors import CommitRefused, condition_of
 from penstock.queue.opened import open_store
 from penstock.spark.boundary import plain_errors
 from penstock.spark.checkpoint import Checkpoint
@@ -60,7 +60,11 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
             stateful = location is not None and Checkpoint(location).stateful()
         except Exception as error:
             # Only the driver must be able to read it, and says so if it is not.
-            log.debug("no look at the checkpoint from here: %s", error)
+            log.debug(
+                "the checkpoint cannot be read here: %s",
+                type(error).__name__,
+                extra={"action": "checkpoint_unread", "error": condition_of(error)},
+            )
         else:
             if stateful:
                 raise _stateful()

@@ -33,7 +33,7 @@ def check_workers(spark: SparkSession) -> None:
     lacking = _local(python) if is_local(str(context.master)) else _remote(context.applicationId)
     if lacking:
         raise MissingDependency(
-            f"the Python of Spark's workers ({python}) lacks {', '.join(lacking)}: install penstock[spark] there, or set "
+            f"the Python of Spark's workers ({python}) lacks {', '.join(lacking)}: pip install 'penstock[spark]' there, or set "
             "PYSPARK_PYTHON to a Python that has it before the session starts (spark.pyspark.python with spark-submit)",
             python=python,
             missing=lacking,

@@ -30,9 +30,11 @@ _HOMES = {
 __all__ = sorted(_HOMES)  # noqa: PLE0605 - one list of the names
 
 
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        from importlib import import_module
+if not TYPE_CHECKING:
+    # A type checker would take any name for one that is there.
+    def __getattr__(name: str) -> Any:
+        if name in _HOMES:
+            from penstock.optional import load
 
-        return getattr(import_module(_HOMES[name]), name)
-    raise AttributeError(f"module 'penstock.state' has no attribute {name!r}")
+            return load(_HOMES[name], name, f"penstock.state.{name}")
+        raise AttributeError(f"module 'penstock.state' has no attribute {name!r}")

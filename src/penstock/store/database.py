@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager
 from typing import Any, TypeVar
 
-from penstock.errors import CommitOutcomeUnknown, PenstockError, StoreError, StoreUnavailable
+from penstock.errors import CommitOutcomeUnknown, PenstockError, StoreError, StoreUnavailable, condition_of
 from penstock.store.owners import OwnerLock
 from penstock.store.pool import Pool
 from penstock.store.statements import statements
@@ -258,7 +258,11 @@ class Database(ABC):
                 unknown = isinstance(error, CommitOutcomeUnknown) and not idempotent
                 if unknown or time.monotonic() + pause > deadline:
                     raise
-                log.warning("store unavailable, trying again: %s", error, extra={"action": "store_retry"})
+                log.warning(
+                    "store unavailable, trying again: %s",
+                    error,
+                    extra={"action": "store_retry", "store": str(self.url), "error": condition_of(error)},
+                )
             time.sleep(pause * (0.5 + random.random()))
             pause = min(pause * 2, 2.0)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import shlex
 import sqlite3
 import uuid
@@ -16,6 +17,8 @@ from penstock.store.postgres import PostgresDatabase
 from penstock.store.sqlite import SqliteDatabase
 from penstock.store.statements import migrations, newest_version, parse, qualify
 from penstock.store.url import parse_url
+
+log = logging.getLogger("penstock.store")
 
 VERSION = newest_version()
 
@@ -71,7 +74,19 @@ def _opened(database: Database, create: bool, patience: float | None) -> StoreId
     if isinstance(database, SqliteDatabase):
         _use_wal(database, identity is None, patience)
     if identity is None or identity.version < VERSION:
-        return database.run(lambda tx: _prepare(tx, database), idempotent=True, patience=patience)
+        before = None if identity is None else identity.version
+        identity = database.run(lambda tx: _prepare(tx, database), idempotent=True, patience=patience)
+        log.info(
+            "the store %s is %s",
+            database.url,
+            "created" if before is None else "migrated",
+            extra={
+                "action": "store_prepared",
+                "store": str(database.url),
+                "before": before,
+                "version": identity.version,
+            },
+        )
     return identity
 
 

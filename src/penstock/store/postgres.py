@@ -83,10 +83,10 @@ _REFUSALS = (
 def _driver() -> Any:
     try:
         import psycopg
-    except ImportError as error:
+    except ImportError:
         raise MissingDependency(
             "a postgresql store needs psycopg 3: pip install 'penstock[postgres]'", extra="postgres"
-        ) from error
+        ) from None
     return psycopg
 
 

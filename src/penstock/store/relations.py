@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from penstock.errors import StoreError
+from penstock.errors import StoreError, condition_of
 from penstock.store.database import Database, Transaction
 from penstock.store.postgres import PostgresDatabase
 
@@ -92,4 +92,8 @@ def _drop_idle(database: Database, name: str) -> None:
     try:
         database.run(work, idempotent=True, patience=0)
     except StoreError as error:
-        log.info("a staged relation is still in use: %s", error, extra={"action": "stage_in_use"})
+        log.info(
+            "a staged relation is still in use: %s",
+            error,
+            extra={"action": "stage_in_use", "relation": name, "error": condition_of(error)},
+        )

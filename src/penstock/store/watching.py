@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.errors import PartitionNotFound, StoreError, StoreUnavailable
+from penstock.errors import PartitionNotFound, StoreError, StoreUnavailable, condition_of
 from penstock.store import forks
 from penstock.store.catalog import QueueRecord, dropped
 from penstock.store.database import Database
@@ -163,12 +163,20 @@ class Watch(Forkable, ABC):
     def _lose(self, error: StoreUnavailable) -> None:
         if not self._away:
             self._away = True
-            log.warning("waiting for the store to come back: %s", error, extra={"action": "watch_lost"})
+            log.warning(
+                "waiting for the store to come back: %s",
+                error,
+                extra={"action": "watch_lost", "queue": self._queue.name, "error": condition_of(error)},
+            )
 
     def _found(self) -> None:
         if self._away:
             self._away = False
-            log.info("the store is back: watching queue %r", self._queue.name, extra={"action": "watch_back"})
+            log.info(
+                "the store is back: watching queue %r",
+                self._queue.name,
+                extra={"action": "watch_back", "queue": self._queue.name},
+            )
 
     # What a dialect provides.
 

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from pyspark import TaskContext
 
 from penstock.arrow.rows import conform_batch
-from penstock.errors import CommitRefused, PenstockError, TableRefused
+from penstock.errors import CommitRefused, PenstockError, TableRefused, condition_of
 from penstock.names import in_quotes
 from penstock.spark.boundary import plainly
 from penstock.tables.delta_place import DeltaPlace
@@ -97,7 +97,12 @@ class DeltaStage:
             )
         except PenstockError as error:
             # What came before is what counts.
-            log.warning("staged rows stay: %s", error, extra={"action": "staged_stay"})
+            log.warning(
+                "staged rows stay in %s: %s",
+                self.place.shown,
+                error,
+                extra={"action": "staged_stay", "table": self.place.shown, "error": condition_of(error)},
+            )
 
 
 def streamed(schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> pa.RecordBatchReader:
@@ -129,7 +134,10 @@ def _delete(place: DeltaPlace, names: Iterable[str]) -> None:
             continue
         except OSError as error:
             log.warning(
-                "staged rows stay in %s: %s", place.shown, place.told(error), extra={"action": "staged_stay"}
+                "staged rows stay in %s: %s",
+                place.shown,
+                place.told(error),
+                extra={"action": "staged_stay", "table": place.shown, "error": condition_of(error)},
             )
 
 

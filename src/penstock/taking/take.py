@@ -78,7 +78,11 @@ def take(
             _through_query(rest, found, clock, place)
     result = Taken.of(df, found.given, n, clock.passed, complete=found.is_enough)
     if not result.complete:
-        log.warning("%s", result.note, extra={"action": "take_timeout"})
+        log.warning(
+            "ps.take gives %s",
+            result.note,
+            extra={"action": "take_timeout", "rows": len(result), "wanted": n},
+        )
     return result
 
 

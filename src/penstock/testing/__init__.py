@@ -1,8 +1,34 @@
 """Tests of streaming queries: rows given micro-batch by micro-batch, what each emits, and crashes where they hurt."""
 
-from penstock.testing.crashes import Crash, crash_at
-from penstock.testing.memory import MemoryStream
-from penstock.testing.replay import replay_last_batch
-from penstock.testing.running import StreamTest, run
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from penstock.testing.crashes import Crash as Crash
+    from penstock.testing.crashes import crash_at as crash_at
+    from penstock.testing.memory import MemoryStream as MemoryStream
+    from penstock.testing.replay import replay_last_batch as replay_last_batch
+    from penstock.testing.running import StreamTest as StreamTest
+    from penstock.testing.running import run as run
+
+_HOMES = {
+    "Crash": "penstock.testing.crashes",
+    "MemoryStream": "penstock.testing.memory",
+    "StreamTest": "penstock.testing.running",
+    "crash_at": "penstock.testing.crashes",
+    "replay_last_batch": "penstock.testing.replay",
+    "run": "penstock.testing.running",
+}
 
 __all__ = ["Crash", "MemoryStream", "StreamTest", "crash_at", "replay_last_batch", "run"]
+
+
+if not TYPE_CHECKING:
+    # A type checker would take any name for one that is there.
+    def __getattr__(name: str) -> Any:
+        if name in _HOMES:
+            from penstock.optional import load
+
+            return load(_HOMES[name], name, f"penstock.testing.{name}")
+        raise AttributeError(f"module 'penstock.testing' has no attribute {name!r}")

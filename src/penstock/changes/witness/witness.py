@@ -14,7 +14,7 @@ from penstock.changes.rows import EVENT_TIME
 from penstock.changes.witness.commits import Commits, LateCommits, WholeCommits
 from penstock.changes.witness.facts import Facts, Scope, refusal
 from penstock.changes.witness.journal import Journal
-from penstock.errors import InvalidChangeOption, PenstockError
+from penstock.errors import InvalidChangeOption, PenstockError, condition_of
 from penstock.spark.checkpoint import Checkpoint
 from penstock.spark.endpoint import Address, Endpoint
 from penstock.spark.plans import watermarks_over
@@ -168,7 +168,10 @@ def _plan(spark: SparkSession, scope: Scope) -> Any:
         return query.streamingQuery().logicalPlan()
     except Exception as error:
         log.warning(
-            "the plan of query %s cannot be seen: %s", scope.query, error, extra={"action": "plan_unseen"}
+            "the plan of query %s cannot be seen: %s",
+            scope.query,
+            type(error).__name__,
+            extra={"action": "plan_unseen", "query_id": scope.query, "error": condition_of(error)},
         )
         return None
 
@@ -184,6 +187,10 @@ def journal_of(spark: SparkSession, scope: Scope) -> Journal | None:
             "while this driver lives",
             scope.query,
             type(error).__name__,
-            extra={"action": "witness_without_journal"},
+            extra={
+                "action": "witness_without_journal",
+                "query_id": scope.query,
+                "error": condition_of(error),
+            },
         )
         return None

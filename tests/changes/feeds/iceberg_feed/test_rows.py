@@ -391,4 +391,4 @@ def test_without_pyiceberg_the_extra_is_named() -> None:
         "except ImportError as error: print(error)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert "pip install penstock[iceberg]" in done.stdout
+    assert "pip install 'penstock[iceberg]'" in done.stdout

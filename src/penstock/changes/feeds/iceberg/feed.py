@@ -15,8 +15,9 @@ from penstock.changes.feeds.changelog import METADATA_FIELDS, Commit, Descriptio
 from penstock.changes.feeds.columns import check_reserved, check_there
 from penstock.changes.feeds.iceberg import lineage
 from penstock.changes.feeds.urls import FeedUrl, pairs, prefixed
-from penstock.errors import FeedUnavailable, MissingDependency
+from penstock.errors import FeedUnavailable
 from penstock.kinds import column_names, require
+from penstock.optional import load, missing
 from penstock.queue.names import check_name
 
 if TYPE_CHECKING:
@@ -129,13 +130,9 @@ class IcebergFeed:
         found: Opened | None = self.__dict__.get("_catalog")
         if found is None:
             if find_spec("pyiceberg") is None:
-                raise MissingDependency(
-                    "the feed of an Iceberg table needs pyiceberg: pip install penstock[iceberg]",
-                    extra="iceberg",
-                )
-            from penstock.changes.feeds.iceberg.opened import Opened
-
-            found = Opened(self.name, self.table, self.catalog, self.properties)
+                raise missing("pyiceberg", "the feed of an Iceberg table")
+            made = load("penstock.changes.feeds.iceberg.opened", "Opened", "the feed of an Iceberg table")
+            found = made(self.name, self.table, self.catalog, self.properties)
             object.__setattr__(self, "_catalog", found)
         return found
 

@@ -21,10 +21,10 @@ def driver() -> Any:
     """
     try:
         import psycopg
-    except ImportError as error:
+    except ImportError:
         raise MissingDependency(
             "a postgresql feed needs psycopg 3: pip install 'penstock[postgres]'", extra="postgres"
-        ) from error
+        ) from None
     return psycopg
 
 

@@ -195,6 +195,7 @@ class Slot:
 
     def drop(self) -> None:
         self._server.all("drop_slot", slot=self.name)
+        log.info("the slot %s is dropped", self.name, extra={"action": "slot_dropped", "slot": self.name})
 
     def _bounds(self, upto: int) -> dict[str, str]:
         # Decoding stops behind the first record that reaches the position, which has to be the commit's own.

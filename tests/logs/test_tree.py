@@ -1,0 +1,91 @@
+"""The library leaves its log to the program, and in Spark's workers to Python."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from urllib.parse import urlsplit
+
+import pyarrow as pa
+import pytest
+
+import penstock as ps
+
+_WARN = "import penstock, logging; logging.getLogger('penstock.store').warning('look at this')"
+_CONFIGURED = f"import logging; logging.basicConfig(format='seen %(message)s'); {_WARN}"
+
+
+@pytest.mark.parametrize(
+    ("program", "variables", "shown"),
+    [
+        (_WARN, {}, ""),
+        (_CONFIGURED, {}, "seen look at this\n"),
+        (_WARN, {"SPARK_PYTHON_RUNTIME": "PYTHON_WORKER"}, "look at this\n"),
+        (_CONFIGURED, {"SPARK_PYTHON_RUNTIME": "PYTHON_WORKER"}, "seen look at this\n"),
+    ],
+)
+def test_the_program_says_what_is_shown(program: str, variables: dict[str, str], shown: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | variables,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stderr == shown
+
+
+def test_what_a_store_is_asked_for_is_told_by_queue_and_consumer(
+    store_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.DEBUG, "penstock"), ps.connect(store_url) as store:
+        orders = store.create_queue("orders", pa.schema([("id", pa.int64())]), retention=ps.Retention(rows=1))
+        orders.append([{"id": 1}, {"id": 2}])
+        orders.add_partitions(1)
+        orders.trim()
+        billing = store.create_consumer("billing")
+        billing.register("orders")
+        billing.seek("orders", to="latest", dry_run=True)
+        billing.seek("orders", to="latest")
+        billing.unregister("orders")
+        producer = store.producer("orders", "web")
+        producer.append([{"id": 3}], sequence=7)
+        producer.append([{"id": 3}], sequence=7)
+        store.drop_queue("orders")
+        store.drop_consumer("billing")
+    told = [vars(record) for record in caplog.records]
+    assert [each["action"] for each in told if each["action"] not in ("trimmed", "upkeep_needless")] == [
+        "store_prepared",
+        "queue_created",
+        "appended",
+        "queue_grown",
+        "consumer_created",
+        "consumer_registered",
+        "consumer_sought",
+        "consumer_unregistered",
+        "session_opened",
+        "appended",
+        "append_skipped",
+        "queue_dropped",
+        "consumer_dropped",
+    ]
+    assert {each["queue"] for each in told if "queue" in each} == {"orders"}
+    (trimmed,) = [each for each in told if each["action"] == "trimmed"]
+    assert (trimmed["start"], trimmed["end"]) == (0, 1)
+    assert next(each for each in told if each["action"] == "append_skipped")["sequence"] == 7
+
+
+def test_no_record_has_a_password(pg_url: str, caplog: pytest.LogCaptureFixture) -> None:
+    password = str(urlsplit(pg_url).password)
+    assert len(password) > 3
+    with caplog.at_level(logging.DEBUG, "penstock"):
+        with ps.connect(f"{pg_url}{'&' if '?' in pg_url else '?'}schema=logs_without_passwords") as store:
+            store.create_consumer("billing")
+            store.drop_consumer("billing")
+        gone = pg_url.replace(f":{urlsplit(pg_url).port}", ":1")
+        with pytest.raises(ps.errors.StoreUnavailable):
+            ps.connect(gone, patience=0.1)
+    assert {record.levelname for record in caplog.records} == {"INFO", "WARNING"}
+    assert not [record for record in caplog.records if password in repr(vars(record)) + record.getMessage()]

@@ -1,0 +1,49 @@
+"""Queues, without any extra."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+began = time.process_time()
+import penstock as ps  # noqa: E402 - it is timed
+
+took = time.process_time() - began
+assert took < 0.25, f"importing penstock took {took:.3f} s"
+assert "pyarrow" not in sys.modules
+
+import pyarrow as pa  # noqa: E402
+from asking import THERE, command_needs, needs  # noqa: E402
+
+store = ps.connect("sqlite:///plain.db")
+orders = store.create_queue(
+    "orders", pa.schema([("id", pa.int64()), ("name", pa.string())]), key=["id"], partitions=2
+)
+assert orders.append([{"id": number, "name": "ada"} for number in range(100)]).rows == 100
+billing = store.create_consumer("billing")
+billing.register("orders", vital=True)
+for partition in range(orders.partitions):
+    pull = billing.pull("orders", partition)
+    billing.advance("orders", partition, old=pull.start, new=pull.end)
+assert billing.lag("orders").rows == 0
+producer = store.producer("orders", "web")
+producer.append([{"id": 1, "name": "bob"}], sequence=1)
+producer.append([{"id": 1, "name": "bob"}], sequence=1)
+assert producer.skipped == 1
+assert orders.read(0, 0).num_rows + orders.read(1, 0).num_rows == 101
+store.maintain()
+store.close()
+
+heavy = {"numpy", "pandas", "psycopg", "py4j", "pyspark", "rich", "typer", "deltalake", "pyiceberg"}
+loaded = heavy & set(sys.modules)
+# pyarrow takes these along where they are there.
+assert loaded <= {"numpy", "pandas"}, loaded
+needs("postgres", lambda: ps.connect("postgresql://nobody@127.0.0.1:1/none"))
+needs("delta", lambda: ps.DeltaFeed("/nowhere", "id").describe())
+needs("iceberg", lambda: ps.IcebergFeed("a.b").describe())
+needs("spark", lambda: ps.session)
+needs("spark", lambda: ps.stream)
+needs("spark", lambda: ps.changes.read)
+needs("spark", lambda: ps.modes.check)
+if "cli" not in THERE:
+    command_needs("cli", "queue", "list")

@@ -1,0 +1,148 @@
+"""The wheel in empty environments: alone, with each extra, with the lowest and with the newest of what it allows.
+
+A package index is asked once for each set of versions; the environments are made from what came.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from packaging.version import Version
+
+from tests.packaging.building import EXTRAS, PROJECT, floors, requirements
+from tests.packaging.conftest import Distributions
+from tests.packaging.environments import SMOKES, Environment, fetch, install, interpreter, make
+from tests.typing.checking import FILES, meant, told
+
+pytestmark = [pytest.mark.packaging, pytest.mark.timeout(3000)]
+
+_OLDEST_PYTHON = PROJECT["requires-python"].removeprefix(">=")
+_PYTHONS = [
+    classifier.rpartition(" ")[2]
+    for classifier in PROJECT["classifiers"]
+    if classifier.startswith("Programming Language :: Python :: 3.")
+]
+_SMOKES = sorted(path.stem.removeprefix("smoke_") for path in SMOKES.glob("smoke_*.py"))
+# The demonstration is long, and does nothing that the others do not.
+_TOGETHER = [name for name in _SMOKES if name != "demo"]
+
+
+@pytest.fixture(scope="module")
+def house(distributions: Distributions, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Wheels of the newest of everything, for this Python."""
+    folder = tmp_path_factory.mktemp("newest") / "wheels"
+    yield fetch(folder, [_asked(distributions, *EXTRAS)])
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def empty(tmp_path: Path) -> Iterator[Environment]:
+    """An environment with nothing in it."""
+    yield make(tmp_path / "environment")
+    shutil.rmtree(tmp_path / "environment")
+
+
+def _asked(distributions: Distributions, *extras: str) -> str:
+    return f"{distributions.wheel}[{','.join(extras)}]" if extras else str(distributions.wheel)
+
+
+def _with(extras: tuple[str, ...]) -> set[str]:
+    """The extras, and those that they bring along."""
+    found = {name for name in EXTRAS if set(requirements(name)) <= set(requirements(*extras))}
+    return found | set(extras)
+
+
+def _smokes(
+    environment: Environment, extras: tuple[str, ...], names: list[str], cwd: Path, pg_url: str
+) -> None:
+    there = ",".join(sorted(_with(extras)))
+    for name in names:
+        folder = cwd / name
+        folder.mkdir()
+        words = [pg_url] if name == "postgres" else []
+        environment.smoke(name, folder, *words, PENSTOCK_SMOKE_EXTRAS=there)
+
+
+def test_alone_it_needs_pyarrow_and_nothing_else(
+    distributions: Distributions, house: Path, empty: Environment, tmp_path: Path, pg_url: str
+) -> None:
+    install(empty, house, _asked(distributions))
+    assert set(empty.packages(tmp_path)) - {"pip", "setuptools"} == {"penstock", "pyarrow"}
+    _smokes(empty, (), ["plain", "names"], tmp_path, pg_url)
+
+
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_an_extra_alone_does_what_it_promises_and_names_the_others(
+    extra: str, distributions: Distributions, house: Path, empty: Environment, tmp_path: Path, pg_url: str
+) -> None:
+    assert extra in _SMOKES, f"smokes/smoke_{extra}.py is to show what the extra promises"
+    install(empty, house, _asked(distributions, extra))
+    names = ["plain", "names", *sorted(_with((extra,)) & set(_SMOKES) - {extra}), extra]
+    _smokes(empty, (extra,), names, tmp_path, pg_url)
+
+
+def test_type_checkers_see_the_types_of_the_installed_package(
+    distributions: Distributions, house: Path, empty: Environment, tmp_path: Path
+) -> None:
+    install(empty, house, _asked(distributions, "spark"))
+    settings = tmp_path / "mypy.ini"
+    settings.write_text("[mypy]\nstrict = true\n[mypy-pyarrow.*]\nignore_missing_imports = true\n")
+    mypy = [
+        sys.executable,
+        "-m",
+        "mypy",
+        "--config-file",
+        str(settings),
+        "--python-executable",
+        str(empty.python),
+    ]
+    assert told(mypy, FILES, tmp_path) == meant(FILES)
+
+
+def test_the_lowest_versions_are_enough(
+    distributions: Distributions, tmp_path: Path, pg_url: str, empty: Environment
+) -> None:
+    python = interpreter(_OLDEST_PYTHON)
+    assert python is not None, f"there is no python{_OLDEST_PYTHON}"
+    oldest = empty if python == sys.executable else make(tmp_path / "oldest", python)
+    pins = floors()
+    wheels = fetch(tmp_path / "wheels", [_asked(distributions, *EXTRAS)], python=python, pins=pins)
+    install(oldest, wheels, _asked(distributions, *EXTRAS))
+    there = oldest.packages(tmp_path)
+    for pin in pins:
+        name, _, version = pin.partition("==")
+        assert Version(there[name.lower()]) == Version(version), f"{name} is {there[name.lower()]}"
+    _smokes(oldest, tuple(EXTRAS), _TOGETHER, tmp_path, pg_url)
+    shutil.rmtree(wheels)
+
+
+@pytest.mark.parametrize("version", _PYTHONS)
+def test_the_newest_versions_work_on_every_python(
+    version: str, distributions: Distributions, tmp_path: Path, pg_url: str
+) -> None:
+    python = interpreter(version)
+    if python is None:
+        pytest.skip(f"there is no python{version} here")
+    wheels = fetch(tmp_path / "wheels", [_asked(distributions, *EXTRAS)], python=python)
+    newest = make(tmp_path / "newest", python)
+    install(newest, wheels, _asked(distributions, *EXTRAS))
+    _smokes(newest, tuple(EXTRAS), _TOGETHER, tmp_path, pg_url)
+    shutil.rmtree(wheels)
+
+
+def test_an_index_takes_the_distributions_and_renders_their_description(
+    distributions: Distributions, empty: Environment, tmp_path: Path
+) -> None:
+    install(
+        empty,
+        fetch(tmp_path / "wheels", ["twine>=6.1", "readme-renderer[md]>=44"]),
+        "twine",
+        "readme-renderer[md]",
+    )
+    both = (distributions.wheel, distributions.sdist)
+    done = empty.run("twine", "check", "--strict", *both, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,88 @@
+"""What a release is made of."""
+
+from __future__ import annotations
+
+import re
+from email.message import Message
+from email.parser import BytesParser
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+import penstock
+from tests.packaging.building import EXTRAS, PROJECT, ROOT, build, contents, requirements, unpacked
+from tests.packaging.conftest import Distributions
+
+_DATA = {".sql", ".typed"}
+# The monitor's page.
+_PAGE = {".css", ".html", ".ico", ".js", ".svg", ".woff2"}
+_DIST_INFO = f"penstock-{penstock.__version__}.dist-info"
+
+
+@pytest.fixture(scope="module")
+def files(distributions: Distributions) -> dict[str, bytes]:
+    return contents(distributions.wheel)
+
+
+@pytest.fixture(scope="module")
+def metadata(files: dict[str, bytes]) -> Message:
+    return BytesParser().parsebytes(files[f"{_DIST_INFO}/METADATA"])
+
+
+def test_the_wheel_has_the_packages_of_src_and_nothing_else(files: dict[str, bytes]) -> None:
+    source = {
+        str(path.relative_to(ROOT / "src")): path.read_bytes()
+        for path in (ROOT / "src").rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert {name: body for name, body in files.items() if not name.startswith(_DIST_INFO)} == source
+    assert {name.split("/")[0] for name in source} == {
+        "penstock",
+        "pyspark_penstock.py",
+        "pyspark_penstock_changes.py",
+    }
+    for name in source:
+        page = _PAGE if name.startswith("penstock/ui/") else set()
+        assert Path(name).suffix in {".py"} | _DATA | page, f"{name} is a stray file"
+        assert not re.search(r"(^|/)(tests?|test_[^/]*|conftest\.py)(/|$)", name), name
+
+
+def test_the_wheel_is_typed_and_has_its_licence_and_its_command(files: dict[str, bytes]) -> None:
+    assert files["penstock/py.typed"] == b""
+    assert files[f"{_DIST_INFO}/licenses/LICENSE"] == (ROOT / "LICENSE").read_bytes()
+    assert b"penstock = penstock.cli:main" in files[f"{_DIST_INFO}/entry_points.txt"]
+    assert any(name.endswith(".sql") for name in files)
+
+
+def test_the_metadata_say_what_pyproject_says(metadata: Message) -> None:
+    assert metadata["Name"] == "penstock"
+    assert metadata["Version"] == penstock.__version__
+    assert metadata["License-Expression"] == "Apache-2.0"
+    assert metadata.get_all("License-File") == ["LICENSE"]
+    assert metadata["Requires-Python"] == PROJECT["requires-python"]
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    assert metadata.get_payload(decode=True).decode().strip() == (ROOT / "README.md").read_text().strip()
+    assert set(metadata.get_all("Provides-Extra") or []) == {*EXTRAS, "dev"}
+
+
+def test_alone_it_needs_pyarrow_and_nothing_else(metadata: Message) -> None:
+    asked = [Requirement(text) for text in metadata.get_all("Requires-Dist") or []]
+    assert [each.name for each in asked if each.marker is None] == ["pyarrow"]
+
+
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_every_requirement_of_users_has_a_floor(extra: str) -> None:
+    for each in requirements(extra):
+        bounds = [bound.operator for bound in each.specifier]
+        assert bounds.count(">=") == 1, f"{each} has no lowest version that could be tested"
+
+
+def test_the_source_distribution_builds_the_same_wheel(
+    distributions: Distributions, files: dict[str, bytes], tmp_path: Path
+) -> None:
+    tree = unpacked(distributions.sdist, tmp_path)
+    build(tree, tmp_path / "again", "wheel")
+    (again,) = (tmp_path / "again").glob("*.whl")
+    assert again.name == distributions.wheel.name
+    assert contents(again) == files
