@@ -9,6 +9,8 @@ export default defineConfig({
     target: "es2022",
     cssTarget: "chrome123",
     modulePreload: false,
+    // Whoever passes the packages on passes their licences on.
+    license: { fileName: "licenses.md" },
     // Strict Content-Security-Policy: no data: URLs.
     assetsInlineLimit: 0,
     rollupOptions: {
