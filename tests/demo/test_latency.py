@@ -6,7 +6,6 @@ import json
 import statistics
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from pyspark.sql import SparkSession
-from rich.console import Console
 
 import penstock as ps
 from penstock.demo import latency
@@ -31,7 +29,7 @@ from penstock.demo.alerts import (
 from penstock.demo.flights import flights
 from penstock.demo.latency import Latency, hand_over, measure, measured, observe, offer, taken
 from penstock.demo.proof import prove_alerts
-from penstock.demo.show import latencies, latency_plot
+from penstock.demo.show import latency_plot
 from penstock.demo.tables import contents
 from penstock.instants import now_micros
 
@@ -171,17 +169,6 @@ def test_the_percentiles_of_each_case_are_in_the_result() -> None:
         "p90": 1234.5,
         "p99": 1234.5,
     }
-
-
-def test_the_table_says_what_each_case_took_and_what_it_shows() -> None:
-    out = StringIO()
-    latencies(FOUND, "SQLite", Console(file=out, width=80))
-    text = out.getvalue()
-    for trigger in ("continuous", "micro-batch"):
-        for guarantee in ("exactly_once", "at_least_once"):
-            line = next(line for line in text.splitlines() if trigger in line and guarantee in line)
-            assert "1,234.5" in line
-    assert "waits for the micro-batch before its own" in " ".join(text.split())
 
 
 def test_the_plot_is_a_picture(tmp_path: Path) -> None:

@@ -5,12 +5,16 @@ changed to the board, the other aggregates the delays of arrivals by carrier and
 flights as they are now, by the changes on the board, and each carrier's totals, in output mode update. Beside them a query takes
 the first cancelled flights from the board as it fills, and ends by its limit. Then a batch tells what is
 different after the last day, and a preview what each output mode would have given. At last the delay alerts run through both
-triggers, to see what they take. It begins when its standard input ends; until then Spark starts.
+triggers, to see what they take. It begins when it is told to on its standard input; until then Spark starts. It can be killed at any
+point and started again: each part goes on where it stood, or begins anew where it leaves nothing behind.
 """
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+import threading
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -19,6 +23,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
 
 import penstock as ps
 from penstock.demo.alerts import quick
+from penstock.demo.jobs import BEGIN
 from penstock.demo.latency import measure
 from penstock.demo.tables import (
     BOARD,
@@ -109,7 +114,9 @@ def main(url: str, checkpoints: Path) -> None:
         columns=["carrier", "status", "arr_delay", "row_version"],
         options=limit,
     )
-    sys.stdin.read()
+    if sys.stdin.readline() != BEGIN:
+        return
+    threading.Thread(target=_end_with_the_demo, daemon=True).start()
     first_cancelled = _take_cancelled(spark, checkpoints)
     _finish(
         _start(spark, "board", board(changed), BOARD, checkpoints),
@@ -119,10 +126,16 @@ def main(url: str, checkpoints: Path) -> None:
     first_cancelled.processAllAvailable()
     first_cancelled.stop()
     _finish(*_keep_tables(spark, checkpoints))
-    _write_last_day(spark, feed)
+    _write_last_day(spark, feed, url)
     _show_modes(spark, checkpoints.parent)
     measure(spark, quick(url), checkpoints.parent, checkpoints)
     spark.stop()
+
+
+def _end_with_the_demo() -> None:
+    """What the demo's process leaves, the next run of the demo carries on: nothing else may do so meanwhile."""
+    sys.stdin.read()
+    os.killpg(0, signal.SIGKILL)
 
 
 def _finish(*queries: Query) -> None:
@@ -181,7 +194,10 @@ def _start(spark: SparkSession, name: str, frame: DataFrame, sink: str, checkpoi
     )
 
 
-def _write_last_day(spark: SparkSession, feed: ps.QueueFeed) -> None:
+def _write_last_day(spark: SparkSession, feed: ps.QueueFeed, url: str) -> None:
+    with ps.connect(url) as store:
+        if store.queue(DAY).info().rows:
+            return
     first = feed.newest(feed.oldest()) - HOURS + 1
     net = ps.changes.read(
         spark, feed, starting_version=first, deduplication_mode="netChanges", compute_updates=True

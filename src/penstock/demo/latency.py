@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import shutil
 import time
 from collections.abc import Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
@@ -22,7 +23,7 @@ import pyarrow.compute as pc
 import pyarrow.feather
 
 import penstock as ps
-from penstock.demo.alerts import CASES, DEPARTURES, LATE_MINUTES, RATE, WARM_UP, Case, late
+from penstock.demo.alerts import CASES, DEPARTURES, LATE_MINUTES, RATE, WARM_UP, Case, create_queues, late
 from penstock.errors import AlreadyExists, QueryFailed
 from penstock.instants import now_micros
 
@@ -60,6 +61,11 @@ class Latency:
         }
 
 
+def forget(folder: Path) -> None:
+    """Measure anew."""
+    (folder / _MEASURED).unlink(missing_ok=True)
+
+
 def hand_over(departures: pa.Table, folder: Path) -> None:
     """Leave the departures to the job that will measure."""
     pyarrow.feather.write_feather(departures, folder / _FLIGHTS, compression="uncompressed")
@@ -71,11 +77,18 @@ def measured(folder: Path) -> list[Latency]:
 
 
 def measure(spark: SparkSession, url: str, folder: Path, checkpoints: Path) -> None:
-    """Run the alerts through each trigger with each guarantee, and leave what they took in the folder."""
+    """Run the alerts through each trigger with each guarantee, and leave what they took in the folder, if it is not there."""
+    if (folder / _MEASURED).exists():
+        return
+    for case in CASES:
+        shutil.rmtree(checkpoints / case.name, ignore_errors=True)
     flights = pyarrow.feather.read_table(folder / _FLIGHTS)
     with ps.connect(url) as store, ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as others:
+        create_queues(store)
         found = [_measure(spark, store, url, flights, case, checkpoints, others) for case in CASES]
-    (folder / _MEASURED).write_text(json.dumps([asdict(each) for each in found]))
+    anew = (folder / _MEASURED).with_suffix(".new")
+    anew.write_text(json.dumps([asdict(each) for each in found]))
+    anew.replace(folder / _MEASURED)
 
 
 def _measure(

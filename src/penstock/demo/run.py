@@ -2,81 +2,44 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass
+from contextlib import ExitStack
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
 import penstock as ps
 from penstock.demo.alerts import departures, durability, quick
-from penstock.demo.feed import Commit, Summary, commits, summary
+from penstock.demo.begun import Begun
+from penstock.demo.feed import Commit, commits, summary
 from penstock.demo.flights import flights
-from penstock.demo.latency import Latency, hand_over, measured
-from penstock.demo.proof import Count, Proof, prove, prove_alerts
-from penstock.demo.show import cancelled, latencies, latency_plot, plot, table
-from penstock.demo.tables import BOARD, CANCELLED, DELAYS, HOURS, PREVIEW, contents, create
+from penstock.demo.jobs import Job, running
+from penstock.demo.latency import forget, hand_over, measured
+from penstock.demo.proof import prove, prove_alerts
+from penstock.demo.report import write_report
+from penstock.demo.result import DemoResult
+from penstock.demo.show import latency_plot, plot, show
+from penstock.demo.story import story
+from penstock.demo.tables import BOARD, CANCELLED, DELAYS, FLIGHTS, PREVIEW, contents, create
 from penstock.errors import QueryFailed
-
-JOB_SECONDS = 600
-
-
-@dataclass(frozen=True)
-class DemoResult:
-    """What the demo found."""
-
-    proofs: list[Proof]
-    count: Count
-    seconds: float
-    """From the start of the first job, before the first commit, to the last row."""
-    plot: Path
-    latencies: list[Latency]
-    """Of the delay alerts, by trigger and guarantee."""
-    latency_plot: Path
-    first_cancelled: ps.limits.LimitProgress
-    """Of the query that takes the first cancelled flights, by its checkpoint."""
-
-    @property
-    def holds(self) -> bool:
-        return all(proof.holds for proof in self.proofs)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The result as JSON has it."""
-        return {
-            "holds": self.holds,
-            "outputs": [asdict(proof) for proof in self.proofs],
-            "rows": self.count.rows,
-            "carryovers": self.count.carryovers,
-            "updates": self.count.updates,
-            "last_day": self.count.day,
-            "seconds": round(self.seconds, 3),
-            "plot": str(self.plot),
-            "latencies": [each.to_dict() for each in self.latencies],
-            "latency_plot": str(self.latency_plot),
-            "first_cancelled": self.first_cancelled.to_dict(),
-        }
+from penstock.store.url import parse_url
 
 
 def run(
     folder: Path, *, url: str | None = None, until: int | None = None, console: Console | None = None
 ) -> DemoResult:
-    """Run the demo.
+    """Run the demo, or carry on one that ended early in the same folder.
 
     Parameters
     ----------
     folder
-        For the store, the checkpoints and the plot; what an earlier run left there is replaced.
+        For the store, the checkpoints, the plots and the report; what a finished run left there is replaced.
     url
         The store; a SQLite file in the folder when None.
     until
@@ -90,153 +53,137 @@ def run(
         When the streaming job fails by itself.
     """
     out = console or Console()
-    checkpoints = folder / "checkpoints"
-    shutil.rmtree(checkpoints, ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)
     where = url or f"sqlite:///{folder.resolve()}/penstock.db"
     # The feed stands for one that others write: no wait for the disk at each of its commits. The jobs have it as it was given.
     with ps.connect(quick(where)) as store:
-        started = time.perf_counter()
-        feed = create(store, quick(where))
-        with ThreadPoolExecutor(1) as beside, ExitStack() as jobs:
-            over = threading.Event()
-
-            def start() -> subprocess.Popen[bytes]:
-                if over.is_set():
-                    raise QueryFailed("the demo ended before its streaming job was started again")
-                return jobs.enter_context(_job(where, checkpoints))
-
-            first = start()
-            jobs.callback(over.set)
-            year = flights()
-            alerted = departures(year)
-            hand_over(alerted, folder)
-            facts = summary(year, until=until)
-            out.print("Writing a year of flights as a change feed, one commit for each simulated hour …")
-            changes = commits(year, until=until)
-            appending = _write(feed, islice(changes, facts.commits // 5))
-            # The first job streams what there is and is killed in the middle of it, and the next one's Spark starts, all while
-            # the rest is written.
-            replacing = beside.submit(_replace, first, start, store, facts, out)
-            appending += _write(feed, changes)
-            out.print(f"  {facts.rows:,} change rows in {facts.commits:,} commits, {appending:.1f} s")
-            last = replacing.result()
-            _finish(last, checkpoints)
-        seconds = time.perf_counter() - started
-        proofs, count = prove(store, year)
-        proofs += prove_alerts(store, alerted)
-        picture = folder / "delays.png"
-        plot(contents(store.queue(DELAYS)), picture)
-        flown_not = contents(store.queue(CANCELLED))
-    table(proofs, out)
-    out.print("\nWhat the delays by carrier and hour would be in each output mode (ps.modes.preview):\n")
-    out.print((folder / PREVIEW).read_text(), highlight=False, markup=False, soft_wrap=True)
-    found, latency_picture = measured(folder), folder / "latencies.png"
-    latencies(found, durability(where), out)
-    latency_plot(found, latency_picture)
-    out.print(f"Plot: {latency_picture}\n")
-    taken = ps.limits.limit_progress(checkpoints / CANCELLED)
-    cancelled(flown_not, taken, out)
-    result = DemoResult(proofs, count, seconds, picture, found, latency_picture, taken)
-    _conclude(result, out)
+        demo = _Demo(folder, where, until, store, out)
+        seconds = demo.stream()
+        result = demo.found(seconds)
+    told = story(result)
+    show(told, result, out)
+    report = folder / "report.html"
+    write_report(told, result, report)
+    out.print(f"The story with its plots, on one page: {report}")
+    demo.begun.keep(folder)
     return result
 
 
-def _write(feed: ps.QueueFeed, changes: Iterable[Commit]) -> float:
-    """Append commits; the seconds that took."""
-    started = time.perf_counter()
-    for commit in changes:
-        rows = commit.rows.drop_columns(["_commit_version", "_commit_timestamp"])
-        feed.append_commit(commit.version, commit.timestamp, rows)
-    return time.perf_counter() - started
+class _Demo:
+    """One run.
 
-
-def _replace(
-    job: subprocess.Popen[bytes],
-    start: Callable[[], subprocess.Popen[bytes]],
-    store: ps.Store,
-    feed: Summary,
-    out: Console,
-) -> subprocess.Popen[bytes]:
-    """Kill the job when it has an eighth of all changes on the board: another one, which is to go on."""
-    out.print("Streaming it exactly once to the departures board and through a stateful aggregate …")
-    _begin(job)
-    # It stands by, since a start of Spark takes longer than anything else here.
-    following = start()
-    rows = sum(feed.changed.values())
-    _wait_for(store, job, rows // 8)
-    if job.poll() is not None:
-        raise QueryFailed(
-            "the streaming job ended by itself, before it was killed: see job.log beside the checkpoints"
-        )
-    _kill(job)
-    done = store.queue(BOARD).info().rows
-    out.print(
-        f"  killed it (SIGKILL, driver and JVM) with {done:,} of {rows:,} changes on the board; another one goes on …"
-    )
-    return following
-
-
-@contextmanager
-def _job(url: str, checkpoints: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """The job in a process group of its own, together with its JVM and workers; it does not outlive the block.
-
-    It starts Spark at once, and its queries when it is told to begin.
+    Parameters
+    ----------
+    where
+        The URL of the store.
     """
-    checkpoints.mkdir(parents=True, exist_ok=True)
-    with (checkpoints.parent / "job.log").open("ab") as log:
-        job = subprocess.Popen(
-            [sys.executable, "-m", "penstock.demo.job", url, str(checkpoints)],
-            stdin=subprocess.PIPE,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
+
+    def __init__(
+        self, folder: Path, where: str, until: int | None, store: ps.Store, console: Console
+    ) -> None:
+        self._folder, self._where, self._until = folder, where, until
+        self._store, self._out = store, console
+        self._checkpoints = folder / "checkpoints"
+        anew = Begun(str(parse_url(where)), until)
+        left = anew.left(folder)
+        self._resumed = left is not None
+        if left is None:
+            shutil.rmtree(self._checkpoints, ignore_errors=True)
+            forget(folder)
+            self._feed = create(store, quick(where))
+            self.begun = anew.keep(folder)
+        else:
+            console.print("An earlier run ended early: this one goes on where it stands.")
+            self._feed, self.begun = ps.QueueFeed(FLIGHTS, quick(where)), left
+        self._year = flights()
+        self._departures = departures(self._year)
+        self._facts = summary(self._year, until=until)
+
+    def stream(self) -> float:
+        """Write the feed and stream it, with a kill in the middle; the seconds from the first job's start to the last row."""
+        started = time.perf_counter()
+        hand_over(self._departures, self._folder)
+        with ThreadPoolExecutor(1) as beside, ExitStack() as jobs:
+            over = threading.Event()
+
+            def start() -> Job:
+                if over.is_set():
+                    raise QueryFailed("the demo ended before its streaming job was started again")
+                return jobs.enter_context(running(self._where, self._checkpoints))
+
+            first = start()
+            jobs.callback(over.set)
+            self._out.print(
+                "Writing a year of flights as a change feed, one commit for each simulated hour …"
+            )
+            changes = self._changes()
+            appending = self._write(islice(changes, self._facts.commits // 5))
+            # The first job streams what there is and is killed in the middle of it, and the next one's Spark starts, all while
+            # the rest is written.
+            last = beside.submit(self._killed, first, start) if self.begun.killed is None else None
+            appending += self._write(changes)
+            self._out.print(
+                f"  {self._facts.rows:,} change rows in {self._facts.commits:,} commits, {appending:.1f} s"
+            )
+            job = first if last is None else last.result()
+            job.begin()
+            job.finish()
+        return time.perf_counter() - started
+
+    def _changes(self) -> Iterator[Commit]:
+        """What the feed has not got yet."""
+        there = self._feed.newest(self._feed.oldest())
+        return (commit for commit in commits(self._year, until=self._until) if commit.version > there)
+
+    def _write(self, changes: Iterable[Commit]) -> float:
+        """Append commits; the seconds that took."""
+        started = time.perf_counter()
+        for commit in changes:
+            rows = commit.rows.drop_columns(["_commit_version", "_commit_timestamp"])
+            self._feed.append_commit(commit.version, commit.timestamp, rows)
+        return time.perf_counter() - started
+
+    def _killed(self, job: Job, start: Callable[[], Job]) -> Job:
+        """Kill the job when it has an eighth of all changes on the board: another one, which is to go on."""
+        self._out.print(
+            "Streaming it exactly once to the departures board and through a stateful aggregate …"
         )
-    try:
-        yield job
-    finally:
-        if job.poll() is None:
-            _kill(job)
-
-
-def _begin(job: subprocess.Popen[bytes]) -> None:
-    assert job.stdin is not None
-    with suppress(BrokenPipeError):
-        job.stdin.close()
-
-
-def _kill(job: subprocess.Popen[bytes]) -> None:
-    os.killpg(job.pid, signal.SIGKILL)
-    job.wait()
-
-
-def _finish(job: subprocess.Popen[bytes], checkpoints: Path) -> None:
-    _begin(job)
-    if job.wait(JOB_SECONDS):
-        raise QueryFailed(
-            f"the streaming job ended with exit code {job.returncode}: see {checkpoints.parent}/job.log"
+        job.begin()
+        # It stands by, since a start of Spark takes longer than anything else here.
+        following = start()
+        rows = sum(self._facts.changed.values())
+        job.wait_until(lambda: self._store.queue(BOARD).info().rows >= rows // 8)
+        job.kill()
+        done = self._store.queue(BOARD).info().rows
+        self.begun = replace(self.begun, killed=done).keep(self._folder)
+        self._out.print(
+            f"  killed it (SIGKILL, driver and JVM) with {done:,} of {rows:,} changes on the board; another one goes on …"
         )
+        return following
 
-
-def _wait_for(store: ps.Store, job: subprocess.Popen[bytes], rows: int) -> None:
-    deadline = time.monotonic() + JOB_SECONDS
-    while job.poll() is None and store.queue(BOARD).info().rows < rows:
-        if time.monotonic() > deadline:
-            raise QueryFailed(f"the streaming job made too little progress in {JOB_SECONDS} s")
-        time.sleep(0.05)
-
-
-def _conclude(result: DemoResult, out: Console) -> None:
-    count = result.count
-    out.print(
-        f"{count.rows:,} change rows went in, {count.carryovers:,} carry-over rows were dropped, {count.updates:,} updates were "
-        "found."
-    )
-    day = ", ".join(f"{number:,} {kind}" for kind, number in sorted(count.day.items()))
-    out.print(f"Net changes of the last {HOURS} hours, as a batch: {day}.")
-    out.print(
-        f"All of it took {result.seconds:.1f} s ({count.rows / result.seconds:,.0f} change rows a second), the year through four queries, the alerts "
-        f"through four more, two Spark starts and a kill included. Plot: {result.plot}"
-    )
-    verdict = "Every row arrived exactly once." if result.holds else "NOT every row arrived exactly once."
-    out.print(verdict, style="bold green" if result.holds else "bold red")
+    def found(self, seconds: float) -> DemoResult:
+        """What has come out, and the proof that it is right."""
+        proofs, count = prove(self._store, self._year)
+        proofs += prove_alerts(self._store, self._departures)
+        delays, latencies = self._folder / "delays.png", self._folder / "latencies.png"
+        plot(contents(self._store.queue(DELAYS)), delays)
+        found = measured(self._folder)
+        latency_plot(found, latencies)
+        result = DemoResult(
+            proofs,
+            count,
+            self._facts,
+            self.begun.killed,
+            seconds,
+            self._resumed,
+            durability(self._where),
+            delays,
+            (self._folder / PREVIEW).read_text(),
+            (self._folder / PREVIEW).with_suffix(".svg"),
+            found,
+            latencies,
+            contents(self._store.queue(CANCELLED)),
+            ps.limits.limit_progress(self._checkpoints / CANCELLED),
+        )
+        self.begun = replace(self.begun, finished=True)
+        return result

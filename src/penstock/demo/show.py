@@ -1,4 +1,4 @@
-"""What the demo shows: tables and plots."""
+"""What the demo shows: the story on the screen, and plots."""
 
 from __future__ import annotations
 
@@ -8,59 +8,41 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 from rich.console import Console
-from rich.table import Table
+from rich.markup import escape
+from rich.table import Table as RichTable
 
-from penstock.demo.alerts import INTERVAL
 from penstock.demo.latency import Latency
-from penstock.demo.proof import Proof
-from penstock.demo.tables import FIRST
-from penstock.limits import LimitProgress
+from penstock.demo.result import DemoResult
+from penstock.demo.story import Step, Table, called, summing_up, verdict
 
 _CARRIERS = 6
-_SHARES = (0.5, 0.9, 0.99)
 
 
-def table(proofs: list[Proof], console: Console) -> None:
-    """The proof as a table."""
-    shown = Table(title="Every row exactly once")
-    for column in ("queue or table", "expected", "found", "lost", "repeated", "wrong"):
-        shown.add_column(column, justify="left" if column == "queue or table" else "right")
-    for proof in proofs:
-        values = (proof.expected, proof.found, proof.lost, proof.repeated, proof.wrong)
-        shown.add_row(proof.name, *[f"{value:,}" for value in values])
-    console.print(shown)
+def show(steps: list[Step], result: DemoResult, console: Console) -> None:
+    """The story, step by step, and how it ends."""
+    for number, step in enumerate(steps, 1):
+        console.print()
+        console.rule(f"{number} of {len(steps)}: {step.title}", align="left")
+        console.print(step.shows, highlight=False)
+        if step.text:
+            console.print()
+            console.print(step.text, highlight=False, markup=False, soft_wrap=True)
+        for each in step.tables:
+            console.print(_rich(each))
+        console.print(f"[bold]In plain PySpark:[/] {escape(step.plainly)}", highlight=False)
+    console.print()
+    console.rule(align="left")
+    console.print(summing_up(result), highlight=False)
+    console.print(verdict(result), style="bold green" if result.holds else "bold red")
 
 
-def cancelled(flights: pa.Table, progress: LimitProgress, console: Console) -> None:
-    """The first cancelled flights, and what the checkpoint says of their limit."""
-    rows = flights.sort_by([("_commit_version", "ascending"), ("flight_id", "ascending")]).to_pylist()
-    named = ", ".join(f"{row['carrier']} {row['flight_id']} (hour {row['_commit_version']})" for row in rows)
-    console.print(
-        f"The first cancelled flights, from the live board by limit({FIRST}): {named}.", highlight=False
-    )
-    ending = "it ended by itself" if progress.reached else "there were no more"
-    console.print(f"The limit of that query, by its checkpoint: {progress}; {ending}.\n", highlight=False)
-
-
-def latencies(found: list[Latency], store: str, console: Console) -> None:
-    """What the alerts took, as a table, and what it shows."""
-    shown = Table(title="Delay alerts: milliseconds from before a row's append to its being visible")
-    for column in ("trigger", "guarantee", "appends/s", "p50", "p90", "p99"):
-        shown.add_column(column, justify="left" if column in ("trigger", "guarantee") else "right")
-    for each in found:
-        taken = [f"{each.percentile(share):,.1f}" for share in _SHARES]
-        shown.add_row(_called(each.trigger), each.guarantee, f"{each.rate:,.0f}", *taken)
-    console.print(shown)
-    console.print(
-        f"{len(found[0].milliseconds):,} alerts in each line, of the same departures through the same transformation, in {store}: a row "
-        "waits for the micro-batch before its own and for the planning of its own; the continuous trigger takes rows one by one, "
-        f"so an alert is visible within milliseconds, or, exactly once, when its epoch of {INTERVAL} is committed.",
-        highlight=False,
-    )
-
-
-def _called(trigger: str) -> str:
-    return trigger.replace("_", "-")
+def _rich(table: Table) -> RichTable:
+    shown = RichTable(title=table.title, title_justify="left")
+    for place, column in enumerate(table.columns):
+        shown.add_column(column, justify="left" if place < table.texts else "right")
+    for row in table.rows:
+        shown.add_row(*row)
+    return shown
 
 
 def latency_plot(found: list[Latency], file: Path) -> None:
@@ -75,7 +57,7 @@ def latency_plot(found: list[Latency], file: Path) -> None:
             where="post",
             color="tab:blue" if each.trigger == "continuous" else "tab:orange",
             linestyle="-" if each.guarantee == "exactly_once" else "--",
-            label=f"{_called(each.trigger)}, {each.guarantee}",
+            label=f"{called(each.trigger)}, {each.guarantee}",
         )
     axes.set(
         title="Delay alerts: from a row's append to its being visible",

@@ -7,7 +7,6 @@ from contextlib import suppress
 import pyarrow as pa
 
 import penstock as ps
-from penstock.demo.alerts import create_queues
 from penstock.demo.feed import STATE_SCHEMA
 from penstock.errors import AlreadyExists
 
@@ -75,7 +74,6 @@ def create(store: ps.Store, url: str) -> ps.QueueFeed:
     store.create_queue(DELAYS, DELAYS_SCHEMA)
     store.create_queue(DAY, DAY_SCHEMA)
     store.create_queue(CANCELLED, CANCELLED_SCHEMA)
-    create_queues(store)
     for consumer, queues in {CONSUMER: (BOARD, DELAYS), CANCELLED: (BOARD,)}.items():
         with suppress(AlreadyExists):
             store.create_consumer(consumer)

@@ -1,0 +1,95 @@
+"""The streaming job as a process of its own: started, begun, killed, waited for."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from penstock.errors import QueryFailed
+
+BEGIN = "begin\n"
+"""What a job waits for on its standard input. When that ends, the demo has ended, and so does the job."""
+_SECONDS = 600
+
+
+class Job:
+    """A process group: the driver, its JVM and the workers.
+
+    It starts Spark at once, and its queries when it is told to begin.
+    """
+
+    def __init__(self, url: str, checkpoints: Path) -> None:
+        checkpoints.mkdir(parents=True, exist_ok=True)
+        self._log = checkpoints.parent / "job.log"
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "penstock.demo.job", url, str(checkpoints)],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def begin(self) -> None:
+        """Start the queries."""
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):
+            self._process.stdin.write(BEGIN.encode())
+            self._process.stdin.flush()
+
+    def kill(self) -> None:
+        """SIGKILL for all of it."""
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def close(self) -> None:
+        """It does not outlive the demo."""
+        if self._process.poll() is None:
+            self.kill()
+
+    def wait_until(self, there: Callable[[], bool]) -> None:
+        """Wait for something that the running job does.
+
+        Raises
+        ------
+        QueryFailed
+            When it ends before, or takes too long.
+        """
+        deadline = time.monotonic() + _SECONDS
+        while not there():
+            if self._process.poll() is not None:
+                raise QueryFailed(f"the streaming job ended by itself, before it was killed: see {self._log}")
+            if time.monotonic() > deadline:
+                raise QueryFailed(f"the streaming job made too little progress in {_SECONDS} s")
+            time.sleep(0.05)
+
+    def finish(self) -> None:
+        """Wait for its end.
+
+        Raises
+        ------
+        QueryFailed
+            When it fails.
+        """
+        try:
+            code = self._process.wait(_SECONDS)
+        except subprocess.TimeoutExpired:
+            raise QueryFailed(f"the streaming job did not end within {_SECONDS} s: see {self._log}") from None
+        if code:
+            raise QueryFailed(f"the streaming job ended with exit code {code}: see {self._log}")
+
+
+@contextmanager
+def running(url: str, checkpoints: Path) -> Iterator[Job]:
+    """A job for the time of a block."""
+    job = Job(url, checkpoints)
+    try:
+        yield job
+    finally:
+        job.close()
