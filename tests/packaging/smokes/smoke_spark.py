@@ -24,7 +24,12 @@ spark = ps.session(
     master="local[2]",
     url=URL,
     stateful=True,
-    conf={"spark.ui.enabled": "false", "spark.sql.shuffle.partitions": "1"},
+    conf={
+        "spark.ui.enabled": "false",
+        "spark.sql.shuffle.partitions": "1",
+        # A busy machine takes its time to start Python.
+        "spark.python.authenticate.socketTimeout": "5m",
+    },
 )
 ps.log_progress(spark)
 assert spark.read.format("penstock").load("orders").where("amount >= 50").count() == 50
