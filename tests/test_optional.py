@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from penstock.optional import EXTRAS
 
@@ -20,11 +21,11 @@ _FOR = {"penstock.stream": "pyspark", "penstock.changes.read": "pyspark", "penst
 
 def test_every_package_of_an_extra_is_known_with_an_extra_that_has_it() -> None:
     installed = packages_distributions()
-    known = {name.lower() for package in EXTRAS for name in installed.get(package, ())}
+    known = {canonicalize_name(name) for package in EXTRAS for name in installed.get(package, ())}
     for extra, asked in _OFFERED.items():
         for each in map(Requirement, asked):
             if each.name != PROJECT["name"]:
-                assert each.name.lower() in known, (
+                assert canonicalize_name(each.name) in known, (
                     f"{each.name} of the extra {extra} is not in penstock.optional"
                 )
     assert set(EXTRAS.values()) <= set(_OFFERED)

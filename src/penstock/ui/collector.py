@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import penstock
-from penstock.errors import PenstockError, StoreNotFound
+from penstock.errors import PenstockError, StoreNotFound, condition_of
 from penstock.instants import now_micros
 from penstock.redaction import secrets_of, sentence
 from penstock.ui import ledger
@@ -82,7 +82,11 @@ class Collector:
         except PenstockError as error:
             # Once for each time that it goes away.
             if not self._away:
-                log.warning("the page shows what was last known: %s", error, extra={"action": "look_failed"})
+                log.warning(
+                    "the page shows what was last known: %s",
+                    error,
+                    extra={"action": "look_failed", "error": condition_of(error)},
+                )
             self._away = True
             return self.without_answer(error.message)
         self._away = False

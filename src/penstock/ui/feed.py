@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
+from penstock.errors import condition_of
 from penstock.ui.collector import Collector, Snapshot
 
 log = logging.getLogger("penstock.ui")
@@ -117,7 +118,11 @@ def _beside(work: Callable[[], T]) -> asyncio.Future[T]:
         try:
             result = work()
         except Exception as caught:
-            log.exception("a look at the store failed", extra={"action": "look_failed"})
+            log.error(
+                "a look at the store failed",
+                exc_info=True,
+                extra={"action": "look_failed", "error": condition_of(caught)},
+            )
             error = caught
         # The loop may have ended meanwhile.
         with suppress(RuntimeError):

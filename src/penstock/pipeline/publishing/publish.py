@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 from penstock.changes.feeds.queue import QueueFeed
 from penstock.commit.microbatch import sink_name
-from penstock.errors import InvalidOption, PenstockError
+from penstock.errors import InvalidOption, PenstockError, condition_of
 from penstock.instants import now_micros
 from penstock.kinds import require
 from penstock.pipeline.ends import ConsoleSink, FunctionSink, QueueSink, QueueSource, RateSource
@@ -203,7 +203,11 @@ def _nothing(_error: Exception | None) -> None:
 
 
 def _warn(error: Exception) -> None:
-    log.warning("the query is not told of: %s", error, extra={"action": "publish_failed"})
+    log.warning(
+        "the query is not told of: %s",
+        error,
+        extra={"action": "publish_failed", "error": condition_of(error)},
+    )
 
 
 def _default(spark: SparkSession) -> str | None:

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from penstock.errors import InvalidInput, NotFound, PenstockError
+from penstock.errors import InvalidInput, NotFound, PenstockError, condition_of
 from penstock.pipeline.publishing.told import ends_of, progress_of, rows_of
 from penstock.redaction import secrets_of
 from penstock.store import queries
@@ -261,7 +261,7 @@ class Publisher(Forkable):
                 log.warning(
                     "queries run on, and the monitor page hears nothing of them for now: %s",
                     what,
-                    extra={"action": "publish_failed"},
+                    extra={"action": "publish_failed", "error": condition_of(error)},
                 )
             self._away = True
             self._close()
