@@ -298,6 +298,14 @@ def test_events_that_cannot_be_taken_are_dead_letters_with_reason_and_place(
         assert (letter["value"], letter["topic"], letter["partition"]) == (event, "shop.public.orders", 0)
 
 
+def test_a_queue_of_dead_letters_may_get_columns(spark: SparkSession, url: str) -> None:
+    with ps.connect(url) as store:
+        store.queue("dead").add_columns(pa.field("handled", pa.bool_()))
+    feed = DebeziumFeed(ORDERS, "id", dead_letters=ps.QueueSink("dead", url=url))
+    assert feed.unwrap(topic(spark, ["bad"])).count() == 0
+    assert [(letter["offset"], letter["handled"]) for letter in letters(url)] == [(0, None)]
+
+
 def test_without_a_queue_for_it_the_query_fails_with_reason_and_place(spark: SparkSession) -> None:
     events = [postgres("c", after={"id": 1}), postgres("t")]
     with pytest.raises(Exception, match="truncates the table") as error:
