@@ -1,0 +1,91 @@
+"""Whose queries a session's listener hears of, and in which order it is known."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+
+from penstock.pipeline.publishing.listening import Hearing
+
+
+def told(run_id: str, batch: int) -> dict[str, Any]:
+    return {"runId": run_id, "batchId": batch}
+
+
+def heard(publisher: Mock) -> list[tuple[str, str]]:
+    """What a publisher was told, and of which run."""
+    return [
+        (call[0], call.args[0].run_id if call[0] == "begin" else call.args[0])
+        for call in publisher.method_calls
+    ]
+
+
+@pytest.fixture
+def own() -> Mock:
+    return Mock(secrets=[])
+
+
+@pytest.fixture
+def others() -> Mock:
+    return Mock(secrets=[])
+
+
+@pytest.fixture
+def hearing(others: Mock) -> Hearing:
+    found = Hearing()
+    found.listens = True
+    found.publish_others(others, "http://127.0.0.1:4040")
+    return found
+
+
+def test_what_comes_before_it_is_known_whose_it_is_waits(hearing: Hearing, own: Mock, others: Mock) -> None:
+    with hearing.starting():
+        for run_id in ("own", "stranger"):
+            hearing.started("id", run_id, "n")
+            hearing.progressed(told(run_id, 0))
+            hearing.terminated(run_id, None, None)
+        assert own.method_calls == others.method_calls == []
+        hearing.claim("own", own)
+    assert heard(own) == [("progressed", "own"), ("end", "own")]
+    assert heard(others) == [("begin", "stranger"), ("progressed", "stranger"), ("end", "stranger")]
+    (run,) = others.begin.call_args.args
+    assert (run.query_id, run.name, run.spark_ui) == ("id", "n", "http://127.0.0.1:4040")
+
+
+def test_a_run_that_is_told_of_elsewhere_or_nowhere_is_nobodys_here(hearing: Hearing, others: Mock) -> None:
+    hearing.claim("continuous", None)
+    hearing.started("id", "continuous", "n")
+    hearing.progressed(told("continuous", 0))
+    hearing.terminated("continuous", None, None)
+    assert others.method_calls == []
+
+
+def test_without_ps_publish_a_stranger_is_told_of_nowhere(own: Mock) -> None:
+    hearing = Hearing()
+    hearing.listens = True
+    hearing.claim("own", own)
+    hearing.started("id", "stranger", "n")
+    hearing.progressed(told("stranger", 0))
+    hearing.progressed(told("own", 0))
+    hearing.terminated("stranger", None, None)
+    assert heard(own) == [("progressed", "own")]
+
+
+def test_an_error_is_told_with_its_condition(hearing: Hearing, own: Mock) -> None:
+    hearing.claim("own", own)
+    hearing.terminated(
+        "own", "org.apache.spark.SomeException: no way\n\tat org.apache.Thing.run(T.scala)", "NO_WAY"
+    )
+    _, error = own.end.call_args.args
+    assert (error.condition, error.message) == ("NO_WAY", "org.apache.spark.SomeException: no way")
+
+
+def test_an_end_is_waited_for(hearing: Hearing, own: Mock) -> None:
+    hearing.claim("own", own)
+    assert not hearing.await_end("own", 0.01)
+    threading.Timer(0.05, hearing.terminated, ["own", None, None]).start()
+    assert hearing.await_end("own", 20)
+    assert heard(own) == [("end", "own")]
