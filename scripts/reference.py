@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -82,18 +83,23 @@ def package_page(package: Any) -> str:
     for group, names in GROUPS.items():
         lines += ["", f"## {group}"]
         for name in names:
-            lines += ["", *described(package[name].final_target, name, "ps.", level=3)]
+            lines += ["", *described(_final(package[name]), name, "ps.", level=3)]
     return _joined(lines)
 
 
 def module_page(module: Any, name: str) -> str:
     """One of the public modules."""
-    module = module.final_target
+    module = _final(module)
     prefix = "penstock.testing." if name == "testing" else f"ps.{name}."
     lines = _head(f"penstock.{name}", _summary(module))
     for each in _exported(module):
-        lines += ["", *described(module[each].final_target, each, prefix, level=2)]
+        lines += ["", *described(_final(module[each]), each, prefix, level=2)]
     return _joined(lines)
+
+
+def _final(thing: Any) -> Any:
+    """What a name stands for, wherever it was imported from."""
+    return thing.final_target if thing.is_alias else thing
 
 
 def described(thing: Any, name: str, prefix: str, *, level: int) -> Iterator[str]:
@@ -202,7 +208,7 @@ def _default(thing: Any, default: Any) -> str:
     text = str(default)
     constant = thing.module.members.get(text) if re.fullmatch(r"_?[A-Z][A-Z_]+", text) else None
     if constant is not None:
-        constant = constant.final_target
+        constant = _final(constant)
         return str(constant.value)
     made = re.fullmatch(r"field\((.*)\)", text)
     if made is None:
@@ -273,8 +279,8 @@ def _assigns(node: ast.stmt, name: str) -> bool:
 
 def errors_page(module: Any) -> str:
     """The tree of errors and their conditions."""
-    module = module.final_target
-    classes = [each for each in module.members.values() if each.is_class]
+    module = _final(module)
+    classes = [each for each in module.members.values() if not each.is_alias and each.is_class]
     tree = re.search(r"::\n\n(.*?)\n\nEach", module.docstring.value, re.DOTALL)
     assert tree is not None
     lines = _head(
@@ -306,7 +312,7 @@ def subconditions(known: set[str]) -> dict[str, set[str]]:
         for node in ast.walk(tree):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 base, _, part = node.value.partition(".")
-                if base in known and re.fullmatch(r"[A-Z][A-Z_]+", part):
+                if base in known and re.fullmatch(r"[A-Z][A-Z_0-9]+", part):
                     found.setdefault(base, set()).add(part)
             elif isinstance(node, ast.Call):
                 made = _called(makers, path, node)
@@ -346,7 +352,7 @@ def _conditions(call: ast.Call) -> set[str]:
     """The names among the arguments, those of a choice between two as well."""
     arguments = [*call.args, *(keyword.value for keyword in call.keywords)]
     texts = (node.value for each in arguments for node in ast.walk(each) if isinstance(node, ast.Constant))
-    return {text for text in texts if isinstance(text, str) and re.fullmatch(r"[A-Z][A-Z_]{3,}", text)}
+    return {text for text in texts if isinstance(text, str) and re.fullmatch(r"[A-Z][A-Z_0-9]{2,}[A-Z0-9]", text)}
 
 
 def _put_together(function: ast.FunctionDef, known: set[str]) -> Iterator[str]:
@@ -398,13 +404,16 @@ def _head(title: str, text: str) -> list[str]:
 
 
 def _contents(groups: dict[str, tuple[str, ...]]) -> list[str]:
-    return [
-        "| | |", "|---|---|",
-        *(
-            f"| {group} | {', '.join(f'[`{name}`](#ps{name.lower()})' for name in names)} |"
-            for group, names in groups.items()
-        ),
-    ]  # fmt: skip
+    lines, seen = ["| | |", "|---|---|"], Counter[str]()
+    for group, names in groups.items():
+        ways = []
+        for name in names:
+            # GitHub numbers headings that differ in their case alone.
+            number = seen[name.lower()]
+            ways.append(f"[`{name}`](#ps{name.lower()}{f'-{number}' if number else ''})")
+            seen[name.lower()] += 1
+        lines.append(f"| {group} | {', '.join(ways)} |")
+    return lines
 
 
 def _summary(module: Any) -> str:
@@ -412,7 +421,7 @@ def _summary(module: Any) -> str:
 
 
 def _joined(lines: list[str]) -> str:
-    text = "\n".join(lines).rstrip() + "\n"
+    text = "\n".join(lines).rstrip().replace("|  |", "| |") + "\n"
     return re.sub(r"\n{3,}", "\n\n", text)
 
 

@@ -11,6 +11,7 @@ import io
 import os
 import re
 import runpy
+import shlex
 import subprocess
 import sys
 import uuid
@@ -19,6 +20,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.conftest import run_penstock
 from tests.docs.pages import Block, blocks
 from tests.support.waiting import wait_until
 
@@ -112,6 +114,10 @@ class Reader:
         program = _PROGRAM.fullmatch(line)
         if program is not None and self.here:
             return self._program(program[1], program[2].split(), monkeypatch)
+        if self.here and line.startswith("penstock ") and not set(line) & set("|<>&$"):
+            with monkeypatch.context() as patch:
+                patch.chdir(self.folder)
+                return run_penstock(*shlex.split(line)[1:]).out
         return self._bash(line)
 
     def _program(self, name: str, words: list[str], monkeypatch: pytest.MonkeyPatch) -> str:

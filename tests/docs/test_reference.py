@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 
@@ -16,7 +18,7 @@ PAGES = reference.pages()
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
-def test_the_committed_page_is_what_the_code_makes(path: object) -> None:
+def test_the_committed_page_is_what_the_code_makes(path: Path) -> None:
     text, made = path.read_text(), PAGES[path]
     assert text == made, "run `make docs`"
 
@@ -37,14 +39,14 @@ def test_every_name_of_a_public_module_has_a_heading(name: str) -> None:
 
 def test_every_condition_is_in_the_table() -> None:
     page = PAGES[reference.REFERENCE / "errors.md"]
-    for kind in _kinds(PenstockError):
+    for kind in (each for each in _kinds(PenstockError) if each.__module__ == "penstock.errors"):
         assert f"| `{kind.condition}` | `{kind.__name__}` | " in page
         assert kind.__doc__, f"{kind.__name__} says nothing of itself"
 
 
 def test_every_parameter_of_a_public_name_is_told() -> None:
     for path, page in PAGES.items():
-        assert "|  |\n" not in page, path.name
+        assert not re.findall(r"^\| `[^|]+` \| \|$", page, re.MULTILINE), path.name
 
 
 @pytest.mark.parametrize("table", option_tables.known())

@@ -26,6 +26,7 @@ builder = SparkSession.builder.remote("local[2]")
 for key, value in {
     "spark.connect.grpc.binding.address": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
     "spark.ui.enabled": "false",
     "spark.sql.shuffle.partitions": "2",
 }.items():
