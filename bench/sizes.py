@@ -20,7 +20,9 @@ def sizes(url: str, name: str) -> list[Result]:
     with scratch() as folder:
         where = url.format(folder=folder)
         with ps.connect(where) as store:
-            found = {size: _seconds(store, where, folder, size, size * count) for size, count in SMALL.items()}
+            found = {
+                size: _seconds(store, where, folder, size, size * count) for size, count in SMALL.items()
+            }
             large = _seconds(store, where, folder, LARGE, 4 * LARGE)
         return [_against(size, seconds, large, name) for size, seconds in found.items()]
 
@@ -38,5 +40,11 @@ def _seconds(store: ps.Store, url: str, folder: Path, size: int, total: int) -> 
 def _against(size: int, small: float, large: float, name: str) -> Result:
     note = f"{1e6 / small:,.0f} rows/s against {1e6 / large:,.0f}; {small * size / 1e6:.2f} s each"
     return Result(
-        f"micro-batches of {size:,} / of {LARGE:,} rows, {name}", small, large, small / large, "none", True, note
+        f"micro-batches of {size:,} / of {LARGE:,} rows, {name}",
+        small,
+        large,
+        small / large,
+        "none",
+        True,
+        note,
     )

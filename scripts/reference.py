@@ -68,7 +68,9 @@ def main() -> None:
 
 def pages() -> dict[Path, str]:
     """Every generated page, by its path."""
-    package = griffe.load("penstock", search_paths=[str(SOURCE)], docstring_parser="numpy", resolve_aliases=True)
+    package = griffe.load(
+        "penstock", search_paths=[str(SOURCE)], docstring_parser="numpy", resolve_aliases=True
+    )
     found = {REFERENCE / f"{name}.md": module_page(package[name], name) for name in MODULES}
     found[REFERENCE / "penstock.md"] = package_page(package)
     found[REFERENCE / "errors.md"] = errors_page(package["errors"])
@@ -125,7 +127,11 @@ def _members(owner: Any, name: str, level: int) -> Iterator[str]:
         for each in base.members.values()
         if not each.name.startswith("_") and each.name not in inner and not each.is_alias
     }
-    fields = [each for each in members.values() if each.is_attribute and (_is_told(each, owner) or _is_field(owner, each))]
+    fields = [
+        each
+        for each in members.values()
+        if each.is_attribute and (_is_told(each, owner) or _is_field(owner, each))
+    ]
     if fields:
         yield from ("| attribute | type | |", "|---|---|---|")
         for each in fields:
@@ -167,7 +173,11 @@ def _is_told(each: Any, owner: Any) -> bool:
 
 
 def _is_field(owner: Any, each: Any) -> bool:
-    return "dataclass" in _decorators(owner) and each.annotation is not None and "ClassVar" not in str(each.annotation)
+    return (
+        "dataclass" in _decorators(owner)
+        and each.annotation is not None
+        and "ClassVar" not in str(each.annotation)
+    )
 
 
 def _decorators(thing: Any) -> str:
@@ -191,9 +201,13 @@ def _signature(thing: Any, name: str) -> str:
             star = True
         star = star or kind == "variadic positional"
         lead = {"variadic positional": "*", "variadic keyword": "**"}.get(kind, "")
-        text = f"{lead}{parameter.name}" + (f": {parameter.annotation}" if parameter.annotation is not None else "")
+        text = f"{lead}{parameter.name}" + (
+            f": {parameter.annotation}" if parameter.annotation is not None else ""
+        )
         if parameter.default is not None and not lead:
-            text += f"{' = ' if parameter.annotation is not None else '='}{_default(thing, parameter.default)}"
+            text += (
+                f"{' = ' if parameter.annotation is not None else '='}{_default(thing, parameter.default)}"
+            )
         words.append(text)
     returned = getattr(thing, "returns", None)
     arrow = f" -> {returned}" if returned is not None and not thing.is_class else ""
@@ -289,13 +303,19 @@ def errors_page(module: Any) -> str:
         "values it is about) and a message that says what happened, with which value, and the way out.",
     )
     lines += ["", "```text", *(line.removeprefix("    ") for line in tree[1].splitlines()), "```", ""]
-    lines += ["```python", "try:", "    store.queue('orders')", "except ps.errors.QueueNotFound as error:"]
+    lines += ["```python", "try:", "    store.queue(\"orders\")", "except ps.errors.QueueNotFound as error:"]
     lines += ["    print(error.condition, error.parameters)", "```", "", "## Conditions", ""]
     lines += ["| condition | error | |", "|---|---|---|"]
     conditions = {str(each.members["condition"].value).strip("'\""): each for each in classes}
     for condition, each in conditions.items():
         lines.append(f"| `{condition}` | `{each.name}` | {_one_line(_text(each).partition('. ')[0])} |")
-    lines += ["", "## Sub-conditions", "", "Some conditions have a second part, which says what is amiss.", ""]
+    lines += [
+        "",
+        "## Sub-conditions",
+        "",
+        "Some conditions have a second part, which says what is amiss.",
+        "",
+    ]
     lines += ["| condition | sub-conditions |", "|---|---|"]
     for condition, parts in subconditions(set(conditions)).items():
         lines.append(f"| `{condition}.` | {', '.join(f'`{part}`' for part in sorted(parts))} |")
@@ -352,7 +372,9 @@ def _conditions(call: ast.Call) -> set[str]:
     """The names among the arguments, those of a choice between two as well."""
     arguments = [*call.args, *(keyword.value for keyword in call.keywords)]
     texts = (node.value for each in arguments for node in ast.walk(each) if isinstance(node, ast.Constant))
-    return {text for text in texts if isinstance(text, str) and re.fullmatch(r"[A-Z][A-Z_0-9]{2,}[A-Z0-9]", text)}
+    return {
+        text for text in texts if isinstance(text, str) and re.fullmatch(r"[A-Z][A-Z_0-9]{2,}[A-Z0-9]", text)
+    }
 
 
 def _put_together(function: ast.FunctionDef, known: set[str]) -> Iterator[str]:
@@ -369,12 +391,16 @@ def _put_together(function: ast.FunctionDef, known: set[str]) -> Iterator[str]:
 
 def problems_page() -> str:
     """The codes that `ps.modes.check` tells, each with its page, which the tests write."""
-    lines = _head("Problems of output modes", "What `ps.modes.check` and `penstock modes check` may tell of a query.")
+    lines = _head(
+        "Problems of output modes", "What `ps.modes.check` and `penstock modes check` may tell of a query."
+    )
     lines += ["", "| code | |", "|---|---|"]
     for path in sorted(PROBLEMS.glob("*.md")):
         title, _, told = path.read_text().partition("\n\n")
         sentence = told.partition("\n\n")[0].replace("\n", " ")
-        lines.append(f"| [`{title.removeprefix('# ')}`](../modes/problems/{path.name}) | {_one_line(sentence)} |")
+        lines.append(
+            f"| [`{title.removeprefix('# ')}`](../modes/problems/{path.name}) | {_one_line(sentence)} |"
+        )
     return _joined(lines)
 
 

@@ -22,7 +22,11 @@ def main() -> None:
             nbformat.write(stripped(notebook), path)
             continue
         run(notebook)
-        pictures = sum("image/png" in output.get("data", {}) for cell in notebook.cells for output in cell.get("outputs", ()))
+        pictures = sum(
+            "image/png" in output.get("data", {})
+            for cell in notebook.cells
+            for output in cell.get("outputs", ())
+        )
         print(f"{path.name}: {len(notebook.cells)} cells, {pictures} picture(s)")
 
 

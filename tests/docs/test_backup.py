@@ -65,7 +65,10 @@ class Job:
     def back_up_store(self) -> None:
         if self.server is None:
             path = self.url.removeprefix("sqlite:///")
-            with closing(sqlite3.connect(path)) as there, closing(sqlite3.connect(self.folder / "copy.db")) as copy:
+            with (
+                closing(sqlite3.connect(path)) as there,
+                closing(sqlite3.connect(self.folder / "copy.db")) as copy,
+            ):
                 there.backup(copy)
         else:
             _call("pg_dump", "--format=custom", f"--file={self.folder}/copy.dump", self.url)
@@ -73,7 +76,10 @@ class Job:
     def restore_store(self) -> None:
         if self.server is None:
             path = self.url.removeprefix("sqlite:///")
-            with closing(sqlite3.connect(self.folder / "copy.db")) as copy, closing(sqlite3.connect(path)) as there:
+            with (
+                closing(sqlite3.connect(self.folder / "copy.db")) as copy,
+                closing(sqlite3.connect(path)) as there,
+            ):
                 copy.backup(there)
             return
         name = urlsplit(self.url).path[1:]
@@ -109,7 +115,9 @@ class Job:
 
 
 def _call(name: str, *words: str) -> None:
-    done = subprocess.run([str(program(name)), *words], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [str(program(name)), *words], capture_output=True, text=True, timeout=60, check=False
+    )
     assert done.returncode == 0, done.stderr
 
 

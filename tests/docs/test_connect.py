@@ -26,7 +26,9 @@ def test_what_works_over_spark_connect(run_child: Callable[..., ChildProcess], t
     child = run_child(PROGRAM, tmp_path)
     assert child.wait(240) == 0, child.output[-4000:]
     tried = [
-        json.loads(line.removeprefix("TRIED ")) for line in child.output.splitlines() if line.startswith("TRIED ")
+        json.loads(line.removeprefix("TRIED "))
+        for line in child.output.splitlines()
+        if line.startswith("TRIED ")
     ]
     found = {each["name"]: each.get("refused", each.get("result")) for each in tried}
     assert found == EXPECTED, "\n".join(each["message"] for each in tried if "message" in each)

@@ -25,7 +25,12 @@ def test_a_notebook_is_kept_without_outputs(path: object) -> None:
 def test_each_notebook_ends_in_a_picture() -> None:
     """What `make notebooks` does."""
     done = subprocess.run(
-        [sys.executable, "scripts/run_notebooks.py"], cwd=ROOT, capture_output=True, text=True, timeout=280, check=False
+        [sys.executable, "scripts/run_notebooks.py"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]
     assert done.stdout.count("1 picture(s)") == len(NOTEBOOKS) == 2

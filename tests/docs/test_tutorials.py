@@ -21,13 +21,16 @@ from tests.docs.shell import Reader
 TUTORIALS = DOCS / "tutorials"
 NAMES = ("first-queue", "exactly-once", "postgres-to-delta", "output-modes", "continuous")
 ON_POSTGRES = ("exactly-once", "postgres-to-delta")
+SLOWER = [
+    pytest.param(name, marks=pytest.mark.soak if name in ON_POSTGRES else ()) for name in NAMES
+]
 
 
 def test_no_tutorial_is_left_out() -> None:
     assert {page.stem for page in TUTORIALS.glob("*.md")} == set(NAMES)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SLOWER)
 def test_a_tutorial_shows_what_one_sees(
     name: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,7 +101,8 @@ def _database(name: str, request: pytest.FixtureRequest) -> Iterator[str]:
             yield urlsplit(server)._replace(path=f"/{database}").geturl()
         finally:
             connection.execute(
-                "select pg_drop_replication_slot(slot_name) from pg_replication_slots where database = %s", [database]
+                "select pg_drop_replication_slot(slot_name) from pg_replication_slots where database = %s",
+                [database],
             )
             connection.execute(sql.SQL("drop database {} with (force)").format(sql.Identifier(database)))
 

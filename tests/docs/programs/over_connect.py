@@ -36,7 +36,9 @@ store = ps.connect(URL)
 orders = store.create_queue("orders", SCHEMA, partitions=2, key=["customer"])
 orders.append([{"id": number, "customer": "abc"[number % 3]} for number in range(30)])
 feed = ps.QueueFeed.create("feed", SCHEMA, ps.ChangeContract("id", intermediate_changes=True), store=URL)
-feed.append_commit(1, datetime(2026, 1, 1, tzinfo=UTC), [{"id": 1, "customer": "a", "_change_type": "insert"}])
+feed.append_commit(
+    1, datetime(2026, 1, 1, tzinfo=UTC), [{"id": 1, "customer": "a", "_change_type": "insert"}]
+)
 
 
 def tried(name: str, action: Callable[[], object]) -> None:
@@ -77,8 +79,10 @@ def batch() -> int:
 
 def plain_stream(guarantee: str) -> int:
     out = queue(f"plain_{guarantee}")
-    writer = stream(out.name).writeStream.format("penstock").options(
-        url=URL, guarantee=guarantee, checkpointLocation=str(FOLDER / out.name)
+    writer = (
+        stream(out.name)
+        .writeStream.format("penstock")
+        .options(url=URL, guarantee=guarantee, checkpointLocation=str(FOLDER / out.name))
     )
     ended(writer.trigger(availableNow=True).start(out.name))
     return out.info().rows
@@ -114,7 +118,11 @@ def continuous() -> None:
 def state() -> int:
     store.create_consumer("state").register("orders")
     counted = stream("state").groupBy("customer").count()
-    writer = counted.writeStream.format("noop").outputMode("update").option("checkpointLocation", str(FOLDER / "state"))
+    writer = (
+        counted.writeStream.format("noop")
+        .outputMode("update")
+        .option("checkpointLocation", str(FOLDER / "state"))
+    )
     ended(writer.trigger(availableNow=True).start())
     assert ps.state.show(spark, FOLDER / "state").operators[0].rows == 3
     return ps.state.read(spark, FOLDER / "state").count()
@@ -184,7 +192,10 @@ tried("first_rows of a batch", _first_rows)
 tried("changes.read", lambda: ps.changes.read(spark, feed).count())
 tried("changes.post_process of a batch", _processed)
 tried("changes.read_stream without passes", _raw_changes)
-tried("changes.read_stream with passes", lambda: ps.changes.read_stream(spark, feed, compute_updates=True, net_window="commit"))
+tried(
+    "changes.read_stream with passes",
+    lambda: ps.changes.read_stream(spark, feed, deduplication_mode="netChanges", net_window="commit"),
+)
 tried("changes.between", _between)
 tried("modes.check", checked)
 tried("modes.preview", lambda: ps.modes.preview(spark, lambda df: df, [[{"id": 1}]]))
