@@ -109,7 +109,7 @@ class Reader:
             monkeypatch.setenv(name, self.variables[name])
             return self._bash(f"export {name}='{self.variables[name]}'")
         if _SLEEP.fullmatch(line):
-            wait_until(self.ready, 120, f"what {line!r} stands for")
+            wait_until(self.ready, 240, f"what {line!r} stands for")
             return ""
         program = _PROGRAM.fullmatch(line)
         if program is not None and self.here:

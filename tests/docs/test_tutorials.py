@@ -44,7 +44,7 @@ def test_a_tutorial_shows_what_one_sees(
 
 @pytest.mark.soak
 @pytest.mark.crash
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_tutorial_holds_with_processes_of_its_own(
     name: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
