@@ -303,7 +303,7 @@ def errors_page(module: Any) -> str:
         "values it is about) and a message that says what happened, with which value, and the way out.",
     )
     lines += ["", "```text", *(line.removeprefix("    ") for line in tree[1].splitlines()), "```", ""]
-    lines += ["```python", "try:", "    store.queue(\"orders\")", "except ps.errors.QueueNotFound as error:"]
+    lines += ["```python", "try:", '    store.queue("orders")', "except ps.errors.QueueNotFound as error:"]
     lines += ["    print(error.condition, error.parameters)", "```", "", "## Conditions", ""]
     lines += ["| condition | error | |", "|---|---|---|"]
     conditions = {str(each.members["condition"].value).strip("'\""): each for each in classes}

@@ -70,5 +70,3 @@ def test_every_row_says_where_it_is_tried() -> None:
             assert name in EXPECTED or (DOCS.parent / name).exists(), name
             tried.add(name)
     assert set(EXPECTED) <= tried
-
-

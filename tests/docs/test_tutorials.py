@@ -21,9 +21,7 @@ from tests.docs.shell import Reader
 TUTORIALS = DOCS / "tutorials"
 NAMES = ("first-queue", "exactly-once", "postgres-to-delta", "output-modes", "continuous")
 ON_POSTGRES = ("exactly-once", "postgres-to-delta")
-SLOWER = [
-    pytest.param(name, marks=pytest.mark.soak if name in ON_POSTGRES else ()) for name in NAMES
-]
+SLOWER = [pytest.param(name, marks=pytest.mark.soak if name in ON_POSTGRES else ()) for name in NAMES]
 
 
 def test_no_tutorial_is_left_out() -> None:
