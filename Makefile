@@ -21,7 +21,7 @@ WITH_PG = $(if $(PG),PENSTOCK_TEST_PG_HOME="$$(scripts/ensure_postgres.sh $(PG))
 WITH_CHROMIUM = PENSTOCK_TEST_CHROMIUM="$$(scripts/ensure_chromium.sh || true)" && export PENSTOCK_TEST_CHROMIUM &&
 NPM = scripts/ensure_page_modules.sh && npm --prefix frontend run --silent
 
-.PHONY: help demo test test-crash test-packaging test-soak lint format bench page page-test page-shots clean env-demo env-dev
+.PHONY: help demo test test-crash test-packaging test-soak docs notebooks lint format bench page page-test page-shots clean env-demo env-dev
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -43,6 +43,12 @@ test-soak: env-dev ## run the slow tests that `make test` leaves out, but for th
 
 bench: env-dev ## measure speed against peers
 	@$(WITH_JAVA) $(BIN)/python -m bench $(ARGS)
+
+docs: env-dev ## write the reference and the tables of options anew, from the code
+	@PYTHONPATH=. $(BIN)/python scripts/reference.py
+
+notebooks: env-dev ## run the notebooks of examples/notebooks from top to bottom
+	@$(WITH_JAVA) $(BIN)/python scripts/run_notebooks.py
 
 lint: env-dev ## ruff, mypy and the layers
 	@$(BIN)/ruff check .

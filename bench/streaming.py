@@ -44,8 +44,8 @@ def _compare(name: str, url: str, batch: int, total: int, taken: Callable[[list[
             try:
                 return cost(
                     name,
-                    lambda: _run(store, where, folder / str(next(runs)), "exactly_once", batch, taken),
-                    lambda: _run(store, where, folder / str(next(runs)), "at_least_once", batch, taken),
+                    lambda: run(store, where, folder / str(next(runs)), "exactly_once", batch, taken),
+                    lambda: run(store, where, folder / str(next(runs)), "at_least_once", batch, taken),
                     most=1.25,
                     rounds=5,
                 )
@@ -53,7 +53,7 @@ def _compare(name: str, url: str, batch: int, total: int, taken: Callable[[list[
                 store.drop_queue("in", force=True)
 
 
-def _run(
+def run(
     store: ps.Store,
     url: str,
     checkpoint: Path,

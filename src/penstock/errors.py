@@ -98,58 +98,86 @@ def condition_of(error: BaseException) -> str:
 
 
 class InvalidInput(PenstockError, ValueError):
+    """The caller passed something that cannot be right."""
+
     condition = "INVALID_INPUT"
 
 
 class InvalidUrl(InvalidInput):
+    """A store's or a feed's URL is not one, or leads nowhere that could be meant."""
+
     condition = "INVALID_URL"
 
 
 class InvalidName(InvalidInput):
+    """A name is empty, too long, or has a character that no name can have."""
+
     condition = "INVALID_NAME"
 
 
 class InvalidOption(InvalidInput):
+    """An option is unknown, has a bad value, is missing, or does not go together with another one."""
+
     condition = "INVALID_OPTION"
 
 
 class InvalidChangeOption(InvalidOption):
+    """An option of a change feed is wrong; the sub-condition says which."""
+
     condition = "INVALID_CDC_OPTION"
 
 
 class InvalidPosition(InvalidInput):
+    """A row index or a time at which there is nothing, or that lies the wrong way round."""
+
     condition = "INVALID_POSITION"
 
 
 class UnsupportedType(InvalidInput):
+    """A column has a type that a queue or a table does not take."""
+
     condition = "UNSUPPORTED_TYPE"
 
 
 class SchemaMismatch(InvalidInput):
+    """Rows do not fit the queue or the table; the message names each difference."""
+
     condition = "SCHEMA_MISMATCH"
 
 
 class InvalidChangelogSchema(SchemaMismatch):
+    """The columns of a change feed are not what its contract or its options ask for."""
+
     condition = "INVALID_CHANGELOG_SCHEMA"
 
 
 class NotFound(PenstockError, LookupError):
+    """What was asked for is not there."""
+
     condition = "NOT_FOUND"
 
 
 class QueueNotFound(NotFound):
+    """The store has no queue of that name."""
+
     condition = "QUEUE_NOT_FOUND"
 
 
 class ConsumerNotFound(NotFound):
+    """The store has no consumer of that name."""
+
     condition = "CONSUMER_NOT_FOUND"
 
 
 class NotRegistered(NotFound):
+    """The consumer is not registered on that queue."""
+
     condition = "CONSUMER_NOT_REGISTERED"
 
 
 class PartitionNotFound(NotFound):
+    """The queue has no partition of that number."""
+
     condition = "PARTITION_NOT_FOUND"
 
 
@@ -160,14 +188,20 @@ class CheckpointNotFound(NotFound):
 
 
 class AlreadyExists(PenstockError):
+    """There is a queue or a consumer of that name already."""
+
     condition = "ALREADY_EXISTS"
 
 
 class MissingDependency(PenstockError, ImportError):
+    """A package is not installed; the message says what to install."""
+
     condition = "MISSING_DEPENDENCY"
 
 
 class StoreError(PenstockError):
+    """The database cannot do it."""
+
     condition = "STORE_ERROR"
 
 
@@ -178,18 +212,26 @@ class StoreUnavailable(StoreError):
 
 
 class StoreNotFound(StoreError):
+    """There is no store at the URL, and none was to be made."""
+
     condition = "STORE_NOT_FOUND"
 
 
 class StoreFull(StoreError):
+    """The disk or the quota of the database is full; nothing of the transaction was written."""
+
     condition = "STORE_FULL"
 
 
 class StoreReadOnly(StoreError):
+    """The file, the server or the role may not write here."""
+
     condition = "STORE_READ_ONLY"
 
 
 class StoreTooNew(StoreError):
+    """A newer Penstock made the store: upgrade Penstock."""
+
     condition = "STORE_TOO_NEW"
 
 
@@ -200,6 +242,8 @@ class CommitOutcomeUnknown(StoreError):
 
 
 class DataLost(PenstockError):
+    """Rows or commits that were asked for are gone: trimmed, vacuumed or expired."""
+
     condition = "DATA_LOST"
 
 
@@ -216,10 +260,14 @@ class ChangelogContractViolation(PenstockError):
 
 
 class Conflict(PenstockError):
+    """Somebody else moved it first."""
+
     condition = "CONFLICT"
 
 
 class OffsetConflict(Conflict):
+    """A consumer does not stand where the caller, or the checkpoint, says that it stands."""
+
     condition = "OFFSET_CONFLICT"
 
 
@@ -230,38 +278,56 @@ class CommitOutOfOrder(Conflict):
 
 
 class ConsumerInUse(Conflict):
+    """A running query owns the consumer."""
+
     condition = "CONSUMER_IN_USE"
 
 
 class OwnerFenced(Conflict):
+    """Another query has taken the consumer over; this one has come to its end."""
+
     condition = "OWNER_FENCED"
 
 
 class ProducerFenced(Conflict):
+    """Somebody else has opened the producer session since."""
+
     condition = "PRODUCER_FENCED"
 
 
 class CommitRefused(PenstockError):
+    """A micro-batch that would lose or repeat rows; nothing of it is visible."""
+
     condition = "COMMIT_REFUSED"
 
 
 class CheckpointMismatch(CommitRefused):
+    """The checkpoint is not the one that the sink, or the consumer, knows."""
+
     condition = "CHECKPOINT_MISMATCH"
 
 
 class PlanMismatch(CommitRefused):
+    """The micro-batch is not the one that the owner of the consumer has planned."""
+
     condition = "PLAN_MISMATCH"
 
 
 class ConsumerBound(CommitRefused):
+    """The consumer belongs to another checkpoint, and a stateful query would lose its state."""
+
     condition = "CONSUMER_BOUND"
 
 
 class CheckpointRewound(CommitRefused):
+    """The checkpoint is older than what the sink has: a copy, or one that was restored alone."""
+
     condition = "CHECKPOINT_REWOUND"
 
 
 class OutputModeRefused(PenstockError):
+    """An output mode that would lose or repeat rows, or that Spark does not start; the report says why."""
+
     condition = "OUTPUT_MODE_REFUSED"
 
 
@@ -284,8 +350,12 @@ class StateRefused(PenstockError):
 
 
 class ContinuousFailed(PenstockError):
+    """A run of a continuous query came to nothing; the sub-condition says how."""
+
     condition = "CONTINUOUS_FAILED"
 
 
 class QueryFailed(PenstockError):
+    """A streaming query ended with an error that is not one of the others."""
+
     condition = "QUERY_FAILED"

@@ -12,6 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src"
 PAGE = ROOT / "docs/logging.md"
 LEVELS = ("debug", "info", "warning", "error")
+_CALLED = {"exception": "error"}
 _BEGIN, _END = "<!-- records: python -m tests.logs.records -->\n", "<!-- end of records -->\n"
 DIRECTIVE = re.compile(r"%(?:\.\d+)?[a-z]")
 
@@ -67,7 +68,7 @@ def _of(module: str, tree: ast.Module, found: dict[str, str]) -> Iterator[Record
         variable = node.func.value
         if not isinstance(variable, ast.Name) or variable.id not in found or node.func.attr == "isEnabledFor":
             continue
-        levels, rest = (node.func.attr,), node.args
+        levels, rest = (_CALLED.get(node.func.attr, node.func.attr),), node.args
         if node.func.attr == "log":
             levels, rest = _levels(node.args[0]), node.args[1:]
         extra = next((each.value for each in node.keywords if each.arg == "extra"), None)

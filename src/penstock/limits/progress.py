@@ -37,6 +37,7 @@ class LimitProgress:
         return f"{self.passed:,} of {self.limit:,}"
 
     def to_dict(self) -> dict[str, Any]:
+        """All of it as plain values, for JSON."""
         return {"passed": self.passed, "limit": self.limit}
 
 

@@ -64,7 +64,15 @@ class ContinuousQuery(Query):
         return None if timeout is None else ended
 
     def awaitEpoch(self, number: int, timeout: float | None = None) -> bool:
-        """Wait until an epoch is committed, or for ``timeout`` seconds; whether it is."""
+        """Wait until an epoch is committed; whether it is.
+
+        Parameters
+        ----------
+        number
+            The epoch's number.
+        timeout
+            Seconds to wait; for ever when None.
+        """
         reached = self._execution.await_epoch(number, timeout)
         self._raise()
         return reached

@@ -55,7 +55,18 @@ class Query(ABC):
 
     @abstractmethod
     def awaitTermination(self, timeout: float | None = None) -> bool | None:
-        """Wait until the query ends, or for ``timeout`` seconds; raise what ended it, if anything did."""
+        """Wait until the query ends; raise what ended it, if anything did.
+
+        Parameters
+        ----------
+        timeout
+            Seconds to wait; for ever when None.
+
+        Returns
+        -------
+        bool or None
+            With a timeout, whether the query has ended.
+        """
 
     @abstractmethod
     def processAllAvailable(self) -> None:

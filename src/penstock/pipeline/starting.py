@@ -92,7 +92,7 @@ def start_continuous(
     Raises
     ------
     ContinuousRefused
-        When the source, the sink or the transformation does not work row by row.
+        When the source, the sink or the transformation does not work row by row, or the session is Spark Connect's.
     InvalidOption
         When the guarantee is none that the engine keeps.
     """
@@ -102,6 +102,12 @@ def start_continuous(
             option="guarantee",
         )
     transforms, limit = _without_limit(transforms)
+    if not hasattr(spark, "_jsparkSession"):
+        raise ContinuousRefused(
+            "a continuous query is one Spark job that its driver looks after, and a Spark Connect session does not reach it: use a "
+            "classic session, or ps.Trigger.processing_time",
+            condition="CONTINUOUS_REFUSED.CLASSIC_SESSION_NEEDED",
+        )
     register(spark)
     reads = _source(spark, source)
     engine = SparkEngine(spark, reads, transforms, name or "continuous query")

@@ -57,7 +57,18 @@ class Stream:
     transforms: tuple[Transform, ...] = ()
 
     def transform(self, function: Transform) -> Stream:
-        """Add a transformation: ordinary DataFrame code, stateful or not."""
+        """Add a transformation: ordinary DataFrame code, stateful or not.
+
+        Parameters
+        ----------
+        function
+            Takes a DataFrame and returns one.
+
+        Raises
+        ------
+        InvalidInput
+            When it is no function.
+        """
         if not callable(function):
             raise InvalidInput(f"transform takes a function of a DataFrame, not {type(function).__name__}")
         return replace(self, transforms=(*self.transforms, function))

@@ -20,7 +20,13 @@ class Trigger:
 
     @classmethod
     def processing_time(cls, interval: str = "0 seconds") -> Trigger:
-        """A micro-batch at every interval, such as ``"10 seconds"``; one after the other by default."""
+        """A micro-batch at every interval; one after the other by default.
+
+        Parameters
+        ----------
+        interval
+            Such as ``"10 seconds"``.
+        """
         if not isinstance(interval, str) or not _INTERVAL.fullmatch(interval):
             raise InvalidOption(f"an interval is text such as '10 seconds', not {interval!r}")
         return cls("processing_time", interval)
@@ -32,9 +38,14 @@ class Trigger:
 
     @classmethod
     def continuous(cls, interval: str = "1 second") -> Trigger:
-        """Row by row, at millisecond latency, in one long Spark job; what has come is committed at every interval, such as ``"100 ms"``.
+        """Row by row, at millisecond latency, in one long Spark job; what has come is committed at every interval.
 
         For transformations that work on one row at a time, from a queue or a rate source.
+
+        Parameters
+        ----------
+        interval
+            How long an epoch is, such as ``"100 ms"``.
         """
         micros = interval_micros(interval) if isinstance(interval, str) else None
         if not micros:

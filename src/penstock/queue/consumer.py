@@ -41,14 +41,21 @@ class Pull:
 
 @dataclass(frozen=True)
 class PartitionLag:
+    """How far a consumer is behind on one partition."""
+
     partition: int
     offset: int
+    """The first row that it has not processed."""
     next_index: int
+    """The index that the next row to be appended will have."""
     bytes: int
+    """The compressed size of what is between, in whole segments."""
     seconds: float
+    """The age of the oldest row between; 0 when there is none."""
 
     @property
     def rows(self) -> int:
+        """Rows not processed yet."""
         return self.next_index - self.offset
 
 
@@ -115,7 +122,19 @@ class Consumer:
         )
 
     def unregister(self, queue: str) -> None:
-        """Forget the offsets on a queue; refused while a live query owns them."""
+        """Forget the offsets on a queue.
+
+        Parameters
+        ----------
+        queue
+            The queue's name.
+
+        Raises
+        ------
+        ConsumerInUse
+            While a live query owns them.
+        NotRegistered
+        """
 
         def work(tx: Transaction) -> None:
             registration = self._find(tx, queue, lock=True)
@@ -136,11 +155,31 @@ class Consumer:
         return [registration.queue for registration in found if registration.consumer == self.name]
 
     def registration(self, queue: str) -> Registration:
-        """The registration as the store has it."""
+        """The registration as the store has it.
+
+        Parameters
+        ----------
+        queue
+            The queue's name.
+
+        Raises
+        ------
+        NotRegistered
+        """
         return self._registration(queue)
 
     def offsets(self, queue: str) -> dict[int, int]:
-        """The first row index of each partition that has not been processed."""
+        """The first row index of each partition that has not been processed.
+
+        Parameters
+        ----------
+        queue
+            The queue's name.
+
+        Raises
+        ------
+        NotRegistered
+        """
 
         def work(tx: Transaction) -> list[int]:
             return consumers.read_offsets(tx, self._find(tx, queue))[0]
@@ -149,6 +188,15 @@ class Consumer:
 
     def pull(self, queue: str, partition: int, *, max_rows: int = PULL_ROWS) -> Pull:
         """The next rows of a partition; the offset stays until :meth:`advance`.
+
+        Parameters
+        ----------
+        queue
+            The queue's name.
+        partition
+            The partition's number, from 0.
+        max_rows
+            How many rows at the most.
 
         Raises
         ------
@@ -178,6 +226,10 @@ class Consumer:
 
         Parameters
         ----------
+        queue
+            The queue's name.
+        partition
+            The partition's number, from 0.
         old, new
             Row indexes, as :meth:`pull` returned them.
         connection
@@ -228,6 +280,8 @@ class Consumer:
 
         Parameters
         ----------
+        queue
+            The queue's name.
         to
             ``earliest``, ``latest``, a datetime with a time zone, or ``{partition: row index}`` (the other
             partitions stay where they are).
@@ -271,7 +325,17 @@ class Consumer:
         return offsets
 
     def lag(self, queue: str) -> Lag:
-        """How far behind the consumer is, in rows, compressed bytes and seconds."""
+        """How far behind the consumer is, in rows, compressed bytes and seconds.
+
+        Parameters
+        ----------
+        queue
+            The queue's name.
+
+        Raises
+        ------
+        NotRegistered
+        """
 
         def work(tx: Transaction) -> Lag:
             registration = self._find(tx, queue)

@@ -15,15 +15,22 @@ from penstock.store.database import Transaction
 
 @dataclass(frozen=True)
 class PartitionInfo:
+    """What a partition holds."""
+
     partition: int
     first_index: int
+    """The index of its oldest row; the rows before it have been trimmed."""
     next_index: int
+    """The index that the next row will have."""
     bytes: int
+    """Compressed."""
     segments: int
     last_append: datetime | None
+    """When its newest row was appended, in UTC; None when there never was one."""
 
     @property
     def rows(self) -> int:
+        """How many rows there are."""
         return self.next_index - self.first_index
 
 
@@ -41,10 +48,12 @@ class QueueInfo:
 
     @property
     def rows(self) -> int:
+        """How many rows there are, in all partitions."""
         return sum(partition.rows for partition in self.partitions)
 
     @property
     def bytes(self) -> int:
+        """Their compressed size."""
         return sum(partition.bytes for partition in self.partitions)
 
 

@@ -37,6 +37,7 @@ class Producer:
 
     @property
     def epoch(self) -> int:
+        """How often the session has been opened."""
         return self._session.epoch
 
     def append(
@@ -51,6 +52,8 @@ class Producer:
         sequence
             Ascending, gaps allowed; the one behind the last by default. One that is not above the last was appended
             before and is skipped. After an error repeat the same rows first: it may have happened all the same.
+        partition
+            As for ``Queue.append``.
 
         Raises
         ------

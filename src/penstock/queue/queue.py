@@ -52,6 +52,7 @@ class AppendResult:
 
     @property
     def rows(self) -> int:
+        """How many rows were appended."""
         return sum(end - first for first, end in self.ranges.values())
 
 
@@ -74,18 +75,22 @@ class Queue:
 
     @property
     def name(self) -> str:
+        """The queue's name."""
         return self._record.name
 
     @property
     def schema(self) -> pa.Schema:
+        """The columns of its rows."""
         return self._record.schema
 
     @property
     def key(self) -> tuple[str, ...]:
+        """The columns of which equal values share a partition."""
         return self._record.key
 
     @property
     def partitions(self) -> int:
+        """How many there are, as of when the queue was looked up or refreshed."""
         return self._record.partitions
 
     @property
@@ -267,6 +272,8 @@ class Queue:
 
         Parameters
         ----------
+        partition
+            The partition's number, from 0.
         start, end
             Row indexes; up to the newest row when ``end`` is None, and never past it.
         max_rows, max_bytes
@@ -317,7 +324,19 @@ class Queue:
         return watch(self._database, self._record, partitions)
 
     def register(self, consumer: str, *, vital: bool | None = None, start: Any = "earliest") -> Consumer:
-        """Register a consumer on this queue; see :meth:`Consumer.register`."""
+        """Register a consumer on this queue; it is there afterwards, and ``Consumer.register`` does the same from its side.
+
+        Parameters
+        ----------
+        consumer
+            The name of an existing consumer.
+        vital, start
+            As for ``Consumer.register``.
+
+        Raises
+        ------
+        ConsumerNotFound
+        """
         check_name("consumer", consumer)
         found = Consumer(self._database, self._store_uuid, consumer, self._maintainer)
         found.register(self.name, vital=vital, start=start)
@@ -354,7 +373,13 @@ class Queue:
         upkeep(self._database, self._store_uuid, self._record, range(self.partitions))
 
     def set_retention(self, retention: Retention) -> None:
-        """Replace the queue's retention."""
+        """Replace the queue's retention.
+
+        Parameters
+        ----------
+        retention
+            How much to keep; ``Retention()`` keeps everything.
+        """
         limits = limits_of(retention)
         self._database.run(lambda tx: catalog.set_retention(tx, self._record, limits), idempotent=True)
         self.refresh()
@@ -363,6 +388,16 @@ class Queue:
         """Add partitions; the new number of them.
 
         Equal keys stay together: keys that are in the queue remain in their partitions, new keys spread over all.
+
+        Parameters
+        ----------
+        count
+            How many to add, from 1.
+
+        Raises
+        ------
+        InvalidInput
+            When there would be more than 4096.
         """
         if type(count) is not int or count < 1:
             raise InvalidInput(f"the number of partitions to add is 1 or more, not {count!r}")

@@ -142,7 +142,17 @@ class Store:
         return self._queue(record)
 
     def queue(self, name: str) -> Queue:
-        """An existing queue."""
+        """An existing queue.
+
+        Parameters
+        ----------
+        name
+            The queue's name.
+
+        Raises
+        ------
+        QueueNotFound
+        """
         check_name("queue", name)
         return self._queue(self._database.run(lambda tx: catalog.find_queue(tx, name), write=False))
 
@@ -153,8 +163,16 @@ class Store:
     def drop_queue(self, name: str, *, force: bool = False) -> None:
         """Drop a queue with its rows and offsets.
 
+        Parameters
+        ----------
+        name
+            The queue's name.
+        force
+            Whether to drop it although a vital consumer is registered.
+
         Raises
         ------
+        QueueNotFound
         ConsumerInUse
             When a running query owns a consumer of it, or, unless ``force``, a vital consumer is registered.
         """
@@ -191,6 +209,11 @@ class Store:
     def create_consumer(self, name: str) -> Consumer:
         """Create a consumer; register it on queues next.
 
+        Parameters
+        ----------
+        name
+            Any Unicode text of 1 to 255 characters.
+
         Raises
         ------
         AlreadyExists, InvalidName
@@ -201,7 +224,17 @@ class Store:
         return self._consumer(name)
 
     def consumer(self, name: str) -> Consumer:
-        """An existing consumer."""
+        """An existing consumer.
+
+        Parameters
+        ----------
+        name
+            The consumer's name.
+
+        Raises
+        ------
+        ConsumerNotFound
+        """
         check_name("consumer", name)
         self._database.run(lambda tx: consumers.find_consumer(tx, name), write=False)
         return self._consumer(name)
@@ -215,7 +248,19 @@ class Store:
         return self._database.run(consumers.list_registrations, write=False)
 
     def drop_consumer(self, name: str) -> None:
-        """Drop a consumer with its offsets; refused while a running query owns it."""
+        """Drop a consumer with its offsets.
+
+        Parameters
+        ----------
+        name
+            The consumer's name.
+
+        Raises
+        ------
+        ConsumerInUse
+            While a running query owns it.
+        ConsumerNotFound
+        """
         check_name("consumer", name)
 
         def work(tx: Transaction) -> None:
@@ -234,7 +279,19 @@ class Store:
         return Consumer(self._database, self.uuid, name, self._maintainer)
 
     def producer(self, queue: str, session: str) -> Producer:
-        """Open a producer session, fencing whoever held it before."""
+        """Open a producer session, fencing whoever held it before.
+
+        Parameters
+        ----------
+        queue
+            The queue's name.
+        session
+            The session's name, such as that of the program and its instance; the same in each run of it.
+
+        Raises
+        ------
+        QueueNotFound
+        """
         check_name("producer session", session)
         return Producer(self._database, self.queue(queue), session)
 
@@ -262,6 +319,11 @@ class Store:
         What is older than a day is also swept beside other upkeep, at most once an hour. What a running query has staged
         stays where the query owns a consumer of this store and has committed a micro-batch. Another one that loses its staging is refused at its commit, with
         nothing visible: a query repeats the micro-batch, a batch write has to be run again.
+
+        Parameters
+        ----------
+        older_than
+            How long ago it was staged at the least.
         """
         require("older_than", older_than, timedelta, "a timedelta")
         return sweep_staging(self._database, self.uuid, older_than)

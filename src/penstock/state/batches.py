@@ -37,6 +37,7 @@ class Source:
         return "feed" if is_feed else "other"
 
     def to_dict(self) -> dict[str, Any]:
+        """All of it as plain values, for JSON."""
         about: dict[str, Any] = {"source": self.position, "name": self.name, "kind": self.kind}
         queue = self.queue
         if queue is None:
@@ -71,6 +72,7 @@ class Batch:
     """Whether the commit log names the files of the state (format 2 of Spark's state checkpoints)."""
 
     def to_dict(self) -> dict[str, Any]:
+        """All of it as plain values, for JSON."""
         return {
             "id": self.id,
             "committed": self.committed,

@@ -34,6 +34,7 @@ class StatePart:
     """Rows that the last committed batch removed."""
 
     def to_dict(self) -> dict[str, Any]:
+        """All of it as plain values, for JSON."""
         return {
             "name": self.name,
             "kind": self.kind,
@@ -65,6 +66,7 @@ class StateStore:
     """The batches whose changes every partition has a file of."""
 
     def to_dict(self) -> dict[str, Any]:
+        """All of it as plain values, for JSON."""
         return {
             "name": self.name,
             "kind": self.kind,
@@ -118,6 +120,7 @@ class StateOperator:
         return max((store.written_at for store in self.stores if store.written_at), default=None)
 
     def to_dict(self) -> dict[str, Any]:
+        """All of it as plain values, for JSON."""
         return {
             "id": self.id,
             "name": self.name,

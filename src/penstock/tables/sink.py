@@ -9,7 +9,7 @@ from typing import ClassVar
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from penstock.errors import InvalidInput, InvalidOption, PenstockError
+from penstock.errors import InvalidInput, InvalidOption, PenstockError, TableRefused
 from penstock.kinds import column_names, require
 from penstock.names import did_you_mean, in_quotes
 from penstock.queue.names import check_name
@@ -195,9 +195,15 @@ class TableSink:
         Raises
         ------
         SchemaMismatch, UnsupportedType, InvalidName, TableRefused
-            When the table cannot take the rows.
+            When the table cannot take the rows, or the session is Spark Connect's.
         """
         self.check(guarantee, output_mode)
+        if not hasattr(frame, "_jdf"):
+            raise TableRefused(
+                "a table's commit asks which query its tasks belong to, and Spark Connect does not tell: use a classic session, or "
+                "write to a ps.QueueSink and keep the table with a query of a classic session",
+                condition="TABLE_REFUSED.CLASSIC_SESSION_NEEDED",
+            )
         if output_mode == "update":
             refuse_session_windows(frame)
         spark = frame.sparkSession

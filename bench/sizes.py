@@ -1,0 +1,50 @@
+"""What the size of micro-batches costs: small ones against large ones, from queue to queue, exactly once."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+
+import penstock as ps
+from bench.data import SCHEMA, rows
+from bench.harness import Result, scratch
+from bench.streaming import run
+
+LARGE = 500_000
+SMALL = {1_000: 30, 10_000: 20, 100_000: 10}
+"""Rows of a micro-batch, and how many of them are run."""
+
+
+def sizes(url: str, name: str) -> list[Result]:
+    """Seconds for a million rows, by the median micro-batch; the first one is left out."""
+    with scratch() as folder:
+        where = url.format(folder=folder)
+        with ps.connect(where) as store:
+            found = {
+                size: _seconds(store, where, folder, size, size * count) for size, count in SMALL.items()
+            }
+            large = _seconds(store, where, folder, LARGE, 4 * LARGE)
+        return [_against(size, seconds, large, name) for size, seconds in found.items()]
+
+
+def _seconds(store: ps.Store, url: str, folder: Path, size: int, total: int) -> float:
+    queue = store.create_queue("in", SCHEMA, partitions=2)
+    for partition in range(2):
+        queue.append(rows(total).slice(partition * total // 2, total // 2), partition=partition)
+    try:
+        return run(store, url, folder / f"size-{size}", "exactly_once", size, statistics.median) * 1e6 / size
+    finally:
+        store.drop_queue("in", force=True)
+
+
+def _against(size: int, small: float, large: float, name: str) -> Result:
+    note = f"{1e6 / small:,.0f} rows/s against {1e6 / large:,.0f}; {small * size / 1e6:.2f} s each"
+    return Result(
+        f"micro-batches of {size:,} / of {LARGE:,} rows, {name}",
+        small,
+        large,
+        small / large,
+        "none",
+        True,
+        note,
+    )

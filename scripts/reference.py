@@ -1,0 +1,455 @@
+"""Writes the pages under docs/reference, and the tables in docs/options.md, from the code.
+
+``make docs`` runs it. Griffe reads the source and its docstrings without importing anything; the options and the conditions of
+errors are taken from where the code has them.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import griffe
+
+from scripts.option_tables import tables
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCE = ROOT / "src"
+REFERENCE = ROOT / "docs/reference"
+OPTIONS = ROOT / "docs/options.md"
+PROBLEMS = ROOT / "docs/modes/problems"
+MODULES = ("changes", "limits", "modes", "state", "testing")
+
+GROUPS = {
+    "Stores, queues and consumers": (
+        "connect", "Store", "Queue", "QueueInfo", "AppendResult", "Retention", "Consumer", "Pull", "Lag", "Producer",
+    ),
+    "Sessions": ("session", "register"),
+    "Pipelines": ("stream", "Stream", "Pipeline", "Trigger", "Query", "ContinuousQuery"),
+    "Sources and sinks": ("QueueSource", "RateSource", "QueueSink", "TableSink", "ConsoleSink", "FunctionSink", "exactly_once"),
+    "Change feeds": (
+        "ChangeContract", "QueueFeed", "PostgresFeed", "DeltaFeed", "IcebergFeed", "SnapshotFeed", "DebeziumFeed",
+    ),
+    "Rows in a notebook": ("take", "sample", "Taken"),
+    "Errors": ("PenstockError",),
+}  # fmt: skip
+"""The names of the package itself, by what they are for."""
+
+# Public for other layers of the package, and of no use to anybody else.
+INNER = {
+    "Store": {"tend", "database"},
+    "Queue": {"append_with", "record"},
+    "Retention": {"of"},
+    "Stream": {"row_limit", "key_limit"},
+    "QueueSource": {"given"},
+    "RateSource": {"given"},
+    "QueueSink": {"given", "format"},
+    "ConsoleSink": {"given", "format", "width"},
+    "FunctionSink": {"format"},
+    "TableSink": {"format", "check", "writer", "place", "prepared"},
+    "Taken": {"of"},
+    "Problem": {"at", "lines"},
+    "MemoryStream": set(),
+}
+_FEED_INNER = {"from_url", "describe", "oldest", "newest", "commits", "tasks", "read", "logged"}
+_ROLE = re.compile(r":\w+:`~?([^`]+)`")
+
+
+def main() -> None:
+    """Write all of it."""
+    REFERENCE.mkdir(exist_ok=True)
+    for path, text in pages().items():
+        path.write_text(text)
+
+
+def pages() -> dict[Path, str]:
+    """Every generated page, by its path."""
+    package = griffe.load(
+        "penstock", search_paths=[str(SOURCE)], docstring_parser="numpy", resolve_aliases=True
+    )
+    found = {REFERENCE / f"{name}.md": module_page(package[name], name) for name in MODULES}
+    found[REFERENCE / "penstock.md"] = package_page(package)
+    found[REFERENCE / "errors.md"] = errors_page(package["errors"])
+    found[REFERENCE / "problems.md"] = problems_page()
+    found[OPTIONS] = options_page(OPTIONS.read_text())
+    return found
+
+
+def package_page(package: Any) -> str:
+    """``import penstock as ps``."""
+    lines = [*_head("penstock", "`import penstock as ps`. " + _summary(package)), "", *_contents(GROUPS)]
+    for group, names in GROUPS.items():
+        lines += ["", f"## {group}"]
+        for name in names:
+            lines += ["", *described(_final(package[name]), name, "ps.", level=3)]
+    return _joined(lines)
+
+
+def module_page(module: Any, name: str) -> str:
+    """One of the public modules."""
+    module = _final(module)
+    prefix = "penstock.testing." if name == "testing" else f"ps.{name}."
+    lines = _head(f"penstock.{name}", _summary(module))
+    for each in _exported(module):
+        lines += ["", *described(_final(module[each]), each, prefix, level=2)]
+    return _joined(lines)
+
+
+def _final(thing: Any) -> Any:
+    """What a name stands for, wherever it was imported from."""
+    return thing.final_target if thing.is_alias else thing
+
+
+def described(thing: Any, name: str, prefix: str, *, level: int) -> Iterator[str]:
+    """A class, a function or a constant."""
+    yield f"{'#' * level} `{prefix}{name}`"
+    yield ""
+    if thing.is_attribute:
+        yield from ("```python", f"{prefix}{name} = {thing.value}", "```", "")
+        yield from _sections(thing)
+        return
+    if not (thing.is_class and not _constructed(thing)):
+        yield from ("```python", _signature(thing, f"{prefix}{name}"), "```", "")
+    yield from _sections(thing)
+    if thing.is_class:
+        yield from _members(thing, name, level)
+
+
+def _members(owner: Any, name: str, level: int) -> Iterator[str]:
+    inner = INNER.get(name, set()) | (_FEED_INNER if name.endswith("Feed") else set())
+    members = {
+        each.name: each
+        for base in [*reversed(_penstocks_bases(owner)), owner]
+        for each in base.members.values()
+        if not each.name.startswith("_") and each.name not in inner and not each.is_alias
+    }
+    fields = [
+        each
+        for each in members.values()
+        if each.is_attribute and (_is_told(each, owner) or _is_field(owner, each))
+    ]
+    if fields:
+        yield from ("| attribute | type | |", "|---|---|---|")
+        for each in fields:
+            yield f"| `{each.name}` | {_type(each.annotation)} | {_one_line(_text(_told(each, owner)))} |"
+        yield ""
+    for each in members.values():
+        if each.is_function and _is_told(each, owner):
+            yield f"{'#' * (level + 1)} `{name}.{each.name}`"
+            yield ""
+            yield from ("```python", _signature(each, each.name), "```", "")
+            yield from _sections(_told(each, owner))
+
+
+def _penstocks_bases(owner: Any) -> list[Any]:
+    """The base classes that are Penstock's own, for the docstrings that a class takes over."""
+    found = []
+    for base in owner.bases:
+        path = getattr(base, "canonical_path", "")
+        if path.startswith("penstock."):
+            try:
+                found.append(owner.modules_collection[path])
+            except KeyError:
+                continue
+    return found
+
+
+def _told(each: Any, owner: Any) -> Any:
+    """Where a member's docstring is: with itself, or with the base's."""
+    if each.docstring is None:
+        for base in _penstocks_bases(owner):
+            there = base.members.get(each.name)
+            if there is not None and there.docstring is not None:
+                return there
+    return each
+
+
+def _is_told(each: Any, owner: Any) -> bool:
+    return _told(each, owner).docstring is not None
+
+
+def _is_field(owner: Any, each: Any) -> bool:
+    return (
+        "dataclass" in _decorators(owner)
+        and each.annotation is not None
+        and "ClassVar" not in str(each.annotation)
+    )
+
+
+def _decorators(thing: Any) -> str:
+    return " ".join(str(decorator.value) for decorator in thing.decorators)
+
+
+def _constructed(owner: Any) -> bool:
+    """Whether people make objects of the class themselves."""
+    text = "" if owner.docstring is None else owner.docstring.value
+    return bool(owner.parameters) and "----" in text and not re.search(r"[Gg]et one from|[Mm]ade by", text)
+
+
+def _signature(thing: Any, name: str) -> str:
+    words, star = [], False
+    for parameter in thing.parameters:
+        if parameter.name in ("self", "cls"):
+            continue
+        kind = parameter.kind.value
+        if kind == "keyword-only" and not star:
+            words.append("*")
+            star = True
+        star = star or kind == "variadic positional"
+        lead = {"variadic positional": "*", "variadic keyword": "**"}.get(kind, "")
+        text = f"{lead}{parameter.name}" + (
+            f": {parameter.annotation}" if parameter.annotation is not None else ""
+        )
+        if parameter.default is not None and not lead:
+            text += (
+                f"{' = ' if parameter.annotation is not None else '='}{_default(thing, parameter.default)}"
+            )
+        words.append(text)
+    returned = getattr(thing, "returns", None)
+    arrow = f" -> {returned}" if returned is not None and not thing.is_class else ""
+    line = f"{name}({', '.join(words)}){arrow}"
+    if len(line) <= 100:
+        return line
+    return f"{name}(\n" + "".join(f"    {word},\n" for word in words) + f"){arrow}"
+
+
+def _default(thing: Any, default: Any) -> str:
+    """A default, with the value of a constant in the place of its name."""
+    text = str(default)
+    constant = thing.module.members.get(text) if re.fullmatch(r"_?[A-Z][A-Z_]+", text) else None
+    if constant is not None:
+        constant = _final(constant)
+        return str(constant.value)
+    made = re.fullmatch(r"field\((.*)\)", text)
+    if made is None:
+        return text
+    plain = re.search(r"default=([^,)]+)", made[1])
+    return plain[1] if plain else "{}"
+
+
+def _sections(thing: Any) -> Iterator[str]:
+    if thing.docstring is None:
+        return
+    for section in thing.docstring.parsed:
+        kind = section.kind.value
+        if kind == "text":
+            yield from (_text(section.value), "")
+        elif kind == "parameters":
+            yield from ("| parameter | |", "|---|---|")
+            for parameter in section.value:
+                yield f"| `{parameter.name.replace(', ', '`, `')}` | {_one_line(_text(parameter.description))} |"
+            yield ""
+        elif kind == "raises":
+            yield "Raises: " + "; ".join(_raised(each) for each in section.value) + "."
+            yield ""
+        elif kind == "returns":
+            for each in section.value:
+                yield f"Returns {_type(each.annotation)}: {_one_line(_text(each.description))}"
+            yield ""
+
+
+def _raised(each: Any) -> str:
+    names = ", ".join(f"`{name.strip()}`" for name in str(each.annotation).strip("()").split(","))
+    told = _one_line(_text(each.description or "")).rstrip(".")
+    return f"{names} ({told[0].lower() + told[1:]})" if told else names
+
+
+def _text(told: Any) -> str:
+    """A docstring's text as Markdown; of a thing, its summary paragraph by paragraph."""
+    if not isinstance(told, str):
+        if told.docstring is None:
+            return ""
+        told = "\n\n".join(section.value for section in told.docstring.parsed if section.kind.value == "text")
+    text = _ROLE.sub(lambda found: f"`{found[1].removeprefix('~')}`", told).replace("``", "`")
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def _type(annotation: Any) -> str:
+    return "" if annotation is None else f"`{annotation}`".replace("|", "\\|")
+
+
+def _exported(module: Any) -> list[str]:
+    """The names that a module gives out, as its source lists them."""
+    tree = ast.parse(Path(module.filepath).read_text())
+    homes = next((node for node in tree.body if _assigns(node, "_HOMES")), None)
+    listed = homes or next(node for node in tree.body if _assigns(node, "__all__"))
+    return sorted(ast.literal_eval(listed.value))  # type: ignore[attr-defined]  # an assignment
+
+
+def _assigns(node: ast.stmt, name: str) -> bool:
+    return isinstance(node, ast.Assign) and any(getattr(target, "id", "") == name for target in node.targets)
+
+
+# Errors.
+
+
+def errors_page(module: Any) -> str:
+    """The tree of errors and their conditions."""
+    module = _final(module)
+    classes = [each for each in module.members.values() if not each.is_alias and each.is_class]
+    tree = re.search(r"::\n\n(.*?)\n\nEach", module.docstring.value, re.DOTALL)
+    assert tree is not None
+    lines = _head(
+        "penstock.errors",
+        "Everything that Penstock raises on purpose. Each error has a `condition` (a stable name to test for), `parameters` (the "
+        "values it is about) and a message that says what happened, with which value, and the way out.",
+    )
+    lines += ["", "```text", *(line.removeprefix("    ") for line in tree[1].splitlines()), "```", ""]
+    lines += ["```python", "try:", '    store.queue("orders")', "except ps.errors.QueueNotFound as error:"]
+    lines += ["    print(error.condition, error.parameters)", "```", "", "## Conditions", ""]
+    lines += ["| condition | error | |", "|---|---|---|"]
+    conditions = {str(each.members["condition"].value).strip("'\""): each for each in classes}
+    for condition, each in conditions.items():
+        lines.append(f"| `{condition}` | `{each.name}` | {_one_line(_text(each).partition('. ')[0])} |")
+    lines += [
+        "",
+        "## Sub-conditions",
+        "",
+        "Some conditions have a second part, which says what is amiss.",
+        "",
+    ]
+    lines += ["| condition | sub-conditions |", "|---|---|"]
+    for condition, parts in subconditions(set(conditions)).items():
+        lines.append(f"| `{condition}.` | {', '.join(f'`{part}`' for part in sorted(parts))} |")
+    lines += ["", "The problems of output modes have codes too, each with [a page](problems.md)."]
+    return _joined(lines)
+
+
+def subconditions(known: set[str]) -> dict[str, set[str]]:
+    """The second parts of conditions, where the source writes them: whole, or for a function that puts them together."""
+    trees = {path: ast.parse(path.read_text()) for path in sorted((SOURCE / "penstock").rglob("*.py"))}
+    makers = _makers(trees, known)
+    found: dict[str, set[str]] = {}
+    for path, tree in trees.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                base, _, part = node.value.partition(".")
+                if base in known and re.fullmatch(r"[A-Z][A-Z_0-9]+", part):
+                    found.setdefault(base, set()).add(part)
+            elif isinstance(node, ast.Call):
+                made = _called(makers, path, node)
+                if made is not None:
+                    found.setdefault(made, set()).update(_conditions(node))
+    return {base: parts for base, parts in sorted(found.items()) if parts}
+
+
+_Makers = dict[tuple[Path | None, str], str]
+
+
+def _makers(trees: dict[Path, ast.Module], known: set[str]) -> _Makers:
+    """The functions that put a condition together, and those that hand a parameter of theirs on to one."""
+    functions = [
+        ((path if node.name.startswith("_") else None, node.name), path, node)
+        for path, tree in trees.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef)
+    ]
+    found = {key: base for key, _, function in functions for base in _put_together(function, known)}
+    for key, path, function in functions:
+        names = {argument.arg for argument in (*function.args.args, *function.args.kwonlyargs)}
+        for call in (node for node in ast.walk(function) if isinstance(node, ast.Call)):
+            handed = {node.id for node in call.args if isinstance(node, ast.Name)}
+            base = _called(found, path, call)
+            if base is not None and "condition" in names & handed:
+                found.setdefault(key, base)
+    return found
+
+
+def _called(makers: _Makers, path: Path, call: ast.Call) -> str | None:
+    name = getattr(call.func, "id", None) or getattr(call.func, "attr", "")
+    return makers.get((path, name)) or makers.get((None, name))
+
+
+def _conditions(call: ast.Call) -> set[str]:
+    """The names among the arguments, those of a choice between two as well."""
+    arguments = [*call.args, *(keyword.value for keyword in call.keywords)]
+    texts = (node.value for each in arguments for node in ast.walk(each) if isinstance(node, ast.Constant))
+    return {
+        text for text in texts if isinstance(text, str) and re.fullmatch(r"[A-Z][A-Z_0-9]{2,}[A-Z0-9]", text)
+    }
+
+
+def _put_together(function: ast.FunctionDef, known: set[str]) -> Iterator[str]:
+    """The first parts that a function completes: ``f"FEED_UNAVAILABLE.{condition}"``."""
+    for node in ast.walk(function):
+        if isinstance(node, ast.JoinedStr) and isinstance(node.values[0], ast.Constant):
+            base = str(node.values[0].value).removesuffix(".")
+            if base in known:
+                yield base
+
+
+# Problems of output modes.
+
+
+def problems_page() -> str:
+    """The codes that `ps.modes.check` tells, each with its page, which the tests write."""
+    lines = _head(
+        "Problems of output modes", "What `ps.modes.check` and `penstock modes check` may tell of a query."
+    )
+    lines += ["", "| code | |", "|---|---|"]
+    for path in sorted(PROBLEMS.glob("*.md")):
+        title, _, told = path.read_text().partition("\n\n")
+        sentence = told.partition("\n\n")[0].replace("\n", " ")
+        lines.append(
+            f"| [`{title.removeprefix('# ')}`](../modes/problems/{path.name}) | {_one_line(sentence)} |"
+        )
+    return _joined(lines)
+
+
+# Options.
+
+
+def options_page(text: str) -> str:
+    """The page of options, with its tables made anew between their marks."""
+    for name, lines in tables().items():
+        text = _between(text, name, lines)
+    return text
+
+
+def _between(text: str, name: str, lines: list[str]) -> str:
+    begin, end = f"<!-- {name}: made by `make docs` -->", f"<!-- end of {name} -->"
+    before, _, rest = text.partition(begin)
+    _, _, after = rest.partition(end)
+    assert after, f"docs/options.md lacks the marks of {name!r}"
+    return "\n".join([before + begin, "", *lines, "", end]) + after
+
+
+# Pages.
+
+
+def _head(title: str, text: str) -> list[str]:
+    return ["<!-- Made by `make docs` from the docstrings: change those. -->", "", f"# {title}", "", text]
+
+
+def _contents(groups: dict[str, tuple[str, ...]]) -> list[str]:
+    lines, seen = ["| | |", "|---|---|"], Counter[str]()
+    for group, names in groups.items():
+        ways = []
+        for name in names:
+            # GitHub numbers headings that differ in their case alone.
+            number = seen[name.lower()]
+            ways.append(f"[`{name}`](#ps{name.lower()}{f'-{number}' if number else ''})")
+            seen[name.lower()] += 1
+        lines.append(f"| {group} | {', '.join(ways)} |")
+    return lines
+
+
+def _summary(module: Any) -> str:
+    return _text(module).partition("\n\n")[0]
+
+
+def _joined(lines: list[str]) -> str:
+    text = "\n".join(lines).rstrip().replace("|  |", "| |") + "\n"
+    return re.sub(r"\n{3,}", "\n\n", text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,165 @@
+"""A reader at a shell, who does what a tutorial says.
+
+Lines that set up a folder, a virtual environment or a server are left out: the tests have all three. A program is run in this
+process where that saves a Spark session, and by its own interpreter else. Nobody sleeps: a `sleep` waits for a condition.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import runpy
+import shlex
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import run_penstock
+from tests.docs.pages import Block, blocks
+from tests.support.waiting import wait_until
+
+_SETTING_UP = ("mkdir ", "docker run ", "python3 -m venv ", "pip install ")
+_NAMED = re.compile(r"# (\w+\.py)\n")
+_PROGRAM = re.compile(r"python (\w+\.py)((?: --?\w+)*)")
+_SLEEP = re.compile(r"sleep \d+")
+# What differs from run to run.
+_CHANGING = [
+    (re.compile(r"\d+ skipped, \d+ appended"), "SOME skipped, SOME appended"),
+    (re.compile(r"\d+ ms\b"), "SOME ms"),
+]
+
+
+class Reader:
+    """Does a page, block by block."""
+
+    def __init__(
+        self,
+        page: Path,
+        folder: Path,
+        variables: dict[str, str],
+        *,
+        ready: Callable[[], bool] = lambda: True,
+        here: bool = True,
+    ) -> None:
+        """
+        Parameters
+        ----------
+        variables
+            What the page's exports are in the test.
+        ready
+            What a `sleep` waits for.
+        here
+            Whether programs are run in this process, and slow sections left out.
+        """
+        self.blocks = [block for block in blocks(page) if not (here and block.slow)]
+        self.folder, self.variables, self.ready, self.here = folder, variables, ready, here
+        self.exported: dict[str, str] = {}
+        programs = _programs(folder / ".bin")
+        environment = os.environ | {
+            "PATH": os.pathsep.join([str(programs), os.environ["PATH"]]),
+            "PYSPARK_PYTHON": sys.executable,
+            "LC_ALL": "C.UTF-8",
+        }
+        self.shell = subprocess.Popen(
+            ["bash", "-eu", "-o", "pipefail"],
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def close(self) -> None:
+        """Let the shell end."""
+        assert self.shell.stdin is not None
+        self.shell.stdin.close()
+        self.shell.wait(60)
+
+    def do(self, monkeypatch: pytest.MonkeyPatch) -> str:
+        """Do all of it, compare the end of what each step prints with what the page shows, and return all output."""
+        seen, everything = "", ""
+        for block in self.blocks:
+            if block.language == "python":
+                self._save(block)
+            elif block.language == "sh":
+                seen = "".join(self._line(line, monkeypatch) for line in block.body.splitlines())
+                everything += seen
+            elif block.language == "text":
+                shown = _settled(block.body)
+                assert _settled(seen)[-len(shown) :] == shown, seen
+        return everything
+
+    def _save(self, block: Block) -> None:
+        named = _NAMED.match(block.body)
+        assert named is not None, f"a program of a tutorial begins with its name:\n{block.body}"
+        (self.folder / named[1]).write_text(block.body)
+
+    def _line(self, line: str, monkeypatch: pytest.MonkeyPatch) -> str:
+        if line.startswith(_SETTING_UP):
+            return ""
+        if line.startswith("export "):
+            name = line.removeprefix("export ").partition("=")[0]
+            monkeypatch.setenv(name, self.variables[name])
+            return self._bash(f"export {name}='{self.variables[name]}'")
+        if _SLEEP.fullmatch(line):
+            wait_until(self.ready, 240, f"what {line!r} stands for")
+            return ""
+        program = _PROGRAM.fullmatch(line)
+        if program is not None and self.here:
+            return self._program(program[1], program[2].split(), monkeypatch)
+        if self.here and line.startswith("penstock ") and not set(line) & set("|<>&$"):
+            with monkeypatch.context() as patch:
+                patch.chdir(self.folder)
+                return run_penstock(*shlex.split(line)[1:]).out
+        return self._bash(line)
+
+    def _program(self, name: str, words: list[str], monkeypatch: pytest.MonkeyPatch) -> str:
+        printed = io.StringIO()
+        before = set(sys.modules)
+        with monkeypatch.context() as patch, contextlib.redirect_stdout(printed):
+            patch.chdir(self.folder)
+            patch.syspath_prepend(str(self.folder))
+            patch.setattr(sys, "argv", [name, *words])
+            runpy.run_path(str(self.folder / name), run_name="__main__")
+        for module in set(sys.modules) - before:
+            if getattr(sys.modules[module], "__file__", None) == str(self.folder / f"{module}.py"):
+                del sys.modules[module]
+        return printed.getvalue()
+
+    def _bash(self, line: str) -> str:
+        """What a line prints; a background job's own output is the page's to redirect."""
+        assert self.shell.stdin is not None
+        assert self.shell.stdout is not None
+        end = f"END {uuid.uuid4().hex}"
+        self.shell.stdin.write(f"{line}\necho '{end}'\n")
+        self.shell.stdin.flush()
+        seen = ""
+        for printed in self.shell.stdout:
+            if printed.rstrip("\n").endswith(end):
+                return seen + printed.rstrip("\n").removesuffix(end)
+            seen += printed
+        raise AssertionError(f"{line!r} ended the shell:\n{seen}")
+
+
+def _programs(folder: Path) -> Path:
+    """`python` and `penstock`, of the tests' own interpreter; a signal to one of them reaches it."""
+    folder.mkdir()
+    for name, words in (("python", ""), ("penstock", "-m penstock ")):
+        (folder / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {words}"$@"\n')
+        (folder / name).chmod(0o755)
+    return folder
+
+
+def _settled(text: str) -> list[str]:
+    for pattern, word in _CHANGING:
+        text = pattern.sub(word, text)
+    # Where a job was killed bash says so, with its process id.
+    lines = [line.rstrip() for line in text.rstrip().splitlines()]
+    return [line for line in lines if not re.search(r"line \d+: +\d+ Killed", line)]

@@ -1,0 +1,45 @@
+"""Blocks of code in README and docs are at least code, and use names that there are."""
+
+from __future__ import annotations
+
+import ast
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import penstock as ps
+from tests.docs.pages import ROOT, Block, blocks, pages
+
+# The reference shows signatures, and the pages of problems are run by tests of their own.
+PAGES = [page for page in pages() if "reference" not in page.parts and "problems" not in page.parts]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_python_blocks_are_python_and_use_public_names(page: Path) -> None:
+    for block in blocks(page):
+        if block.language == "python":
+            for name in _names(block):
+                assert name in ps.__all__, name
+            for module, name in _names_of_modules(block):
+                assert name in import_module(f"penstock.{module}").__all__, f"ps.{module}.{name}"
+
+
+def _names(block: Block) -> set[str]:
+    return {
+        node.attr
+        for node in ast.walk(ast.parse(block.body))
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "ps"
+    }
+
+
+def _names_of_modules(block: Block) -> set[tuple[str, str]]:
+    return {
+        (node.value.attr, node.attr)
+        for node in ast.walk(ast.parse(block.body))
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Attribute)
+        and isinstance(node.value.value, ast.Name)
+        and node.value.value.id == "ps"
+        and node.value.attr in {"changes", "limits", "modes", "state"}
+    }

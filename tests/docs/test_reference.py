@@ -1,0 +1,64 @@
+"""The reference, and the tables of options, are what the code says."""
+
+from __future__ import annotations
+
+import re
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import penstock as ps
+from penstock.errors import PenstockError
+from penstock.spark.session import _settings
+from scripts import option_tables, reference
+from tests.docs.pages import DOCS
+
+PAGES = reference.pages()
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_the_committed_page_is_what_the_code_makes(path: Path) -> None:
+    text, made = path.read_text(), PAGES[path]
+    assert text == made, "run `make docs`"
+
+
+def test_every_public_name_is_in_a_group() -> None:
+    grouped = [name for names in reference.GROUPS.values() for name in names]
+    modules = {"changes", "errors", "limits", "modes", "state"}
+    assert sorted([*grouped, *modules, "__version__"]) == ps.__all__
+
+
+@pytest.mark.parametrize("name", reference.MODULES)
+def test_every_name_of_a_public_module_has_a_heading(name: str) -> None:
+    prefix = "penstock.testing." if name == "testing" else f"ps.{name}."
+    page = PAGES[reference.REFERENCE / f"{name}.md"]
+    for each in import_module(f"penstock.{name}").__all__:
+        assert f"## `{prefix}{each}`\n" in page
+
+
+def test_every_condition_is_in_the_table() -> None:
+    page = PAGES[reference.REFERENCE / "errors.md"]
+    for kind in (each for each in _kinds(PenstockError) if each.__module__ == "penstock.errors"):
+        assert f"| `{kind.condition}` | `{kind.__name__}` | " in page
+        assert kind.__doc__, f"{kind.__name__} says nothing of itself"
+
+
+def test_every_parameter_of_a_public_name_is_told() -> None:
+    for path, page in PAGES.items():
+        assert not re.findall(r"^\| `[^|]+` \| \|$", page, re.MULTILINE), path.name
+
+
+@pytest.mark.parametrize("table", option_tables.known())
+def test_every_option_has_a_row(table: str) -> None:
+    assert set(getattr(option_tables, table.upper())) == option_tables.known()[table]
+
+
+def test_the_page_of_options_has_every_setting_of_a_session() -> None:
+    page = (DOCS / "options.md").read_text()
+    for name in _settings(stateful=False, pipelined=True):
+        assert f"`{name}`" in page
+
+
+def _kinds(kind: type[PenstockError]) -> list[type[PenstockError]]:
+    return [kind, *(each for below in kind.__subclasses__() for each in _kinds(below))]

@@ -1,0 +1,219 @@
+"""The roles of docs/how-to/postgres-roles.md may do what the page says, and no more."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import psycopg
+import pyarrow as pa
+import pytest
+from psycopg import sql
+from pyspark.sql import SparkSession
+
+import penstock as ps
+from penstock.errors import PenstockError
+from tests.docs.pages import DOCS, blocks
+
+PAGE = DOCS / "how-to/postgres-roles.md"
+STATEMENTS = [block.body for block in blocks(PAGE) if block.language == "sql"]
+ROLES = (
+    "penstock_owner", "penstock_producer", "penstock_consumer", "penstock_query", "penstock_reader", "penstock_feed",
+)  # fmt: skip
+SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
+
+
+@pytest.fixture(scope="module")
+def database(pg_url: str) -> Iterator[str]:
+    """A database of its own, with the roles of the page."""
+    name = f"roles_{uuid.uuid4().hex[:8]}"
+    with psycopg.connect(pg_url, autocommit=True) as connection:
+        connection.execute(sql.SQL("create database {}").format(sql.Identifier(name)))
+        url = urlsplit(pg_url)._replace(path=f"/{name}").geturl()
+        try:
+            run(url, "create table public.stock (item text primary key, pieces integer)")
+            run(url, STATEMENTS[0])
+            with ps.connect(as_role(url, "penstock_owner")) as store:
+                store.create_queue("orders", SCHEMA, partitions=2).append(rows(range(10)))
+                store.create_queue("copy", SCHEMA)
+                for consumer in ("billing", "query", "table"):
+                    store.create_consumer(consumer).register("orders", vital=consumer == "billing")
+            for statements in STATEMENTS[1:]:
+                if not statements.startswith("-- instead"):
+                    run(url, statements.replace("database shop", f"database {name}"))
+            yield url
+        finally:
+            connection.execute(sql.SQL("drop database {} with (force)").format(sql.Identifier(name)))
+            for role in reversed(ROLES):
+                connection.execute(sql.SQL("drop role if exists {}").format(sql.Identifier(role)))
+
+
+def run(url: str, statements: str) -> None:
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(statements.encode())
+
+
+def as_role(url: str, role: str) -> str:
+    parts = urlsplit(url)
+    return parts._replace(netloc=f"{role}:change%20me@{parts.hostname}:{parts.port}").geturl()
+
+
+def rows(ids: object) -> list[dict[str, object]]:
+    return [{"id": number, "name": f"n{number}"} for number in ids]
+
+
+def refused(action: object) -> None:
+    with pytest.raises(PenstockError, match=r"permission denied|must be owner"):
+        action()
+
+
+def test_a_producer_appends_and_does_nothing_else(database: str, caplog: pytest.LogCaptureFixture) -> None:
+    url = as_role(database, "penstock_producer")
+    with ps.connect(url, create=False) as store:
+        orders = store.queue("orders")
+        orders.append(rows([1000]))
+        producer = store.producer("orders", session="web")
+        assert producer.append(rows([1001]), sequence=1).rows == 1
+        assert producer.append(rows([1001]), sequence=1).skipped
+        refused(lambda: orders.read(0, 0))
+        refused(lambda: orders.trim(0, 1))
+        refused(lambda: store.create_queue("mine", SCHEMA))
+        refused(lambda: store.drop_queue("orders", force=True))
+        refused(lambda: store.create_consumer("mine"))
+
+
+def test_upkeep_that_a_producer_may_not_do_is_left_to_the_owner(
+    database: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with ps.connect(as_role(database, "penstock_owner")) as store:
+        store.create_queue("crowded", SCHEMA)
+    with (
+        caplog.at_level(logging.WARNING, "penstock.queue"),
+        ps.connect(as_role(database, "penstock_producer"), create=False) as store,
+    ):
+        queue = store.queue("crowded")
+        for number in range(70):
+            queue.append(rows([number]))
+    assert any(getattr(record, "action", "") == "upkeep_failed" for record in caplog.records)
+    assert "permission denied" in caplog.text
+    with ps.connect(as_role(database, "penstock_owner"), create=False) as store:
+        store.maintain()
+        assert store.queue("crowded").info().partitions[0].segments < 10
+        assert store.queue("crowded").info().rows == 70
+
+
+def test_a_producer_with_the_rights_of_upkeep_does_it(
+    database: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    (more,) = (each for each in STATEMENTS if each.startswith("-- instead"))
+    with psycopg.connect(database, autocommit=True) as connection:
+        connection.execute("create role penstock_keeper login password 'change me'")
+    run(database, more.replace("penstock_producer", "penstock_keeper"))
+    with psycopg.connect(database, autocommit=True) as connection:
+        connection.execute("grant penstock_producer to penstock_keeper")
+    try:
+        with ps.connect(as_role(database, "penstock_owner")) as store:
+            store.create_queue("kept", SCHEMA, retention=ps.Retention(rows=5))
+        with (
+            caplog.at_level(logging.WARNING, "penstock.queue"),
+            ps.connect(as_role(database, "penstock_keeper"), create=False) as store,
+        ):
+            queue = store.queue("kept")
+            for number in range(70):
+                queue.append(rows([number]))
+            queue.maintain()
+            assert queue.info().rows == 5
+        assert "upkeep" not in caplog.text
+    finally:
+        with psycopg.connect(database, autocommit=True) as connection:
+            connection.execute("drop owned by penstock_keeper")
+            connection.execute("drop role penstock_keeper")
+
+
+def test_a_consumer_pulls_and_moves_and_does_nothing_else(database: str) -> None:
+    with ps.connect(as_role(database, "penstock_consumer"), create=False) as store:
+        billing = store.consumer("billing")
+        pull = billing.pull("orders", 0)
+        billing.advance("orders", 0, old=pull.start, new=pull.end)
+        assert billing.lag("orders").partitions[0].rows == 0
+        refused(lambda: billing.seek("orders", to="earliest"))
+        refused(lambda: store.queue("orders").append(rows([1])))
+        refused(lambda: store.create_consumer("mine"))
+        refused(lambda: store.drop_consumer("billing"))
+        refused(lambda: store.queue("orders").trim(0, 1))
+
+
+def test_a_reader_looks_and_sees_no_rows(database: str) -> None:
+    with ps.connect(as_role(database, "penstock_reader"), create=False) as store:
+        assert "orders" in store.queues()
+        orders = store.queue("orders")
+        assert orders.info().rows >= 10
+        assert "billing" in store.consumers()
+        assert store.consumer("billing").lag("orders").rows >= 0
+        assert {each.consumer for each in store.registrations()} == {"billing", "query", "table"}
+        refused(lambda: orders.read(0, 0))
+        refused(lambda: orders.append(rows([1])))
+        refused(lambda: store.consumer("billing").seek("orders", to="latest"))
+
+
+@pytest.mark.parametrize(
+    "guarantee",
+    [
+        "exactly_once",
+        pytest.param("idempotent", marks=pytest.mark.soak),
+        pytest.param("at_least_once", marks=pytest.mark.soak),
+    ],
+)
+def test_a_query_reads_and_commits(
+    database: str, spark: SparkSession, tmp_path: Path, guarantee: str
+) -> None:
+    owner, url = as_role(database, "penstock_owner"), as_role(database, "penstock_query")
+    with ps.connect(owner) as store:
+        out = store.create_queue(guarantee, SCHEMA)
+        store.create_consumer(guarantee).register("orders")
+        there = store.queue("orders").info().rows
+    ps.register(spark)
+    made = ps.stream(spark, ps.QueueSource("orders", guarantee, url)).write(
+        ps.QueueSink(guarantee, url=url), guarantee=guarantee
+    )
+    made.start(checkpoint=tmp_path / "ck", trigger=ps.Trigger.available_now()).awaitTermination()
+    with ps.connect(owner) as store:
+        assert store.queue(out.name).info().rows == there
+        assert store.consumer(guarantee).lag("orders").rows == 0
+    with ps.connect(url, create=False) as store:
+        refused(lambda: store.drop_queue(guarantee))
+
+
+def test_a_query_keeps_a_table_that_was_made_for_it(
+    database: str, spark: SparkSession, tmp_path: Path
+) -> None:
+    url = as_role(database, "penstock_query")
+    ps.register(spark)
+    made = (
+        ps.stream(spark, ps.QueueSource("orders", "table", url))
+        .transform(lambda orders: orders.groupBy("name").count().toDF("name", "number"))
+        .write(ps.TableSink("public.counts", keys=["name"], url=url), output_mode="update")
+    )
+    made.start(checkpoint=tmp_path / "ck", trigger=ps.Trigger.available_now()).awaitTermination()
+    with psycopg.connect(database) as connection:
+        (found,) = connection.execute("select count(*) from public.counts").fetchall()
+    assert found[0] >= 10
+
+
+def test_a_feed_reads_changes_with_a_role_that_replicates(database: str, spark: SparkSession) -> None:
+    with psycopg.connect(database, autocommit=True) as connection:
+        connection.execute("insert into public.stock values ('bolt', 1)")
+        connection.execute("create publication stock for table public.stock")
+    feed = ps.PostgresFeed(
+        as_role(database, "penstock_feed"), publication="stock", slot=f"s_{uuid.uuid4().hex[:8]}"
+    )
+    try:
+        assert [row.item for row in ps.changes.read(spark, feed).collect()] == ["bolt"]
+    finally:
+        run(
+            database,
+            "select pg_drop_replication_slot(slot_name) from pg_replication_slots where database = current_database()",
+        )

@@ -1,0 +1,139 @@
+"""Every tutorial does what it says, from its first block to its last."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import psycopg
+import pytest
+from psycopg import sql
+from pyspark.sql import SparkSession
+
+import penstock as ps
+from tests.docs.pages import DOCS
+from tests.docs.shell import Reader
+
+TUTORIALS = DOCS / "tutorials"
+NAMES = ("first-queue", "exactly-once", "postgres-to-delta", "output-modes", "continuous")
+ON_POSTGRES = ("exactly-once", "postgres-to-delta")
+SLOWER = [pytest.param(name, marks=pytest.mark.soak if name in ON_POSTGRES else ()) for name in NAMES]
+
+
+def test_no_tutorial_is_left_out() -> None:
+    assert {page.stem for page in TUTORIALS.glob("*.md")} == set(NAMES)
+
+
+@pytest.mark.parametrize("name", SLOWER)
+def test_a_tutorial_shows_what_one_sees(
+    name: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the tests' Spark session; what kills processes that have one is left to the test below."""
+    if name != "first-queue":
+        spark = request.getfixturevalue("spark")
+        monkeypatch.setattr(ps, "session", _sessions(spark))
+        request.addfinalizer(lambda: _without_store(spark))
+    _do(name, tmp_path, request, monkeypatch, here=True)
+
+
+@pytest.mark.soak
+@pytest.mark.crash
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_tutorial_holds_with_processes_of_its_own(
+    name: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _do(name, tmp_path, request, monkeypatch, here=False)
+
+
+def _do(
+    name: str, folder: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, *, here: bool
+) -> None:
+    with _database(name, request) as url:
+        variables = {"PENSTOCK_URL": url or f"sqlite:///{folder}/tutorial.db", "DATABASE_URL": url}
+        reader = Reader(
+            TUTORIALS / f"{name}.md",
+            folder,
+            variables,
+            ready=lambda: _CONDITIONS[name](folder, variables["PENSTOCK_URL"]),
+            here=here,
+        )
+        try:
+            reader.do(monkeypatch)
+        finally:
+            reader.close()
+
+
+def _sessions(spark: SparkSession) -> Callable[..., SparkSession]:
+    """What stands in for `ps.session`: the session that there is, with the store as its default."""
+
+    def session(*_: Any, url: str | None = None, **__: Any) -> SparkSession:
+        if url is not None:
+            spark.conf.set("spark.penstock.url", url)
+        ps.register(spark)
+        return spark
+
+    return session
+
+
+def _without_store(spark: SparkSession) -> None:
+    spark.conf.unset("spark.penstock.url")
+    ps.register(spark)
+
+
+@contextmanager
+def _database(name: str, request: pytest.FixtureRequest) -> Iterator[str]:
+    """An empty database, where the tutorial asks for one."""
+    if name not in ON_POSTGRES:
+        yield ""
+        return
+    server = request.getfixturevalue("pg_url")
+    database = f"tutorial_{uuid.uuid4().hex[:8]}"
+    with psycopg.connect(server, autocommit=True) as connection:
+        connection.execute(sql.SQL("create database {}").format(sql.Identifier(database)))
+        try:
+            yield urlsplit(server)._replace(path=f"/{database}").geturl()
+        finally:
+            connection.execute(
+                "select pg_drop_replication_slot(slot_name) from pg_replication_slots where database = %s",
+                [database],
+            )
+            connection.execute(sql.SQL("drop database {} with (force)").format(sql.Identifier(database)))
+
+
+def _appended(folder: Path, url: str) -> bool:
+    with ps.connect(url) as store:
+        return store.queue("orders").info().rows > 30
+
+
+class _Begun:
+    """Whether a query is in the middle of a micro-batch that the last call did not see."""
+
+    def __init__(self, checkpoint: str) -> None:
+        self.checkpoint, self.seen = checkpoint, 0
+
+    def __call__(self, folder: Path, url: str) -> bool:
+        offsets = {int(file.name) for file in (folder / self.checkpoint / "offsets").glob("[0-9]*")}
+        if max(offsets, default=0) < self.seen + 2:
+            return False
+        self.seen = max(offsets)
+        return True
+
+
+def _runs(folder: Path, url: str) -> bool:
+    """A continuous query owns its consumer."""
+    with ps.connect(url) as store:
+        found = store.consumer("alerts").registration("departures")
+        return store.database.run(lambda tx: tx.owner_alive(found.lock_name(store.uuid)), write=False)
+
+
+_CONDITIONS: dict[str, Callable[[Path, str], bool]] = {
+    "first-queue": _appended,
+    "exactly-once": _Begun("checkpoints/totals"),
+    "postgres-to-delta": _Begun("checkpoints/history"),
+    "continuous": _runs,
+}
