@@ -37,8 +37,7 @@ def next_version(monkeypatch: pytest.MonkeyPatch) -> int:
 
 def test_the_version_is_that_of_the_last_migration_and_both_databases_have_the_same_ones() -> None:
     found = [list(statements.migrations(dialect)) for dialect in ("sqlite", "postgres")]
-    assert found[0] == found[1] == sorted(found[0])
-    assert found[0][-1] == migrate.VERSION
+    assert found[0] == found[1] == list(range(1, migrate.VERSION + 1))
 
 
 def test_a_script_is_cut_where_a_statement_ends_and_not_inside_one() -> None:

@@ -118,7 +118,9 @@ def _beside(work: Callable[[], T]) -> asyncio.Future[T]:
         try:
             result = work()
         except Exception as caught:
-            log.exception("a look at the store failed", extra={"action": "look_failed", "error": condition_of(caught)})
+            log.exception(
+                "a look at the store failed", extra={"action": "look_failed", "error": condition_of(caught)}
+            )
             error = caught
         # The loop may have ended meanwhile.
         with suppress(RuntimeError):
