@@ -22,13 +22,13 @@ SOURCE = ROOT / "src"
 REFERENCE = ROOT / "docs/reference"
 OPTIONS = ROOT / "docs/options.md"
 PROBLEMS = ROOT / "docs/modes/problems"
-MODULES = ("changes", "limits", "modes", "state", "testing")
+MODULES = ("changes", "limits", "logs", "modes", "state", "testing")
 
 GROUPS = {
     "Stores, queues and consumers": (
         "connect", "Store", "Queue", "QueueInfo", "AppendResult", "Retention", "Consumer", "Pull", "Lag", "Producer",
     ),
-    "Sessions": ("session", "register"),
+    "Sessions": ("session", "register", "publish", "log_progress"),
     "Pipelines": ("stream", "Stream", "Pipeline", "Trigger", "Query", "ContinuousQuery"),
     "Sources and sinks": ("QueueSource", "RateSource", "QueueSink", "TableSink", "ConsoleSink", "FunctionSink", "exactly_once"),
     "Change feeds": (

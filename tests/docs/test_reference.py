@@ -25,7 +25,7 @@ def test_the_committed_page_is_what_the_code_makes(path: Path) -> None:
 
 def test_every_public_name_is_in_a_group() -> None:
     grouped = [name for names in reference.GROUPS.values() for name in names]
-    modules = {"changes", "errors", "limits", "modes", "state"}
+    modules = {"changes", "errors", "limits", "logs", "modes", "state"}
     assert sorted([*grouped, *modules, "__version__"]) == ps.__all__
 
 

@@ -354,19 +354,12 @@ def test_the_number_of_statements_does_not_grow_with_the_store(
     assert counts[0] == counts[1] <= 14
 
 
-def test_an_older_store_is_looked_at_and_left_alone(store: ps.Store, store_url: str) -> None:
-    store.create_queue("q", SCHEMA).append(_rows(3))
-    schema = store.database.url.schema
-    prefix = f"{schema}." if store.database.dialect == "postgres" else "penstock_"
-    for table in ("query_progress", "query"):
-        run_sql(store.database, f"drop table {prefix}{table}")
+def test_an_older_store_is_left_alone_and_the_way_out_is_told(store: ps.Store, store_url: str) -> None:
+    prefix = f"{store.database.url.schema}." if store.database.dialect == "postgres" else "penstock_"
     run_sql(store.database, f"update {prefix}store set version = 2")
-    collector = Collector(store_url)
-    found = collector.collect()
-    assert found["queues"][0]["rows"] == 3
-    assert found["queries"] == []
-    assert "penstock store init" in found["notes"][0]
-    collector.close()
+    with pytest.raises(ps.errors.StoreError, match="`penstock store init` brings it up to date") as caught:
+        Collector(store_url)
+    assert caught.value.condition == "STORE_TOO_OLD"
     assert run_sql(store.database, f"select version from {prefix}store") == [(2,)]
 
 

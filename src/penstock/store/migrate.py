@@ -43,7 +43,7 @@ def open_database(
     patience
         For how many seconds to try again while the database does not answer.
     as_it_is
-        Whether nothing is written: a store of an older version stays one, for those who only look.
+        Whether nothing is written, for those who only look: a store of an older version is refused.
 
     Raises
     ------
@@ -51,6 +51,8 @@ def open_database(
         When there is no store at the URL and ``create`` is False.
     StoreTooNew
         When a newer Penstock made it.
+    StoreError
+        When it is of an older version and has to stay as it is.
     """
     parsed = parse_url(url)
     database = SqliteDatabase(parsed) if parsed.dialect == "sqlite" else PostgresDatabase(parsed)
@@ -96,6 +98,14 @@ def _found(database: Database, patience: float | None) -> StoreIdentity:
         found = database.run(lambda tx: _identity(tx, database), write=False, patience=patience)
     if found is None:
         raise _missing(database)
+    if found.version < VERSION:
+        raise StoreError(
+            f"{database.url} has schema version {found.version}, and this Penstock reads {VERSION}: `penstock store init` brings it "
+            "up to date",
+            condition="STORE_TOO_OLD",
+            found=found.version,
+            known=VERSION,
+        )
     return found
 
 

@@ -18,7 +18,7 @@ from penstock.ui.history import step_for
 from penstock.ui.letters import Letters
 from penstock.ui.queries import Queries
 from penstock.ui.queues import Queues
-from penstock.ui.reading import TELLS_OF_QUERIES, Seen, look, open_to_look
+from penstock.ui.reading import Seen, look, open_to_look
 from penstock.ui.times import iso
 
 log = logging.getLogger("penstock.ui")
@@ -128,7 +128,7 @@ class Collector:
             "queries": _with(queries, self._queries.histories(step)),
             "ledger": ledger.told(seen),
             "dead_letters": self._letters.told(seen, self._database),
-            "notes": [*_notes(seen), *self._checkpoints.notes],
+            "notes": list(self._checkpoints.notes),
         }
 
     def _about(self, now: int) -> Snapshot:
@@ -146,10 +146,3 @@ class Collector:
 
 def _with(told: list[Snapshot], histories: list[list[Any]]) -> list[Snapshot]:
     return [{**each, "history": history} for each, history in zip(told, histories, strict=True)]
-
-
-def _notes(seen: Seen) -> list[str]:
-    if seen.version >= TELLS_OF_QUERIES:
-        return []
-    why = "from before queries told of themselves: `penstock store init` brings it up to date"
-    return [f"The store has schema version {seen.version}, {why}."]

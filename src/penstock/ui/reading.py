@@ -12,8 +12,6 @@ from penstock.store.consumers import owner_name
 from penstock.store.database import Database, Transaction
 from penstock.store.migrate import VERSION, open_database
 
-TELLS_OF_QUERIES = 3
-"""The version of the store's schema from which on queries tell of themselves."""
 COMMITS = 50
 PATIENCE = 2.0
 
@@ -33,7 +31,6 @@ class Seen:
     """
 
     uuid: str
-    version: int
     now: int
     queues: tuple[QueueRecord, ...]
     partitions: list[Any]
@@ -77,18 +74,16 @@ def _look(tx: Transaction, database: Database, since: int) -> Seen:
             f"{database.url} has schema version {store.version} by now, this Penstock knows {VERSION}: upgrade Penstock"
         )
     registrations = tx.all("all_registrations")
-    told = store.version >= TELLS_OF_QUERIES
     return Seen(
         uuid=store.uuid,
-        version=store.version,
         now=tx.now(),
         queues=tuple(catalog.list_queues(tx)),
         partitions=tx.all("all_partitions"),
         registrations=registrations,
         positions=tx.all("all_positions"),
         owned=_owned(tx, store.uuid, registrations),
-        queries=queries.told_queries(tx) if told else [],
-        progress=queries.progress_since(tx, since) if told else [],
+        queries=queries.told_queries(tx),
+        progress=queries.progress_since(tx, since),
         commits=tx.all("newest_commits", most=COMMITS),
     )
 
