@@ -12,6 +12,8 @@ from collections.abc import Mapping, Set
 from datetime import UTC, datetime
 from typing import Any
 
+__all__ = ["JsonFormatter"]
+
 # What logging itself gives a record (taskName since Python 3.12); the rest was given by whoever wrote it.
 _OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
