@@ -41,7 +41,7 @@ test-packaging: env-dev ## install the wheel into empty environments, with each 
 test-soak: env-dev ## run the slow tests that `make test` leaves out, but for those of crashes and packaging; an hour of it is PENSTOCK_SOAK_SECONDS=3600
 	@$(WITH_JAVA) $(WITH_PG) $(WITH_CHROMIUM) $(BIN)/python -m pytest -m soak $(ARGS)
 
-bench: env-dev ## measure speed against peers
+bench: env-dev ## measure speed against peers, and write bench/report.md; ARGS="append-sqlite" chooses
 	@$(WITH_JAVA) $(BIN)/python -m bench $(ARGS)
 
 docs: env-dev ## write the reference and the tables of options anew, from the code

@@ -1,4 +1,4 @@
-"""``python -m bench [NAME …]``: run the benchmarks, print their ratios, write them to build/bench.json."""
+"""``python -m bench [NAME …]``: run the benchmarks, print their ratios, and write bench/report.md with all that was ever found."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from bench import (
@@ -18,21 +19,25 @@ from bench import (
     modes,
     postgres_feed,
     read,
+    report,
+    scaling,
     sizes,
     streaming,
     tables,
     taking,
 )
-from bench.harness import Result, save
+from bench.harness import Result
+from bench.scaling import Curve
 from tests.support.postgres import drop_schema, start_postgres, with_schema
 
 SQLITE = "sqlite:///{folder}/store.db"
 _QUICK = SQLITE + "?synchronous=normal"
 
 
-def cases(pg_url: str) -> dict[str, Callable[[], Result | list[Result]]]:
+def cases(pg_url: str) -> dict[str, Callable[[], Result | list[Result] | Curve]]:
     shared = with_schema(pg_url, "bench")
-    return {
+    curves = {f"scaling-{name}": partial(curve, shared) for name, curve in scaling.CURVES.items()}
+    return curves | {
         "append-sqlite": append.sqlite,
         "append-postgres": lambda: append.postgres(pg_url),
         "read-sqlite": lambda: read.aggregate(SQLITE, "SQLite"),
@@ -103,23 +108,26 @@ def _server() -> Iterator[str]:
 
 
 def main(names: list[str]) -> int:
+    findings, met = report.Findings.read(Path("bench/report.json")), True
     with _server() as pg_url:
-        results = []
         known = cases(pg_url)
         if unknown := set(names) - known.keys():
             print(f"no benchmark {', '.join(sorted(unknown))}; there are {', '.join(known)}", file=sys.stderr)
             return 2
-        for name, case in known.items():
-            if not names or name in names:
-                found = case()
-                for result in found if isinstance(found, list) else [found]:
-                    results.append(result)
-                    print(result.line(), flush=True)
+        for name in names or known:
+            found = known[name]()
+            if isinstance(found, Result):
+                found = [found]
+            findings.add(name, found)
+            if isinstance(found, Curve):
+                print(found.text(), flush=True)
+                continue
+            for result in found:
+                met = met and result.met
+                print(result.line(), flush=True)
         drop_schema(pg_url, "bench")
-    build = Path("build")
-    build.mkdir(exist_ok=True)
-    save(results, build / "bench.json")
-    return 0 if all(result.met for result in results) else 1
+    report.write(findings, Path("bench"))
+    return 0 if met else 1
 
 
 if __name__ == "__main__":

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 ROUNDS = 7
@@ -91,7 +90,3 @@ def scratch() -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def save(results: list[Result], file: Path) -> None:
-    file.write_text(json.dumps([asdict(result) for result in results], indent=1) + "\n")

@@ -29,6 +29,7 @@ RATE = 1_000
 SECONDS, WARM_UP = 60, 15
 RATES = (100, 300, 1_000, 2_000, 5_000, 20_000, 50_000, 100_000, 200_000)
 BACKLOG = 5_000_000
+PLOT = Path("bench/plots/latency-rates.png")
 SCHEMA = pa.schema(
     [("id", pa.int64()), ("name", pa.string()), ("amount", pa.float64()), ("sent", pa.float64())]
 )
@@ -110,7 +111,7 @@ def rates(url: str, name: str) -> list[Result]:
 
 
 def _draw(found: dict[str, list[Latency]], name: str) -> None:
-    """Into build/latency.png."""
+    """Into the report's plots."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -125,8 +126,8 @@ def _draw(found: dict[str, list[Latency]], name: str) -> None:
     axes.set(xlabel="rows offered a second", ylabel="append to visible, ms", title=name)
     axes.grid(alpha=0.3)
     axes.legend()
-    Path("build").mkdir(exist_ok=True)
-    figure.savefig("build/latency.png", dpi=120)
+    PLOT.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(PLOT, dpi=100)
     plt.close(figure)
 
 
@@ -138,13 +139,14 @@ def measured(
     rate: int = RATE,
     rows_each: int = 1,
     seconds: int = SECONDS,
+    partitions: int = 2,
 ) -> Latency:
     """One query, at a rate of rows a second in appends of some rows each; what it takes after the warm-up."""
     with scratch() as folder:
         where = url.format(folder=folder)
         with ps.connect(where) as store:
             for queue in ("in", "out"):
-                store.create_queue(queue, SCHEMA, partitions=2)
+                store.create_queue(queue, SCHEMA, partitions=partitions)
             store.create_consumer("bench").register("in")
             query = _query(where, guarantee, trigger, folder)
             try:
@@ -190,7 +192,7 @@ def produce(url: str, rate: int, rows_each: int, total: int) -> None:
         due = began + first / rate
         if (early := due - time.time()) > 0:
             time.sleep(early)
-        queue.append(_rows(first, rows_each), partition=first // rows_each % 2)
+        queue.append(_rows(first, rows_each), partition=first // rows_each % queue.partitions)
 
 
 def _rows(first: int, count: int) -> pa.Table | list[dict[str, object]]:
@@ -204,7 +206,7 @@ def _rows(first: int, count: int) -> pa.Table | list[dict[str, object]]:
 def observe(url: str, total: int) -> None:
     """The milliseconds of each row, in the order in which they were seen."""
     queue = ps.connect(url).queue("out")
-    positions, seen = dict.fromkeys(range(2), 0), []
+    positions, seen = dict.fromkeys(range(queue.partitions), 0), []
     missing = total - sum(1 for i in range(total) if i % 10 == 3)
     with queue.watch() as watch:
         while missing > 0:  # rows may come twice

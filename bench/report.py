@@ -1,0 +1,104 @@
+"""What the benchmarks found, kept over runs of some of them, and told in bench/report.md."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from bench.harness import Result
+from bench.scaling import Curve, draw
+
+_HEAD = """# Benchmarks
+
+Made by `make bench`; `make bench ARGS="latency-sqlite scaling-reads"` runs some of them, and what it finds takes the place of what was
+here. Each is measured beside its peer, in turn, in the same run: read the ratios. Absolute times are those of the machine of that day.
+A ratio is the peer's time divided by ours where speed is asked for (more is better), ours divided by the peer's where cost is (less is
+better); the bar says which.
+"""
+
+
+@dataclass
+class Findings:
+    """The findings of all benchmarks, by name, as JSON has them."""
+
+    file: Path
+    cases: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, file: Path) -> Findings:
+        return cls(file, json.loads(file.read_text()) if file.exists() else {})
+
+    def add(self, name: str, found: list[Result] | Curve) -> None:
+        """Take note, at once: a run may be ended in the middle."""
+        kind = (
+            {"curve": asdict(found)} if isinstance(found, Curve) else {"results": [asdict(x) for x in found]}
+        )
+        self.cases[name] = {"at": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC", "machine": machine()} | kind
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        self.file.write_text(json.dumps(self.cases, indent=1) + "\n")
+
+
+def machine() -> str:
+    """What the figures depend on."""
+    names = ("penstock", "pyspark", "pyarrow", "psycopg", "deltalake", "pyiceberg")
+    versions = ", ".join(f"{name} {version(name)}" for name in names)
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return (
+        f"{os.cpu_count()} cores, {memory:.0f} GiB, {platform.system()} {platform.machine()}; Python {platform.python_version()}, "
+        f"SQLite {sqlite3.sqlite_version}, {versions}"
+    )
+
+
+def write(findings: Findings, folder: Path) -> None:
+    """Write report.md and its plots."""
+    plots = folder / "plots"
+    plots.mkdir(parents=True, exist_ok=True)
+    (folder / "report.md").write_text("\n".join([_HEAD, *_tables(findings), *_curves(findings, plots)]))
+
+
+def _tables(findings: Findings) -> Iterator[str]:
+    yield "## Against peers\n"
+    yield "| benchmark | what | ours | peer | ratio | bar | |\n|---|---|---|---|---|---|---|"
+    for name, case in findings.cases.items():
+        for found in case.get("results", ()):
+            yield _row(name, Result(**found))
+    yield ""
+    machines: dict[str, list[str]] = {}
+    for name, case in findings.cases.items():
+        machines.setdefault(f"{case['machine']} ({case['at'][:10]})", []).append(f"`{name}`")
+    yield "## Where\n"
+    yield from (f"- {where}: {', '.join(names)}" for where, names in machines.items())
+    yield ""
+
+
+def _row(name: str, found: Result) -> str:
+    verdict = "" if found.bar == "none" else "met" if found.met else "**missed**"
+    note = f"; {found.note}" if found.note else ""
+    cells = (f"`{name}`", f"{found.name}{note}", _time(found.ours), _time(found.peer), f"{found.ratio:,.2f}")
+    return f"| {' | '.join((*cells, found.bar.replace('none', '–'), verdict))} |"
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:,.2f} s" if seconds >= 1 else f"{seconds * 1000:,.1f} ms"
+
+
+def _curves(findings: Findings, plots: Path) -> Iterator[str]:
+    yield "## What should not grow\n"
+    for name, case in findings.cases.items():
+        if "curve" in case:
+            curve = Curve(**case["curve"])
+            draw(curve, plots / f"{name}.png")
+            yield f"### {curve.title}, against {curve.against}\n"
+            yield from (f"- {line}" for line in curve.text().splitlines())
+            yield f"\n![{curve.title}, against {curve.against}](plots/{name}.png)\n"
+    if "latency-rates" in findings.cases and (plots / "latency-rates.png").exists():
+        yield "### Latency, against the rate that is offered\n"
+        yield "![Latency of both triggers](plots/latency-rates.png)\n"
