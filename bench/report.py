@@ -83,7 +83,7 @@ def _row(name: str, found: Result) -> str:
     verdict = "" if found.bar == "none" else "met" if found.met else "**missed**"
     note = f"; {found.note}" if found.note else ""
     cells = (f"`{name}`", f"{found.name}{note}", _time(found.ours), _time(found.peer), f"{found.ratio:,.2f}")
-    return f"| {' | '.join((*cells, found.bar.replace('none', '–'), verdict))} |"
+    return f"| {' | '.join((*cells, found.bar.replace('none', ''), verdict))} |"
 
 
 def _time(seconds: float) -> str:
