@@ -161,7 +161,7 @@ class EventTask(DeltaTask):
         raise TableRefused(
             f"the key {shown} of {self.stage.place.shown} has several changes with one value of {in_quotes(self.events.sequence_by)}, and "
             "nothing says which of them is the last one: name a column as sequence_by that tells them apart, or take the feed's net "
-            "changes",
+            "changes (deduplication_mode='netChanges', net_window='commit')",
             condition="TABLE_REFUSED.AMBIGUOUS_ORDER",
             key=shown,
         )

@@ -63,7 +63,8 @@ def _require_one_each(tx: Transaction, layout: Layout, latest: str) -> None:
         assert layout.sequence is not None
         raise TableRefused(
             f"the key {shown} of {layout.name.sql} has several changes with one value of {quoted(layout.sequence.name)}, and nothing says "
-            "which of them is the last one: name a column as sequence_by that tells them apart, or take the feed's net changes",
+            "which of them is the last one: name a column as sequence_by that tells them apart, or take the feed's net changes "
+            "(deduplication_mode='netChanges', net_window='commit')",
             condition="TABLE_REFUSED.AMBIGUOUS_ORDER",
             key=shown,
         )
