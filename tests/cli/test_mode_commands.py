@@ -264,6 +264,7 @@ def test_a_file_without_rows_is_refused(here: Path) -> None:
         micro_batches("empty.jsonl", "id int", None, Cutting())
 
 
+@pytest.mark.soak
 def test_alone_it_starts_spark_on_this_machine_and_says_nothing_of_it(here: Path) -> None:
     words = ["modes", "preview", job(here, "failing"), "events.jsonl", "--mode", "append"]
     done = subprocess.run(

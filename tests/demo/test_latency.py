@@ -126,9 +126,8 @@ def test_what_was_sent_before_the_warm_up_ended_does_not_count() -> None:
 # --- the whole of it
 
 
-@pytest.mark.parametrize(
-    "store_url", ["sqlite", pytest.param("postgresql", marks=pytest.mark.soak)], indirect=True
-)
+@pytest.mark.soak
+@pytest.mark.parametrize("store_url", ["sqlite", "postgresql"], indirect=True)
 def test_each_trigger_brings_every_alert_with_each_guarantee(
     spark: SparkSession,
     queues: ps.Store,

@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 
 import penstock as ps
 from penstock.errors import PenstockError
+from penstock.ui.collector import Collector
 from tests.docs.pages import DOCS, blocks
 
 PAGE = DOCS / "how-to/postgres-roles.md"
@@ -37,7 +38,7 @@ def database(pg_url: str) -> Iterator[str]:
             run(url, "create table public.stock (item text primary key, pieces integer)")
             run(url, STATEMENTS[0])
             with ps.connect(as_role(url, "penstock_owner")) as store:
-                store.create_queue("orders", SCHEMA, partitions=2).append(rows(range(10)))
+                store.create_queue("orders", SCHEMA, partitions=2).append(rows(range(10)), partition=0)
                 store.create_queue("copy", SCHEMA)
                 for consumer in ("billing", "query", "table"):
                     store.create_consumer(consumer).register("orders", vital=consumer == "billing")
@@ -156,6 +157,11 @@ def test_a_reader_looks_and_sees_no_rows(database: str) -> None:
         assert {each.consumer for each in store.registrations()} == {"billing", "query", "table"}
         refused(lambda: orders.read(0, 0))
         refused(lambda: orders.append(rows([1])))
+        page = Collector(as_role(database, "penstock_reader"))
+        found = page.collect()
+        page.close()
+        assert found["store"]["error"] is None
+        assert "orders" in [queue["name"] for queue in found["queues"]]
         refused(lambda: store.consumer("billing").seek("orders", to="latest"))
 
 
@@ -201,6 +207,9 @@ def test_a_query_keeps_a_table_that_was_made_for_it(
     with psycopg.connect(database) as connection:
         (found,) = connection.execute("select count(*) from public.counts").fetchall()
     assert found[0] >= 10
+    page = Collector(as_role(database, "penstock_reader"))
+    assert "stopped" in [query["state"] for query in page.collect()["queries"]]
+    page.close()
 
 
 def test_a_feed_reads_changes_with_a_role_that_replicates(database: str, spark: SparkSession) -> None:

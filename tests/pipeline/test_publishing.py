@@ -259,7 +259,7 @@ def test_ps_publish_needs_a_store_that_is_there(spark: SparkSession, tmp_path: P
 
 
 @one_store
-@pytest.mark.crash
+@pytest.mark.crash_full
 def test_queries_of_a_killed_process_fall_silent(
     run_child: Callable[..., ChildProcess],
     store: ps.Store,

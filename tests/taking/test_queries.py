@@ -214,7 +214,7 @@ def test_spark_connect_is_refused_by_name(run_child: Callable[..., ChildProcess]
 
 
 def test_a_dataframe_at_rest_is_refused(spark: SparkSession) -> None:
-    with pytest.raises(InvalidInput, match=r"df.take\(n\)"):
+    with pytest.raises(InvalidInput, match=r"df.limit\(n\) gives rows of it, df.sample\(fraction\) a sample"):
         ps.take(spark.range(3), 1)
 
 

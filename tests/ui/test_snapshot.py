@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -125,14 +125,16 @@ def test_lag_in_a_merged_segment_is_told_by_the_row_that_waits(store: ps.Store, 
         queue.append([{"id": number, "customer": "x"}])
     queue.maintain()
     assert queue.info().partitions[0].segments < 200
-    told = []
+    waiting = []
     for old, new in ((0, 0), (0, 15), (15, 55)):
         consumer.advance("q", 0, old=old, new=new)
-        told.append(collector.collect()["consumers"][0]["lag_seconds"])
-    first, early, late = told
-    # Rows came one after the other, and looks take a moment too.
-    assert late < early < first
-    assert late < first - (first - consumer.lag("q").seconds) / 10
+        found = collector.collect()
+        behind = timedelta(seconds=found["consumers"][0]["lag_seconds"])
+        waiting.append(datetime.fromisoformat(found["taken_at"]) - behind)
+    first, early, late = waiting
+    assert first < early < late
+    indeed = datetime.now(UTC) - timedelta(seconds=consumer.lag("q").seconds)
+    assert late - first > (indeed - first) / 10
 
 
 def test_an_owner_is_told_with_whether_it_lives(collector: Collector, store: ps.Store) -> None:
