@@ -32,6 +32,17 @@ def moment_of(micros: int) -> datetime:
     return _EPOCH + micros * _MICROSECOND
 
 
+def moment_text(moment: datetime, timespec: str = "auto") -> str:
+    """An instant in UTC as ISO 8601 with Z.
+
+    Parameters
+    ----------
+    timespec
+        As ``datetime.isoformat`` takes it.
+    """
+    return moment.isoformat(timespec=timespec).replace("+00:00", "Z")
+
+
 UNITS = {
     "microsecond": 1,
     "millisecond": 1_000,

@@ -12,6 +12,8 @@ from collections.abc import Mapping, Set
 from datetime import UTC, datetime
 from typing import Any
 
+from penstock.instants import moment_text
+
 __all__ = ["JsonFormatter"]
 
 # What logging itself gives a record (taskName since Python 3.12); the rest was given by whoever wrote it.
@@ -32,9 +34,9 @@ class JsonFormatter(logging.Formatter):
 
     def fields(self, record: logging.LogRecord) -> dict[str, Any]:
         """What the line has, as JSON has it."""
-        at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="microseconds")
+        at = datetime.fromtimestamp(record.created, UTC)
         fields: dict[str, Any] = {
-            "at": at.replace("+00:00", "Z"),
+            "at": moment_text(at, "microseconds"),
             "level": record.levelname,
             "logger": record.name,
             "message": record.getMessage(),

@@ -161,13 +161,14 @@ def _mode_data(mode: ModePreview) -> dict[str, Any]:
 
 def _batch_data(batch: MicroBatch) -> dict[str, Any]:
     from penstock.cli.wire import plain_rows
+    from penstock.instants import moment_text
 
     watermark = batch.watermark
     return {
         "batch": batch.batch,
         "kind": batch.kind,
         "input_rows": batch.input_rows,
-        "watermark": None if watermark is None else watermark.isoformat().replace("+00:00", "Z"),
+        "watermark": None if watermark is None else moment_text(watermark),
         "state_rows": batch.state_rows,
         "removed_rows": batch.removed_rows,
         "dropped_rows": batch.dropped_rows,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.cli.output import Column, Section
 from penstock.cli.units import age_text, count_text, size_text
+from penstock.instants import moment_text
 
 if TYPE_CHECKING:
     from penstock.queue.info import QueueInfo
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def time_json(time: datetime | None) -> str | None:
-    return None if time is None else time.isoformat().replace("+00:00", "Z")
+    return None if time is None else moment_text(time)
 
 
 def time_text(time: str | None) -> str:

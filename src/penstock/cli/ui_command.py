@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import sys
-from importlib import import_module
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from penstock.cli.commands import Run, command
-from penstock.errors import MissingDependency
+from penstock.optional import load
 
 _MODULE = "penstock.ui.serving"
 
@@ -66,7 +65,7 @@ def ui(
         sys.stdout.flush()
 
     # By name: the two layers do not know each other.
-    _module().serve(
+    load(_MODULE, "serve", "the page")(
         run.url,
         checkpoints=checkpoints or [],
         host=host,
@@ -75,14 +74,3 @@ def ui(
         every=every,
         ready=ready,
     )
-
-
-def _module() -> Any:
-    try:
-        return import_module(_MODULE)
-    except ModuleNotFoundError as error:
-        if isinstance(error, MissingDependency) or (error.name or "").startswith("penstock"):
-            raise
-        raise MissingDependency(
-            f"the page needs {error.name}: pip install 'penstock[ui]'", package=error.name
-        ) from error

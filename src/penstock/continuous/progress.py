@@ -14,7 +14,7 @@ from typing import Any
 from pyspark.sql.streaming.listener import StreamingQueryProgress
 
 from penstock.continuous.epochs import Epoch
-from penstock.instants import now_micros
+from penstock.instants import moment_text, now_micros
 
 log = logging.getLogger("penstock.continuous")
 
@@ -149,7 +149,7 @@ class Progress:
 
 def timestamp() -> str:
     """Now, as Spark's progress has it."""
-    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return moment_text(datetime.now(UTC), "milliseconds")
 
 
 def _rate(rows: int, seconds: float) -> float:

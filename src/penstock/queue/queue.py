@@ -191,7 +191,8 @@ class Queue:
             with self._database.borrowed(connection) as tx:
                 return work(tx)
         appended = self._database.run(work, idempotent=idempotent)
-        if appended.ranges:
+        # What is said of an append is made only where somebody wants it.
+        if appended.ranges and logger.isEnabledFor(logging.DEBUG):
             logger.debug(
                 "%d rows are appended to queue %r",
                 appended.rows,

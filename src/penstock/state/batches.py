@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from penstock import instants
 from penstock.commit.offsets import QueueOffset
 
 MICRO_BATCH, CONTINUOUS = "micro-batch", "continuous"
@@ -86,4 +87,4 @@ class Batch:
 
 def moment_text(moment: datetime | None) -> str | None:
     """An instant for JSON, in UTC."""
-    return None if moment is None else moment.isoformat().replace("+00:00", "Z")
+    return None if moment is None else instants.moment_text(moment)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from penstock.instants import moment_of
+from penstock.instants import moment_of, moment_text
 
 
 def iso(micros: int | None) -> str | None:
     """An instant (microseconds since 1970) as ISO 8601 with Z, in milliseconds."""
-    if micros is None:
-        return None
-    return moment_of(int(micros)).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return None if micros is None else moment_text(moment_of(int(micros)), "milliseconds")
 
 
 def seconds(earlier: int | None, later: int) -> float | None:
