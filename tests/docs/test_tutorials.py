@@ -21,14 +21,13 @@ from tests.docs.shell import Reader
 TUTORIALS = DOCS / "tutorials"
 NAMES = ("first-queue", "exactly-once", "postgres-to-delta", "output-modes", "continuous")
 ON_POSTGRES = ("exactly-once", "postgres-to-delta")
-SLOWER = [pytest.param(name, marks=pytest.mark.soak if name in ON_POSTGRES else ()) for name in NAMES]
 
 
 def test_no_tutorial_is_left_out() -> None:
     assert {page.stem for page in TUTORIALS.glob("*.md")} == set(NAMES)
 
 
-@pytest.mark.parametrize("name", SLOWER)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_tutorial_shows_what_one_sees(
     name: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
