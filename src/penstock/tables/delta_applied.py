@@ -22,6 +22,7 @@ from penstock.tables.delta_merging import merging
 from penstock.tables.delta_place import DeltaPlace, library
 from penstock.tables.delta_stage import FOLDER
 from penstock.tables.delta_transactions import properties
+from penstock.tables.names import quoted
 
 _WRITER = "penstock:writer"
 _MOST_FILES = 64
@@ -165,9 +166,16 @@ def rows_of(place: DeltaPlace, table: Any, touched: pa.Table, schema: pa.Schema)
     schema
         The columns to read, under the table's names.
     """
+    columns = ", ".join(map(quoted, schema.names))
     with place.plainly():
-        # Without a filter: deltalake gives the bounds of text in files in a type that Arrow does not compare with text.
-        batches = table.to_pyarrow_dataset().to_batches(columns=schema.names)
+        # Not by an Arrow dataset: the threads that read it for deltalake now and then abort a process that comes to its end.
+        query = (
+            library("deltalake")
+            .QueryBuilder()
+            .register("stored", table)
+            .execute(f"SELECT {columns} FROM stored")
+        )
+        batches = (pa.record_batch(batch) for batch in query)
         parts = [
             part.join(touched, keys=touched.column_names, join_type="left semi").select(schema.names)
             for part in _gathered(batches, schema)
