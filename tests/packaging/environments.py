@@ -11,6 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from packaging.utils import canonicalize_name
+
 SMOKES = Path(__file__).with_name("smokes")
 _SECONDS = 1500
 # What would let a program see the working tree, or this environment's packages.
@@ -52,7 +54,7 @@ class Environment:
     def packages(self, cwd: Path) -> dict[str, str]:
         """What is installed, and in which version."""
         done = self.run("python", "-m", "pip", "list", "--format", "json", cwd=cwd)
-        return {each["name"].lower(): each["version"] for each in json.loads(done.stdout)}
+        return {canonicalize_name(each["name"]): each["version"] for each in json.loads(done.stdout)}
 
 
 def make(folder: Path, python: str = sys.executable) -> Environment:

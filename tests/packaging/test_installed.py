@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from tests.packaging.building import EXTRAS, PROJECT, floors, requirements
@@ -115,7 +116,9 @@ def test_the_lowest_versions_are_enough(
     there = oldest.packages(tmp_path)
     for pin in pins:
         name, _, version = pin.partition("==")
-        assert Version(there[name.lower()]) == Version(version), f"{name} is {there[name.lower()]}"
+        assert Version(there[canonicalize_name(name)]) == Version(version), (
+            f"{name} is {there[canonicalize_name(name)]}"
+        )
     _smokes(oldest, tuple(EXTRAS), _TOGETHER, tmp_path, pg_url)
     shutil.rmtree(wheels)
 
