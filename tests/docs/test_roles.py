@@ -220,6 +220,7 @@ def test_a_feed_reads_changes_with_a_role_that_replicates(database: str, spark: 
         as_role(database, "penstock_feed"), publication="stock", slot=f"s_{uuid.uuid4().hex[:8]}"
     )
     try:
+        feed.begin()
         assert [row.item for row in ps.changes.read(spark, feed).collect()] == ["bolt"]
     finally:
         run(

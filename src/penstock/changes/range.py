@@ -63,6 +63,11 @@ class ChangeRange:
             _moved(times[1], -last),
         )
 
+    @property
+    def is_open(self) -> bool:
+        """Whether nothing says where to start."""
+        return self.first_version is None and self.first_time is None
+
     def start(self, feed: Changelog) -> int:
         """The version after which to read."""
         if self.first_version is not None:

@@ -144,11 +144,13 @@ class ChangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._requested = schema
         self._known: tuple[str, pa.Schema] | None = None
         self._cap = options.range.last_version
+        self._ends_here = False
         self._initial: int | None = None
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Note where the feed ends now; later commits are another run's."""
-        self._cap = self._capped(self._feed.newest(self._feed.oldest()))
+        # A new query's feed may have to be made first.
+        self._ends_here = True
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """No limit of Spark's; this source has its own."""
@@ -156,12 +158,15 @@ class ChangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, Any]:
         """Where a query with a new checkpoint starts."""
-        self._initial = self._options.range.start(self._feed)
+        is_open = self._options.range.is_open and not self._options.read_only
+        self._initial = self._feed.begin() if is_open else self._options.range.start(self._feed)
+        self._note_end(self._initial)
         return self._offset(self._initial, self._initial)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """The end of the next micro-batch; ``start`` itself when there is nothing for one."""
         begin, after = self._range(start)
+        self._note_end(after)
         if after != self._initial and not self._options.read_only:
             # Spark asks for more only behind what it has logged; where a new query starts nothing is logged yet.
             self._feed.logged(after)
@@ -181,6 +186,7 @@ class ChangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """The tasks of a micro-batch; its range is in ``end`` alone."""
         after, upto = self._range(end)
+        self._note_end(upto)
         pieces = self._feed.tasks(after, upto, self._options.rows_per_task) if after < upto else ()
         return [ChangesTask(piece) for piece in pieces]
 
@@ -197,6 +203,10 @@ class ChangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             found = self._feed.describe()
             self._known = found.identity, projection(self._requested, found.schema)
         return self._known
+
+    def _note_end(self, after: int) -> None:
+        if self._ends_here:
+            self._ends_here, self._cap = False, self._capped(self._feed.newest(after))
 
     def _capped(self, upto: int) -> int:
         return upto if self._cap is None else min(upto, self._cap)

@@ -206,9 +206,9 @@ class _View:
 
 
 def _opened(run: Run, url: str) -> Changelog:
-    from penstock.changes.feeds.urls import for_looking
+    from penstock.changes.feeds.urls import parse
 
-    return for_looking(url, store=run.url)
+    return parse(url, store=run.url)
 
 
 def _range(start: str | None, end: str | None = None) -> ChangeRange:

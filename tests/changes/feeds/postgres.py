@@ -93,7 +93,8 @@ def changes(feed: PostgresFeed, after: int, upto: int, **options: Any) -> list[R
 
 
 def everything(feed: PostgresFeed, after: int | None = None) -> list[Row]:
-    after = feed.oldest() if after is None else after
+    if after is None:
+        after = feed.begin() if feed.snapshot == "initial" else feed.oldest()
     return changes(feed, after, feed.newest(after))
 
 

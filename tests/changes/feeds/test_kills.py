@@ -87,7 +87,7 @@ def postgres_feed(source: Source) -> ps.PostgresFeed:
     name = source.table("id bigint primary key, data text")
     source.run(f"INSERT INTO {name} SELECT i, 'old' FROM generate_series(1, 20) i")
     feed = source.feed(snapshot="initial")
-    feed.oldest()
+    feed.begin()
     for number in range(COMMITS):
         with source.connection.transaction():
             source.run(

@@ -44,14 +44,6 @@ def test_what_is_shown_stays_to_be_read(source: Source) -> None:
         assert (row["_change_type"], row["id"], row["v"]) == ("insert", 1, "a")
 
 
-def test_a_url_that_says_so_makes_the_slot(source: Source) -> None:
-    table = source.table("id int primary key")
-    source.run(f"INSERT INTO {table} VALUES (1)")
-    url = f"{source.url}?publication={source.name}&slot={source.name}&snapshot=initial"
-    assert [row["id"] for row in run_penstock("changes", "show", url, "--json").lines] == [1]
-    assert source.slots() == 1
-
-
 def test_the_lag_of_a_slot(source: Source) -> None:
     table = source.table("id int primary key, v text")
     source.make_slot()

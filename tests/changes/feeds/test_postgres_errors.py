@@ -137,7 +137,7 @@ def test_a_server_that_does_not_decode_its_log() -> None:
         with source_at(other.url) as source:
             source.table("id int primary key")
             feed = source.feed(snapshot="initial")
-            for ask in (feed.describe, feed.oldest, source.feed(snapshot="initial").oldest):
+            for ask in (feed.describe, feed.begin, source.feed(snapshot="initial").begin):
                 with refused("WAL_LEVEL") as caught:
                     ask()
                 assert "alter system set wal_level = 'logical'" in caught.value.message
@@ -154,7 +154,7 @@ def test_no_slot_is_free(source: Source) -> None:
     for number in range(free[0]):
         source.run(f"SELECT pg_create_physical_replication_slot('{source.name}_{number}')")
     with refused("SLOTS") as caught:
-        source.feed(snapshot="initial").oldest()
+        source.feed(snapshot="initial").begin()
     assert "max_replication_slots" in caught.value.message
 
 
@@ -197,7 +197,7 @@ def test_a_role_without_rights_is_told_which(source: Source) -> None:
             if grant:
                 source.run(grant)
             with refused("PRIVILEGE") as caught:
-                PostgresFeed(url, source.name, source.name).describe()
+                PostgresFeed(url, source.name, source.name).begin()
             assert 'snapshot="none"' in caught.value.message
         assert source.slots() == 0
         # Reading from a slot needs no more than that.
@@ -307,7 +307,7 @@ def test_everything_from_a_feed_of_all_tables_leaves_the_snapshots_out(source: S
         f"CREATE PUBLICATION {source.name} FOR ALL TABLES",
     )
     feed = source.feed(snapshot="initial", tables=(table,))
-    start = feed.oldest()
+    start = feed.begin()
     source.run(f"INSERT INTO {table} VALUES (2)")
     assert [row["id"] for row in everything(feed)] == [1, 2]
     feed.logged(feed.newest(start))

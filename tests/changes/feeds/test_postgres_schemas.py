@@ -153,6 +153,7 @@ def test_row_filters_and_column_lists_of_the_publication_hold(source: Source) ->
     source.run(f"INSERT INTO {source.name}.t VALUES (1, 'a', 'x'), (2, 'b', 'y')")
     feed = source.feed(snapshot="initial")
     names = feed.describe().schema.names
+    feed.begin()
     source.run(f"INSERT INTO {source.name}.t VALUES (0, 'c', 'x'), (3, 'd', 'z')")
     assert names[:3] == ["id", "v", "_commit_sequence"]
     assert [(row["id"], row["v"]) for row in everything(feed)] == [(2, "b"), (3, "d")]
@@ -169,7 +170,7 @@ def test_a_partitioned_table_comes_under_its_own_name(source: Source) -> None:
     )
     source.run(f"INSERT INTO {name}.p VALUES (1, 'a'), (11, 'b')")
     feed = source.feed(snapshot="initial", tables=("p",))
-    feed.describe()
+    feed.begin()
     source.run(f"INSERT INTO {name}.p VALUES (2, 'c'), (12, 'd')")
     assert sorted((row["id"], row["v"]) for row in everything(feed)) == [
         (1, "a"),

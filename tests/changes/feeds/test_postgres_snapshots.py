@@ -25,7 +25,7 @@ def test_the_rows_that_are_there_are_the_first_commit(source: Source) -> None:
     table = source.table("id int primary key, v text")
     source.run(f"INSERT INTO {table} SELECT i, 'v' || i FROM generate_series(1, 25) i")
     feed = source.feed(snapshot="initial")
-    schema, start = feed.describe().schema, feed.oldest()
+    schema, start = feed.describe().schema, feed.begin()
     source.run(f"DELETE FROM {table} WHERE id <= 20", f"INSERT INTO {table} VALUES (26, 'new')")
     upto = feed.newest(start)
     first, *later = feed.commits(start, upto)
@@ -49,13 +49,13 @@ def test_the_snapshot_stays_until_it_is_logged(source: Source) -> None:
     source.run(f"INSERT INTO {table} VALUES (1)")
     before = copies(source)
     feed = source.feed(snapshot="initial")
-    start = feed.oldest()
+    start = feed.begin()
     (commit,) = feed.commits(start, feed.newest(start))
     (task,) = feed.tasks(start, commit.version, 10)
     feed.logged(start)
     assert copies(source) == before + 1
     again = source.feed(snapshot="initial")
-    assert again.oldest() == start
+    assert again.begin() == start
     feed.logged(commit.version)
     feed.logged(commit.version)
     assert copies(source) == before
@@ -72,11 +72,11 @@ def test_the_snapshot_stays_until_it_is_logged(source: Source) -> None:
 def test_an_empty_table_has_an_empty_snapshot(source: Source) -> None:
     table = source.table("id int primary key")
     feed = source.feed(snapshot="initial")
-    start = feed.oldest()
+    start = feed.begin()
     assert everything(feed) == []
     feed.logged(start + 1)
     source.run(f"INSERT INTO {table} VALUES (1)")
-    assert [row["id"] for row in everything(feed)] == [1]
+    assert [row["id"] for row in everything(feed, feed.oldest())] == [1]
 
 
 def test_concurrent_writers_leave_no_gap_and_no_overlap(source: Source) -> None:
@@ -100,7 +100,7 @@ def test_concurrent_writers_leave_no_gap_and_no_overlap(source: Source) -> None:
         writer.start()
     try:
         feed = source.feed(snapshot="initial", tables=("t",))
-        start = feed.oldest()
+        start = feed.begin()
         after_snapshot = feed.newest(start)
     finally:
         stop.set()
@@ -132,7 +132,7 @@ def test_what_a_process_left_half_done_is_made_anew(
 
     monkeypatch.setattr(snapshot, "run", dying)
     with pytest.raises(KeyboardInterrupt):
-        source.feed(snapshot="initial").oldest()
+        source.feed(snapshot="initial").begin()
     assert source.slots() == (point == "end_snapshot")
     monkeypatch.undo()
     source.run(f"INSERT INTO {table} VALUES (2)")
@@ -147,7 +147,7 @@ def test_processes_at_once_make_one_snapshot(source: Source) -> None:
     source.run(f"INSERT INTO {table} SELECT generate_series(1, 1000)")
     found: list[int] = []
     threads = [
-        threading.Thread(target=lambda: found.append(source.feed(snapshot="initial").oldest()))
+        threading.Thread(target=lambda: found.append(source.feed(snapshot="initial").begin()))
         for _ in range(4)
     ]
     for thread in threads:
@@ -176,7 +176,7 @@ def test_several_tables_are_in_one_snapshot(source: Source) -> None:
 def test_a_slot_that_was_made_anew_does_not_fill_an_old_checkpoints_gap(source: Source) -> None:
     table = source.table("id int primary key")
     feed = source.feed(snapshot="initial")
-    start = feed.oldest()
+    start = feed.begin()
     source.run(f"INSERT INTO {table} VALUES (1)")
     upto = feed.newest(start)
     feed.logged(upto)
@@ -189,9 +189,48 @@ def test_a_slot_that_was_made_anew_does_not_fill_an_old_checkpoints_gap(source: 
         again.tasks(upto, again.newest(upto), 10)
 
 
-def test_a_slot_that_is_there_is_read_from_where_it_stands(source: Source) -> None:
+def test_a_new_query_is_refused_where_its_slot_has_lost_rows(source: Source) -> None:
+    table = source.table("id int primary key")
+    source.run(f"INSERT INTO {table} VALUES (1)")
+    feed = source.feed(snapshot="initial")
+    start = feed.begin()
+    assert source.feed(snapshot="initial").begin() == start, "nothing has been logged yet"
+    feed.logged(feed.newest(start))
+    source.run(f"INSERT INTO {table} VALUES (2)")
+    with pytest.raises(FeedUnavailable, match=f"pg_drop_replication_slot..{source.name}") as caught:
+        source.feed(snapshot="initial").begin()
+    assert caught.value.condition == "FEED_UNAVAILABLE.SLOT_USED"
+    assert [row["id"] for row in everything(source.feed())] == [2], "what is left, for who wants that"
+    source.run(f"SELECT pg_drop_replication_slot('{source.name}')")
+    assert [row["id"] for row in everything(source.feed(snapshot="initial"))] == [1, 2]
+
+
+def test_a_slot_that_moved_on_before_its_snapshot_was_read_is_no_start(source: Source) -> None:
+    table = source.table("id int primary key")
+    source.feed(snapshot="initial").begin()
+    source.run(f"INSERT INTO {table} VALUES (1)")
+    source.run(f"SELECT pg_replication_slot_advance('{source.name}', pg_current_wal_lsn())")
+    with pytest.raises(FeedUnavailable, match="has been read"):
+        source.feed(snapshot="initial").begin()
+
+
+def test_a_slot_that_was_made_by_hand_is_read_from_where_it_stands_if_that_is_wanted(source: Source) -> None:
     table = source.table("id int primary key")
     source.run(f"INSERT INTO {table} VALUES (1)")
     source.make_slot()
     source.run(f"INSERT INTO {table} VALUES (2)")
-    assert [row["id"] for row in everything(source.feed(snapshot="initial"))] == [2]
+    with pytest.raises(FeedUnavailable, match="was made by hand"):
+        source.feed(snapshot="initial").begin()
+    assert [row["id"] for row in everything(source.feed(snapshot="none"))] == [2]
+
+
+def test_only_a_start_makes_a_slot(source: Source) -> None:
+    source.table("id int primary key")
+    feed = source.feed(snapshot="initial")
+    assert feed.describe().contract is not None
+    for ask in (feed.oldest, feed.lag, lambda: feed.newest(0)):
+        with pytest.raises(FeedUnavailable, match="no replication slot"):
+            ask()
+    assert source.slots() == 0
+    feed.begin()
+    assert source.slots() == 1

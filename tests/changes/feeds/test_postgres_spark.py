@@ -10,6 +10,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 import penstock as ps
@@ -25,7 +26,7 @@ def test_a_batch_of_net_changes(spark: SparkSession, source: Source) -> None:
     table = source.table("id int primary key, v text")
     source.run(f"INSERT INTO {table} VALUES (1, 'a'), (2, 'b')")
     feed = source.feed(snapshot="initial")
-    feed.oldest()
+    feed.begin()
     with source.connection.transaction():
         source.run(f"UPDATE {table} SET v = 'x' WHERE id = 1", f"UPDATE {table} SET v = 'y' WHERE id = 1")
     source.run(f"DELETE FROM {table} WHERE id = 2", f"UPDATE {table} SET id = 3 WHERE id = 1")
@@ -86,6 +87,37 @@ def test_a_stream_follows_the_table_over_restarts(
         assert len({row[4] for row in batch}) <= 2
     # The last micro-batch is logged by the next run only.
     assert feed.lag().unconfirmed < feed.newest(0) - rows[0]["_commit_version"]
+
+
+def test_a_query_that_starts_over_beside_its_slot_is_refused(
+    spark: SparkSession, source: Source, tmp_path: Path
+) -> None:
+    table = source.table("id int primary key")
+    source.run(f"INSERT INTO {table} SELECT generate_series(1, 5)")
+    feed = source.feed(snapshot="initial")
+
+    def copied(place: str) -> list[int]:
+        sink = Sink(tmp_path / place)
+        sink.run(ps.changes.read_stream(spark, feed).select("id"))
+        return sorted(row[0] for batch in sink.batches.values() for row in batch)
+
+    assert copied("first") == [1, 2, 3, 4, 5]
+    source.run(f"INSERT INTO {table} VALUES (6)")
+    copied("first")
+    with pytest.raises(StreamingQueryException, match=r"FEED_UNAVAILABLE\.SLOT_USED"):
+        copied("second")
+    source.run(f"SELECT pg_drop_replication_slot('{source.name}')")
+    assert copied("third") == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_start_that_is_refused_leaves_no_slot(spark: SparkSession, source: Source, tmp_path: Path) -> None:
+    source.table("id int primary key")
+    changes = ps.changes.read_stream(spark, source.feed(snapshot="initial"))
+    with pytest.raises(ps.PenstockError, match="itemm"):
+        ps.stream(spark, changes).write(
+            ps.TableSink("t", keys=["itemm"], url=f"delta://{tmp_path}", apply_changes=True)
+        ).start(name="t", checkpoint=tmp_path / "ck")
+    assert source.slots() == 0
 
 
 def test_a_queue_in_the_same_server_makes_no_endless_micro_batches(

@@ -71,8 +71,20 @@ class Changelog(Protocol):
             When the system says no, with what to do about it.
         """
 
+    def begin(self) -> int:
+        """The version after which a streaming query reads that is new and was not told where to start; called in the driver.
+
+        Where the system has to keep something for such a query, this makes it. It may be called again, until the query has logged
+        something.
+
+        Raises
+        ------
+        FeedUnavailable
+            When a new query would miss rows that the feed was asked for.
+        """
+
     def oldest(self) -> int:
-        """The version after which everything can still be read; called in the driver where nothing else says where to start."""
+        """The version after which everything can still be read; makes nothing."""
 
     def newest(self, after: int) -> int:
         """The version up to which there are changes now; ``after`` where there are none above it. Called before each

@@ -168,6 +168,10 @@ class QueueFeed:
             f"queue:{store.uuid}/{record.name}/{record.generation}", record.schema, self._contract(record)
         )
 
+    def begin(self) -> int:
+        """Where everything can still be read: nothing has to be made for a new query."""
+        return self.oldest()
+
     def oldest(self) -> int:
         return int(self._run(feeds.oldest))
 

@@ -115,6 +115,10 @@ class SnapshotFeed:
         columns = [pa.field(field.name, nullable(field.type)) for field in found]
         return Description(f"snapshots:{self.name}", pa.schema([*columns, *METADATA_FIELDS]), contract)
 
+    def begin(self) -> int:
+        """Where everything can still be read: nothing has to be made for a new query."""
+        return self.oldest()
+
     def oldest(self) -> int:
         """The first snapshot's version; 0 where it is number 1."""
         first = self._first().version

@@ -25,8 +25,6 @@ _KINDS = {
     "snapshots": ("penstock.changes.feeds.snapshots", "SnapshotFeed"),
 }
 _FORMS = "queue:NAME?store=URL, postgresql://…?publication=NAME, delta:PATH, iceberg:TABLE, snapshots:PATH?row_id=COLUMN"
-_FOR_LOOKING = {"postgresql": {"snapshot": "none"}, "postgres": {"snapshot": "none"}}
-"""Parameters with which a feed makes nothing that is not there, by its kind."""
 
 
 @dataclass(frozen=True)
@@ -109,23 +107,6 @@ def completed(url: str, parameters: Mapping[str, str]) -> str:
     return f"{url}{'&' if '?' in url else '?'}{urlencode(more, quote_via=quote)}" if more else url
 
 
-def for_looking(url: str, *, store: str) -> Changelog:
-    """The feed of a URL for somebody who only looks: what is not there is an error, unless the URL says that it be made.
-
-    Parameters
-    ----------
-    store
-        The store of a queue's feed whose URL does not name one.
-
-    Raises
-    ------
-    InvalidUrl, MissingDependency
-        As :func:`parse`.
-    """
-    kind = FeedUrl.of(url).kind
-    return parse(completed(url, {"store": store} if kind == "queue" else _FOR_LOOKING.get(kind, {})))
-
-
 def row_id_forms(kind: str, target: str, made: str) -> str:
     """How to name the columns that tell rows apart, where a feed is a URL and where it is an object.
 
@@ -153,8 +134,13 @@ def prefixed(prefix: str, values: Mapping[str, str]) -> tuple[tuple[str, str], .
     return tuple((f"{prefix}{name}", value) for name, value in sorted(values.items()))
 
 
-def parse(url: str) -> Changelog:
+def parse(url: str, *, store: str | None = None) -> Changelog:
     """The feed of a URL.
+
+    Parameters
+    ----------
+    store
+        The store of a queue's feed whose URL does not name one.
 
     Raises
     ------
@@ -169,6 +155,8 @@ def parse(url: str) -> Changelog:
             f"there is no kind of change feed {in_quotes(parts.kind)}.{did_you_mean(parts.kind, _KINDS)} A feed is one of "
             f"{_FORMS}"
         )
+    if store is not None and parts.kind == "queue":
+        url = completed(url, {"store": store})
     module, name = _KINDS[parts.kind]
     feed: Changelog = getattr(import_module(module), name).from_url(url)
     return feed

@@ -164,6 +164,10 @@ class DeltaFeed:
         """Whether there are versions among those left that rows' twins come from."""
         return any(_has_twins(*each) for each in self._log.states(self._log.first - 1, newest))
 
+    def begin(self) -> int:
+        """Where everything can still be read: nothing has to be made for a new query."""
+        return self.oldest()
+
     def oldest(self) -> int:
         """The version after which everything is there, and no change data feed is missing that is needed."""
         refused = self._without_feed() if self.row_id is None else frozenset()

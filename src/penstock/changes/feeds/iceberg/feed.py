@@ -103,6 +103,10 @@ class IcebergFeed:
         columns = [*data, *(lineage.FIELDS if by_lineage else ()), *METADATA_FIELDS]
         return Description(f"iceberg:{opened.uuid()}", pa.schema(columns), contract)
 
+    def begin(self) -> int:
+        """Where everything can still be read: nothing has to be made for a new query."""
+        return self.oldest()
+
     def oldest(self) -> int:
         history = self._opened().refreshed()
         return history.oldest_with_lineage if self._by_lineage() else history.oldest

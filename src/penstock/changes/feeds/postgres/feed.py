@@ -56,9 +56,10 @@ class PostgresFeed:
     tables
         Some tables of the publication, as "schema.table" or "table"; all when None.
     snapshot
-        ``initial``: where the slot does not exist, it is made, and the rows that are there come first, as inserts of one commit.
-        They are copied inside the database, into the schema ``penstock_snapshots``, until they are logged. ``none``: the slot
-        has to be there, and gives what comes after it was made.
+        ``initial``: a streaming query with a new checkpoint makes the slot, and the rows that are there come first, as inserts
+        of one commit. They are copied inside the database, into the schema ``penstock_snapshots``, until they are logged. Where
+        the slot has been read already, or was made by hand, a query with a new checkpoint is refused, since it would miss rows.
+        ``none``: the slot has to be there, and gives what it still has.
     truncate
         What to do with TRUNCATE of a table: ``fail`` the query, or ``skip`` it, so that the feed's reader keeps the rows.
     lag_warning
@@ -107,8 +108,12 @@ class PostgresFeed:
         return name
 
     def describe(self) -> Description:
-        """The tables of the publication; makes the slot and its snapshot where they are asked for."""
+        """The tables of the publication."""
         return self._link().describe()
+
+    def begin(self) -> int:
+        """The start of a new query; with ``snapshot="initial"``, the slot and its snapshot are made where there is no slot."""
+        return self._link().begin()
 
     def oldest(self) -> int:
         """The position of the slot, or just before its snapshot."""

@@ -64,11 +64,21 @@ class Link:
         self._slot.check_server()
         tables = find(self._server, self._feed.publication, self._feed.tables)
         self._know(tables)
-        self._see_to_slot()
+        if self._feed.snapshot == "none":
+            self._slot.state()
         return Description(self._identity(), tables.schema(), tables.contract())
 
+    def begin(self) -> int:
+        if self._feed.snapshot == "none":
+            return self.oldest()
+        self._snapshots.make(self._known().tables)
+        state, snapshot = self._slot.state(), self._snapshots.find()
+        oldest = self._oldest(state, snapshot)
+        if snapshot is None or oldest >= snapshot.version:
+            raise self._slot.used(oldest)
+        return oldest
+
     def oldest(self) -> int:
-        self._see_to_slot()
         return self._oldest(self._slot.state(), self._snapshots.find())
 
     def newest(self, after: int) -> int:
@@ -159,13 +169,6 @@ class Link:
 
         return _Reading(self._feed, tables, schema, now)
 
-    def _see_to_slot(self) -> None:
-        tables = self._known()
-        if self._feed.snapshot == "none":
-            self._slot.state()
-            return
-        self._snapshots.make(tables.tables)
-
     def _known(self) -> Tables:
         if self._tables is None:
             self._know(find(self._server, self._feed.publication, self._feed.tables))
@@ -200,8 +203,9 @@ class Link:
         if after < oldest:
             raise DataLost(
                 f"{self._feed.name}: the commits from {after + 1} to {oldest} are gone: the slot has been moved on, by another "
-                f"query or by hand, or was made anew. What is left begins behind {oldest}: start there with a new checkpoint, or "
-                "with a new slot and its snapshot",
+                f"query or by hand, or was made anew. To start over, drop the slot and use a new checkpoint, and an empty or another sink: "
+                "a new slot comes with the rows as they are. To go on without what is gone, behind "
+                f'{oldest}: a new checkpoint and snapshot="none"',
                 after=after,
                 oldest=oldest,
             )
