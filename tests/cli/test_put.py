@@ -213,8 +213,9 @@ def test_a_partition_can_be_chosen(penstock: Penstock) -> None:
 
 @pytest.mark.parametrize("text", ["", "\n\n", "id,name\n"])
 def test_no_rows_are_no_append(sqlite_queue: Penstock, text: str) -> None:
-    result = sqlite_queue("queue", "put", "q", "--json", stdin=text).json
-    assert (result["rows"], result["appends"]) == (0, [])
+    put = sqlite_queue("queue", "put", "q", "--json", stdin=text)
+    assert (put.json["rows"], put.json["appends"]) == (0, [])
+    assert put.error == {"note": "there were no rows in the input"}
 
 
 @pytest.mark.parametrize(

@@ -85,6 +85,16 @@ def test_nothing_but_init_makes_a_store(
     assert run_penstock("store", "info", "--url", store_url, "--json").json
 
 
+def test_a_store_that_nobody_named_is_said_to_be_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PENSTOCK_URL", raising=False)
+    monkeypatch.chdir(tmp_path)
+    assert "variable PENSTOCK_URL" in run_penstock("queue", "list", "--json", code=1).error["message"]
+    monkeypatch.setenv("PENSTOCK_URL", "sqlite:///other.db")
+    assert "variable" not in run_penstock("queue", "list", "--json", code=1).error["message"]
+
+
 def _advised(message: str) -> list[str]:
     """The words of the command that a message advises."""
     program, *words = shlex.split(message.split("`")[1])

@@ -278,6 +278,8 @@ def test_wrong_arguments_are_told_with_the_way_out(tables: DeltaTables) -> None:
         feed.run(tables.sink("../t"))
     with pytest.raises(InvalidUrl, match="named from the root"):
         feed.run(ps.TableSink("t", url="delta:tables"))
+    with pytest.raises(InvalidUrl, match="delta:///folder"):
+        ps.TableSink("t", url="/data/tables")
     with pytest.raises(InvalidUrl, match=r"storage\.KEY=VALUE"):
         feed.run(ps.TableSink("t", url="delta:///tables?key=geheim"))
     assert "geheim" not in repr(ps.TableSink("t", url="delta:s3://b/t?storage.secret=geheim"))

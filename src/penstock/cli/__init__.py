@@ -20,8 +20,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ImportError as error:
         if (error.name or "").partition(".")[0] not in ("typer", "rich", "click"):
             raise
+        # Each of these extras has the command line in it.
+        extra = next((word for word in words[:1] if word in ("ui", "demo")), "cli")
         print(
-            f"error: [MISSING_DEPENDENCY] the command line needs {error.name}: pip install 'penstock[cli]'",
+            f"error: [MISSING_DEPENDENCY] the command line needs {error.name}: pip install 'penstock[{extra}]'",
             file=sys.stderr,
         )
         return 1

@@ -15,7 +15,7 @@ import typer
 from penstock.cli.boundary import guard
 from penstock.cli.command_log import CommandLog
 from penstock.cli.output import Output
-from penstock.errors import InvalidInput
+from penstock.errors import InvalidInput, StoreNotFound
 
 if TYPE_CHECKING:
     from penstock.queue.store import Store
@@ -86,7 +86,8 @@ class Run:
     """One run of a command."""
 
     def __init__(self, common: Common) -> None:
-        self.url = common.url or os.environ.get(URL_VARIABLE) or DEFAULT_URL
+        given = common.url or os.environ.get(URL_VARIABLE)
+        self.url, self._is_named = given or DEFAULT_URL, bool(given)
         self.debug = common.debug
         self.json = common.json
         self.output = make_output(self.url, common.json)
@@ -96,7 +97,13 @@ class Run:
         """Open the store; without ``create`` it has to be there."""
         from penstock.queue.store import connect
 
-        return connect(self.url, create=create)
+        try:
+            return connect(self.url, create=create)
+        except StoreNotFound as error:
+            if self._is_named:
+                raise
+            told = f"{error.message}; no other one is named, by --url or the variable {URL_VARIABLE}"
+            raise StoreNotFound(told, condition=error.condition, **error.parameters) from None
 
     def confirm(self, question: str, yes: bool) -> None:
         """Ask before something is lost.

@@ -210,4 +210,6 @@ def _report(
         ],
         "seconds": round(seconds, 3),
     }
+    if not added and not skipped:
+        run.output.note("there were no rows in the input")
     run.output.done(f"appended {counted(added, 'row')} to queue {name!r}{speed}{told}", data)

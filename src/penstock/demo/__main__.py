@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import logging
 import sys
@@ -21,6 +22,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--until", type=int, help="the last simulated hour; the whole year by default")
     parser.add_argument("--json", action="store_true", help="the result as JSON, and what happens on stderr")
     given = parser.parse_args(arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # Whoever follows a file sees a line when it is said.
+            stream.reconfigure(line_buffering=True)
     logging.basicConfig(format="%(levelname)s: %(message)s")
     try:
         from rich.console import Console

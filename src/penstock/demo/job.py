@@ -23,7 +23,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
 
 import penstock as ps
 from penstock.demo.alerts import quick
-from penstock.demo.jobs import BEGIN
+from penstock.demo.jobs import BEGIN, tell
 from penstock.demo.latency import measure
 from penstock.demo.tables import (
     BOARD,
@@ -125,9 +125,12 @@ def main(url: str, checkpoints: Path) -> None:
     # Of a short feed there may be fewer; the query would go on waiting for them.
     first_cancelled.processAllAvailable()
     first_cancelled.stop()
+    tell("All of it is on the board and in the aggregate; keeping two SQL tables by it")
     _finish(*_keep_tables(spark, checkpoints))
+    tell("What is different after the last day, and what each output mode would give")
     _write_last_day(spark, feed, url)
     _show_modes(spark, checkpoints.parent)
+    tell("Delay alerts, through both triggers with two guarantees each, in real time: about a minute")
     measure(spark, quick(url), checkpoints.parent, checkpoints)
     spark.stop()
 

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -15,6 +16,7 @@ from penstock.errors import QueryFailed
 
 BEGIN = "begin\n"
 """What a job waits for on its standard input. When that ends, the demo has ended, and so does the job."""
+_TOLD = "demo: "
 _SECONDS = 600
 
 
@@ -22,26 +24,40 @@ class Job:
     """A process group: the driver, its JVM and the workers.
 
     It starts Spark at once, and its queries when it is told to begin.
+
+    Parameters
+    ----------
+    tell
+        Where what it says of its progress goes.
     """
 
-    def __init__(self, url: str, checkpoints: Path) -> None:
+    def __init__(self, url: str, checkpoints: Path, tell: Callable[[str], None]) -> None:
         checkpoints.mkdir(parents=True, exist_ok=True)
         self._log = checkpoints.parent / "job.log"
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "penstock.demo.job", url, str(checkpoints)],
                 stdin=subprocess.PIPE,
-                stdout=log,
+                stdout=subprocess.PIPE,
                 stderr=log,
                 start_new_session=True,
+                text=True,
             )
+        threading.Thread(target=self._listen, args=[tell], daemon=True).start()
 
     def begin(self) -> None:
         """Start the queries."""
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):
-            self._process.stdin.write(BEGIN.encode())
+            self._process.stdin.write(BEGIN)
             self._process.stdin.flush()
+
+    def _listen(self, tell: Callable[[str], None]) -> None:
+        # What else is printed there is Spark's.
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith(_TOLD):
+                tell(line.removeprefix(_TOLD).rstrip())
 
     def kill(self) -> None:
         """SIGKILL for all of it."""
@@ -85,10 +101,15 @@ class Job:
             raise QueryFailed(f"the streaming job ended with exit code {code}: see {self._log}")
 
 
+def tell(text: str) -> None:
+    """Say, in a job, what it is about to do."""
+    print(f"{_TOLD}{text}", flush=True)
+
+
 @contextmanager
-def running(url: str, checkpoints: Path) -> Iterator[Job]:
+def running(url: str, checkpoints: Path, tell: Callable[[str], None]) -> Iterator[Job]:
     """A job for the time of a block."""
-    job = Job(url, checkpoints)
+    job = Job(url, checkpoints, tell)
     try:
         yield job
     finally:

@@ -109,7 +109,7 @@ class _Demo:
             def start() -> Job:
                 if over.is_set():
                     raise QueryFailed("the demo ended before its streaming job was started again")
-                return jobs.enter_context(running(self._where, self._checkpoints))
+                return jobs.enter_context(running(self._where, self._checkpoints, self._told))
 
             first = start()
             jobs.callback(over.set)
@@ -142,6 +142,9 @@ class _Demo:
             rows = commit.rows.drop_columns(["_commit_version", "_commit_timestamp"])
             self._feed.append_commit(commit.version, commit.timestamp, rows)
         return time.perf_counter() - started
+
+    def _told(self, text: str) -> None:
+        self._out.print(f"  {text} …", highlight=False, markup=False)
 
     def _killed(self, job: Job, start: Callable[[], Job]) -> Job:
         """Kill the job when it has an eighth of all changes on the board: another one, which is to go on."""

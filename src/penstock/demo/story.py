@@ -131,7 +131,8 @@ def _continuous(result: DemoResult) -> Step:
         f"Departures more than an hour late, {RATE} departures a second, each an append, through the same transformation with both "
         "triggers. With micro-batches a row waits for the one before its own and for the planning of its own. The continuous trigger "
         f"takes rows one by one: an alert is visible within milliseconds, or, exactly once, when its epoch of {INTERVAL} is "
-        f"committed. {len(found[0].milliseconds):,} alerts in each line; times are from before a row's append to its being visible.",
+        f"committed. {len(found[0].milliseconds):,} alerts in each line, without those of the warm-up before; times are from before a row's append "
+        "to its being visible.",
         "Spark's continuous trigger takes no Python source, and with a Python sink it loses every row in silence; its real-time mode takes "
         f"no Python source either. Micro-batches are what is left: {_faster(found)}",
         (_latencies(found), _proof("The alerts that came exactly once", result.proofs, alerts)),

@@ -19,6 +19,8 @@ _REDACTED = r"(?i)secret|password|token|access[.]?key|credential|^spark\.penstoc
 FILE_MANAGER = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 
 
+_REGISTRY = "org.apache.spark.sql.execution.datasources.DataSourceManager"
+
 PIPELINED = "spark.python.udf.pipelined.enabled"
 """Whether rows go to Python and come back side by side (Spark 4.3)."""
 
@@ -104,11 +106,18 @@ def _registered(spark: SparkSession, defaults: Mapping[str, str]) -> SparkSessio
     try:
         for key, value in defaults.items():
             spark.conf.set(key, value)
+        _spare_warnings(spark)
         register(spark)
     except BaseException:
         spark.stop()
         raise
     return spark
+
+
+def _spare_warnings(spark: SparkSession) -> None:
+    """Spark warns at each query that the source with the session's defaults takes the place of the one it finds by itself."""
+    log4j = spark._jvm.org.apache.logging.log4j  # type: ignore[union-attr]  # a session that was just made is a classic one
+    log4j.core.config.Configurator.setLevel(_REGISTRY, log4j.Level.ERROR)
 
 
 def _settings(stateful: bool, pipelined: bool) -> dict[str, str]:

@@ -9,7 +9,7 @@ from typing import ClassVar
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from penstock.errors import InvalidInput, InvalidOption, PenstockError, TableRefused
+from penstock.errors import InvalidInput, InvalidOption, InvalidUrl, PenstockError, TableRefused
 from penstock.kinds import column_names, require
 from penstock.names import did_you_mean, in_quotes
 from penstock.queue.names import check_name
@@ -84,6 +84,8 @@ class TableSink:
             raise InvalidInput(f"keys names a column twice: {', '.join(keys)}", parameter="keys")
         object.__setattr__(self, "keys", keys)
         require("url", self.url, str | None, "the URL of a store, such as 'sqlite:///shop.db'")
+        if self.url is not None and not is_delta(self.url):
+            _check_store(self.url)
         require("app_id", self.app_id, str | None, "text")
         require("allow_new_checkpoint", self.allow_new_checkpoint, bool, "True or False")
         self._check_changes()
@@ -268,6 +270,14 @@ class TableSink:
             # Nobody else may look after what dead queries have left here.
             store.sweep()
         return layout
+
+
+def _check_store(url: str) -> None:
+    try:
+        parse_url(url)
+    except InvalidUrl as error:
+        told = f"{error.message}; a folder of Delta tables is delta:///folder"
+        raise InvalidUrl(told, condition=error.condition, **error.parameters) from None
 
 
 def _check_delta(guarantee: str) -> None:
