@@ -29,7 +29,8 @@ from bench import (
 )
 from bench.harness import Result
 from bench.scaling import Curve
-from tests.support.postgres import drop_schema, start_postgres, with_schema
+from penstock.testing.stores import drop_schema, with_schema
+from tests.support.postgres import start_postgres
 
 SQLITE = "sqlite:///{folder}/store.db"
 _QUICK = SQLITE + "?synchronous=normal"

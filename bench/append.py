@@ -15,7 +15,7 @@ from bench.data import SCHEMA, rows
 from bench.harness import Result, scratch, speed, timed
 from penstock.arrow.segments import encode
 from penstock.store.log import SEGMENT_ROWS
-from tests.support.postgres import drop_schema, with_schema
+from penstock.testing.stores import drop_schema, with_schema
 
 # A commit in WAL mode is one sync of the log; the checkpoint syncs the log once more, then the database.
 FSYNCS = 3

@@ -11,7 +11,7 @@ import pyarrow.csv as pacsv
 import penstock as ps
 from bench.harness import Result, scratch, speed, timed
 from bench.spark_session import spark
-from tests.support.postgres import drop_schema, with_schema
+from penstock.testing.stores import drop_schema, with_schema
 
 ROWS = 1_000_000
 ROUNDS = 3

@@ -26,6 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT)]
 
 import penstock as ps  # noqa: E402 - the tests' helpers are found by the line above
+from penstock.testing.stores import with_schema  # noqa: E402
 from tests.continuous.test_kills import Application, Copy  # noqa: E402
 from tests.crash.children import Children, Fault  # noqa: E402
 from tests.golden.contents import (  # noqa: E402
@@ -41,7 +42,7 @@ from tests.golden.contents import (  # noqa: E402
 )
 from tests.limits.support import NOW, Feed  # noqa: E402
 from tests.support.pgtools import program  # noqa: E402
-from tests.support.postgres import start_postgres, with_schema  # noqa: E402
+from tests.support.postgres import start_postgres  # noqa: E402
 from tests.support.processes import ChildProcess, run_child  # noqa: E402
 from tests.support.sparks import make_spark  # noqa: E402
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,17 +46,14 @@ def pg_url() -> Iterator[str]:
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
-def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+def store_url(request: pytest.FixtureRequest) -> Iterator[str]:
     """The URL of a store that does not exist yet, once for each kind of database."""
-    if request.param == "sqlite":
-        yield f"sqlite:///{tmp_path}/penstock.db"
-        return
-    from tests.support.postgres import drop_schema, with_schema
+    from penstock.testing import temporary_store_url
 
-    pg_url = request.getfixturevalue("pg_url")
-    schema = f"t_{uuid.uuid4().hex}"
-    yield with_schema(pg_url, schema)
-    drop_schema(pg_url, schema)
+    with temporary_store_url(
+        request.getfixturevalue("pg_url") if request.param == "postgresql" else None
+    ) as url:
+        yield url
 
 
 @pytest.fixture
@@ -80,6 +76,12 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         session = make_spark(tmp_path_factory.mktemp("spark"))
     yield session
     session.stop()
+
+
+@pytest.fixture(scope="session")
+def penstock_spark(spark: SparkSession) -> SparkSession:
+    """The session of the fixtures that Penstock's plugin has."""
+    return spark
 
 
 @pytest.fixture

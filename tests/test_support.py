@@ -15,7 +15,7 @@ import psycopg
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.support.postgres import drop_schema
+from penstock.testing.stores import drop_schema
 from tests.support.processes import ChildProcess
 from tests.support.waiting import wait_until
 
@@ -48,10 +48,11 @@ def test_a_transaction_left_open_does_not_keep_its_schema(pg_url: str) -> None:
             left_open.execute("SELECT 1")
 
 
-def test_a_store_url_leads_to_nothing_yet(store_url: str, tmp_path: Path) -> None:
+def test_a_store_url_leads_to_nothing_yet(store_url: str) -> None:
     if store_url.startswith("sqlite:"):
-        assert store_url == f"sqlite:///{tmp_path}/penstock.db"
-        assert not (tmp_path / "penstock.db").exists()
+        file = Path(store_url.removeprefix("sqlite:///"))
+        assert file.is_absolute()
+        assert list(file.parent.iterdir()) == []
         return
     url, _, schema = store_url.rpartition("?schema=")
     with psycopg.connect(url) as connection:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import uuid
 from collections import Counter
 from collections.abc import Iterator
 from datetime import timedelta
@@ -29,9 +28,9 @@ from hypothesis.stateful import (
 from penstock import Retention, connect
 from penstock.commit.offsets import QueueOffset
 from penstock.errors import ConsumerInUse
+from penstock.testing import temporary_store
 from tests.commit.driver import OUTPUT, Checkpoint, Driver, Query
 from tests.commit.protocol import SCHEMA
-from tests.support.postgres import drop_schema, with_schema
 
 _numbers = itertools.count()
 
@@ -289,10 +288,8 @@ def check(store: Any, examples: int) -> None:
 
 @pytest.fixture
 def shared(pg_url: str) -> Iterator[Any]:
-    schema = f"t_{uuid.uuid4().hex}"
-    with connect(with_schema(pg_url, schema)) as store:
+    with temporary_store(pg_url) as store:
         yield store
-    drop_schema(pg_url, schema)
 
 
 @pytest.fixture

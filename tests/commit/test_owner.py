@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import logging
-import uuid
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from penstock import connect
 from penstock.commit.owner import drain, level
 from penstock.errors import CheckpointMismatch, ConsumerInUse, NotRegistered, OwnerFenced
+from penstock.testing import temporary_store
 from tests.commit.protocol import Pair, make_pair, numbers
 
 
@@ -195,10 +194,7 @@ def test_the_rows_of_a_live_plan_stay_without_being_vital(store: Any) -> None:
 
 
 def test_an_owner_survives_the_loss_of_the_connection_that_holds_its_lock(pg_url: str) -> None:
-    from tests.support.postgres import drop_schema, with_schema
-
-    schema = f"t_{uuid.uuid4().hex}"
-    with connect(with_schema(pg_url, schema)) as store:
+    with temporary_store(pg_url) as store:
         pair = make_pair(store)
         owner = pair.own()
         backend = owner._lock._connection.info.backend_pid  # type: ignore[attr-defined]  # the PostgreSQL lock has one
@@ -207,4 +203,3 @@ def test_an_owner_survives_the_loss_of_the_connection_that_holds_its_lock(pg_url
         with pytest.raises(ConsumerInUse):
             store.consumer("billing").seek("orders", to="latest")
         owner.release()
-    drop_schema(pg_url, schema)

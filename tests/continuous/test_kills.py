@@ -7,7 +7,6 @@ import os
 import random
 import signal
 import time
-import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,8 +19,8 @@ import pyarrow as pa
 import pytest
 
 import penstock as ps
+from penstock.testing import temporary_store_url
 from tests.crash.children import FAULTS
-from tests.support.postgres import drop_schema, with_schema
 from tests.support.processes import ChildProcess
 from tests.support.waiting import wait_until
 from tests.tables.support import named, query, rows, sql_name
@@ -144,11 +143,12 @@ class Application:
 
 @pytest.fixture
 def make(tmp_path: Path, pg_url: str, run_child: Callable[..., ChildProcess]) -> Iterator[Callable[..., Any]]:
-    schema = f"t_{uuid.uuid4().hex}"
-    urls = {"sqlite": f"sqlite:///{tmp_path}/store.db", "postgresql": with_schema(pg_url, schema)}
+    urls = {"sqlite": f"sqlite:///{tmp_path}/store.db"}
 
     def application(
-        *guarantees: str, stores: Sequence[str] = tuple(urls), kinds: Sequence[str] = ("queue", "table")
+        *guarantees: str,
+        stores: Sequence[str] = ("sqlite", "postgresql"),
+        kinds: Sequence[str] = ("queue", "table"),
     ) -> Application:
         copies = [
             Copy(f"{guarantee} {store} {kind}", urls[store], tmp_path, guarantee, kind == "table")
@@ -158,8 +158,8 @@ def make(tmp_path: Path, pg_url: str, run_child: Callable[..., ChildProcess]) ->
         ]
         return Application(copies, tmp_path, run_child)
 
-    yield application
-    drop_schema(pg_url, schema)
+    with temporary_store_url(pg_url) as urls["postgresql"]:
+        yield application
 
 
 def _steps(who: str, steps: Sequence[str]) -> list[Any]:

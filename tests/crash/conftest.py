@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from penstock.testing import temporary_store_url
 from tests.crash.cases import Case
 from tests.crash.children import Children
-from tests.support.postgres import drop_schema, with_schema
 
 
 @pytest.fixture
 def urls(tmp_path: Path, pg_url: str) -> Iterator[Mapping[str, str]]:
     """A new store of each kind."""
-    schema = f"t_{uuid.uuid4().hex}"
-    yield {"sqlite": f"sqlite:///{tmp_path}/store.db", "postgresql": with_schema(pg_url, schema)}
-    drop_schema(pg_url, schema)
+    with temporary_store_url(pg_url) as postgres:
+        yield {"sqlite": f"sqlite:///{tmp_path}/store.db", "postgresql": postgres}
 
 
 @pytest.fixture

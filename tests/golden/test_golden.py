@@ -87,7 +87,7 @@ def golden(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Golden]:
         return
     import psycopg
 
-    from tests.support.postgres import drop_schema, with_schema
+    from penstock.testing.stores import drop_schema, with_schema
 
     pg_url, schema = request.getfixturevalue("pg_url"), f"t_{uuid.uuid4().hex}"
     with psycopg.connect(pg_url, autocommit=True) as connection:

@@ -19,8 +19,9 @@ from penstock.errors import (
     NotFound,
     UnsupportedType,
 )
+from penstock.testing import replay_last_batch
 from tests.limits.support import NOW
-from tests.spark.support import forget_commit, one_store
+from tests.spark.support import one_store
 
 SCHEMA = pa.schema(
     [
@@ -93,7 +94,7 @@ def test_the_first_rows_of_each_key_pass_and_a_batch_has_the_same(
     keyed.run(2, ["k", "x"])
     keyed.add(range(60, 90))
     keyed.run(2, ["k", "x"], maxRowsPerTrigger=16)
-    forget_commit(tmp_path / "ck")
+    replay_last_batch(tmp_path / "ck")
     keyed.run(2, ["k", "x"])
     assert sum(keyed.rows().values()) == expected(range(90), 2)
     assert keyed.rows() == keyed.batch(2, ["k", "x"])
@@ -123,7 +124,7 @@ def test_a_micro_batch_that_was_begun_with_one_limit_is_not_repeated_with_anothe
     keyed.add(range(12))
     keyed.run(1, ["k"])
     assert sum(keyed.rows().values()) == 3
-    forget_commit(tmp_path / "ck", 0)
+    replay_last_batch(tmp_path / "ck")
     with pytest.raises(CommitRefused, match=r"start the query once with limit\(1, per=\['k'\]\)"):
         keyed.run(3, ["k"])
     keyed.run(1, ["k"])

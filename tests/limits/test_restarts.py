@@ -15,8 +15,9 @@ from pyspark.sql import SparkSession
 import penstock as ps
 from penstock.errors import CheckpointMismatch, CommitRefused
 from penstock.pipeline import micro_batches
+from penstock.testing import replay_last_batch
 from tests.limits.support import NOW, Feed, is_prefix
-from tests.spark.support import forget_commit, one_store
+from tests.spark.support import one_store
 
 SIZES = st.integers(1, 9)
 
@@ -40,7 +41,7 @@ def test_exactly_the_limit_passes_whatever_the_micro_batches_partitions_and_rest
             feed.add(first, second)
             feed.start(limit, where, trigger=NOW, maxRowsPerTrigger=size).awaitTermination()
             if forget and any((folder / "ck/commits").glob("[0-9]*")):
-                forget_commit(folder / "ck")
+                replay_last_batch(folder / "ck")
         feed.start(limit, where, trigger=NOW, maxRowsPerTrigger=size).awaitTermination()
         taken = feed.taken()
         there = [
@@ -114,7 +115,7 @@ def test_a_micro_batch_is_repeated_with_the_limit_it_was_begun_with(
     """With a higher one it would have rows that the sink, which has the micro-batch, does not take."""
     feed = Feed(spark, store_url, tmp_path, partitions=1).add(20)
     feed.run(5, "id >= 0", maxRowsPerTrigger=4)
-    forget_commit(tmp_path / "ck")
+    replay_last_batch(tmp_path / "ck")
     assert feed.progress() == "4 of 5"
     for other in (9, 2):
         with pytest.raises(CommitRefused, match=r"start the query once with limit\(5\)"):
@@ -132,7 +133,7 @@ def test_a_micro_batch_behind_the_limit_is_finished_before_another_limit_goes_on
 ) -> None:
     feed = Feed(spark, store_url, tmp_path, partitions=1).add(12)
     feed.start(5, "id >= 0", trigger=NOW, on_limit="keep", maxRowsPerTrigger=4).awaitTermination()
-    forget_commit(tmp_path / "ck")
+    replay_last_batch(tmp_path / "ck")
     feed.add(8)
     with pytest.raises(CommitRefused, match=r"start the query once with limit\(5\)"):
         feed.start(9, "id >= 0")

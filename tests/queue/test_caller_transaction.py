@@ -12,6 +12,7 @@ import pytest
 
 import penstock
 from penstock.errors import InvalidInput, OffsetConflict, SchemaMismatch, StoreError, StoreUnavailable
+from penstock.testing import temporary_store
 from tests.queue.support import SCHEMA, everything, numbers, rows
 
 
@@ -147,9 +148,7 @@ def test_the_connection_s_own_ways_do_not_matter(pg_url: str) -> None:
     import psycopg
     from psycopg.rows import dict_row
 
-    from tests.support.postgres import drop_schema, with_schema
-
-    with penstock.connect(with_schema(pg_url, "own_ways")) as store:
+    with temporary_store(pg_url) as store:
         queue = store.create_queue("q", SCHEMA, partitions=2, key=["n"])
         own = psycopg.connect(
             pg_url, row_factory=dict_row, cursor_factory=psycopg.ClientCursor, prepare_threshold=None
@@ -164,7 +163,6 @@ def test_the_connection_s_own_ways_do_not_matter(pg_url: str) -> None:
             own.commit()
         own.close()
         assert queue.info().rows == 21
-    drop_schema(pg_url, "own_ways")
 
 
 def test_a_connection_of_something_else_is_refused(store: penstock.Store, connection: Any) -> None:

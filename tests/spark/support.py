@@ -81,15 +81,6 @@ def column(frame: DataFrame, name: str = "id") -> list[Any]:
     return [row[name] for row in frame.select(name).collect()]
 
 
-def forget_commit(checkpoint: Path, batch_id: int | None = None) -> int:
-    """Delete a micro-batch's entry in Spark's commit log, the last one's by default, so that Spark repeats it."""
-    logged = sorted(int(entry.name) for entry in (checkpoint / "commits").iterdir() if entry.name.isdigit())
-    which = logged[-1] if batch_id is None else batch_id
-    for name in (f"{which}", f".{which}.crc"):
-        (checkpoint / "commits" / name).unlink(missing_ok=True)
-    return which
-
-
 def batches(query: StreamingQuery) -> Sequence[int]:
     """The rows of each micro-batch that had any."""
     return [progress.numInputRows for progress in query.recentProgress if progress.numInputRows]

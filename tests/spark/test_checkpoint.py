@@ -12,9 +12,9 @@ from pyspark.sql import DataFrame, SparkSession
 from penstock import Store
 from penstock.errors import CommitRefused
 from penstock.spark.checkpoint import Checkpoint, parse_offsets, redact
+from penstock.testing import replay_last_batch
 from tests.spark.support import (
     fill,
-    forget_commit,
     ids_in,
     make_queue,
     one_store,
@@ -89,7 +89,7 @@ def test_a_new_checkpoint_needs_a_new_app_id(
     )
     options = {"appId": "nightly", "guarantee": guarantee}
     run(frame, store_url, "out", tmp_path / "ck", **options)
-    forget_commit(tmp_path / "ck")
+    replay_last_batch(tmp_path / "ck")
     run(frame, store_url, "out", tmp_path / "ck", **options)
     assert ids_in(out) == [1]
     said = refusal(lambda: run(frame, store_url, "out", tmp_path / "ck2", **options))
@@ -113,7 +113,7 @@ def test_the_setting_and_a_query_name(
         for _ in range(2):
             writer = stream(spark, store_url).writeStream.format("penstock").option("url", store_url)
             writer.queryName("nightly").trigger(availableNow=True).start("out").awaitTermination()
-            forget_commit(setting / "nightly")
+            replay_last_batch(setting / "nightly")
     assert ids_in(out) == [0, 1]
 
 
@@ -156,7 +156,7 @@ def test_the_second_format_of_the_offset_log(
             fill(right, [10 + number])
             for _ in range(2):
                 run(frame, store_url, "out", tmp_path / "ck")
-                forget_commit(tmp_path / "ck")
+                replay_last_batch(tmp_path / "ck")
     finally:
         spark.conf.unset("spark.sql.streaming.offsetLog.formatVersion")
     assert (tmp_path / "ck" / "offsets" / "0").read_text().startswith("v2\n")

@@ -15,12 +15,12 @@ import penstock as ps
 from penstock import Queue, Store
 from penstock.queue.names import SERVICE_COLUMNS
 from penstock.spark.schemas import SERVICE_FIELDS
+from penstock.testing import replay_last_batch
 from tests.spark.support import (
     SCHEMA,
     batch,
     failure,
     fill,
-    forget_commit,
     make_queue,
     one_store,
     refusal,
@@ -77,7 +77,7 @@ def test_a_running_query_goes_on_with_its_columns_and_has_the_new_ones_when_it_i
         {"id": 7, "name": "n7", "note": "note 7"},
         {"id": 8, "name": "n8", "note": None},
     ]
-    forget_commit(tmp_path / "ck")
+    replay_last_batch(tmp_path / "ck")
     run(stream(spark, store_url, consumer="c"), store_url, "out", tmp_path / "ck")
     assert len(rows(out)) == 9
     assert store.consumer("c").lag("orders").rows == 0

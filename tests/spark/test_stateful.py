@@ -14,7 +14,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as fn
 
 from penstock import Queue, Store
-from tests.spark.support import forget_commit, one_store, refusal, run, stream
+from penstock.testing import replay_last_batch
+from tests.spark.support import one_store, refusal, run, stream
 
 EVENTS = pa.schema([("id", pa.int64()), ("key", pa.string()), ("ts", pa.timestamp("us", "UTC"))])
 START = datetime(2024, 1, 1, tzinfo=UTC)
@@ -134,7 +135,7 @@ def test_a_replay_repeats_nothing(
         run(case.query(*frames), store_url, "out", tmp_path / "ck")
         if number < 2:
             # The last entry is a no-data batch's where there is a watermark; the one before is of the rows.
-            forget_commit(tmp_path / "ck")
+            replay_last_batch(tmp_path / "ck")
             run(case.query(*frames), store_url, "out", tmp_path / "ck")
         assert rows_in(out) == sorted(case.expected(*seen)), f"after round {number}"
     assert store.consumer("left").lag("left").rows == 0
@@ -152,7 +153,7 @@ def test_the_state_is_rebuilt_for_a_batch_that_was_committed(
     frame = stream(spark, store_url, "left", consumer="left")
     append(queue, ROUNDS[0])
     run(aggregate(frame, frame), store_url, "out", tmp_path / "ck")
-    assert forget_commit(tmp_path / "ck") == 0
+    assert replay_last_batch(tmp_path / "ck") == 0
     for rows in ROUNDS[1:]:
         append(queue, rows)
         run(aggregate(frame, frame), store_url, "out", tmp_path / "ck")

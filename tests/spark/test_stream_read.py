@@ -12,11 +12,11 @@ from pyspark.sql import SparkSession
 
 import penstock
 from penstock import Store
+from penstock.testing import replay_last_batch
 from tests.spark.support import (
     batches,
     failure,
     fill,
-    forget_commit,
     ids_in,
     make_queue,
     one_store,
@@ -166,7 +166,7 @@ def test_a_queue_grows_under_a_running_query(
     queue.add_partitions(1)
     fill(queue, [4], partition=3)
     run(frame, store_url, "out", tmp_path / "ck")
-    forget_commit(tmp_path / "ck")
+    replay_last_batch(tmp_path / "ck")
     run(frame, store_url, "out", tmp_path / "ck")
     assert sorted(ids_in(out)) == [0, 1, 2, 3, 4]
     assert consumer.offsets("orders") == {0: 3, 1: 0, 2: 1, 3: 1}
@@ -233,7 +233,7 @@ def test_a_seek_under_an_old_checkpoint(
     _seek(consumer, {0: 2})
     for _ in range(2):
         assert "CHECKPOINT_MISMATCH" in _refused(frame, store_url, tmp_path / "ck")
-    forget_commit(tmp_path / "ck")
+    replay_last_batch(tmp_path / "ck")
     assert "CHECKPOINT_MISMATCH" in _refused(frame, store_url, tmp_path / "ck")
     assert ids_in(out) == [0, 1, 2, 3]
     run(frame, store_url, "out", tmp_path / "ck2")
@@ -333,7 +333,7 @@ def _replace(store: Store, url: str) -> None:
             Path(f"{path}{suffix}").unlink(missing_ok=True)
         shutil.rmtree(f"{path}-owners", ignore_errors=True)
     else:
-        from tests.support.postgres import drop_schema
+        from penstock.testing.stores import drop_schema
 
         drop_schema(url.split("?")[0], url.rsplit("=", 1)[1])
 

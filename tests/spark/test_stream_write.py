@@ -21,11 +21,11 @@ from penstock.spark.source import PenstockDataSource
 from penstock.spark.stream_writer import QueueStreamWriter
 from penstock.store import staging
 from penstock.store.log import to_segments
+from penstock.testing import replay_last_batch, temporary_store_url
 from tests.spark.support import (
     SCHEMA,
     failure,
     fill,
-    forget_commit,
     ids_in,
     make_queue,
     one_store,
@@ -63,7 +63,7 @@ def test_a_replay_repeats_nothing(
             fill(queue, ids, partition=1)
         run(frame, store_url, "out", tmp_path / "ck", guarantee=guarantee)
         if guarantee != "at_least_once":
-            assert forget_commit(tmp_path / "ck") == batch_id
+            assert replay_last_batch(tmp_path / "ck") == batch_id
             # Another split of the range must not change what the tasks of a repeated micro-batch write.
             again = stream(spark, store_url, consumer="billing").where("id % 10 != 3").select("id")
             run(again, store_url, "out", tmp_path / "ck", guarantee=guarantee)
@@ -80,7 +80,7 @@ def test_at_least_once_repeats_what_is_replayed(
     fill(queue, range(3))
     for _ in range(2):
         run(stream(spark, store_url), store_url, "out", tmp_path / "ck", guarantee="at_least_once")
-        forget_commit(tmp_path / "ck")
+        replay_last_batch(tmp_path / "ck")
     assert sorted(ids_in(out)) == [0, 0, 1, 1, 2, 2]
 
 
@@ -103,36 +103,32 @@ def test_any_replayable_source(
         fill(queue, [number])
         (files / f"{number}.json").write_text(f'{{"id": {number}, "name": "n{number}"}}\n')
         run(frame, store_url, "out", tmp_path / "ck", guarantee=guarantee)
-        forget_commit(tmp_path / "ck")
+        replay_last_batch(tmp_path / "ck")
         run(frame, store_url, "out", tmp_path / "ck", guarantee=guarantee)
     assert ids_in(out) == [0, 1]
 
 
 @pytest.mark.parametrize("direction", ["sqlite to postgresql", "postgresql to sqlite"])
 def test_source_and_sink_in_two_stores(
-    spark: SparkSession, tmp_path: Path, pg_url: str, direction: str, request: pytest.FixtureRequest
+    spark: SparkSession, tmp_path: Path, pg_url: str, direction: str
 ) -> None:
-    from tests.support.postgres import drop_schema, with_schema
-
-    schema = f"two_{tmp_path.name[-20:].lower()}".replace("-", "_")
-    urls = [f"sqlite:///{tmp_path}/penstock.db", with_schema(pg_url, schema)]
-    request.addfinalizer(lambda: drop_schema(pg_url, schema))
-    here, there = urls if direction.startswith("sqlite") else urls[::-1]
-    with penstock.connect(here) as source, penstock.connect(there) as sink:
-        queue, out = make_queue(source, partitions=2), make_queue(sink, "out")
-        consumer = queue.register(source.create_consumer("billing").name, vital=True)
-        frame = stream(spark, here, consumer="billing")
-        for number in range(2):
-            fill(queue, [number], partition=number)
+    with temporary_store_url() as sqlite, temporary_store_url(pg_url) as postgres:
+        here, there = (sqlite, postgres) if direction.startswith("sqlite") else (postgres, sqlite)
+        with penstock.connect(here) as source, penstock.connect(there) as sink:
+            queue, out = make_queue(source, partitions=2), make_queue(sink, "out")
+            consumer = queue.register(source.create_consumer("billing").name, vital=True)
+            frame = stream(spark, here, consumer="billing")
+            for number in range(2):
+                fill(queue, [number], partition=number)
+                run(frame, there, "out", tmp_path / "ck")
+                replay_last_batch(tmp_path / "ck")
+                run(frame, there, "out", tmp_path / "ck")
+            assert ids_in(out) == [0, 1]
+            assert consumer.offsets("orders") == {0: 1, 1: 1}, "the consumer follows"
+            shutil.rmtree(tmp_path / "ck")
+            fill(queue, [2])
             run(frame, there, "out", tmp_path / "ck")
-            forget_commit(tmp_path / "ck")
-            run(frame, there, "out", tmp_path / "ck")
-        assert ids_in(out) == [0, 1]
-        assert consumer.offsets("orders") == {0: 1, 1: 1}, "the consumer follows"
-        shutil.rmtree(tmp_path / "ck")
-        fill(queue, [2])
-        run(frame, there, "out", tmp_path / "ck")
-        assert ids_in(out) == [0, 1, 2], "a new checkpoint goes on where the consumer stands"
+            assert ids_in(out) == [0, 1, 2], "a new checkpoint goes on where the consumer stands"
 
 
 def test_a_keyed_sink(spark: SparkSession, store: Store, store_url: str, tmp_path: Path) -> None:

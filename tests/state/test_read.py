@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 from penstock.errors import InvalidInput, StateRefused
 from penstock.state import read
-from tests.spark.support import forget_commit
+from penstock.testing import replay_last_batch
 from tests.state.conftest import Make
 from tests.state.making import LATE
 
@@ -45,7 +45,7 @@ def test_the_state_is_that_of_the_last_committed_batch_or_of_the_one_that_is_sai
     for batch, rows in enumerate(totals):
         assert read(spark, str(query.path), batch=batch).count() == rows
     path = copied("distinct")
-    last = forget_commit(path)
+    last = replay_last_batch(path)
     assert read(spark, str(path)).count() == totals[last - 1]
 
 
@@ -112,7 +112,7 @@ def test_what_cannot_be_read_is_refused_by_name(
 def test_a_checkpoint_without_a_commit_has_no_state_to_read(spark: SparkSession, copied: Copied) -> None:
     path = copied("windows")
     for number in range(len(list((path / "offsets").glob("[0-9]*")))):
-        forget_commit(path, number)
+        replay_last_batch(path, number)
     error = refused(lambda: read(spark, str(path)))
     assert error.condition == "STATE_REFUSED.NOTHING_COMMITTED"
     assert "has begun and is not committed" in str(error)

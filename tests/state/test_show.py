@@ -14,8 +14,9 @@ from pyspark.sql import SparkSession
 import penstock as ps
 from penstock.errors import CheckpointNotFound, StateRefused
 from penstock.state import CheckpointState, show
+from penstock.testing import replay_last_batch
 from tests.limits.support import NOW, Feed
-from tests.spark.support import fill, forget_commit, make_queue, one_store, run, stream, table
+from tests.spark.support import fill, make_queue, one_store, run, stream, table
 from tests.state.conftest import Make
 from tests.state.making import Made
 from tests.support.waiting import wait_until
@@ -215,7 +216,7 @@ def test_a_continuous_query_has_epochs_and_no_state(
     assert (found.last_planned, found.last_committed) == (last, last)
     assert found.committed is not None
     assert found.committed.sources[0].queue.end == (8,)  # type: ignore[union-attr]  # it is a queue's
-    forget_commit(tmp_path / "ck")
+    replay_last_batch(tmp_path / "ck")
     found = show(spark, str(tmp_path / "ck"))
     assert (found.last_planned, found.last_committed) == (last, last - 1 if last else None)
     assert f"epoch {last}, not committed" in str(found)
@@ -229,7 +230,7 @@ def test_a_batch_that_was_killed_is_planned_and_not_committed(
     spark: SparkSession, made: Make, copied: Copied, name: str
 ) -> None:
     path, query = copied(name), made(name)
-    last = forget_commit(path)
+    last = replay_last_batch(path)
     found = show(spark, str(path))
     assert (found.last_planned, found.last_committed) == (last, last - 1)
     assert found.planned is not None
@@ -257,7 +258,7 @@ def test_a_checkpoint_of_a_query_that_died_in_its_first_batch(
 ) -> None:
     path, last = copied("windows"), made("windows").last
     for number in range(last + 1):
-        forget_commit(path, number)
+        replay_last_batch(path, number)
     for number in range(1, last + 1):
         (path / f"offsets/{number}").unlink()
     found = show(spark, str(path))

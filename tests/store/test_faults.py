@@ -13,6 +13,7 @@ import pytest
 import penstock
 from penstock.errors import StoreError, StoreFull
 from penstock.store.statements import qualify
+from penstock.testing import temporary_store
 from tests.store.programs import SCHEMA
 from tests.store.support import raw_connection, run_sql
 from tests.support.processes import ChildProcess
@@ -97,9 +98,7 @@ def test_an_append_that_fails_in_its_last_partition_leaves_nothing(store: pensto
 
 
 def test_a_full_disk_of_the_server_is_said(pg_url: str) -> None:
-    from tests.support.postgres import drop_schema, with_schema
-
-    with penstock.connect(with_schema(pg_url, "full")) as store:
+    with temporary_store(pg_url) as store:
         queue = store.create_queue("q", SCHEMA)
         _failing(store, "segment", "true", "53100")
         with pytest.raises(
@@ -107,7 +106,6 @@ def test_a_full_disk_of_the_server_is_said(pg_url: str) -> None:
         ):
             queue.append([{"n": 1}])
         assert queue.info().rows == 0
-    drop_schema(pg_url, "full")
 
 
 def _payloads(store: penstock.Store) -> int:

@@ -262,7 +262,7 @@ def _url(store: penstock.Store) -> str:
     database = store.database
     if database.dialect == "sqlite":
         return str(database.url)
-    from tests.support.postgres import with_schema
+    from penstock.testing.stores import with_schema
 
     return with_schema(database.url.target, database.url.options["schema"])
 

@@ -19,7 +19,7 @@ from tests.store.support import run_sql
 @pytest.fixture
 def behind_proxy(pg_store: penstock.Store, pg_url: str) -> Iterator[tuple[penstock.Store, Proxy]]:
     """The same store through a proxy."""
-    from tests.support.postgres import with_schema
+    from penstock.testing.stores import with_schema
 
     url = with_schema(pg_url, pg_store.database.url.options["schema"])
     with proxied(url) as proxy, penstock.connect(proxy.url, create=False) as store:

@@ -133,7 +133,7 @@ def test_a_watch_whose_session_is_killed_goes_on(
 def test_a_server_that_is_away_is_waited_for(
     pg_store: penstock.Store, pg_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from tests.support.postgres import with_schema
+    from penstock.testing.stores import with_schema
 
     direct = pg_store.create_queue("q", SCHEMA)
     with proxied(with_schema(pg_url, pg_store.database.url.options["schema"])) as proxy:

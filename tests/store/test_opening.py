@@ -90,7 +90,7 @@ def test_a_file_that_one_may_only_read_can_be_read(tmp_path: Path, run_child: Ru
 def test_a_role_that_may_only_read_can_read_and_no_more(pg_url: str) -> None:
     import psycopg
 
-    from tests.support.postgres import drop_schema, with_schema
+    from penstock.testing.stores import drop_schema, with_schema
 
     url = with_schema(pg_url, "readers")
     parts = urlsplit(url)

@@ -11,6 +11,7 @@ import pytest
 
 import penstock
 from penstock.errors import ConsumerInUse
+from penstock.testing import temporary_store
 from tests.store.programs import SCHEMA
 from tests.support.processes import ChildProcess
 from tests.support.waiting import wait_until
@@ -82,9 +83,8 @@ def test_looking_leaves_no_file(tmp_path: Path) -> None:
 
 def test_a_lock_whose_session_was_killed_is_taken_again_or_known_to_be_lost(pg_url: str) -> None:
     from tests.store.support import run_sql
-    from tests.support.postgres import drop_schema, with_schema
 
-    with penstock.connect(with_schema(pg_url, "locks")) as store:
+    with temporary_store(pg_url) as store:
         lock, other = (store.database.owner_lock(NAME) for _ in range(2))
         assert lock.acquire()
         run_sql(
@@ -102,7 +102,6 @@ def test_a_lock_whose_session_was_killed_is_taken_again_or_known_to_be_lost(pg_u
         assert not lock.acquire()
         lock.release()
         other.release()
-    drop_schema(pg_url, "locks")
 
 
 def test_what_would_pull_the_rug_from_under_an_owner_is_refused(store: penstock.Store) -> None:

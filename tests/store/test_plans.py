@@ -162,7 +162,7 @@ def filled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     if request.param == "sqlite":
         url = f"sqlite:///{tmp_path_factory.mktemp('plans')}/x.db?synchronous=normal"
     else:
-        from tests.support.postgres import with_schema
+        from penstock.testing.stores import with_schema
 
         url = with_schema(request.getfixturevalue("pg_url"), f"t_{uuid.uuid4().hex}")
     with penstock.connect(url) as store:

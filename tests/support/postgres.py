@@ -11,7 +11,6 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit, urlunsplit
 
 from tests.support.pgtools import server_home
 from tests.support.postgres_guard import server_identity
@@ -60,32 +59,6 @@ def start_postgres(*, fsync: bool = False, **settings: str) -> PostgresServer:
     except BaseException:
         shutil.rmtree(directory, ignore_errors=True)
         raise
-
-
-def with_schema(url: str, schema: str) -> str:
-    """The URL of a store in that schema."""
-    parts = urlsplit(url)
-    query = "&".join(filter(None, [parts.query, f"schema={schema}"]))
-    return urlunsplit(parts._replace(query=query))
-
-
-def drop_schema(url: str, schema: str) -> None:
-    """Also when a test left a transaction open: its session is ended rather than waited for."""
-    import psycopg
-    from psycopg import errors, sql
-
-    drop = sql.SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(sql.Identifier(schema))
-    with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute("SET lock_timeout = '3s'")
-        try:
-            connection.execute(drop)
-        except errors.LockNotAvailable:
-            connection.execute(
-                "SELECT pg_terminate_backend(l.pid) FROM pg_locks l JOIN pg_class c ON c.oid = l.relation"
-                " WHERE c.relnamespace = %s::regnamespace AND l.pid <> pg_backend_pid()",
-                [schema],
-            )
-            connection.execute(drop)
 
 
 def _start(directory: Path, settings: dict[str, str]) -> PostgresServer:

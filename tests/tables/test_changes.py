@@ -12,7 +12,8 @@ from pyspark.sql import SparkSession
 
 import penstock as ps
 from penstock.errors import InvalidInput, InvalidOption, SchemaMismatch, TableRefused
-from tests.spark.support import forget_commit, one_store
+from penstock.testing import replay_last_batch
+from tests.spark.support import one_store
 from tests.tables.support import Feed, query, rows, sql_name
 from tests.tables.test_target import Table
 
@@ -53,7 +54,7 @@ def test_inserts_updates_and_deletes_are_applied(feed: Feed) -> None:
     )
     feed.run(people(feed))
     assert rows(feed.url, "people") == [(1, "eve"), (4, "cyd")], "a row whose key changed leaves its old key"
-    forget_commit(feed.folder / "ck")
+    replay_last_batch(feed.folder / "ck")
     feed.run(people(feed))
     assert rows(feed.url, "people") == [(1, "eve"), (4, "cyd")]
 

@@ -25,7 +25,8 @@ from penstock.errors import (
     TableRefused,
     UnsupportedType,
 )
-from tests.spark.support import forget_commit, one_store
+from penstock.testing import replay_last_batch
+from tests.spark.support import one_store
 from tests.tables.support import Feed, totals
 
 SCHEMA = pa.schema([("id", pa.int64()), ("k", pa.string()), ("v", pa.int64())])
@@ -77,7 +78,7 @@ def test_append_makes_the_table_and_adds_rows_once(tables: DeltaTables) -> None:
     feed, sink = tables.feed, tables.sink("plain")
     feed.add(row(1), row(2, "b")).run(sink)
     version = tables.table("plain").version()
-    forget_commit(feed.folder / "ck")
+    replay_last_batch(feed.folder / "ck")
     feed.run(sink)
     assert tables.table("plain").version() == version
     feed.add(row(3)).run(sink)
@@ -92,7 +93,7 @@ def test_update_puts_rows_in_the_place_of_those_with_their_key(tables: DeltaTabl
     for number, part in enumerate(given):
         feed.add(*part).run(sink, totals, mode="update")
         assert tables.rows("totals") == folded([*chain(*given[: number + 1])])
-    forget_commit(feed.folder / "ck")
+    replay_last_batch(feed.folder / "ck")
     feed.run(sink, totals, mode="update")
     assert tables.rows("totals") == folded([*chain(*given)])
     assert feed.add(row(6, "a", 1)).run(sink, totals, mode="update").exception() is None
@@ -112,7 +113,7 @@ def test_complete_replaces_everything_in_one_version_and_readers_keep_the_old_on
     feed.add(row(1, "a", 5), row(2, "b", 7)).run(sink, few, mode="complete")
     before = tables.table("top")
     feed.add(row(3, "a", 9)).run(sink, few, mode="complete")
-    forget_commit(feed.folder / "ck")
+    replay_last_batch(feed.folder / "ck")
     feed.run(sink, few, mode="complete")
     assert tables.rows("top") == [("b", 7, 1)]
     assert tables.table("top").version() == before.version() + 1
@@ -228,7 +229,7 @@ def test_a_key_without_a_value_is_refused(tables: DeltaTables) -> None:
 def test_at_least_once_leaves_no_transaction(tables: DeltaTables) -> None:
     feed = tables.feed
     feed.add(row(1), row(2)).run(tables.sink("plain"), guarantee="at_least_once")
-    forget_commit(feed.folder / "ck")
+    replay_last_batch(feed.folder / "ck")
     feed.run(tables.sink("plain"), guarantee="at_least_once")
     assert [each[0] for each in tables.rows("plain")] == [1, 1, 2, 2]
     assert tables.staged("plain") == []

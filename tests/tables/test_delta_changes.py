@@ -12,7 +12,8 @@ from pyspark.sql import SparkSession
 
 import penstock as ps
 from penstock.errors import InvalidInput, SchemaMismatch, TableRefused
-from tests.spark.support import forget_commit, one_store
+from penstock.testing import replay_last_batch
+from tests.spark.support import one_store
 from tests.tables.support import Feed
 from tests.tables.test_changes import SCHEMA, change
 from tests.tables.test_delta import DeltaTables
@@ -53,7 +54,7 @@ def test_inserts_updates_and_deletes_are_applied_once(tables: DeltaTables) -> No
     feed.run(people(tables))
     assert tables.rows("people") == [(1, "eve"), (4, "cyd")], "a row whose key changed leaves its old key"
     version = tables.table("people").version()
-    forget_commit(feed.folder / "ck")
+    replay_last_batch(feed.folder / "ck")
     feed.run(people(tables))
     assert tables.table("people").version() == version
     assert tables.staged("people") == []
@@ -113,7 +114,7 @@ def test_every_version_of_a_row_is_kept(tables: DeltaTables) -> None:
     ]
     assert tables.rows("people") == history
     version = tables.table("people").version()
-    forget_commit(feed.folder / "ck")
+    replay_last_batch(feed.folder / "ck")
     feed.run(sink)
     feed.add(change(1, "eve", "update_postimage", 2), change(2, "bob", "delete", 3)).run(sink)
     assert tables.rows("people") == history

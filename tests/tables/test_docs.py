@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 import penstock as ps
 from penstock.store.url import parse_url
-from tests.spark.support import forget_commit
+from penstock.testing import replay_last_batch
 from tests.tables.support import Feed, query, rows, sql_name
 
 DOCS = Path(__file__).resolve().parents[2] / "docs/tables.md"
@@ -46,7 +46,7 @@ def test_a_function_of_ones_own_writes_once(
 
     feed.add({"k": "a"}, {"k": "a"}, {"k": "b"})
     run()
-    forget_commit(tmp_path / "ck")
+    replay_last_batch(tmp_path / "ck")
     run()
     feed.add({"k": "a"})
     run()

@@ -14,7 +14,8 @@ from pyspark.sql import SparkSession
 
 import penstock as ps
 from penstock.errors import InvalidInput, SchemaMismatch, TableRefused
-from tests.spark.support import forget_commit, one_store
+from penstock.testing import replay_last_batch
+from tests.spark.support import one_store
 from tests.tables.support import Feed, query, rows, sql_name
 from tests.tables.test_changes import SCHEMA, change
 from tests.tables.test_target import Table
@@ -52,7 +53,7 @@ def test_every_version_of_a_row_is_kept(feed: Feed) -> None:
         (3, "eve", 6, None),
     ]
     assert rows(feed.url, "people") == history
-    forget_commit(feed.folder / "ck")
+    replay_last_batch(feed.folder / "ck")
     feed.run(people(feed))
     assert rows(feed.url, "people") == history
     current = query(feed.url, f"select id from {sql_name(feed.url, 'people')} where _valid_to is null")

@@ -11,7 +11,8 @@ from pyspark.sql import SparkSession
 
 import penstock as ps
 from penstock.errors import CommitRefused, InvalidInput, InvalidOption, SchemaMismatch, TableRefused
-from tests.spark.support import forget_commit, one_store
+from penstock.testing import replay_last_batch
+from tests.spark.support import one_store
 from tests.tables.support import NOW, Feed, query, rows, sql_name
 
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
@@ -43,7 +44,7 @@ def row(number: int) -> dict[str, Any]:
 def test_a_repeated_micro_batch_adds_nothing(feed: Copy) -> None:
     sink = feed.table("copy")
     feed.add(row(1), row(2)).run(sink, lambda frame: frame.drop("_timestamp"))
-    forget_commit(feed.folder / "ck")
+    replay_last_batch(feed.folder / "ck")
     feed.add(row(3)).run(sink, lambda frame: frame.drop("_timestamp"))
     assert feed.ids() == [1, 2, 3]
     assert feed.store.consumer("c").lag("in").rows == 0

@@ -11,7 +11,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 import penstock as ps
 from penstock.errors import InvalidOption, OutputModeRefused, SchemaMismatch, TableRefused
-from tests.spark.support import forget_commit, one_store
+from penstock.testing import replay_last_batch
+from tests.spark.support import one_store
 from tests.tables.support import NOW, Feed, query, rows, sql_name, totals
 
 SCHEMA = pa.schema([("id", pa.int64()), ("k", pa.string()), ("v", pa.int64())])
@@ -29,7 +30,7 @@ def row(number: int, k: str = "a", v: int = 1) -> dict[str, Any]:
 def test_append_makes_the_table_and_adds_rows_once(feed: Feed) -> None:
     sink = feed.table("plain")
     feed.add(row(1), row(2, "b")).run(sink)
-    forget_commit(feed.folder / "ck")
+    replay_last_batch(feed.folder / "ck")
     feed.run(sink)
     feed.add(row(3)).run(sink)
     assert rows(feed.url, "plain") == [(1, "a", 1), (2, "b", 1), (3, "a", 1)]
@@ -40,7 +41,7 @@ def test_update_puts_rows_in_the_place_of_those_with_their_key(feed: Feed) -> No
     sink = feed.table("totals", "k")
     feed.add(row(1, "a", 5), row(2, "b", 7)).run(sink, totals, mode="update")
     feed.add(row(3, "a", 1)).run(sink, totals, mode="update")
-    forget_commit(feed.folder / "ck")
+    replay_last_batch(feed.folder / "ck")
     feed.run(sink, totals, mode="update")
     assert rows(feed.url, "totals") == [("a", 6, 2), ("b", 7, 1)]
     assert feed.store.info().staged_segments == 0
@@ -55,7 +56,7 @@ def test_complete_replaces_everything(feed: Feed) -> None:
     feed.add(row(1, "a", 5), row(2, "b", 7)).run(sink, many, mode="complete")
     assert rows(feed.url, "top") == [("a", 5, 1), ("b", 7, 1)]
     feed.add(row(3, "a", 9)).run(sink, many, mode="complete")
-    forget_commit(feed.folder / "ck")
+    replay_last_batch(feed.folder / "ck")
     feed.run(sink, many, mode="complete")
     assert rows(feed.url, "top") == [("b", 7, 1)]
 

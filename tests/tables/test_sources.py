@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 
 import penstock as ps
 from penstock.errors import CheckpointMismatch
-from tests.spark.support import forget_commit
+from penstock.testing import replay_last_batch
 from tests.tables.support import NOW, Feed, named, rows, totals
 
 SCHEMA = pa.schema([("id", pa.int64()), ("k", pa.string()), ("v", pa.int64())])
@@ -22,7 +22,7 @@ def test_a_consumer_of_another_store_follows(spark: SparkSession, store_url: str
     sink = ps.TableSink(named(store_url, "totals"), ["k"], store_url)
     for number in range(3):
         feed.add({"id": number, "k": "a", "v": 10**number}).run(sink, totals, mode="update")
-        forget_commit(tmp_path / "ck")
+        replay_last_batch(tmp_path / "ck")
     feed.run(sink, totals, mode="update")
     assert rows(store_url, "totals") == [("a", 111, 3)]
     assert feed.store.consumer("c").lag("in").rows == 0
@@ -40,7 +40,7 @@ def test_any_replayable_source_is_counted_by_the_ledger(
         (files / f"{number}.json").write_text(f'{{"id": {number}, "name": "x"}}\n')
         for _ in range(2):
             pipeline.start(checkpoint=tmp_path / "ck", trigger=NOW).awaitTermination()
-            forget_commit(tmp_path / "ck")
+            replay_last_batch(tmp_path / "ck")
     assert rows(store_url, "plain") == [(0, "x"), (1, "x")]
 
 

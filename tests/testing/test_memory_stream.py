@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,8 @@ from penstock.testing import Crash, MemoryStream, crash_at, replay_last_batch, r
 
 
 @pytest.fixture
-def numbers(spark: SparkSession) -> Iterator[MemoryStream]:
-    with MemoryStream(spark, "id long, k string") as stream:
-        yield stream
+def numbers(penstock_stream: Callable[[str], MemoryStream]) -> MemoryStream:
+    return penstock_stream("id long, k string")
 
 
 def _rows(*ids: int) -> list[dict[str, Any]]:
@@ -167,6 +166,16 @@ def test_a_pipeline_takes_the_stream_too(spark: SparkSession, numbers: MemoryStr
         query = pipeline.start(checkpoint=tmp_path / "checkpoint", trigger=ps.Trigger.available_now())
         query.awaitTermination()
         assert out.read(0, 0)["id"].to_pylist() == [1, 2]
+
+
+def test_a_crash_waits_for_its_micro_batch(numbers: MemoryStream, tmp_path: Path) -> None:
+    with crash_at("after_sink", batch=1), run(numbers.to_df(), checkpoint=tmp_path) as query:
+        numbers.add_data(_rows(1))
+        query.process_all_available()
+        numbers.add_data(_rows(2))
+        with pytest.raises(Crash, match="micro-batch 1"):
+            query.process_all_available()
+    assert query.emitted() == [_rows(1), _rows(2)]
 
 
 def test_another_point_is_refused() -> None:

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from penstock.testing.replay import replay_last_batch as replay_last_batch
     from penstock.testing.running import StreamTest as StreamTest
     from penstock.testing.running import run as run
+    from penstock.testing.stores import temporary_store as temporary_store
+    from penstock.testing.stores import temporary_store_url as temporary_store_url
 
 _HOMES = {
     "Crash": "penstock.testing.crashes",
@@ -19,9 +21,20 @@ _HOMES = {
     "crash_at": "penstock.testing.crashes",
     "replay_last_batch": "penstock.testing.replay",
     "run": "penstock.testing.running",
+    "temporary_store": "penstock.testing.stores",
+    "temporary_store_url": "penstock.testing.stores",
 }
 
-__all__ = ["Crash", "MemoryStream", "StreamTest", "crash_at", "replay_last_batch", "run"]
+__all__ = [
+    "Crash",
+    "MemoryStream",
+    "StreamTest",
+    "crash_at",
+    "replay_last_batch",
+    "run",
+    "temporary_store",
+    "temporary_store_url",
+]
 
 
 if not TYPE_CHECKING:

@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from penstock.errors import InvalidInput
+from penstock.kinds import require
 
 BEFORE_SINK, AFTER_SINK = "before_sink", "after_sink"
 POINTS = (BEFORE_SINK, AFTER_SINK)
 
-_armed: set[str] = set()
+_armed: dict[str, int | None] = {}
 
 
 class Crash(Exception):
@@ -18,8 +19,8 @@ class Crash(Exception):
 
 
 @contextmanager
-def crash_at(point: str) -> Iterator[None]:
-    """Let queries that were started by ``run`` fail in their next micro-batch, as if their process died there.
+def crash_at(point: str, *, batch: int | None = None) -> Iterator[None]:
+    """Let queries that were started by ``run`` fail in a micro-batch, as if their process died there.
 
     The query's next ``process_all_available()`` raises `Crash`; start it again over the same checkpoint, and Spark repeats the
     micro-batch, which is in its offset log and not in its commit log.
@@ -28,6 +29,8 @@ def crash_at(point: str) -> Iterator[None]:
     ----------
     point
         ``before_sink``: the sink has nothing of the micro-batch. ``after_sink``: it has all of it, and Spark does not know.
+    batch
+        The number of the micro-batch, from 0; the next one when None.
 
     Raises
     ------
@@ -36,14 +39,15 @@ def crash_at(point: str) -> Iterator[None]:
     """
     if point not in POINTS:
         raise InvalidInput(f"there is no point {point!r} to crash at: give one of {', '.join(POINTS)}")
-    _armed.add(point)
+    require("batch", batch, int | None, "the number of a micro-batch")
+    _armed[point] = batch
     try:
         yield
     finally:
-        _armed.discard(point)
+        _armed.pop(point, None)
 
 
-def pass_by(point: str) -> None:
+def pass_by(point: str, batch: int) -> None:
     """Crash if it is the point."""
-    if point in _armed:
-        raise Crash(f"as asked for, {point.replace('_', ' the ')}")
+    if point in _armed and _armed[point] in (None, batch):
+        raise Crash(f"as asked for, {point.replace('_', ' the ')} in micro-batch {batch}")

@@ -110,11 +110,11 @@ class StreamTest:
     def _write(self, batch: DataFrame, number: int) -> None:
         self._error = None
         try:
-            pass_by(BEFORE_SINK)
+            pass_by(BEFORE_SINK, number)
             self._tables[number] = batch.toArrow()
             if self._sink is not None:
                 self._sink(batch, number)
-            pass_by(AFTER_SINK)
+            pass_by(AFTER_SINK, number)
         except BaseException as error:
             self._error = error
             raise

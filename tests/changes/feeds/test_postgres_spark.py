@@ -14,10 +14,10 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 import penstock as ps
+from penstock.testing import temporary_store_url
 from tests.changes.feeds.postgres import Row, Source, apply
 from tests.changes.feeds.postgres_child import COLUMNS, start
 from tests.changes.frames import Sink
-from tests.support.postgres import drop_schema, with_schema
 from tests.support.processes import ChildProcess
 from tests.support.waiting import wait_until
 
@@ -125,9 +125,7 @@ def test_a_queue_in_the_same_server_makes_no_endless_micro_batches(
 ) -> None:
     table = source.table("id int primary key, v text")
     feed = source.feed(snapshot="initial", tables=("t",))
-    url = with_schema(source.url, f"{source.name}_store")
-    try:
-        store = ps.connect(url, create=True)
+    with temporary_store_url(source.url) as url, ps.connect(url) as store:
         schema = feed.describe().schema
         store.create_queue("changes", _schema(schema))
         query = (
@@ -145,9 +143,6 @@ def test_a_queue_in_the_same_server_makes_no_endless_micro_batches(
         query.stop()
         assert len(batches) == 3
         assert max(progress.batchId for progress in query.recentProgress) <= 3
-        store.close()
-    finally:
-        drop_schema(source.url, f"{source.name}_store")
 
 
 def _schema(schema: Any) -> Any:

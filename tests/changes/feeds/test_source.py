@@ -19,8 +19,9 @@ from penstock.changes.source import STREAM, ChangesStreamReader, read_options
 from penstock.errors import InvalidChangelogSchema, InvalidChangeOption, InvalidOption, InvalidUrl
 from penstock.instants import micros_of
 from penstock.spark.schemas import to_struct
+from penstock.testing import replay_last_batch
 from tests.changes.frames import Sink
-from tests.spark.support import forget_commit, one_store
+from tests.spark.support import one_store
 
 DATA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("data", pa.string()), ("rv", pa.int64())])
 CONTRACT = ps.ChangeContract(
@@ -201,7 +202,7 @@ def test_a_query_goes_on_where_it_was(spark: SparkSession, feed: ps.QueueFeed, t
         (kind, version) for version in (3, 5, 8, 9) for kind in ("update_preimage", "update_postimage")
     )
     assert sink.run(df.select("_change_type", "_commit_version")) == expected
-    forget_commit(tmp_path / "checkpoint")
+    replay_last_batch(tmp_path / "checkpoint")
     assert sink.run(df.select("_change_type", "_commit_version")) == expected
 
 

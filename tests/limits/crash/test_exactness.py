@@ -14,8 +14,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from penstock.testing.stores import drop_schema, with_schema
 from tests.limits.crash.plans import CONTINUOUS, MICRO_BATCHES, Plan
-from tests.support.postgres import drop_schema, with_schema
 from tests.support.processes import ChildProcess
 
 PATIENCE = 120

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
+from penstock.testing import temporary_store_url
 from tests.crash.children import Children, Fault
 from tests.limits.crash.cases import KINDS, LimitCase
-from tests.support.postgres import drop_schema, with_schema
 from tests.support.processes import ChildProcess
 
 MODULE = "tests.limits.crash.child"
@@ -53,11 +52,9 @@ def test_a_kill_between_the_two_commits_of_the_last_micro_batch_changes_nothing(
 def test_a_kill_after_any_state_of_any_micro_batch_changes_nothing(
     tmp_path: Path, run_child: Callable[..., ChildProcess], kind: str, pg_url: str
 ) -> None:
-    schema = f"t_{uuid.uuid4().hex}"
-    url = f"sqlite:///{tmp_path}/store.db" if kind == "sqlite" else with_schema(pg_url, schema)
-    children, cases = Children(tmp_path, run_child), make_cases(url, tmp_path)
-    for batch, state in enumerate(["PLANNED", "STAGED", "COMMITTED"]):
-        last = {case.name: min(batch, case.limited.last) for case in cases}
-        kill(children, cases, state, last)
-    finish(children, cases)
-    drop_schema(pg_url, schema)
+    with temporary_store_url(None if kind == "sqlite" else pg_url) as url:
+        children, cases = Children(tmp_path, run_child), make_cases(url, tmp_path)
+        for batch, state in enumerate(["PLANNED", "STAGED", "COMMITTED"]):
+            last = {case.name: min(batch, case.limited.last) for case in cases}
+            kill(children, cases, state, last)
+        finish(children, cases)

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from penstock.testing.stores import drop_schema, with_schema
 from tests.crash.children import Children
-from tests.support.postgres import drop_schema, with_schema
 from tests.tables.crash.cases import TableCase
 
 

@@ -1,0 +1,85 @@
+"""The pytest plugin: fixtures for stores, streams and a session. pytest finds it by itself where Penstock is installed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from penstock.queue.store import Store
+    from penstock.testing.memory import MemoryStream
+
+_OPTION, _VARIABLE = "--penstock-postgres", "PENSTOCK_TEST_PG_URL"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """``--penstock-postgres URL``."""
+    parser.getgroup("penstock").addoption(
+        _OPTION,
+        metavar="URL",
+        default=os.environ.get(_VARIABLE),
+        help="A PostgreSQL database: tests with a store run once more, in a schema of their own there. [the variable "
+        f"{_VARIABLE}, which keeps a password out of the command line]",
+    )
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test with a store runs once for each kind of database that there is."""
+    if "penstock_store_url" in metafunc.fixturenames:
+        databases = ["sqlite", *(["postgresql"] if metafunc.config.getoption(_OPTION) else [])]
+        metafunc.parametrize("penstock_store_url", databases, indirect=True)
+
+
+@pytest.fixture
+def penstock_store_url(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The URL of a store that is not there yet, for this test alone."""
+    from penstock.testing.stores import temporary_store_url
+
+    database = request.config.getoption(_OPTION) if request.param == "postgresql" else None
+    with temporary_store_url(database) as url:
+        yield url
+
+
+@pytest.fixture
+def penstock_store(penstock_store_url: str) -> Iterator[Store]:
+    """A new, open store, for this test alone."""
+    from penstock.queue.store import connect
+
+    with connect(penstock_store_url, create=True) as store:
+        yield store
+
+
+@pytest.fixture(scope="session")
+def penstock_spark() -> Iterator[SparkSession]:
+    """A Spark session for all tests: the active one, or one of two threads that ends with the tests."""
+    from pyspark.sql import SparkSession
+
+    from penstock.spark.register import register
+    from penstock.spark.session import session
+
+    active = SparkSession.getActiveSession()
+    if active is not None:
+        register(active)
+        yield active
+        return
+    made = session("tests", master="local[2]", stateful=True, conf=_SMALL)
+    yield made
+    made.stop()
+
+
+_SMALL = {"spark.sql.shuffle.partitions": "2", "spark.ui.enabled": "false"}
+
+
+@pytest.fixture
+def penstock_stream(penstock_spark: SparkSession) -> Iterator[Callable[[str], MemoryStream]]:
+    """``penstock_stream("id long")`` is a `MemoryStream`, removed at the test's end."""
+    from penstock.testing.memory import MemoryStream
+
+    with ExitStack() as streams:
+        yield lambda schema: streams.enter_context(MemoryStream(penstock_spark, schema))

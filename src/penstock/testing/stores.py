@@ -1,0 +1,84 @@
+"""Stores for the time of a test."""
+
+from __future__ import annotations
+
+import tempfile
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from urllib.parse import urlsplit, urlunsplit
+
+from penstock.errors import InvalidUrl
+from penstock.queue.store import Store, connect
+from penstock.store.url import parse_url
+
+
+@contextmanager
+def temporary_store_url(database: str | None = None) -> Iterator[str]:
+    """The URL of a store that is not there yet, and that is removed at the end with all that came into it.
+
+    Parameters
+    ----------
+    database
+        A PostgreSQL database, in which the store gets a schema of its own; a SQLite file in a temporary directory when None.
+
+    Raises
+    ------
+    InvalidUrl
+        When it is no URL of a PostgreSQL database.
+    MissingDependency
+        Without psycopg.
+    """
+    if database is None:
+        with tempfile.TemporaryDirectory(prefix="penstock-store-", ignore_cleanup_errors=True) as folder:
+            yield f"sqlite:///{folder}/penstock.db"
+        return
+    schema = f"penstock_{uuid.uuid4().hex}"
+    url = with_schema(database, schema)
+    try:
+        yield url
+    finally:
+        drop_schema(database, schema)
+
+
+@contextmanager
+def temporary_store(database: str | None = None) -> Iterator[Store]:
+    """A new, open store, removed at the end; the parameters are those of `temporary_store_url`."""
+    with temporary_store_url(database) as url, connect(url, create=True) as store:
+        yield store
+
+
+def with_schema(database: str, schema: str) -> str:
+    """The URL of the store in a schema of a PostgreSQL database.
+
+    Raises
+    ------
+    InvalidUrl
+        When it is no URL of a PostgreSQL database.
+    """
+    if parse_url(database).dialect != "postgres":
+        raise InvalidUrl(
+            f"{parse_url(database)} is no PostgreSQL database; without one the store is a SQLite file"
+        )
+    parts = urlsplit(database)
+    query = "&".join(filter(None, [parts.query, f"schema={schema}"]))
+    return urlunsplit(parts._replace(query=query))
+
+
+def drop_schema(database: str, schema: str) -> None:
+    """Drop a schema, also when a test left a transaction open: its session is ended rather than waited for."""
+    import psycopg
+    from psycopg import errors, sql
+
+    drop = sql.SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(sql.Identifier(schema))
+    with psycopg.connect(parse_url(database).target, autocommit=True) as connection:
+        connection.execute("SET lock_timeout = '3s'")
+        try:
+            connection.execute(drop)
+        except errors.LockNotAvailable:
+            connection.execute(
+                "SELECT pg_terminate_backend(l.pid) FROM pg_locks l JOIN pg_class c ON c.oid = l.relation"
+                " WHERE c.relnamespace = %s::regnamespace AND l.pid <> pg_backend_pid()",
+                [schema],
+            )
+            connection.execute(drop)

@@ -1,0 +1,95 @@
+"""Stores for the time of a test, and the pytest plugin that gives them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psycopg
+import pytest
+
+import penstock as ps
+from penstock.errors import InvalidUrl
+from penstock.testing import temporary_store, temporary_store_url
+
+pytest_plugins = ["pytester"]
+
+TESTS = """
+    import penstock as ps
+    import pyarrow as pa
+
+    seen = []
+
+    def test_one(penstock_store):
+        queue = penstock_store.create_queue("q", pa.schema([("id", pa.int64())]))
+        queue.append([{"id": 1}])
+        seen.append(queue.info().rows)
+
+    def test_another(penstock_store_url):
+        assert penstock_store_url not in seen
+        with ps.connect(penstock_store_url, create=True) as store:
+            assert [queue.name for queue in store.queues()] == []
+"""
+
+
+def test_a_file_is_gone_with_all_beside_it() -> None:
+    with temporary_store_url() as url:
+        folder = Path(url.removeprefix("sqlite:///")).parent
+        assert list(folder.iterdir()) == []
+        with ps.connect(url, create=True) as store:
+            store.create_consumer("c")
+    assert not folder.exists()
+
+
+def test_a_schema_of_a_database_is_gone_with_what_was_made_in_it(pg_url: str) -> None:
+    with psycopg.connect(pg_url, autocommit=True) as other:
+
+        def schemas() -> set[str]:
+            found = other.execute(
+                "select nspname from pg_namespace where nspname like 'penstock\\_%'"
+            ).fetchall()
+            return {name for (name,) in found}
+
+        before = schemas()
+        with temporary_store(pg_url) as store:
+            store.create_consumer("c")
+            (mine,) = schemas() - before
+            other.execute(f"create table {mine}.own (id int)".encode())
+        assert schemas() == before
+
+
+def test_a_test_that_fails_leaves_nothing(pg_url: str) -> None:
+    for database in (None, pg_url):
+        with pytest.raises(ZeroDivisionError), temporary_store_url(database) as url:
+            raise ZeroDivisionError
+        with pytest.raises(ps.errors.StoreNotFound), ps.connect(url, create=False):
+            pass
+
+
+def test_two_at_once_are_two(pg_url: str) -> None:
+    with temporary_store(pg_url) as one, temporary_store(pg_url) as other, temporary_store() as third:
+        for store in (one, other, third):
+            store.create_consumer("c")
+
+
+def test_another_kind_of_database_is_refused() -> None:
+    with pytest.raises(InvalidUrl, match="no PostgreSQL database"), temporary_store_url("sqlite:///x.db"):
+        pass
+
+
+def test_pytest_finds_the_fixtures_by_itself(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PENSTOCK_TEST_PG_URL", raising=False)
+    pytester.makepyfile(TESTS)
+    pytester.runpytest_subprocess("-v").assert_outcomes(passed=2)
+
+
+def test_a_database_makes_each_test_run_on_both(
+    pytester: pytest.Pytester, pg_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytester.makepyfile(TESTS)
+    monkeypatch.setenv("PENSTOCK_TEST_PG_URL", pg_url)
+    told = pytester.runpytest_subprocess("-v")
+    told.assert_outcomes(passed=4)
+    told.stdout.fnmatch_lines(["*test_one?sqlite?*", "*test_one?postgresql?*"])
+    assert pg_url not in told.stdout.str()
