@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -22,9 +23,10 @@ BATCH_ROWS = 10_000
 """Rows between two looks at what the driver says."""
 BEHIND_ROWS = 1_000_000
 """From so many unread rows on it pays to start the tasks anew, for batches that suit many rows."""
-
-
 _LONGEST_REST = 1.0
+_GAP = 0.001
+"""Seconds from one send to the next read, where no more rows are known to be there: what comes meanwhile is one turn of reader, Spark and
+writer, whose time a busy source would need for its later rows. As Nagle's algorithm (RFC 896) with a limit; it delays a row by less."""
 
 
 class SourceTask(ABC):
@@ -129,6 +131,7 @@ class Reading:
         self._labels: Labels | None = None
         self._rows = 0
         """Sent since the last marker."""
+        self._sent_at = -_GAP
         self._held = False
         """Whether buffers may hold something back."""
         self._resting = False
@@ -151,7 +154,7 @@ class Reading:
                     continue
                 yield from self._end_epoch(message["number"])
                 continue
-            rows = None if self._resting else self._source.read(BATCH_ROWS)
+            rows = None if self._resting else self._read()
             if rows is not None and rows.num_rows:
                 yield self._sent(rows)
             elif self._held:
@@ -165,10 +168,17 @@ class Reading:
                 self._source.wait(self._link)
         self._link.tell("done")
 
+    def _read(self) -> pa.RecordBatch | None:
+        early = self._sent_at + _GAP - time.monotonic()
+        if early > 0 and not self._held:
+            time.sleep(early)
+        return self._source.read(BATCH_ROWS)
+
     def _sent(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         if not self._rows:
             self._link.tell("sent")
         self._rows += rows.num_rows
+        self._sent_at = time.monotonic()
         self._note_times()
         self._last = rows.slice(rows.num_rows - 1)
         self._held = self._source.ahead

@@ -1,0 +1,108 @@
+"""When a reader reads: at once where rows are known to be there or none were sent just now, else a moment after the last send."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from penstock.continuous import reader
+from penstock.continuous.hidden import FILLER, KIND, ROW
+from penstock.continuous.reader import Reading, SourceTask
+
+
+class Clock:
+    """In place of the reader's `time`; a look at the source takes a tenth of a millisecond."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        assert seconds > 0
+        self.now += seconds
+
+
+class Coming(SourceTask):
+    """Rows that come at given milliseconds; read at most so many at a time."""
+
+    def __init__(self, clock: Clock, due: list[float], most: int = 100) -> None:
+        self._clock, self._most = clock, most
+        self._due = [100.0 + each / 1000 for each in due]
+        self.given = 0
+
+    def read(self, max_rows: int) -> pa.RecordBatch | None:
+        self._clock.now += 0.0001
+        there = self._there()
+        rows = list(range(self.given, min(there, self.given + self._most)))
+        self.given += len(rows)
+        return pa.record_batch({"id": rows}) if rows else None
+
+    def _there(self) -> int:
+        return sum(each <= self._clock.now for each in self._due)
+
+    @property
+    def ahead(self) -> bool:
+        return self._there() > self.given
+
+    @property
+    def is_over(self) -> bool:
+        return self.given == len(self._due)
+
+    def wait(self, link: Any) -> None:
+        self._clock.now = max(self._clock.now, self._due[self.given])
+
+    def offsets(self) -> dict[int, int]:
+        return {0: self.given}
+
+    def close(self) -> None: ...
+
+
+class Driver:
+    """Lets the reader end when the source has given all."""
+
+    def __init__(self, source: Coming) -> None:
+        self._source = source
+
+    def heard(self) -> dict[str, Any] | None:
+        return {"kind": "finish"} if self._source.is_over else None
+
+    def tell(self, kind: str, **message: Any) -> None: ...
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(reader, "time", made)
+    return made
+
+
+def sends(clock: Clock, source: Coming) -> list[tuple[float, list[int]]]:
+    """The millisecond and the rows of each batch that has some."""
+    found = []
+    for batch in Reading(source, Driver(source), 1, 2).batches():  # type: ignore[arg-type]  # enough of a link
+        table = pa.Table.from_batches([batch])
+        assert set(table[KIND].to_pylist()) <= {ROW, FILLER}
+        rows = [row["id"] for row in table.to_pylist() if row[KIND] == ROW]
+        if rows:
+            found.append((round((clock.now - 100) * 1000, 1), rows))
+    return found
+
+
+def test_what_comes_just_behind_a_send_goes_together(clock: Clock) -> None:
+    assert sends(clock, Coming(clock, [0, 0.3, 0.6, 0.9, 1.4, 1.8])) == [
+        (0.1, [0]),
+        (1.2, [1, 2, 3]),
+        (2.3, [4, 5]),
+    ]
+
+
+def test_a_row_that_comes_alone_is_not_kept_waiting(clock: Clock) -> None:
+    assert sends(clock, Coming(clock, [0, 5, 10])) == [(0.1, [0]), (5.1, [1]), (10.1, [2])]
+
+
+def test_rows_that_are_there_are_read_without_a_pause(clock: Clock) -> None:
+    assert sends(clock, Coming(clock, [0] * 6, most=2)) == [(0.1, [0, 1]), (0.2, [2, 3]), (0.3, [4, 5])]
