@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from datetime import UTC, datetime, timedelta
+from typing import overload
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
@@ -32,15 +33,23 @@ def moment_of(micros: int) -> datetime:
     return _EPOCH + micros * _MICROSECOND
 
 
-def moment_text(moment: datetime, timespec: str = "auto") -> str:
-    """An instant in UTC as ISO 8601 with Z.
+@overload
+def moment_text(moment: datetime, timespec: str = ...) -> str: ...
+
+
+@overload
+def moment_text(moment: datetime | None, timespec: str = ...) -> str | None: ...
+
+
+def moment_text(moment: datetime | None, timespec: str = "auto") -> str | None:
+    """An instant in UTC as ISO 8601 with Z; None for none.
 
     Parameters
     ----------
     timespec
         As ``datetime.isoformat`` takes it.
     """
-    return moment.isoformat(timespec=timespec).replace("+00:00", "Z")
+    return None if moment is None else moment.isoformat(timespec=timespec).replace("+00:00", "Z")
 
 
 UNITS = {

@@ -57,7 +57,15 @@ const COLUMNS: Column<Consumer>[] = [
     leaves: "second",
     cell: (one) => <Sparkline values={one.history.map((point) => point.lag_rows)} />,
   },
-  { id: "bytes", title: "Lag, size", numeric: true, leaves: "first", by: (one) => one.lag_bytes, cell: (one) => bytes(one.lag_bytes) },
+  {
+    id: "bytes",
+    title: "Lag, size",
+    hint: "About: the share of the partitions' bytes that the waiting rows have",
+    numeric: true,
+    leaves: "first",
+    by: (one) => one.lag_bytes,
+    cell: (one) => bytes(one.lag_bytes),
+  },
   {
     id: "seconds",
     title: "Lag, time",
@@ -122,7 +130,7 @@ function About({ one }: { one: Consumer }) {
           ["Owner", one.owner ? code(one.owner.app_id) : "nobody has owned it"],
           ["Owner's epoch", one.owner && `${count(one.owner.epoch)} ${alive(one.owner.alive)}`],
           ["Vital", one.vital ? "yes: trimming waits for it" : "no: trimming does not wait for it"],
-          ["Lag", `${count(one.lag_rows)} rows, ${bytes(one.lag_bytes)}, ${age(one.lag_seconds)}`],
+          ["Lag", `${count(one.lag_rows)} rows, about ${bytes(one.lag_bytes)}, ${age(one.lag_seconds)}`],
         ]}
       />
       <div class="charts">

@@ -163,12 +163,11 @@ def _batch_data(batch: MicroBatch) -> dict[str, Any]:
     from penstock.cli.wire import plain_rows
     from penstock.instants import moment_text
 
-    watermark = batch.watermark
     return {
         "batch": batch.batch,
         "kind": batch.kind,
         "input_rows": batch.input_rows,
-        "watermark": None if watermark is None else moment_text(watermark),
+        "watermark": moment_text(batch.watermark),
         "state_rows": batch.state_rows,
         "removed_rows": batch.removed_rows,
         "dropped_rows": batch.dropped_rows,

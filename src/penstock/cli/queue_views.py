@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from penstock.cli.output import Column, Section
@@ -13,10 +12,6 @@ from penstock.instants import moment_text
 if TYPE_CHECKING:
     from penstock.queue.info import QueueInfo
     from penstock.queue.retention import Retention
-
-
-def time_json(time: datetime | None) -> str | None:
-    return None if time is None else moment_text(time)
 
 
 def time_text(time: str | None) -> str:
@@ -47,7 +42,7 @@ def summary(info: QueueInfo) -> dict[str, Any]:
         "key": list(info.key),
         "retention": retention_json(info.retention),
         "consumers": len(info.consumers),
-        "created_at": time_json(info.created_at),
+        "created_at": moment_text(info.created_at),
     }
 
 
@@ -91,7 +86,7 @@ def details(info: QueueInfo) -> dict[str, Any]:
                 "rows": each.rows,
                 "bytes": each.bytes,
                 "segments": each.segments,
-                "last_append": time_json(each.last_append),
+                "last_append": moment_text(each.last_append),
             }
             for each in info.partitions
         ],

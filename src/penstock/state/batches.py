@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from penstock import instants
 from penstock.commit.offsets import QueueOffset
+from penstock.instants import moment_text
 
 MICRO_BATCH, CONTINUOUS = "micro-batch", "continuous"
 
@@ -83,8 +83,3 @@ class Batch:
             "next_watermark": moment_text(self.next_watermark),
             "sources": [source.to_dict() for source in self.sources],
         }
-
-
-def moment_text(moment: datetime | None) -> str | None:
-    """An instant for JSON, in UTC."""
-    return None if moment is None else instants.moment_text(moment)

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from penstock.state.batches import Batch, moment_text
+from penstock.instants import moment_text
+from penstock.state.batches import Batch
 
 if TYPE_CHECKING:
     from penstock.limits.progress import LimitProgress

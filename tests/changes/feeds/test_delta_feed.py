@@ -156,6 +156,8 @@ def test_a_feed_turned_on_later_is_read_from_there_without_a_row_id_and_from_the
     bare = DeltaFeed(path)
     assert bare.describe().contract is None
     assert bare.oldest() == 3
+    with refused("BEGINS_LATE", "starting_version=4"):
+        bare.begin()
     with refused("FEED_NOT_ENABLED", r"versions 2 to 3.*delta:PATH\?row_id=COLUMN") as raised:
         bare.tasks(-1, 6, 10)
     assert raised.value.parameters["versions"] == [2, 3]
@@ -164,7 +166,7 @@ def test_a_feed_turned_on_later_is_read_from_there_without_a_row_id_and_from_the
     check_replay(bare, path, changes(bare, 3), first=4)
     named = DeltaFeed(path, "id")
     assert named.describe().contract.carryover_rows
-    assert named.oldest() == -1
+    assert named.begin() == named.oldest() == -1
     found = changes(named)
     assert {"update_preimage", "delete"} <= set(found[CHANGE_TYPE].to_pylist())
     for updates in (False, True):
@@ -222,6 +224,8 @@ def test_vacuumed_versions_are_lost_by_name_and_the_others_are_there(path: Path,
     last = history.table.version()
     history.update(rows((1, "a", 1.0), (1, "a", 1.0)))
     assert feed.oldest() == 2
+    with refused("BEGINS_LATE", "starting_version=3"):
+        feed.begin()
     with pytest.raises(DataLost, match=f"versions 3 to {last + 1} are left") as raised:
         feed.tasks(-1, 10, 10)
     assert raised.value.parameters["first"] == 3
@@ -246,6 +250,8 @@ def test_a_log_that_was_cleaned_up_is_read_from_its_checkpoint_on(path: Path) ->
     feed = DeltaFeed(path)
     assert feed.describe().identity == f"delta:{history.table.metadata().id}"
     assert feed.oldest() == 2
+    with refused("BEGINS_LATE", "starting_version=3"):
+        feed.begin()
     with pytest.raises(DataLost, match="versions 3 to 4 are left"):
         feed.tasks(0, 4, 10)
     with pytest.raises(DataLost, match="versions 3 to 4 are left"):

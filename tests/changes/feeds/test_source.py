@@ -254,6 +254,15 @@ def test_what_comes_after_the_start_is_not_of_that_run(feed: ps.QueueFeed) -> No
     assert ends(reader_of(feed), start) == (-1, 9)
 
 
+def test_a_new_query_without_a_start_asks_the_feed_where_to_begin(
+    feed: ps.QueueFeed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ps.QueueFeed, "begin", lambda self: 5)
+    assert reader_of(feed).initialOffset()["to"] == 5
+    for options in ({"startingVersion": "3"}, {"startingTimestamp": at(3).isoformat()}, {"readOnly": "true"}):
+        assert reader_of(feed, **options).initialOffset()["to"] != 5
+
+
 def test_a_time_that_no_commit_has_reached_yet_is_waited_for(feed: ps.QueueFeed) -> None:
     reader = reader_of(feed, startingTimestamp=at(20).isoformat())
     start = reader.initialOffset()

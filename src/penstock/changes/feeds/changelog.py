@@ -13,6 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 import pyarrow as pa
 
 from penstock.changes.contract import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION, ChangeContract
+from penstock.errors import FeedUnavailable
 
 INSTANT = pa.timestamp("us", tz="UTC")
 METADATA_FIELDS = (
@@ -125,6 +126,17 @@ class Changelog(Protocol):
     def logged(self, upto: int) -> None:
         """Spark has logged everything up to a version for good: the system may let go of it. Called now and then, in the
         driver; it may be called again, and after a crash for an older version."""
+
+
+def begins_late(name: str, first: int) -> FeedUnavailable:
+    """The error of a feed of a table of which a new query would miss what was written before a version."""
+    return FeedUnavailable(
+        f"{name}: its changes can be read from version {first} on; what came before has been cleaned up, or is in another form, and a "
+        f"query with a new checkpoint would miss those rows: give starting_version={first} to take what is left, and bring in the "
+        "rows from before it in another way where they are wanted",
+        condition="FEED_UNAVAILABLE.BEGINS_LATE",
+        first=first,
+    )
 
 
 def change_rows(

@@ -169,7 +169,7 @@ class QueueFeed:
         )
 
     def begin(self) -> int:
-        """Where everything can still be read: nothing has to be made for a new query."""
+        """Where all can be read that is kept; nothing has to be made for a new query."""
         return self.oldest()
 
     def oldest(self) -> int:

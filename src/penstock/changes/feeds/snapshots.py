@@ -116,7 +116,7 @@ class SnapshotFeed:
         return Description(f"snapshots:{self.name}", pa.schema([*columns, *METADATA_FIELDS]), contract)
 
     def begin(self) -> int:
-        """Where everything can still be read: nothing has to be made for a new query."""
+        """Where all can be read that is kept; nothing has to be made for a new query."""
         return self.oldest()
 
     def oldest(self) -> int:

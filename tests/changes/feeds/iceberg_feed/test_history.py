@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from pyiceberg.table import Table
 
-from penstock.errors import DataLost
+from penstock.errors import DataLost, FeedUnavailable
 from tests.changes.feeds.iceberg_feed.lake import (
     Lake,
     found,
@@ -24,6 +24,9 @@ def test_expired_snapshots_are_lost_by_name_and_what_is_left_is_read(lake: Lake,
     orders.append(rows((8, "h", 8)))
     feed = lake.feed()
     assert feed.oldest() == 3
+    with pytest.raises(FeedUnavailable, match="starting_version=4") as late:
+        feed.begin()
+    assert late.value.condition == "FEED_UNAVAILABLE.BEGINS_LATE"
     assert found(feed, 3, 4) == Counter([(8, "h", 8, "insert", 4)])
     for ask in (lambda: feed.tasks(1, 4, 10), lambda: list(feed.commits(0, 4))):
         with pytest.raises(DataLost, match="start from version 4") as error:
@@ -55,7 +58,7 @@ def test_the_first_snapshot_of_the_main_branch_need_not_be_the_tables_first(lake
     table.append(rows((50, "staged", 0)), branch=None)
     table.append(rows((51, "main", 0)))
     feed = lake.feed()
-    assert feed.oldest() == 0
+    assert feed.begin() == feed.oldest() == 0
     assert found(feed, 0, 2) == Counter([(51, "main", 0, "insert", 2)])
 
 

@@ -241,13 +241,15 @@ def test_versions_from_before_format_3_are_left_out_or_refused_by_name_but_with_
 
     feed = lake.feed()
     assert feed.oldest() == 3
+    with pytest.raises(FeedUnavailable, match="starting_version=4"):
+        feed.begin()
     assert sorted(kind for kind, *_ in passed(feed, 3, 4)[4]) == ["update_postimage", "update_preimage"]
     for after, upto in ((0, 1), (2, 3)):
-        with pytest.raises(FeedUnavailable, match="leave out where to start") as error:
+        with pytest.raises(FeedUnavailable, match="start from a later one") as error:
             feed.tasks(after, upto, 10)
         assert error.value.condition == "FEED_UNAVAILABLE.NO_ROW_LINEAGE"
     by_id = lake.feed(row_id="id")
-    assert by_id.oldest() == 0
+    assert by_id.begin() == by_id.oldest() == 0
     assert len(changes(by_id, 0, 4)) == 8
 
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from penstock.arrow.fields import metadata_to_arrow
 from penstock.changes.contract import CHANGE_TYPE, ChangeContract
-from penstock.changes.feeds.changelog import METADATA_FIELDS, Commit, Description, change_rows
+from penstock.changes.feeds.changelog import METADATA_FIELDS, Commit, Description, begins_late, change_rows
 from penstock.changes.feeds.columns import METADATA_NAMES
 from penstock.changes.feeds.delta.actions import CommitFile, Metadata
 from penstock.changes.feeds.delta.checks import (
@@ -165,8 +165,11 @@ class DeltaFeed:
         return any(_has_twins(*each) for each in self._log.states(self._log.first - 1, newest))
 
     def begin(self) -> int:
-        """Where everything can still be read: nothing has to be made for a new query."""
-        return self.oldest()
+        """The table's first commit; refused where that cannot be read any more, since a new query would miss its rows."""
+        oldest = self.oldest()
+        if oldest >= 0:
+            raise begins_late(self.name, oldest + 1)
+        return oldest
 
     def oldest(self) -> int:
         """The version after which everything is there, and no change data feed is missing that is needed."""

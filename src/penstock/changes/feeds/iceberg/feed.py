@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from penstock.arrow.types import canonical_schema
 from penstock.changes.contract import ChangeContract
-from penstock.changes.feeds.changelog import METADATA_FIELDS, Commit, Description
+from penstock.changes.feeds.changelog import METADATA_FIELDS, Commit, Description, begins_late
 from penstock.changes.feeds.columns import check_reserved, check_there
 from penstock.changes.feeds.iceberg import lineage
 from penstock.changes.feeds.urls import FeedUrl, pairs, prefixed
@@ -104,8 +104,11 @@ class IcebergFeed:
         return Description(f"iceberg:{opened.uuid()}", pa.schema(columns), contract)
 
     def begin(self) -> int:
-        """Where everything can still be read: nothing has to be made for a new query."""
-        return self.oldest()
+        """The table's first commit; refused where that cannot be read any more, since a new query would miss its rows."""
+        oldest = self.oldest()
+        if oldest > 0:
+            raise begins_late(self.name, oldest + 1)
+        return oldest
 
     def oldest(self) -> int:
         history = self._opened().refreshed()

@@ -208,7 +208,7 @@ class Planner:
     def _no_lineage(self, change: Change) -> FeedUnavailable:
         return FeedUnavailable(
             f"version {change.version} of {self._name} has rows without row lineage, from before the table had format 3: "
-            "leave out where to start, which is then the first version that has it, or give the columns that tell rows apart: "
+            "start from a later one, or give the columns that tell rows apart: "
             f"{row_id_forms('iceberg', 'table', 'IcebergFeed')}",
             condition="FEED_UNAVAILABLE.NO_ROW_LINEAGE",
             version=change.version,
