@@ -19,6 +19,8 @@ EXPECTED: dict[str, object] = {
     "stream idempotent": 30,
     "stream at_least_once": 30,
     "pipeline": 10,
+    "publish": ["plain", "told"],
+    "log_progress": True,
     "pipeline into a table": "TABLE_REFUSED.CLASSIC_SESSION_NEEDED",
     "limit": 7,
     "limit for each key": 6,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 from collections.abc import Callable
@@ -15,6 +16,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 import penstock as ps
+from penstock.ui.collector import Collector
+from tests.support.waiting import wait_until
 
 os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
 FOLDER = Path(sys.argv[1])
@@ -95,7 +98,8 @@ def pipeline(name: str, change: Callable[[Any], Any] | None = None, **limit: Any
         made = made.transform(change)
     if limit:
         made = made.limit(**limit)
-    ended(made.write(ps.QueueSink(name, url=URL)).start(checkpoint=FOLDER / name, trigger=NOW))
+    written = made.write(ps.QueueSink(name, url=URL))
+    ended(written.start(name=name, checkpoint=FOLDER / name, trigger=NOW))
     return out.info().rows
 
 
@@ -156,6 +160,37 @@ def checked() -> list[bool]:
     return [report[mode].allowed for mode in ("append", "update", "complete")]
 
 
+def published() -> list[str]:
+    """The queries that the monitor page knows: a pipeline's, and a plain one's of a session that publishes."""
+    ps.publish(spark, url=URL)
+    store.create_consumer("plain").register("orders")
+    writer = stream("plain").writeStream.format("noop").option("checkpointLocation", str(FOLDER / "plain"))
+    ended(writer.trigger(availableNow=True).queryName("plain").start())
+    pipeline("told")
+    page = Collector(URL)
+
+    def names() -> set[str]:
+        return {query["name"] for query in page.collect()["queries"] if query["rows_in"]} & {"plain", "told"}
+
+    wait_until(lambda: len(names()) == 2, 30)
+    found = sorted(names())
+    page.close()
+    return found
+
+
+def logged() -> bool:
+    """Whether the end of a query comes into the log."""
+    heard: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: heard.append(getattr(record, "action", ""))  # type: ignore[method-assign]  # shortest
+    logging.getLogger("penstock.progress").addHandler(handler)
+    logging.getLogger("penstock.progress").setLevel("DEBUG")
+    ps.log_progress(spark)
+    pipeline("logged")
+    wait_until(lambda: "terminated" in heard, 30)
+    return "progress" in heard
+
+
 def _first_rows() -> int:
     read = spark.read.format("penstock").option("url", URL).load("orders")
     return ps.limits.first_rows(read, 2, per=["customer"]).count()
@@ -185,6 +220,8 @@ tried("register, batch read and write", batch)
 for each in ("exactly_once", "idempotent", "at_least_once"):
     tried(f"stream {each}", lambda each=each: plain_stream(each))
 tried("pipeline", lambda: pipeline("pipeline", lambda df: df.where("id < 10")))
+tried("publish", published)
+tried("log_progress", logged)
 tried("pipeline into a table", table)
 tried("limit", lambda: pipeline("limited", n=7))
 tried("limit for each key", lambda: pipeline("firsts", n=2, per=["customer"]))
