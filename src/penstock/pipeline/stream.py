@@ -247,7 +247,7 @@ class Pipeline:
             Whether a query that :func:`penstock.modes.check` finds not allowed or not safe in its output mode is refused.
         publish
             Whether the query tells the store of its sink, or else of its source, how far it has come, for ``penstock ui``: a small
-            write a second at the most.
+            write a second at the most. Over Spark Connect it does so behind ``ps.publish`` alone.
 
         Raises
         ------

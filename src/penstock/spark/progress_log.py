@@ -34,7 +34,8 @@ def log_progress(spark: SparkSession) -> None:
     """Write what happens to the streaming queries of a session to the log ``penstock.progress``; a second call does nothing.
 
     Any query is meant, Spark's own and Penstock's continuous ones among them: its start and end (INFO; ERROR where it has failed),
-    each micro-batch or epoch and each time that it has nothing to do (DEBUG).
+    each micro-batch or epoch and each time that it has nothing to do (DEBUG). Over Spark Connect a listener of PySpark's (4.3) keeps the
+    program from ending until it calls ``spark.stop()``.
 
     Parameters
     ----------

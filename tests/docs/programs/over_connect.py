@@ -162,6 +162,8 @@ def checked() -> list[bool]:
 
 def published() -> list[str]:
     """The queries that the monitor page knows: a pipeline's, and a plain one's of a session that publishes."""
+    pipeline("silent")
+    assert not spark.streams._sqlb._listener_bus, "a program that did not ask for it ends by itself"
     ps.publish(spark, url=URL)
     store.create_consumer("plain").register("orders")
     writer = stream("plain").writeStream.format("noop").option("checkpointLocation", str(FOLDER / "plain"))
@@ -170,9 +172,13 @@ def published() -> list[str]:
     page = Collector(URL)
 
     def names() -> set[str]:
-        return {query["name"] for query in page.collect()["queries"] if query["rows_in"]} & {"plain", "told"}
+        return {query["name"] for query in page.collect()["queries"] if query["rows_in"]} & {
+            "plain",
+            "told",
+            "silent",
+        }
 
-    wait_until(lambda: len(names()) == 2, 30)
+    wait_until(lambda: len(names()) == 2, 60)
     found = sorted(names())
     page.close()
     return found
@@ -241,3 +247,4 @@ tried("state", state)
 tried("take", lambda: ps.take(stream("own"), 1))
 tried("sample", lambda: ps.sample(stream("own"), 1))
 tried("exactly_once", own_function)
+spark.stop()

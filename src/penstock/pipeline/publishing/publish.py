@@ -40,12 +40,13 @@ def publish(spark: SparkSession, *, url: str | None = None) -> None:
     """Tell a store of the session's streaming queries, for the page of ``penstock ui``.
 
     Queries of :func:`penstock.stream` tell the store of their sink or source by themselves. This is for all others that start from
-    now on, and for pipelines that have no store.
+    now on, for pipelines that have no store, and for all of Spark Connect: there a listener of PySpark's (4.3) keeps a program from
+    ending until it calls ``spark.stop()``, so that nothing listens before it is asked to.
 
     Parameters
     ----------
     spark
-        The session.
+        The session, classic or Spark Connect.
     url
         The store, which has to be there; the session's ``spark.penstock.url`` when None.
 
@@ -98,11 +99,16 @@ class Place:
 def place_of(spark: SparkSession, source: Any, sink: Any, read: Sequence[QuerySource] = ()) -> Place | None:
     """Where a pipeline's query is told of: the store of its sink, else of its source, else that of ``ps.publish``; or nowhere.
 
+    Over Spark Connect nowhere before ``ps.publish``.
+
     Parameters
     ----------
     read
         The consumers that the query owns.
     """
+    listens = hearing_of(spark, listen=False).listens
+    if not (hasattr(spark, "_jsparkSession") or listens):
+        return None
     default = _default(spark)
     found = [_store_of_sink(sink, default), _store_of_source(source, default), *(each.url for each in read)]
     url = next((each for each in found if each is not None and _is_store(each)), None)
