@@ -69,15 +69,26 @@ class ChangeRange:
         return self.first_version is None and self.first_time is None
 
     def start(self, feed: Changelog) -> int:
-        """The version after which to read."""
+        """The version after which to read.
+
+        Raises
+        ------
+        FeedUnavailable
+            When a start by time lies before the first commit that is left, and there may have been others.
+        """
         if self.first_version is not None:
             return self.first_version - 1
         oldest = feed.oldest()
         if self.first_time is None:
             return oldest
+        earlier = False
         for commit in feed.commits(oldest, feed.newest(oldest)):
             if commit.timestamp >= self.first_time:
+                if not earlier:
+                    # Commits that are gone may have been of this range, too.
+                    feed.begin()
                 return commit.version - 1
+            earlier = True
         return feed.newest(oldest)
 
     def end(self, feed: Changelog, after: int) -> int:

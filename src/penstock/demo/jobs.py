@@ -17,7 +17,7 @@ from penstock.errors import QueryFailed
 BEGIN = "begin\n"
 """What a job waits for on its standard input. When that ends, the demo has ended, and so does the job."""
 _TOLD = "demo: "
-_SECONDS = 600
+_SECONDS, _LOOK_SECONDS = 600, 10
 
 
 class Job:
@@ -52,6 +52,11 @@ class Job:
             self._process.stdin.write(BEGIN)
             self._process.stdin.flush()
 
+    def _ended(self, timeout: float) -> int | None:
+        with suppress(subprocess.TimeoutExpired):
+            return self._process.wait(timeout)
+        return None
+
     def _listen(self, tell: Callable[[str], None]) -> None:
         # What else is printed there is Spark's.
         assert self._process.stdout is not None
@@ -85,18 +90,19 @@ class Job:
                 raise QueryFailed(f"the streaming job made too little progress in {_SECONDS} s")
             time.sleep(0.05)
 
-    def finish(self) -> None:
-        """Wait for its end.
+    def finish(self, look: Callable[[], None]) -> None:
+        """Wait for its end, with a look at what it does every ten seconds.
 
         Raises
         ------
         QueryFailed
             When it fails.
         """
-        try:
-            code = self._process.wait(_SECONDS)
-        except subprocess.TimeoutExpired:
-            raise QueryFailed(f"the streaming job did not end within {_SECONDS} s: see {self._log}") from None
+        deadline = time.monotonic() + _SECONDS
+        while (code := self._ended(_LOOK_SECONDS)) is None:
+            if time.monotonic() > deadline:
+                raise QueryFailed(f"the streaming job did not end within {_SECONDS} s: see {self._log}")
+            look()
         if code:
             raise QueryFailed(f"the streaming job ended with exit code {code}: see {self._log}")
 

@@ -127,7 +127,7 @@ class _Demo:
             )
             job = first if last is None else last.result()
             job.begin()
-            job.finish()
+            job.finish(self._look)
         return time.perf_counter() - started
 
     def _changes(self) -> Iterator[Commit]:
@@ -142,6 +142,11 @@ class _Demo:
             rows = commit.rows.drop_columns(["_commit_version", "_commit_timestamp"])
             self._feed.append_commit(commit.version, commit.timestamp, rows)
         return time.perf_counter() - started
+
+    def _look(self) -> None:
+        rows, there = sum(self._facts.changed.values()), self._store.queue(BOARD).info().rows
+        if there < rows:
+            self._told(f"{there:,} of {rows:,} changes are on the board")
 
     def _told(self, text: str) -> None:
         self._out.print(f"  {text} …", highlight=False, markup=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 
 from penstock.changes.contract import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION
 from penstock.changes.feeds.delta import DeltaFeed
+from penstock.changes.range import ChangeRange
 from penstock.errors import DataLost, InvalidChangelogSchema, InvalidUrl
 from tests.changes.feeds.delta_tables import (
     ODD,
@@ -252,6 +254,11 @@ def test_a_log_that_was_cleaned_up_is_read_from_its_checkpoint_on(path: Path) ->
     assert feed.oldest() == 2
     with refused("BEGINS_LATE", "starting_version=3"):
         feed.begin()
+    with refused("BEGINS_LATE", "starting_version=3"):
+        ChangeRange.of(starting_timestamp="2020-01-01T00:00:00Z").start(feed)
+    times = [datetime.fromtimestamp(commit.timestamp / 1e6, UTC) for commit in feed.commits(2, 4)]
+    assert times[0] < times[1]
+    assert ChangeRange.of(starting_timestamp=times[1]).start(feed) == 3
     with pytest.raises(DataLost, match="versions 3 to 4 are left"):
         feed.tasks(0, 4, 10)
     with pytest.raises(DataLost, match="versions 3 to 4 are left"):

@@ -132,8 +132,8 @@ def begins_late(name: str, first: int) -> FeedUnavailable:
     """The error of a feed of a table of which a new query would miss what was written before a version."""
     return FeedUnavailable(
         f"{name}: its changes can be read from version {first} on; what came before has been cleaned up, or is in another form, and a "
-        f"query with a new checkpoint would miss those rows: give starting_version={first} to take what is left, and bring in the "
-        "rows from before it in another way where they are wanted",
+        f"new query would miss it: give starting_version={first} to take what is left, and bring in the rows from before that in "
+        "another way where they are wanted",
         condition="FEED_UNAVAILABLE.BEGINS_LATE",
         first=first,
     )

@@ -138,9 +138,10 @@ class Slot:
     def missing(self) -> FeedUnavailable:
         return self._server.unavailable(
             "SLOT_MISSING",
-            f"there is no replication slot {self.name!r}: select pg_create_logical_replication_slot('{self.name}', 'pgoutput') "
-            'makes one that starts now, for snapshot="none"; with snapshot="initial", the default, a streaming query with a new '
-            "checkpoint makes one, and reads the rows that are there first",
+            f'there is no replication slot {self.name!r}. With snapshot="initial", the default, a streaming query with a new '
+            "checkpoint makes one, and reads the rows that are there first; so does one that has lost its slot, and with it the changes "
+            'since: let it start over into an empty or another sink. For snapshot="none", '
+            f"select pg_create_logical_replication_slot('{self.name}', 'pgoutput') makes one that starts now",
             slot=self.name,
         )
 
@@ -148,9 +149,10 @@ class Slot:
         return self._server.unavailable(
             "SLOT_USED",
             f"the slot {self.name!r} has been read up to {oldest}, or was made by hand: a query with a new checkpoint would miss "
-            "what came before that, the rows of its beginning among it. Go on with the checkpoint of the query that has read it; "
-            f"or start over: select pg_drop_replication_slot('{self.name}'), and the next start makes a slot with the rows as "
-            'they are; or take what is left with snapshot="none" (snapshot=none in the URL)',
+            "what came before that, the rows of its beginning among it. Go on with the checkpoint of the query that has read it. Or "
+            f"start over: select pg_drop_replication_slot('{self.name}'), empty the sink or take another one, which would keep what "
+            "was deleted meanwhile, and the next start makes a slot with the rows as they are. Or take what is left with "
+            'snapshot="none" (snapshot=none in the URL)',
             slot=self.name,
             oldest=oldest,
         )
