@@ -257,8 +257,8 @@ def test_a_checkpoint_of_a_query_that_died_in_its_first_batch(
     spark: SparkSession, made: Make, copied: Copied
 ) -> None:
     path, last = copied("windows"), made("windows").last
-    for number in range(last + 1):
-        replay_last_batch(path, number)
+    for logged in (path / "commits").iterdir():
+        logged.unlink()
     for number in range(1, last + 1):
         (path / f"offsets/{number}").unlink()
     found = show(spark, str(path))

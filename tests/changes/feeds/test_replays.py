@@ -160,7 +160,7 @@ def test_postgres_tables(spark: SparkSession, source: Source, tmp_path: Path, ch
             f"INSERT INTO {name} SELECT i, 'a', repeat('x', 5000), i FROM generate_series(1, 5) i",
         )
     feed = source.feed(snapshot="initial")
-    start = feed.oldest()
+    start = feed.begin()
     states: dict[str, dict[int, State]] = {name: {} for name in tables}
     for number in range(COMMITS + 1):
         if number:
