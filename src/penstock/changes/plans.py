@@ -32,6 +32,7 @@ from penstock.changes.stage import Guard, Whole, Witnessing
 from penstock.changes.witness.witness import address_of_witness
 from penstock.errors import InvalidChangeOption
 from penstock.kinds import require
+from penstock.spark.data_sources import is_classic
 from penstock.spark.parcels import PLACE, places
 from penstock.spark.parcels import SCHEMA as PARCELS
 from penstock.spark.plans import fingerprint
@@ -145,16 +146,12 @@ def _watermarked(df: DataFrame, name: str, delay: int) -> DataFrame:
 
 
 def _check_classic(df: DataFrame) -> None:
-    if not _is_classic(df):
+    if not is_classic(df.sparkSession):
         raise InvalidChangeOption(
             "a stream's passes ask the driver which commits it has had, and a Spark Connect session does not reach it: use a "
             "classic session (SparkSession.builder.master(...)), or read the feed as a batch",
             condition="INVALID_CDC_OPTION.CLASSIC_SESSION_NEEDED",
         )
-
-
-def _is_classic(df: DataFrame) -> bool:
-    return hasattr(df.sparkSession, "_jsparkSession")
 
 
 def _warn_of_needless(contract: ChangeContract, net_changes: bool, updates: bool) -> None:
@@ -277,7 +274,7 @@ class Plan:
     def _guard(self, step: object, delay_ms: int | None = None) -> Guard:
         session = self.df.sparkSession
         witness = None
-        if _is_classic(self.df):
+        if is_classic(session):
             witness = Witnessing(address_of_witness(session), self.feed, delay_ms, self.df.isStreaming)
         return Guard(self.layout, self.passes, witness, step)  # type: ignore[arg-type]  # one of Passes' methods
 

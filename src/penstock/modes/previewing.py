@@ -19,7 +19,7 @@ from penstock.modes.preview_result import Preview
 from penstock.modes.preview_runs import run, source
 from penstock.modes.report import MODES
 from penstock.names import did_you_mean, in_quotes
-from penstock.spark.data_sources import check_session
+from penstock.spark.data_sources import check_session, is_classic
 from penstock.spark.session import FILE_MANAGER
 from penstock.spark.stores import is_local
 
@@ -84,7 +84,7 @@ def preview(
 
 def _check_spark(spark: SparkSession, folder: str | Path | None) -> None:
     check_session(spark)
-    if not hasattr(spark, "_jsparkSession"):
+    if not is_classic(spark):
         raise InvalidInput(
             "a preview needs a classic Spark session, and this one is Spark Connect's: use one with a local master, such as "
             "penstock.session(master='local[2]') gives",

@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame
 from penstock.errors import InvalidInput
 from penstock.modes.verdict import Refusal, told_by
 from penstock.names import in_quotes
+from penstock.spark.data_sources import is_classic
 
 FILES = ("parquet", "json", "csv", "orc", "text", "xml")
 DEBUG = ("console", "memory", "noop")
@@ -72,7 +73,7 @@ def sink_of(frame: DataFrame, sink: object) -> Sink | None:
 def _looked_up(frame: DataFrame, name: str) -> Sink:
     """A format that only the session knows."""
     session: Any = frame.sparkSession
-    if not hasattr(session, "_jsparkSession"):
+    if not is_classic(session):
         return Sink(name)
     state = session._jsparkSession.sessionState()
     sources = session._jvm.org.apache.spark.sql.execution.datasources.DataSource

@@ -32,6 +32,7 @@ from penstock.pipeline.failures import plain
 from penstock.pipeline.publishing.publish import continuous, place_of
 from penstock.pipeline.table_driver import TableSinkDriver
 from penstock.pipeline.trigger import Trigger
+from penstock.spark.data_sources import is_classic
 from penstock.spark.listeners import Listeners
 from penstock.spark.options import STREAM_SINK, STREAM_SOURCE, sink_options, source_options, with_defaults
 from penstock.spark.plans import streaming_reads
@@ -102,7 +103,7 @@ def start_continuous(
             option="guarantee",
         )
     transforms, limit = _without_limit(transforms)
-    if not hasattr(spark, "_jsparkSession"):
+    if not is_classic(spark):
         raise ContinuousRefused(
             "a continuous query is one Spark job that its driver looks after, and a Spark Connect session does not reach it: use a "
             "classic session, or ps.Trigger.processing_time",

@@ -26,6 +26,11 @@ def check_session(spark: object) -> None:
         raise refusal("spark", spark, "a Spark session, such as ps.session() gives")
 
 
+def is_classic(spark: SparkSession) -> bool:
+    """Whether it has a JVM at hand; a Spark Connect session has not."""
+    return hasattr(spark, "_jsparkSession")
+
+
 def make_known(spark: SparkSession, source: type[DataSource], **baked: Any) -> None:
     """Register a source such that queries may start at the same time; not again, for Spark warns each time.
 
@@ -43,7 +48,7 @@ def make_known(spark: SparkSession, source: type[DataSource], **baked: Any) -> N
         return
     spark.dataSource.register(type(source.__name__, (source,), dict(baked)) if baked else source)
     known[source.name()] = (source, baked)
-    if not hasattr(spark, "_jsparkSession"):
+    if not is_classic(spark):
         return
     found = spark._jsparkSession.sessionState().dataSourceManager().lookupDataSource(source.name())
     environment = found.dataSourceCls().envVars()

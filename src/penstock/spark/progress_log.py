@@ -19,7 +19,7 @@ from pyspark.sql.streaming.listener import (
 )
 
 from penstock.redaction import sentence
-from penstock.spark.data_sources import check_session
+from penstock.spark.data_sources import check_session, is_classic
 
 log = logging.getLogger("penstock.progress")
 
@@ -53,7 +53,7 @@ def log_progress(spark: SparkSession) -> None:
 def _identity(spark: SparkSession) -> str:
     # PySpark has several objects for one session of the JVM's.
     found: Any = spark
-    return str(found._jsparkSession.sessionUUID() if hasattr(spark, "_jsparkSession") else found.session_id)
+    return str(found._jsparkSession.sessionUUID() if is_classic(spark) else found.session_id)
 
 
 class ProgressLog(StreamingQueryListener):

@@ -10,6 +10,7 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from penstock.errors import MissingDependency
+from penstock.spark.data_sources import is_classic
 from penstock.spark.stores import is_local
 
 _NEEDS = ("penstock", "pyarrow")
@@ -26,7 +27,7 @@ def check_workers(spark: SparkSession) -> None:
     MissingDependency
         Naming the Python and what it lacks.
     """
-    if not hasattr(spark, "_jsparkSession"):
+    if not is_classic(spark):
         return
     context = spark.sparkContext
     python = str(context.pythonExec)

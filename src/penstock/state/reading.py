@@ -12,6 +12,7 @@ from pyspark.sql import SparkSession
 from penstock.errors import StateRefused
 from penstock.kinds import require
 from penstock.names import did_you_mean, in_quotes
+from penstock.spark.data_sources import is_classic
 from penstock.state.batches import CONTINUOUS
 from penstock.state.files import Files, is_there
 from penstock.state.layout import Layout, read_layout
@@ -112,7 +113,7 @@ def _session(spark: SparkSession, layout: Layout) -> SparkSession:
     if spark.conf.get(_FORMAT, "1") == wanted:
         return spark
     java: Any = spark
-    if not hasattr(java, "_jsparkSession"):
+    if not is_classic(spark):
         raise StateRefused(
             f"the checkpoint's state is of format {wanted}, and Spark reads it in a session with {_FORMAT}={wanted}: set it there",
             condition="STATE_REFUSED.SESSION",

@@ -100,7 +100,7 @@ class FeedUrl:
                 )
 
 
-def completed(url: str, parameters: Mapping[str, str]) -> str:
+def _completed(url: str, parameters: Mapping[str, str]) -> str:
     """A feed's URL with parameters where it does not have them."""
     given = {name for name, _ in FeedUrl.of(url).parameters}
     more = [(name, value) for name, value in parameters.items() if name not in given]
@@ -156,7 +156,7 @@ def parse(url: str, *, store: str | None = None) -> Changelog:
             f"{_FORMS}"
         )
     if store is not None and parts.kind == "queue":
-        url = completed(url, {"store": store})
+        url = _completed(url, {"store": store})
     module, name = _KINDS[parts.kind]
     feed: Changelog = getattr(import_module(module), name).from_url(url)
     return feed

@@ -22,7 +22,7 @@ from penstock.pipeline.publishing.publisher import LedgerName, Publisher, in_no_
 from penstock.pipeline.publishing.told import error_of, text_of
 from penstock.queue.store import connect
 from penstock.spark.checkpoint import redact
-from penstock.spark.data_sources import check_session
+from penstock.spark.data_sources import check_session, is_classic
 from penstock.spark.given import CONF_PREFIX
 from penstock.store.catalog import find_queue
 from penstock.store.database import Transaction
@@ -107,7 +107,7 @@ def place_of(spark: SparkSession, source: Any, sink: Any, read: Sequence[QuerySo
         The consumers that the query owns.
     """
     listens = hearing_of(spark, listen=False).listens
-    if not (hasattr(spark, "_jsparkSession") or listens):
+    if not (is_classic(spark) or listens):
         return None
     default = _default(spark)
     found = [_store_of_sink(sink, default), _store_of_source(source, default), *(each.url for each in read)]
