@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 import penstock as ps
-from penstock.errors import CheckpointMismatch
+from penstock.errors import CheckpointMismatch, InvalidOption
 from penstock.testing import replay_last_batch
 from tests.tables.support import NOW, Feed, named, rows, totals
 
@@ -54,3 +56,69 @@ def test_an_app_id_of_another_checkpoint_is_refused(
     with pytest.raises(CheckpointMismatch, match="the checkpoint is an old copy, or a new one"):
         feed.run(sink, checkpoint="other")
     assert rows(store_url, "plain", "id") == [(1,)]
+
+
+@pytest.fixture
+def changes(spark: SparkSession, tmp_path: Path) -> DataFrame:
+    """A feed of which each pair of ``shop`` and ``id`` is a row."""
+    url = f"sqlite:///{tmp_path}/changes.db"
+    ps.connect(url, create=True).close()
+    schema = SCHEMA.append(pa.field("shop", pa.string()))
+    feed = ps.QueueFeed.create(
+        "changes", schema, ps.ChangeContract(["shop", "id"], whole_commits=True), store=url
+    )
+    return ps.changes.read_stream(spark, feed)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda df: df,
+        lambda df: df.where("v > 0").withColumn("v", F.col("v") + 1),
+        lambda df: df.withColumnRenamed("shop", "place").select(
+            "id", "place", "k", "_change_type", "_commit_version"
+        ),
+    ],
+)
+@pytest.mark.parametrize("keys", [["id"], ["k"]])
+@pytest.mark.parametrize("delta", [False, True])
+def test_keys_by_which_rows_of_a_feed_could_take_each_others_place_are_refused(
+    spark: SparkSession,
+    changes: DataFrame,
+    tmp_path: Path,
+    change: Callable[[DataFrame], DataFrame],
+    keys: list[str],
+    delta: bool,
+) -> None:
+    url = f"delta://{tmp_path}/lake" if delta else f"sqlite:///{tmp_path}/store.db"
+    pipeline = ps.stream(spark, change(changes)).write(ps.TableSink("t", keys, url, apply_changes=True))
+    with pytest.raises(InvalidOption, match="two of its rows with the same keys") as refused:
+        pipeline.start(checkpoint=tmp_path / "ck", trigger=NOW)
+    assert refused.value.parameters["option"] == "keys"
+
+
+@pytest.mark.parametrize(
+    ("keys", "change"),
+    [
+        (["id", "shop"], lambda df: df),
+        (["id", "shop", "k"], lambda df: df),
+        (["id", "place"], lambda df: df.withColumnRenamed("shop", "place")),
+        (["key"], lambda df: df.withColumn("key", F.concat("shop", "id")).drop("shop", "id")),
+        (["k"], lambda df: df.select("k", "v", "_change_type", "_commit_version")),
+        (
+            ["k"],
+            lambda df: df.select(
+                F.col("id").alias("id", metadata={}), "k", "_change_type", "_commit_version"
+            ),
+        ),
+    ],
+)
+def test_keys_that_have_the_feeds_row_id_in_them_are_taken(
+    spark: SparkSession,
+    changes: DataFrame,
+    tmp_path: Path,
+    keys: list[str],
+    change: Callable[[DataFrame], DataFrame],
+) -> None:
+    sink = ps.TableSink("t", keys, f"sqlite:///{tmp_path}/store.db", apply_changes=True)
+    assert sink.refusal(change(changes), "append") is None

@@ -2,13 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pyarrow as pa
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
+from pyspark.sql.types import StructType
 
-from penstock.errors import TableRefused
+from penstock.errors import InvalidOption, TableRefused
 from penstock.names import in_quotes
+from penstock.spark.row_ids import row_id_of
 from penstock.tables.columns import CHANGE_TYPE
+
+
+def require_row_id(schema: StructType, keys: Sequence[str]) -> None:
+    """Refuse keys that leave out a column by which the feed of the rows tells them apart, so far as it is among them.
+
+    Raises
+    ------
+    InvalidOption
+    """
+    missing = [name for name in row_id_of(schema) if name not in keys]
+    if missing:
+        raise InvalidOption(
+            f"the feed tells rows apart by {', '.join(missing)}, which is not among the keys {', '.join(keys)}: two of its rows with "
+            "the same keys would take each other's place. Name it as a key, or give the feed the keys as its row_id; where no two "
+            "rows have the same keys at any time, leave the column out of the rows",
+            option="keys",
+        )
 
 
 def present() -> Column:

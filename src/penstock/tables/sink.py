@@ -22,6 +22,7 @@ from penstock.store.database import Transaction
 from penstock.store.url import parse_url
 from penstock.tables import applied, existing
 from penstock.tables.adding import require_added
+from penstock.tables.change_rows import require_row_id
 from penstock.tables.columns import COMMIT_VERSION, Layout, layout_of
 from penstock.tables.delta_applying import accepted_changes, changes_writer
 from penstock.tables.delta_place import DeltaPlace, is_delta
@@ -44,7 +45,8 @@ class TableSink:
     name
         Its name: any Unicode text, ``schema.table`` in PostgreSQL. A table that is not there is made.
     keys
-        The columns that make a row's key; needed in output mode update. They take no null.
+        The columns that make a row's key; needed in output mode update, and with ``apply_changes``, where the columns by which
+        the change feed tells rows apart are among them. They take no null.
     url
         The store, made where there is none; by default the session's ``spark.penstock.url``. ``delta:///folder`` or
         ``delta:s3://bucket/folder?storage.KEY=VALUE`` for a Delta table in that folder, with deltalake's options for the place.
@@ -164,6 +166,8 @@ class TableSink:
         url = self.url or frame.sparkSession.conf.get(CONF_PREFIX + "url", None) or "sqlite:///penstock.db"
         if continuous:
             require_added(self, url, "exactly_once", output_mode)
+        if self.apply_changes:
+            require_row_id(frame.schema, self.keys)
         order = self.sequence_by or COMMIT_VERSION
         if not is_delta(url):
             changes, name = order if self.apply_changes else None, TableName("", self.name)
@@ -208,6 +212,8 @@ class TableSink:
             )
         if output_mode == "update":
             refuse_session_windows(frame)
+        if self.apply_changes:
+            require_row_id(frame.schema, self.keys)
         spark = frame.sparkSession
         url = self.place(spark)
         if is_delta(url):

@@ -22,6 +22,7 @@ from penstock.errors import InvalidChangelogSchema, InvalidChangeOption
 from penstock.kinds import require
 from penstock.names import did_you_mean, in_quotes
 from penstock.spark.plans import fingerprint
+from penstock.spark.row_ids import marked
 from penstock.spark.schemas import quoted, to_struct
 
 _UNITS = ("micros", "millis", "nanos")
@@ -273,7 +274,7 @@ class DebeziumFeed:
         data = [StructField(each.name, each.dataType, each.name not in ids) for each in columns]
         own: list[DataType] = [StringType(), envelope.version_type, TimestampType(), LongType()]
         added = [StructField(name, kind, False) for name, kind in zip(OWN, own, strict=True)]
-        return StructType([*data, *added])
+        return marked(StructType([*data, *added]), ids)
 
 
 def _wire(schema: pa.Schema) -> StructType:
