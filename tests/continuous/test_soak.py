@@ -85,7 +85,7 @@ class Usage:
         return {
             f"{what} of {part}": rise([getattr(each, what) for each in self.parts[part]])
             for part in PARTS
-            for what in ("files", "threads")
+            for what in ("files", "processes", "threads")
         }
 
     @property

@@ -23,7 +23,9 @@ class Sample:
     megabytes: float
     """Resident memory."""
     files: int
+    processes: int
     threads: int
+    """Of the process that has the most: all together they would tell how many processes there are."""
 
 
 def part_of(process: psutil.Process, driver: int) -> str:
@@ -36,15 +38,21 @@ def part_of(process: psutil.Process, driver: int) -> str:
 def sample(child: ChildProcess) -> dict[str, Sample]:
     """What each kind of process uses now."""
     used = {part: np.zeros(3) for part in PARTS}
+    threads = dict.fromkeys(PARTS, 0)
     for process in child.processes():
         try:
             with process.oneshot():
                 memory = process.memory_info().rss / MEGABYTE
-                used[part_of(process, child.pid)] += (memory, process.num_fds(), process.num_threads())
+                part, count = part_of(process, child.pid), process.num_threads()
+                used[part] += (memory, process.num_fds(), 1)
+            threads[part] = max(threads[part], count)
         except psutil.Error:
             continue
     now = time.monotonic()
-    return {part: Sample(now, float(sums[0]), int(sums[1]), int(sums[2])) for part, sums in used.items()}
+    return {
+        part: Sample(now, float(megabytes), int(files), int(processes), threads[part])
+        for part, (megabytes, files, processes) in used.items()
+    }
 
 
 def processor_seconds(child: ChildProcess) -> dict[int, float]:

@@ -33,6 +33,7 @@ from penstock.changes.witness.witness import address_of_witness
 from penstock.errors import InvalidChangeOption
 from penstock.kinds import require
 from penstock.spark.data_sources import is_classic
+from penstock.spark.marks import marked
 from penstock.spark.parcels import PLACE, places
 from penstock.spark.parcels import SCHEMA as PARCELS
 from penstock.spark.plans import fingerprint
@@ -59,7 +60,8 @@ def post_process(
     """Remove carry-over rows, detect updates and work out net changes, as the contract allows.
 
     The rules are those of Spark 4.3's ``changes()``; a pass that the feed has no need of is left out, and where none is left
-    the result is ``df`` itself. A warning tells of net changes and updates that are asked for and left out.
+    the result is ``df`` itself, but for a mark at its columns where ``unchanged`` names one, by which a ``TableSink`` knows which values
+    to keep. A warning tells of net changes and updates that are asked for and left out.
 
     Parameters
     ----------
@@ -94,8 +96,9 @@ def post_process(
     _warn_of_needless(contract, net_changes, flag("computeUpdates", compute_updates))
     if net_window is not None and not net_changes:
         warnings.warn("net_window does nothing without deduplication_mode='netChanges'", stacklevel=2)
+    told = df if contract.unchanged is None else df.to(marked(df.schema, contract.row_id, contract.unchanged))
     return process(
-        df,
+        told,
         contract,
         deduplication_mode=deduplication_mode,
         compute_updates=compute_updates,

@@ -17,7 +17,7 @@ from penstock.changes.source import BATCH, FORMAT, STREAM, ChangesDataSource, re
 from penstock.errors import InvalidChangelogSchema
 from penstock.kinds import column_names, require
 from penstock.spark.data_sources import check_session, make_known
-from penstock.spark.row_ids import marked
+from penstock.spark.marks import marked
 from penstock.spark.schemas import is_case_sensitive, to_struct
 
 
@@ -162,7 +162,7 @@ def _open(
     found = opened.describe()
     schema = to_struct(found.schema)
     if found.contract is not None:
-        schema = marked(schema, found.contract.row_id)
+        schema = marked(schema, found.contract.row_id, found.contract.unchanged)
     if columns is not None:
         schema = narrowed(
             schema, found.contract, column_names("columns", columns), case_sensitive=is_case_sensitive(spark)

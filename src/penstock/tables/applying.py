@@ -9,6 +9,7 @@ from __future__ import annotations
 from penstock.store.database import Transaction
 from penstock.tables import applied, merging
 from penstock.tables.columns import Layout
+from penstock.tables.filling import fill
 from penstock.tables.latest import gather
 from penstock.tables.names import TableName
 from penstock.tables.stages import Source
@@ -32,6 +33,7 @@ def apply(tx: Transaction, layout: Layout, source: Source) -> int:
         f"where {applied.same_key(layout, 'applied', latest)} "
         f"and (applied.sequence, applied.present) >= ({latest}.sequence, {latest}.present))"
     )
+    fill(tx, layout, latest)
     changed = int(tx.query(f"select count(*) from {latest}")[0][0])
     _delete(tx, layout, latest)
     merging.upsert(tx, layout, Source(latest, "present = 1"))

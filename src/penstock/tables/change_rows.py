@@ -11,7 +11,7 @@ from pyspark.sql.types import StructType
 
 from penstock.errors import InvalidOption, TableRefused
 from penstock.names import in_quotes
-from penstock.spark.row_ids import row_id_of
+from penstock.spark.marks import row_id_of
 from penstock.tables.columns import CHANGE_TYPE
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.types as pat
@@ -13,6 +14,9 @@ from penstock.arrow.types import canonical_schema
 from penstock.errors import InvalidInput, UnsupportedType
 from penstock.names import did_you_mean, in_quotes
 from penstock.tables.names import TableName, quoted
+
+if TYPE_CHECKING:
+    from penstock.tables.unchanged import Unchanged
 
 CHANGE_TYPE, COMMIT_VERSION = "_change_type", "_commit_version"
 CHANGE_COLUMNS = (CHANGE_TYPE, COMMIT_VERSION, "_commit_timestamp")
@@ -87,6 +91,9 @@ class Layout:
     history: bool = False
     """Whether every version of a row is kept."""
 
+    unchanged: Unchanged | None = None
+    """Where the rows are changes that may leave values out."""
+
     @property
     def keys(self) -> tuple[Column, ...]:
         return tuple(column for column in self.columns if column.key)
@@ -95,6 +102,11 @@ class Layout:
     def staged_keys(self) -> list[str]:
         """The names that the keys have among staged rows."""
         return [f"c{n}" for n, column in enumerate(self.columns) if column.key]
+
+    def same_key(self, kept: str, staged: str) -> str:
+        """The condition that a row of the table and a staged one have one key."""
+        pairs = zip(self.keys, self.staged_keys, strict=True)
+        return " and ".join(f"{kept}.{key.sql} = {staged}.{column}" for key, column in pairs)
 
     @property
     def kept(self) -> Layout:
@@ -113,6 +125,7 @@ def layout_of(
     *,
     changes: str | None = None,
     history: bool = False,
+    unchanged: Unchanged | None = None,
 ) -> Layout:
     """The table for the rows of a DataFrame.
 
@@ -126,6 +139,8 @@ def layout_of(
         Where the rows are changes to apply, the column that orders those of a key.
     history
         Whether every version of a row is kept.
+    unchanged
+        What the rows say of values that they leave out.
 
     Raises
     ------
@@ -136,7 +151,8 @@ def layout_of(
     sequence = None
     if changes is not None:
         sequence = sequence_of(fields, changes, dialect)
-        fields = [field for field in fields if field.name not in CHANGE_COLUMNS]
+        taken_out = CHANGE_COLUMNS if unchanged is None else (*CHANGE_COLUMNS, unchanged.column)
+        fields = [field for field in fields if field.name not in taken_out]
     names = [field.name for field in fields]
     for key in keys:
         if key not in names:
@@ -155,7 +171,7 @@ def layout_of(
             )
     if history:
         _refuse_taken(names)
-    return Layout(name, columns, dialect, sequence, history)
+    return Layout(name, columns, dialect, sequence, history, unchanged)
 
 
 def _refuse_taken(names: Sequence[str]) -> None:

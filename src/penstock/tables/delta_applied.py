@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from penstock.errors import SchemaMismatch, TableRefused
@@ -26,7 +27,8 @@ from penstock.tables.names import quoted
 
 _WRITER = "penstock:writer"
 _MOST_FILES = 64
-_JOINED_ROWS = 1 << 19
+_JOINED_ROWS, _JOINED_BYTES = 1 << 19, 1 << 28
+_NUMBER = "_penstock_number"
 
 
 @dataclass(frozen=True)
@@ -176,23 +178,27 @@ def rows_of(place: DeltaPlace, table: Any, touched: pa.Table, schema: pa.Schema)
             .execute(f"SELECT {columns} FROM stored")
         )
         batches = (pa.record_batch(batch) for batch in query)
-        parts = [
-            part.join(touched, keys=touched.column_names, join_type="left semi").select(schema.names)
-            for part in _gathered(batches, schema)
-        ]
+        parts = [_with_keys(part, touched) for part in _gathered(batches, schema)]
     return pa.concat_tables([schema.empty_table(), *parts])
+
+
+def _with_keys(part: pa.Table, touched: pa.Table) -> pa.Table:
+    """Some rows by their keys alone, since a join carries no nested values."""
+    keys = touched.column_names
+    numbered = part.select(keys).append_column(_NUMBER, pa.array(np.arange(part.num_rows)))
+    return part.take(numbered.join(touched, keys=keys, join_type="left semi")[_NUMBER])
 
 
 def _gathered(batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.Table]:
     """The same rows in parts that are worth a join."""
     held: list[pa.RecordBatch] = []
-    rows = 0
+    rows = size = 0
     for batch in batches:
         held.append(batch)
-        rows += batch.num_rows
-        if rows >= _JOINED_ROWS:
+        rows, size = rows + batch.num_rows, size + batch.nbytes
+        if rows >= _JOINED_ROWS or size >= _JOINED_BYTES:
             yield pa.Table.from_batches(held).cast(schema)
-            held, rows = [], 0
+            held, rows, size = [], 0, 0
     if held:
         yield pa.Table.from_batches(held).cast(schema)
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
@@ -14,14 +15,9 @@ from penstock.errors import SchemaMismatch
 from penstock.names import in_quotes
 from penstock.tables.columns import VALID_FROM, VALID_TO
 from penstock.tables.delta_applied import Applied, rows_of
-from penstock.tables.delta_events import (
-    PRESENT,
-    SEQUENCE,
-    Events,
-    EventTask,
-    collapsed,
-    events_of,
-)
+from penstock.tables.delta_collapsing import collapsed
+from penstock.tables.delta_events import PRESENT, SEQUENCE, UNKNOWN, Events, EventTask, events_of
+from penstock.tables.delta_filling import filled, kept_or_assigned, lacking, without, without_version
 from penstock.tables.delta_merging import SOURCE, assigned, merging
 from penstock.tables.delta_outcome import Outcome, history, latest
 from penstock.tables.delta_place import DeltaPlace
@@ -30,6 +26,7 @@ from penstock.tables.delta_stage import REPORT, DeltaStage, streamed, sweep
 from penstock.tables.delta_transactions import AppTransaction, properties
 from penstock.tables.delta_writer import DeltaWriter, create, refuse_backticks
 from penstock.tables.names import quoted
+from penstock.tables.unchanged import numbers_of
 
 
 def changes_writer(
@@ -59,9 +56,7 @@ def changes_writer(
         _refuse_history(place, table)
     layout = fitting(place, events.table, table)
     named = pa.schema(list(layout.schema)[: len(events.columns)])
-    events = Events(
-        DeltaLayout(named, layout.keys), events.columns, events.sequence, sequence_by, events.history
-    )
+    events = replace(events, rows=DeltaLayout(named, layout.keys))
     applied = Applied.beside(place, table, events)
     with place.plainly():
         applied.prepare(table)
@@ -115,7 +110,7 @@ class ChangesWriter(DeltaWriter):
     ) -> None:
         # What is remembered belongs to the version of the table that is merged into, whoever writes in the meantime.
         remembered = self.applied.in_force(table)
-        staged = stage.columns(files, [*self.events.keys, SEQUENCE, PRESENT])
+        staged = stage.columns(files, self._looked_at)
         outcome = self._outcome(table, staged, remembered)
         if outcome.is_nothing:
             return
@@ -124,29 +119,54 @@ class ChangesWriter(DeltaWriter):
         carried = properties({**versions, self.applied.transaction: remembered})
         before = table.version()
         if self.events.history:
-            self._merge_history(table, self._rows(stage, files, outcome), carried)
+            self._merge_history(table, self._rows(table, stage, files, outcome), carried)
         else:
-            self._merge_latest(table, self._rows(stage, files, outcome), carried)
+            self._merge_latest(table, self._rows(table, stage, files, outcome), carried)
         if table.version() == before:
             # A merge that changes no row is no commit, and what is remembered has changed.
             self.applied.name(table, remembered, versions)
+
+    @property
+    def _looked_at(self) -> list[str]:
+        """The columns of staged events that tell what becomes of them."""
+        return [*self.events.keys, SEQUENCE, PRESENT, *([] if self.events.unchanged is None else [UNKNOWN])]
 
     def _outcome(self, table: Any, staged: pa.Table, remembered: int) -> Outcome:
         keys = self.events.keys
         touched = staged.select(keys)
         known = self.applied.events(remembered, touched)
+        placed = staged.select([*keys, SEQUENCE, PRESENT])
         if not self.events.history:
-            return latest(keys, staged, known)
+            outcome = latest(keys, placed, known)
+            there = known.filter(pc.equal(known[PRESENT], 1))
+            self._require_known(staged, outcome, lambda events: without(keys, events, there))
+            return outcome
         fields = [self.events.table.schema.field(name) for name in (*keys, VALID_FROM, VALID_TO)]
         stored = rows_of(self.place, table, touched, pa.schema(fields))
-        return history(keys, staged, known, stored)
+        outcome = history(keys, placed, known, stored)
+        self._require_known(staged, outcome, lambda events: without_version(keys, events, stored))
+        return outcome
+
+    def _require_known(
+        self, staged: pa.Table, outcome: Outcome, lost: Callable[[pa.Table], pa.Table]
+    ) -> None:
+        """Refuse events of which no row has the values that they leave out; all of them are looked at before anything is written."""
+        if self.events.unchanged is None:
+            return
+        found = lost(lacking(staged, outcome.taken))
+        if found.num_rows:
+            name = self.events.rows.schema.names[numbers_of(found[UNKNOWN][:1].to_pylist())[0]]
+            shown = self.events.shown_key({key: found[key][0].as_py() for key in self.events.keys})
+            why = f"there is no row with the key {shown} that has it"
+            raise self.events.unchanged.refusal(name, self.place.shown, why)
 
     def _merge_latest(self, table: Any, rows: pa.RecordBatchReader, carried: Any) -> None:
-        columns = assigned(self.events.rows.schema.names)
+        numbers = [] if self.events.unchanged is None else self.events.unchanged.numbers
+        columns = kept_or_assigned(self.events.rows.schema.names, numbers)
         there, gone = (f"{SOURCE}.{quoted(PRESENT)} = {present}" for present in (1, 0))
         merge = merging(table, rows, self.events.keys, carried)
         merge.when_matched_delete(gone).when_matched_update(columns, there).when_not_matched_insert(
-            columns, there
+            assigned(self.events.rows.schema.names), there
         ).execute()
 
     def _merge_history(self, table: Any, rows: pa.RecordBatchReader, carried: Any) -> None:
@@ -154,16 +174,19 @@ class ChangesWriter(DeltaWriter):
         columns = assigned(self.events.table.schema.names)
         merge.when_matched_update(assigned([VALID_TO])).when_not_matched_insert(columns).execute()
 
-    def _rows(self, stage: DeltaStage, files: Sequence[str], outcome: Outcome) -> pa.RecordBatchReader:
+    def _rows(
+        self, table: Any, stage: DeltaStage, files: Sequence[str], outcome: Outcome
+    ) -> pa.RecordBatchReader:
         """The rows to merge: with history those of the table, and else those of staged events with ``PRESENT``."""
         if self.events.history:
             schema = self.events.table.schema
         else:
-            schema = pa.schema([*self.events.rows.schema, self.events.staged.schema.field(PRESENT)])
-        return streamed(schema, self._parts(stage, files, outcome, schema))
+            more = [name for name in self._looked_at if name in (PRESENT, UNKNOWN)]
+            schema = pa.schema([*self.events.rows.schema, *map(self.events.staged.schema.field, more)])
+        return streamed(schema, self._parts(table, stage, files, outcome, schema))
 
     def _parts(
-        self, stage: DeltaStage, files: Sequence[str], outcome: Outcome, schema: pa.Schema
+        self, table: Any, stage: DeltaStage, files: Sequence[str], outcome: Outcome, schema: pa.Schema
     ) -> Iterator[pa.RecordBatch]:
         if outcome.changed is not None:
             yield from _widened(outcome.changed, schema).to_batches()
@@ -175,11 +198,25 @@ class ChangesWriter(DeltaWriter):
                 continue
             rows = pa.Table.from_batches([taken])
             if outcome.ends is not None:
+                rows = self._filled(table, rows)
                 rows = rows.append_column(VALID_FROM, rows[SEQUENCE]).append_column(
                     VALID_TO, outcome.ends.slice(ended, taken.num_rows)
                 )
                 ended += taken.num_rows
             yield from rows.select(schema.names).cast(schema).to_batches()
+
+    def _filled(self, table: Any, rows: pa.Table) -> pa.Table:
+        if self.events.unchanged is None:
+            return rows
+
+        def read(touched: pa.Table, names: list[str]) -> pa.Table:
+            fields = [
+                self.events.table.schema.field(name)
+                for name in (*self.events.keys, VALID_FROM, VALID_TO, *names)
+            ]
+            return rows_of(self.place, table, touched, pa.schema(fields))
+
+        return filled(rows, self.events.keys, read)
 
 
 def _widened(rows: pa.Table, schema: pa.Schema) -> pa.Table:

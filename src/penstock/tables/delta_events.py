@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
-from pyspark.sql import DataFrame, Window
-from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql import types as spark
 
 from penstock.errors import InvalidInput, TableRefused
 from penstock.names import in_quotes
-from penstock.spark.schemas import quoted
-from penstock.tables.change_rows import present, require_changes
+from penstock.tables.change_rows import require_changes
 from penstock.tables.columns import CHANGE_COLUMNS, CHANGE_TYPE, VALID_FROM, VALID_TO
 from penstock.tables.delta_schema import DeltaLayout, rows_layout
 from penstock.tables.delta_stage import DeltaTask
-from penstock.tables.shaping import JSON
+from penstock.tables.unchanged import Unchanged
 
-SEQUENCE, PRESENT = "_penstock_sequence", "_penstock_present"
+SEQUENCE, PRESENT, UNKNOWN = "_penstock_sequence", "_penstock_present", "_penstock_unknown"
 """Of staged events, beside the columns of their rows."""
-_OURS = (VALID_FROM, VALID_TO, SEQUENCE, PRESENT)
+_OURS = (VALID_FROM, VALID_TO, SEQUENCE, PRESENT, UNKNOWN)
 
 
 @dataclass(frozen=True)
@@ -39,15 +36,26 @@ class Events:
     """The query's column that orders the events of a key."""
     history: bool
     """Whether the table keeps each row with the time when it was valid (type 2), or only those that are (type 1)."""
+    unchanged: Unchanged | None = None
+    """Where events may leave values out."""
 
     @property
     def keys(self) -> list[str]:
         return list(self.rows.keys)
 
+    @staticmethod
+    def shown_key(values: Mapping[str, object]) -> str:
+        """A key as messages show it."""
+        return ", ".join(f"{in_quotes(name)} = {in_quotes(value)}" for name, value in values.items())
+
     @property
     def staged(self) -> DeltaLayout:
-        """What tasks stage: the row with its event's place in the order, and 1 where it is there from then on, 0 where it is gone."""
+        """What tasks stage: the row with its event's place in the order, and 1 where it is there from then on, 0 where it is gone.
+
+        Where events may leave values out, they say which.
+        """
         more = [pa.field(SEQUENCE, self.sequence), pa.field(PRESENT, pa.int32())]
+        more += [] if self.unchanged is None else [pa.field(UNKNOWN, pa.string())]
         return DeltaLayout(pa.schema([*self.rows.schema, *more]), self.rows.keys)
 
     @property
@@ -81,7 +89,9 @@ def events_of(
             f"have {', '.join(names)}",
             parameter="apply_changes",
         )
-    columns = tuple(name for name in names if name not in CHANGE_COLUMNS)
+    unchanged = Unchanged.of(found, keys)
+    taken_out = CHANGE_COLUMNS if unchanged is None else (*CHANGE_COLUMNS, unchanged.column)
+    columns = tuple(name for name in names if name not in taken_out)
     taken = [name for name in columns if name.lower() in _OURS]
     if taken:
         raise InvalidInput(
@@ -94,7 +104,7 @@ def events_of(
     for key in rows.keys:
         _require_exact("keys", rows.schema.field(key))
     _require_exact("sequence_by", order)
-    return Events(rows, columns, order.type, sequence_by, history)
+    return Events(rows, columns, order.type, sequence_by, history, unchanged)
 
 
 def _require_exact(parameter: str, column: pa.Field) -> None:
@@ -104,39 +114,6 @@ def _require_exact(parameter: str, column: pa.Field) -> None:
             "that are equal or not: cast it, as to bigint, decimal or string",
             parameter=parameter,
         )
-
-
-def collapsed(frame: DataFrame, events: Events) -> DataFrame:
-    """The last event of each key, with history that of each key and sequence; in the columns c0, c1 and so on, and three more.
-
-    These are ``sequence``; ``present``; and ``ambiguous``, whether others have the same place in the order, and another row.
-    What is no event, without a sequence or of no known type, comes through, so that the tasks refuse it.
-    """
-    data = [f"c{n}" for n in range(len(events.columns))]
-    shaped = frame.select(
-        *(F.col(quoted(name)).alias(short) for name, short in zip(events.columns, data, strict=True)),
-        F.col(quoted(events.sequence_by)).alias("sequence"),
-        present(),
-    )
-    keys = [short for name, short in zip(events.rows.schema.names, data, strict=True) if name in events.keys]
-    within = Window.partitionBy(*keys, *(["sequence"] if events.history else []))
-    none = F.col("sequence").isNull() | F.col("present").isNull()
-    # Up to a row, the frame of this window has its peers too: those of the first row are all that there are of them.
-    window = within.orderBy(none.desc(), F.col("sequence").desc(), F.col("present").desc())
-    last = (
-        shaped.withColumn("place", F.rank().over(window))
-        .withColumn("peers", F.count("*").over(window))
-        .where("place = 1")
-    )
-    # Seldom there are any, so that few rows are written as text.
-    told = F.when(F.expr("peers > 1 and present = 1"), F.md5(F.to_json(F.struct(*data), JSON)))
-    one = (
-        last.withColumn("told", told)
-        .withColumn("ambiguous", F.min("told").over(window) != F.max("told").over(window))
-        .withColumn("number", F.row_number().over(window))
-        .where("number = 1")
-    )
-    return one.select(*data, "sequence", "present", F.coalesce("ambiguous", F.lit(False)).alias("ambiguous"))
 
 
 @dataclass
@@ -152,16 +129,17 @@ class EventTask(DeltaTask):
         require_changes(chunk, self.events.sequence_by)
         if pc.any(chunk.column("ambiguous")).as_py():
             self._refuse(chunk.filter(chunk.column("ambiguous")))
+        if self.events.unchanged is not None:
+            self.events.unchanged.require_known(chunk.column("unknown"), self.stage.place.shown)
         return chunk.drop_columns(["ambiguous"])
 
     def _refuse(self, chunk: pa.RecordBatch) -> None:
         names = self.events.rows.schema.names
         first = {name: chunk.column(names.index(name))[0].as_py() for name in self.events.keys}
-        shown = ", ".join(f"{in_quotes(name)} = {in_quotes(value)}" for name, value in first.items())
         raise TableRefused(
-            f"the key {shown} of {self.stage.place.shown} has several changes with one value of {in_quotes(self.events.sequence_by)}, and "
+            f"the key {self.events.shown_key(first)} of {self.stage.place.shown} has several changes with one value of {in_quotes(self.events.sequence_by)}, and "
             "nothing says which of them is the last one: name a column as sequence_by that tells them apart, or take the feed's net "
             "changes (deduplication_mode='netChanges', net_window='commit')",
             condition="TABLE_REFUSED.AMBIGUOUS_ORDER",
-            key=shown,
+            key=self.events.shown_key(first),
         )

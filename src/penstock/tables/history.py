@@ -11,6 +11,7 @@ from __future__ import annotations
 from penstock.store.database import Transaction
 from penstock.tables import applied
 from penstock.tables.columns import VALID_FROM, VALID_TO, Layout
+from penstock.tables.filling import fill
 from penstock.tables.latest import gather
 from penstock.tables.names import TableName, quoted
 from penstock.tables.stages import Source
@@ -32,6 +33,7 @@ def apply(tx: Transaction, layout: Layout, source: Source) -> int:
     applied.lock(tx, beside)
     latest = gather(tx, layout, source)
     _forget_known(tx, layout, beside, latest)
+    fill(tx, layout, latest)
     changed = int(tx.query(f"select count(*) from {latest}")[0][0])
     _end(tx, layout, latest)
     _begin(tx, layout, beside, latest)
@@ -40,17 +42,11 @@ def apply(tx: Transaction, layout: Layout, source: Source) -> int:
     return changed
 
 
-def _same(layout: Layout, kept: str, staged: str) -> str:
-    """That a row of the table and a staged one have one key."""
-    pairs = zip(layout.keys, layout.staged_keys, strict=True)
-    return " and ".join(f"{kept}.{key.sql} = {staged}.{column}" for key, column in pairs)
-
-
 def _forget_known(tx: Transaction, layout: Layout, beside: TableName, latest: str) -> None:
     """A change with a sequence that is in is a repeated one; a row that is there comes after one that is gone."""
     tx.change(
         f"delete from {latest} where exists (select 1 from {layout.name.sql} as kept "
-        f"where {_same(layout, 'kept', latest)} and kept.{_FROM} = {latest}.sequence)"
+        f"where {layout.same_key('kept', latest)} and kept.{_FROM} = {latest}.sequence)"
     )
     tx.change(
         f"delete from {latest} where present = 0 and exists (select 1 from {beside.sql} as applied "
@@ -66,7 +62,7 @@ def _end(tx: Transaction, layout: Layout, latest: str) -> None:
     tx.change(
         f"update {layout.name.sql} set {_TO} = ended.sequence from ("
         f"select {grouped}, min(latest.sequence) as sequence from {latest} as latest join {layout.name.sql} as kept "
-        f"on {_same(layout, 'kept', 'latest')} and kept.{_FROM} < latest.sequence "
+        f"on {layout.same_key('kept', 'latest')} and kept.{_FROM} < latest.sequence "
         f"and (kept.{_TO} is null or latest.sequence < kept.{_TO}) group by {grouped}) as ended where {ended}"
     )
 
@@ -76,7 +72,7 @@ def _begin(tx: Transaction, layout: Layout, beside: TableName, latest: str) -> N
     names = ", ".join(column.sql for column in layout.kept.columns)
     columns = ", ".join(f"c{n}" for n in range(len(layout.columns)))
     following = (
-        f"select min(kept.{_FROM}) from {layout.name.sql} as kept where {_same(layout, 'kept', 'latest')} "
+        f"select min(kept.{_FROM}) from {layout.name.sql} as kept where {layout.same_key('kept', 'latest')} "
         f"and kept.{_FROM} > latest.sequence union all select min(applied.sequence) from {beside.sql} as applied "
         f"where {applied.same_key(layout, 'applied', 'latest')} and applied.sequence > latest.sequence"
     )

@@ -6,8 +6,10 @@ from penstock.errors import TableRefused
 from penstock.store.database import Transaction
 from penstock.tables import merging
 from penstock.tables.columns import Layout
+from penstock.tables.filling import carried
 from penstock.tables.names import quoted
 from penstock.tables.stages import Source
+from penstock.tables.unchanged import UNKNOWN
 
 _RELATION = {"postgres": "pg_temp.penstock_latest", "sqlite": "temp.penstock_latest"}
 
@@ -15,8 +17,8 @@ _RELATION = {"postgres": "pg_temp.penstock_latest", "sqlite": "temp.penstock_lat
 def gather(tx: Transaction, layout: Layout, source: Source) -> str:
     """Put the last change of each key, and where a table has history the last one with each sequence, into a relation.
 
-    It has the columns ``c0``, ``c1`` and so on, which but for the keys are null in a change that is a delete, ``sequence`` and
-    ``present``; it is temporary, and for the caller to drop.
+    It has the columns ``c0``, ``c1`` and so on, which but for the keys are null in a change that is a delete, ``sequence``,
+    ``present``, and ``unknown`` where changes may leave values out; it is temporary, and for the caller to drop.
 
     Raises
     ------
@@ -41,13 +43,14 @@ def _collapse(tx: Transaction, layout: Layout, source: Source, latest: str) -> N
         f"c{n}" if column.key else f"case when present = 1 then c{n} end as c{n}"
         for n, column in enumerate(layout.columns)
     )
+    told = "" if layout.unchanged is None else f", {UNKNOWN}"
     order = "present desc" if layout.history else "sequence desc, present desc"
     name = latest.partition(".")[2]
     tx.execute(f"drop table if exists {latest}")
     tx.execute(
-        f"create temporary table {name} as select distinct {columns}, sequence, present from ("
+        f"create temporary table {name} as select distinct {columns}, sequence, present{told} from ("
         f"select *, rank() over (partition by {', '.join(_place(layout))} order by {order}) as place "
-        f"from {source.relation} where {source.where}) as ranked where place = 1"
+        f"from {carried(tx, layout, source)}) as ranked where place = 1"
     )
     tx.execute(f"create index penstock_latest_place on {name} ({', '.join(layout.staged_keys)}, sequence)")
     if tx.dialect == "postgres":

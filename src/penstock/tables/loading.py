@@ -13,6 +13,7 @@ from penstock.errors import PenstockError, TableRefused
 from penstock.store.database import Transaction
 from penstock.tables.columns import Layout
 from penstock.tables.stages import Source
+from penstock.tables.unchanged import UNKNOWN
 
 _CSV = pacsv.WriteOptions(include_header=False)
 _NO_TEXT = ("22021", "22P05")
@@ -25,6 +26,8 @@ def defined(layout: Layout, names: Sequence[str]) -> tuple[str, ...]:
     columns = [f"c{n} {column.sql_type}" for n, column in enumerate(layout.columns)]
     if layout.sequence is not None:
         columns += [f"sequence {layout.sequence.declared}", "present integer"]
+    if layout.unchanged is not None:
+        columns += [f"{UNKNOWN} text"]
     return tuple(columns)
 
 

@@ -12,6 +12,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from penstock.spark.schemas import quoted
 from penstock.tables.change_rows import present
 from penstock.tables.columns import Column, Layout
+from penstock.tables.unchanged import UNKNOWN
 
 JSON = {
     "ignoreNullFields": "false",
@@ -27,12 +28,14 @@ def shaped(frame: DataFrame, layout: Layout) -> DataFrame:
     """The rows with the columns c0, c1 and so on, nested ones as JSON text, binary ones in PostgreSQL's form of text.
 
     Changes have two more: ``sequence``, and ``present``, which is 0 for a row that is gone, 1 for one that is there, and null for
-    a change of no known type.
+    a change of no known type; and where they may leave values out, ``unknown``.
     """
     columns = [_expression(column, layout.dialect).alias(f"c{n}") for n, column in enumerate(layout.columns)]
     if layout.sequence is not None:
         sequence = _expression(layout.sequence, layout.dialect).alias("sequence")
         columns += [sequence, present()]
+    if layout.unchanged is not None:
+        columns += [layout.unchanged.unknown()]
     return frame.select(*columns)
 
 
@@ -51,6 +54,8 @@ def shaped_schema(layout: Layout) -> pa.Schema:
     if layout.sequence is not None:
         sequence = _shaped_type(layout.sequence, layout.dialect)
         fields += [("sequence", sequence), ("present", pa.int32())]
+    if layout.unchanged is not None:
+        fields += [(UNKNOWN, pa.string())]
     return pa.schema(fields)
 
 

@@ -30,6 +30,7 @@ from penstock.tables.delta_writer import DeltaWriter, accepted_rows, delta_write
 from penstock.tables.names import TableName, resolve
 from penstock.tables.sessions import refuse_session_windows
 from penstock.tables.target import CHANGES
+from penstock.tables.unchanged import Unchanged
 from penstock.tables.writer import TableWriter
 
 MODES = ("append", "update", "complete")
@@ -172,7 +173,15 @@ class TableSink:
         if not is_delta(url):
             changes, name = order if self.apply_changes else None, TableName("", self.name)
             dialect, history = parse_url(url).dialect, self.scd_type == 2
-            layout_of(name, frame.schema, self.keys, dialect, changes=changes, history=history)
+            layout_of(
+                name,
+                frame.schema,
+                self.keys,
+                dialect,
+                changes=changes,
+                history=history,
+                unchanged=self._unchanged(frame.schema),
+            )
         elif self.apply_changes:
             place = DeltaPlace.of(url, self.name)
             accepted_changes(frame.schema, place, self.keys, order, self.scd_type)
@@ -241,6 +250,9 @@ class TableSink:
             self.allow_new_checkpoint,
         )
 
+    def _unchanged(self, schema: StructType) -> Unchanged | None:
+        return Unchanged.of(schema, self.keys) if self.apply_changes else None
+
     def place(self, spark: SparkSession) -> str:
         """The URL of its store, or of the folder of a Delta table."""
         url = self.url or spark.conf.get(CONF_PREFIX + "url", None)
@@ -264,7 +276,15 @@ class TableSink:
             order = self.sequence_by or COMMIT_VERSION
             changes = order if self.apply_changes else None
             name, history = resolve(tx, self.name), self.scd_type == 2
-            layout = layout_of(name, schema, keys, tx.dialect, changes=changes, history=history)
+            layout = layout_of(
+                name,
+                schema,
+                keys,
+                tx.dialect,
+                changes=changes,
+                history=history,
+                unchanged=self._unchanged(schema),
+            )
             if self.apply_changes:
                 applied.prepare(tx, layout)
             else:

@@ -19,6 +19,7 @@ from penstock.tables.change_rows import require_changes
 from penstock.tables.columns import Layout
 from penstock.tables.shaping import ready, shaped_schema, staged_schema
 from penstock.tables.stages import Writes, chunked
+from penstock.tables.unchanged import UNKNOWN
 
 REPORT = "attempt string, staged bigint, rows bigint, query string"
 _REPORT = pa.schema(
@@ -52,12 +53,14 @@ class Taking:
         Raises
         ------
         TableRefused
-            When a key has no value, or a change says not what it does, or when.
+            When a key has no value, or a change says not what it does, or when, or leaves a value out that nobody can know.
         """
         shaped = conform_batch(chunk, self.shaped)
         self._check_keys(shaped)
         if self.layout.sequence is not None:
             require_changes(shaped, self.layout.sequence.name)
+        if self.layout.unchanged is not None:
+            self.layout.unchanged.require_known(shaped.column(UNKNOWN), self.layout.name.sql)
         return ready(shaped, self.columns)
 
     def _check_keys(self, chunk: pa.RecordBatch) -> None:

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+import pyarrow as pa
 import pytest
+from deltalake import DeltaTable, QueryBuilder
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
@@ -108,6 +110,30 @@ def test_a_query_that_starts_over_beside_its_slot_is_refused(
         copied("second")
     source.run(f"SELECT pg_drop_replication_slot('{source.name}')")
     assert copied("third") == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("options", [{}, {"deduplication_mode": "netChanges", "net_window": "commit"}])
+def test_a_copy_keeps_long_values_that_an_update_did_not_touch(
+    spark: SparkSession, source: Source, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    table = source.table("id int primary key, n int, notes text, data jsonb")
+    source.run(*(f"ALTER TABLE {table} ALTER {name} SET STORAGE EXTERNAL" for name in ("notes", "data")))
+    source.run(f"INSERT INTO {table} SELECT i, 0, repeat('x', 9000), '{{}}' FROM generate_series(1, 3) i")
+    feed = source.feed(snapshot="initial")
+
+    def copied() -> list[tuple[Any, ...]]:
+        changes = ps.changes.read_stream(spark, feed, **options)
+        sink = ps.TableSink("copy", ["id"], f"delta://{tmp_path}", apply_changes=True)
+        pipeline = ps.stream(spark, changes).write(sink)
+        pipeline.start(checkpoint=tmp_path / "ck", trigger=ps.Trigger.available_now()).awaitTermination()
+        found = QueryBuilder().register("copy", DeltaTable(f"{tmp_path}/copy"))
+        rows = pa.table(found.execute("select id, n, length(notes) from copy order by id").read_all())
+        return [tuple(row.values()) for row in rows.to_pylist()]
+
+    assert copied() == [(1, 0, 9000), (2, 0, 9000), (3, 0, 9000)]
+    source.run(f"UPDATE {table} SET n = 1 WHERE id < 3", f"UPDATE {table} SET n = 2 WHERE id = 1")
+    source.run(f"UPDATE {table} SET notes = 'short' WHERE id = 2", f"UPDATE {table} SET n = 3 WHERE id = 2")
+    assert copied() == [(1, 2, 9000), (2, 3, 5), (3, 0, 9000)]
 
 
 def test_a_start_that_is_refused_leaves_no_slot(spark: SparkSession, source: Source, tmp_path: Path) -> None:

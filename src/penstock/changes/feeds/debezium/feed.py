@@ -21,8 +21,8 @@ from penstock.changes.plans import process
 from penstock.errors import InvalidChangelogSchema, InvalidChangeOption
 from penstock.kinds import require
 from penstock.names import did_you_mean, in_quotes
+from penstock.spark.marks import marked
 from penstock.spark.plans import fingerprint
-from penstock.spark.row_ids import marked
 from penstock.spark.schemas import quoted, to_struct
 
 _UNITS = ("micros", "millis", "nanos")
@@ -274,7 +274,7 @@ class DebeziumFeed:
         data = [StructField(each.name, each.dataType, each.name not in ids) for each in columns]
         own: list[DataType] = [StringType(), envelope.version_type, TimestampType(), LongType()]
         added = [StructField(name, kind, False) for name, kind in zip(OWN, own, strict=True)]
-        return marked(StructType([*data, *added]), ids)
+        return marked(StructType([*data, *added]), ids, None)
 
 
 def _wire(schema: pa.Schema) -> StructType:

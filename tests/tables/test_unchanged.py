@@ -1,0 +1,205 @@
+"""Changes that leave out long values which they did not touch: a table keeps those, whatever its kind."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, QueryBuilder
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
+
+import penstock as ps
+from penstock.errors import InvalidInput, TableRefused
+from penstock.testing import temporary_store_url
+from tests.tables.support import NOW, named, query, sql_name
+
+LONG = {
+    "text": pa.string(),
+    "raw": pa.binary(),
+    "list": pa.list_(pa.string()),
+    "amount": pa.decimal128(20, 3),
+}
+SCHEMA = pa.schema(
+    [("id", pa.int64()), ("n", pa.int64()), *LONG.items(), ("_unchanged", pa.list_(pa.string()))]
+)
+CONTRACT = ps.ChangeContract("id", whole_commits=True, intermediate_changes=True, unchanged="_unchanged")
+START = datetime(2026, 1, 1, tzinfo=UTC)
+Row = dict[str, Any]
+
+
+def value(name: str, number: int) -> Any:
+    text = f"{number}é"
+    return {"text": text, "raw": text.encode(), "list": [text, None], "amount": Decimal(number) / 8}[name]
+
+
+def change(kind: str, number: int, n: int, *unchanged: str, **values: Any) -> Row:
+    known = {name: None if name in unchanged else values.get(name, value(name, n)) for name in LONG}
+    return {"_change_type": kind, "id": number, "n": n, "_unchanged": list(unchanged) or None, **known}
+
+
+class Written:
+    """A feed, and what a query makes of it."""
+
+    def __init__(self, spark: SparkSession, folder: Path, url: str, scd_type: int) -> None:
+        self._spark, self.folder, self._url, self._scd_type = spark, folder, url, scd_type
+        self.feed = self._feed("part")
+        self.whole = self._feed("whole")
+        self._version = 0
+
+    def _feed(self, name: str) -> ps.QueueFeed:
+        store = f"sqlite:///{self.folder}/{name}.db"
+        ps.connect(store, create=True).close()
+        return ps.QueueFeed.create("changes", SCHEMA, CONTRACT, store=store)
+
+    def commit(self, *rows: Row, whole: tuple[Row, ...] = ()) -> None:
+        """One commit; in ``whole`` the same with all values."""
+        self._version += 1
+        for feed, found in ((self.feed, rows), (self.whole, whole)):
+            if found:
+                feed.append_commit(self._version, START + timedelta(seconds=self._version), list(found))
+
+    def run(self, change: Callable[[DataFrame], DataFrame] = lambda df: df, *, whole: bool = False) -> None:
+        name = "whole" if whole else "part"
+        changes = change(ps.changes.read_stream(self._spark, self.whole if whole else self.feed))
+        table = name if self._url.startswith("delta") else named(self._url, name)
+        sink = ps.TableSink(table, ["id"], self._url, apply_changes=True, scd_type=self._scd_type)
+        pipeline = ps.stream(self._spark, changes).write(sink)
+        pipeline.start(checkpoint=self.folder / "checkpoints" / name, trigger=NOW).awaitTermination()
+
+    def rows(self, name: str = "part", columns: str = "*") -> list[tuple[Any, ...]]:
+        if self._url.startswith("delta"):
+            table = DeltaTable(f"{self._url.removeprefix('delta://')}/{name}")
+            found = QueryBuilder().register("t", table).execute(f"select {columns} from t").read_all()
+            rows = [tuple(row.values()) for row in pa.table(found).to_pylist()]
+        else:
+            rows = query(self._url, f"select {columns} from {sql_name(self._url, name)}")
+        return sorted(rows, key=repr)
+
+
+@pytest.fixture(params=["sqlite", "postgresql", "delta"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    if request.param == "delta":
+        yield f"delta://{tmp_path}/lake"
+        return
+    with temporary_store_url(
+        request.getfixturevalue("pg_url") if request.param == "postgresql" else None
+    ) as url:
+        yield url
+
+
+@pytest.fixture(params=[1, 2])
+def scd_type(request: pytest.FixtureRequest) -> int:
+    return int(request.param)
+
+
+@pytest.fixture
+def written(spark: SparkSession, tmp_path: Path, url: str, scd_type: int) -> Written:
+    return Written(spark, tmp_path, url, scd_type)
+
+
+def test_a_table_of_changes_with_values_left_out_is_that_of_whole_ones(written: Written) -> None:
+    chance, rows = random.Random(7), dict[int, Row]()
+    for number in range(1, 31):
+        part, whole = [], []
+        for key in chance.sample(range(6), 3):
+            kind = "insert" if key not in rows else chance.choice(["delete", *["update_postimage"] * 4])
+            if kind == "update_postimage":
+                left_out = chance.sample(sorted(LONG), chance.randrange(5))
+                kept = {name: rows[key][name] for name in left_out}
+                whole.append(change(kind, key, number, **kept))
+                part.append(change(kind, key, number, *left_out))
+            else:
+                whole.append(change(kind, key, number))
+                part.append(whole[-1])
+            rows[key] = whole[-1]
+            if kind == "delete":
+                del rows[key]
+        written.commit(*part, whole=tuple(whole))
+        if number in (4, 5, 12, 20):
+            written.run()
+    written.run()
+    written.run(whole=True)
+    found = written.rows()
+    assert len(found) >= len(rows)
+    assert found == written.rows("whole")
+
+
+@pytest.mark.parametrize("scd_type", [1], indirect=True)
+def test_columns_may_have_other_names_or_be_left_out(written: Written) -> None:
+    written.commit(change("insert", 1, 1))
+    written.commit(change("update_postimage", 1, 2, "text", "raw"))
+    written.run(
+        lambda df: df.drop("raw", "list", "amount").withColumnsRenamed({"text": "words", "_unchanged": "u"})
+    )
+    written.commit(change("update_postimage", 1, 3, "text", "raw"))
+    written.run(
+        lambda df: df.drop("raw", "list", "amount").withColumnsRenamed({"text": "words", "_unchanged": "u"})
+    )
+    assert written.rows(columns="id, n, words") == [(1, 3, "1é")]
+
+
+@pytest.mark.parametrize(
+    ("rows", "why"),
+    [
+        ([change("update_postimage", 2, 5, "text")], "no row with the key"),
+        ([change("delete", 1, 5), change("insert", 2, 5, "text")], "another key"),
+    ],
+)
+def test_a_value_that_no_row_has_is_refused_and_nothing_is_written(
+    written: Written, rows: list[Row], why: str
+) -> None:
+    written.commit(change("insert", 1, 1))
+    written.run()
+    before = written.rows()
+    written.commit(*rows)
+    with pytest.raises(TableRefused, match=rf"'text'.*{why}"):
+        written.run()
+    assert written.rows() == before
+
+
+@pytest.mark.parametrize("scd_type", [1], indirect=True)
+def test_a_computed_column_is_not_made_of_a_value_that_is_left_out(written: Written) -> None:
+    def upper(df: DataFrame) -> DataFrame:
+        return df.withColumn("loud", F.upper("text"))
+
+    written.commit(change("insert", 1, 1))
+    written.run(upper)
+    written.commit(change("update_postimage", 1, 2))
+    written.run(upper)
+    written.commit(change("update_postimage", 1, 3, "text"))
+    with pytest.raises(TableRefused, match="computed columns, loud"):
+        written.run(upper)
+    assert written.rows(columns="id, n, loud") == [(1, 2, "2É")]
+
+
+@pytest.mark.parametrize("scd_type", [1], indirect=True)
+@pytest.mark.parametrize("url", ["sqlite"], indirect=True)
+def test_a_contract_of_the_users_own_says_so_too(written: Written, spark: SparkSession) -> None:
+    def with_contract(df: DataFrame) -> DataFrame:
+        plain = (
+            spark.readStream.format("penstock")
+            .option("url", f"sqlite:///{written.folder}/part.db")
+            .load("changes")
+        )
+        return ps.changes.post_process(plain, CONTRACT)
+
+    written.commit(change("insert", 1, 1))
+    written.commit(change("update_postimage", 1, 2, "text"))
+    written.run(with_contract)
+    assert written.rows(columns="id, n, text") == [(1, 2, "1é")]
+
+
+@pytest.mark.parametrize("scd_type", [1], indirect=True)
+def test_rows_without_the_column_that_names_such_values_are_refused(written: Written) -> None:
+    with pytest.raises(InvalidInput, match="_unchanged, is not among the rows: select it too"):
+        written.run(lambda df: df.drop("_unchanged"))
+    written.commit(change("insert", 1, 1))
+    written.run(lambda df: df.select("id", "n", "_change_type", "_commit_version"))
+    assert written.rows() == [(1, 1)]
