@@ -16,22 +16,37 @@ ROUNDS = 7
 
 @dataclass(frozen=True)
 class Result:
-    """One comparison; seconds are medians, the ratio is peer / ours for speed, ours / peer where less is better."""
+    """One comparison, or a figure without a peer.
+
+    What is measured are medians; the ratio is peer / ours for speed, ours / peer where less is better.
+    """
 
     name: str
     ours: float
-    peer: float
-    ratio: float
+    peer: float | None
+    ratio: float | None
     bar: str
+    """Of the ratio; of ours where it has a unit."""
     met: bool
     note: str = ""
+    unit: str = "s"
 
     def line(self) -> str:
         verdict = "met" if self.met else "MISSED"
+        ratio = "" if self.ratio is None else f"ratio {self.ratio:>5.2f} "
         return (
-            f"{self.name:<44} ours {self.ours * 1000:>9.1f} ms   peer {self.peer * 1000:>9.1f} ms   "
-            f"ratio {self.ratio:>5.2f} (bar {self.bar}: {verdict}) {self.note}"
+            f"{self.name:<44} ours {shown(self.ours, self.unit):>10}   peer {shown(self.peer, self.unit):>10}   "
+            f"{ratio}(bar {self.bar}: {verdict}) {self.note}"
         )
+
+
+def shown(value: float | None, unit: str) -> str:
+    """A figure with its unit."""
+    if value is None:
+        return "-"
+    if unit == "s":
+        return f"{value:,.2f} s" if value >= 1 else f"{value * 1000:,.1f} ms"
+    return f"{value:,.0f} {unit}"
 
 
 def speed(

@@ -67,12 +67,13 @@ def stop() -> Result:
     )
     return Result(
         f"limit {LIMIT:,} of {ROWS:,}: rows read / Spark's limit",
-        read["ours"] / 1000,
-        read["peer"] / 1000,
+        read["ours"],
+        read["peer"],
         read["peer"] / read["ours"],
         ">= 5",
         read["peer"] >= 5 * read["ours"],
-        f"rows, not ms; CPU {cpu['ours']:.1f} and {cpu['peer']:.1f} s, wall {ours:.1f} and {peer:.1f} s",
+        f"CPU {cpu['ours']:.1f} and {cpu['peer']:.1f} s, wall {ours:.1f} and {peer:.1f} s",
+        "rows",
     )
 
 

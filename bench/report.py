@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import sqlite3
+import subprocess
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -13,15 +15,16 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from bench.harness import Result
+from bench.harness import Result, shown
 from bench.scaling import Curve, draw
 
 _HEAD = """# Benchmarks
 
 Made by `make bench`; `make bench ARGS="latency-sqlite scaling-reads"` runs some of them, and what it finds takes the place of what was
-here. Each is measured beside its peer, in turn, in the same run: read the ratios. Absolute times are those of the machine of that day.
-A ratio is the peer's time divided by ours where speed is asked for (more is better), ours divided by the peer's where cost is (less is
-better); the bar says which.
+here. Each that has a peer is measured beside it, in turn, in the same run: read the ratios. Absolute figures are those of the machine of
+that day. A ratio is the peer's figure divided by ours where speed is asked for (more is better, bars with >=), ours divided by the
+peer's where cost is (less is better, bars with <=); a bar with a unit is for our own figure. `make bench` ends with exit code 1 where a
+bar is missed.
 """
 
 
@@ -30,31 +33,43 @@ class Findings:
     """The findings of all benchmarks, by name, as JSON has them."""
 
     file: Path
+    machine: str = ""
     cases: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, file: Path) -> Findings:
-        return cls(file, json.loads(file.read_text()) if file.exists() else {})
+    def read(cls, file: Path, machine: str) -> Findings:
+        return cls(file, machine, json.loads(file.read_text()) if file.exists() else {})
 
     def add(self, name: str, found: list[Result] | Curve) -> None:
         """Take note, at once: a run may be ended in the middle."""
         kind = (
             {"curve": asdict(found)} if isinstance(found, Curve) else {"results": [asdict(x) for x in found]}
         )
-        self.cases[name] = {"at": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC", "machine": machine()} | kind
+        self.cases[name] = {"at": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC", "machine": self.machine} | kind
         self.file.parent.mkdir(parents=True, exist_ok=True)
         self.file.write_text(json.dumps(self.cases, indent=1) + "\n")
 
 
-def machine() -> str:
-    """What the figures depend on."""
+def machine(postgres: str) -> str:
+    """What the figures depend on, the server's version of PostgreSQL among it."""
     names = ("penstock", "pyspark", "pyarrow", "psycopg", "deltalake", "pyiceberg")
     versions = ", ".join(f"{name} {version(name)}" for name in names)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     return (
-        f"{os.cpu_count()} cores, {memory:.0f} GiB, {platform.system()} {platform.machine()}; Python {platform.python_version()}, "
-        f"SQLite {sqlite3.sqlite_version}, {versions}"
+        f"{_processor()}, {os.cpu_count()} cores, {memory:.0f} GiB, {platform.system()} {platform.machine()}; Python {platform.python_version()}, "
+        f"SQLite {sqlite3.sqlite_version}, PostgreSQL {postgres}, Java {_java()}, {versions}"
     )
+
+
+def _processor() -> str:
+    found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    return found[1] if found else "unknown processor"
+
+
+def _java() -> str:
+    program = Path(os.environ["JAVA_HOME"]) / "bin/java" if "JAVA_HOME" in os.environ else "java"
+    said = subprocess.run([program, "-version"], capture_output=True, text=True, check=True).stderr
+    return said.split('"')[1]
 
 
 def write(findings: Findings, folder: Path) -> None:
@@ -82,12 +97,10 @@ def _tables(findings: Findings) -> Iterator[str]:
 def _row(name: str, found: Result) -> str:
     verdict = "" if found.bar == "none" else "met" if found.met else "**missed**"
     note = f"; {found.note}" if found.note else ""
-    cells = (f"`{name}`", f"{found.name}{note}", _time(found.ours), _time(found.peer), f"{found.ratio:,.2f}")
+    ratio = "-" if found.ratio is None else f"{found.ratio:,.2f}"
+    figures = (shown(found.ours, found.unit), shown(found.peer, found.unit), ratio)
+    cells = (f"`{name}`", f"{found.name}{note}", *figures)
     return f"| {' | '.join((*cells, found.bar.replace('none', ''), verdict))} |"
-
-
-def _time(seconds: float) -> str:
-    return f"{seconds:,.2f} s" if seconds >= 1 else f"{seconds * 1000:,.1f} ms"
 
 
 def _curves(findings: Findings, plots: Path) -> Iterator[str]:
