@@ -1,0 +1,99 @@
+"""The figures in README and the how-to pages are those of the benchmark report."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+README, HOW_TO = "README.md", "docs/how-to/"
+FOUND: dict[str, Any] = json.loads((ROOT / "bench/report.json").read_text())
+
+
+def result(case: str, number: int = 0) -> dict[str, Any]:
+    return dict(FOUND[case]["results"][number])
+
+
+def faster(case: str, number: int = 0) -> str:
+    """How many times as fast as the peer."""
+    found = result(case, number)
+    return f"{found['peer'] / found['ours']:.2f}"
+
+
+def milliseconds(case: str) -> str:
+    """Median and 99th percentile, and the median of the peer."""
+
+    def shown(seconds: float) -> str:
+        return f"{seconds * 1000:.0f} ms" if seconds >= 0.1 else f"{seconds * 1000:.1f} ms"
+
+    median, high = result(case, 0), result(case, 1)
+    return f"| {shown(median['ours'])} | {shown(high['ours'])} | {shown(median['peer'])} |"
+
+
+def ratio(case: str) -> str:
+    return f"{result(case)['ratio']:.2f}"
+
+
+def merged(case: str) -> str:
+    return str(round(float(result(case)["note"].split()[2]), 1))
+
+
+def peak() -> str:
+    return f"{result('worker-memory')['ours']:.0f} MiB"
+
+
+LINES = [
+    (README, "| append 2 million rows to SQLite |", faster("append-sqlite")),
+    (README, "| append 2 million rows to PostgreSQL |", faster("append-postgres")),
+    (README, "| Spark reads and aggregates a queue in SQLite |", faster("read-sqlite")),
+    (README, "| Spark reads and aggregates a queue in PostgreSQL |", faster("read-postgres")),
+    (README, "| `exactly_once`, triggers of 1,000 rows, SQLite |", faster("stream-small-sqlite")),
+    (README, "| `exactly_once`, triggers of 1,000 rows, PostgreSQL |", faster("stream-small-postgres")),
+    (README, "| `exactly_once`, micro-batches of 500,000 rows, SQLite |", faster("stream-large-sqlite")),
+    (
+        README,
+        "| `exactly_once`, micro-batches of 500,000 rows, PostgreSQL |",
+        faster("stream-large-postgres"),
+    ),
+    (README, "| upsert of a million rows", faster("tables-upsert")),
+    (README, "| changes of a Delta table |", faster("feed-delta")),
+    (README, "| changes of an Iceberg table |", faster("feed-iceberg")),
+    (README, "| a feed of PostgreSQL, through Spark |", faster("feed-postgres-spark")),
+    (README, "1 % changed, five commits a trigger |", faster("changes-stream-few")),
+    (README, "| the same, one commit a trigger |", faster("changes-stream-few-single")),
+    (README, "| the same, every row changed, five commits a trigger |", faster("changes-stream-all")),
+    (README, "| change feed as a batch, 1 % changed |", faster("changes-batch-few")),
+    (README, "| the same, every row changed |", faster("changes-batch-all")),
+    (README, "1 in 7 does (`ps.take`) |", faster("take-queue", 1)),
+    (README, "| the same, 1 in 2,500 does |", faster("take-queue", 2)),
+    (README, "continuous trigger, a query that starts |", faster("latency-backlog", 0)),
+    (README, "| the same, a query that runs |", faster("latency-backlog", 1)),
+    (README, "| SQLite, `at_least_once`", milliseconds("latency-sqlite")),
+    (README, "| SQLite, `exactly_once` in epochs of 100 ms", milliseconds("latency-sqlite-exactly")),
+    (README, "| PostgreSQL, `at_least_once`", milliseconds("latency-postgres")),
+    (README, "| PostgreSQL, `exactly_once` in epochs of 100 ms", milliseconds("latency-postgres-exactly")),
+    (README, "Spark that reads 10 million rows takes ", peak()),
+    (HOW_TO + "spark-settings.md", "reading 10 million rows took ", peak()),
+    (HOW_TO + "micro-batch-size.md", "that reads 10 million rows | ", peak()),
+    (HOW_TO + "micro-batch-size.md", "micro-batches of 1,000 rows | ", ratio("stream-small-sqlite")),
+    (HOW_TO + "micro-batch-size.md", "of the time in SQLite, ", ratio("stream-small-postgres")),
+    (HOW_TO + "micro-batch-size.md", "| the same, 500,000 rows | ", ratio("stream-large-sqlite")),
+    (HOW_TO + "micro-batch-size.md", "| the same, 500,000 rows | 0.99, ", ratio("stream-large-postgres")),
+    (HOW_TO + "micro-batch-size.md", "appends of one row, merged | in ", merged("merged-sqlite")),
+    (HOW_TO + "micro-batch-size.md", " s in SQLite, ", merged("merged-postgres")),
+    (HOW_TO + "micro-batch-size.md", "then read in ", ratio("merged-sqlite")),
+    (HOW_TO + "guarantee.md", "| time of a trigger of 1,000 rows | ", ratio("stream-small-sqlite")),
+    (HOW_TO + "guarantee.md", " (SQLite), ", ratio("stream-small-postgres")),
+    (HOW_TO + "guarantee.md", "| time of 500,000 rows | ", ratio("stream-large-sqlite")),
+]
+
+
+@pytest.mark.parametrize(("page", "before", "figure"), LINES)
+def test_a_figure_is_that_of_the_report(page: str, before: str, figure: str) -> None:
+    text = (ROOT / page).read_text()
+    assert text.count(before), before
+    line = text.partition(before)[2].partition("\n")[0]
+    assert figure in line, line
