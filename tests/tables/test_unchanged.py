@@ -197,6 +197,17 @@ def test_a_contract_of_the_users_own_says_so_too(written: Written, spark: SparkS
 
 
 @pytest.mark.parametrize("scd_type", [1], indirect=True)
+def test_a_table_without_long_columns_needs_none(written: Written) -> None:
+    def short(df: DataFrame) -> DataFrame:
+        return df.select("id", "n", "_change_type", "_commit_version", "_unchanged")
+
+    written.commit(change("insert", 1, 1))
+    written.commit(change("update_postimage", 1, 2, "text"))
+    written.run(short)
+    assert written.rows() == [(1, 2)]
+
+
+@pytest.mark.parametrize("scd_type", [1], indirect=True)
 def test_rows_without_the_column_that_names_such_values_are_refused(written: Written) -> None:
     with pytest.raises(InvalidInput, match="_unchanged, is not among the rows: select it too"):
         written.run(lambda df: df.drop("_unchanged"))

@@ -26,7 +26,7 @@ def collapsed(frame: DataFrame, events: Events) -> DataFrame:
         *([] if events.unchanged is None else [events.unchanged.unknown()]),
     )
     keys = [short for name, short in zip(events.rows.schema.names, data, strict=True) if name in events.keys]
-    if events.unchanged is not None:
+    if events.unchanged is not None and events.unchanged.numbers:
         shaped = carried(shaped, events.unchanged.numbers, keys)
     within = Window.partitionBy(*keys, *(["sequence"] if events.history else []))
     none = F.col("sequence").isNull() | F.col("present").isNull()
