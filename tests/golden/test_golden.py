@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import shutil
 import uuid
 from collections.abc import Iterator
@@ -102,8 +103,13 @@ def store(golden: Golden) -> Iterator[ps.Store]:
         yield opened
 
 
-def test_there_is_one_for_each_release_that_is_small_and_can_be_put_anywhere() -> None:
-    assert "0.1.0" in VERSIONS
+def test_there_is_one_for_each_release() -> None:
+    changes = (FOLDER.parents[1] / "CHANGELOG.md").read_text()
+    assert set(re.findall(r"^## \[?(\d[^]\s]*)", changes, re.MULTILINE)) <= set(VERSIONS)
+    assert {"0.1.0.dev1", "0.1.0.dev2"} <= set(VERSIONS), "from before the first release"
+
+
+def test_each_is_small_and_can_be_put_anywhere() -> None:
     for version in VERSIONS:
         files = [path for path in (FOLDER / version).rglob("*") if path.is_file()]
         assert sum(path.stat().st_size for path in files) < MOST_BYTES
