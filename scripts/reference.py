@@ -15,6 +15,7 @@ from typing import Any
 
 import griffe
 
+from scripts import conditions
 from scripts.option_tables import tables
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -22,6 +23,8 @@ SOURCE = ROOT / "src"
 REFERENCE = ROOT / "docs/reference"
 OPTIONS = ROOT / "docs/options.md"
 PROBLEMS = ROOT / "docs/modes/problems"
+PAGE = "../problems.md"
+"""What each condition means, as the reference's pages see it."""
 MODULES = ("changes", "limits", "logs", "modes", "state", "testing")
 
 GROUPS = {
@@ -305,10 +308,19 @@ def errors_page(module: Any) -> str:
     lines += ["", "```text", *(line.removeprefix("    ") for line in tree[1].splitlines()), "```", ""]
     lines += ["```python", "try:", '    store.queue("orders")', "except ps.errors.QueueNotFound as error:"]
     lines += ["    print(error.condition, error.parameters)", "```", "", "## Conditions", ""]
+    lines += [f"[What each means, and what to do]({PAGE}).", ""]
     lines += ["| condition | error | |", "|---|---|---|"]
-    conditions = {str(each.members["condition"].value).strip("'\""): each for each in classes}
-    for condition, each in conditions.items():
-        lines.append(f"| `{condition}` | `{each.name}` | {_one_line(_text(each).partition('. ')[0])} |")
+    found = conditions.raised()
+    parts = conditions.subconditions(found)
+    own = {str(each.members["condition"].value).strip("'\""): each for each in classes}
+    for condition, each in own.items():
+        told = _way(condition) if condition in {*found, *parts} else f"`{condition}`"
+        lines.append(f"| {told} | `{each.name}` | {_one_line(_text(each).partition('. ')[0])} |")
+    lines += ["", "These come with a class that has another condition of its own:", ""]
+    lines += ["| condition | error |", "|---|---|"]
+    for condition, names in found.items():
+        if condition not in own and "." not in condition:
+            lines.append(f"| {_way(condition)} | {', '.join(f'`{name}`' for name in sorted(names))} |")
     lines += [
         "",
         "## Sub-conditions",
@@ -317,73 +329,15 @@ def errors_page(module: Any) -> str:
         "",
     ]
     lines += ["| condition | sub-conditions |", "|---|---|"]
-    for condition, parts in subconditions(set(conditions)).items():
-        lines.append(f"| `{condition}.` | {', '.join(f'`{part}`' for part in sorted(parts))} |")
+    for condition, under in parts.items():
+        lines.append(f"| {_way(condition)} | {', '.join(f'`{part}`' for part in under)} |")
     lines += ["", "The problems of output modes have codes too, each with [a page](problems.md)."]
     return _joined(lines)
 
 
-def subconditions(known: set[str]) -> dict[str, set[str]]:
-    """The second parts of conditions, where the source writes them: whole, or for a function that puts them together."""
-    trees = {path: ast.parse(path.read_text()) for path in sorted((SOURCE / "penstock").rglob("*.py"))}
-    makers = _makers(trees, known)
-    found: dict[str, set[str]] = {}
-    for path, tree in trees.items():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                base, _, part = node.value.partition(".")
-                if base in known and re.fullmatch(r"[A-Z][A-Z_0-9]+", part):
-                    found.setdefault(base, set()).add(part)
-            elif isinstance(node, ast.Call):
-                made = _called(makers, path, node)
-                if made is not None:
-                    found.setdefault(made, set()).update(_conditions(node))
-    return {base: parts for base, parts in sorted(found.items()) if parts}
-
-
-_Makers = dict[tuple[Path | None, str], str]
-
-
-def _makers(trees: dict[Path, ast.Module], known: set[str]) -> _Makers:
-    """The functions that put a condition together, and those that hand a parameter of theirs on to one."""
-    functions = [
-        ((path if node.name.startswith("_") else None, node.name), path, node)
-        for path, tree in trees.items()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef)
-    ]
-    found = {key: base for key, _, function in functions for base in _put_together(function, known)}
-    for key, path, function in functions:
-        names = {argument.arg for argument in (*function.args.args, *function.args.kwonlyargs)}
-        for call in (node for node in ast.walk(function) if isinstance(node, ast.Call)):
-            handed = {node.id for node in call.args if isinstance(node, ast.Name)}
-            base = _called(found, path, call)
-            if base is not None and "condition" in names & handed:
-                found.setdefault(key, base)
-    return found
-
-
-def _called(makers: _Makers, path: Path, call: ast.Call) -> str | None:
-    name = getattr(call.func, "id", None) or getattr(call.func, "attr", "")
-    return makers.get((path, name)) or makers.get((None, name))
-
-
-def _conditions(call: ast.Call) -> set[str]:
-    """The names among the arguments, those of a choice between two as well."""
-    arguments = [*call.args, *(keyword.value for keyword in call.keywords)]
-    texts = (node.value for each in arguments for node in ast.walk(each) if isinstance(node, ast.Constant))
-    return {
-        text for text in texts if isinstance(text, str) and re.fullmatch(r"[A-Z][A-Z_0-9]{2,}[A-Z0-9]", text)
-    }
-
-
-def _put_together(function: ast.FunctionDef, known: set[str]) -> Iterator[str]:
-    """The first parts that a function completes: ``f"FEED_UNAVAILABLE.{condition}"``."""
-    for node in ast.walk(function):
-        if isinstance(node, ast.JoinedStr) and isinstance(node.values[0], ast.Constant):
-            base = str(node.values[0].value).removesuffix(".")
-            if base in known:
-                yield base
+def _way(condition: str) -> str:
+    """A link to what is said of a condition, and of those below it."""
+    return f"[`{condition}`]({PAGE}#{condition.lower()})"
 
 
 # Problems of output modes.

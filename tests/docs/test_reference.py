@@ -40,7 +40,9 @@ def test_every_name_of_a_public_module_has_a_heading(name: str) -> None:
 def test_every_condition_is_in_the_table() -> None:
     page = PAGES[reference.REFERENCE / "errors.md"]
     for kind in (each for each in _kinds(PenstockError) if each.__module__ == "penstock.errors"):
-        assert f"| `{kind.condition}` | `{kind.__name__}` | " in page
+        shown = f"`{kind.condition}`"
+        linked = f"[{shown}](../problems.md#{kind.condition.lower()})"
+        assert any(f"| {each} | `{kind.__name__}` | " in page for each in (shown, linked))
         assert kind.__doc__, f"{kind.__name__} says nothing of itself"
 
 

@@ -108,7 +108,7 @@ class ChangeRange:
 def _check(kind: str, first: int | None, last: int | None) -> None:
     if first is None and last is not None:
         raise _invalid(
-            f"MISSING_STARTING_{kind.upper()}",
+            "MISSING_STARTING_VERSION" if kind == "Version" else "MISSING_STARTING_TIMESTAMP",
             f"ending{kind} needs a starting{kind}: give both, or neither for the whole feed",
         )
     if first is not None and last is not None and last < first:

@@ -1,0 +1,77 @@
+"""Every condition that the code can raise is explained in docs/problems.md, and nothing else is."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from penstock import errors
+from scripts import conditions
+from tests.docs.pages import DOCS
+
+PAGE = (DOCS / "problems.md").read_text()
+SECTIONS = dict(re.findall(r"^## (\S+)\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL))
+RAISED = conditions.raised()
+
+
+def rows(section: str) -> list[list[str]]:
+    """The rows of a section's table, without its head."""
+    return [
+        [cell.strip() for cell in line.strip("|").split(" | ")]
+        for line in section.splitlines()
+        if line.startswith("| `")
+    ]
+
+
+TOLD = {
+    name: [row[0].partition("`")[2].partition("`")[0] for row in rows(text)]
+    for name, text in SECTIONS.items()
+}
+
+
+def test_every_condition_has_a_row() -> None:
+    assert RAISED.keys() - {code for codes in TOLD.values() for code in codes} == set()
+
+
+def test_every_row_is_of_a_condition_that_is_raised() -> None:
+    assert {code for codes in TOLD.values() for code in codes} - RAISED.keys() == set()
+
+
+def test_sections_and_rows_are_in_order() -> None:
+    assert list(SECTIONS) == sorted(SECTIONS)
+    for name, codes in TOLD.items():
+        assert codes == sorted(codes)
+        assert {code.partition(".")[0] for code in codes} == {name}
+
+
+@pytest.mark.parametrize("name", SECTIONS)
+def test_every_row_says_what_it_means_and_what_to_do(name: str) -> None:
+    for row in rows(SECTIONS[name]):
+        code, meaning, advice = row
+        for told in (meaning, advice):
+            assert told, code
+            assert len(re.findall(r"[.;?] [A-Z`]", told)) < 3, f"{code}: more than three sentences"
+
+
+def test_a_code_with_several_rows_tells_them_apart() -> None:
+    for text in SECTIONS.values():
+        first = [row[0] for row in rows(text)]
+        assert len(first) == len(set(first))
+
+
+def test_conditions_are_found_in_each_way_that_they_are_written() -> None:
+    # That of the class, whole, handed to a function that puts it together, and by another function in between.
+    assert RAISED["QUEUE_NOT_FOUND"] == {"QueueNotFound"}
+    assert RAISED["STORE_TOO_OLD"] == {"StoreError"}
+    assert RAISED["FEED_UNAVAILABLE.WAL_LEVEL"] == {"FeedUnavailable"}
+    assert RAISED["CHANGELOG_CONTRACT_VIOLATION.NULL_SEQUENCE"] == {"ChangelogContractViolation"}
+    # Of a class that is not public, of a choice, and of a variable.
+    assert RAISED["ROWS_REJECTED"] == {"SchemaMismatch"}
+    assert RAISED["INVALID_CDC_OPTION.MISSING_STARTING_VERSION"] == {"InvalidChangeOption"}
+    assert RAISED["PYTHON_EXCEPTION"] == {"PenstockError"}
+
+
+def test_each_comes_with_a_public_error() -> None:
+    for names in RAISED.values():
+        assert all(issubclass(getattr(errors, name), errors.PenstockError) for name in names)
