@@ -7,7 +7,7 @@ from py4j.protocol import Py4JJavaError, Py4JNetworkError
 from pyspark.errors.exceptions.captured import convert_exception
 from pyspark.sql import SparkSession
 
-from penstock.errors import QueryFailed, QueueNotFound
+from penstock.errors import ChangelogContractViolation, PenstockError, QueryFailed, QueueNotFound, StoreError
 from penstock.pipeline.failures import plain
 
 
@@ -19,6 +19,20 @@ def test_an_error_under_sparks_own_is_found(spark: SparkSession) -> None:
     found = plain(report)
     assert isinstance(found, QueueNotFound)
     assert "there is no queue 'out'" in str(found)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        StoreError("it is closed", condition="STORE_CLOSED"),
+        ChangelogContractViolation("too early", condition="CHANGELOG_CONTRACT_VIOLATION.COMMIT_BEFORE_1970"),
+    ],
+)
+def test_it_has_the_class_and_the_condition_that_it_was_raised_with(error: PenstockError) -> None:
+    kind = type(error)
+    found = plain(RuntimeError(f"Traceback:\n{kind.__module__}.{kind.__name__}: {error}\n  at org.apache"))
+    assert type(found) is kind
+    assert (found.condition, found.message) == (error.condition, error.message)
 
 
 @pytest.mark.parametrize(

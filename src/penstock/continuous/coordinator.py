@@ -249,7 +249,7 @@ class EpochCoordinator:
                 elif kind == "resting":
                     self._resting.add(task)
                 elif kind == "failed":
-                    self._fail(ContinuousFailed(str(message["error"]), condition=message.get("condition")))
+                    self._fail(ContinuousFailed(str(message["error"])))
                 elif kind == "done":
                     self._gone.add((role, task))
                 self._grant()

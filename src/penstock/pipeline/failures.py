@@ -10,10 +10,10 @@ from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import AnalysisException
 
 from penstock import errors
-from penstock.errors import PenstockError, QueryFailed
+from penstock.errors import QueryFailed
 
 # One line of a Python traceback: the error's class, its condition, its message.
-_OURS = re.compile(r"^\s*(?:Caused by: )?penstock\.[\w.]+: \[([A-Z_.]+)\] (.*)$", re.MULTILINE)
+_OURS = re.compile(r"^\s*(?:Caused by: )?penstock\.([\w.]+): \[([A-Z_0-9.]+)\] (.*)$", re.MULTILINE)
 
 
 # What a micro-batch fails with when its Spark context ends under it (4.2, 4.3).
@@ -28,10 +28,8 @@ def plain(error: Exception) -> Exception:
     found = _OURS.findall(told)
     if not found:
         return _shut_down() if _gone(error) or _SHUT_DOWN.search(told) else error
-    condition, message = found[-1]
-    # A sub-condition follows its condition after a dot.
-    base = condition.partition(".")[0]
-    kind = next((kind for kind in _kinds(PenstockError) if kind.condition == base), QueryFailed)
+    place, condition, message = found[-1]
+    kind = getattr(errors, place.rpartition(".")[2], QueryFailed)
     return kind(message.strip(), condition=condition)
 
 
@@ -63,9 +61,3 @@ def _shut_down() -> QueryFailed:
         "--foreground, KillMode=mixed), which then finishes the micro-batch",
         condition="QUERY_FAILED.SPARK_SHUT_DOWN",
     )
-
-
-def _kinds(base: type[PenstockError]) -> Iterator[type[PenstockError]]:
-    for kind in vars(errors).values():
-        if isinstance(kind, type) and issubclass(kind, base):
-            yield kind
