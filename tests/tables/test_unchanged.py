@@ -54,6 +54,7 @@ class Written:
         self._version = 0
 
     def _feed(self, name: str) -> ps.QueueFeed:
+        self.folder.mkdir(exist_ok=True)
         store = f"sqlite:///{self.folder}/{name}.db"
         ps.connect(store, create=True).close()
         return ps.QueueFeed.create("changes", SCHEMA, CONTRACT, store=store)
@@ -194,6 +195,40 @@ def test_a_contract_of_the_users_own_says_so_too(written: Written, spark: SparkS
     written.commit(change("update_postimage", 1, 2, "text"))
     written.run(with_contract)
     assert written.rows(columns="id, n, text") == [(1, 2, "1é")]
+
+
+@pytest.mark.parametrize("url", ["sqlite", "delta"], indirect=True)
+@pytest.mark.parametrize("scd_type", [1], indirect=True)
+def test_columns_out_of_a_feed_of_several_tables(
+    written: Written, spark: SparkSession, tmp_path: Path
+) -> None:
+    """Such a feed has a struct for each of them."""
+    note = pa.struct([pa.field("id", pa.int64()), pa.field("text", pa.string()), pa.field("n", pa.int64())])
+    names = [("_table", pa.string()), ("_key", pa.string())]
+    schema = pa.schema([*names, ("notes", note), ("_unchanged", pa.list_(pa.string()))])
+    contract = ps.ChangeContract(["_table", "_key"], whole_commits=True, unchanged="_unchanged")
+    url = f"sqlite:///{tmp_path}/several.db"
+    ps.connect(url, create=True).close()
+    feed = ps.QueueFeed.create("several", schema, contract, store=url)
+
+    def notes(df: DataFrame) -> DataFrame:
+        of_all = ps.changes.read_stream(spark, feed).where("_table = 'notes'")
+        return of_all.select("notes.*", "_change_type", "_commit_version", "_unchanged")
+
+    def whole(df: DataFrame) -> DataFrame:
+        of_all = ps.changes.read_stream(spark, feed).select("*", F.col("notes.id").alias("id"))
+        return of_all.withColumn("_key", F.lit("")).withColumn("_table", F.lit(""))
+
+    for version, (kind, text, unchanged) in enumerate(
+        [("insert", "long", None), ("update_postimage", None, ["text"])]
+    ):
+        row = {"_change_type": kind, "_table": "notes", "_key": "1", "_unchanged": unchanged}
+        row |= {"notes": {"id": 1, "text": text, "n": version}}
+        feed.append_commit(version, START + timedelta(seconds=version), [row])
+    written.run(notes)
+    assert written.rows() == [(1, "long", 1)]
+    with pytest.raises(TableRefused, match=r"computed columns, .*notes"):
+        Written(spark, tmp_path / "other", f"delta://{tmp_path}/whole", 1).run(whole)
 
 
 @pytest.mark.parametrize("scd_type", [1], indirect=True)
