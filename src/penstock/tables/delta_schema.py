@@ -93,7 +93,8 @@ def fitting(place: DeltaPlace, layout: DeltaLayout, table: Any) -> DeltaLayout:
     if wrong:
         raise SchemaMismatch(
             f"the Delta table {place.shown} does not take these rows: {'; '.join(wrong)}. Select and cast the columns as the table has "
-            "them; only output mode complete changes a table's columns",
+            "them; only output mode complete changes a table's columns. A table that a query made and has not filled yet can be deleted "
+            "with its folder, and is made anew",
             table=place.shown,
             differences=wrong,
         )
