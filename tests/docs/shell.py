@@ -24,7 +24,7 @@ from tests.cli.conftest import run_penstock
 from tests.docs.pages import Block, blocks
 from tests.support.waiting import wait_until
 
-_SETTING_UP = ("mkdir ", "docker run ", "python3 -m venv ", "pip install ")
+_SETTING_UP = ("mkdir ", "docker ", "python3 -m venv ", "pip install ")
 _NAMED = re.compile(r"# (\w+\.py)\n")
 _PROGRAM = re.compile(r"python (\w+\.py)((?: --?\w+)*)")
 _SLEEP = re.compile(r"sleep \d+")

@@ -30,6 +30,8 @@ EXPECTED: dict[str, object] = {
     "changes.read_stream without passes": 1,
     "changes.read_stream with passes": "INVALID_CDC_OPTION.CLASSIC_SESSION_NEEDED",
     "changes.between": 1,
+    "DebeziumFeed of a batch": [3, 1],
+    "DebeziumFeed of a stream": [3, 1],
     "modes.check": [False, True, True],
     "modes.preview": "PREVIEW_NEEDS_CLASSIC",
     "continuous": "CONTINUOUS_REFUSED.CLASSIC_SESSION_NEEDED",

@@ -109,30 +109,5 @@ def _appended(folder: Path, url: str) -> bool:
         return store.queue("orders").info().rows > 30
 
 
-class _Begun:
-    """Whether a query is in the middle of a micro-batch that the last call did not see."""
-
-    def __init__(self, checkpoint: str) -> None:
-        self.checkpoint, self.seen = checkpoint, 0
-
-    def __call__(self, folder: Path, url: str) -> bool:
-        offsets = {int(file.name) for file in (folder / self.checkpoint / "offsets").glob("[0-9]*")}
-        if max(offsets, default=0) < self.seen + 2:
-            return False
-        self.seen = max(offsets)
-        return True
-
-
-def _runs(folder: Path, url: str) -> bool:
-    """A continuous query owns its consumer."""
-    with ps.connect(url) as store:
-        found = store.consumer("alerts").registration("departures")
-        return store.database.run(lambda tx: tx.owner_alive(found.lock_name(store.uuid)), write=False)
-
-
-_CONDITIONS: dict[str, Callable[[Path, str], bool]] = {
-    "first-queue": _appended,
-    "exactly-once": _Begun("checkpoints/totals"),
-    "postgres-to-delta": _Begun("checkpoints/history"),
-    "continuous": _runs,
-}
+_CONDITIONS: dict[str, Callable[[Path, str], bool]] = {"first-queue": _appended}
+"""What a `sleep` of a tutorial is for."""

@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from penstock.errors import StoreError
 from penstock.testing import Crash, MemoryStream, crash_at, run
 
+pytest_plugins = ["pytester"]
 DOCS = Path(__file__).resolve().parents[2] / "docs/testing.md"
 TEST, CRASH, STORE, PLUGIN = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)
 
 
-def test_the_example_of_a_test_passes(spark: SparkSession) -> None:
-    names: dict[str, Any] = {"F": F, "timedelta": timedelta, "noon": datetime(2026, 1, 1, 12, tzinfo=UTC)}
-    exec(TEST, names)
-    names["test_a_window_comes_when_the_watermark_has_passed_it"](spark)
+def test_the_examples_of_tests_pass_where_nothing_but_the_plugin_is(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As somebody else's project has them: saved as they are, in a process of their own, and far from UTC."""
+    monkeypatch.setenv("TZ", "America/New_York")
+    monkeypatch.delenv("PENSTOCK_TEST_PG_URL", raising=False)
+    pytester.makepyfile(test_visits=TEST, test_orders=PLUGIN)
+    pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=2)
 
 
 def test_the_example_of_a_store_makes_one() -> None:
@@ -31,12 +33,6 @@ def test_the_example_of_a_store_makes_one() -> None:
     exec(STORE, names)
     with pytest.raises(StoreError):
         names["store"].queues()
-
-
-def test_the_example_with_a_fixture_passes(penstock_stream: Callable[[str], MemoryStream]) -> None:
-    names: dict[str, Any] = {}
-    exec(PLUGIN, names)
-    names["test_large_orders"](penstock_stream)
 
 
 def test_the_example_of_a_crash_shows_rows_that_come_twice(spark: SparkSession, tmp_path: Path) -> None:

@@ -19,7 +19,12 @@ if TYPE_CHECKING:
 _BLOCK_ROWS = 1000
 _GLANCE_SECONDS = 1.0
 
-RowsOption = Annotated[int, typer.Option("--rows", "-n", metavar="ROWS", min=0, help="How many.")]
+RowsOption = Annotated[
+    int, typer.Option("--rows", "-n", metavar="ROWS", min=0, help="How many, over all partitions.")
+]
+TailRowsOption = Annotated[
+    int, typer.Option("--rows", "-n", metavar="ROWS", min=0, help="How many of each partition.")
+]
 ColumnsOption = Annotated[
     str, typer.Option("--columns", metavar="COLUMNS", show_default=False, help="These columns alone: a,b.")
 ]
@@ -88,7 +93,7 @@ def peek(
 def tail(
     run: Run,
     name: QueueName,
-    rows: RowsOption = 10,
+    rows: TailRowsOption = 10,
     partition: PartitionOption = None,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", show_default=False, help="Go on with new rows until Ctrl-C.")

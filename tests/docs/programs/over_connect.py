@@ -216,6 +216,41 @@ def _raw_changes() -> int:
     return out.info().rows
 
 
+def _envelopes() -> list[dict[str, str]]:
+    """An insert and an update as Debezium writes them, and something else."""
+
+    def event(op: str, lsn: int, after: dict[str, Any], before: dict[str, Any] | None = None) -> str:
+        source = {"connector": "postgresql", "ts_ms": 1767225600000, "lsn": lsn}
+        return json.dumps({"before": before, "after": after, "op": op, "source": source})
+
+    ada, eve = {"id": 1, "customer": "ada"}, {"id": 1, "customer": "eve"}
+    return [{"value": value} for value in (event("c", 1, ada), event("u", 2, eve, ada), "no event")]
+
+
+def _debezium(name: str) -> ps.DebeziumFeed:
+    store.create_queue(f"{name}_dead", ps.changes.DEAD_LETTERS)
+    dead = ps.QueueSink(f"{name}_dead", url=URL)
+    return ps.DebeziumFeed("id bigint not null, customer string", row_id="id", dead_letters=dead)
+
+
+def _debezium_batch() -> list[int]:
+    """Change rows and dead letters."""
+    frame = spark.createDataFrame(_envelopes(), "value string")
+    rows = _debezium("batch").read(frame, compute_updates=True).count()
+    return [rows, store.queue("batch_dead").info().rows]
+
+
+def _debezium_stream() -> list[int]:
+    store.create_queue("topic", pa.schema([("value", pa.string())])).append(_envelopes())
+    store.create_consumer("topic").register("topic")
+    out = store.create_queue("unwrapped", SCHEMA)
+    events = spark.readStream.format("penstock").options(url=URL, consumer="topic").load("topic")
+    changed = _debezium("stream").read(events, compute_updates=True).select("id", "customer")
+    writer = changed.writeStream.format("penstock").options(url=URL, checkpointLocation=str(FOLDER / "topic"))
+    ended(writer.trigger(availableNow=True).start("unwrapped"))
+    return [out.info().rows, store.queue("stream_dead").info().rows]
+
+
 def _between() -> int:
     before = spark.createDataFrame([(1, "a"), (2, "b")], "id bigint, customer string")
     after = before.where(F.col("id") == 1)
@@ -240,6 +275,8 @@ tried(
     lambda: ps.changes.read_stream(spark, feed, deduplication_mode="netChanges", net_window="commit"),
 )
 tried("changes.between", _between)
+tried("DebeziumFeed of a batch", _debezium_batch)
+tried("DebeziumFeed of a stream", _debezium_stream)
 tried("modes.check", checked)
 tried("modes.preview", lambda: ps.modes.preview(spark, lambda df: df, [[{"id": 1}]]))
 tried("continuous", continuous)
