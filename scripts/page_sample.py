@@ -7,6 +7,9 @@ import random
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from penstock.ui.history import Spread
+from penstock.ui.queries import RECENT_BATCHES
+
 NOW = datetime(2026, 3, 10, 13, 24, 7, tzinfo=UTC)
 POINTS = 240
 Point = dict[str, Any]
@@ -92,7 +95,7 @@ def consumer(
         "lag_rows": lag,
         "lag_bytes": round(lag * of["bytes"] / max(of["rows"], 1)),
         "lag_seconds": seconds if lag else 0.0,
-        "owner": app and {"app_id": app, "epoch": 4, "alive": alive},
+        "owner": app and {"app_id": app, "query": OWNERS[app], "epoch": 4, "alive": alive},
         "stuck": stuck is not None,
         "stuck_seconds": stuck,
         "partitions": [
@@ -115,6 +118,15 @@ def app_id(number: int) -> str:
     return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
 
 
+OWNERS = {
+    app_id(1): "shipments",
+    app_id(2): "sessions",
+    app_id(3): "customer-totals",
+    app_id(4): "fraud-alerts",
+    app_id(5): "large-orders",
+}
+
+
 def query(
     number: int, name: str, engine: str, state: str, batch: int, *, silent: float = 0.0, **more: Any
 ) -> Point:
@@ -130,6 +142,7 @@ def query(
         "rows_out": None,
         "rows_in_per_second": None,
         "latency_ms": None,
+        "batch_duration_ms": None,
         "duration_ms": None,
         "watermark": None,
         "state_rows": None,
@@ -150,9 +163,10 @@ def points(
     seed: int, rows: float, kept: float, duration: float, latency: float | None, state: float | None
 ) -> list[Point]:
     rows_in = course(rows, 0.25, seed)
-    took = course(duration, 0.12, seed + 1, noise=0.05)
+    took = [round(value, 1) for value in course(duration, 0.12, seed + 1, noise=0.05)]
     half = course(latency or 0, 0.06, seed + 2, noise=0.07)
     most = course((latency or 0) * 2.7, 0.2, seed + 3, noise=0.09)
+    batches = spreads(took) if latency is None else [dict[str, float]()] * POINTS
     return [
         {
             "at": at,
@@ -160,11 +174,24 @@ def points(
             "rows_out": round(rows_in[i] * kept),
             "p50": latency and round(half[i], 2),
             "p99": latency and round(max(most[i], half[i] * 1.2), 2),
-            "duration_ms": round(took[i], 1),
+            "batch_p50": batches[i].get("p50"),
+            "batch_p99": batches[i].get("p99"),
+            "duration_ms": took[i],
             "state_rows": state and round(state * (0.86 + 0.14 * i / POINTS)),
         }
         for i, at in enumerate(times())
     ]
+
+
+def spreads(took: list[float]) -> list[dict[str, float]]:
+    """How the newest micro-batches were spread after each of them."""
+    spread, found = Spread(RECENT_BATCHES), []
+    for duration in took:
+        spread.add(duration)
+        percentiles = {"p50": 50, "p90": 90, "p99": 99, "max": 100}
+        told = {name: spread.below(percent) or 0.0 for name, percent in percentiles.items()}
+        found.append({**told, "batches": spread.count})
+    return found
 
 
 def last(history: list[Point], every: float) -> Point:
@@ -177,6 +204,7 @@ def last(history: list[Point], every: float) -> Point:
         "rows_out": newest["rows_out"],
         "rows_in_per_second": newest["rows_in"] / every,
         "latency_ms": latency,
+        "batch_duration_ms": None if latency else spreads([point["duration_ms"] for point in history])[-1],
         "state_rows": newest["state_rows"],
         "state_bytes": newest["state_rows"] and newest["state_rows"] * 96,
         "history": history,
@@ -277,7 +305,7 @@ def ledger() -> list[Point]:
         {
             "sink": sink,
             "app_id": app_id(number),
-            "query": {3: "customer-totals", 4: "fraud-alerts", 5: "large-orders"}[number],
+            "query": OWNERS[app_id(number)],
             "batch": batch - i,
             "rows": rows + 13 * ((i * 7) % 11),
             "committed_at": iso(0.05 + i * every),

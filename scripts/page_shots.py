@@ -83,14 +83,14 @@ def main() -> None:
         fonts.write_text(FONTS)
         settings = {**os.environ, "FONTCONFIG_FILE": str(fonts)}
         browser = engine.chromium.launch(executable_path=chromium, args=FLAGS, env=settings)
-        with opened(browser, address, "light", 1360, 1000) as page:
-            keep(page, "monitor-light.png")
-        with opened(browser, address, "dark", 1360, 1000) as page:
-            page.get_by_role("button", name="customer-totals", exact=True).last.click()
-            page.get_by_role("button", name="fraud-alerts", exact=True).click()
-            page.locator("#queries").evaluate("found => window.scrollTo(0, found.offsetTop - 46)")
-            page.locator(".plot canvas").first.wait_for()
-            keep(page, "monitor-dark.png")
+        for scheme in ("light", "dark"):
+            with opened(browser, address, scheme, 1360, 1000) as page:
+                keep(page, f"monitor-{scheme}.png")
+                for name in ("customer-totals", "fraud-alerts"):
+                    page.locator("table.queries .expander", has_text=name).click()
+                page.locator("#queries").evaluate("found => window.scrollTo(0, found.offsetTop - 46)")
+                page.locator(".plot canvas").first.wait_for()
+                keep(page, f"monitor-queries-{scheme}.png")
         browser.close()
 
 

@@ -10,7 +10,12 @@ test("the worst comes first, and what is well is not there", () => {
   const found = attention(
     snapshot({
       store: { url: "sqlite:///shop.db", kind: "sqlite", error: "The store does not answer." },
-      queries: [query({ id: "1", state: "silent" }), query({ id: "2", state: "failed", last_error: error }), query({ id: "3" })],
+      queries: [
+        query({ id: "1", state: "silent" }),
+        query({ id: "2", state: "failed", last_error: error }),
+        query({ id: "3" }),
+        query({ id: "4", state: "files only" }),
+      ],
       consumers: [consumer(), consumer({ consumer: "audit", stuck: true, stuck_seconds: 75, lag_rows: 1200 })],
       dead_letters: [letters, { ...letters, queue: "empty", rows: 0 }],
       notes: ["No checkpoint at /data/x."],

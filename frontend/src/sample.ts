@@ -65,6 +65,7 @@ export function query(parts: Partial<Query> = {}): Query {
     rows_out: null,
     rows_in_per_second: null,
     latency_ms: null,
+    batch_duration_ms: null,
     duration_ms: null,
     watermark: null,
     state_rows: null,

@@ -50,7 +50,7 @@ export interface Consumer {
   lag_rows: number | null;
   lag_bytes: number | null;
   lag_seconds: number | null;
-  owner: { app_id: string | null; epoch: number; alive: boolean | null } | null;
+  owner: { app_id: string | null; query: string | null; epoch: number; alive: boolean | null } | null;
   stuck: boolean;
   stuck_seconds: number | null;
   partitions: ConsumerPartition[];
@@ -65,7 +65,15 @@ export interface ConsumerPartition {
   lag_rows: number;
 }
 
-export type QueryState = "running" | "stopped" | "failed" | "silent";
+/** `files only`: known by its checkpoint alone, so that nobody can tell whether it runs. */
+export type QueryState = "running" | "stopped" | "failed" | "silent" | "files only";
+
+export interface Percentiles {
+  p50: number | null;
+  p90: number | null;
+  p99: number | null;
+  max: number | null;
+}
 
 export interface Query {
   id: string;
@@ -78,7 +86,10 @@ export interface Query {
   rows_in: number | null;
   rows_out: number | null;
   rows_in_per_second: number | null;
-  latency_ms: { p50: number | null; p90: number | null; p99: number | null; max: number | null } | null;
+  /** Of the rows of a continuous query's last epoch. */
+  latency_ms: Percentiles | null;
+  /** Of a micro-batch query's newest micro-batches, however long their rows waited before. */
+  batch_duration_ms: (Percentiles & { batches: number }) | null;
   duration_ms: Record<string, number> | null;
   watermark: string | null;
   state_rows: number | null;
@@ -99,6 +110,8 @@ export interface QueryPoint {
   rows_out: number | null;
   p50: number | null;
   p99: number | null;
+  batch_p50: number | null;
+  batch_p99: number | null;
   duration_ms: number | null;
   state_rows: number | null;
 }

@@ -69,6 +69,10 @@ def test_a_query_of_micro_batches_is_told_to_the_store_of_its_sink(
     assert last.duration > 0
     assert '"addBatch"' in last.durations
     assert last.p50 is None
+    collector = Collector(store_url)
+    (told,) = collector.collect()["queries"]
+    collector.close()
+    assert (told["batch_duration_ms"]["p99"], told["batch_duration_ms"]["batches"]) == (last.duration, 1)
 
 
 def test_a_continuous_query_is_told_with_its_latency(

@@ -189,8 +189,43 @@ def test_the_offsets_of_queues_are_told_by_partition(
         {"partition": 0, "from": 3, "to": 8},
         {"partition": 1, "from": 1, "to": 2},
     ]
+    assert (found.committed.rows, found.committed.to_dict()["rows"]) == (6, 6)
     assert "queue orders, consumer billing" in str(found)
     assert found.operators == ()
+
+
+OF_QUEUE = {"store": "s", "queue": "q", "generation": 1, "from": [3, 1], "to": [8, 2]}
+NEXT = {**OF_QUEUE, "from": [8, 2], "to": [10, 2, 7]}
+RUN = {"penstock runs": 2}
+
+
+@pytest.mark.parametrize(
+    ("before", "last", "rows"),
+    [
+        ([OF_QUEUE], [NEXT], 9),
+        ([OF_QUEUE], [OF_QUEUE], 0),
+        ([OF_QUEUE, NEXT], [OF_QUEUE, {**NEXT, "from": [10, 2, 7], "to": [10, 2, 11]}], 4),
+        ([OF_QUEUE, RUN], [NEXT, RUN], 9),
+        ([OF_QUEUE, None], [NEXT, None], 9),
+        ([OF_QUEUE, {"logOffset": 1}], [NEXT, {"logOffset": 2}], None),
+        ([{"logOffset": 1}], [{"logOffset": 2}], None),
+        ([None], [None], None),
+        (None, [NEXT], None),
+    ],
+)
+def test_the_rows_of_a_batch_are_those_that_its_queues_have_anew(
+    tmp_path: Path, before: list[object] | None, last: list[object], rows: int | None
+) -> None:
+    """A source that has nothing new stands with the offset of the batch before, which Spark may have cleaned up."""
+    for number, offsets in ((6, before), (7, last)):
+        if offsets is not None:
+            lines = ["-" if offset is None else json.dumps(offset) for offset in offsets]
+            file = tmp_path / f"offsets/{number}"
+            file.parent.mkdir(exist_ok=True)
+            file.write_text("\n".join(["v1", "{}", *lines]))
+    found = show(None, str(tmp_path)).planned
+    assert found is not None
+    assert (found.id, found.rows) == (7, rows)
 
 
 @one_store

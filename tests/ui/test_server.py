@@ -24,7 +24,6 @@ from penstock.store import queries
 from penstock.store.queries import QueryError, QueryProgress, QueryRun
 from penstock.store.url import parse_url
 from penstock.ui import app, feed
-from penstock.ui.access import Access
 from penstock.ui.collector import Collector
 from tests.cli.conftest import run_penstock
 from tests.spark.support import one_store
@@ -159,6 +158,55 @@ def test_a_token_comes_as_a_header_or_once_in_the_address(serve: Serve) -> None:
         assert browser.get(served.url + "api/snapshot").status_code == 200
         assert browser.get(served.url).status_code == 200
     assert served.get("/api/snapshot", params={"token": TOKEN}).status_code == 401
+
+
+@one_store
+@pytest.mark.parametrize("bound", ["127.0.0.1", "0.0.0.0"])
+def test_with_a_token_the_page_answers_under_any_name(serve: Serve, bound: str) -> None:
+    """As a proxy in front asks for it, which forwards the name that it was asked for."""
+    served = serve(token=TOKEN, host=bound)
+    named = {"Host": "penstock.example.com"}
+    bearer = {**named, "Authorization": b"Bearer " + TOKEN.encode()}
+    for path in ("/", "/api/snapshot", "/metrics"):
+        assert served.get(path, headers=bearer).status_code == 200
+        for wrong in (
+            named,
+            {**named, "Authorization": "Bearer wrong"},
+            {**named, "Cookie": "penstock_ui=wrong"},
+        ):
+            answer = served.get(path, headers=wrong)
+            assert (answer.status_code, "set-cookie" in answer.headers) == (401, False)
+            assert answer.text.startswith("This page needs its token")
+    assert served.get("/?token=wrong", headers=named).status_code == 401
+    answer = served.get("/", params={"token": TOKEN}, headers=named)
+    assert (answer.status_code, answer.headers["location"]) == (303, "/")
+    cookie = {**named, "Cookie": answer.headers["set-cookie"].partition(";")[0]}
+    with httpx.stream("GET", served.url + "api/events", headers=cookie, timeout=30) as events:
+        assert events.status_code == 200
+        assert next(_events(events.iter_lines()))["store"]["error"] is None
+    with httpx.stream("GET", served.url + "api/events", headers=named, timeout=30) as events:
+        assert events.status_code == 401
+
+
+@one_store
+@pytest.mark.parametrize(("sent", "kept"), [({"X-Forwarded-Proto": "https"}, True), ({}, False)])
+def test_the_cookie_of_a_proxy_with_tls_is_for_tls_alone(
+    serve: Serve, sent: dict[str, str], kept: bool
+) -> None:
+    answer = serve(token=TOKEN).get("/", params={"token": TOKEN}, headers=sent)
+    attributes = [each.strip().lower() for each in answer.headers["set-cookie"].split(";")]
+    assert ("secure" in attributes) == kept
+    assert {"httponly", "samesite=strict"} <= {*attributes}
+
+
+@one_store
+def test_nobody_elses_page_may_read_an_answer(serve: Serve) -> None:
+    served = serve(token=TOKEN)
+    sent = {"Authorization": b"Bearer " + TOKEN.encode(), "Origin": "https://evil.example"}
+    for path in ("/api/snapshot", "/metrics"):
+        headers = served.get(path, headers=sent).headers
+        assert [name for name in headers if name.startswith("access-control-")] == []
+        assert headers["cross-origin-resource-policy"] == "same-origin"
 
 
 @one_store
@@ -316,6 +364,30 @@ def test_metrics_are_in_prometheus_form(serve: Serve, store: ps.Store) -> None:
     assert all(family.documentation for family in families.values())
 
 
+def test_metrics_tell_how_long_micro_batches_took_and_do_not_call_it_a_latency(
+    serve: Serve, store: ps.Store
+) -> None:
+    run = QueryRun("id", "run", "large", "micro-batch", 5)
+    store.database.run(lambda tx: queries.begin(tx, run))
+    for batch, duration in enumerate((200.0, 400.0)):
+        progress = QueryProgress(batch, 10, duration=duration, durations={"triggerExecution": duration})
+        store.database.run(lambda tx, progress=progress: queries.tell(tx, run, progress))
+    families = {
+        family.name: family for family in text_string_to_metric_families(serve().get("/metrics").text)
+    }
+    assert families["penstock_query_latency_seconds"].samples == []
+    told = families["penstock_query_micro_batch_duration_seconds"]
+    assert "no row's latency" in told.documentation
+    assert {sample.labels["quantile"]: sample.value for sample in told.samples} == {
+        "0.5": 0.2,
+        "0.9": 0.4,
+        "0.99": 0.4,
+        "1": 0.4,
+    }
+    states = {sample.labels["state"] for sample in families["penstock_query_state"].samples}
+    assert states == {"failed", "silent", "running", "files only", "stopped"}
+
+
 def test_metrics_of_a_store_that_does_not_answer_say_no_more_than_that(
     store: ps.Store, store_url: str
 ) -> None:
@@ -360,11 +432,6 @@ def test_without_the_page_a_sentence_is_served(serve: Serve, monkeypatch: Any, t
     answer = serve().get("/")
     assert answer.status_code == 200
     assert "no page" in answer.text
-
-
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "host.example"])
-def test_beyond_loopback_the_host_is_not_looked_at(host: str) -> None:
-    assert not Access(host, "x").local
 
 
 # The command.

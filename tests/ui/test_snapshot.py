@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,7 @@ from penstock.store.queries import QueryError, QueryProgress, QueryRun
 from penstock.ui import letters
 from penstock.ui.collector import Collector
 from penstock.ui.history import BUDGET, MOST, History, step_for
+from tests.golden.contents import FOLDER
 from tests.store.support import run_sql
 from tests.ui.conftest import Clock
 
@@ -146,9 +150,12 @@ def test_an_owner_is_told_with_whether_it_lives(collector: Collector, store: ps.
     assert lock.acquire()
     store.database.run(lambda tx: tx.all("own_registration", **registration.keys))
     store.database.run(lambda tx: tx.run("bind_app", app_id="app", **registration.keys))
-    assert collector.collect()["consumers"][0]["owner"] == {"app_id": "app", "epoch": 1, "alive": True}
+    owner = {"app_id": "app", "query": None, "epoch": 1, "alive": True}
+    assert collector.collect()["consumers"][0]["owner"] == owner
+    _begin(store, QueryRun("app", "run", ODD, "micro-batch", 5))
+    assert collector.collect()["consumers"][0]["owner"] == owner | {"query": ODD}
     lock.release()
-    assert collector.collect()["consumers"][0]["owner"] == {"app_id": "app", "epoch": 1, "alive": False}
+    assert collector.collect()["consumers"][0]["owner"] == owner | {"query": ODD, "alive": False}
 
 
 def test_who_stands_still_while_rows_wait_is_stuck_and_comes_first(
@@ -230,6 +237,106 @@ def test_a_query_is_told_with_its_progress(collector: Collector, store: ps.Store
     assert told["rows_in_per_second"] > 0
     assert [each["rows_in"] for each in told["history"]] == [10, 5]
     assert [each["rows_in"] for each in collector.collect()["queries"][0]["history"]] == [10, 5]
+
+
+def _took(batch: int, duration: float) -> QueryProgress:
+    return QueryProgress(batch, 10, duration=duration, durations={"triggerExecution": duration})
+
+
+def test_a_micro_batch_query_is_told_with_how_long_its_newest_batches_took(
+    collector: Collector, store: ps.Store, store_url: str
+) -> None:
+    run = QueryRun("id", "run", ODD, "micro-batch", 5)
+    _begin(store, run)
+    assert collector.collect()["queries"][0]["batch_duration_ms"] is None
+    # Each number once, in no order.
+    for batch in range(110):
+        _tell(store, run, _took(batch, float(batch * 37 % 110 + 1)))
+    newest = sorted(batch * 37 % 110 + 1 for batch in range(10, 110))
+    (told,) = collector.collect()["queries"]
+    expected = {"p50": newest[49], "p90": newest[89], "p99": newest[98], "max": newest[99], "batches": 100}
+    assert told["batch_duration_ms"] == expected
+    assert told["latency_ms"] is None
+    first, *_, last = told["history"]
+    assert (first["batch_p50"], first["batch_p99"], first["duration_ms"]) == (1, 1, 1)
+    assert (last["batch_p50"], last["batch_p99"]) == (newest[49], newest[98])
+    assert (last["p50"], last["p99"]) == (None, None)
+    _tell(store, run, QueryProgress(110, 1))
+    # The store has them, whoever looks.
+    again = Collector(store_url)
+    for each in (collector, again):
+        (told,) = each.collect()["queries"]
+        assert told["batch_duration_ms"] is None
+        assert told["history"][-1]["batch_p50"] is None
+    _tell(store, run, _took(111, 1.0))
+    newest = sorted([*(batch * 37 % 110 + 1 for batch in range(11, 110)), 1])
+    for each in (collector, again):
+        (told,) = each.collect()["queries"]
+        assert told["batch_duration_ms"]["p50"] == newest[49]
+    again.close()
+
+
+def test_epochs_are_no_micro_batches(collector: Collector, store: ps.Store) -> None:
+    batches = QueryRun("id", "1", ODD, "micro-batch", 5)
+    _begin(store, batches)
+    _tell(store, batches, _took(1, 700.0))
+    epochs = QueryRun("id", "2", ODD, "continuous", 6)
+    _begin(store, epochs)
+    _tell(
+        store,
+        epochs,
+        QueryProgress(2, 10, latency={"p50": 1.0}, duration=5.0, durations={"epochCommit": 5.0}),
+    )
+    (told,) = collector.collect()["queries"]
+    assert told["latency_ms"]["p50"] == 1.0
+    assert told["batch_duration_ms"] is None
+    assert [point["batch_p50"] for point in told["history"]] == [700.0, None]
+    batches = QueryRun("id", "3", ODD, "micro-batch", 7)
+    _begin(store, batches)
+    _tell(store, batches, _took(3, 900.0))
+    (told,) = collector.collect()["queries"]
+    assert told["batch_duration_ms"] == {"p50": 700.0, "p90": 900.0, "p99": 900.0, "max": 900.0, "batches": 2}
+
+
+def test_a_query_of_which_only_files_are_known_is_told_as_such(
+    store: ps.Store, store_url: str, tmp_path: Path
+) -> None:
+    names = ("stateless", "watermark", "continuous")
+    given = shutil.copytree(FOLDER / "0.1.0/sqlite/checkpoints", tmp_path / "checkpoints")
+    paths = {name: given / f"{name}_sqlite" for name in names}
+    # Nobody can tell whether the one that writes runs, nor whether the others have ended.
+    written = time.time() * 1000
+    planned = paths["stateless"] / "offsets/1"
+    version, _, *sources = planned.read_text().split("\n")
+    about = json.dumps({"batchWatermarkMs": 0, "batchTimestampMs": int(written), "conf": {"a": "b"}})
+    planned.write_text("\n".join((version, about, *sources)))
+    collector = Collector(store_url, list(map(str, paths.values())))
+    found = collector.collect()
+    assert found["notes"] == []
+    told = {Path(each["checkpoint"]).name.partition("_")[0]: each for each in found["queries"]}
+    assert {name: (each["state"], each["unit"], each["batch"]) for name, each in told.items()} == {
+        "stateless": ("files only", "batch", 1),
+        "watermark": ("files only", "batch", 3),
+        "continuous": ("files only", "epoch", 1),
+    }
+    # The last one of `watermark` has no new rows: it lets out what the watermark has closed.
+    assert {name: each["rows_in"] for name, each in told.items()} == {
+        "stateless": 60,
+        "watermark": 0,
+        "continuous": 20,
+    }
+    assert told["watermark"]["state_bytes"] > 0
+    assert {each["state_rows"] for each in told.values()} == {None}
+    moment = datetime.fromisoformat(told["stateless"]["updated_at"]).timestamp()
+    assert moment == pytest.approx(written / 1000, abs=0.01)
+    # Of one that tells, the store knows better.
+    _begin(store, QueryRun(told["watermark"]["id"], "run", "totals", "micro-batch", 5))
+    states = {each["id"]: each["state"] for each in collector.collect()["queries"]}
+    assert states == {each["id"]: "files only" for each in told.values()} | {
+        told["watermark"]["id"]: "running"
+    }
+    assert next(iter(states)) == told["watermark"]["id"]
+    collector.close()
 
 
 def test_queries_come_by_their_state(collector: Collector, store: ps.Store) -> None:
@@ -331,6 +438,37 @@ def test_dead_letters_are_told_with_the_newest(
 
     monkeypatch.setattr(letters.log, "read", read)
     assert collector.collect()["dead_letters"] == [told]
+
+
+def test_the_reason_of_a_dead_letter_has_no_secrets_and_its_value_is_as_it_came(
+    collector: Collector, store: ps.Store
+) -> None:
+    queue = store.create_queue("refused", DEAD_LETTERS)
+    place = {"topic": "t", "partition": 0, "offset": 1}
+    value = '{"password": "hunter22", "token": "t0ps3cret"}'
+    own = store.database.url.secrets
+    reasons = [
+        "postgresql://app:hunter22@db/shop does not answer",
+        f"at {store.url}: token=t0ps3cret,\n  and {' '.join(own)} is wrong",
+        "password = hunter22",
+        # Were it cut first, a half of the password would be seen.
+        "x" * 150 + " postgresql://app:" + "h" * 100 + "@db",
+        "secret" * 100_000,
+    ]
+    for reason in reasons:
+        queue.append([{"reason": reason, "value": value, **place}])
+    began = time.perf_counter()
+    (told,) = collector.collect()["dead_letters"]
+    assert time.perf_counter() - began < 5
+    long, cut, words, two_lines, url = [each["reason"] for each in told["newest"]]
+    assert url == "postgresql://app:***@db/shop does not answer"
+    assert two_lines == f"at {store.url}: token=***, and {' '.join('***' for _ in own)} is wrong".replace(
+        "  ", " "
+    )
+    assert words == "password =***"
+    assert cut == "x" * 150 + " postgresql://app:***@db"
+    assert len(long) == 200
+    assert {each["value"] for each in told["newest"]} == {value}
 
 
 def test_the_number_of_statements_does_not_grow_with_the_store(

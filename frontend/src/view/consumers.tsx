@@ -1,8 +1,10 @@
+import type { Actions } from "../actions";
+import { queryName } from "../attention";
 import { age, bytes, count, shortId } from "../format";
 import { passes } from "../filter";
-import { consumerKey } from "../keys";
+import { consumerKey, queryKey } from "../keys";
 import { seconds } from "../times";
-import type { Consumer, Snapshot } from "../snapshot";
+import type { Consumer, Query, Snapshot } from "../snapshot";
 import type { Shared } from "./app";
 import { Chart } from "./chart";
 import { code, Facts } from "./facts";
@@ -11,13 +13,14 @@ import { Nothing } from "./nothing";
 import { PlainTable } from "./plain-table";
 import { Section } from "./section";
 import { Sparkline } from "./sparkline";
-import { type Column, Table } from "./table";
+import { type Column, numbers, Table } from "./table";
 
 const MOST = 40;
 
 export function Consumers({ state, act, snapshot }: Shared & { snapshot: Snapshot }) {
   const all = snapshot.consumers;
   const consumers = all.filter((one) => passes(state.filter, one.consumer, one.queue, one.stuck ? "stuck" : ""));
+  const ownerOf = ownersAmong(snapshot.queries);
   return (
     <Section name="consumers" title="Consumers" total={all.length} passing={consumers.length}>
       {consumers.length ? (
@@ -25,11 +28,11 @@ export function Consumers({ state, act, snapshot }: Shared & { snapshot: Snapsho
           section="consumers"
           caption="Consumers of queues: how far behind each is, stuck ones first"
           head={{ title: "Consumer", by: (one) => one.consumer, cell: (one) => <bdi>{one.consumer}</bdi> }}
-          columns={COLUMNS}
+          columns={columns(ownerOf, act)}
           rows={consumers}
           keyOf={consumerKey}
           tone={(one) => (one.stuck ? "bad" : undefined)}
-          detail={(one) => <About one={one} />}
+          detail={(one) => <About one={one} query={ownerOf(one)} act={act} />}
           most={MOST}
           state={state}
           act={act}
@@ -47,43 +50,40 @@ export function Consumers({ state, act, snapshot }: Shared & { snapshot: Snapsho
   );
 }
 
-const COLUMNS: Column<Consumer>[] = [
-  { id: "queue", title: "Queue", by: (one) => one.queue, cell: (one) => <bdi>{one.queue}</bdi> },
-  { id: "state", title: "State", by: place, cell: (one) => <State one={one} /> },
-  { id: "rows", title: "Lag, rows", numeric: true, by: (one) => one.lag_rows, cell: (one) => count(one.lag_rows) },
-  {
-    id: "course",
-    title: "Trend",
-    leaves: "second",
-    cell: (one) => <Sparkline values={one.history.map((point) => point.lag_rows)} />,
-  },
-  {
-    id: "bytes",
-    title: "Lag, size",
-    hint: "About: the share of the partitions' bytes that the waiting rows have",
-    numeric: true,
-    leaves: "first",
-    by: (one) => one.lag_bytes,
-    cell: (one) => bytes(one.lag_bytes),
-  },
-  {
-    id: "seconds",
-    title: "Lag, time",
-    hint: "Age of the oldest row that waits",
-    numeric: true,
-    by: (one) => one.lag_seconds,
-    cell: (one) => age(one.lag_seconds),
-  },
-  {
-    id: "vital",
-    title: "Vital",
-    hint: "Trimming waits for a vital consumer",
-    leaves: "second",
-    by: (one) => Number(one.vital),
-    cell: (one) => (one.vital ? "vital" : "no"),
-  },
-  { id: "owner", title: "Owner", leaves: "first", by: (one) => one.owner?.app_id, cell: (one) => <Owner one={one} /> },
-];
+function columns(ownerOf: OwnerOf, act: Actions): Column<Consumer>[] {
+  return [
+    { id: "queue", title: "Queue", by: (one) => one.queue, cell: (one) => <bdi>{one.queue}</bdi> },
+    { id: "state", title: "State", by: place, cell: (one) => <State one={one} /> },
+    numbers("rows", "Lag, rows", (one) => one.lag_rows, count),
+    {
+      id: "course",
+      title: "Trend",
+      leaves: "second",
+      cell: (one) => <Sparkline values={one.history.map((point) => point.lag_rows)} />,
+    },
+    numbers("bytes", "Lag, size", (one) => one.lag_bytes, bytes, {
+      hint: "About: the share of the partitions' bytes that the waiting rows have",
+      leaves: "first",
+    }),
+    numbers("seconds", "Lag, time", (one) => one.lag_seconds, age, { hint: "Age of the oldest row that waits" }),
+    {
+      id: "vital",
+      title: "Vital",
+      hint: "Trimming waits for a vital consumer",
+      leaves: "second",
+      by: (one) => Number(one.vital),
+      cell: (one) => (one.vital ? "vital" : "no"),
+    },
+    {
+      id: "owner",
+      title: "Owner",
+      hint: "The query that reads through it",
+      leaves: "first",
+      by: (one) => ownerName(one, ownerOf(one)),
+      cell: (one) => <Owner one={one} query={ownerOf(one)} act={act} />,
+    },
+  ];
+}
 
 function place(one: Consumer): number {
   return one.stuck ? 2 : one.lag_rows ? 1 : 0;
@@ -109,11 +109,33 @@ function State({ one }: { one: Consumer }) {
   );
 }
 
-function Owner({ one: { owner } }: { one: Consumer }) {
+type OwnerOf = (one: Consumer) => Query | undefined;
+
+/** Finds the query that owns a consumer, where the page shows it. */
+function ownersAmong(queries: Query[]): OwnerOf {
+  const byId = new Map(queries.map((query) => [query.id, query]));
+  return (one) => (one.owner?.app_id ? byId.get(one.owner.app_id) : undefined);
+}
+
+function ownerName({ owner }: Consumer, query: Query | undefined): string | null {
+  return query ? queryName(query) : (owner?.query ?? owner?.app_id ?? null);
+}
+
+function Owner({ one, query, act }: { one: Consumer; query: Query | undefined; act: Actions }) {
+  const { owner } = one;
   if (!owner) return <span class="quiet">nobody yet</span>;
   return (
     <span title={owner.app_id ?? undefined}>
-      {owner.app_id ? <code>{shortId(owner.app_id)}</code> : `epoch ${count(owner.epoch)}`} {alive(owner.alive)}
+      {query ? (
+        <button type="button" class="link" onClick={() => act.reveal({ section: "queries", key: queryKey(query) })}>
+          <bdi>{queryName(query)}</bdi>
+        </button>
+      ) : owner.app_id ? (
+        <code>{shortId(owner.app_id)}</code>
+      ) : (
+        `epoch ${count(owner.epoch)}`
+      )}{" "}
+      {alive(owner.alive)}
     </span>
   );
 }
@@ -122,13 +144,14 @@ function alive(is: boolean | null): string {
   return is == null ? "" : is ? "alive" : "gone";
 }
 
-function About({ one }: { one: Consumer }) {
+function About({ one, query, act }: { one: Consumer; query: Query | undefined; act: Actions }) {
   return (
     <div class="detail">
       <Facts
         of={[
-          ["Owner", one.owner ? code(one.owner.app_id) : "nobody has owned it"],
-          ["Owner's epoch", one.owner && `${count(one.owner.epoch)} ${alive(one.owner.alive)}`],
+          ["Owner", one.owner ? <Owner one={one} query={query} act={act} /> : "nobody has owned it"],
+          ["Owner's id", one.owner && code(one.owner.app_id)],
+          ["Owner's epoch", one.owner && count(one.owner.epoch)],
           ["Vital", one.vital ? "yes: trimming waits for it" : "no: trimming does not wait for it"],
           ["Lag", `${count(one.lag_rows)} rows, about ${bytes(one.lag_bytes)}, ${age(one.lag_seconds)}`],
         ]}

@@ -6,7 +6,7 @@ import type { Shared } from "./app";
 import { Nothing } from "./nothing";
 import { PlainTable } from "./plain-table";
 import { Section } from "./section";
-import { type Column, Table } from "./table";
+import { type Column, numbers, Table } from "./table";
 import { Time } from "./time";
 
 const MOST = 20;
@@ -43,7 +43,7 @@ export function DeadLetterQueues({ state, act, snapshot }: Shared & { snapshot: 
 
 function columns(now: string): Column<DeadLetters>[] {
   return [
-    { id: "rows", title: "Rows", numeric: true, by: (letters) => letters.rows, cell: (letters) => count(letters.rows) },
+    numbers("rows", "Rows", (letters) => letters.rows, count),
     {
       id: "appended",
       title: "Last append",

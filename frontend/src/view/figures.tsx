@@ -73,6 +73,6 @@ function inState(snapshot: Snapshot, state: QueryState): number {
 }
 
 function otherStates(snapshot: Snapshot): string {
-  const others = (["failed", "silent", "stopped"] as const).map((state) => [inState(snapshot, state), state] as const);
+  const others = (["failed", "silent", "files only", "stopped"] as const).map((state) => [inState(snapshot, state), state] as const);
   return others.filter(([number]) => number).map(([number, state]) => `${count(number)} ${state}`).join(", ") || "none failed";
 }

@@ -5,7 +5,7 @@ import type { LedgerRow, Snapshot } from "../snapshot";
 import type { Shared } from "./app";
 import { Nothing } from "./nothing";
 import { Section } from "./section";
-import { type Column, Table } from "./table";
+import { type Column, numbers, Table } from "./table";
 import { Time } from "./time";
 
 const MOST = 10;
@@ -41,8 +41,8 @@ export function Ledger({ state, act, snapshot }: Shared & { snapshot: Snapshot }
 function columns(now: string): Column<LedgerRow>[] {
   return [
     { id: "query", title: "Query", by: (row) => row.query, cell: (row) => <bdi>{row.query ?? "–"}</bdi> },
-    { id: "batch", title: "Batch, epoch", numeric: true, by: (row) => row.batch, cell: (row) => count(row.batch) },
-    { id: "rows", title: "Rows", numeric: true, by: (row) => row.rows, cell: (row) => count(row.rows) },
+    numbers("batch", "Batch, epoch", (row) => row.batch, count),
+    numbers("rows", "Rows", (row) => row.rows, count),
     {
       id: "committed",
       title: "Committed",

@@ -10,7 +10,7 @@ import { Mark, type Tone } from "./mark";
 import { Nothing } from "./nothing";
 import { QueryDetail } from "./query-detail";
 import { Section } from "./section";
-import { type Column, Table } from "./table";
+import { type Column, numbers, Table } from "./table";
 import { Time } from "./time";
 
 const MOST = 40;
@@ -20,6 +20,7 @@ const STATES: Record<QueryState, [Tone, IconName]> = {
   stopped: ["calm", "square"],
   failed: ["bad", "cross"],
   silent: ["warn", "clock"],
+  "files only": ["calm", "note"],
 };
 
 export function Queries({ state, act, snapshot }: Shared & { snapshot: Snapshot }) {
@@ -73,59 +74,12 @@ function columns(now: string): Column<Query>[] {
         </>
       ),
     },
-    {
-      id: "in",
-      title: "Rows in",
-      hint: "Rows read since the query told before",
-      numeric: true,
-      leaves: "second",
-      by: (query) => query.rows_in,
-      cell: (query) => count(query.rows_in),
-    },
-    {
-      id: "out",
-      title: "Rows out",
-      hint: "Rows written since the query told before",
-      numeric: true,
-      leaves: "second",
-      by: (query) => query.rows_out,
-      cell: (query) => count(query.rows_out),
-    },
-    {
-      id: "rate",
-      title: "Rows/s",
-      hint: "Rows read in a second",
-      numeric: true,
-      by: (query) => query.rows_in_per_second,
-      cell: (query) => rate(query.rows_in_per_second),
-    },
-    {
-      id: "duration",
-      title: "Duration",
-      hint: "Of the last batch or epoch as a whole",
-      numeric: true,
-      leaves: "first",
-      by: duration,
-      cell: (query) => milliseconds(duration(query)),
-    },
-    {
-      id: "p50",
-      title: "p50",
-      hint: "Latency that half of the rows of the last batch or epoch stayed below",
-      numeric: true,
-      leaves: "first",
-      by: (query) => query.latency_ms?.p50,
-      cell: (query) => milliseconds(query.latency_ms?.p50),
-    },
-    {
-      id: "p99",
-      title: "p99",
-      hint: "Latency that 99 of 100 rows of the last batch or epoch stayed below",
-      numeric: true,
-      leaves: "second",
-      by: (query) => query.latency_ms?.p99,
-      cell: (query) => milliseconds(query.latency_ms?.p99),
-    },
+    numbers("in", "Rows in", (query) => query.rows_in, count, { hint: "Rows read since the query told before", leaves: "second" }),
+    numbers("out", "Rows out", (query) => query.rows_out, count, { hint: "Rows written since the query told before", leaves: "second" }),
+    numbers("rate", "Rows/s", (query) => query.rows_in_per_second, rate, { hint: "Rows read in a second" }),
+    numbers("duration", "Duration", duration, milliseconds, { hint: "Of the last batch or epoch as a whole", leaves: "first" }),
+    percentile("p50", "half", "first"),
+    percentile("p99", "99 of 100", "second"),
     {
       id: "watermark",
       title: "Watermark",
@@ -134,11 +88,11 @@ function columns(now: string): Column<Query>[] {
       by: (query) => query.watermark,
       cell: (query) => <Time at={query.watermark} now={now} />,
     },
-    { id: "rows", title: "State rows", numeric: true, leaves: "first", by: (query) => query.state_rows, cell: (query) => count(query.state_rows) },
+    numbers("rows", "State rows", (query) => query.state_rows, count, { leaves: "first" }),
     {
       id: "updated",
       title: "Last heard",
-      hint: "When the query last told of itself",
+      hint: "When the query last told of itself, or last wrote to its checkpoint",
       numeric: true,
       leaves: "second",
       by: (query) => query.updated_at,
@@ -146,6 +100,26 @@ function columns(now: string): Column<Query>[] {
     },
     { id: "spark", title: "Spark", leaves: "second", cell: (query) => <SparkPage query={query} /> },
   ];
+}
+
+/** Of rows' latency where it is known, which is in a continuous query; else of how long micro-batches took, and then it says so. */
+function percentile(name: "p50" | "p99", share: string, leaves: "first" | "second"): Column<Query> {
+  return {
+    id: name,
+    title: name,
+    hint: `Latency that ${share} of the rows of a continuous query's last epoch stayed below; of a micro-batch query, marked as batch, the micro-batch duration that ${share} of its newest micro-batches stayed below`,
+    numeric: true,
+    leaves,
+    by: ({ latency_ms: latency, batch_duration_ms: batches }) => (latency ?? batches)?.[name],
+    cell: ({ latency_ms: latency, batch_duration_ms: batches }) =>
+      latency || !batches ? (
+        milliseconds(latency?.[name])
+      ) : (
+        <span title="Micro-batch duration, which is no row's latency">
+          <span class="quiet">batch</span> {milliseconds(batches[name])}
+        </span>
+      ),
+  };
 }
 
 /** How long the last batch or epoch took in all: Spark calls the whole of a micro-batch `triggerExecution`. */
@@ -156,7 +130,7 @@ function duration(query: Query): number | null {
 function State({ query }: { query: Query }) {
   const [tone, icon] = STATES[query.state] ?? (["calm", "note"] as const);
   return (
-    <Mark tone={tone} icon={icon}>
+    <Mark tone={tone} icon={icon} title={query.state === "files only" ? "Known by its checkpoint alone: whether it runs cannot be told" : undefined}>
       {query.state}
     </Mark>
   );

@@ -3,7 +3,7 @@ import { bytes, count, milliseconds } from "../format";
 import { queryKey } from "../keys";
 import { known } from "../series";
 import { seconds } from "../times";
-import type { Query, QueryPoint } from "../snapshot";
+import type { Percentiles, Query, QueryPoint } from "../snapshot";
 import { Chart } from "./chart";
 import { code, Facts } from "./facts";
 import { Time, timed } from "./time";
@@ -14,13 +14,15 @@ type Measure = Exclude<keyof QueryPoint, "at">;
 /** What each chart shows; one without any value is left out. */
 const CHARTS: { title: string; lines: [label: string, measure: Measure][]; format: Format }[] = [
   { title: "Latency", lines: [["p50", "p50"], ["p99", "p99"]], format: milliseconds },
+  { title: "Micro-batch duration", lines: [["p50", "batch_p50"], ["p99", "batch_p99"]], format: milliseconds },
   { title: "Duration", lines: [["took", "duration_ms"]], format: milliseconds },
   { title: "Rows", lines: [["in", "rows_in"], ["out", "rows_out"]], format: count },
   { title: "State", lines: [["rows", "state_rows"]], format: count },
 ];
 
 export function QueryDetail({ query, now }: { query: Query; now: string }) {
-  const latency = query.latency_ms;
+  const { latency_ms: latency, batch_duration_ms: batches } = query;
+  const filesOnly = query.state === "files only";
   return (
     <div class="detail">
       {query.last_error && (
@@ -35,6 +37,7 @@ export function QueryDetail({ query, now }: { query: Query; now: string }) {
       <div class="beside">
         <Facts
           of={[
+            ["Known by", filesOnly ? "its checkpoint alone: whether it runs cannot be told" : null],
             ["Engine", query.engine],
             ["Source", code(query.source)],
             ["Sink", code(query.sink)],
@@ -42,10 +45,11 @@ export function QueryDetail({ query, now }: { query: Query; now: string }) {
             ["Id", code(query.id)],
             ["Run", code(query.run_id)],
             ["Started", timed(query.started_at, now)],
-            ["Last heard", timed(query.updated_at, now)],
+            [filesOnly ? "Last written" : "Last heard", timed(query.updated_at, now)],
             ["Watermark", timed(query.watermark, now)],
             ["Latency", latency && percentiles(latency)],
-            ["State", query.state_rows == null ? null : `${count(query.state_rows)} rows, ${bytes(query.state_bytes)}`],
+            ["Micro-batch duration", batches && `${percentiles(batches)}, of the newest ${count(batches.batches)} told`],
+            ["State", keptState(query)],
             ["Spark's page", sparkPage(query.spark_ui)],
           ]}
         />
@@ -73,7 +77,13 @@ function Courses({ query }: { query: Query }) {
   );
 }
 
-function percentiles({ p50, p90, p99, max }: NonNullable<Query["latency_ms"]>): string {
+/** Rows are not known where nothing but files are. */
+function keptState({ state_rows: rows, state_bytes: size }: Query): string | null {
+  if (rows == null) return size == null ? null : bytes(size);
+  return `${count(rows)} rows, ${bytes(size)}`;
+}
+
+function percentiles({ p50, p90, p99, max }: Percentiles): string {
   const all = Object.entries({ p50, p90, p99, max }).filter(([, value]) => value != null);
   return all.map(([name, value]) => `${name} ${milliseconds(value)}`).join(", ");
 }

@@ -10,7 +10,7 @@ import { Nothing } from "./nothing";
 import { PlainTable } from "./plain-table";
 import { Section } from "./section";
 import { Sparkline } from "./sparkline";
-import { type Column, Table } from "./table";
+import { type Column, numbers, Table } from "./table";
 import { Time, timed } from "./time";
 
 const MOST = 40;
@@ -46,31 +46,19 @@ export function Queues({ state, act, snapshot }: Shared & { snapshot: Snapshot }
 
 function columns(now: string): Column<Queue>[] {
   return [
-    { id: "rows", title: "Rows", numeric: true, by: (queue) => queue.rows, cell: (queue) => count(queue.rows) },
-    { id: "bytes", title: "Size", numeric: true, by: (queue) => queue.bytes, cell: (queue) => bytes(queue.bytes) },
-    {
-      id: "rate",
-      title: "Rows/s",
-      hint: "Rows appended in a second, between two snapshots",
-      numeric: true,
-      by: (queue) => queue.rows_per_second,
-      cell: (queue) => rate(queue.rows_per_second),
-    },
+    numbers("rows", "Rows", (queue) => queue.rows, count),
+    numbers("bytes", "Size", (queue) => queue.bytes, bytes),
+    numbers("rate", "Rows/s", (queue) => queue.rows_per_second, rate, { hint: "Rows appended in a second, between two snapshots" }),
     {
       id: "course",
       title: "Trend",
       leaves: "second",
       cell: (queue) => <Sparkline values={queue.history.map((point) => point.rows_per_second)} />,
     },
-    {
-      id: "oldest",
-      title: "Oldest row",
+    numbers("oldest", "Oldest row", (queue) => queue.oldest_seconds, age, {
       hint: "Age of the oldest row that the queue holds",
-      numeric: true,
       leaves: "second",
-      by: (queue) => queue.oldest_seconds,
-      cell: (queue) => age(queue.oldest_seconds),
-    },
+    }),
     {
       id: "appended",
       title: "Last append",
@@ -79,14 +67,7 @@ function columns(now: string): Column<Queue>[] {
       by: (queue) => queue.last_append_at,
       cell: (queue) => <Time at={queue.last_append_at} now={now} />,
     },
-    {
-      id: "partitions",
-      title: "Partitions",
-      numeric: true,
-      leaves: "first",
-      by: (queue) => queue.partitions.length,
-      cell: (queue) => count(queue.partitions.length),
-    },
+    numbers("partitions", "Partitions", (queue) => queue.partitions.length, count, { leaves: "first" }),
     { id: "keeps", title: "Keeps", hint: "What each partition keeps at most", leaves: "first", cell: keeps },
   ];
 }

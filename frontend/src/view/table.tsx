@@ -17,6 +17,17 @@ export interface Column<Row> {
   cell: (row: Row) => ComponentChildren;
 }
 
+/** A column of one number each, by which it sorts. */
+export function numbers<Row>(
+  id: string,
+  title: string,
+  number: (row: Row) => number | null | undefined,
+  format: (value: number | null | undefined) => string,
+  more: Pick<Column<Row>, "hint" | "leaves"> = {},
+): Column<Row> {
+  return { id, title, numeric: true, by: number, cell: (row) => format(number(row)), ...more };
+}
+
 interface Props<Row> extends Shared {
   section: SectionName;
   caption: string;

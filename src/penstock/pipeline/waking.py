@@ -17,14 +17,13 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, Suppor
 from pyspark.sql.types import StructType
 
 from penstock.errors import condition_of
-from penstock.spark.checkpoint import Checkpoint
+from penstock.spark.checkpoint import RUNS, Checkpoint
 from penstock.spark.data_sources import make_known
 from penstock.spark.plans import keeps_rows
 
 log = logging.getLogger("penstock.pipeline")
 
 FORMAT = "penstock_waking"
-_RUNS = "penstock runs"
 
 
 def waking(frame: DataFrame, location: str) -> DataFrame:
@@ -57,7 +56,7 @@ def _needed(frame: DataFrame, location: str) -> bool:
         return False
     if last is None:
         return keeps_rows(frame)
-    return any(isinstance(offset, dict) and _RUNS in offset for offset in begun)
+    return any(isinstance(offset, dict) and RUNS in offset for offset in begun)
 
 
 def _nothing(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -95,13 +94,13 @@ class WakingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, Any]:
         """Before the first run."""
-        return {_RUNS: 0}
+        return {RUNS: 0}
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """One more than the earlier runs, all through this one."""
         if self._run is None:
-            self._run = int(start[_RUNS]) + 1
-        return {_RUNS: self._run}
+            self._run = int(start[RUNS]) + 1
+        return {RUNS: self._run}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """No tasks."""

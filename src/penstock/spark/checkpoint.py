@@ -20,9 +20,10 @@ _LOCATION = re.compile(r"(?:([A-Za-z][A-Za-z0-9+.-]*):)?(//[^/]*)?(.*)", re.DOTA
 # Up to the last @, in case the password has one.
 _PASSWORD = re.compile(r"//[^/:@]*:(.*)@")
 
-
 PASSED = "penstock.limit.passed"
 """Among the settings that an epoch is logged with: how many rows a limit has let through, with it."""
+RUNS = "penstock runs"
+"""The key of the offsets of a source without rows, which count the runs of a query."""
 
 
 class Checkpoint:

@@ -71,6 +71,8 @@ class Batch:
     sources: tuple[Source, ...] = ()
     state_ids: bool = False
     """Whether the commit log names the files of the state (format 2 of Spark's state checkpoints)."""
+    rows: int | None = None
+    """Rows that it takes from queues; None where it has another source, or the files do not tell."""
 
     def to_dict(self) -> dict[str, Any]:
         """All of it as plain values, for JSON."""
@@ -81,5 +83,6 @@ class Batch:
             "committed_at": moment_text(self.committed_at),
             "watermark": moment_text(self.watermark),
             "next_watermark": moment_text(self.next_watermark),
+            "rows": self.rows,
             "sources": [source.to_dict() for source in self.sources],
         }

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from penstock.errors import CommitRefused
-from penstock.spark.checkpoint import PASSED, parse_offsets
+from penstock.spark.checkpoint import PASSED, RUNS, parse_offsets
 from penstock.state.batches import CONTINUOUS, MICRO_BATCH, Batch, Source
 from penstock.state.files import Files
 
@@ -65,7 +65,28 @@ def _planned(files: Files, number: int, untold: list[str]) -> Batch:
         planned_at=_moment(about.get("batchTimestampMs")),
         watermark=_moment(about.get("batchWatermarkMs")),
         sources=sources,
+        rows=_rows(files, number, sources),
     )
+
+
+def _rows(files: Files, number: int, sources: tuple[Source, ...]) -> int | None:
+    """The rows of a batch; a source that has nothing new stands with the offset of the batch before."""
+    try:
+        before = [source.offset for source in _sources(files.text(f"offsets/{number - 1}"))] if number else []
+    except (ValueError, CommitRefused):
+        return None
+    counts: list[int] = []
+    for source in sources:
+        queue = source.queue
+        if queue is not None:
+            counts.append(0 if source.offset in before else sum(queue.end) - sum(queue.start))
+        elif source.offset is not None and not _is_without_rows(source):
+            return None
+    return sum(counts) if counts else None
+
+
+def _is_without_rows(source: Source) -> bool:
+    return isinstance(source.offset, dict) and source.offset.keys() == {RUNS}
 
 
 def _committed(files: Files, number: int, untold: list[str]) -> Batch:

@@ -44,21 +44,23 @@ class Access:
     host: str
     token: str | None = field(default=None, repr=False)
 
-    @property
-    def local(self) -> bool:
-        """Whether only this machine reaches the server."""
-        return is_loopback(self.host)
-
     def answer(self, request: Request) -> Response | None:
         """What a request gets in place of what it asks for; None when it may have that."""
-        if self.local and not _names_loopback(request.headers.get("host", "")):
-            return PlainTextResponse(_WRONG_HOST, 421)
-        if self.token is None or self._knows(request):
+        if self.token is None:
+            # A web page whose name leads to this machine could ask for all of it. Where there is a token it would have to know that,
+            # and browsers send the cookie to no other name; so a proxy may ask under its own.
+            named = _names_loopback(request.headers.get("host", ""))
+            return None if named else PlainTextResponse(_WRONG_HOST, 421)
+        if self._knows(request):
             return None
         given = request.query_params.get("token")
         if request.url.path == "/" and request.method == "GET" and given is not None and self._is(given):
             response = RedirectResponse("/", 303)
-            response.set_cookie(COOKIE, self._pass(), httponly=True, samesite="strict", path="/")
+            # As a proxy on this machine says, where there is one.
+            encrypted = request.url.scheme == "https"
+            response.set_cookie(
+                COOKIE, self._pass(), httponly=True, samesite="strict", secure=encrypted, path="/"
+            )
             return response
         return PlainTextResponse(_NO_TOKEN, 401, {"WWW-Authenticate": "Bearer"})
 

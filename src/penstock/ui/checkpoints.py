@@ -95,11 +95,12 @@ def _aware(moment: datetime) -> datetime:
 def entry(found: Found) -> dict[str, Any]:
     """A query of which the checkpoint alone is known."""
     state = found.state
-    last = state.last_planned
+    last = state.planned or state.committed
     return {
         "id": state.query_id or found.shown,
         "engine": state.engine,
-        "batch": last,
+        "batch": state.last_planned,
+        "rows_in": None if last is None else last.rows,
         "watermark": found.watermark,
         "state_bytes": found.state_bytes,
         "checkpoint": found.shown,

@@ -114,7 +114,7 @@ class Collector:
 
     def _forget(self) -> None:
         self._queues, self._consumers = Queues(), Consumers(self._clock)
-        self._queries, self._letters = Queries(), Letters()
+        self._queries, self._letters = Queries(), Letters(self._secrets)
 
     def _snapshot(self, seen: Seen) -> Snapshot:
         self._checkpoints.look()

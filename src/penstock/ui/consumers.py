@@ -48,6 +48,7 @@ class Consumers:
     def told(self, seen: Seen) -> list[dict[str, Any]]:
         """The consumers as the page gets them, without histories: stuck ones first, then those that are most behind."""
         names = {record.queue_id: record.name for record in seen.queues}
+        queries = seen.names
         there = {(row.queue_id, row.partition): row for row in seen.partitions}
         positions: dict[Key, list[Any]] = defaultdict(list)
         for row in seen.positions:
@@ -62,8 +63,13 @@ class Consumers:
                     for each in positions[key]
                     if (row.queue_id, each.partition) in there
                 ]
-                about = {"consumer": row.consumer, "queue": names[row.queue_id], "vital": bool(row.vital)}
-                found.append((key, {**about, **self._told(key, row, pairs, seen)}))
+                about = {
+                    "consumer": row.consumer,
+                    "queue": names[row.queue_id],
+                    "vital": bool(row.vital),
+                    "owner": _owner(row, queries.get(row.app_id), key in seen.owned),
+                }
+                found.append((key, {**about, **self._told(key, pairs, seen)}))
         found.sort(key=lambda each: _order(each[1]))
         self._order = [key for key, _ in found]
         self._known = {key: self._known[key] for key in self._order}
@@ -73,7 +79,7 @@ class Consumers:
         """The history of each consumer, in the order of :meth:`told`."""
         return [self._known[key].history.every(step) for key in self._order]
 
-    def _told(self, key: Key, row: Any, pairs: list[tuple[Any, Any]], seen: Seen) -> dict[str, Any]:
+    def _told(self, key: Key, pairs: list[tuple[Any, Any]], seen: Seen) -> dict[str, Any]:
         known = self._known.setdefault(key, _Known())
         lag = sum(_lag(position, partition) for position, partition in pairs)
         since = self._waiting_since(known, pairs)
@@ -86,7 +92,6 @@ class Consumers:
             "lag_seconds": max(
                 (_lag_seconds(position, partition, seen.now) for position, partition in pairs), default=0.0
             ),
-            "owner": _owner(row, key in seen.owned),
             "stuck": stuck,
             "stuck_seconds": round(standing, 1) if stuck and standing is not None else None,
             "partitions": [_partition(position, partition) for position, partition in pairs],
@@ -134,10 +139,10 @@ def _lag_seconds(position: Any, partition: Any, now: int) -> float:
     return seconds(int(appended), now) or 0.0
 
 
-def _owner(row: Any, alive: bool) -> dict[str, Any] | None:
+def _owner(row: Any, query: str | None, alive: bool) -> dict[str, Any] | None:
     if not row.epoch:
         return None
-    return {"app_id": row.app_id, "epoch": row.epoch, "alive": alive}
+    return {"app_id": row.app_id, "query": query, "epoch": row.epoch, "alive": alive}
 
 
 def _partition(position: Any, partition: Any) -> dict[str, Any]:

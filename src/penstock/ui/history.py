@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Mapping
 from typing import Any
@@ -29,6 +30,39 @@ class History:
         """Each ``step``-th point, the same ones as they grow older, and the newest."""
         newest = self._count - 1
         return [point for number, point in self._points if number % step == 0 or number == newest]
+
+
+class Spread:
+    """How the newest of some numbers are spread.
+
+    Parameters
+    ----------
+    most
+        How many of them count.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._newest: deque[float] = deque()
+        self._sorted: list[float] = []
+
+    def add(self, number: float) -> None:
+        """Add the newest number."""
+        self._newest.append(number)
+        insort(self._sorted, number)
+        if len(self._newest) > self._most:
+            del self._sorted[bisect_left(self._sorted, self._newest.popleft())]
+
+    @property
+    def count(self) -> int:
+        """How many numbers count."""
+        return len(self._sorted)
+
+    def below(self, percent: int) -> float | None:
+        """The least of them that so many in a hundred do not exceed; None where there are none."""
+        if not self._sorted:
+            return None
+        return self._sorted[max(-(-percent * self.count // 100), 1) - 1]
 
 
 def step_for(histories: int) -> int:

@@ -10,7 +10,7 @@ from penstock.ui.times import iso
 
 def told(seen: Seen) -> list[dict[str, Any]]:
     """The newest commits of the ledger as the page gets them, newest first."""
-    names = {row.query_id: row.name for row in seen.queries}
+    names = seen.names
     return [
         {
             "sink": _sink(row.sink),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from penstock.changes.feeds.dead_letters import DEAD_LETTERS, REASON, VALUE
 from penstock.errors import PenstockError
+from penstock.redaction import sentence
 from penstock.store import log
 from penstock.store.catalog import QueueRecord
 from penstock.store.database import Database
@@ -16,6 +18,8 @@ from penstock.ui.times import iso
 
 NEWEST = 5
 CHARACTERS = 200
+_LOOKED_AT = 10 * CHARACTERS
+"""How much of a reason is looked at: nobody knows how long others make it."""
 
 
 @dataclass(frozen=True)
@@ -27,9 +31,16 @@ class _Known:
 
 
 class Letters:
-    """The queues of dead letters, whose rows are read when there are new ones."""
+    """The queues of dead letters, whose rows are read when there are new ones.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    secrets
+        What no reason shows.
+    """
+
+    def __init__(self, secrets: Sequence[str] = ()) -> None:
+        self._secrets = secrets
         self._known: dict[int, _Known] = {}
 
     def told(self, seen: Seen, database: Database) -> list[dict[str, Any]]:
@@ -64,7 +75,12 @@ class Letters:
             # Trimmed or dropped meanwhile: the next look has it.
             return _Known((), [] if known is None else known.newest)
         found.sort(key=lambda letter: letter[0], reverse=True)
-        return _Known(ends, [_told(*letter) for letter in found[:NEWEST]])
+        return _Known(ends, [self._told(*letter) for letter in found[:NEWEST]])
+
+    def _told(self, at: int, reason: str, value: str | None) -> dict[str, Any]:
+        """The value as it came, and the reason without what looks like a password, a key or a token."""
+        why = sentence(reason[:_LOOKED_AT], CHARACTERS, self._secrets)
+        return {"at": iso(at), "reason": why, "value": None if value is None else value[:CHARACTERS]}
 
 
 def _last(database: Database, record: QueueRecord, row: Any) -> list[tuple[int, str, str | None]]:
@@ -79,11 +95,3 @@ def _last(database: Database, record: QueueRecord, row: Any) -> list[tuple[int, 
             at = chunk.first_timestamp if chunk.runs is None else chunk.runs.timestamp_at(place)
             found.append((at, values[REASON], values[VALUE]))
     return found
-
-
-def _told(at: int, reason: str, value: str | None) -> dict[str, Any]:
-    return {"at": iso(at), "reason": _cut(reason), "value": None if value is None else _cut(value)}
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= CHARACTERS else text[:CHARACTERS]

@@ -10,21 +10,28 @@ from urllib.parse import urlsplit
 
 from penstock.store.queries import CONTINUOUS, FAILED, HEARTBEAT_SECONDS, RUNNING, STOPPED
 from penstock.ui.checkpoints import Found, entry
-from penstock.ui.history import History
+from penstock.ui.history import History, Spread
 from penstock.ui.reading import Seen
 from penstock.ui.times import iso
 
 SILENT = "silent"
+FILES_ONLY = "files only"
+"""Of a query that is known by its checkpoint alone: whether it runs cannot be told."""
+WHOLE_BATCH = "triggerExecution"
+"""What Spark calls the whole of a micro-batch among its phases."""
 SILENT_SECONDS = 3 * HEARTBEAT_SECONDS
 """After how long without a word a query is taken for gone."""
+RECENT_BATCHES = 100
+"""Of how many micro-batches it is told how long they took."""
 OVERLAP = 10_000_000
 """Microseconds: two processes may tell in another order than they commit."""
-_ORDER = {state: place for place, state in enumerate((FAILED, SILENT, RUNNING, STOPPED))}
+STATES = (FAILED, SILENT, RUNNING, FILES_ONLY, STOPPED)
+"""In the order in which queries are told."""
 _UNKNOWN: Mapping[str, Any] = dict.fromkeys(
     (
         "id", "run_id", "name", "engine", "state", "batch", "unit", "rows_in", "rows_out", "rows_in_per_second",
-        "latency_ms", "duration_ms", "watermark", "state_rows", "state_bytes", "last_error", "spark_ui", "checkpoint",
-        "source", "sink", "started_at", "updated_at",
+        "latency_ms", "batch_duration_ms", "duration_ms", "watermark", "state_rows", "state_bytes", "last_error",
+        "spark_ui", "checkpoint", "source", "sink", "started_at", "updated_at",
     )
 )  # fmt: skip
 
@@ -36,11 +43,16 @@ class _Known:
     last: Any = None
     before: Any = None
     history: History = field(default_factory=History)
+    batches: Spread = field(default_factory=lambda: Spread(RECENT_BATCHES))
+    """Milliseconds that micro-batches took, of each time that one was told."""
 
     def add(self, row: Any) -> None:
         if self.last is not None and row.told_at <= self.last.told_at:
             return
         self.before, self.last = self.last, row
+        of_batch = _is_of_batch(row)
+        if of_batch:
+            self.batches.add(row.duration)
         self.history.add(
             {
                 "at": iso(row.told_at),
@@ -48,6 +60,8 @@ class _Known:
                 "rows_out": row.rows_out,
                 "p50": row.p50,
                 "p99": row.p99,
+                "batch_p50": self.batches.below(50) if of_batch else None,
+                "batch_p99": self.batches.below(99) if of_batch else None,
                 "duration_ms": row.duration,
                 "state_rows": row.state_rows,
             }
@@ -73,7 +87,7 @@ class Queries:
         return len(self._known)
 
     def told(self, seen: Seen, checkpoints: Sequence[Found]) -> list[dict[str, Any]]:
-        """The queries as the page gets them, without histories: failed, silent, running and stopped ones."""
+        """The queries as the page gets them, without histories, by their states."""
         rows = {row.query_id: row for row in seen.queries}
         self._known = {key: self._known.get(key, _Known()) for key in rows}
         for row in seen.progress:
@@ -82,8 +96,8 @@ class Queries:
         self._seen_to = max((row.told_at for row in seen.queries), default=self._seen_to)
         by_id = {found.state.query_id: found for found in checkpoints}
         told = [self._told(row, by_id.get(row.query_id), seen.now) for row in rows.values()]
-        told += [_of_checkpoint(found, seen.now) for found in checkpoints if found.state.query_id not in rows]
-        told.sort(key=lambda each: (_ORDER[each["state"]], each["name"] or "", each["id"]))
+        told += [_of_checkpoint(found) for found in checkpoints if found.state.query_id not in rows]
+        told.sort(key=lambda each: (STATES.index(each["state"]), each["name"] or "", each["id"]))
         self._order = [each["id"] for each in told]
         return told
 
@@ -122,6 +136,7 @@ def _progress(known: _Known, about: Mapping[str, Any], now: int) -> dict[str, An
         "rows_out": last.rows_out,
         "rows_in_per_second": _rate(known, about["state"], now),
         "latency_ms": _latency(last),
+        "batch_duration_ms": _batch_duration(known),
         "duration_ms": json.loads(last.durations),
         "watermark": iso(last.watermark) or about["watermark"],
         "state_rows": last.state_rows,
@@ -147,6 +162,25 @@ def _latency(row: Any) -> dict[str, float] | None:
     return {"p50": row.p50, "p90": row.p90, "p99": row.p99, "max": row.most}
 
 
+def _is_of_batch(row: Any) -> bool:
+    """Whether progress is a micro-batch's; a query may have had both engines."""
+    return row.duration is not None and f'"{WHOLE_BATCH}"' in row.durations
+
+
+def _batch_duration(known: _Known) -> dict[str, float | None] | None:
+    """How long the newest micro-batches took, where the last progress is one's: Spark does not tell how old their rows are."""
+    if not _is_of_batch(known.last):
+        return None
+    batches = known.batches
+    spread = {
+        "p50": batches.below(50),
+        "p90": batches.below(90),
+        "p99": batches.below(99),
+        "max": batches.below(100),
+    }
+    return {**spread, "batches": batches.count}
+
+
 def _error(row: Any) -> dict[str, Any] | None:
     if row.error_condition is None:
         return None
@@ -166,9 +200,6 @@ def _web(url: str | None) -> str | None:
     return url if url is not None and urlsplit(url).scheme in ("http", "https") else None
 
 
-def _of_checkpoint(found: Found, now: int) -> dict[str, Any]:
-    """Whether it runs can be told by its files alone."""
-    written = found.written_at
-    recent = written is not None and now - written <= SILENT_SECONDS * 1e6
+def _of_checkpoint(found: Found) -> dict[str, Any]:
     about = entry(found)
-    return {**_UNKNOWN, **about, "state": RUNNING if recent else SILENT, "unit": _unit(about["engine"])}
+    return {**_UNKNOWN, **about, "state": FILES_ONLY, "unit": _unit(about["engine"])}

@@ -41,6 +41,11 @@ class Seen:
     progress: list[Any]
     commits: list[Any]
 
+    @property
+    def names(self) -> dict[str, str | None]:
+        """What the queries are called, by the app id that they have where they set no other."""
+        return {row.query_id: row.name for row in self.queries}
+
 
 def open_to_look(url: str, *, patience: float = PATIENCE) -> Database:
     """The database of a store that is there, to look at and to leave as it is.

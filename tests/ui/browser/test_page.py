@@ -95,7 +95,9 @@ def test_a_query_that_fails_is_said_first_and_announced(page: Page, shop: Store)
     expect(row(page, "queries", "large")).to_contain_text("batch 412")
     expect(row(page, "queries", "large")).to_contain_text("running")
     row(page, "queries", "large").get_by_role("button").click()
-    expect(page.locator(".chart figcaption strong")).to_have_text(["Duration", "Rows", "State"])
+    expect(page.locator(".chart figcaption strong")).to_have_text(
+        ["Micro-batch duration", "Duration", "Rows", "State"]
+    )
     shop.database.run(lambda tx: queries.end(tx, run, QueryError("BAD_ROW", f"It broke at {ODD}")))
     expect(row(page, "queries", "large")).to_contain_text("failed")
     expect(page.locator("#attention li").first).to_contain_text("BAD_ROW: It broke at <script>")

@@ -81,15 +81,73 @@ def test_an_address_that_is_none_of_the_web_is_no_link(browser: Browser) -> None
         assert page.locator("table.queries tbody a").count() == len(sample["queries"]) - 1
 
 
-def test_a_query_that_only_a_checkpoint_tells_of_is_shown(browser: Browser) -> None:
+def bare(sample: dict[str, Any], state: str) -> dict[str, Any]:
+    """A query of which nothing is known but where it is."""
+    nothing = dict.fromkeys(sample["queries"][0])
+    return nothing | {
+        "id": "/data/old",
+        "checkpoint": "/data/old",
+        "history": [],
+        "state": state,
+        "unit": "batch",
+    }
+
+
+def test_a_query_that_has_told_nothing_is_shown(browser: Browser) -> None:
     sample = snapshot()
-    bare = dict.fromkeys(sample["queries"][0]) | {"id": "/data/old", "checkpoint": "/data/old", "history": []}
-    sample["queries"] = [bare | {"state": "silent", "unit": "batch"}]
-    sample["consumers"][0] |= {"owner": {"app_id": None, "epoch": 1, "alive": None}, "lag_seconds": None}
+    sample["queries"] = [bare(sample, "silent")]
+    unknown = {"app_id": None, "query": None, "epoch": 1, "alive": None}
+    sample["consumers"][0] |= {"owner": unknown, "lag_seconds": None}
     with shown(browser, sample) as page:
         page.locator("table.queries .expander").click()
         page.locator("table.consumers .expander").first.click()
         assert "Has said nothing for long" in page.locator("#attention").inner_text()
+
+
+def test_a_query_that_only_a_checkpoint_tells_of_is_none_that_needs_attention(browser: Browser) -> None:
+    sample = snapshot()
+    sample["queries"] = [bare(sample, "files only") | {"rows_in": 60, "state_bytes": 2_000}]
+    sample["consumers"], sample["dead_letters"] = [], []
+    with shown(browser, sample) as page:
+        page.locator("table.queries .expander").click()
+        assert page.locator("#attention").inner_text() == "Nothing needs attention"
+        mark = page.locator("table.queries .mark")
+        assert mark.inner_text() == "files only"
+        assert "whether it runs cannot be told" in (mark.get_attribute("title") or "")
+        facts = page.locator("#queries .facts").inner_text()
+        assert "its checkpoint alone: whether it runs cannot be told" in facts
+        assert "2.0 kB" in facts
+        assert "1 files only" in page.locator(".figures").inner_text()
+
+
+def test_an_owner_is_a_query_that_a_press_leads_to(browser: Browser) -> None:
+    sample = snapshot()
+    # Of one that has told nothing to this store there is no row.
+    sample["consumers"][2]["owner"] |= {"app_id": "0123456789abcdef", "query": None}
+    with shown(browser, sample, viewport={"width": 1360, "height": 500}) as page:
+        rows = page.locator("table.consumers > tbody > tr")
+        assert "01234567… alive" in rows.nth(2).inner_text()
+        assert rows.nth(2).get_by_role("button").count() == 1
+        rows.filter(has_text="large-orders").get_by_role("button", name="large-orders").last.click()
+        focused = page.evaluate("document.activeElement.id")
+        assert focused == f"open-queries-{sample['queries'][4]['id']}"
+        assert sample["queries"][4]["name"] == "large-orders"
+        assert page.locator("#queries tr.about").count() == 1
+
+
+def test_what_a_micro_batch_took_is_not_taken_for_a_latency(browser: Browser) -> None:
+    with shown(browser, snapshot(), viewport={"width": 1360, "height": 900}) as page:
+        rows = page.locator("table.queries > tbody > tr")
+        batches = rows.filter(has_text="customer-totals").locator("td", has_text="batch 4")
+        assert batches.all_inner_texts() == ["batch 41,208", "batch 418 ms", "batch 490 ms"]
+        assert "no row's latency" in (batches.last.locator("span").first.get_attribute("title") or "")
+        assert "1.9 ms\t5.8 ms" in rows.filter(has_text="fraud-alerts").inner_text()
+        rows.filter(has_text="customer-totals").get_by_role("button").click()
+        page.locator(".chart canvas").first.wait_for()
+        titles = page.locator(".chart figcaption strong").all_inner_texts()
+        assert titles == ["Micro-batch duration", "Duration", "Rows", "State"]
+        facts = page.locator("#queries .facts").inner_text()
+        assert "p50 418 ms, p90 466 ms, p99 490 ms, max 490 ms, of the newest 100 told" in facts
 
 
 def test_an_update_of_one_among_five_hundred_queues_touches_that_one_alone(browser: Browser) -> None:
