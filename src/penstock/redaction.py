@@ -11,7 +11,7 @@ _IN_QUERY = re.compile(r"([?&](?:ssl)?password=)[^\s&'\")]*", re.IGNORECASE)
 # In a keyword string of libpq there may be blanks around the =, and quotes: only the line's end is sure to be behind it.
 _IN_KEYWORDS = re.compile(r"(?<![?&])\b((?:ssl)?password\s*=)[^\n]*", re.IGNORECASE)
 _OTHER = re.compile(
-    r"""((?:secret|token|access[._-]?key|credential|passwd|pwd)[\w.-]*["']?\s*[=:]\s*)"""
+    r"""((?:secret|token|access[._-]?key|credential|passwd|pwd)[\w.-]{0,200}["']?\s*[=:]\s*)"""
     r"""("[^"]*"|'[^']*'|[^\s,;&)}\]]+)""",
     re.IGNORECASE,
 )
