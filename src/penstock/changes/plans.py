@@ -27,13 +27,12 @@ from penstock.changes.options import (
 from penstock.changes.parcels import Packing, hashable
 from penstock.changes.passes import Passes
 from penstock.changes.rows import EVENT_TIME, Layout, Path
-from penstock.changes.schema import layout_of, type_at
+from penstock.changes.schema import layout_of, told_by, type_at
 from penstock.changes.stage import Guard, Whole, Witnessing
 from penstock.changes.witness.witness import address_of_witness
 from penstock.errors import InvalidChangeOption
 from penstock.kinds import require
 from penstock.spark.data_sources import is_classic
-from penstock.spark.marks import marked
 from penstock.spark.parcels import PLACE, places
 from penstock.spark.parcels import SCHEMA as PARCELS
 from penstock.spark.plans import fingerprint
@@ -96,7 +95,7 @@ def post_process(
     _warn_of_needless(contract, net_changes, flag("computeUpdates", compute_updates))
     if net_window is not None and not net_changes:
         warnings.warn("net_window does nothing without deduplication_mode='netChanges'", stacklevel=2)
-    told = df if contract.unchanged is None else df.to(marked(df.schema, contract.row_id, contract.unchanged))
+    told = df if contract.unchanged is None else df.to(told_by(df.schema, contract, net=net_changes))
     return process(
         told,
         contract,

@@ -12,12 +12,11 @@ from penstock.changes.feeds.changelog import Changelog
 from penstock.changes.feeds.urls import parse
 from penstock.changes.options import MODES, one_of
 from penstock.changes.plans import process
-from penstock.changes.schema import narrowed
+from penstock.changes.schema import narrowed, told_by
 from penstock.changes.source import BATCH, FORMAT, STREAM, ChangesDataSource, read_options
 from penstock.errors import InvalidChangelogSchema
 from penstock.kinds import column_names, require
 from penstock.spark.data_sources import check_session, make_known
-from penstock.spark.marks import marked
 from penstock.spark.schemas import is_case_sensitive, to_struct
 
 
@@ -71,7 +70,9 @@ def read(
         "startingBoundInclusive": starting_bound_inclusive,
         "endingBoundInclusive": ending_bound_inclusive,
     }
-    contract, rows = _open(spark, feed, bounds | _more(options), columns, streaming=False)
+    contract, rows = _open(
+        spark, feed, bounds | _more(options), columns, streaming=False, net=_is_net(deduplication_mode)
+    )
     return process(
         rows,
         _passable(contract, deduplication_mode),
@@ -132,7 +133,9 @@ def read_stream(
         "startingBoundInclusive": starting_bound_inclusive,
         "endingBoundInclusive": ending_bound_inclusive,
     }
-    contract, rows = _open(spark, feed, bounds | _more(options), columns, streaming=True)
+    contract, rows = _open(
+        spark, feed, bounds | _more(options), columns, streaming=True, net=_is_net(deduplication_mode)
+    )
     return process(
         rows,
         _passable(contract, deduplication_mode),
@@ -152,6 +155,7 @@ def _open(
     columns: str | Sequence[str] | None,
     *,
     streaming: bool,
+    net: bool,
 ) -> tuple[ChangeContract | None, DataFrame]:
     check_session(spark)
     opened = parse(feed) if isinstance(feed, str) else feed
@@ -162,7 +166,7 @@ def _open(
     found = opened.describe()
     schema = to_struct(found.schema)
     if found.contract is not None:
-        schema = marked(schema, found.contract.row_id, found.contract.unchanged)
+        schema = told_by(schema, found.contract, net=net)
     if columns is not None:
         schema = narrowed(
             schema, found.contract, column_names("columns", columns), case_sensitive=is_case_sensitive(spark)
@@ -189,9 +193,13 @@ def _passable(contract: ChangeContract | None, mode: str) -> ChangeContract:
     if contract is not None:
         return contract
     # Such a feed has neither carry-overs nor updates in two rows.
-    if one_of("deduplicationMode", mode, MODES, "INVALID_DEDUPLICATION_MODE") == "netChanges":
+    if _is_net(mode):
         raise InvalidChangelogSchema(
             "net changes need the columns that tell rows apart: give the feed its row_id, row_id=COLUMN in its URL",
             condition="INVALID_CHANGELOG_SCHEMA.MISSING_ROW_ID",
         )
     return ChangeContract(COMMIT_VERSION)
+
+
+def _is_net(mode: str) -> bool:
+    return one_of("deduplicationMode", mode, MODES, "INVALID_DEDUPLICATION_MODE") == "netChanges"

@@ -20,6 +20,7 @@ from penstock.changes.contract import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERS
 from penstock.changes.rows import Layout, Path
 from penstock.errors import InvalidChangelogSchema
 from penstock.names import did_you_mean, in_quotes
+from penstock.spark.marks import marked
 
 HELPERS = ("__penstock_", "__spark_cdc_")
 """What the names of helper columns begin with."""
@@ -109,6 +110,23 @@ def narrowed(
         paths += layout.content if compared else ()
         places |= {path[0] for path in paths if path is not None}
     return StructType([schema.fields[place] for place in sorted(places)])
+
+
+def told_by(schema: StructType, contract: ChangeContract, *, net: bool) -> StructType:
+    """A feed's schema with marks of what the contract says of its columns, for sinks behind any selection of them.
+
+    Parameters
+    ----------
+    net
+        Whether net changes are taken, of which a commit has one for each row.
+    """
+    return marked(
+        schema,
+        contract.row_id,
+        unchanged=contract.unchanged,
+        sequence=contract.sequence,
+        ordered=CHANGE_TYPE if contract.intermediate_changes and not net else None,
+    )
 
 
 def type_at(schema: StructType, path: Path) -> DataType:

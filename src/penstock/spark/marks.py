@@ -10,9 +10,17 @@ from collections.abc import Collection
 from pyspark.sql.types import StructField, StructType
 
 _ROW_ID, _VALUE, _UNCHANGED = "penstock.rowId", "penstock.value", "penstock.unchanged"
+_STEP, _STEPS = "penstock.step", "penstock.steps"
 
 
-def marked(schema: StructType, row_id: Collection[str], unchanged: str | None) -> StructType:
+def marked(
+    schema: StructType,
+    row_id: Collection[str],
+    *,
+    unchanged: str | None = None,
+    sequence: str | None = None,
+    ordered: str | None = None,
+) -> StructType:
     """A feed's schema with marks.
 
     Parameters
@@ -21,13 +29,22 @@ def marked(schema: StructType, row_id: Collection[str], unchanged: str | None) -
         The columns that tell rows apart; those inside structs are passed over.
     unchanged
         The column with the names of columns whose values a change does not tell.
+    sequence
+        The column that orders the changes of a row inside a commit.
+    ordered
+        A column that every selection of change rows keeps, where a commit may have several changes of a row: it is to say that
+        ``sequence`` has to be there as well.
     """
     fields = list(schema)
     if unchanged is not None:
         fields = [
             _with(field, _UNCHANGED, True) if field.name == unchanged else _value(field) for field in fields
         ]
-    return StructType([_with(field, _ROW_ID, True) if field.name in row_id else field for field in fields])
+    fields = [_with(field, _ROW_ID, True) if field.name in row_id else field for field in fields]
+    fields = [_with(field, _STEP, True) if field.name == sequence else field for field in fields]
+    if sequence in schema.names:
+        fields = [_with(field, _STEPS, sequence) if field.name == ordered else field for field in fields]
+    return StructType(fields)
 
 
 def row_id_of(schema: StructType) -> list[str]:
@@ -38,6 +55,16 @@ def row_id_of(schema: StructType) -> list[str]:
 def unchanged_of(schema: StructType) -> str | None:
     """The name that the column with the names of untold values has by now; None where there is none."""
     return next((field.name for field in schema if field.metadata.get(_UNCHANGED)), None)
+
+
+def sequence_of(schema: StructType) -> str | None:
+    """The name that the column which orders the changes of a row inside a commit has by now; None where there is none."""
+    return next((field.name for field in schema if field.metadata.get(_STEP)), None)
+
+
+def needed_sequence(schema: StructType) -> str | None:
+    """The feed's name of that column where a commit may have several changes of a row; None where it has one at most."""
+    return next((str(field.metadata[_STEPS]) for field in schema if _STEPS in field.metadata), None)
 
 
 def value_of(field: StructField) -> str | None:

@@ -94,9 +94,17 @@ class Layout:
     unchanged: Unchanged | None = None
     """Where the rows are changes that may leave values out."""
 
+    ties: tuple[Column, ...] = ()
+    """Where the rows are changes, the columns that order those of a key with one sequence."""
+
     @property
     def keys(self) -> tuple[Column, ...]:
         return tuple(column for column in self.columns if column.key)
+
+    @property
+    def order(self) -> list[str]:
+        """The names among staged rows of what orders the changes of a key; a row that is there comes after one that is gone."""
+        return ["sequence", *(f"t{n}" for n in range(len(self.ties))), "present"]
 
     @property
     def staged_keys(self) -> list[str]:
@@ -126,6 +134,7 @@ def layout_of(
     changes: str | None = None,
     history: bool = False,
     unchanged: Unchanged | None = None,
+    ties: Sequence[str] = (),
 ) -> Layout:
     """The table for the rows of a DataFrame.
 
@@ -141,6 +150,8 @@ def layout_of(
         Whether every version of a row is kept.
     unchanged
         What the rows say of values that they leave out.
+    ties
+        The columns that order changes of a key with one value of ``changes``.
 
     Raises
     ------
@@ -148,7 +159,7 @@ def layout_of(
         When a column has no SQL type, or a key is not there, or cannot be one.
     """
     fields = list(canonical_schema(schema))
-    sequence = None
+    sequence, tied = None, [sequence_of(fields, name, dialect) for name in ties]
     if changes is not None:
         sequence = sequence_of(fields, changes, dialect)
         taken_out = CHANGE_COLUMNS if unchanged is None else (*CHANGE_COLUMNS, unchanged.column)
@@ -171,7 +182,7 @@ def layout_of(
             )
     if history:
         _refuse_taken(names)
-    return Layout(name, columns, dialect, sequence, history, unchanged)
+    return Layout(name, columns, dialect, sequence, history, unchanged, tuple(tied))
 
 
 def _refuse_taken(names: Sequence[str]) -> None:

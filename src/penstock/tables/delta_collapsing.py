@@ -22,16 +22,18 @@ def collapsed(frame: DataFrame, events: Events) -> DataFrame:
     shaped = frame.select(
         *(F.col(quoted(name)).alias(short) for name, short in zip(events.columns, data, strict=True)),
         F.col(quoted(events.sequence_by)).alias("sequence"),
+        *(F.col(quoted(name)).alias(f"t{n}") for n, name in enumerate(events.ties)),
         present(),
         *([] if events.unchanged is None else [events.unchanged.unknown()]),
     )
+    order = ["sequence", *(f"t{n}" for n in range(len(events.ties))), "present"]
     keys = [short for name, short in zip(events.rows.schema.names, data, strict=True) if name in events.keys]
     if events.unchanged is not None and events.unchanged.numbers:
-        shaped = carried(shaped, events.unchanged.numbers, keys)
+        shaped = carried(shaped, events.unchanged.numbers, keys, order)
     within = Window.partitionBy(*keys, *(["sequence"] if events.history else []))
     none = F.col("sequence").isNull() | F.col("present").isNull()
     # Up to a row, the frame of this window has its peers too: those of the first row are all that there are of them.
-    window = within.orderBy(none.desc(), F.col("sequence").desc(), F.col("present").desc())
+    window = within.orderBy(none.desc(), *(F.col(name).desc() for name in order))
     last = (
         shaped.withColumn("place", F.rank().over(window))
         .withColumn("peers", F.count("*").over(window))
@@ -45,4 +47,5 @@ def collapsed(frame: DataFrame, events: Events) -> DataFrame:
         .withColumn("number", F.row_number().over(window))
         .where("number = 1")
     )
-    return one.select(*shaped.columns, F.coalesce("ambiguous", F.lit(False)).alias("ambiguous"))
+    kept = [name for name in shaped.columns if name not in order[1:-1]]
+    return one.select(*kept, F.coalesce("ambiguous", F.lit(False)).alias("ambiguous"))

@@ -16,6 +16,7 @@ from penstock.tables.change_rows import require_changes
 from penstock.tables.columns import CHANGE_COLUMNS, CHANGE_TYPE, VALID_FROM, VALID_TO
 from penstock.tables.delta_schema import DeltaLayout, rows_layout
 from penstock.tables.delta_stage import DeltaTask
+from penstock.tables.ordering import ties
 from penstock.tables.unchanged import Unchanged
 
 SEQUENCE, PRESENT, UNKNOWN = "_penstock_sequence", "_penstock_present", "_penstock_unknown"
@@ -38,6 +39,8 @@ class Events:
     """Whether the table keeps each row with the time when it was valid (type 2), or only those that are (type 1)."""
     unchanged: Unchanged | None = None
     """Where events may leave values out."""
+    ties: tuple[str, ...] = ()
+    """The query's columns that order events of a key with one sequence."""
 
     @property
     def keys(self) -> list[str]:
@@ -104,7 +107,7 @@ def events_of(
     for key in rows.keys:
         _require_exact("keys", rows.schema.field(key))
     _require_exact("sequence_by", order)
-    return Events(rows, columns, order.type, sequence_by, history, unchanged)
+    return Events(rows, columns, order.type, sequence_by, history, unchanged, ties(found, sequence_by))
 
 
 def _require_exact(parameter: str, column: pa.Field) -> None:
@@ -138,8 +141,8 @@ class EventTask(DeltaTask):
         first = {name: chunk.column(names.index(name))[0].as_py() for name in self.events.keys}
         raise TableRefused(
             f"the key {self.events.shown_key(first)} of {self.stage.place.shown} has several changes with one value of {in_quotes(self.events.sequence_by)}, and "
-            "nothing says which of them is the last one: name a column as sequence_by that tells them apart, or take the feed's net "
-            "changes (deduplication_mode='netChanges', net_window='commit')",
+            "nothing says which of them is the last one: take the feed's net changes (deduplication_mode='netChanges', "
+            "net_window='commit'), or name a column as sequence_by that orders all changes of a key",
             condition="TABLE_REFUSED.AMBIGUOUS_ORDER",
             key=self.events.shown_key(first),
         )

@@ -94,18 +94,20 @@ def kept_or_assigned(names: Sequence[str], numbers: Sequence[int]) -> dict[str, 
     return columns
 
 
-def carried(shaped: DataFrame, numbers: Sequence[int], keys: Sequence[str]) -> DataFrame:
+def carried(
+    shaped: DataFrame, numbers: Sequence[int], keys: Sequence[str], order: Sequence[str]
+) -> DataFrame:
     """Shaped events with what earlier ones of the same key tell; ``unknown`` names what is left.
 
     Parameters
     ----------
     numbers
         Of the columns whose values may be left out.
+    order
+        The columns that order the events of a key.
     """
     before = (
-        Window.partitionBy(*keys)
-        .orderBy("sequence", "present")
-        .rowsBetween(Window.unboundedPreceding, Window.currentRow)
+        Window.partitionBy(*keys).orderBy(*order).rowsBetween(Window.unboundedPreceding, Window.currentRow)
     )
     last = {n: f"told{n}" for n in numbers}
     told = {n: ~F.contains(F.coalesce("unknown", F.lit("")), F.lit(f",{n},")) for n in numbers}
@@ -129,11 +131,10 @@ def carried(shaped: DataFrame, numbers: Sequence[int], keys: Sequence[str]) -> D
 
     left = F.concat(*(F.when(told[n] | F.col(last[n]).isNotNull(), "").otherwise(f",{n},") for n in numbers))
     listed = F.substring("unknown", 1, 1) == ","
-    data = [name for name in shaped.columns if name not in ("sequence", "present", "unknown")]
+    data = [name for name in shaped.columns if name not in (*order, "unknown")]
     return looked.select(
         *map(column, data),
-        "sequence",
-        "present",
+        *order,
         F.when(listed, F.nullif(left, F.lit(""))).otherwise(F.col("unknown")).alias("unknown"),
     )
 

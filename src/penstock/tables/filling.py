@@ -9,8 +9,6 @@ from penstock.tables.names import quoted
 from penstock.tables.stages import Source
 from penstock.tables.unchanged import UNKNOWN, numbers_of
 
-_BESIDE = ("sequence", "present")
-
 
 def carried(tx: Transaction, layout: Layout, source: Source) -> str:
     """The staged rows as SQL reads them, with what earlier ones of the same key tell; ``unknown`` names what is left."""
@@ -18,15 +16,14 @@ def carried(tx: Transaction, layout: Layout, source: Source) -> str:
     numbers = [] if layout.unchanged is None else _unknown(tx, plain)
     if not numbers:
         return plain
-    keys = ", ".join(layout.staged_keys)
+    keys, order = ", ".join(layout.staged_keys), ", ".join(layout.order)
     # Rows that follow one with a value have its number, up to the next one with a value.
     counted = ", ".join(
-        f"sum(case when present = 1 and {_told(n)} then 1 else 0 end) over (partition by {keys} order by sequence, present) as n{n}"
+        f"sum(case when present = 1 and {_told(n)} then 1 else 0 end) over (partition by {keys} order by {order}) as n{n}"
         for n in numbers
     )
     first = ", ".join(
-        f"first_value(c{n}) over (partition by {keys}, n{n} order by sequence, present) as f{n}"
-        for n in numbers
+        f"first_value(c{n}) over (partition by {keys}, n{n} order by {order}) as f{n}" for n in numbers
     )
     columns = [
         f"case when n{n} > 0 and not ({_told(n)}) then f{n} else c{n} end as c{n}"
@@ -35,7 +32,7 @@ def carried(tx: Transaction, layout: Layout, source: Source) -> str:
         for n in range(len(layout.columns))
     ]
     left = " || ".join(f"case when n{n} > 0 or {_told(n)} then '' else ',{n},' end" for n in numbers)
-    selected = ", ".join([*columns, *_BESIDE, f"nullif({left}, '') as {UNKNOWN}"])
+    selected = ", ".join([*columns, *layout.order, f"nullif({left}, '') as {UNKNOWN}"])
     return f"(select {selected} from (select *, {first} from (select *, {counted} from {plain}) as counted) as firsts) as carried"
 
 

@@ -44,7 +44,7 @@ def _collapse(tx: Transaction, layout: Layout, source: Source, latest: str) -> N
         for n, column in enumerate(layout.columns)
     )
     told = "" if layout.unchanged is None else f", {UNKNOWN}"
-    order = "present desc" if layout.history else "sequence desc, present desc"
+    order = ", ".join(f"{name} desc" for name in layout.order)
     name = latest.partition(".")[2]
     tx.execute(f"drop table if exists {latest}")
     tx.execute(
@@ -66,8 +66,8 @@ def _require_one_each(tx: Transaction, layout: Layout, latest: str) -> None:
         assert layout.sequence is not None
         raise TableRefused(
             f"the key {shown} of {layout.name.sql} has several changes with one value of {quoted(layout.sequence.name)}, and nothing says "
-            "which of them is the last one: name a column as sequence_by that tells them apart, or take the feed's net changes "
-            "(deduplication_mode='netChanges', net_window='commit')",
+            "which of them is the last one: take the feed's net changes (deduplication_mode='netChanges', net_window='commit'), or name a "
+            "column as sequence_by that orders all changes of a key",
             condition="TABLE_REFUSED.AMBIGUOUS_ORDER",
             key=shown,
         )

@@ -26,6 +26,7 @@ def defined(layout: Layout, names: Sequence[str]) -> tuple[str, ...]:
     columns = [f"c{n} {column.sql_type}" for n, column in enumerate(layout.columns)]
     if layout.sequence is not None:
         columns += [f"sequence {layout.sequence.declared}", "present integer"]
+    columns += [f"t{n} {tie.declared}" for n, tie in enumerate(layout.ties)]
     if layout.unchanged is not None:
         columns += [f"{UNKNOWN} text"]
     return tuple(columns)

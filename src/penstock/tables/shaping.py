@@ -28,12 +28,14 @@ def shaped(frame: DataFrame, layout: Layout) -> DataFrame:
     """The rows with the columns c0, c1 and so on, nested ones as JSON text, binary ones in PostgreSQL's form of text.
 
     Changes have two more: ``sequence``, and ``present``, which is 0 for a row that is gone, 1 for one that is there, and null for
-    a change of no known type; and where they may leave values out, ``unknown``.
+    a change of no known type; ``t0`` and so on where they have an order inside a commit, and where they may leave values out,
+    ``unknown``.
     """
     columns = [_expression(column, layout.dialect).alias(f"c{n}") for n, column in enumerate(layout.columns)]
     if layout.sequence is not None:
         sequence = _expression(layout.sequence, layout.dialect).alias("sequence")
         columns += [sequence, present()]
+    columns += [_expression(tie, layout.dialect).alias(f"t{n}") for n, tie in enumerate(layout.ties)]
     if layout.unchanged is not None:
         columns += [layout.unchanged.unknown()]
     return frame.select(*columns)
@@ -54,6 +56,7 @@ def shaped_schema(layout: Layout) -> pa.Schema:
     if layout.sequence is not None:
         sequence = _shaped_type(layout.sequence, layout.dialect)
         fields += [("sequence", sequence), ("present", pa.int32())]
+    fields += [(f"t{n}", _shaped_type(tie, layout.dialect)) for n, tie in enumerate(layout.ties)]
     if layout.unchanged is not None:
         fields += [(UNKNOWN, pa.string())]
     return pa.schema(fields)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
@@ -28,6 +28,7 @@ from penstock.tables.delta_applying import accepted_changes, changes_writer
 from penstock.tables.delta_place import DeltaPlace, is_delta
 from penstock.tables.delta_writer import DeltaWriter, accepted_rows, delta_writer
 from penstock.tables.names import TableName, resolve
+from penstock.tables.ordering import ties
 from penstock.tables.sessions import refuse_session_windows
 from penstock.tables.target import CHANGES
 from penstock.tables.unchanged import Unchanged
@@ -180,7 +181,7 @@ class TableSink:
                 dialect,
                 changes=changes,
                 history=history,
-                unchanged=self._unchanged(frame.schema),
+                **self._told(frame.schema),
             )
         elif self.apply_changes:
             place = DeltaPlace.of(url, self.name)
@@ -250,8 +251,12 @@ class TableSink:
             self.allow_new_checkpoint,
         )
 
-    def _unchanged(self, schema: StructType) -> Unchanged | None:
-        return Unchanged.of(schema, self.keys) if self.apply_changes else None
+    def _told(self, schema: StructType) -> dict[str, Any]:
+        """What a feed's marks say of change rows."""
+        if not self.apply_changes:
+            return {}
+        order = self.sequence_by or COMMIT_VERSION
+        return {"unchanged": Unchanged.of(schema, self.keys), "ties": ties(schema, order)}
 
     def place(self, spark: SparkSession) -> str:
         """The URL of its store, or of the folder of a Delta table."""
@@ -283,7 +288,7 @@ class TableSink:
                 tx.dialect,
                 changes=changes,
                 history=history,
-                unchanged=self._unchanged(schema),
+                **self._told(schema),
             )
             if self.apply_changes:
                 applied.prepare(tx, layout)

@@ -274,7 +274,7 @@ class DebeziumFeed:
         data = [StructField(each.name, each.dataType, each.name not in ids) for each in columns]
         own: list[DataType] = [StringType(), envelope.version_type, TimestampType(), LongType()]
         added = [StructField(name, kind, False) for name, kind in zip(OWN, own, strict=True)]
-        return marked(StructType([*data, *added]), ids, None)
+        return marked(StructType([*data, *added]), ids)
 
 
 def _wire(schema: pa.Schema) -> StructType:

@@ -1,0 +1,128 @@
+"""Commits that change a row more than once: the last change of a commit counts, in its own order."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, QueryBuilder
+from pyspark.sql import DataFrame, SparkSession
+
+import penstock as ps
+from penstock.errors import InvalidInput, InvalidOption
+from penstock.testing import temporary_store_url
+from tests.tables.support import NOW, named, query, sql_name
+
+SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.int64()), ("step", pa.int64())])
+CONTRACT = ps.ChangeContract("id", whole_commits=True, intermediate_changes=True, sequence="step")
+START = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@pytest.fixture
+def feed(tmp_path: Path) -> ps.QueueFeed:
+    store = f"sqlite:///{tmp_path}/feed.db"
+    ps.connect(store, create=True).close()
+    return ps.QueueFeed.create("changes", SCHEMA, CONTRACT, store=store)
+
+
+@pytest.fixture(params=["sqlite", "postgresql", "delta"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    if request.param == "delta":
+        yield f"delta://{tmp_path}/lake"
+        return
+    with temporary_store_url(
+        request.getfixturevalue("pg_url") if request.param == "postgresql" else None
+    ) as url:
+        yield url
+
+
+def commit(
+    feed: ps.QueueFeed, version: int, *changes: tuple[str, int, int], seconds: int | None = None
+) -> None:
+    rows = [
+        {"_change_type": kind, "id": key, "v": v, "step": step} for step, (kind, key, v) in enumerate(changes)
+    ]
+    feed.append_commit(version, START + timedelta(seconds=version if seconds is None else seconds), rows)
+
+
+def run(spark: SparkSession, feed: ps.QueueFeed, url: str, folder: Path, **more: Any) -> None:
+    table = "t" if url.startswith("delta") else named(url, "t")
+    sink = ps.TableSink(table, ["id"], url, apply_changes=True, **more)
+    pipeline = ps.stream(spark, ps.changes.read_stream(spark, feed)).write(sink)
+    pipeline.start(checkpoint=folder / "ck", trigger=NOW).awaitTermination()
+
+
+def rows(url: str, columns: str) -> list[tuple[Any, ...]]:
+    if not url.startswith("delta"):
+        return sorted(query(url, f"select {columns} from {sql_name(url, 't')}"))
+    table = QueryBuilder().register("t", DeltaTable(f"{url.removeprefix('delta://')}/t"))
+    found = pa.table(table.execute(f"select {columns} from t").read_all())
+    return sorted(tuple(row.values()) for row in found.to_pylist())
+
+
+@pytest.mark.parametrize("scd_type", [1, 2])
+def test_the_table_is_what_all_changes_in_their_order_leave(
+    spark: SparkSession, feed: ps.QueueFeed, url: str, tmp_path: Path, scd_type: int
+) -> None:
+    chance, there, versions = random.Random(3), dict[int, int](), dict[int, int]()
+    for version in range(1, 41):
+        changes = []
+        touched = set()
+        for v in range(chance.randint(1, 6)):
+            key, value = chance.randrange(4), version * 10 + v
+            kind = "insert" if key not in there else chance.choice(["delete", "update_postimage"])
+            changes.append((kind, key, value))
+            there[key] = value
+            if kind == "delete":
+                del there[key]
+            touched.add(key)
+        for key in touched & there.keys():
+            versions[key] = versions.get(key, 0) + 1
+        commit(feed, version, *changes)
+        if version in (5, 6, 20):
+            run(spark, feed, url, tmp_path, scd_type=scd_type)
+    run(spark, feed, url, tmp_path, scd_type=scd_type)
+    if scd_type == 1:
+        assert rows(url, "id, v") == sorted(there.items())
+        return
+    current = [(key, v) for key, v, end in rows(url, "id, v, coalesce(_valid_to, -1)") if end == -1]
+    assert current == sorted(there.items())
+    assert len(rows(url, "id, v")) == sum(versions.values())
+
+
+def test_commits_of_one_time_are_told_apart_by_their_versions(
+    spark: SparkSession, feed: ps.QueueFeed, url: str, tmp_path: Path
+) -> None:
+    commit(feed, 1, ("insert", 1, 1), ("insert", 2, 1), ("update_postimage", 1, 2), seconds=9)
+    commit(feed, 2, ("update_postimage", 1, 3), ("delete", 2, 1), seconds=9)
+    run(spark, feed, url, tmp_path, sequence_by="_commit_timestamp")
+    assert rows(url, "id, v") == [(1, 3)]
+
+
+@pytest.mark.parametrize("url", ["sqlite", "delta"], indirect=True)
+def test_what_begins_anew_in_each_commit_is_no_order_of_all(
+    spark: SparkSession, feed: ps.QueueFeed, url: str, tmp_path: Path
+) -> None:
+    with pytest.raises(InvalidOption, match="leave sequence_by out"):
+        run(spark, feed, url, tmp_path, sequence_by="step")
+
+
+@pytest.mark.parametrize("url", ["sqlite", "delta"], indirect=True)
+def test_the_column_that_orders_changes_is_not_left_out(
+    spark: SparkSession, feed: ps.QueueFeed, url: str
+) -> None:
+    def refusal(df: DataFrame) -> Exception | None:
+        return ps.TableSink("t", ["id"], url, apply_changes=True).refusal(df, "append")
+
+    changes = ps.changes.read_stream(spark, feed)
+    found = refusal(changes.drop("step"))
+    assert isinstance(found, InvalidInput)
+    assert "'step', is not among the rows" in found.message
+    assert refusal(changes.withColumnRenamed("step", "n")) is None
+    net = ps.changes.read_stream(spark, feed, deduplication_mode="netChanges", net_window="commit")
+    assert refusal(net.drop("step")) is None
