@@ -243,8 +243,9 @@ class ChangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             ) from None
         if feed != identity:
             raise CheckpointMismatch(
-                f"the checkpoint is of the feed {feed!r}, and this is {identity!r}: it was made anew, or is another one; use a "
-                "new checkpoint",
+                f"the checkpoint is of the feed {feed!r}, and this is {identity!r}: it was made anew, or is another one. Give the query "
+                "back the feed that it has read; or start over with a new checkpoint, and an empty or another sink, which would keep what has "
+                "gone from the source meanwhile",
                 expected=feed,
                 found=identity,
             )

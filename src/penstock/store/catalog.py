@@ -128,7 +128,7 @@ def create_queue(
     )
     if row is None:
         raise AlreadyExists(
-            f"queue {name!r} exists already: open it with queue({name!r}), or drop it first, or choose another name",
+            f"queue {name!r} exists already: open it, or drop it first, or choose another name",
             queue=name,
         )
     _insert_partitions(tx, row.queue_id, 0, partitions)

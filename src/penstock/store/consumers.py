@@ -72,7 +72,7 @@ def _registration(row: Any) -> Registration:
 def create_consumer(tx: Transaction, name: str) -> None:
     if tx.one("insert_consumer", name=name, now=tx.now()) is None:
         raise AlreadyExists(
-            f"consumer {name!r} exists already: open it with consumer({name!r})", consumer=name
+            f"consumer {name!r} exists already: open it, or choose another name", consumer=name
         )
 
 

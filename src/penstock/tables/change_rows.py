@@ -23,11 +23,13 @@ def require_row_id(schema: StructType, keys: Sequence[str]) -> None:
     InvalidOption
     """
     missing = [name for name in row_id_of(schema) if name not in keys]
-    if missing:
+    # Keys that are no columns are somebody else's to refuse.
+    if missing and set(keys) <= set(schema.names):
         raise InvalidOption(
             f"the feed tells rows apart by {', '.join(missing)}, which is not among the keys {', '.join(keys)}: two of its rows with "
-            "the same keys would take each other's place. Name it as a key, or give the feed the keys as its row_id; where no two "
-            "rows have the same keys at any time, leave the column out of the rows",
+            "the same keys would take each other's place. Name it as a key. Or have the feed tell rows apart by these keys (row_id of most "
+            "feeds; for PostgreSQL, ALTER TABLE … REPLICA IDENTITY USING INDEX); or, where no two rows have the same keys at any time, "
+            "drop the column from the rows",
             option="keys",
         )
 

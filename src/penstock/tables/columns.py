@@ -206,8 +206,8 @@ def sequence_of(fields: Sequence[pa.Field], name: str, dialect: str) -> Column:
     lacking = [wanted for wanted in (CHANGE_TYPE, name) if wanted not in there]
     if lacking:
         raise InvalidInput(
-            f"apply_changes takes change rows, with the columns {CHANGE_TYPE} and {name}, and these have no {lacking[0]}: they have "
-            f"{', '.join(there)}",
+            f"apply_changes takes change rows, with the columns {CHANGE_TYPE} and {name}, and these have no "
+            f"{lacking[0]}.{did_you_mean(lacking[0], there)} They have {', '.join(there)}",
             parameter="apply_changes",
         )
     found = there[name].type

@@ -11,7 +11,7 @@ import pyarrow.types as pat
 from pyspark.sql import types as spark
 
 from penstock.errors import InvalidInput, TableRefused
-from penstock.names import in_quotes
+from penstock.names import did_you_mean, in_quotes
 from penstock.tables.change_rows import require_changes
 from penstock.tables.columns import CHANGE_COLUMNS, CHANGE_TYPE, VALID_FROM, VALID_TO
 from penstock.tables.delta_schema import DeltaLayout, rows_layout
@@ -88,8 +88,8 @@ def events_of(
     lacking = [name for name in (CHANGE_TYPE, sequence_by) if name not in names]
     if lacking:
         raise InvalidInput(
-            f"apply_changes takes change rows, with the columns {CHANGE_TYPE} and {sequence_by}, and these have no {lacking[0]}: they "
-            f"have {', '.join(names)}",
+            f"apply_changes takes change rows, with the columns {CHANGE_TYPE} and {sequence_by}, and these have no "
+            f"{lacking[0]}.{did_you_mean(lacking[0], names)} They have {', '.join(names)}",
             parameter="apply_changes",
         )
     unchanged = Unchanged.of(found, keys)

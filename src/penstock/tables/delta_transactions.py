@@ -64,9 +64,9 @@ class AppTransaction:
             return False
         if last > self.batch_id:
             raise CheckpointRewound(
-                f"app {self.app_id!r} is at micro-batch {last} in the Delta table and its checkpoint at {self.batch_id}: it is an old "
-                "copy, or a new one under the app_id of another. Use the newest checkpoint; a new one needs a new app_id (leave it out to "
-                "get one)",
+                f"app {self.app_id!r} is at micro-batch {last} in the Delta table and its checkpoint at {self.batch_id}: another "
+                "process runs the same query at this moment, which then is to go on alone; or the checkpoint is an old copy, or a new one under "
+                "the app_id of another. Use the newest checkpoint; a new one needs a new app_id (leave it out to get one)",
                 app_id=self.app_id,
                 batch_id=self.batch_id,
                 last=last,
