@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
-SLOW = "<!-- slow"
+ALONE = "<!-- processes"
 _FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _HEADING = re.compile(r"^(#{1,6}) +(.*?)\s*$", re.MULTILINE)
 _LINK = re.compile(r"!?\[(?:[^\[\]]|\[[^\]]*\])*\]\(([^()\s]+(?:\([^()]*\)[^()\s]*)?)\)")
@@ -22,14 +22,14 @@ class Block:
 
     language: str
     body: str
-    slow: bool = False
-    """Whether its section is for tests that start processes of their own."""
+    alone: bool = False
+    """Whether the programs of its section are for processes of their own."""
 
 
 def blocks(page: Path) -> list[Block]:
     """The blocks of a page, in order."""
     return [
-        Block(language, body, SLOW in section)
+        Block(language, body, ALONE in section)
         for section in re.split(r"^(?=## )", page.read_text(), flags=re.MULTILINE)
         for language, body in _FENCE.findall(section)
     ]

@@ -55,10 +55,11 @@ class Reader:
         ready
             What a `sleep` waits for.
         here
-            Whether programs are run in this process, and slow sections left out.
+            Whether programs are run in this process, but for sections that kill them.
         """
-        self.blocks = [block for block in blocks(page) if not (here and block.slow)]
+        self.blocks = blocks(page)
         self.folder, self.variables, self.ready, self.here = folder, variables, ready, here
+        self.inside = here
         self.exported: dict[str, str] = {}
         # Spark's log comes there too, as much as it likes.
         self._errors = (folder / ".errors").open("w+")
@@ -89,6 +90,7 @@ class Reader:
         """Do all of it, compare the end of what each step prints with what the page shows, and return all output."""
         seen, everything = "", ""
         for block in self.blocks:
+            self.inside = self.here and not block.alone
             if block.language == "python":
                 self._save(block)
             elif block.language == "sh":
@@ -115,9 +117,9 @@ class Reader:
             wait_until(self.ready, 240, f"what {line!r} stands for")
             return ""
         program = _PROGRAM.fullmatch(line)
-        if program is not None and self.here:
+        if program is not None and self.inside:
             return self._program(program[1], program[2].split(), monkeypatch)
-        if self.here and line.startswith("penstock ") and not set(line) & set("|<>&$"):
+        if self.inside and line.startswith("penstock ") and not set(line) & set("|<>&$"):
             with monkeypatch.context() as patch:
                 patch.chdir(self.folder)
                 return run_penstock(*shlex.split(line)[1:]).out

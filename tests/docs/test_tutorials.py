@@ -27,11 +27,12 @@ def test_no_tutorial_is_left_out() -> None:
     assert {page.stem for page in TUTORIALS.glob("*.md")} == set(NAMES)
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_tutorial_shows_what_one_sees(
     name: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the tests' Spark session; what kills processes that have one is left to the test below."""
+    """In the tests' Spark session, but for what kills processes that have one."""
     if name != "first-queue":
         spark = request.getfixturevalue("spark")
         monkeypatch.setattr(ps, "session", _sessions(spark))
