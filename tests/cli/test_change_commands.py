@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -21,7 +20,7 @@ import pytest
 import penstock as ps
 from penstock.cli.text_output import TextOutput
 from tests.cli.conftest import Penstock
-from tests.support.waiting import wait_until
+from tests.support.waiting import readable, wait_until
 
 DATA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("data", pa.string())])
 CONTRACT = ps.ChangeContract(
@@ -188,7 +187,7 @@ def test_tail_begins_with_the_next_commit(feed: Penstock, append: Append) -> Non
             nonlocal version
             version += 1
             append(version, ("insert", version, "new"))
-            return bool(select.select([tail.stdout], [], [], 0.2)[0])
+            return readable(tail.stdout, 0.2)
 
         wait_until(shown, 60, "tail shows something")
         header, first = (tail.stdout.readline().split() for _ in range(2))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import select
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ from penstock.errors import AlreadyExists
 from penstock.store import bells
 from penstock.store.file_events import FileEvents
 from tests.store.programs import SCHEMA
+from tests.support.waiting import readable
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="inotify is Linux's")
 
@@ -31,7 +31,7 @@ def _hung(tmp_path: Path, queue: penstock.Queue) -> FileEvents:
 
 
 def _rung(bell: FileEvents) -> bool:
-    return bool(select.select([bell], [], [], 0)[0]) and bell.heard()
+    return readable(bell, 0) and bell.heard()
 
 
 def test_an_append_rings_and_neither_a_read_nor_a_rollback_does(

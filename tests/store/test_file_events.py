@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import select
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock.store.file_events import VISITED, WRITTEN, FileEvents
+from tests.support.waiting import readable
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="inotify is Linux's")
 
@@ -23,12 +23,12 @@ def events(tmp_path: Path) -> Iterator[FileEvents]:
 
 
 def _heard(events: FileEvents) -> bool:
-    assert select.select([events], [], [], 10)[0]
+    assert readable(events, 10)
     return events.heard()
 
 
 def _silent(events: FileEvents) -> bool:
-    return not select.select([events], [], [], 0)[0] and not events.heard()
+    return not readable(events, 0) and not events.heard()
 
 
 def _append(file: Path) -> None:

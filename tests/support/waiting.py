@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import select
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -22,3 +23,10 @@ def wait_until(
             raise AssertionError(f"not within {timeout} s: {message or predicate!r} (last value: {value!r})")
         time.sleep(interval)
     return value
+
+
+def readable(file: Any, seconds: float) -> bool:
+    """Whether there is something to read within some seconds; whatever its descriptor's number, of which ``select`` takes 1,024."""
+    poll = select.poll()
+    poll.register(file, select.POLLIN)
+    return bool(poll.poll(seconds * 1000))

@@ -302,7 +302,7 @@ def test_a_query_of_which_only_files_are_known_is_told_as_such(
     store: ps.Store, store_url: str, tmp_path: Path
 ) -> None:
     names = ("stateless", "watermark", "continuous")
-    given = shutil.copytree(FOLDER / "0.1.0/sqlite/checkpoints", tmp_path / "checkpoints")
+    given = shutil.copytree(FOLDER / "0.1.0.dev2/sqlite/checkpoints", tmp_path / "checkpoints")
     paths = {name: given / f"{name}_sqlite" for name in names}
     # Nobody can tell whether the one that writes runs, nor whether the others have ended.
     written = time.time() * 1000
