@@ -183,14 +183,12 @@ def points(
     ]
 
 
-def spreads(took: list[float]) -> list[dict[str, float]]:
+def spreads(took: list[float]) -> list[dict[str, float | None]]:
     """How the newest micro-batches were spread after each of them."""
     spread, found = Spread(RECENT_BATCHES), []
     for duration in took:
         spread.add(duration)
-        percentiles = {"p50": 50, "p90": 90, "p99": 99, "max": 100}
-        told = {name: spread.below(percent) or 0.0 for name, percent in percentiles.items()}
-        found.append({**told, "batches": spread.count})
+        found.append(spread.told())
     return found
 
 

@@ -10,6 +10,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import psycopg
 import pyarrow as pa
+from deltalake import DeltaTable, QueryBuilder
 from pyspark.sql import DataFrame, SparkSession
 
 import penstock as ps
@@ -20,7 +21,7 @@ NOW = ps.Trigger.available_now()
 
 def named(url: str, table: str) -> str:
     """The table's name for Penstock; in PostgreSQL in the schema of the test."""
-    if url.startswith("sqlite"):
+    if url.startswith(("sqlite", "delta")):
         return table
     schema = parse_qs(urlsplit(url).query)["schema"][0]
     quoted = table.replace('"', '""')
@@ -46,6 +47,10 @@ def query(url: str, text: str) -> list[tuple[Any, ...]]:
 
 def rows(url: str, table: str, columns: str = "*") -> list[tuple[Any, ...]]:
     """The rows of a table, sorted."""
+    if url.startswith("delta"):
+        stored = QueryBuilder().register("stored", DeltaTable(f"{url.removeprefix('delta://')}/{table}"))
+        found = pa.table(stored.execute(f"select {columns} from stored").read_all())
+        return sorted((tuple(row.values()) for row in found.to_pylist()), key=repr)
     return sorted(query(url, f"select {columns} from {sql_name(url, table)}"), key=repr)
 
 

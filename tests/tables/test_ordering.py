@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable, QueryBuilder
 from pyspark.sql import DataFrame, SparkSession
 
 import penstock as ps
 from penstock.errors import InvalidInput, InvalidOption
-from penstock.testing import temporary_store_url
-from tests.tables.support import NOW, named, query, sql_name
+from tests.tables.support import NOW, named, rows
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.int64()), ("step", pa.int64())])
 CONTRACT = ps.ChangeContract("id", whole_commits=True, intermediate_changes=True, sequence="step")
@@ -30,17 +27,6 @@ def feed(tmp_path: Path) -> ps.QueueFeed:
     return ps.QueueFeed.create("changes", SCHEMA, CONTRACT, store=store)
 
 
-@pytest.fixture(params=["sqlite", "postgresql", "delta"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    if request.param == "delta":
-        yield f"delta://{tmp_path}/lake"
-        return
-    with temporary_store_url(
-        request.getfixturevalue("pg_url") if request.param == "postgresql" else None
-    ) as url:
-        yield url
-
-
 def commit(
     feed: ps.QueueFeed, version: int, *changes: tuple[str, int, int], seconds: int | None = None
 ) -> None:
@@ -51,18 +37,9 @@ def commit(
 
 
 def run(spark: SparkSession, feed: ps.QueueFeed, url: str, folder: Path, **more: Any) -> None:
-    table = "t" if url.startswith("delta") else named(url, "t")
-    sink = ps.TableSink(table, ["id"], url, apply_changes=True, **more)
+    sink = ps.TableSink(named(url, "t"), ["id"], url, apply_changes=True, **more)
     pipeline = ps.stream(spark, ps.changes.read_stream(spark, feed)).write(sink)
     pipeline.start(checkpoint=folder / "ck", trigger=NOW).awaitTermination()
-
-
-def rows(url: str, columns: str) -> list[tuple[Any, ...]]:
-    if not url.startswith("delta"):
-        return sorted(query(url, f"select {columns} from {sql_name(url, 't')}"))
-    table = QueryBuilder().register("t", DeltaTable(f"{url.removeprefix('delta://')}/t"))
-    found = pa.table(table.execute(f"select {columns} from t").read_all())
-    return sorted(tuple(row.values()) for row in found.to_pylist())
 
 
 @pytest.mark.parametrize("scd_type", [1, 2])
@@ -88,11 +65,11 @@ def test_the_table_is_what_all_changes_in_their_order_leave(
             run(spark, feed, url, tmp_path, scd_type=scd_type)
     run(spark, feed, url, tmp_path, scd_type=scd_type)
     if scd_type == 1:
-        assert rows(url, "id, v") == sorted(there.items())
+        assert rows(url, "t", "id, v") == sorted(there.items())
         return
-    current = [(key, v) for key, v, end in rows(url, "id, v, coalesce(_valid_to, -1)") if end == -1]
+    current = [(key, v) for key, v, end in rows(url, "t", "id, v, coalesce(_valid_to, -1)") if end == -1]
     assert current == sorted(there.items())
-    assert len(rows(url, "id, v")) == sum(versions.values())
+    assert len(rows(url, "t", "id, v")) == sum(versions.values())
 
 
 def test_commits_of_one_time_are_told_apart_by_their_versions(
@@ -101,7 +78,7 @@ def test_commits_of_one_time_are_told_apart_by_their_versions(
     commit(feed, 1, ("insert", 1, 1), ("insert", 2, 1), ("update_postimage", 1, 2), seconds=9)
     commit(feed, 2, ("update_postimage", 1, 3), ("delete", 2, 1), seconds=9)
     run(spark, feed, url, tmp_path, sequence_by="_commit_timestamp")
-    assert rows(url, "id, v") == [(1, 3)]
+    assert rows(url, "t", "id, v") == [(1, 3)]
 
 
 @pytest.mark.parametrize("url", ["sqlite", "delta"], indirect=True)

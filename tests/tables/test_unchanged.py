@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -11,14 +11,12 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable, QueryBuilder
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 import penstock as ps
 from penstock.errors import InvalidInput, TableRefused
-from penstock.testing import temporary_store_url
-from tests.tables.support import NOW, named, query, sql_name
+from tests.tables.support import NOW, named, rows
 
 LONG = {
     "text": pa.string(),
@@ -69,30 +67,14 @@ class Written:
     def run(self, change: Callable[[DataFrame], DataFrame] = lambda df: df, *, whole: bool = False) -> None:
         name = "whole" if whole else "part"
         changes = change(ps.changes.read_stream(self._spark, self.whole if whole else self.feed))
-        table = name if self._url.startswith("delta") else named(self._url, name)
-        sink = ps.TableSink(table, ["id"], self._url, apply_changes=True, scd_type=self._scd_type)
+        sink = ps.TableSink(
+            named(self._url, name), ["id"], self._url, apply_changes=True, scd_type=self._scd_type
+        )
         pipeline = ps.stream(self._spark, changes).write(sink)
         pipeline.start(checkpoint=self.folder / "checkpoints" / name, trigger=NOW).awaitTermination()
 
     def rows(self, name: str = "part", columns: str = "*") -> list[tuple[Any, ...]]:
-        if self._url.startswith("delta"):
-            table = DeltaTable(f"{self._url.removeprefix('delta://')}/{name}")
-            found = QueryBuilder().register("t", table).execute(f"select {columns} from t").read_all()
-            rows = [tuple(row.values()) for row in pa.table(found).to_pylist()]
-        else:
-            rows = query(self._url, f"select {columns} from {sql_name(self._url, name)}")
-        return sorted(rows, key=repr)
-
-
-@pytest.fixture(params=["sqlite", "postgresql", "delta"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    if request.param == "delta":
-        yield f"delta://{tmp_path}/lake"
-        return
-    with temporary_store_url(
-        request.getfixturevalue("pg_url") if request.param == "postgresql" else None
-    ) as url:
-        yield url
+        return rows(self._url, name, columns)
 
 
 @pytest.fixture(params=[1, 2])

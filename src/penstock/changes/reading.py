@@ -70,12 +70,11 @@ def read(
         "startingBoundInclusive": starting_bound_inclusive,
         "endingBoundInclusive": ending_bound_inclusive,
     }
-    contract, rows = _open(
-        spark, feed, bounds | _more(options), columns, streaming=False, net=_is_net(deduplication_mode)
-    )
+    net = _is_net(deduplication_mode)
+    contract, rows = _open(spark, feed, bounds | _more(options), columns, streaming=False, net=net)
     return process(
         rows,
-        _passable(contract, deduplication_mode),
+        _passable(contract, net),
         deduplication_mode=deduplication_mode,
         compute_updates=compute_updates,
         net_window=net_window,
@@ -133,12 +132,11 @@ def read_stream(
         "startingBoundInclusive": starting_bound_inclusive,
         "endingBoundInclusive": ending_bound_inclusive,
     }
-    contract, rows = _open(
-        spark, feed, bounds | _more(options), columns, streaming=True, net=_is_net(deduplication_mode)
-    )
+    net = _is_net(deduplication_mode)
+    contract, rows = _open(spark, feed, bounds | _more(options), columns, streaming=True, net=net)
     return process(
         rows,
-        _passable(contract, deduplication_mode),
+        _passable(contract, net),
         deduplication_mode=deduplication_mode,
         compute_updates=compute_updates,
         strategy=strategy,
@@ -188,12 +186,12 @@ def _text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _passable(contract: ChangeContract | None, mode: str) -> ChangeContract:
+def _passable(contract: ChangeContract | None, net: bool) -> ChangeContract:
     """The feed's contract; where it has none, one that no pass has work for."""
     if contract is not None:
         return contract
     # Such a feed has neither carry-overs nor updates in two rows.
-    if _is_net(mode):
+    if net:
         raise InvalidChangelogSchema(
             "net changes need the columns that tell rows apart: give the feed its row_id, row_id=COLUMN in its URL",
             condition="INVALID_CHANGELOG_SCHEMA.MISSING_ROW_ID",

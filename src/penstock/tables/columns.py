@@ -104,7 +104,7 @@ class Layout:
     @property
     def order(self) -> list[str]:
         """The names among staged rows of what orders the changes of a key; a row that is there comes after one that is gone."""
-        return ["sequence", *(f"t{n}" for n in range(len(self.ties))), "present"]
+        return staged_order(self.ties)
 
     @property
     def staged_keys(self) -> list[str]:
@@ -162,8 +162,7 @@ def layout_of(
     sequence, tied = None, [sequence_of(fields, name, dialect) for name in ties]
     if changes is not None:
         sequence = sequence_of(fields, changes, dialect)
-        taken_out = CHANGE_COLUMNS if unchanged is None else (*CHANGE_COLUMNS, unchanged.column)
-        fields = [field for field in fields if field.name not in taken_out]
+        fields = [field for field in fields if field.name not in not_kept(unchanged)]
     names = [field.name for field in fields]
     for key in keys:
         if key not in names:
@@ -183,6 +182,16 @@ def layout_of(
     if history:
         _refuse_taken(names)
     return Layout(name, columns, dialect, sequence, history, unchanged, tuple(tied))
+
+
+def not_kept(unchanged: Unchanged | None) -> tuple[str, ...]:
+    """The columns of change rows that are none of the table's."""
+    return CHANGE_COLUMNS if unchanged is None else (*CHANGE_COLUMNS, unchanged.column)
+
+
+def staged_order(ties: Sequence[object]) -> list[str]:
+    """The names among staged changes of what orders those of a key, ``t0`` and so on those of the ties."""
+    return ["sequence", *(f"t{n}" for n in range(len(ties))), "present"]
 
 
 def _refuse_taken(names: Sequence[str]) -> None:

@@ -14,12 +14,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from penstock.errors import SchemaMismatch, TableRefused
 from penstock.tables.delta_events import PRESENT, SEQUENCE, Events
 from penstock.tables.delta_merging import merging
+from penstock.tables.delta_outcome import numbered
 from penstock.tables.delta_place import DeltaPlace, library
 from penstock.tables.delta_stage import FOLDER
 from penstock.tables.delta_transactions import properties
@@ -185,8 +185,8 @@ def rows_of(place: DeltaPlace, table: Any, touched: pa.Table, schema: pa.Schema)
 def _with_keys(part: pa.Table, touched: pa.Table) -> pa.Table:
     """Some rows by their keys alone, since a join carries no nested values."""
     keys = touched.column_names
-    numbered = part.select(keys).append_column(_NUMBER, pa.array(np.arange(part.num_rows)))
-    return part.take(numbered.join(touched, keys=keys, join_type="left semi")[_NUMBER])
+    found = numbered(part.select(keys), _NUMBER).join(touched, keys=keys, join_type="left semi")
+    return part.take(found[_NUMBER])
 
 
 def _gathered(batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.Table]:

@@ -157,8 +157,7 @@ class ChangesWriter(DeltaWriter):
         if found.num_rows:
             name = self.events.rows.schema.names[numbers_of(found[UNKNOWN][:1].to_pylist())[0]]
             shown = self.events.shown_key({key: found[key][0].as_py() for key in self.events.keys})
-            why = f"there is no row with the key {shown} that has it"
-            raise self.events.unchanged.refusal(name, self.place.shown, why)
+            raise self.events.unchanged.lost(name, self.place.shown, shown)
 
     def _merge_latest(self, table: Any, rows: pa.RecordBatchReader, carried: Any) -> None:
         numbers = [] if self.events.unchanged is None else self.events.unchanged.numbers

@@ -7,6 +7,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from penstock.spark.schemas import quoted
 from penstock.tables.change_rows import present
+from penstock.tables.columns import staged_order
 from penstock.tables.delta_events import Events
 from penstock.tables.delta_filling import carried
 from penstock.tables.shaping import JSON
@@ -26,7 +27,7 @@ def collapsed(frame: DataFrame, events: Events) -> DataFrame:
         present(),
         *([] if events.unchanged is None else [events.unchanged.unknown()]),
     )
-    order = ["sequence", *(f"t{n}" for n in range(len(events.ties))), "present"]
+    order = staged_order(events.ties)
     keys = [short for name, short in zip(events.rows.schema.names, data, strict=True) if name in events.keys]
     if events.unchanged is not None and events.unchanged.numbers:
         shaped = carried(shaped, events.unchanged.numbers, keys, order)

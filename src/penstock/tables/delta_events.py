@@ -13,7 +13,7 @@ from pyspark.sql import types as spark
 from penstock.errors import InvalidInput, TableRefused
 from penstock.names import did_you_mean, in_quotes
 from penstock.tables.change_rows import require_changes
-from penstock.tables.columns import CHANGE_COLUMNS, CHANGE_TYPE, VALID_FROM, VALID_TO
+from penstock.tables.columns import CHANGE_TYPE, VALID_FROM, VALID_TO, not_kept
 from penstock.tables.delta_schema import DeltaLayout, rows_layout
 from penstock.tables.delta_stage import DeltaTask
 from penstock.tables.ordering import ties
@@ -93,8 +93,7 @@ def events_of(
             parameter="apply_changes",
         )
     unchanged = Unchanged.of(found, keys)
-    taken_out = CHANGE_COLUMNS if unchanged is None else (*CHANGE_COLUMNS, unchanged.column)
-    columns = tuple(name for name in names if name not in taken_out)
+    columns = tuple(name for name in names if name not in not_kept(unchanged))
     taken = [name for name in columns if name.lower() in _OURS]
     if taken:
         raise InvalidInput(

@@ -13,8 +13,9 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from penstock.tables.columns import VALID_FROM, VALID_TO
 from penstock.tables.delta_events import SEQUENCE, UNKNOWN
 from penstock.tables.delta_merging import SOURCE, TARGET, assigned
+from penstock.tables.delta_outcome import numbered
 from penstock.tables.names import quoted
-from penstock.tables.unchanged import numbers_of
+from penstock.tables.unchanged import has_value, numbers_of
 
 _ROW, _STORED = "_penstock_row", "_penstock_stored"
 
@@ -32,8 +33,8 @@ def versions(keys: Sequence[str], events: pa.Table, stored: pa.Table) -> pa.Tabl
     stored
         Key, ``VALID_FROM`` and ``VALID_TO`` of the rows that have the events' keys.
     """
-    left = _numbered(events.select([*keys, SEQUENCE]), _ROW)
-    right = _numbered(stored.select([*keys, VALID_FROM, VALID_TO]), _STORED)
+    left = numbered(events.select([*keys, SEQUENCE]), _ROW)
+    right = numbered(stored.select([*keys, VALID_FROM, VALID_TO]), _STORED)
     both = left.join(right, keys=list(keys), join_type="inner")
     begun = pc.less(both[VALID_FROM], both[SEQUENCE])
     going_on = pc.fill_null(pc.less(both[SEQUENCE], both[VALID_TO]), True)
@@ -42,7 +43,7 @@ def versions(keys: Sequence[str], events: pa.Table, stored: pa.Table) -> pa.Tabl
 
 def without(keys: Sequence[str], events: pa.Table, there: pa.Table) -> pa.Table:
     """Events whose key is not among others."""
-    found = _numbered(events.select(keys), _ROW).join(
+    found = numbered(events.select(keys), _ROW).join(
         there.select(keys), keys=list(keys), join_type="left anti"
     )
     return events.take(found[_ROW])
@@ -89,7 +90,7 @@ def kept_or_assigned(names: Sequence[str], numbers: Sequence[int]) -> dict[str, 
     columns = assigned(names)
     for number in numbers:
         name = quoted(names[number])
-        told = f"coalesce({SOURCE}.{quoted(UNKNOWN)}, '') not like '%,{number},%'"
+        told = has_value(f"{SOURCE}.{quoted(UNKNOWN)}", number)
         columns[name] = f"case when {told} then {SOURCE}.{name} else {TARGET}.{name} end"
     return columns
 
@@ -137,7 +138,3 @@ def carried(
         *order,
         F.when(listed, F.nullif(left, F.lit(""))).otherwise(F.col("unknown")).alias("unknown"),
     )
-
-
-def _numbered(table: pa.Table, name: str) -> pa.Table:
-    return table.append_column(name, pa.array(np.arange(table.num_rows)))

@@ -49,7 +49,7 @@ def latest(keys: Sequence[str], staged: pa.Table, known: pa.Table) -> Outcome:
         At most one of each of those keys.
     """
     order = [("descending", SEQUENCE), ("descending", PRESENT), ("ascending", _NUMBER)]
-    lines = _sorted(keys, [_numbered(staged), _unnumbered(known)], order)
+    lines = _sorted(keys, [numbered(staged, _NUMBER), _unnumbered(known)], order)
     first = lines.filter(_starts(lines, keys))
     won = first.filter(pc.greater_equal(first[_NUMBER], 0))
     return Outcome(_chosen(won, staged.num_rows), won.drop_columns([_NUMBER]))
@@ -70,7 +70,7 @@ def history(keys: Sequence[str], staged: pa.Table, ended: pa.Table, stored: pa.T
     there = stored.filter(pc.is_valid(stored[VALID_FROM])).rename_columns([*keys, SEQUENCE, _END])
     kind = pa.array(np.full(there.num_rows, _STORED), pa.int32())
     order = [("ascending", SEQUENCE), ("descending", PRESENT), ("ascending", _NUMBER)]
-    parts = [_numbered(staged), _unnumbered(ended), _unnumbered(there.append_column(PRESENT, kind))]
+    parts = [numbered(staged, _NUMBER), _unnumbered(ended), _unnumbered(there.append_column(PRESENT, kind))]
     lines = _sorted(keys, parts, order)
     lines = lines.filter(_starts(lines, [*keys, SEQUENCE]))
     ends = _next(lines, keys)
@@ -89,8 +89,9 @@ def history(keys: Sequence[str], staged: pa.Table, ended: pa.Table, stored: pa.T
     )
 
 
-def _numbered(staged: pa.Table) -> pa.Table:
-    return staged.append_column(_NUMBER, pa.array(np.arange(staged.num_rows)))
+def numbered(rows: pa.Table, name: str) -> pa.Table:
+    """The rows with their places, in a column of a name."""
+    return rows.append_column(name, pa.array(np.arange(rows.num_rows)))
 
 
 def _unnumbered(known: pa.Table) -> pa.Table:

@@ -7,7 +7,7 @@ from penstock.tables import merging
 from penstock.tables.columns import VALID_FROM, VALID_TO, Layout
 from penstock.tables.names import quoted
 from penstock.tables.stages import Source
-from penstock.tables.unchanged import UNKNOWN, numbers_of
+from penstock.tables.unchanged import UNKNOWN, has_value, numbers_of
 
 
 def carried(tx: Transaction, layout: Layout, source: Source) -> str:
@@ -19,19 +19,21 @@ def carried(tx: Transaction, layout: Layout, source: Source) -> str:
     keys, order = ", ".join(layout.staged_keys), ", ".join(layout.order)
     # Rows that follow one with a value have its number, up to the next one with a value.
     counted = ", ".join(
-        f"sum(case when present = 1 and {_told(n)} then 1 else 0 end) over (partition by {keys} order by {order}) as n{n}"
+        f"sum(case when present = 1 and {has_value(UNKNOWN, n)} then 1 else 0 end) over (partition by {keys} order by {order}) as n{n}"
         for n in numbers
     )
     first = ", ".join(
         f"first_value(c{n}) over (partition by {keys}, n{n} order by {order}) as f{n}" for n in numbers
     )
     columns = [
-        f"case when n{n} > 0 and not ({_told(n)}) then f{n} else c{n} end as c{n}"
+        f"case when n{n} > 0 and not ({has_value(UNKNOWN, n)}) then f{n} else c{n} end as c{n}"
         if n in numbers
         else f"c{n}"
         for n in range(len(layout.columns))
     ]
-    left = " || ".join(f"case when n{n} > 0 or {_told(n)} then '' else ',{n},' end" for n in numbers)
+    left = " || ".join(
+        f"case when n{n} > 0 or {has_value(UNKNOWN, n)} then '' else ',{n},' end" for n in numbers
+    )
     selected = ", ".join([*columns, *layout.order, f"nullif({left}, '') as {UNKNOWN}"])
     return f"(select {selected} from (select *, {first} from (select *, {counted} from {plain}) as counted) as firsts) as carried"
 
@@ -48,7 +50,7 @@ def fill(tx: Transaction, layout: Layout, latest: str) -> None:
     if not numbers:
         return
     values = ", ".join(
-        f"c{n} = case when {_told(n, f'{latest}.')} then {latest}.c{n} else kept.{layout.columns[n].sql} end"
+        f"c{n} = case when {has_value(f'{latest}.{UNKNOWN}', n)} then {latest}.c{n} else kept.{layout.columns[n].sql} end"
         for n in numbers
     )
     there = f"{latest}.{UNKNOWN} is not null and {layout.same_key('kept', latest)}"
@@ -66,9 +68,7 @@ def fill(tx: Transaction, layout: Layout, latest: str) -> None:
         assert layout.unchanged is not None
         name = layout.columns[numbers_of([left[0][0]])[0]].name
         shown = merging.shown_key(layout.keys, left[0][1:])
-        raise layout.unchanged.refusal(
-            name, layout.name.sql, f"there is no row with the key {shown} that has it"
-        )
+        raise layout.unchanged.lost(name, layout.name.sql, shown)
 
 
 def _unknown(tx: Transaction, rows: str) -> list[int]:
@@ -76,7 +76,3 @@ def _unknown(tx: Transaction, rows: str) -> list[int]:
     return numbers_of(
         row[0] for row in tx.query(f"select distinct {UNKNOWN} from {rows} and {UNKNOWN} is not null")
     )
-
-
-def _told(number: int, of: str = "") -> str:
-    return f"coalesce({of}{UNKNOWN}, '') not like '%,{number},%'"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
@@ -170,21 +170,10 @@ class TableSink:
             require_added(self, url, "exactly_once", output_mode)
         if self.apply_changes:
             require_row_id(frame.schema, self.keys)
-        order = self.sequence_by or COMMIT_VERSION
         if not is_delta(url):
-            changes, name = order if self.apply_changes else None, TableName("", self.name)
-            dialect, history = parse_url(url).dialect, self.scd_type == 2
-            layout_of(
-                name,
-                frame.schema,
-                self.keys,
-                dialect,
-                changes=changes,
-                history=history,
-                **self._told(frame.schema),
-            )
+            self._layout(TableName("", self.name), frame.schema, self.keys, parse_url(url).dialect)
         elif self.apply_changes:
-            place = DeltaPlace.of(url, self.name)
+            place, order = DeltaPlace.of(url, self.name), self.sequence_by or COMMIT_VERSION
             accepted_changes(frame.schema, place, self.keys, order, self.scd_type)
         else:
             accepted_rows(frame.schema, self.keys, output_mode)
@@ -251,12 +240,20 @@ class TableSink:
             self.allow_new_checkpoint,
         )
 
-    def _told(self, schema: StructType) -> dict[str, Any]:
-        """What a feed's marks say of change rows."""
+    def _layout(self, name: TableName, schema: StructType, keys: Sequence[str], dialect: str) -> Layout:
         if not self.apply_changes:
-            return {}
+            return layout_of(name, schema, keys, dialect)
         order = self.sequence_by or COMMIT_VERSION
-        return {"unchanged": Unchanged.of(schema, self.keys), "ties": ties(schema, order)}
+        return layout_of(
+            name,
+            schema,
+            keys,
+            dialect,
+            changes=order,
+            history=self.scd_type == 2,
+            unchanged=Unchanged.of(schema, keys),
+            ties=ties(schema, order),
+        )
 
     def place(self, spark: SparkSession) -> str:
         """The URL of its store, or of the folder of a Delta table."""
@@ -278,18 +275,7 @@ class TableSink:
         """
 
         def work(tx: Transaction) -> Layout:
-            order = self.sequence_by or COMMIT_VERSION
-            changes = order if self.apply_changes else None
-            name, history = resolve(tx, self.name), self.scd_type == 2
-            layout = layout_of(
-                name,
-                schema,
-                keys,
-                tx.dialect,
-                changes=changes,
-                history=history,
-                **self._told(schema),
-            )
+            layout = self._layout(resolve(tx, self.name), schema, keys, tx.dialect)
             if self.apply_changes:
                 applied.prepare(tx, layout)
             else:

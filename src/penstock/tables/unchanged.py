@@ -108,10 +108,13 @@ class Unchanged:
         ):
             found = unknown.filter(pc.equal(signs, sign))
             if len(found):
-                raise self.refusal(found[0].as_py()[1:], table, why)
+                raise self._refusal(found[0].as_py()[1:], table, why)
 
-    def refusal(self, name: str, table: str, why: str) -> TableRefused:
-        """The error of a value that cannot be known."""
+    def lost(self, name: str, table: str, key: str) -> TableRefused:
+        """The error of a value that the row which was changed does not have."""
+        return self._refusal(name, table, f"there is no row with the key {key} that has it")
+
+    def _refusal(self, name: str, table: str, why: str) -> TableRefused:
         return TableRefused(
             f"a change of {table} does not tell the value of {in_quotes(name)}, which it did not touch, and {why}. Have the source log "
             "all values (ALTER TABLE … REPLICA IDENTITY FULL); a change that is in its log already stays without them, so start over "
@@ -124,6 +127,17 @@ class Unchanged:
 def numbers_of(unknown: Iterable[str]) -> list[int]:
     """The columns' numbers in some values of `UNKNOWN`."""
     return sorted({int(number) for each in unknown for number in each.split(",") if number})
+
+
+def has_value(unknown: str, number: int) -> str:
+    """The SQL condition that a change tells the value of a column; both databases and Delta's take it.
+
+    Parameters
+    ----------
+    unknown
+        The column with `UNKNOWN`, in SQL.
+    """
+    return f"coalesce({unknown}, '') not like '%,{number},%'"
 
 
 def _has_values(kind: DataType) -> bool:

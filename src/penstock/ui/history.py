@@ -64,6 +64,11 @@ class Spread:
             return None
         return self._sorted[max(-(-percent * self.count // 100), 1) - 1]
 
+    def told(self) -> dict[str, float | None]:
+        """The percentiles that the page shows, and of how many numbers they are."""
+        percentiles = {"p50": 50, "p90": 90, "p99": 99, "max": 100}
+        return {name: self.below(percent) for name, percent in percentiles.items()} | {"batches": self.count}
+
 
 def step_for(histories: int) -> int:
     """Which points of each history a snapshot holds, so that all of them together stay within what it may hold."""
