@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -40,6 +41,31 @@ def test_a_query_that_starts_adds_nothing_to_what_queries_share(spark: SparkSess
         before = variables(spark, name)
         run(frame, tmp_path / name)
         assert variables(spark, name) == before
+
+
+def test_a_thread_that_did_not_make_the_session_writes_too(spark: SparkSession, tmp_path: Path) -> None:
+    """To Spark it has no active session, in which alone a writer's data source is looked for."""
+    url = f"sqlite:///{tmp_path}/penstock.db"
+
+    def write() -> None:
+        assert not spark._jvm.org.apache.spark.sql.SparkSession.getActiveSession().isDefined()
+        reads = ps.QueueSource("rows", url=url)
+        pipeline = ps.stream(spark, reads).write(ps.QueueSink("copy", url=url))
+        query = pipeline.start(checkpoint=tmp_path / "checkpoint", trigger=ps.Trigger.available_now())
+        query.awaitTermination()
+
+    def save() -> None:
+        ps.register(spark)
+        rows = spark.range(2, 4)
+        rows.write.format("penstock").mode("append").options(url=url).save("copy")
+
+    with ps.connect(url, create=True) as store:
+        store.create_queue("rows", SCHEMA).append([{"id": 1}])
+        copy = store.create_queue("copy", SCHEMA)
+        for work in (write, save):
+            with ThreadPoolExecutor(1) as thread:
+                thread.submit(work).result()
+        assert sorted(copy.read(0, 0)["id"].to_pylist()) == [1, 2, 3]
 
 
 def test_a_session_takes_a_source_anew_only_where_its_defaults_changed(spark: SparkSession) -> None:

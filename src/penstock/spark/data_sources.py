@@ -34,6 +34,10 @@ def is_classic(spark: SparkSession) -> bool:
 def make_known(spark: SparkSession, source: type[DataSource], **baked: Any) -> None:
     """Register a source such that queries may start at the same time; not again, for Spark warns each time.
 
+    The session becomes the active one of the thread, as with ``createDataFrame``. Where rows are written, Spark looks for the source
+    there alone (4.1 to 4.3, ``DataSource.lookupDataSource``), and a thread has none that did not make the session, or whose way to
+    the JVM broke off (an interrupt does it).
+
     All queries of a source share one ``java.util.HashMap`` of environment variables, and each adds Spark's own when it starts
     (4.2, 4.3: ``PythonStreamingSourceRunner``). Two that do so at once break it, and each task then fails with an
     ``OptionalDataException``. Where the variables are there before, they are only replaced, which is safe.
@@ -43,6 +47,8 @@ def make_known(spark: SparkSession, source: type[DataSource], **baked: Any) -> N
     baked
         What the class is to have besides; a class made here is pickled by value, so it reaches every Python worker.
     """
+    if is_classic(spark):
+        spark._jvm.org.apache.spark.sql.SparkSession.setActiveSession(spark._jsparkSession)
     known = _known.setdefault(spark, {})
     if known.get(source.name()) == (source, baked):
         return

@@ -16,6 +16,9 @@ from penstock.spark.workers import check_workers
 def register(spark: SparkSession) -> None:
     """Make ``format("penstock")`` known to a session, with the session's defaults; call it again after changing them.
 
+    A thread other than the one that made the session calls it before it writes with ``format("penstock")``: Spark looks for a data
+    source in the calling thread's active session, which this one becomes. A pipeline does so itself.
+
     Defaults are settings such as ``spark.penstock.url`` and ``spark.penstock.guarantee``. Without this call Spark finds
     the data source by itself too, then without defaults.
 
