@@ -48,7 +48,8 @@ def make_known(spark: SparkSession, source: type[DataSource], **baked: Any) -> N
         What the class is to have besides; a class made here is pickled by value, so it reaches every Python worker.
     """
     if is_classic(spark):
-        spark._jvm.org.apache.spark.sql.SparkSession.setActiveSession(spark._jsparkSession)
+        jvm: Any = spark._jvm
+        jvm.org.apache.spark.sql.SparkSession.setActiveSession(spark._jsparkSession)
     known = _known.setdefault(spark, {})
     if known.get(source.name()) == (source, baked):
         return
