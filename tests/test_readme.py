@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.sparks import short_lived
+
 README = Path(__file__).resolve().parents[1] / "README.md"
 _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
@@ -40,6 +42,7 @@ def _run(command: list[str], folder: Path) -> str:
         "PATH": os.pathsep.join([scripts, os.environ["PATH"]]),
         "PYSPARK_PYTHON": sys.executable,
         "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_SUBMIT_OPTS": short_lived(),
     }
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr[-4000:]

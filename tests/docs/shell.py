@@ -22,6 +22,7 @@ import pytest
 
 from tests.cli.conftest import run_penstock
 from tests.docs.pages import Block, blocks
+from tests.support.sparks import short_lived
 from tests.support.waiting import wait_until
 
 _SETTING_UP = ("mkdir ", "docker ", "python3 -m venv ", "pip install ")
@@ -67,6 +68,7 @@ class Reader:
         environment = os.environ | {
             "PATH": os.pathsep.join([str(programs), os.environ["PATH"]]),
             "PYSPARK_PYTHON": sys.executable,
+            "SPARK_SUBMIT_OPTS": short_lived(),
             "LC_ALL": "C.UTF-8",
         }
         self.shell = subprocess.Popen(

@@ -70,9 +70,9 @@ def _load_classes(archive: str, folder: Path) -> None:
     import pyarrow as pa
 
     import penstock as ps
-    from tests.support.sparks import make_spark
+    from tests.support.sparks import SHORT_LIVED, make_spark
 
-    spark = make_spark(folder / "spark", java_options=f"-XX:ArchiveClassesAtExit={archive}")
+    spark = make_spark(folder / "spark", java_options=f"{SHORT_LIVED} -XX:ArchiveClassesAtExit={archive}")
     ps.register(spark)
     url = f"sqlite:///{folder}/penstock.db"
     with ps.connect(url, create=True) as store:

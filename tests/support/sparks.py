@@ -23,6 +23,15 @@ appender.console.layout.pattern = %d{HH:mm:ss.SSS} %p %c{1}: %m%n%ex
 """
 
 
+SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto"
+
+
+def short_lived() -> str:
+    """Options for a JVM that does not live long enough to be worth much compiling; a program gets them as ``SPARK_SUBMIT_OPTS``."""
+    archive = class_archive()
+    return f"{SHORT_LIVED} -XX:SharedArchiveFile={archive}" if archive else SHORT_LIVED
+
+
 def make_spark(
     directory: Path, master: str = "local[2]", *, java_options: str | None = None, **conf: str
 ) -> SparkSession:
@@ -35,12 +44,9 @@ def make_spark(
     directory.mkdir(parents=True, exist_ok=True)
     log4j = directory / "log4j2.properties"
     log4j.write_text(QUIET_LOG4J)
-    if java_options is None:
-        archive = class_archive()
-        java_options = f"-XX:SharedArchiveFile={archive}" if archive else ""
-    java_options += (
-        f" -Dlog4j2.configurationFile={log4j.as_uri()} -Dderby.system.home={directory} "
-        f"-Djava.io.tmpdir={directory} -Duser.timezone=UTC -XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto"
+    java_options = (
+        f"{short_lived() if java_options is None else java_options} -Dlog4j2.configurationFile={log4j.as_uri()} "
+        f"-Dderby.system.home={directory} -Djava.io.tmpdir={directory} -Duser.timezone=UTC"
     )
     settings = {
         "spark.driver.bindAddress": "127.0.0.1",

@@ -12,6 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from penstock.errors import StoreError
 from penstock.testing import Crash, MemoryStream, crash_at, run
+from tests.support.sparks import short_lived
 
 pytest_plugins = ["pytester"]
 DOCS = Path(__file__).resolve().parents[2] / "docs/testing.md"
@@ -23,6 +24,7 @@ def test_the_examples_of_tests_pass_where_nothing_but_the_plugin_is(
 ) -> None:
     """As somebody else's project has them: saved as they are, in a process of their own, and far from UTC."""
     monkeypatch.setenv("TZ", "America/New_York")
+    monkeypatch.setenv("SPARK_SUBMIT_OPTS", short_lived())
     monkeypatch.delenv("PENSTOCK_TEST_PG_URL", raising=False)
     pytester.makepyfile(test_visits=TEST, test_orders=PLUGIN)
     pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=2)
