@@ -2,7 +2,7 @@
 
 For each streaming query, and for each kind of work on a data source, the JVM starts a Python that imports PySpark, Arrow and Penstock:
 half a second of a core, a third of all that most tests cost. Here that Python hands itself over as soon as it starts
-(`hand_over`, from ``sitecustomize``): its command, environment, directory and files go to a process that forks one which goes on as it
+(in ``sitecustomize``): its command, environment, directory and files go to a process that forks one which goes on as it
 would have. It only waits for that one's end, and takes it along when it is ended itself.
 
 What it forks has its mark in the environment, and so belongs to the child process of a test that it was started by.
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import gc
 import importlib
-import json
 import os
 import runpy
 import signal
@@ -25,11 +24,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 SOCKET = "PENSTOCK_TEST_WARM"
 """The variable that tells the JVM's Pythons where to hand themselves over."""
-HANDED_OVER = ("pyspark.sql.streaming.python_streaming_source_runner", "pyspark.daemon")
 USUAL = (
     "pyspark.sql.worker.create_data_source",
     "pyspark.sql.worker.lookup_data_sources",
@@ -60,21 +57,6 @@ def warm_workers() -> Iterator[None]:
         yield
     finally:
         del os.environ[SOCKET]
-
-
-def hand_over() -> None:
-    """Called as a Python starts: does not return if it is one of those, and another one has done its work."""
-    where = os.environ.get(SOCKET)
-    if where is None or sys.orig_argv[1:2] != ["-m"] or sys.orig_argv[2] not in HANDED_OVER:
-        return
-    told = json.dumps([sys.orig_argv[2:], dict(os.environ), os.getcwd()]).encode()
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.connect(where)
-        socket.send_fds(connection, [len(told).to_bytes(8, "big")], [0, 1, 2])
-        connection.sendall(told)
-        with suppress(OSError):
-            connection.recv(1)
-    os._exit(0)
 
 
 def serve(where: str) -> None:
@@ -110,9 +92,10 @@ def _go_on(connection: socket.socket) -> None:
     """As the process that has handed itself over."""
     status = 1
     try:
-        (module, *arguments), environment, folder = _received(connection)
+        command, folder, *environment = _received(connection)
+        module, *arguments = command.split(" ")
         os.environ.clear()
-        os.environ.update(environment)
+        os.environ.update(variable.split("=", 1) for variable in environment)
         os.environ.pop(SOCKET)
         time.tzset()
         os.chdir(folder)
@@ -132,7 +115,7 @@ def _go_on(connection: socket.socket) -> None:
         os._exit(status)
 
 
-def _received(connection: socket.socket) -> Any:
+def _received(connection: socket.socket) -> list[str]:
     size, files, _, _ = socket.recv_fds(connection, 8, 3)
     for number, file in enumerate(files):
         os.dup2(file, number)
@@ -141,7 +124,7 @@ def _received(connection: socket.socket) -> Any:
         told = b""
         while len(told) < int.from_bytes(size, "big"):
             told += whole.read(1 << 16)
-    return json.loads(told)
+    return os.fsdecode(told).split("\0")
 
 
 if __name__ == "__main__":

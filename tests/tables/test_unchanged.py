@@ -129,6 +129,9 @@ def test_columns_may_have_other_names_or_be_left_out(written: Written) -> None:
 
 
 @pytest.mark.parametrize(
+    ("url", "scd_type"), [("sqlite", 1), ("postgresql", 2), ("delta", 1), ("delta", 2)], indirect=True
+)
+@pytest.mark.parametrize(
     ("rows", "why"),
     [
         ([change("update_postimage", 2, 5, "text")], "no row with the key"),
