@@ -2,7 +2,7 @@
 
 For each streaming query, and for each kind of work on a data source, the JVM starts a Python that imports PySpark, Arrow and Penstock:
 half a second of a core, a third of all that most tests cost. Here that Python hands itself over as soon as it starts
-(in ``sitecustomize``): its command, environment, directory and files go to a process that forks one which goes on as it
+(`tests.support.starting`): its command, environment, directory and files go to a process that forks one which goes on as it
 would have. It only waits for that one's end, and takes it along when it is ended itself.
 
 What it forks has its mark in the environment, and so belongs to the child process of a test that it was started by.

@@ -20,13 +20,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from tests.support.unzipped import prefer_installed
+from tests.support.starting import start
 
-prefer_installed()
-if "PENSTOCK_TEST_WARM" in os.environ:
-    from tests.support.warm import hand_over
-
-    hand_over()
+start()
 
 FAULTS: dict[str, dict[str, Any]] = json.loads(os.environ.get("FAULTS", "{}"))
 

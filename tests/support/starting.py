@@ -1,0 +1,42 @@
+"""What every Python process of the tests does first; it imports nothing that takes long."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+_STREAM_ENDS = (0, 1, 2)
+_HANDED_OVER = ("pyspark.sql.streaming.python_streaming_source_runner", "pyspark.daemon")
+
+
+def _hand_over(where: str) -> None:
+    """Have another process do this one's work, and end with it."""
+    import _socket
+
+    told = [
+        " ".join(sys.orig_argv[2:]),
+        os.getcwd(),
+        *(f"{name}={value}" for name, value in os.environ.items()),
+    ]
+    data = os.fsencode("\0".join(told))
+    connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
+    connection.connect(where)
+    files = b"".join(file.to_bytes(4, sys.byteorder) for file in _STREAM_ENDS)
+    connection.sendmsg([len(data).to_bytes(8, "big")], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, files)])
+    sent = 0
+    while sent < len(data):
+        sent += connection.send(data[sent:])
+    try:
+        connection.recv(1)
+    finally:
+        os._exit(0)
+
+
+def start() -> None:
+    """Does not return in a process whose work another one has done (`tests.support.warm` says why)."""
+    where = os.environ.get("PENSTOCK_TEST_WARM")
+    if where is not None and sys.orig_argv[1:2] == ["-m"] and sys.orig_argv[2] in _HANDED_OVER:
+        _hand_over(where)
+    # Spark puts archives in front of the path of its Python workers: its own code, which has no bytecode there. The installed
+    # packages are the same code; compiling it anew takes each process most of a second.
+    sys.path[:] = [path for path in sys.path if not path.endswith((".zip", ".jar"))]
