@@ -26,7 +26,8 @@ def start(spark: Any, case: Case, trigger: ps.Trigger) -> Any:
         for queue in case.sources
     ]
     stream = ps.stream(spark, case.query.transform(frames))
-    return case.write(stream).start(checkpoint=case.checkpoint, name=case.name, trigger=trigger)
+    # The join keeps its state for ever, which is not much here.
+    return case.write(stream).start(checkpoint=case.checkpoint, name=case.name, trigger=trigger, check=False)
 
 
 def main(folder: str, master: str, *texts: str, kind: type[Case] = Case) -> None:

@@ -35,7 +35,7 @@ def make_known(spark: SparkSession, source: type[DataSource], **baked: Any) -> N
     """Register a source such that queries may start at the same time; not again, for Spark warns each time.
 
     The session becomes the active one of the thread, as with ``createDataFrame``. Where rows are written, Spark looks for the source
-    there alone (4.1 to 4.3, ``DataSource.lookupDataSource``), and a thread has none that did not make the session, or whose way to
+    there alone (4.3, ``DataSource.lookupDataSource``), and a thread has none that did not make the session, or whose way to
     the JVM broke off (an interrupt does it).
 
     All queries of a source share one ``java.util.HashMap`` of environment variables, and each adds Spark's own when it starts
