@@ -45,7 +45,6 @@ def done(chosen: Passes, rows: list[Any], layout: Layout, parts: int = 1) -> lis
 @pytest.mark.parametrize("layout", [LAYOUT, BY_DATA], ids=["row version", "data"])
 @pytest.mark.parametrize("updates", [False, True])
 @pytest.mark.parametrize("flags", ["", "C", "U", "CU", "CIU", "IU"])
-@settings(max_examples=50)
 @given(data=st.data())
 def test_the_table_comes_out_of_its_feed(
     flags: str, updates: bool, layout: Layout, data: st.DataObject

@@ -26,8 +26,9 @@ def start(spark: Any, case: Case, trigger: ps.Trigger) -> Any:
         for queue in case.sources
     ]
     stream = ps.stream(spark, case.query.transform(frames))
-    # The join keeps its state for ever, which is not much here.
-    return case.write(stream).start(checkpoint=case.checkpoint, name=case.name, trigger=trigger, check=False)
+    return case.write(stream).start(
+        checkpoint=case.checkpoint, name=case.name, trigger=trigger, check=case.query.bounded
+    )
 
 
 def main(folder: str, master: str, *texts: str, kind: type[Case] = Case) -> None:

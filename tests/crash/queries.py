@@ -43,6 +43,8 @@ class QueryKind:
     no_data: bool = False
     """Whether a micro-batch without new rows follows each one with rows."""
     stateful: bool = True
+    bounded: bool = True
+    """Whether the watermark ends its state; a query of which it does not has to be started unchecked."""
 
 
 def _even(frames: Sequence[DataFrame]) -> DataFrame:
@@ -158,6 +160,6 @@ KINDS = {
             _window_rows,
             no_data=True,
         ),
-        QueryKind("stream_join", _stream_join, _PAIR, _stream_join_rows, sources=2),
+        QueryKind("stream_join", _stream_join, _PAIR, _stream_join_rows, sources=2, bounded=False),
     )
 }

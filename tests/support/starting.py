@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 
+SOCKET = "PENSTOCK_TEST_WARM"
+"""The variable that tells the JVM's Pythons where to hand themselves over."""
 _STREAM_ENDS = (0, 1, 2)
 _HANDED_OVER = ("pyspark.sql.streaming.python_streaming_source_runner", "pyspark.daemon")
 
@@ -34,7 +36,7 @@ def _hand_over(where: str) -> None:
 
 def start() -> None:
     """Does not return in a process whose work another one has done (`tests.support.warm` says why)."""
-    where = os.environ.get("PENSTOCK_TEST_WARM")
+    where = os.environ.get(SOCKET)
     if where is not None and sys.orig_argv[1:2] == ["-m"] and sys.orig_argv[2] in _HANDED_OVER:
         _hand_over(where)
     # Spark puts archives in front of the path of its Python workers: its own code, which has no bytecode there. The installed

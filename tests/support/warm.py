@@ -25,8 +25,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-SOCKET = "PENSTOCK_TEST_WARM"
-"""The variable that tells the JVM's Pythons where to hand themselves over."""
+from tests.support.starting import SOCKET
+
 USUAL = (
     "pyspark.sql.worker.create_data_source",
     "pyspark.sql.worker.lookup_data_sources",

@@ -129,9 +129,6 @@ def test_columns_may_have_other_names_or_be_left_out(written: Written) -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "scd_type"), [("sqlite", 1), ("postgresql", 2), ("delta", 1), ("delta", 2)], indirect=True
-)
-@pytest.mark.parametrize(
     ("rows", "why"),
     [
         ([change("update_postimage", 2, 5, "text")], "no row with the key"),
@@ -182,7 +179,7 @@ def test_a_contract_of_the_users_own_says_so_too(written: Written, spark: SparkS
     assert written.rows(columns="id, n, text") == [(1, 2, "1é")]
 
 
-@pytest.mark.parametrize("url", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("url", ["sqlite", "delta"], indirect=True)
 @pytest.mark.parametrize("scd_type", [1], indirect=True)
 def test_columns_out_of_a_feed_of_several_tables(
     written: Written, spark: SparkSession, tmp_path: Path

@@ -36,7 +36,7 @@ def make_known(spark: SparkSession, source: type[DataSource], **baked: Any) -> N
 
     The session becomes the active one of the thread, as with ``createDataFrame``. Where rows are written, Spark looks for the source
     there alone (4.3, ``DataSource.lookupDataSource``), and a thread has none that did not make the session, or whose way to
-    the JVM broke off (an interrupt does it).
+    the JVM broke off (an interrupt can do it).
 
     All queries of a source share one ``java.util.HashMap`` of environment variables, and each adds Spark's own when it starts
     (4.2, 4.3: ``PythonStreamingSourceRunner``). Two that do so at once break it, and each task then fails with an

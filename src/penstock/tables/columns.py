@@ -162,7 +162,8 @@ def layout_of(
     sequence, tied = None, [sequence_of(fields, name, dialect) for name in ties]
     if changes is not None:
         sequence = sequence_of(fields, changes, dialect)
-        fields = [field for field in fields if field.name not in not_kept(unchanged)]
+        taken_out = not_kept(unchanged)
+        fields = [field for field in fields if field.name not in taken_out]
     names = [field.name for field in fields]
     for key in keys:
         if key not in names:

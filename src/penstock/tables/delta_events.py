@@ -93,7 +93,8 @@ def events_of(
             parameter="apply_changes",
         )
     unchanged = Unchanged.of(found, keys)
-    columns = tuple(name for name in names if name not in not_kept(unchanged))
+    taken_out = not_kept(unchanged)
+    columns = tuple(name for name in names if name not in taken_out)
     taken = [name for name in columns if name.lower() in _OURS]
     if taken:
         raise InvalidInput(
