@@ -1,0 +1,142 @@
+"""Producers, and what reads everything at one moment."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+
+from penstock.errors import NotFound, PenstockError, ProducerFenced
+from penstock.queue.opened import open_store
+from penstock.queue.store import Store
+from penstock.store.migrate import VERSION, StoreIdentity
+from tests.simulation.auditor import History, Snapshot
+from tests.simulation.database import Server, SimDatabase
+from tests.simulation.scenario import CONSUMER, FOREIGN, SCHEMA, SINK, SOURCE, TABLE, Scenario
+from tests.simulation.virtual import Machine
+
+KEYS = 5
+_RETRY_SECONDS = 1.0
+
+
+class Producer:
+    """Appends to one queue through a producer session, each append until it is acknowledged."""
+
+    def __init__(
+        self,
+        machine: Machine,
+        history: History,
+        url: str,
+        queue: str,
+        *,
+        first: int,
+        appends: int,
+        by_key: bool,
+    ) -> None:
+        self._machine, self._world, self._history = machine, machine.world, history
+        self._url, self._queue, self._by_key = url, queue, by_key
+        self._next, self._left = first, appends
+        self.process = machine.world.start(f"producer of {queue}")
+        self.ended = False
+        self.process.spawn(self._run, "append")
+
+    def _run(self) -> None:
+        session: Any = None
+        name, sequence = self.process.name + str(self.process.pid), 0
+        while self._left:
+            ids = tuple(range(self._next, self._next + 1 + self._draw(3)))
+            self._next += len(ids)
+            keys = [each * 7 % KEYS for each in ids]
+            self._history.keys.update(zip(ids, keys, strict=True))
+            if self._next < FOREIGN:
+                self._history.appends.append(ids)
+            table = pa.table([list(ids), keys], schema=SCHEMA)
+            where = None if self._by_key else self._draw(2)
+            while True:
+                try:
+                    if session is None:
+                        session = open_store(self._url).producer(self._queue, name)
+                    partition = None if where is None else where % session._queue.partitions
+                    session.append(table, sequence, partition=partition)
+                    break
+                except (NotFound, ProducerFenced):
+                    # The queue was made anew, or a backup was restored.
+                    session = None
+                    self._world.sleep(_RETRY_SECONDS)
+                except PenstockError:
+                    self._world.sleep(_RETRY_SECONDS)
+            sequence += 1
+            (self._history.acknowledged if self._next < FOREIGN else self._history.foreign).update(ids)
+            self._left -= 1
+            self._world.sleep(self._draw(4) * 0.4)
+        self.ended = True
+
+    def _draw(self, count: int) -> int:
+        return self._machine.random.randrange(count)
+
+
+class Reader:
+    """Reads everything, between two tasks and so at one moment."""
+
+    def __init__(self, machine: Machine, scenario: Scenario, source: Server, sink: Server) -> None:
+        self._scenario, self._source, self._sink = scenario, source, sink
+        self._process = machine.world.start("auditor")
+        self._stores: dict[int, Store] = {}
+
+    def snapshot(self) -> Snapshot:
+        source = self._queue(self._source, SOURCE)
+        offsets = None
+        scenario = self._scenario
+        if scenario.consumer and self._source is self._sink and source is not None:
+            try:
+                offsets = list(self._store(self._source).consumer(CONSUMER).offsets(SOURCE).values())
+            except PenstockError:
+                offsets = None
+        rows = [] if source is None else self._rows(source)
+        return Snapshot(
+            source=[table["id"].to_pylist() for _, table in rows],
+            first=[first for first, _ in rows],
+            sink=self._written(),
+            offsets=offsets,
+        )
+
+    def _written(self) -> list[list[tuple[int, int]]]:
+        if self._scenario.sink == "table":
+            return [self._table()]
+        sink = self._queue(self._sink, SINK)
+        if sink is None:
+            return []
+        return [
+            list(zip(table["id"].to_pylist(), table["key"].to_pylist(), strict=True))
+            for _, table in self._rows(sink)
+        ]
+
+    def _table(self) -> list[tuple[int, int]]:
+        self._sink._leave()
+        connection = self._sink._connection
+        found = connection.execute("select count(*) from sqlite_schema where name = ?", (TABLE,)).fetchall()
+        if not found[0][0]:
+            return []
+        return list(connection.execute(f"select id, key from {TABLE}").fetchall())
+
+    def _rows(self, queue: Any) -> list[tuple[int, pa.Table]]:
+        queue.refresh()
+        found = []
+        for partition in range(queue.partitions):
+            there = queue._partition(partition)
+            table = queue.read(partition, there.first_index)
+            found.append((there.first_index, table))
+        return found
+
+    def _queue(self, server: Server, name: str) -> Any:
+        try:
+            return self._store(server).queue(name)
+        except PenstockError:
+            return None
+
+    def _store(self, server: Server) -> Store:
+        found = self._stores.get(id(server))
+        if found is None:
+            made = SimDatabase(server, self._process)
+            found = self._stores[id(server)] = Store(made, StoreIdentity(server.uuid, VERSION))
+        return found

@@ -1,0 +1,215 @@
+"""A continuous query's Spark job, around the real driver, coordinator, readers and writers."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+
+from penstock.continuous.coordinator import EpochCoordinator
+from penstock.continuous.ends import SinkDriver
+from penstock.continuous.epochs import Epochs
+from penstock.continuous.execution import ContinuousExecution, Settings
+from penstock.continuous.link import READER, WRITER
+from penstock.continuous.logs import CheckpointLog
+from penstock.continuous.queue_drivers import QueueSinkDriver, QueueSourceDriver
+from penstock.continuous.reader import Reading, beginning
+from penstock.continuous.writer import Sink, Writing
+from penstock.errors import ContinuousFailed
+from penstock.pipeline.table_driver import TableSinkDriver
+from penstock.tables.sink import TableSink
+from tests.simulation.micro_batch import Plan
+from tests.simulation.scheduler import Gate, Process
+from tests.simulation.virtual import Machine
+
+SLOTS = 2
+
+
+class ContinuousRun:
+    """One run of the engine: begun in a driver process."""
+
+    def __init__(self, machine: Machine, driver: Process, plan: Plan, interval: float = 1.0) -> None:
+        self._machine, self._world = machine, machine.world
+        self.driver, self.plan, self._interval = driver, plan, interval
+        self.executors = machine.world.start(f"executors of {driver}")
+        self.ended = False
+        self.failure: Exception | None = None
+        self.execution: ContinuousExecution | None = None
+        driver.at_death.append(self.executors_die)
+
+    def executors_die(self) -> None:
+        """A while after their driver, as a choice; what they have begun goes on until then."""
+        if self._world.choices.draw(f"x{self.driver.pid}", 2):
+            self._world.later(5.0, self.executors.kill)
+        else:
+            self.executors.kill()
+
+    def run(self) -> None:
+        try:
+            self._run()
+        except Exception as error:
+            self.failure = error
+        finally:
+            self.ended = True
+
+    def _run(self) -> None:
+        plan = self.plan
+        source = QueueSourceDriver(plan.source)
+        logs = CheckpointLog(plan.checkpoint)
+        engine = Engine(self, source)
+        sink = self._sink(logs.query_id)
+        execution = ContinuousExecution(
+            "simulated",
+            source,
+            sink,
+            engine,
+            logs,
+            Settings(self._interval, start_timeout=20.0),
+            clock=lambda: self._world.now,
+        )
+        self.execution = execution
+        execution.progress.committed = lambda *given, **named: {}  # type: ignore[method-assign]
+        execution.start()
+        execution.join()
+        if execution.failure is not None:
+            raise execution.failure
+
+    def _sink(self, query_id: str) -> SinkDriver:
+        plan = self.plan
+        exactly = plan.guarantee == "exactly_once"
+        if isinstance(plan.sink, TableSink):
+            from pyspark.sql.types import LongType, StructField, StructType
+
+            driver = TableSinkDriver(plan.sink, plan.sink_url, query_id, exactly)
+            driver.check(StructType([StructField("id", LongType()), StructField("key", LongType())]))
+            return driver
+        return QueueSinkDriver(plan.sink, query_id, exactly)
+
+    def at_rest(self, ends: list[int]) -> bool:
+        """Whether everything that is there is committed."""
+        if self.ended:
+            return self.failure is None
+        execution = self.execution
+        coordinator = None if execution is None else execution._coordinator
+        if coordinator is None or execution is None or not coordinator._epochs.idle:
+            return False
+        return all(execution._at.get(part, 0) >= end for part, end in enumerate(ends))
+
+    def stop(self, timeout: float = 30.0) -> None:
+        """As its user's ``stop`` does it, in a thread of the driver's."""
+        execution, ended = self.execution, Gate()
+
+        def work() -> None:
+            if execution is not None:
+                execution.stop(timeout)
+            ended.open()
+
+        if self.driver.alive and not self.ended:
+            self.driver.spawn(work, "stop")
+            self._world.wait(ended, seconds=timeout)
+        self.driver.kill()
+
+
+class Engine:
+    """Tasks are simulated ones of the executors' process."""
+
+    def __init__(self, run: ContinuousRun, source: QueueSourceDriver) -> None:
+        self.owner, self.source = run, source
+
+    def coordinator(self, epochs: Epochs) -> EpochCoordinator:
+        return EpochCoordinator("driver", "driver", epochs)
+
+    def tasks(self, partitions: int) -> int:
+        return min(partitions, SLOTS)
+
+    def job(
+        self, coordinator: EpochCoordinator, tasks: int, sink: Sink, *, hurried: bool, limited: bool
+    ) -> Job:
+        return Job(self, coordinator, tasks, sink, hurried)
+
+
+class Job:
+    """A Spark job that ends when its tasks do."""
+
+    def __init__(
+        self, engine: Engine, coordinator: EpochCoordinator, tasks: int, sink: Sink, hurried: bool
+    ) -> None:
+        self._run, self._source = engine.owner, engine.source.source()
+        self._address, self._tasks, self._sink, self._hurried = coordinator.address, tasks, sink, hurried
+        self._failure: Exception | None = None
+        self._left = 0
+        self._cancelled = False
+        self._changed = Gate()
+        self._started: list[Any] = []
+
+    def start(self) -> None:
+        self._left = self._tasks
+        for number in range(self._tasks):
+            task = self._run.executors.spawn(lambda number=number: self._task(number), f"task {number}")
+            task.local = {"task": number, "spark.master": "local[2]"}
+            self._started.append(task)
+
+    def _task(self, number: int) -> None:
+        try:
+            self._work(number)
+        except Exception as error:
+            self._failure = self._failure or error
+        self._left -= 1
+        self._changed.open()
+
+    def _work(self, number: int) -> None:
+        reader = writer = None
+        try:
+            reader = self._address.link(READER, number)
+            writer = self._address.link(WRITER, number)
+            epoch, positions = beginning(reader)
+            source = self._source.open(positions)
+            reading = Reading(source, reader, epoch, 2, hurried=self._hurried)
+            sink = self._sink.open(number)
+            try:
+                Writing(sink, writer).all(self._transformed(reading.batches()))
+            except Exception as error:
+                with contextlib.suppress(ContinuousFailed):
+                    writer.tell("failed", error=str(error))
+                raise
+            writer.tell("done")
+        finally:
+            for link in (reader, writer):
+                if link is not None:
+                    link.close()
+
+    def _transformed(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        if not isinstance(self._run.plan.sink, TableSink):
+            yield from batches
+            return
+        for batch in batches:
+            names = [
+                f"c{place}" if name in ("id", "key") else name
+                for place, name in enumerate(batch.schema.names)
+            ]
+            yield batch.rename_columns(names)
+
+    def alive(self) -> bool:
+        return self._left > 0 and self._run.executors.alive
+
+    def join(self, timeout: float) -> bool:
+        world = self._run._world
+        deadline = world.now + timeout
+        while self.alive() and world.now < deadline and self._started:
+            world.wait(self._changed, seconds=min(1.0, deadline - world.now))
+        return not self.alive()
+
+    def cancel(self) -> None:
+        """Spark ends the Python workers of its tasks; one that stands still may wake later."""
+        if self._left <= 0 or self._cancelled:
+            return
+        self._cancelled = True
+        for task in self._started:
+            if not task.done:
+                self._run._world.bury([task])
+        self._left = 0
+
+    def failure(self) -> Exception | None:
+        return self._failure

@@ -1,0 +1,495 @@
+"""A store's database in memory: SQL by SQLite itself, isolation, locks and failures as SQLite or PostgreSQL have them.
+
+Only one transaction's changes are in the database at a time. When another one takes its turn, those of the first are kept aside (as a
+changeset of SQLite's session extension) and undone, and brought back with its next statement, on what has been committed meanwhile. So
+each statement sees what is committed and its own transaction's changes, as READ COMMITTED says, and locks on rows (``locks``) make sure
+that changesets never meet. A transaction that only reads runs without a break: it sees one moment.
+
+With ``rows=False`` there is one writer at a time, as in SQLite.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import namedtuple
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import apsw
+import apsw.ext
+from greenlet import GreenletExit
+
+from penstock.errors import CommitOutcomeUnknown, StoreError, StoreUnavailable
+from penstock.store.database import Database, Transaction
+from penstock.store.migrate import VERSION, _migrate
+from penstock.store.owners import OwnerLock
+from penstock.store.statements import statements
+from penstock.store.url import parse_url
+from tests.simulation.locks import Key, conflict, wanted
+from tests.simulation.scheduler import Gate, Process, World
+
+LOCK_SECONDS = 60.0
+_LOCAL = {"read_store", "list_queues", "find_queue", "list_consumers", "find_consumer"}
+
+
+class Server:
+    """One database.
+
+    Parameters
+    ----------
+    rows
+        Whether transactions lock rows, as in PostgreSQL, or the whole file, as in SQLite.
+    """
+
+    def __init__(self, world: World, name: str, uuid: str, *, rows: bool) -> None:
+        self.world, self.name, self.uuid, self.rows = world, name, uuid, rows
+        self.url = f"sqlite:////simulated/{name}.db"
+        self.clock_offset = 0.0
+        self.changed = Gate()
+        """Opened by every commit."""
+        self.commits = 0
+        self.open: list[SimTransaction] = []
+        self.owners: dict[str, Process] = {}
+        self._connection = _spare.pop() if _spare else _fresh(template())
+        self._connection.execute("update main.penstock_store set uuid = ?", (uuid,))
+        self._block = 1
+        self._active: SimTransaction | None = None
+        self._session: Any = None
+        self._locks: dict[Key, dict[SimTransaction, str]] = {}
+        self._released = Gate()
+        self._writer: SimTransaction | None = None
+
+    # Backups.
+
+    def backup(self) -> tuple[bytes, int]:
+        """What is committed."""
+        self._leave()
+        return bytes(self._connection.serialize("main")), self._block
+
+    def restore(self, backup: tuple[bytes, int]) -> None:
+        """Put a backup in the place of everything; all connections are broken by it."""
+        self.break_all(lambda tx: True)
+        self.owners.clear()
+        self._leave()
+        self._connection = _fresh(backup[0])
+        self._block = backup[1]
+        self.commits += 1
+        self.changed.open()
+
+    def close(self) -> None:
+        """Empty it for the next schedule: its statements are prepared already."""
+        self._undo()
+        connection = self._connection
+        found = connection.execute("select name from main.sqlite_schema where type = 'table'").fetchall()
+        for name in sorted(each for (each,) in found if not each.startswith("sqlite_")):
+            if not name.startswith("penstock_"):
+                connection.execute(f"drop table main.{name}")
+            elif name != "penstock_store":
+                connection.execute(f"delete from main.{name}")
+        connection.execute("delete from main.sqlite_sequence")
+        _spare.append(connection)
+
+    # Failures.
+
+    def break_all(self, which: Callable[[SimTransaction], bool]) -> None:
+        """Break connections: their transactions are undone, and those who use them find out at their next statement."""
+        for tx in [tx for tx in self.open if which(tx)]:
+            tx.broken = True
+            self._end(tx)
+
+    def gone(self, process: Process) -> None:
+        """A process has died: the server sees its sockets closed."""
+        self.break_all(lambda tx: tx.process is process)
+        self.forget_owners(process)
+
+    def forget_owners(self, process: Process) -> None:
+        self.owners = {name: holder for name, holder in self.owners.items() if holder is not process}
+
+    # What transactions ask.
+
+    def clock(self) -> int:
+        return int((self.world.now + self.clock_offset) * 1e6)
+
+    def begin(self, tx: SimTransaction) -> None:
+        if tx.write and not self.rows:
+            self._wait_until(tx, lambda: self._writer is None, "begin immediate")
+            self._writer = tx
+        self.open.append(tx)
+
+    def commit(self, tx: SimTransaction) -> None:
+        if tx.write:
+            self._enter(tx)
+            if tx.began:
+                self._connection.execute("commit")
+            self._active = self._session = None
+        self._end(tx)
+        if tx.write:
+            self.commits += 1
+            self.changed.open()
+
+    def rollback(self, tx: SimTransaction) -> None:
+        if tx in self.open:
+            self._end(tx)
+
+    def _end(self, tx: SimTransaction) -> None:
+        if self._active is tx:
+            self._undo()
+        self.open.remove(tx)
+        if self._writer is tx:
+            self._writer = None
+        for key in tx.locked:
+            holders = self._locks[key]
+            holders.pop(tx, None)
+            if not holders:
+                del self._locks[key]
+        tx.locked.clear()
+        self._released.open()
+
+    def lock(self, tx: SimTransaction, name: str, given: Mapping[str, Any]) -> None:
+        """Take the locks of a statement, in its order, and wait for each."""
+        if not self.rows or not tx.write:
+            return
+        for key, mode in wanted(name, given, lambda text, values: self._found(tx, text, values)):
+            if tx.locked.get(key) == mode:
+                continue
+            self._wait_until(tx, lambda key=key, mode=mode: not self._in_the_way(tx, key, mode), str(key))
+            self._locks.setdefault(key, {})[tx] = mode
+            tx.locked[key] = mode
+
+    def _in_the_way(self, tx: SimTransaction, key: Key, mode: str) -> list[SimTransaction]:
+        return [
+            other
+            for other, held in self._locks.get(key, {}).items()
+            if other is not tx and conflict(held, mode)
+        ]
+
+    def _wait_until(self, tx: SimTransaction, free: Callable[[], bool], what: str) -> None:
+        deadline = self.world.now + LOCK_SECONDS
+        while not free():
+            if not self.world.running:
+                raise StoreUnavailable(f"{self.name} is locked: {what}")
+            if self.world.now >= deadline:
+                raise StoreUnavailable(f"{self.name} is locked by another writer: {what}")
+            self.world.note(f"{tx.process!r} waits for {what}")
+            tx.waits_for = what
+            self.world.wait(self._released, seconds=deadline - self.world.now)
+            tx.require_sound()
+
+    def _found(self, tx: SimTransaction, text: str, given: Mapping[str, Any]) -> list[Any]:
+        self._enter(tx)
+        return self._connection.execute(text, given).fetchall()
+
+    def run(self, tx: SimTransaction, text: str, given: Any) -> tuple[list[Any], int]:
+        """The rows of a statement, and how many it touched."""
+        self._enter(tx)
+        with _as_sqlite3():
+            rows = self._connection.execute(text, given).fetchall()
+        return rows, self._connection.changes()
+
+    def many(self, tx: SimTransaction, text: str, given: Iterable[Any]) -> None:
+        self._enter(tx)
+        with _as_sqlite3():
+            self._connection.executemany(text, given)
+
+    def next_block(self) -> int:
+        self._block += 1
+        return self._block - 1
+
+    def columns(self, text: str) -> Any:
+        return _row_type(self._connection, text)
+
+    # Whose changes are in the database.
+
+    def _enter(self, tx: SimTransaction) -> None:
+        if self._active is tx or (not tx.write and self._active is None):
+            return
+        self._leave()
+        if not tx.write:
+            return
+        self._connection.execute("begin")
+        tx.began = True
+        self._active = tx
+        self._session = apsw.Session(self._connection, "main")
+        self._session.attach()
+        if tx.changes:
+            apsw.Changeset.apply(tx.changes, self._connection, flags=apsw.SQLITE_CHANGESETAPPLY_FKNOACTION)
+
+    def _leave(self) -> None:
+        active = self._active
+        if active is None:
+            return
+        assert not active.pinned, "it has done what a changeset does not have"
+        active.changes = self._session.changeset()
+        self._undo()
+
+    def _undo(self) -> None:
+        if self._session is not None:
+            self._session.close()
+            self._session = None
+        if not self._connection.get_autocommit():
+            self._connection.execute("rollback")
+        self._active = None
+
+
+@contextmanager
+def _as_sqlite3() -> Iterator[None]:
+    """The driver's errors as the code knows them."""
+    try:
+        yield
+    except apsw.Error as error:
+        clash = isinstance(error, apsw.ConstraintError)
+        raised = (sqlite3.IntegrityError if clash else sqlite3.OperationalError)(str(error))
+        raised.sqlite_errorname = "SQLITE_CONSTRAINT_PRIMARYKEY" if clash else "SQLITE_ERROR"  # type: ignore[attr-defined]
+        raise raised from None
+
+
+class SimTransaction(Transaction):
+    """A transaction; each statement is a step, in which it may be broken."""
+
+    dialect = "sqlite"
+
+    def __init__(self, database: SimDatabase, *, write: bool) -> None:
+        super().__init__("main", write=write)
+        self.database, self.server = database, database.server
+        self.process = database.process
+        self.locked: dict[Key, str] = {}
+        self.changes: bytes | None = None
+        self.began = self.broken = self.lose_reply = False
+        self.pinned = False
+        """Whether it has done what cannot be kept aside: then nobody else takes a turn until it ends."""
+        self.waits_for: str | None = None
+
+    def require_sound(self) -> None:
+        if self.broken:
+            raise StoreUnavailable(f"{self.server.name}: the connection is lost")
+
+    def _step(self, what: str) -> None:
+        if self.write and not self.pinned:
+            self.server.world.step(what)
+        self.require_sound()
+
+    def _named(self, name: str, given: dict[str, Any]) -> tuple[list[Any], int]:
+        self._step(name)
+        self.server.lock(self, name, given)
+        return self.server.run(self, self._statements[name], given)
+
+    def run(self, name: str, /, **parameters: Any) -> int:
+        return self._named(name, parameters)[1]
+
+    def all(self, name: str, /, **parameters: Any) -> list[Any]:
+        if name == "allocate_block":
+            return [_Block(self.server.next_block())]
+        rows = self._named(name, parameters)[0]
+        if not rows:
+            return []
+        make = self.server.columns(self._statements[name])._make
+        return [make(row) for row in rows]
+
+    def page(self, *, max_bytes: int, **parameters: Any) -> list[Any]:
+        found, size = [], 0
+        for row in self.all("read_page", **parameters):
+            found.append(row)
+            size += row.bytes
+            if size >= max_bytes:
+                break
+        return found
+
+    def many(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
+        given = list(rows)
+        if not given:
+            return
+        self._step(name)
+        for each in given:
+            self.server.lock(self, name, each)
+        self.server.many(self, self._statements[name], given)
+
+    # SQL that is not named: about tables of users.
+
+    def _pin(self) -> None:
+        self._step("statement")
+        if self.write and not self.pinned:
+            self.server._enter(self)
+            self.pinned = True
+
+    def execute(self, text: str) -> None:
+        self._pin()
+        self.server.run(self, text, ())
+
+    def change(self, text: str) -> int:
+        self._pin()
+        return self.server.run(self, text, ())[1]
+
+    def query(self, text: str, /, **parameters: Any) -> list[Any]:
+        self._pin()
+        return self.server.run(self, text, parameters)[0]
+
+    def load(self, text: str, data: Iterable[Any]) -> None:
+        self._pin()
+        self.server.many(self, text, list(data))
+
+    # Clocks and owners.
+
+    def now(self) -> int:
+        own = 0.0 if self.server.rows else self.process.clock_offset
+        return self.server.clock() + int(own * 1e6)
+
+    def stamp(self) -> int:
+        return self.now()
+
+    def owner_alive(self, name: str) -> bool:
+        return name in self.server.owners
+
+
+_Block = namedtuple("_Block", "block")
+
+
+class SimDatabase(Database):
+    """One process's way to a server."""
+
+    dialect = "sqlite"
+
+    def __init__(self, server: Server, process: Process) -> None:
+        self.server, self.process = server, process
+        self.url = parse_url(server.url)
+        self.uuid = server.uuid
+        self.may_create = False
+        process.at_death.append(lambda: server.gone(process))
+
+    @contextmanager
+    def transaction(self, *, write: bool = True) -> Iterator[Transaction]:
+        server, world = self.server, self.server.world
+        world.step(f"begin {'' if write else 'read '}on {server.name}")
+        tx = SimTransaction(self, write=write)
+        server.begin(tx)
+        try:
+            with self.translating():
+                yield tx
+            if write:
+                tx._step("commit")
+            self._commit(tx)
+        except BaseException as error:
+            if not (isinstance(error, GreenletExit) and world.over):
+                server.rollback(tx)
+            raise
+        if write:
+            world.step(f"committed on {server.name}")
+
+    def _commit(self, tx: SimTransaction) -> None:
+        lost = tx.lose_reply
+        self.server.commit(tx)
+        if lost:
+            raise CommitOutcomeUnknown(
+                f"{self.server.name}: the connection broke while a transaction was committing"
+            )
+
+    def owner_lock(self, name: str) -> OwnerLock:
+        return SimOwnerLock(self.server, self.process, name)
+
+    def close(self) -> None:
+        """Nothing is held between transactions."""
+
+    def tidy(self) -> None: ...
+
+    # What only a driver's connection has.
+
+    def exists(self) -> bool:
+        return True
+
+    def _connect(self) -> Any:
+        raise NotImplementedError
+
+    def disconnect(self, connection: Any) -> None:
+        raise NotImplementedError
+
+    def _begin(self, connection: Any, *, write: bool) -> Transaction:
+        raise NotImplementedError
+
+    def _rollback(self, connection: Any) -> None:
+        raise NotImplementedError
+
+    def _translated(self, error: Exception) -> Any:
+        return StoreError(f"{self.server.name}: {error}") if isinstance(error, sqlite3.Error) else None
+
+    def _commit_error(self, error: Any) -> Any:
+        return error
+
+    def _borrowed(self, connection: Any) -> Any:
+        raise NotImplementedError
+
+
+class SimOwnerLock(OwnerLock):
+    """Released by the death of its process, or when its connection is lost."""
+
+    def __init__(self, server: Server, process: Process, name: str) -> None:
+        self._server, self._process, self._name = server, process, name
+
+    def acquire(self) -> bool:
+        self._server.world.step("own")
+        return self._server.owners.setdefault(self._name, self._process) is self._process
+
+    def release(self) -> None:
+        if self._server.owners.get(self._name) is self._process:
+            del self._server.owners[self._name]
+
+    def held_elsewhere(self) -> bool:
+        return self._server.owners.get(self._name, self._process) is not self._process
+
+    def after_fork_in_child(self) -> None: ...
+
+
+_spare: list[apsw.Connection] = []
+
+
+def _fresh(content: bytes) -> apsw.Connection:
+    connection = apsw.Connection(":memory:", statementcachesize=500)
+    # Else it would plan statements anew for each value of a parameter.
+    connection.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
+    connection.deserialize("main", content)
+    connection.execute("pragma foreign_keys = on")
+    return connection
+
+
+@cache
+def template() -> bytes:
+    """A new store."""
+
+    class Fresh(Transaction):
+        """What the migrations need."""
+
+        dialect = "sqlite"
+
+        def __init__(self, connection: apsw.Connection) -> None:
+            super().__init__("main", write=True)
+            self._connection = connection
+
+        def execute(self, text: str) -> None:
+            self._connection.execute(text)
+
+    Fresh.__abstractmethods__ = frozenset()  # type: ignore[attr-defined]
+    connection = apsw.Connection(":memory:", statementcachesize=500)
+    connection.execute("pragma page_size = 1024")
+    tx: Any = Fresh(connection)  # type: ignore[abstract]  # only this is asked for
+    database = SimDatabase.__new__(SimDatabase)
+    database.url = parse_url("sqlite:////simulated/template.db")
+    _migrate(tx, database, 0)
+    connection.execute(
+        statements("sqlite", "main")["insert_store"], {"uuid": "none", "version": VERSION, "now": 0}
+    )
+    return bytes(connection.serialize("main"))
+
+
+@cache
+def _row_type_of(text: str, names: tuple[str, ...]) -> Any:
+    return namedtuple("Row", names, rename=True)
+
+
+_types: dict[str, Any] = {}
+
+
+def _row_type(connection: apsw.Connection, text: str) -> Any:
+    if text not in _types:
+        described = apsw.ext.query_info(connection, text).description
+        _types[text] = _row_type_of(text, tuple(column[0] for column in described))
+    return _types[text]

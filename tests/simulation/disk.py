@@ -1,0 +1,118 @@
+"""The files of checkpoints, in memory: each operation is a step."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+from pyarrow import fs
+
+from tests.simulation.scheduler import World
+
+
+class SparkError(Exception):
+    """What Spark itself ends a query with."""
+
+
+class LogConflictError(SparkError):
+    """CONCURRENT_STREAM_LOG_UPDATE: another driver has written the same entry of the checkpoint."""
+
+
+class Disk:
+    """Files by path."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.files: dict[str, bytes] = {}
+
+    def copy(self, folder: str) -> dict[str, bytes]:
+        return {path: data for path, data in self.files.items() if path.startswith(f"{folder}/")}
+
+    def restore(self, folder: str, copy: dict[str, bytes]) -> None:
+        for path in [path for path in self.files if path.startswith(f"{folder}/")]:
+            del self.files[path]
+        self.files.update(copy)
+
+    # As Spark uses them.
+
+    def add(self, path: str, text: str) -> None:
+        """Write a file that must not be there."""
+        self.world.step(f"add {path}")
+        if path in self.files:
+            raise LogConflictError(path)
+        self.files[path] = text.encode()
+
+    def read(self, path: str) -> str | None:
+        self.world.step(f"read {path}")
+        found = self.files.get(path)
+        return None if found is None else found.decode()
+
+    def newest(self, folder: str) -> int | None:
+        self.world.step(f"list {folder}")
+        return max(self.numbers(folder), default=None)
+
+    def numbers(self, folder: str) -> list[int]:
+        names = (path.rpartition("/") for path in self.files if path.startswith(f"{folder}/"))
+        return [int(name) for parent, _, name in names if parent == folder and name.isdigit()]
+
+
+class DiskFiles:
+    """A ``pyarrow.fs.FileSystem``, as far as the code uses one."""
+
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+
+    def create_dir(self, path: str, recursive: bool = True) -> None:
+        """Folders are there."""
+
+    def get_file_info(self, wanted: Any) -> Any:
+        files, step = self._disk.files, self._disk.world.step
+        if isinstance(wanted, fs.FileSelector):
+            step(f"list {wanted.base_dir}")
+            start = f"{wanted.base_dir}/"
+            found = [path for path in files if path.startswith(start)]
+            if not wanted.recursive:
+                found = [path for path in found if "/" not in path[len(start) :]]
+            return [_info(path, fs.FileType.File) for path in found]
+        step(f"look {wanted}")
+        if wanted in files:
+            return _info(wanted, fs.FileType.File)
+        folder = any(path.startswith(f"{wanted}/") for path in files)
+        return _info(wanted, fs.FileType.Directory if folder else fs.FileType.NotFound)
+
+    def open_input_stream(self, path: str) -> io.BytesIO:
+        self._disk.world.step(f"read {path}")
+        if path not in self._disk.files:
+            raise FileNotFoundError(path)
+        return io.BytesIO(self._disk.files[path])
+
+    def open_output_stream(self, path: str) -> _Writing:
+        return _Writing(self._disk, path)
+
+    def move(self, source: str, target: str) -> None:
+        self._disk.world.step(f"move {source} to {target}")
+        if source not in self._disk.files:
+            raise FileNotFoundError(source)
+        self._disk.files[target] = self._disk.files.pop(source)
+
+    def delete_file(self, path: str) -> None:
+        self._disk.world.step(f"delete {path}")
+        if self._disk.files.pop(path, None) is None:
+            raise FileNotFoundError(path)
+
+
+class _Writing(io.BytesIO):
+    """Seen when it is closed, as a whole."""
+
+    def __init__(self, disk: Disk, path: str) -> None:
+        super().__init__()
+        self._disk, self._path = disk, path
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:
+            self._disk.world.step(f"write {self._path}")
+            self._disk.files[self._path] = self.getvalue()
+
+
+def _info(path: str, kind: Any) -> fs.FileInfo:
+    return fs.FileInfo(path, type=kind)

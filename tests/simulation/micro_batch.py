@@ -1,0 +1,292 @@
+"""A streaming query as Spark's micro-batch engine runs it (4.2 and 4.3), around the real reader and the real writer.
+
+The driver is one process, the executors another, and the tasks of a micro-batch are tasks there: some are tried twice, some have a
+speculative twin. What is written and when (offset log, commit log, the calls of reader and writer) follows MicroBatchExecution.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from penstock.commit.offsets import pad
+from penstock.commit.owner import drain
+from penstock.pipeline.levelling import QuerySource, bring_level
+from penstock.queue.opened import open_store
+from penstock.spark.options import SinkOptions, SourceOptions
+from penstock.spark.schemas import source_schema
+from penstock.spark.stream_reader import QueueStreamReader
+from penstock.spark.stream_writer import QueueStreamWriter
+from penstock.store import catalog
+from penstock.tables.sink import TableSink
+from penstock.tables.writer import TableWriter
+from tests.simulation.disk import SparkError
+from tests.simulation.scheduler import Gate, Process
+from tests.simulation.virtual import Machine
+
+POLL_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a query is: the same in all its runs, but for options that may change."""
+
+    source: SourceOptions
+    sink: SinkOptions | TableSink
+    sink_url: str
+    guarantee: str
+    checkpoint: str
+    available_now: bool = False
+
+    @property
+    def query_source(self) -> QuerySource | None:
+        source = self.source
+        return None if source.consumer is None else QuerySource(source.url, source.queue, source.consumer)
+
+
+class MicroBatchRun:
+    """One run: begun in a driver process."""
+
+    def __init__(self, machine: Machine, driver: Process, plan: Plan) -> None:
+        self._machine, self._world, self._disk = machine, machine.world, machine.disk
+        self.driver, self.plan = driver, plan
+        self.executors = machine.world.start(f"executors of {driver}")
+        self.stopping = False
+        self.ended = False
+        self.failure: Exception | None = None
+        self.epoch: int | None = None
+        """Of the owner, as progress reports it."""
+        self.resting = Gate()
+        self.idle_at: list[int] | None = None
+        """Where it found nothing more to do."""
+        self.query_id = ""
+        driver.at_death.append(self.executors_die)
+
+    def executors_die(self) -> None:
+        """A while after their driver, as a choice; what they have begun goes on until then."""
+        if self._world.choices.draw(f"x{self.driver.pid}", 2):
+            self._world.later(5.0, self.executors.kill)
+        else:
+            self.executors.kill()
+
+    # The driver.
+
+    def run(self) -> None:
+        try:
+            self._run()
+        except Exception as error:
+            self.failure = error
+        finally:
+            self.ended = True
+            if not self._world.over:
+                self.resting.open()
+
+    def _run(self) -> None:
+        plan, root, disk = self.plan, self.plan.checkpoint, self._disk
+        self.query_id = self._metadata()
+        reader = self._reader()
+        write = self._writer()
+        if plan.available_now:
+            reader.prepareForTriggerAvailableNow()
+        else:
+            reader.getDefaultReadLimit()
+        begun, committed = disk.newest(f"{root}/offsets"), disk.newest(f"{root}/commits")
+        batch = 0 if begun is None else begun
+        position: Any = None
+        if begun is not None:
+            position = self._logged(begun - 1) if begun else None
+            if committed != begun:
+                self._batch(reader, write, batch, position, self._logged(begun))
+            position, batch = self._logged(begun), batch + 1
+        while True:
+            if position is None:
+                position = reader.initialOffset()
+            end = reader.latestOffset(position, None)
+            self.epoch = end.get("epoch")
+            if end == position:
+                if plan.available_now or self.stopping:
+                    return
+                self.idle_at = end["to"]
+                self.resting.open()
+                self._world.sleep(POLL_SECONDS)
+                continue
+            self.idle_at = None
+            self._log(
+                f"offsets/{batch}", "\n".join(["v1", json.dumps({"batchWatermarkMs": 0}), json.dumps(end)])
+            )
+            self._batch(reader, write, batch, position, end)
+            position, batch = end, batch + 1
+
+    def _metadata(self) -> str:
+        path = f"{self.plan.checkpoint}/metadata"
+        found = self._disk.read(path)
+        if found is None:
+            found = json.dumps({"id": str(uuid.uuid4())})
+            self._disk.add(path, found)
+        return str(json.loads(found)["id"])
+
+    def _logged(self, number: int) -> Any:
+        text = self._disk.read(f"{self.plan.checkpoint}/offsets/{number}")
+        if text is None:
+            raise SparkError(f"batch {number} doesn't exist")
+        return json.loads(text.split("\n")[2])
+
+    def _log(self, name: str, text: str) -> None:
+        self._disk.add(f"{self.plan.checkpoint}/{name}", text)
+
+    def _reader(self) -> QueueStreamReader:
+        options = self.plan.source
+        queue = open_store(options.url).queue(options.queue).record
+        return QueueStreamReader(options, queue, source_schema(queue.schema, False))
+
+    def _batch(self, reader: QueueStreamReader, write: Any, batch: int, start: Any, end: Any) -> None:
+        if start is None:
+            start = reader.initialOffset()
+        parts = list(reader.partitions(start, end)) or [None]
+        write(reader, parts, batch)
+        self._log(f"commits/{batch}", 'v1\n{"nextBatchWatermarkMs":0}')
+
+    # The sinks.
+
+    def _writer(self) -> Callable[[QueueStreamReader, list[Any], int], None]:
+        sink = self.plan.sink
+        return self._table(sink) if isinstance(sink, TableSink) else self._queue(sink)
+
+    def _queue(self, options: SinkOptions) -> Callable[[QueueStreamReader, list[Any], int], None]:
+        def write(reader: QueueStreamReader, parts: list[Any], batch: int) -> None:
+            # Spark makes the writer anew for each micro-batch.
+            record = open_store(options.url).database.run(
+                lambda tx: catalog.find_queue(tx, options.queue), write=False
+            )
+            writer = QueueStreamWriter(options, record)
+            messages = self._tasks(batch, parts, lambda part: writer.write(_rows(reader, part)))
+            writer.commit(messages, batch)
+
+        return write
+
+    def _table(self, sink: TableSink) -> Callable[[QueueStreamReader, list[Any], int], None]:
+        from pyspark.sql.types import LongType, StructField, StructType
+
+        columns = StructType([StructField("id", LongType()), StructField("key", LongType())])
+        layout = sink.prepared(self.plan.sink_url, columns, "append", ())
+        writer = TableWriter(
+            self.plan.sink_url, layout, sink.name, "append", self.plan.guarantee, self.plan.checkpoint
+        )
+
+        def write(reader: QueueStreamReader, parts: list[Any], batch: int) -> None:
+            writer(_Frame(self, reader, parts, batch), batch)  # type: ignore[arg-type]  # what it asks of one
+
+        return write
+
+    # Tasks.
+
+    def _tasks(self, batch: int, parts: list[Any], work: Callable[[Any], Any]) -> list[Any]:
+        """The result of one attempt of each task; a task may have several."""
+        attempts = [self._attempts(batch, number, part, work) for number, part in enumerate(parts)]
+        results = []
+        for number, mine in enumerate(attempts):
+            while True:
+                found = next((each for each in mine if each.done), None)
+                if found is not None:
+                    results.append(found.result)
+                    break
+                if all(each.failure is not None for each in mine):
+                    if len(mine) >= 3 or not isinstance(mine[-1].failure, Exception):
+                        raise mine[-1].failure
+                    mine.append(self._attempt(batch, number, parts[number], work))
+                self._world.wait(*(each.changed for each in mine), seconds=1.0)
+        return results
+
+    def _attempts(self, batch: int, number: int, part: Any, work: Callable[[Any], Any]) -> list[_Attempt]:
+        # A twin appends as well where nothing tells repeats.
+        chance = 0.0 if self.plan.guarantee == "at_least_once" else 0.05
+        twin = self._world.choices.draw(f"s{self.driver.pid}.{batch}.{number}", 2, chance)
+        return [self._attempt(batch, number, part, work) for _ in range(1 + twin)]
+
+    def _attempt(self, batch: int, number: int, part: Any, work: Callable[[Any], Any]) -> _Attempt:
+        attempt = _Attempt()
+
+        def run() -> None:
+            try:
+                attempt.result = work(part)
+                attempt.done = True
+            except Exception as error:
+                attempt.failure = error
+            attempt.changed.open()
+
+        task = self.executors.spawn(run, f"task {batch}.{number}")
+        task.local = {
+            "task": number,
+            "sql.streaming.queryId": self.query_id,
+            "streaming.sql.batchId": str(batch),
+            "spark.master": "local[2]",
+        }
+        return attempt
+
+    # Its end.
+
+    def at_rest(self, ends: list[int]) -> bool:
+        """Whether it has nothing more to do."""
+        return self.idle_at is not None and all(
+            at >= end for at, end in zip(pad(self.idle_at, len(ends)), ends, strict=False)
+        )
+
+    def stop(self, timeout: float = 30.0) -> None:
+        """As ``MicroBatchQuery.stop`` does it, from another process: drain, wait until the query rests, and end it."""
+        source = self.plan.query_source
+        if source is not None and not self.ended:
+            # Progress tells the epoch; before there is any, none is named.
+            drain(open_store(source.url).database, source.consumer, source.queue, self.epoch)
+        deadline = self._world.now + timeout
+        while (
+            not (self.ended or self.idle_at is not None or not self.driver.alive)
+            and self._world.now < deadline
+        ):
+            self._world.wait(self.resting, seconds=1.0)
+        self.driver.kill()
+        if source is not None:
+            bring_level("simulated", self.plan.checkpoint, [source])
+
+
+class _Attempt:
+    """One try of a task."""
+
+    def __init__(self) -> None:
+        self.result: Any = None
+        self.failure: Exception | None = None
+        self.done = False
+        self.changed = Gate()
+
+
+class _Frame:
+    """What a table's writer asks of a micro-batch's DataFrame."""
+
+    def __init__(self, run: MicroBatchRun, reader: QueueStreamReader, parts: list[Any], batch: int) -> None:
+        self._run, self._reader, self._parts, self._batch = run, reader, parts, batch
+
+    def mapInArrow(self, work: Callable[[Any], Iterator[pa.RecordBatch]], report: str) -> _Frame:
+        self._work = work
+        return self
+
+    def collect(self) -> list[Any]:
+        from pyspark.sql import Row
+
+        def task(part: Any) -> list[pa.RecordBatch]:
+            rows = (_shaped(batch) for batch in _rows(self._reader, part))
+            return list(self._work(rows))
+
+        told = self._run._tasks(self._batch, self._parts, task)
+        return [Row(**row) for batches in told for batch in batches for row in batch.to_pylist()]
+
+
+def _shaped(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return batch.rename_columns([f"c{place}" for place in range(batch.num_columns)])
+
+
+def _rows(reader: QueueStreamReader, part: Any) -> Iterator[pa.RecordBatch]:
+    return iter(()) if part is None else reader.read(part)

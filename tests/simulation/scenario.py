@@ -1,0 +1,85 @@
+"""What a schedule is about: stores, queues, a query, producers; drawn from its choices, the simplest where those are 0."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from penstock.spark.options import SinkOptions, SourceOptions
+from penstock.tables.sink import TableSink
+from tests.simulation.micro_batch import Plan
+from tests.simulation.scheduler import Choices
+
+SCHEMA = pa.schema([("id", pa.int64()), ("key", pa.int64())])
+SOURCE, SINK, TABLE, CONSUMER = "source", "sink", "totals", "billing"
+FOREIGN = 1_000_000
+"""From here on ids are those of producers that append to the sink themselves."""
+
+MICRO_BATCH, CONTINUOUS = "micro-batch", "continuous"
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """The query and its surroundings, as they begin."""
+
+    engine: str
+    two_stores: bool
+    rows: bool
+    """Whether the stores lock rows, as PostgreSQL does."""
+    consumer: bool
+    vital: bool
+    sink: str
+    """``queue``, ``keyed`` or ``table``."""
+    guarantee: str
+    source_partitions: int
+    sink_partitions: int
+    appends: int
+    available_now: bool
+    max_rows: int | None
+    rows_per_task: int
+    fail_on_data_loss: bool
+
+    @classmethod
+    def drawn(cls, choices: Choices) -> Scenario:
+        def one(name: str, *values: object) -> object:
+            return values[choices.draw(name, len(values))]
+
+        engine = one("engine", MICRO_BATCH, CONTINUOUS)
+        sink = one("sink", "queue", "keyed", "table")
+        guarantees = ["exactly_once", "exactly_once", "exactly_once", "at_least_once"]
+        if engine == MICRO_BATCH and sink != "table":
+            guarantees.append("idempotent")
+        return cls(
+            engine=engine,
+            two_stores=bool(one("stores", False, True)),
+            rows=bool(one("rows", False, True)),
+            consumer=bool(one("consumer", True, False)),
+            vital=bool(one("vital", True, False)),
+            sink=sink,
+            guarantee=one("guarantee", *guarantees),
+            source_partitions=one("source partitions", 1, 2),
+            sink_partitions=one("sink partitions", 1, 2, 3),
+            appends=one("appends", 2, 4, 8, 14),
+            available_now=False,
+            max_rows=one("max rows", None, 3, 7),
+            rows_per_task=one("rows per task", 4, 2, 100),
+            fail_on_data_loss=bool(one("fail on data loss", True, False)),
+        )
+
+    def plan(self, source_url: str, sink_url: str, checkpoint: str, engine: str, rows_per_task: int) -> Plan:
+        """One run of the query."""
+        source = SourceOptions(
+            source_url,
+            SOURCE,
+            consumer=CONSUMER if self.consumer else None,
+            fail_on_data_loss=self.fail_on_data_loss,
+            rows_per_task=rows_per_task,
+            max_rows_per_trigger=self.max_rows,
+        )
+        sink: SinkOptions | TableSink
+        if self.sink == "table":
+            sink = TableSink(TABLE, url=sink_url)
+        else:
+            sink = SinkOptions(sink_url, SINK, self.guarantee, max_rows_per_write=3, checkpoint=checkpoint)
+        return Plan(source, sink, sink_url, self.guarantee, checkpoint, self.available_now)

@@ -1,0 +1,217 @@
+"""One schedule from a seed, the shortest one that fails the same way, and how it is told."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from tests.simulation import auditor
+from tests.simulation.auditor import History, Violation
+from tests.simulation.clients import Reader
+from tests.simulation.operator import KINDS, Operator
+from tests.simulation.scenario import Scenario
+from tests.simulation.scheduler import START, Choices, World
+from tests.simulation.virtual import Machine, use
+
+MOST_STEPS = 20_000
+MOVES = 6
+SPREAD = 500
+"""Steps over which what disturbs is spread."""
+QUIET_SECONDS = 240.0
+"""After so long without a disturbance everything has to be where it belongs."""
+AUDIT_STEPS, SOON_STEPS = 100, 20
+"""Between two audits: as a rule, and when only the end is waited for."""
+IDLE_STEPS = 50
+"""After so many steps without a commit what disturbs next comes at once."""
+
+
+@dataclass
+class Failure:
+    """What a schedule has broken."""
+
+    kind: str
+    text: str
+
+
+@dataclass
+class Outcome:
+    """How a schedule has ended."""
+
+    seed: int
+    choices: dict[str, int]
+    failure: Failure | None
+    steps: int
+    scenario: Scenario
+    refused: str | None = None
+    trace: list[str] = field(default_factory=list)
+
+
+def run(seed: int, choices: dict[str, int] | None = None, *, trace: bool = False) -> Outcome:
+    """Run one schedule.
+
+    Parameters
+    ----------
+    seed
+        Decides what ``choices`` does not.
+    choices
+        The decisions to replay; None for new ones.
+    trace
+        Whether every step is written down.
+    """
+    made = Choices(seed, choices)
+    scenario = Scenario.drawn(made)
+    switching = (0.02, 0.1, 0.3)[made.draw("switching", 3)]
+    world = World(made, switching=switching, trace=trace)
+    machine = Machine(world, seed)
+    with use(machine):
+        schedule = _Schedule(machine, scenario, made)
+        failure = schedule.failure()
+    refused = schedule.operator.refused
+    return Outcome(
+        seed,
+        made.made,
+        failure,
+        world.steps,
+        scenario,
+        None if refused is None else f"{type(refused).__name__}: {refused}",
+        world.trace or [],
+    )
+
+
+class _Schedule:
+    """A scenario on a machine, with what disturbs it."""
+
+    def __init__(self, machine: Machine, scenario: Scenario, choices: Choices) -> None:
+        self._machine, self._world, self._scenario = machine, machine.world, scenario
+        source = machine.server("one", rows=scenario.rows)
+        sink = machine.server("two", rows=scenario.rows) if scenario.two_stores else source
+        exactly = scenario.guarantee == "exactly_once"
+        self.history = History(
+            scenario.guarantee,
+            ordered=exactly and scenario.sink != "table",
+            keyed=scenario.sink == "keyed",
+            one_store=source is sink,
+        )
+        self.operator = Operator(machine, scenario, self.history, source, sink)
+        self._reader = Reader(machine, scenario, source, sink)
+        self.operator.reader = self._reader.snapshot
+        self._servers = [source, sink]
+        self._moves = sorted(self._drawn(choices))
+        self._quiet_since: float | None = None
+        self._audited = self._commits = -1
+        self._changed_at = 0
+        self._caught_up = False
+
+    def _drawn(self, choices: Choices) -> Iterator[tuple[int, str, int]]:
+        for number in range(MOVES):
+            kind = choices.draw(f"m{number}", 1 + len(KINDS), 0.7)
+            if kind:
+                step = choices.draw(f"m{number}.step", SPREAD)
+                yield step, KINDS[kind - 1], choices.draw(f"m{number}.seed", 1 << 16)
+
+    def failure(self) -> Failure | None:
+        self.operator.prepare()
+        self._world.disturb = self._disturb
+        self._world.finished = lambda: self._caught_up or self.operator.refused is not None
+        try:
+            done = self._world.run(MOST_STEPS)
+            if self._world.failure is not None:
+                raise self._world.failure
+            self._judge(done)
+        except Violation as violation:
+            return Failure(violation.kind, str(violation))
+        except Exception as error:
+            return Failure(type(error).__name__, f"{type(error).__name__}: {error}")
+        return None
+
+    def _disturb(self) -> None:
+        steps, operator = self._world.steps, self.operator
+        if not operator.prepared:
+            return
+        commits = sum(server.commits for server in self._servers)
+        if commits != self._commits:
+            self._commits, self._changed_at = commits, steps
+        idle = steps - self._changed_at >= IDLE_STEPS
+        # Nobody has to wait for what comes next, where nothing goes on.
+        while self._moves and (self._moves[0][0] <= steps or idle):
+            _, kind, seed = self._moves.pop(0)
+            operator.disturb(kind, seed)
+            self._changed_at, idle = steps, False
+        if self._quiet_since is None and not self._moves and all(each.ended for each in operator.producers):
+            self._quiet_since, operator.quiet = self._world.now, True
+        if steps % AUDIT_STEPS == 0 or (operator.quiet and steps % SOON_STEPS == 0):
+            self._audit(commits)
+
+    def _audit(self, commits: int) -> None:
+        operator, world = self.operator, self._world
+        if commits != self._audited:
+            self._audited = commits
+            self._seen = self._reader.snapshot()
+            auditor.check(self.history, self._seen)
+        if self._quiet_since is None:
+            return
+        now, rests = self._seen, operator.at_rest(self._seen.ends)
+        missing = auditor.missing(self.history, now)
+        if rests and not missing:
+            self._caught_up = True
+        elif rests and world.now > self._quiet_since + 20.0:
+            raise Violation("lost", f"the query rests, and rows {missing} are not in the sink")
+        elif world.now > self._quiet_since + QUIET_SECONDS:
+            raise Violation(
+                "stuck", f"{QUIET_SECONDS:.0f} s after the last disturbance: {missing} are missing"
+            )
+
+    def _judge(self, done: bool) -> None:
+        now = self._reader.snapshot()
+        auditor.check(self.history, now)
+        refused = self.operator.refused
+        if refused is not None:
+            if not self.operator.may_refuse:
+                raise Violation("refused", f"{type(refused).__name__}: {refused}")
+            return
+        if not done:
+            late = self._world.now - START
+            raise Violation(
+                "stuck", f"after {self._world.steps} steps and {late:.0f} s nothing comes to its end"
+            )
+        if unknown := auditor.unknown(self.history, now):
+            raise Violation("unknown", f"rows {unknown} are in the sink and were never appended")
+
+
+def shortest(outcome: Outcome, tries: int = 600) -> Outcome:
+    """The simplest schedule that fails in the same way, as far as so many tries find it."""
+    assert outcome.failure is not None
+    best = outcome
+    size = max(1, len(best.choices) // 2)
+    while tries > 0 and size >= 1:
+        keys = sorted(best.choices)
+        smaller = False
+        for start in range(0, len(keys), size):
+            left_out = set(keys[start : start + size])
+            kept = {key: value for key, value in best.choices.items() if key not in left_out}
+            tries -= 1
+            found = run(outcome.seed, kept)
+            if found.failure is not None and found.failure.kind == outcome.failure.kind:
+                best, smaller = found, True
+                break
+            if tries <= 0:
+                break
+        if not smaller:
+            size //= 2
+    return best
+
+
+def told(outcome: Outcome) -> str:
+    """What a failure prints: the seed, the schedule to replay, and its steps."""
+    assert outcome.failure is not None
+    again = run(outcome.seed, outcome.choices, trace=True)
+    lines = list(again.trace)
+    return "\n".join(
+        [
+            f"seed {outcome.seed}: {outcome.failure.text}",
+            f"{outcome.scenario}",
+            f"replay: {json.dumps(outcome.choices, sort_keys=True)}",
+            *lines,
+        ]
+    )

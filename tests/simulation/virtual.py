@@ -1,0 +1,255 @@
+"""What the code takes from the machine it runs on, replaced by a world's: clocks, threads, files, sockets, open stores, Spark's tasks.
+
+Nothing of the protocols themselves is replaced. ``use`` puts a world in the place of the machine for as long as a schedule runs.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import random
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+from penstock.errors import StoreNotFound
+from penstock.queue.store import Store
+from penstock.store import catalog
+from penstock.store.catalog import QueueRecord, dropped
+from penstock.store.migrate import VERSION, StoreIdentity
+from penstock.store.url import parse_url
+from penstock.store.watching import Wake
+from tests.simulation.database import Server, SimDatabase
+from tests.simulation.disk import Disk, DiskFiles
+from tests.simulation.network import Network, SimListening
+from tests.simulation.scheduler import World
+from tests.simulation.threads import Clock, Threads
+
+SMALL = 8
+"""Rows that count as a backlog worth another pace."""
+
+
+class Machine:
+    """Everything that simulated processes share."""
+
+    def __init__(self, world: World, seed: int) -> None:
+        self.world = world
+        self.disk = Disk(world)
+        self.network = Network(world)
+        self.servers: dict[str, Server] = {}
+        self.random = random.Random(seed)
+
+    def server(self, name: str, *, rows: bool) -> Server:
+        made = Server(self.world, name, str(self.uuid()), rows=rows)
+        self.servers[made.url] = made
+        return made
+
+    def uuid(self) -> uuid.UUID:
+        return uuid.UUID(int=self.random.getrandbits(128), version=4)
+
+    def store(self, url: str) -> Store:
+        """The running process's store, opened once."""
+        process, server = self.world.process, self.servers.get(url)
+        if server is None:
+            raise StoreNotFound(f"there is no store at {url}")
+        if url not in process.held:
+            process.held[url] = Store(SimDatabase(server, process), StoreIdentity(server.uuid, VERSION))
+        found: Store = process.held[url]
+        return found
+
+
+_machine: Machine | None = None
+
+
+def machine() -> Machine:
+    assert _machine is not None, "no schedule is running"
+    return _machine
+
+
+def _world() -> World:
+    return machine().world
+
+
+class _TaskContext:
+    """In the place of Spark's, as far as the code asks it."""
+
+    @staticmethod
+    def get() -> _TaskContext | None:
+        return _TaskContext() if _world().running and _world().task.local else None
+
+    def partitionId(self) -> int:
+        return int(_world().task.local["task"])
+
+    def taskAttemptId(self) -> int:
+        return int(_world().task.number)
+
+    def getLocalProperty(self, name: str) -> str | None:
+        found: str | None = _world().task.local.get(name)
+        return found
+
+
+class _Watch:
+    """In the place of a store's watch: wakes with every commit."""
+
+    def __init__(self, database: Any, queue: QueueRecord, partitions: Any = None) -> None:
+        self._database, self._queue, self.partitions = database, queue, queue.partitions
+
+    def wait(self, positions: Any, timeout: float, also: Any = ()) -> Wake:
+        world, server = _world(), self._database.server
+        deadline = world.now + timeout
+        while True:
+            ends = self._ends(positions)
+            ready = tuple(link for link in also if link._connection.readable)
+            if ends or ready or world.now >= deadline:
+                return Wake(ends, ready)
+            gates = [server.changed, *(link._connection.gate for link in also)]
+            world.wait(*gates, seconds=deadline - world.now)
+
+    def _ends(self, positions: Any) -> dict[int, int]:
+        there = self._database.run(lambda tx: catalog.partitions(tx, self._queue), write=False)
+        if not there:
+            raise dropped(self._queue)
+        self.partitions = len(there)
+        return {
+            part.partition: part.next_index
+            for part in there
+            if part.partition in positions and part.next_index > positions[part.partition]
+        }
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class _Gone:
+    """In the place of a guard of threads: nothing here runs at the same time as anything else."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+def _replacements() -> dict[str, Any]:
+    clock, threads = Clock(_world), Threads(_world)
+    SimListening.network = staticmethod(lambda: machine().network)  # type: ignore[assignment]
+    found: dict[str, Any] = {
+        "uuid.uuid4": lambda: machine().uuid(),
+        "penstock.store.database.time": clock,
+        "penstock.queue.opened.connect": lambda url, **_: machine().store(url),
+        "penstock.queue.opened.parse_url": cache(parse_url),
+        "penstock.queue.opened._guard": _Gone(),
+        "penstock.queue.opened._file": lambda url: None,
+        "penstock.queue.opened._open": _Open(),
+        "penstock.queue.maintenance.Maintainer.after_change": lambda self, queue, crowded: None,
+        "penstock.queue.maintenance.Maintainer.close": lambda self: None,
+        "penstock.store.owners.time": clock,
+        "penstock.spark.task_writer.TaskContext": _TaskContext,
+        "penstock.spark.writing.TaskContext": _TaskContext,
+        "penstock.spark.stores.TaskContext": _TaskContext,
+        "penstock.spark.garbage._freeze": lambda: None,
+        "penstock.spark.checkpoint._open": lambda location: (DiskFiles(machine().disk), location.rstrip("/")),
+        "penstock.tables.writer.shaped": lambda frame, layout: frame,
+        "penstock.pipeline.levelling.connect": lambda url, **_: _Borrowed(url),
+        "penstock.pipeline.levelling.time": clock,
+        "penstock.tables.task.TaskContext": _TaskContext,
+        "penstock.tables.sink.connect": lambda url, **_: _Borrowed(url),
+        "penstock.continuous.queues.watch": _Watch,
+        "penstock.continuous.execution.time": clock,
+        "penstock.continuous.execution.threading": threads,
+        "penstock.continuous.execution.BEHIND_ROWS": SMALL,
+        "penstock.continuous.reader.BEHIND_ROWS": SMALL,
+        "penstock.continuous.reader.BATCH_ROWS": 3,
+        "penstock.continuous.reader.time": clock,
+        "penstock.continuous.reader.TaskContext": _TaskContext,
+        "penstock.continuous.writer.TaskContext": _TaskContext,
+        "penstock.continuous.writer.FLUSH_ROWS": 4,
+        "penstock.continuous.queues._AHEAD_ROWS": 5,
+        "penstock.continuous.coordinator.time": clock,
+        "penstock.continuous.coordinator.threading": threads,
+        "penstock.continuous.coordinator.Listening": SimListening,
+        "penstock.continuous.coordinator._shut": lambda line: line.shutdown(),
+        "penstock.continuous.link.Client": lambda where, authkey: machine().network.connect(where[1]),
+        "penstock.continuous.logs.time": clock,
+        "penstock.instants.time": clock,
+    }
+    return found
+
+
+class _Open(dict[Any, Any]):
+    """Which stores are open: each simulated process knows its own."""
+
+    def get(self, key: Any, default: Any = None) -> None:
+        return None
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        """The process keeps it."""
+
+
+class _Borrowed:
+    """A store that is closed by whoever has opened it."""
+
+    def __init__(self, url: str) -> None:
+        self._store = machine().store(url)
+
+    def __enter__(self) -> Store:
+        return self._store
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+@contextmanager
+def use(made: Machine) -> Iterator[None]:
+    """Run what is inside on a simulated machine."""
+    global _machine
+    before = [(owner, name, getattr(owner, name)) for owner, name in _places()]
+    level = logging.root.manager.disable
+    _machine = made
+    state = random.getstate()
+    random.seed(made.random.getrandbits(64))
+    logging.disable(logging.CRITICAL)
+    for (owner, name, _), value in zip(before, _values(), strict=True):
+        setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        made.world.close()
+        for server in made.servers.values():
+            server.close()
+        for owner, name, value in before:
+            setattr(owner, name, value)
+        logging.disable(level)
+        random.setstate(state)
+        _machine = None
+
+
+_found: dict[str, Any] | None = None
+
+
+def _values() -> list[Any]:
+    global _found
+    if _found is None:
+        _found = _replacements()
+    return list(_found.values())
+
+
+_known: list[tuple[Any, str]] = []
+
+
+def _places() -> list[tuple[Any, str]]:
+    """Where each of them belongs: a module, or a class in one."""
+    _values()
+    assert _found is not None
+    if not _known:
+        for path in _found:
+            parts = path.split(".")
+            for length in range(len(parts) - 1, 0, -1):
+                try:
+                    owner: Any = importlib.import_module(".".join(parts[:length]))
+                except ImportError:
+                    continue
+                for part in parts[length:-1]:
+                    owner = getattr(owner, part)
+                _known.append((owner, parts[-1]))
+                break
+    return _known
