@@ -21,6 +21,7 @@ from tests.queue.support import SCHEMA, everything, rows, settle
 from tests.store.support import run_sql
 
 TABLES = [
+    "observed_end",
     "queue",
     "key_home",
     "partition",
@@ -190,6 +191,16 @@ def test_what_was_staged_long_ago_is_swept_beside_other_upkeep_now_and_then(stor
     settle(store)
     assert store.info().staged_segments == 1
     assert everything(queue) == {0: [0, 1, 2]}
+
+
+def test_what_was_staged_under_a_clock_far_ahead_is_swept(store: penstock.Store) -> None:
+    queue = store.create_queue("q", SCHEMA)
+    _stage(store, queue, "dead", 0, "a", 1, 2)
+    text = "update penstock.staged set created_at = created_at + 90000000000 where app_id = 'dead'"
+    run_sql(store.database, qualify(text, store.database.dialect, store.database.url.schema))
+    _stage(store, queue, "live", 0, "b", 3)
+    assert store.sweep() == 1
+    assert store.info().staged_segments == 1
 
 
 def test_the_upkeep_of_a_store_sweeps_what_was_staged_long_ago(store: penstock.Store) -> None:

@@ -39,6 +39,10 @@ FILL = [
         "first_timestamp, last_timestamp, bytes, payload_id) "
         f"select 6 + i % 3, 0, i / 3, i / 3 + 1, i, i, i, i, 100, i from {{rows:{SEGMENTS}}}"
     ),
+    (
+        "insert into penstock.observed_end (queue_id, partition, observed_at, next_index, last_timestamp) "
+        "select 1 + i % 2000, 0, i / 2000, i, 1 from {rows:20000}"
+    ),
     "insert into penstock.consumer (name, created_at) select 'c' || i, 0 from {rows:2000}",
     (
         "insert into penstock.registration (consumer_id, queue_id, vital, generation) "
@@ -94,7 +98,7 @@ HOT: dict[str, dict[str, Any]] = {
     },
     "tell_query": QUERY | {"rows_in": 1, "rows_out": 1, "source": "", "sink": ""},
     "end_query": QUERY | {"state": "failed", "condition": "X", "message": "y"},
-    "prune_query_progress": {"query_id": "q7", "most": 900},
+    "prune_query_progress": {"query_id": "q7", "most": 900, "ahead": 10**9},
     "rows_committed": {"sink": "s3", "app_id": "a1", "after": 500, "upto": 510},
     "find_queue": {"name": "q7"},
     "find_queue_by_id": {"queue_id": 7},
@@ -116,6 +120,9 @@ HOT: dict[str, dict[str, Any]] = {
     "bytes_after": IN_QUEUE | {"row_index": 9900},
     "delete_payloads_before": IN_QUEUE | {"row_index": 20},
     "delete_segments_before": IN_QUEUE | {"row_index": 20},
+    "newest_observed_end": IN_QUEUE | {"now": 700, "last_timestamp": 1},
+    "observed_end_before": IN_QUEUE | {"timestamp": 700, "last_timestamp": 1},
+    "forget_observed_ends": IN_QUEUE | {"now": 700, "expired": 500, "last_timestamp": 1},
     "set_first_index": IN_QUEUE | {"first_index": 1, "bytes": 1, "segments": 1},
     "delete_segment": IN_QUEUE | {"end_index": 700},
     "delete_payload": {"payload_id": 700},

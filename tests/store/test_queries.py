@@ -12,7 +12,8 @@ from penstock.errors import StoreError, StoreNotFound
 from penstock.store import migrate, queries, statements
 from penstock.store.migrate import open_database
 from penstock.store.queries import QueryError, QueryProgress, QueryRun
-from tests.store.support import described
+from penstock.store.statements import qualify
+from tests.store.support import described, run_sql
 
 RUN = QueryRun("id", "run 1", 'it\'s "big" <script>', "micro-batch", 5, sink="queue 'x'")
 
@@ -86,6 +87,20 @@ def test_the_newest_progress_is_kept(store: penstock.Store, monkeypatch: pytest.
     ]
     newest = _progress(store)[2].told_at
     assert [row.batch_id for row in _progress(store, newest - 1)] == [4]
+
+
+def test_progress_that_was_told_under_a_clock_far_ahead_makes_way(
+    store: penstock.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queries, "KEPT_PROGRESS", 3)
+    store.database.run(lambda tx: queries.begin(tx, RUN))
+    for batch in range(3):
+        store.database.run(lambda tx, batch=batch: queries.tell(tx, RUN, QueryProgress(batch, 1)))
+    text = "update penstock.query_progress set told_at = told_at + 86400000000"
+    run_sql(store.database, qualify(text, store.database.dialect, store.database.url.schema))
+    for batch in range(3, 5):
+        store.database.run(lambda tx, batch=batch: queries.tell(tx, RUN, QueryProgress(batch, 1)))
+    assert [row.batch_id for row in _progress(store)] == [3, 4]
 
 
 def test_a_query_that_was_not_heard_of_for_long_is_forgotten_with_its_progress(

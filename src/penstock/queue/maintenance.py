@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from datetime import timedelta
 
 from penstock.errors import NotFound, StoreUnavailable, condition_of
-from penstock.store import catalog, forks, merge, staging
+from penstock.store import catalog, forks, merge, observed_ends, staging
 from penstock.store.catalog import QueueRecord
 from penstock.store.consumers import owner_name
 from penstock.store.database import Database, Transaction
@@ -162,10 +162,15 @@ def upkeep(database: Database, store_uuid: str, queue: QueueRecord, wanted: Iter
     """
 
     def look(tx: Transaction) -> tuple[QueueRecord, list[int], list[int]]:
-        now = catalog.reread(tx, queue)
-        there = [part for part in catalog.partitions(tx, now) if part.partition in chosen]
-        old = [part.partition for part in there if retention_bound(tx, now, part) > part.first_index]
-        return now, old, [part.partition for part in there if part.segments >= MERGE_FAN_IN]
+        found, now = catalog.reread(tx, queue), tx.now()
+        there = [part for part in catalog.partitions(tx, found) if part.partition in chosen]
+        old = [
+            part.partition
+            for part in there
+            if retention_bound(tx, found, part, now) > part.first_index
+            or observed_ends.is_due(tx, found, part, now)
+        ]
+        return found, old, [part.partition for part in there if part.segments >= MERGE_FAN_IN]
 
     chosen = set(wanted)
     current, old, crowded = database.run(look, write=False)

@@ -150,7 +150,8 @@ def resolve(tx: Transaction, queue: QueueRecord, position: Position) -> list[int
     if position == "latest":
         return [record.next_index for record in records]
     if isinstance(position, int) and not isinstance(position, bool):
-        return [first_since(tx, queue, record, position) for record in records]
+        now = tx.now()
+        return [first_since(tx, queue, record, position, now) for record in records]
     if isinstance(position, Mapping):
         return _given(queue, records, position)
     raise InvalidPosition(

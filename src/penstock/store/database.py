@@ -20,6 +20,9 @@ log = logging.getLogger("penstock.store")
 
 T = TypeVar("T")
 RETRY_SECONDS = 20.0
+AHEAD = 60_000_000
+"""What is dated by more microseconds ahead of the clock was written under a clock that was wrong, or is read under one; clocks differ
+a little."""
 
 
 class Transaction(ABC):

@@ -156,7 +156,8 @@ def place(tx: Transaction, queue: QueueRecord, sizes: Sequence[tuple[int, int, i
         )
         _tell(tx, row)
         places += _spread(queue, row, partition, [size[1:] for size in members])
-        now = places[-1].timestamp
+        # Not the time of the rows: where an earlier append was dated ahead of the clock, the other partitions are not.
+        now = int(row.now)
     return places
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.store.database import Transaction
+from penstock.store.database import AHEAD, Transaction
 
 RUNNING, STOPPED, FAILED = "running", "stopped", "failed"
 MICRO_BATCH, CONTINUOUS = "micro-batch", "continuous"
@@ -153,7 +153,7 @@ def _insert(tx: Transaction, run: QueryRun, progress: QueryProgress, now: int) -
         state_rows=progress.state_rows,
         state_bytes=progress.state_bytes,
     )
-    tx.run("prune_query_progress", query_id=run.query_id, most=KEPT_PROGRESS)
+    tx.run("prune_query_progress", query_id=run.query_id, most=KEPT_PROGRESS, ahead=now + AHEAD)
 
 
 def end(tx: Transaction, run: QueryRun, error: QueryError | None) -> None:

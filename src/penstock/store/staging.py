@@ -13,6 +13,8 @@ from penstock.store.consumers import list_registrations
 from penstock.store.database import Database, Transaction
 from penstock.store.log import Appended, Segment, allocate_payloads, place, publish, store_payloads
 
+_FAR_AHEAD = 86_400_000_000
+
 
 class Place(Protocol):
     """What rows are staged for: a queue, or whatever has a number that no queue has."""
@@ -124,13 +126,20 @@ def sweep(database: Database, store_uuid: str, *, older_than: int) -> int:
     """
 
     def work(tx: Transaction) -> int:
+        now = tx.now()
         # A database's integers end where those of a timedelta go on.
-        before = min(max(tx.now() - older_than, 0), 2**62)
-        aged = [relation for relation in relations.listed(tx) if relation.created_at < before]
-        old = {row.app_id for row in tx.all("staged_apps") if row.oldest < before}
+        before = min(max(now - older_than, 0), 2**62)
+        # What was staged under a clock that was far ahead would not be old for as long.
+        ahead = now + _FAR_AHEAD
+        aged = [each for each in relations.listed(tx) if not before <= each.created_at <= ahead]
+        old = {row.app_id for row in tx.all("staged_apps") if not before <= row.oldest <= ahead}
         running = _running(tx, store_uuid) if old or aged else set()
         dead = sorted(old - running)
-        gone = [row for app in dead for row in tx.all("delete_staged_before", app_id=app, created_at=before)]
+        gone = [
+            row
+            for app in dead
+            for row in tx.all("delete_staged_before", app_id=app, created_at=before, ahead=ahead)
+        ]
         drop_payloads(tx, [row.payload_id for row in gone])
         idle = [relation for relation in aged if relation.app_id not in running]
         for relation in idle:

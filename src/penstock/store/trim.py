@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
+from penstock.store import observed_ends
 from penstock.store.catalog import PartitionRecord, QueueRecord, RetentionLimits, lock_partition, reread
 from penstock.store.database import Transaction
 from penstock.store.log import PAGE_SEGMENTS
@@ -36,7 +37,9 @@ def trim(
     # Whoever calls may have read the retention long ago.
     queue = reread(tx, queue)
     record = lock_partition(tx, queue, partition)
-    wanted = retention_bound(tx, queue, record)
+    now = tx.now()
+    observed_ends.observe(tx, queue, record, now)
+    wanted = retention_bound(tx, queue, record, now)
     if before is not None:
         wanted = before if queue.retention.unlimited else min(before, wanted)
     bound = max(
@@ -77,14 +80,14 @@ def _consumers_bound(
     return min(bounds)
 
 
-def retention_bound(tx: Transaction, queue: QueueRecord, record: PartitionRecord) -> int:
+def retention_bound(tx: Transaction, queue: QueueRecord, record: PartitionRecord, now: int) -> int:
     """The row index below which the retention lets go; whichever limit is reached first counts."""
     limits = queue.retention
     bound = record.first_index
     if limits.rows is not None:
         bound = max(bound, record.next_index - limits.rows)
     if limits.age is not None:
-        bound = max(bound, first_since(tx, queue, record, tx.now() - limits.age))
+        bound = max(bound, first_since(tx, queue, record, now - limits.age, now))
     if limits.bytes is not None and record.bytes > limits.bytes:
         bound = max(bound, _bytes_bound(tx, queue, record, limits))
     return bound
@@ -114,8 +117,16 @@ def _bytes_bound(
     return bound
 
 
-def first_since(tx: Transaction, queue: QueueRecord, record: PartitionRecord, timestamp: int) -> int:
-    """The first row whose time is at or after ``timestamp`` (microseconds), by bisection: times never go back."""
+def first_since(
+    tx: Transaction, queue: QueueRecord, record: PartitionRecord, timestamp: int, now: int
+) -> int:
+    """The first row that was appended at or after ``timestamp`` (microseconds), as far as the clock lets it be known."""
+    dated = _first_dated(tx, queue, record, timestamp)
+    return max(dated, observed_ends.rows_before(tx, queue, record, timestamp, now))
+
+
+def _first_dated(tx: Transaction, queue: QueueRecord, record: PartitionRecord, timestamp: int) -> int:
+    """The first row whose time is at or after ``timestamp``, by bisection: times never go back."""
     low, high = record.first_index, record.next_index
     while low < high:
         segment = tx.one(

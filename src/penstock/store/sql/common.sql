@@ -193,6 +193,32 @@ update penstock.partition
 set first_index = :first_index, bytes = bytes - :bytes, segments = segments - :segments
 where queue_id = :queue_id and partition = :partition and first_index <= :first_index;
 
+-- Rows that are dated ahead of the clock.
+-- name: newest_observed_end
+select observed_at, next_index from penstock.observed_end
+where queue_id = :queue_id and partition = :partition and observed_at <= :now and last_timestamp = :last_timestamp
+order by observed_at desc
+limit 1;
+
+-- name: observed_end_before
+select max(next_index) as next_index from penstock.observed_end
+where queue_id = :queue_id and partition = :partition and observed_at < :timestamp and last_timestamp = :last_timestamp;
+
+-- Those that are older than the retention's age say no more than the newest of them.
+-- name: forget_observed_ends
+delete from penstock.observed_end
+where queue_id = :queue_id and partition = :partition and (
+    last_timestamp <> :last_timestamp or observed_at > :now or observed_at < (
+        select max(o.observed_at) from penstock.observed_end as o
+        where o.queue_id = :queue_id and o.partition = :partition and o.observed_at < :expired
+    )
+);
+
+-- name: insert_observed_end
+insert into penstock.observed_end (queue_id, partition, observed_at, next_index, last_timestamp)
+values (:queue_id, :partition, :now, :next_index, :last_timestamp)
+on conflict (queue_id, partition, observed_at) do nothing;
+
 -- name: delete_segment
 delete from penstock.segment
 where queue_id = :queue_id and partition = :partition and end_index = :end_index;
@@ -223,7 +249,7 @@ where app_id = :app_id and batch_id = :batch_id and attempt = :attempt and ordin
 returning payload_id;
 
 -- name: delete_staged_before
-delete from penstock.staged where app_id = :app_id and created_at < :created_at
+delete from penstock.staged where app_id = :app_id and (created_at < :created_at or created_at > :ahead)
 returning payload_id;
 
 -- name: staged_apps
@@ -439,12 +465,17 @@ values
      :state_rows, :state_bytes)
 on conflict (query_id, told_at) do nothing;
 
+-- What was told under a clock that was ahead would be the newest for long.
 -- name: prune_query_progress
 delete from penstock.query_progress
-where query_id = :query_id and told_at < (
-    select min(told_at) from (
-        select told_at from penstock.query_progress where query_id = :query_id order by told_at desc limit :most
-    ) as kept
+where query_id = :query_id and (
+    told_at > :ahead or told_at < (
+        select min(told_at) from (
+            select told_at from penstock.query_progress
+            where query_id = :query_id and told_at <= :ahead
+            order by told_at desc limit :most
+        ) as kept
+    )
 );
 
 -- name: drop_old_queries

@@ -50,7 +50,8 @@ select pg_current_xact_id()::text::bigint as newest;
 select pg_snapshot_xmin(pg_current_snapshot())::text::bigint as oldest;
 
 -- The update takes the partition's row lock and holds it to the commit. Timestamps never go back. Under the lock it finds out
--- whether anybody watches the queue, that is whether the watchers' lock is free; else the channel to notify comes back.
+-- whether anybody watches the queue, that is whether the watchers' lock is free; else the channel to notify comes back. `now` is the
+-- clock's time for the append's other partitions, whatever the rows of this one are dated by.
 -- name: advance_partition
 update penstock.partition
 set next_index = next_index + :row_count,
@@ -62,6 +63,7 @@ set next_index = next_index + :row_count,
 where queue_id = :queue_id and partition = :partition
 returning
     next_index, last_timestamp, segments, total,
+    coalesce(:now, least(last_timestamp, (extract(epoch from clock_timestamp()) * 1000000)::bigint)) as now,
     case
         when not pg_try_advisory_lock(tableoid::integer, (queue_id & 2147483647)::integer)
             then 'penstock_' || tableoid || '_' || queue_id

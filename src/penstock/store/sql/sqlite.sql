@@ -15,7 +15,7 @@ set next_index = next_index + :row_count,
     segments = segments + :segments,
     last_timestamp = max(last_timestamp, :now)
 where queue_id = :queue_id and partition = :partition
-returning next_index, last_timestamp, segments, total, cast(queue_id as text) as channel;
+returning next_index, last_timestamp, segments, total, :now as now, cast(queue_id as text) as channel;
 
 -- name: lock_registration
 select r.*, c.name as consumer, q.name as queue
