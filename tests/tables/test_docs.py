@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 import sqlalchemy
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 import penstock as ps
@@ -37,10 +38,10 @@ def test_a_function_of_ones_own_writes_once(
     names: dict[str, Any] = {"ps": ps, "dsn": dsn, "engine": engine, "app_id": "counting"}
     exec(BLOCKS[driver], names)
 
-    def run() -> None:
+    def run(checkpoint: str = "ck") -> None:
         frame = spark.readStream.format("penstock").options(url=store_url, consumer="c").load("in")
         writer = frame.writeStream.foreachBatch(names["write"])
-        writer.option("checkpointLocation", str(tmp_path / "ck")).trigger(
+        writer.option("checkpointLocation", str(tmp_path / checkpoint)).trigger(
             availableNow=True
         ).start().awaitTermination()
 
@@ -50,4 +51,8 @@ def test_a_function_of_ones_own_writes_once(
     run()
     feed.add({"k": "a"})
     run()
+    assert rows(store_url, "counts") == [("a", 3), ("b", 1)]
+    condition = "CHECKPOINT_MISMATCH.OTHER_QUERY" if driver == "psycopg" else "CHECKPOINT_REWOUND"
+    with pytest.raises(StreamingQueryException, match=condition):
+        run("another checkpoint")
     assert rows(store_url, "counts") == [("a", 3), ("b", 1)]

@@ -14,8 +14,9 @@ import pytest
 import sqlalchemy
 
 import penstock as ps
-from penstock.errors import CheckpointRewound, InvalidInput
+from penstock.errors import CheckpointMismatch, CheckpointRewound, InvalidInput
 from penstock.store.url import parse_url
+from penstock.tables import exactly_once
 from tests.tables.support import query
 
 Connect = Callable[[], Any]
@@ -57,8 +58,11 @@ def insert(connection: Any, number: int) -> None:
     connection.execute(sqlalchemy.text(text) if isinstance(connection, sqlalchemy.Connection) else text)
 
 
-def write(connect: Connect, batch_id: int, app_id: str = "app") -> bool:
-    with connect() as connection, ps.exactly_once(connection, "t", app_id, batch_id) as batch:
+def write(connect: Connect, batch_id: int, app_id: str = "app", query_id: str | None = None) -> bool:
+    with (
+        connect() as connection,
+        ps.exactly_once(connection, "t", app_id, batch_id, query_id=query_id) as batch,
+    ):
         if batch.new:
             insert(connection, batch_id)
         return bool(batch)
@@ -69,9 +73,111 @@ def ids(url: str) -> list[int]:
 
 
 def test_a_micro_batch_is_written_once(connect: Connect, database: str) -> None:
-    assert [write(connect, number) for number in (0, 0, 1, 0, 1)] == [True, False, True, False, False]
+    assert [write(connect, number) for number in (0, 0, 1, 1, 2)] == [True, False, True, False, True]
     assert write(connect, 0, "another app")
-    assert ids(database) == [0, 0, 1]
+    assert ids(database) == [0, 0, 1, 2]
+    found = query(database, "select app_id, batch_id from penstock_exactly_once order by app_id")
+    assert found == [("another app", 0), ("app", 2)], "the newest one of each"
+
+
+def test_a_new_checkpoint_under_the_app_id_of_another_is_refused(connect: Connect, database: str) -> None:
+    """Its batch ids begin at 0 again, and a replay only ever repeats the newest micro-batch."""
+    for number in range(4):
+        assert write(connect, number)
+    for number in (0, 2):
+        with pytest.raises(CheckpointRewound, match="needs an app_id of its own") as caught:
+            write(connect, number)
+        assert caught.value.parameters == {"app_id": "app", "batch_id": number, "last": 3}
+    assert not write(connect, 3)
+    assert write(connect, 4)
+    assert ids(database) == [0, 1, 2, 3, 4]
+
+
+def test_a_gap_is_refused(connect: Connect, database: str) -> None:
+    """The database was restored from an older backup, or the block was left out."""
+    assert write(connect, 0)
+    with pytest.raises(CheckpointMismatch, match="what lies between is missing") as caught:
+        write(connect, 3)
+    assert caught.value.condition == "CHECKPOINT_MISMATCH.BATCHES_MISSING"
+    assert caught.value.parameters == {"app_id": "app", "batch_id": 3, "last": 0}
+    assert write(connect, 1)
+    assert ids(database) == [0, 1]
+
+
+def test_the_first_micro_batch_of_an_app_may_have_any_number(connect: Connect, database: str) -> None:
+    assert write(connect, 41)
+    assert not write(connect, 41)
+    assert write(connect, 42)
+    assert ids(database) == [41, 42]
+
+
+def test_another_query_under_the_app_id_is_refused_even_at_its_first_micro_batch(
+    connect: Connect, database: str
+) -> None:
+    assert write(connect, 0, query_id="one")
+    assert not write(connect, 0, query_id="one")
+    for number in (0, 1):
+        with pytest.raises(CheckpointMismatch, match="another query wrote") as caught:
+            write(connect, number, query_id="two")
+        assert caught.value.condition == "CHECKPOINT_MISMATCH.OTHER_QUERY"
+    assert not write(connect, 0), "who says no query is not asked"
+    assert write(connect, 1)
+    with pytest.raises(CheckpointMismatch):
+        write(connect, 2, query_id="two")
+    assert ids(database) == [0, 1]
+
+
+def test_a_query_that_says_its_id_later_is_known_from_then_on(connect: Connect, database: str) -> None:
+    assert write(connect, 0)
+    assert not write(connect, 0, query_id="one")
+    assert write(connect, 1, query_id="one")
+    with pytest.raises(CheckpointMismatch):
+        write(connect, 2, query_id="two")
+    assert ids(database) == [0, 1]
+
+
+def test_a_driver_that_was_stopped_while_another_one_went_on_writes_nothing(
+    connect: Connect, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It had looked at the ledger before, and enters its micro-batch after the other one's two."""
+    assert write(connect, 0)
+    if parse_url(database).dialect == "sqlite":
+        return  # only one at a time is in its transaction
+    real = exactly_once._newest
+    looked: list[Any] = []
+
+    def look(*arguments: Any) -> Any:
+        found = real(*arguments)
+        if not looked:
+            looked.append(found)
+            monkeypatch.undo()
+            assert write(connect, 1)
+            assert write(connect, 2)
+        return found
+
+    monkeypatch.setattr(exactly_once, "_newest", look)
+    with pytest.raises(CheckpointRewound):
+        write(connect, 1)
+    assert ids(database) == [0, 1, 2]
+
+
+def test_the_ledger_of_an_earlier_version_goes_on(connect: Connect, database: str) -> None:
+    query(
+        database,
+        "create table penstock_exactly_once (sink varchar(255) not null, app_id varchar(255) not null, batch_id bigint "
+        "not null, committed_at timestamp default current_timestamp not null, primary key (sink, app_id, batch_id))",
+    )
+    query(
+        database,
+        "insert into penstock_exactly_once (sink, app_id, batch_id) values ('t', 'app', 5), ('t', 'app', 6), ('t', 'other', 9)",
+    )
+    assert not write(connect, 6)
+    with pytest.raises(CheckpointRewound):
+        write(connect, 5)
+    assert write(connect, 7, query_id="one")
+    assert not write(connect, 7)
+    found = query(database, "select app_id, batch_id, query_id from penstock_exactly_once order by app_id")
+    assert found == [("app", 7, "one"), ("other", 9, None)]
 
 
 def test_a_block_that_fails_leaves_nothing(connect: Connect, database: str) -> None:
@@ -131,5 +237,7 @@ def test_wrong_arguments_are_told(tmp_path: Path) -> None:
         for arguments in ((connection, "", "a", 0), (connection, "t", "a", -1), (connection, "t", "a", True)):
             with pytest.raises(InvalidInput), ps.exactly_once(*arguments):
                 raise AssertionError("not reached")
+        with pytest.raises(InvalidInput), ps.exactly_once(connection, "t", "a", 0, query_id=""):
+            raise AssertionError("not reached")
     with pytest.raises(InvalidInput, match="psycopg 3"), ps.exactly_once("sqlite:///x.db", "t", "a", 0):
         raise AssertionError("not reached")

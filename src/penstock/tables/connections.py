@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -26,8 +26,8 @@ class Borrowed(ABC):
         """Execute a statement; the number of rows it touched."""
 
     @abstractmethod
-    def first(self, text: str, **parameters: Any) -> Any:
-        """The first value of the first row of a statement."""
+    def row(self, text: str, **parameters: Any) -> Sequence[Any] | None:
+        """The first row of a statement; None where it has none."""
 
     @abstractmethod
     def transaction(self) -> AbstractContextManager[Any]:
@@ -62,8 +62,11 @@ class _Sqlite(Borrowed):
     def change(self, text: str, **parameters: Any) -> int:
         return self._cursor().execute(text, parameters).rowcount
 
-    def first(self, text: str, **parameters: Any) -> Any:
-        return self._cursor().execute(text, parameters).fetchone()[0]
+    def row(self, text: str, **parameters: Any) -> Sequence[Any] | None:
+        cursor = self._cursor()
+        row: Sequence[Any] | None = cursor.execute(text, parameters).fetchone()
+        cursor.close()  # a statement whose rows nobody has read is in the way of the commit
+        return row
 
     def _cursor(self) -> sqlite3.Cursor:
         cursor = self._connection.cursor()
@@ -105,10 +108,11 @@ class _Psycopg(Borrowed):
     def change(self, text: str, **parameters: Any) -> int:
         return self._cursor.execute(bind(text, self.dialect).encode(), parameters).rowcount
 
-    def first(self, text: str, **parameters: Any) -> Any:
-        row = self._cursor.execute(bind(text, self.dialect).encode(), parameters).fetchone()
-        assert row is not None
-        return row[0]
+    def row(self, text: str, **parameters: Any) -> Sequence[Any] | None:
+        row: Sequence[Any] | None = self._cursor.execute(
+            bind(text, self.dialect).encode(), parameters
+        ).fetchone()
+        return row
 
     def transaction(self) -> AbstractContextManager[Any]:
         found: AbstractContextManager[Any] = self._connection.transaction()
@@ -129,8 +133,9 @@ class _Alchemy(Borrowed):
     def change(self, text: str, **parameters: Any) -> int:
         return int(self._execute(text, parameters).rowcount)
 
-    def first(self, text: str, **parameters: Any) -> Any:
-        return self._execute(text, parameters).scalar()
+    def row(self, text: str, **parameters: Any) -> Sequence[Any] | None:
+        row: Sequence[Any] | None = self._execute(text, parameters).first()
+        return row
 
     def _execute(self, text: str, parameters: dict[str, Any]) -> Any:
         # It is there, for the caller has a connection of its.

@@ -7,29 +7,46 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.errors import CheckpointRewound
+from penstock.errors import CheckpointMismatch, CheckpointRewound
 from penstock.kinds import refusal
 from penstock.queue.names import check_name
-from penstock.store.ledger import KEEP
 from penstock.tables.connections import Borrowed, borrowed
 
 LEDGER = "penstock_exactly_once"
 # One maker at a time: two that make a table at once make one of them fail.
 _LOCK = 7235416081274634
+# One row for each sink and app: its newest micro-batch. A replay repeats no earlier one.
 _CREATE = f"""
 create table if not exists {LEDGER} (
     sink varchar(255) not null,
     app_id varchar(255) not null,
     batch_id bigint not null,
+    query_id varchar(255),
     committed_at timestamp default current_timestamp not null,
-    primary key (sink, app_id, batch_id)
+    primary key (sink, app_id)
 )
 """
-_ENTER = (
-    f"insert into {LEDGER} (sink, app_id, batch_id) values (:sink, :app_id, :batch_id) on conflict do nothing"
+# A table that an earlier version made has a row for each micro-batch, and no query_id.
+_ADD_QUERY = f"alter table {LEDGER} add column query_id varchar(255)"
+_KEEP_NEWEST = (
+    f"delete from {LEDGER} where exists (select 1 from {LEDGER} as later where later.sink = {LEDGER}.sink "
+    f"and later.app_id = {LEDGER}.app_id and later.batch_id > {LEDGER}.batch_id)"
 )
-_NEWEST = f"select max(batch_id) from {LEDGER} where sink = :sink and app_id = :app_id"
-_PRUNE = f"delete from {LEDGER} where sink = :sink and app_id = :app_id and batch_id < :before"
+_IS_MADE = {
+    "postgres": f"select count(*) from pg_attribute where attrelid = to_regclass('{LEDGER}') and attname = 'query_id'",
+    "sqlite": f"select count(*) from pragma_table_info('{LEDGER}') where name = 'query_id'",
+}
+_OF_APP = "sink = :sink and app_id = :app_id"
+_NEWEST = f"select batch_id, query_id from {LEDGER} where {_OF_APP} order by batch_id desc limit 1"
+_FIRST = (
+    f"insert into {LEDGER} (sink, app_id, batch_id, query_id) values (:sink, :app_id, :batch_id, :query_id) "
+    "on conflict do nothing"
+)
+# By compare-and-set, which waits for another driver of the query, and sees what that has committed.
+_NEXT = (
+    f"update {LEDGER} set batch_id = :batch_id, query_id = coalesce(:query_id, query_id), committed_at = current_timestamp "
+    f"where {_OF_APP} and batch_id = :newest"
+)
 
 
 @dataclass(frozen=True)
@@ -46,11 +63,30 @@ class Batch:
         return self.new
 
 
+@dataclass(frozen=True)
+class _Entry:
+    """What the ledger is to have of a micro-batch."""
+
+    sink: str
+    app_id: str
+    batch_id: int
+    query_id: str | None
+
+    def app(self) -> dict[str, str]:
+        return {"sink": self.sink, "app_id": self.app_id}
+
+    def fields(self) -> dict[str, Any]:
+        return {**self.app(), "batch_id": self.batch_id, "query_id": self.query_id}
+
+
 @contextmanager
-def exactly_once(connection: Any, sink: str, app_id: str, batch_id: int) -> Iterator[Batch]:
+def exactly_once(
+    connection: Any, sink: str, app_id: str, batch_id: int, *, query_id: str | None = None
+) -> Iterator[Batch]:
     """Put the statements of a micro-batch and its ledger row into one transaction, once.
 
-    The ledger is a table ``penstock_exactly_once`` in the connection's database, made when it is first used.
+    The ledger is a table ``penstock_exactly_once`` in the connection's database, made when it is first used. It has the newest
+    micro-batch of each sink and app.
 
     Parameters
     ----------
@@ -62,7 +98,12 @@ def exactly_once(connection: Any, sink: str, app_id: str, batch_id: int) -> Iter
     app_id
         The query's identity: the same in each run with one checkpoint, another one with another checkpoint.
     batch_id
-        The micro-batch's number, as ``foreachBatch`` is told it.
+        The micro-batch's number, as ``foreachBatch`` is told it. Enter the block for every micro-batch, also for an empty one.
+        The first one of an app may have any number.
+    query_id
+        The query's id, which Spark keeps in the checkpoint; inside the function it is Spark's local property
+        ``sql.streaming.queryId``. With it, a new checkpoint under the ``app_id`` of another is refused also where the other one has
+        come as far as micro-batch 0 only.
 
     Returns
     -------
@@ -73,39 +114,84 @@ def exactly_once(connection: Any, sink: str, app_id: str, batch_id: int) -> Iter
     Raises
     ------
     CheckpointRewound
-        When the micro-batch is so old that the ledger may have forgotten it (1,000 are remembered).
+        When the micro-batch comes before the newest one: the checkpoint is an old copy, or a new one.
+    CheckpointMismatch
+        When micro-batches are missing between the newest one and this one, or another query has used the ``app_id``.
     InvalidInput
         When an argument is of another kind.
     """
     check_name("sink", sink)
     check_name("app", app_id)
+    if query_id is not None:
+        check_name("query", query_id)
     if type(batch_id) is not int or batch_id < 0:
         raise refusal("batch_id", batch_id, "the number of a micro-batch, from 0")
     inside = borrowed(connection)
     with inside.transaction():
-        yield Batch(sink, app_id, batch_id, _enter(inside, sink, app_id, batch_id))
+        new = _enter(inside, _Entry(sink, app_id, batch_id, query_id))
+        yield Batch(sink, app_id, batch_id, new)
 
 
-def _enter(inside: Borrowed, sink: str, app_id: str, batch_id: int) -> bool:
+def _enter(inside: Borrowed, entry: _Entry) -> bool:
+    """Enter the micro-batch; False when it is the newest one already."""
     _make_ledger(inside)
-    newest = inside.first(_NEWEST, sink=sink, app_id=app_id)
-    if newest is not None and newest > batch_id + KEEP:
-        raise CheckpointRewound(
-            f"app {app_id!r} is at micro-batch {newest} in {sink} and its checkpoint at {batch_id}, further back than the ledger "
-            "remembers: it is an old copy; use the newest one",
-            app_id=app_id,
-            batch_id=batch_id,
-            last=newest,
+    while True:
+        newest = _newest(inside, entry)
+        if newest is None:
+            entered = inside.change(_FIRST, **entry.fields())
+        else:
+            _require_fitting(entry, *newest)
+            if newest[0] == entry.batch_id:
+                return False
+            entered = inside.change(_NEXT, newest=newest[0], **entry.fields())
+        # Where nothing was entered, another driver of the query was faster: look again.
+        if entered:
+            return True
+
+
+def _newest(inside: Borrowed, entry: _Entry) -> tuple[int, str | None] | None:
+    """The newest micro-batch of the sink and app, and its query."""
+    row = inside.row(_NEWEST, **entry.app())
+    return None if row is None else (row[0], row[1])
+
+
+def _require_fitting(entry: _Entry, newest: int, query_id: str | None) -> None:
+    """Refuse what is neither the newest micro-batch nor the next one."""
+    parameters: dict[str, Any] = {"app_id": entry.app_id, "batch_id": entry.batch_id, "last": newest}
+    known = f"app {entry.app_id!r} is at micro-batch {newest} in {entry.sink}"
+    if None not in (query_id, entry.query_id) and query_id != entry.query_id:
+        raise CheckpointMismatch(
+            f"{known}, which another query wrote, and this is micro-batch {entry.batch_id} of a query with another checkpoint: give "
+            "each checkpoint an app_id of its own",
+            condition="CHECKPOINT_MISMATCH.OTHER_QUERY",
+            **parameters,
         )
-    if not inside.change(_ENTER, sink=sink, app_id=app_id, batch_id=batch_id):
-        return False
-    inside.change(_PRUNE, sink=sink, app_id=app_id, before=batch_id - KEEP)
-    return True
+    if entry.batch_id < newest:
+        raise CheckpointRewound(
+            f"{known} and its checkpoint is at {entry.batch_id}: it is an old copy, or a new checkpoint. Use the newest checkpoint; a "
+            "new one needs an app_id of its own",
+            **parameters,
+        )
+    if entry.batch_id > newest + 1:
+        raise CheckpointMismatch(
+            f"{known} and its checkpoint is at {entry.batch_id}: what lies between is missing. Was the database restored alone, or "
+            "the block left out for empty micro-batches? A new app_id continues without the missing ones",
+            condition="CHECKPOINT_MISMATCH.BATCHES_MISSING",
+            **parameters,
+        )
 
 
 def _make_ledger(inside: Borrowed) -> None:
+    if _is_made(inside):
+        return
     if inside.dialect == "postgres":
-        if inside.first(f"select count(to_regclass('{LEDGER}'))"):
-            return
-        inside.first("select count(pg_advisory_xact_lock(:lock))", lock=_LOCK)
+        inside.row("select count(pg_advisory_xact_lock(:lock))", lock=_LOCK)
     inside.change(_CREATE)
+    if not _is_made(inside):
+        inside.change(_ADD_QUERY)
+        inside.change(_KEEP_NEWEST)
+
+
+def _is_made(inside: Borrowed) -> bool:
+    row = inside.row(_IS_MADE[inside.dialect])
+    return row is not None and row[0] > 0
