@@ -146,6 +146,7 @@ HOT: dict[str, dict[str, Any]] = {
     "find_ledger": LEDGER | {"task": -1},
     "newest_batch": LEDGER,
     "ledger_tasks": LEDGER,
+    "delete_sink_ledger": {"sink": "s3"},
     "prune_ledger": LEDGER | {"batch_id": 5},
     "read_marks": {"source": "s7"},
     "advance_mark": {"source": "s7", "partition": 0, "old": 0, "new": 1, "app_id": "a"},
@@ -160,6 +161,7 @@ MAY_SORT = {
     "newest_commits",
     "list_told_queries",
     "progress_since",
+    "orphaned_mark_apps",
 }
 
 
@@ -192,6 +194,10 @@ LOOKS: dict[str, tuple[dict[str, Any], set[str]]] = {
     "newest_commits": ({"most": 50}, {"app", "found"}),
     "list_told_queries": ({"most": 1000}, {"main.penstock_query", "Seq"}),
     "progress_since": ({"since": 17000}, {"q"}),
+    "ledger_sinks": ({}, {"found"}),
+    "idle_apps": ({"before": 0, "now": 1, "keep": 10, "most": 100}, {"app", "found"}),
+    "orphaned_mark_apps": ({"most": 100}, {"found", "m", "Seq"}),
+    "delete_orphaned_marks": ({"app_id": "a"}, {"found", "main.penstock_mark", "Seq"}),
 }
 
 

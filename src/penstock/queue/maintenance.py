@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import threading
@@ -9,8 +10,8 @@ import time
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 
-from penstock.errors import NotFound, StoreUnavailable, condition_of
-from penstock.store import catalog, forks, merge, observed_ends, staging
+from penstock.errors import NotFound, StoreReadOnly, StoreUnavailable, condition_of
+from penstock.store import catalog, forks, ledger_cleanup, merge, observed_ends, staging
 from penstock.store.catalog import QueueRecord
 from penstock.store.consumers import owner_name
 from penstock.store.database import Database, Transaction
@@ -130,6 +131,9 @@ class Maintainer(Forkable):
         if now >= self._sweep_due:
             self._sweep_due = now + SWEEP_SECONDS
             sweep_staging(self._database, self._store_uuid, STAGING_AGE)
+            # A role that only appends may not.
+            with contextlib.suppress(StoreReadOnly):
+                clean_ledger(self._database)
 
     def _next(self) -> tuple[QueueRecord, int | None] | None:
         with self._wake:
@@ -214,6 +218,18 @@ def sweep_staging(database: Database, store_uuid: str, older_than: timedelta) ->
             extra={"action": "swept", "segments": swept},
         )
     return swept
+
+
+def clean_ledger(database: Database) -> int:
+    """Forget what no query can need any more of the ledger; the number of sinks and apps of which something went."""
+    cleaned = ledger_cleanup.clean_up(database)
+    if cleaned:
+        log.info(
+            "the ledger has forgotten what it no longer needs of %d dropped queues and stopped queries",
+            cleaned,
+            extra={"action": "ledger_cleaned", "cleaned": cleaned},
+        )
+    return cleaned
 
 
 def liveness(tx: Transaction, store_uuid: str, queue: QueueRecord) -> Callable[[str], bool]:

@@ -14,7 +14,7 @@ from penstock.errors import ConsumerInUse, InvalidInput
 from penstock.kinds import column_names, require
 from penstock.queue.consumer import Consumer
 from penstock.queue.growth import MAX_PARTITIONS
-from penstock.queue.maintenance import STAGING_AGE, Maintainer, sweep_staging
+from penstock.queue.maintenance import STAGING_AGE, Maintainer, clean_ledger, sweep_staging
 from penstock.queue.names import check_name
 from penstock.queue.producer import Producer
 from penstock.queue.queue import Queue
@@ -308,10 +308,13 @@ class Store:
         self._maintainer.after_change(queue, crowded)
 
     def maintain(self) -> None:
-        """Do the upkeep now: merge crowds of small segments, apply retentions, sweep what was staged long ago."""
+        """Do the upkeep now: merge crowds of small segments, apply retentions, sweep what was staged long ago, and forget what the
+        ledger no longer needs: all of dropped queues, and all but the newest micro-batches of queries that stopped 30 days ago.
+        """
         for name in self.queues():
             self.queue(name).maintain()
         self.sweep()
+        clean_ledger(self._database)
 
     def sweep(self, older_than: timedelta = STAGING_AGE) -> int:
         """Drop what dead tasks have staged longer ago; the number of segments that went.

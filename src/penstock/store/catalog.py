@@ -15,6 +15,7 @@ from penstock.arrow.types import schema_from_bytes, schema_to_bytes
 from penstock.errors import AlreadyExists, CommitRefused, QueueNotFound
 from penstock.names import did_you_mean, in_quotes
 from penstock.store.database import Transaction
+from penstock.store.ledger import queue_sink
 
 
 @dataclass(frozen=True)
@@ -224,6 +225,7 @@ def drop_queue(tx: Transaction, queue: QueueRecord) -> None:
         "delete_queue",
     ):
         tx.run(statement, queue_id=queue.queue_id)
+    tx.run("delete_sink_ledger", sink=queue_sink(queue))
 
 
 def partitions(tx: Transaction, queue: QueueRecord) -> list[PartitionRecord]:

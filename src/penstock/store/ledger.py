@@ -3,12 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from penstock.store.database import Transaction
 
 WHOLE_BATCH = -1
 KEEP = 1000
 """Micro-batches of a sink and app that the ledger remembers; far more than any checkpoint does by default (100)."""
+
+QUEUE_SINK = "queue:"
+
+
+class QueueSink(Protocol):
+    """What tells a queue from others of its name."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def generation(self) -> int: ...
+
+
+def queue_sink(queue: QueueSink) -> str:
+    """A queue in the ledger."""
+    return f"{QUEUE_SINK}{queue.name}:{queue.generation}"
 
 
 @dataclass(frozen=True)
@@ -52,8 +70,8 @@ def tasks(tx: Transaction, key: LedgerKey) -> dict[int, int]:
 
 
 def rewound(tx: Transaction, key: LedgerKey) -> int | None:
-    """The newest micro-batch of the sink and app, where it is so much newer that the ledger may have forgotten this one."""
-    row = tx.one("newest_batch", sink=key.sink, app_id=key.app_id, batch_id=key.batch_id + KEEP)
+    """The newest micro-batch of the sink and app, where all that the ledger remembers is newer: it may have forgotten this one."""
+    row = tx.one("newest_batch", sink=key.sink, app_id=key.app_id, batch_id=key.batch_id)
     return None if row is None else int(row.batch_id)
 
 

@@ -398,13 +398,89 @@ where sink = :sink and app_id = :app_id and batch_id = :batch_id and task >= 0
 order by task;
 
 -- name: newest_batch
-select batch_id from penstock.ledger
-where sink = :sink and app_id = :app_id and batch_id > :batch_id
-order by batch_id desc
+select l.batch_id from penstock.ledger as l
+where l.sink = :sink and l.app_id = :app_id and l.batch_id > :batch_id and not exists (
+    select 1 from penstock.ledger as e where e.sink = :sink and e.app_id = :app_id and e.batch_id <= :batch_id
+)
+order by l.batch_id desc
 limit 1;
 
 -- name: prune_ledger
 delete from penstock.ledger where sink = :sink and app_id = :app_id and batch_id < :batch_id;
+
+-- name: delete_sink_ledger
+delete from penstock.ledger where sink = :sink;
+
+-- Each sink is found behind the one before, as in newest_commits.
+-- name: ledger_sinks
+with recursive found(sink) as (
+    select min(l.sink) from penstock.ledger as l
+    union all
+    select (select min(l.sink) from penstock.ledger as l where l.sink > found.sink)
+    from found where found.sink is not null
+)
+select sink from found where sink is not null;
+
+-- Apps that have entries from before their newest micro-batches, the newest of which is old, or dated in the future.
+-- name: idle_apps
+with recursive
+    found(sink) as (
+        select min(l.sink) from penstock.ledger as l
+        union all
+        select (select min(l.sink) from penstock.ledger as l where l.sink > found.sink)
+        from found where found.sink is not null
+    ),
+    app(sink, app_id) as (
+        select found.sink, (select min(l.app_id) from penstock.ledger as l where l.sink = found.sink)
+        from found where found.sink is not null
+        union all
+        select app.sink, (
+            select min(l.app_id) from penstock.ledger as l where l.sink = app.sink and l.app_id > app.app_id
+        )
+        from app where app.app_id is not null
+    ),
+    newest(sink, app_id, batch_id) as (
+        select app.sink, app.app_id, (
+            select max(l.batch_id) from penstock.ledger as l where l.sink = app.sink and l.app_id = app.app_id
+        )
+        from app where app.app_id is not null
+    )
+select n.sink, n.app_id, n.batch_id as newest
+from newest as n
+where exists (
+    select 1 from penstock.ledger as l
+    where l.sink = n.sink and l.app_id = n.app_id and l.batch_id < n.batch_id - :keep
+) and not exists (
+    select 1 from penstock.ledger as l
+    where l.sink = n.sink and l.app_id = n.app_id and l.batch_id = n.batch_id
+        and l.committed_at >= :before and l.committed_at <= :now
+)
+limit :most;
+
+-- Apps that have marks and no entry in the ledger.
+-- name: orphaned_mark_apps
+with recursive found(sink) as (
+    select min(l.sink) from penstock.ledger as l
+    union all
+    select (select min(l.sink) from penstock.ledger as l where l.sink > found.sink)
+    from found where found.sink is not null
+)
+select distinct m.app_id from penstock.mark as m
+where not exists (
+    select 1 from found cross join penstock.ledger as l where l.sink = found.sink and l.app_id = m.app_id
+)
+limit :most;
+
+-- name: delete_orphaned_marks
+delete from penstock.mark where app_id = :app_id and not exists (
+    with recursive found(sink) as (
+        select min(l.sink) from penstock.ledger as l
+        union all
+        select (select min(l.sink) from penstock.ledger as l where l.sink > found.sink)
+        from found where found.sink is not null
+    )
+    select 1 from found cross join penstock.ledger as l where l.sink = found.sink and l.app_id = :app_id
+);
 
 -- name: last_commits
 select sink, app_id, max(batch_id) as batch_id, max(committed_at) as committed_at

@@ -1,0 +1,188 @@
+"""What the ledger and the marks forget: all of queues that were dropped, and all but the newest of apps that have stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock import connect
+from penstock.commit.batch import append_task
+from penstock.commit.microbatch import sink_name
+from penstock.errors import CheckpointRewound, StoreReadOnly
+from penstock.queue import maintenance
+from penstock.store import ledger, ledger_cleanup, log
+from penstock.store.ledger import LedgerKey
+from penstock.store.statements import qualify
+from tests.commit.protocol import Pair, make_pair, numbers, rows_of
+from tests.queue.support import settle
+from tests.store.support import run_sql
+
+LONG_AGO = ledger_cleanup.IDLE_MICROSECONDS + 3_600_000_000
+
+
+@pytest.fixture
+def pair(store: Any) -> Pair:
+    return make_pair(store)
+
+
+def sql(store: Any, text: str) -> list[tuple[Any, ...]]:
+    return run_sql(store.database, qualify(text, store.database.dialect, store.database.url.schema))
+
+
+def commit(pair: Pair, app: str, *batch_ids: int) -> None:
+    for batch_id in batch_ids:
+        pair.commit(pair.batch(app, batch_id, ids=[batch_id]))
+
+
+def long_ago(store: Any, app: str, micros: int = LONG_AGO) -> None:
+    sql(store, f"update penstock.ledger set committed_at = committed_at - {micros} where app_id = '{app}'")
+
+
+def remembered(store: Any, app: str) -> list[int]:
+    text = f"select batch_id from penstock.ledger where app_id = '{app}' order by batch_id, task"
+    return [row[0] for row in sql(store, text)]
+
+
+def test_of_an_app_that_has_not_committed_for_long_the_newest_micro_batches_stay(pair: Pair) -> None:
+    commit(pair, "stopped", *range(20))
+    commit(pair, "running", *range(20))
+    commit(pair, "young", *range(5))
+    long_ago(pair.into, "stopped")
+    long_ago(pair.into, "young")
+    sql(pair.into, f"update penstock.ledger set committed_at = committed_at - {LONG_AGO} where batch_id < 19")
+    pair.into.maintain()
+    assert remembered(pair.into, "stopped") == list(range(9, 20))
+    assert remembered(pair.into, "running") == list(range(20)), "its newest one is of today"
+    assert remembered(pair.into, "young") == list(range(5)), "it has no more"
+
+
+def test_an_app_that_is_started_again_after_long_repeats_nothing(pair: Pair) -> None:
+    commit(pair, "app", *range(20))
+    long_ago(pair.into, "app")
+    pair.into.maintain()
+    assert pair.commit(pair.batch("app", 19, ids=[19])) is None
+    with pytest.raises(CheckpointRewound, match="old copy"):
+        pair.commit(pair.batch("app", 8, ids=[8]))
+    commit(pair, "app", 20)
+    assert rows_of(pair.sink) == list(range(21))
+
+
+def test_the_tasks_of_the_newest_micro_batches_stay(pair: Pair) -> None:
+    def write(batch_id: int, task: int) -> Any:
+        key = LedgerKey(sink_name(pair.sink.record), "app", batch_id, task)
+        return append_task(pair.into.database, pair.sink.record, key, log.to_segments(numbers(0, 1), 0))
+
+    for batch_id in range(20):
+        for task in range(2):
+            write(batch_id, task)
+    long_ago(pair.into, "app")
+    pair.into.maintain()
+    assert remembered(pair.into, "app") == sorted([*range(9, 20), *range(9, 20)])
+    assert write(19, 1) is None
+    with pytest.raises(CheckpointRewound):
+        write(3, 0)
+
+
+def test_a_run_of_the_cleanup_is_bounded(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    for app in ("a", "b", "c"):
+        commit(pair, app, *range(12))
+        long_ago(pair.into, app)
+    monkeypatch.setattr(ledger_cleanup, "AT_ONCE", 2)
+    assert ledger_cleanup.clean_up(pair.into.database) == 2
+    assert ledger_cleanup.clean_up(pair.into.database) == 1
+    assert ledger_cleanup.clean_up(pair.into.database) == 0
+
+
+def test_a_dropped_queue_takes_its_part_of_the_ledger_along(pair: Pair) -> None:
+    other = Pair(pair.store, pair.source, pair.into.create_queue("copy", pair.source.schema), pair.into)
+    commit(pair, "app", 0)
+    commit(other, "copier", 0)
+    assert ledger.queue_sink(pair.sink.record) == sink_name(pair.sink.record)
+    pair.into.drop_queue("big")
+    assert (remembered(pair.into, "app"), remembered(pair.into, "copier")) == ([], [0])
+
+
+def test_what_an_earlier_version_left_of_dropped_queues_goes_and_nothing_else(pair: Pair) -> None:
+    commit(pair, "app", 0)
+    for sink in ("queue:big:1", "queue:gone:17", 'table:"main"."gone"', "a:queue:gone:17"):
+        sql(
+            pair.into,
+            "insert into penstock.ledger (sink, app_id, batch_id, task, ranges, row_count, committed_at) "
+            f"values ('{sink}', 'left', 0, -1, '', 0, 0)",
+        )
+    pair.into.maintain()
+    left = sql(pair.into, "select sink from penstock.ledger where app_id = 'left' order by sink")
+    assert {row[0] for row in left} == {'table:"main"."gone"', "a:queue:gone:17"}
+    assert remembered(pair.into, "app") == [0]
+
+
+@pytest.fixture
+def apart(store: Any, tmp_path: Path) -> Iterator[Pair]:
+    """A source in another store, for which the sink's store keeps a mark."""
+    with connect(f"sqlite:///{tmp_path}/source.db") as source:
+        yield make_pair(source, into=store)
+
+
+def test_marks_go_with_the_queue_that_they_are_for(apart: Pair) -> None:
+    owner = apart.own()
+    offset = apart.planned(owner, (0, 0), (5, 2))
+    second = Pair(apart.store, apart.source, apart.into.create_queue("copy", apart.source.schema), apart.into)
+    apart.commit(apart.batch("app", 0, offset, ids=None))
+    second.commit(second.batch("copier", 0, offset, ids=None))
+    for app in ("app", "copier"):
+        long_ago(apart.into, app)
+    apart.into.maintain()
+    assert marks(apart) == ["app", "copier"], "a mark keeps rows from being repeated, however old it is"
+    apart.into.drop_queue("big")
+    apart.into.maintain()
+    assert marks(apart) == ["copier"]
+
+
+def test_a_mark_stays_while_its_app_writes_into_another_sink(apart: Pair) -> None:
+    offset = apart.planned(apart.own(), (0, 0), (5, 2))
+    second = Pair(apart.store, apart.source, apart.into.create_queue("copy", apart.source.schema), apart.into)
+    apart.commit(apart.batch("app", 0, offset, ids=None))
+    second.commit(second.batch("app", 0, offset, ids=None))
+    apart.into.drop_queue("big")
+    apart.into.maintain()
+    assert marks(apart) == ["app"]
+    assert second.commit(second.batch("app", 0, offset, ids=None)) is None
+
+
+def marks(pair: Pair) -> list[str]:
+    return [row[0] for row in sql(pair.into, "select distinct app_id from penstock.mark order by app_id")]
+
+
+def test_it_is_done_beside_appends_now_and_then(pair: Pair) -> None:
+    commit(pair, "app", *range(20))
+    long_ago(pair.into, "app")
+    pair.sink.set_retention(maintenance_retention())
+    pair.sink.append([{"id": 1}])
+    settle(pair.into)
+    assert remembered(pair.into, "app") == list(range(9, 20))
+
+
+def test_a_role_that_may_not_clean_up_goes_on_without_a_warning(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(database: Any) -> int:
+        raise StoreReadOnly("permission denied for table ledger")
+
+    monkeypatch.setattr(maintenance.ledger_cleanup, "clean_up", refuse)
+    pair.sink.set_retention(maintenance_retention())
+    with caplog.at_level("WARNING", "penstock"):
+        pair.sink.append([{"id": 1}])
+        settle(pair.into)
+    assert caplog.records == []
+    with pytest.raises(StoreReadOnly):
+        pair.into.maintain()
+
+
+def maintenance_retention() -> Any:
+    from penstock import Retention
+
+    return Retention(age=timedelta(days=1))
