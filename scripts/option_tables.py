@@ -34,6 +34,7 @@ WRITING = {
     "guarantee": "`exactly_once`, `idempotent`, `at_least_once`",
     "appId": "the query's identity in the ledger",
     "allowNewCheckpoint": "a stateful query with a new checkpoint may take the consumer over, with empty state",
+    "allowNewSink": "the sink may have nothing of the query although the checkpoint is not new: it writes to this sink for the first time",
     "maxRowsPerWrite": "rows of a segment",
 }
 CHANGES = {

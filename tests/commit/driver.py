@@ -144,7 +144,8 @@ class Driver:
             if not offset.empty:
                 owner = self.owners[offset.queue]
                 offset.require(self.query.store.uuid, offset.queue, self.query.consumer, owner.generation)
-                tasks += [(offset.queue, task) for task in owner.plan(offset, self._cut(offset))]
+                owner.plan(offset)
+                tasks += [(offset.queue, task) for task in self._cut(offset)]
                 yield f"PLANNED {batch_id}"
         attempts, counts = {}, {}
         state = dict(check.states.get(batch_id - 1, {}))
@@ -167,8 +168,8 @@ class Driver:
         yield f"LOGGED {batch_id}"
 
     def _cut(self, offset: QueueOffset) -> list[list[int]]:
-        """Another cut in each run, as after a change of settings."""
-        size = 1 + offset.epoch % 2 + self.owners[offset.queue].epoch % 3
+        """As the offset says, whichever run it is."""
+        size = 1 + offset.epoch % 3
         return [
             [partition, at, min(at + size, end)]
             for partition, (start, end) in enumerate(zip(offset.start, offset.end, strict=True))

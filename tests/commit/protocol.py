@@ -70,7 +70,7 @@ class Pair:
     def planned(self, owner: Owner, start: Sequence[int], end: Sequence[int]) -> QueueOffset:
         """The offset of a micro-batch after its PLANNED state."""
         offset = self.offset(owner, start, end)
-        owner.plan(offset, [[p, s, e] for p, (s, e) in enumerate(zip(start, end, strict=True))])
+        owner.plan(offset)
         return offset
 
     def batch(

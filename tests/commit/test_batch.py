@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from penstock import Retention
-from penstock.commit.batch import commit_batch
+from penstock.commit.batch import commit_batch, note_batch
 from penstock.errors import (
     CheckpointMismatch,
     CheckpointRewound,
@@ -47,7 +47,7 @@ def test_a_replay_changes_nothing_and_leaves_nothing_behind(pair: Pair) -> None:
     offset = pair.planned(owner, (0, 0), (5, 2))
     pair.commit(pair.batch("app", 0, offset, ids=None))
     again = pair.own()
-    again.plan(offset, [])
+    again.plan(offset)
     assert pair.commit(pair.batch("app", 0, offset, ids=None)) is None
     assert len(rows_of(pair.sink)) == 7
     assert pair.offsets() == [5, 2]
@@ -154,7 +154,7 @@ def test_a_zombie_with_the_same_checkpoint_and_its_successor_commit_once(pair: P
     owner = pair.own()
     with pytest.raises(PlanMismatch):
         pair.commit(zombie)
-    owner.plan(offset, [])
+    owner.plan(offset)
     mine = pair.batch("app", 0, offset, ids=None)
     assert pair.commit(zombie).rows == 7
     assert pair.commit(mine) is None
@@ -330,25 +330,54 @@ def test_a_read_without_a_consumer_moves_nothing(pair: Pair) -> None:
     assert pair.offsets() == [0, 0]
 
 
-def test_the_ledger_remembers_a_bounded_number_of_micro_batches(pair: Pair) -> None:
-    sink = pair.sink.record
-    for batch_id in (0, 1, ledger.KEEP, ledger.KEEP + 1):
+def test_the_ledger_remembers_a_bounded_number_of_micro_batches(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledger, "KEEP", 3)
+    for batch_id in range(5):
         pair.commit(pair.batch("app", batch_id, ids=[batch_id]))
     key = pair.batch("app", 0).key
     kept = [
         batch_id
-        for batch_id in (0, 1, ledger.KEEP, ledger.KEEP + 1)
+        for batch_id in range(5)
         if pair.store.database.run(
             lambda tx, n=batch_id: ledger.find(tx, replace(key, batch_id=n)), write=False
         )
     ]
-    assert kept == [1, ledger.KEEP, ledger.KEEP + 1]
+    assert kept == [1, 2, 3, 4]
     with pytest.raises(CheckpointRewound, match="it is an old copy"):
         pair.commit(pair.batch("app", 0, ids=[0]))
     assert pair.commit(pair.batch("app", 1, ids=[1])) is None
     assert pair.commit(pair.batch("other", 0, ids=[9])).rows == 1
-    assert rows_of(pair.sink) == [0, 1, ledger.KEEP, ledger.KEEP + 1, 9]
-    assert sink.name == "big"
+    assert rows_of(pair.sink) == [0, 1, 2, 3, 4, 9]
+
+
+def test_a_micro_batch_without_the_one_before_it_is_refused(pair: Pair) -> None:
+    """The sink's store was restored from an older backup, or the sink is another one."""
+    for number in range(2):
+        pair.commit(pair.batch("app", number, ids=[number]))
+    with pytest.raises(CheckpointMismatch, match="up to 1: was its store") as caught:
+        pair.commit(pair.batch("app", 3, ids=[3]))
+    assert caught.value.condition == "CHECKPOINT_MISMATCH.SINK_BEHIND"
+    with pytest.raises(CheckpointMismatch, match="nothing of this query"):
+        pair.commit(pair.batch("other", 3, ids=[3]))
+    assert rows_of(pair.sink) == [0, 1]
+
+
+def test_a_sink_that_is_new_to_a_query_takes_its_next_micro_batch_when_told_so(pair: Pair) -> None:
+    pair.commit(pair.batch("app", 3, ids=[3], new_sink=True))
+    pair.commit(pair.batch("app", 4, ids=[4]))
+    with pytest.raises(CheckpointMismatch, match="up to 4"):
+        pair.commit(pair.batch("app", 6, ids=[6], new_sink=True))
+    assert rows_of(pair.sink) == [3, 4]
+
+
+def test_a_sink_that_may_repeat_rows_notices_what_it_has_lost_too(pair: Pair) -> None:
+    database, key = pair.into.database, pair.batch("app", 0).key
+    for number in (0, 0, 1):
+        note_batch(database, replace(key, batch_id=number), "app", 1, new_sink=False)
+    with pytest.raises(CheckpointMismatch, match="up to 1"):
+        note_batch(database, replace(key, batch_id=3), "app", 1, new_sink=False)
 
 
 def test_a_commit_whose_outcome_is_unknown_is_repeated_and_happens_once(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock.commit.owner import drain, level
+from penstock.commit.owner import drain, follow, level
 from penstock.errors import CheckpointMismatch, ConsumerInUse, NotRegistered, OwnerFenced
 from penstock.testing import temporary_store
 from tests.commit.protocol import Pair, make_pair, numbers
@@ -21,14 +21,14 @@ def pair(store: Any) -> Pair:
 
 def test_a_later_owner_fences_the_earlier_one(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
     first = pair.own()
-    offset = pair.offset(first, (0, 0), (5, 5))
+    offset = pair.planned(first, (0, 0), (5, 5))
     with caplog.at_level(logging.WARNING, "penstock.commit"):
         second = pair.own()
     assert second.epoch == first.epoch + 1
     assert "had a running owner" in caplog.text
     calls: list[Callable[[], object]] = [
         lambda: first.observe(offset),
-        lambda: first.plan(offset, [[0, 0, 5]]),
+        lambda: first.plan(offset),
     ]
     for call in calls:
         with pytest.raises(OwnerFenced, match="another query took over consumer 'billing'"):
@@ -36,21 +36,15 @@ def test_a_later_owner_fences_the_earlier_one(pair: Pair, caplog: pytest.LogCapt
     second.observe(offset)
 
 
-def test_taking_over_closes_the_plan_in_hand_and_keeps_its_split(pair: Pair) -> None:
+def test_taking_over_closes_the_plan_in_hand(pair: Pair) -> None:
     first = pair.own()
     offset = pair.offset(first, (0, 0), (10, 0))
-    first.plan(offset, [[0, 0, 4], [0, 4, 10]])
+    first.plan(offset)
     assert pair.registration().plan_open
     second = pair.own()
     assert not pair.registration().plan_open
-    assert second.plan(offset, [[0, 0, 10]]) == [[0, 0, 4], [0, 4, 10]]
+    second.plan(offset)
     assert pair.registration().plan_open
-
-
-def test_another_micro_batch_gets_its_own_split(pair: Pair) -> None:
-    owner = pair.own()
-    owner.plan(pair.offset(owner, (0, 0), (10, 0)), [[0, 0, 4], [0, 4, 10]])
-    assert owner.plan(pair.offset(owner, (0, 0), (11, 0)), [[0, 0, 11]]) == [[0, 0, 11]]
 
 
 def test_what_spark_has_logged_becomes_safe_and_never_less(pair: Pair) -> None:
@@ -87,7 +81,7 @@ def test_a_seek_turns_the_running_owner_away(pair: Pair) -> None:
     owner.release()
     pair.store.consumer("billing").seek("orders", to="latest")
     with pytest.raises(CheckpointMismatch, match="sought elsewhere"):
-        owner.plan(offset, [])
+        owner.plan(offset)
     with pytest.raises(CheckpointMismatch):
         owner.observe(offset)
     assert pair.offsets() == [20, 20]
@@ -119,7 +113,7 @@ def test_offsets_of_an_earlier_registration_of_the_same_names_are_refused(pair: 
     with pytest.raises(CheckpointMismatch, match="made anew"):
         again.observe(offset)
     with pytest.raises((OwnerFenced, CheckpointMismatch)):
-        owner.plan(offset, [])
+        owner.plan(offset)
 
 
 def test_a_consumer_without_registration_cannot_be_owned(pair: Pair) -> None:
@@ -132,7 +126,7 @@ def test_a_drain_request_holds_until_the_next_owner(pair: Pair) -> None:
     owner = pair.own()
     stand = pair.offset(owner, (0, 0), (0, 0))
     assert owner.observe(stand)[2] is False
-    drain(pair.store.database, "billing", "orders")
+    drain(pair.store.database, "billing", "orders", owner.epoch)
     assert owner.observe(stand)[2] is True
     assert pair.own().observe(stand)[2] is False
 
@@ -203,3 +197,24 @@ def test_an_owner_survives_the_loss_of_the_connection_that_holds_its_lock(pg_url
         with pytest.raises(ConsumerInUse):
             store.consumer("billing").seek("orders", to="latest")
         owner.release()
+
+
+def test_a_consumer_that_is_more_than_one_micro_batch_behind_the_checkpoint_is_refused(pair: Pair) -> None:
+    """Whether an app was ever bound to it or not: the store was restored from an older backup."""
+    owner = pair.own()
+    pair.planned(owner, (0, 0), (5, 3))
+    with pytest.raises(CheckpointMismatch, match="restored from an older copy") as caught:
+        owner.observe(pair.offset(owner, (5, 3), (9, 3)))
+    assert caught.value.condition == "CHECKPOINT_MISMATCH.SOURCE_BEHIND"
+    assert pair.offsets() == [0, 0]
+
+
+def test_a_consumer_follows_its_sink_from_the_start_of_a_micro_batch_only(pair: Pair) -> None:
+    owner = pair.own()
+    for planned, committed in ((None, (0, 0)), ((0, 0), (1, 0))):
+        if planned is not None:
+            pair.planned(owner, planned, (4, 3))
+        follow(pair.store.database, pair.store.uuid, pair.offset(owner, committed, (5, 3)))
+        assert pair.offsets() == [0, 0]
+    follow(pair.store.database, pair.store.uuid, pair.offset(owner, (0, 0), (5, 3)))
+    assert (pair.offsets(), pair.safe()) == ([5, 3], [5, 3])

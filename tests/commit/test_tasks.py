@@ -90,13 +90,24 @@ def test_tasks_do_not_repeat_what_exactly_once_has_committed(pair: Pair) -> None
     assert rows_of(pair.sink) == [1, 2]
 
 
-def test_a_task_of_a_forgotten_micro_batch_is_refused_before_it_appends(pair: Pair) -> None:
+def test_a_task_of_a_forgotten_micro_batch_is_refused_before_it_appends(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledger, "KEEP", 1)
     write(pair, 0, [1])
     pair.commit(pair.batch("app", 0, tasks={0: 1}))
-    pair.commit(pair.batch("app", ledger.KEEP + 1, ids=[2]))
+    for number in (1, 2):
+        pair.commit(pair.batch("app", number, ids=[number + 1]))
     with pytest.raises(CheckpointRewound):
         write(pair, 0, [1])
-    assert rows_of(pair.sink) == [1, 2]
+    assert rows_of(pair.sink) == [1, 2, 3]
+
+
+def test_a_task_of_a_micro_batch_without_the_one_before_it_is_refused_before_it_appends(pair: Pair) -> None:
+    key = replace(pair.batch("app", 3).key, task=0)
+    with pytest.raises(CheckpointMismatch, match="nothing of this query"):
+        append_task(pair.store.database, pair.sink.record, key, log.to_segments(pa.table({"id": [1]}), 0))
+    assert rows_of(pair.sink) == []
 
 
 def test_a_keyed_sink_that_grew_takes_no_rows_placed_before(store: Any) -> None:

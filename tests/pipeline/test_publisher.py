@@ -114,6 +114,7 @@ def test_rows_out_come_from_the_ledger_where_spark_has_not_counted_them(
                 task=-1,
                 ranges="",
                 row_count=count,
+                logged=None,
                 now=1,
             )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from pathlib import Path
 from unittest.mock import Mock, PropertyMock
@@ -9,16 +10,24 @@ from unittest.mock import Mock, PropertyMock
 import pytest
 
 import penstock as ps
+from penstock.commit.offsets import QueueOffset
+from penstock.commit.owner import Owner
 from penstock.pipeline.levelling import QuerySource
-from penstock.pipeline.micro_batches import MicroBatchQuery
+from penstock.pipeline.micro_batches import MicroBatchQuery, expected_epochs
 from tests.spark.support import make_queue, one_store
 
 
-def running() -> Mock:
+def running(progress: Mock | None = None) -> Mock:
     """What Spark would run."""
-    spark = Mock(isActive=True, lastProgress=None, status={"isTriggerActive": False})
+    spark = Mock(isActive=True, lastProgress=progress, status={"isTriggerActive": False})
     spark.stop.side_effect = lambda: setattr(spark, "isActive", False)
     return spark
+
+
+def progress_of(store: str, consumer: str, epoch: int) -> Mock:
+    """What Spark tells of a micro-batch."""
+    offset = QueueOffset(store, "in", consumer, 0, epoch, (0,), (1,))
+    return Mock(sources=[Mock(latestOffset=json.dumps(offset.to_dict()))])
 
 
 def query_of(spark: Mock, folder: Path, *sources: QuerySource) -> MicroBatchQuery:
@@ -32,7 +41,7 @@ def actions(caplog: pytest.LogCaptureFixture) -> list[str]:
 def test_a_query_whose_store_is_away_is_stopped_all_the_same(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    spark = running()
+    spark = running(progress_of("some store", "c", 1))
     away = QuerySource(f"sqlite:///{tmp_path}/none.db", "in", "c")
     assert query_of(spark, tmp_path, away).stop() is False
     assert not spark.isActive
@@ -45,7 +54,7 @@ def test_a_query_whose_consumer_is_gone_is_stopped_all_the_same(
     store: ps.Store, store_url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     make_queue(store, "in")
-    spark = running()
+    spark = running(progress_of(store.uuid, "gone", 1))
     assert query_of(spark, tmp_path, QuerySource(store_url, "in", "gone")).stop() is False
     assert not spark.isActive
     assert "CONSUMER_NOT_FOUND" in caplog.text
@@ -59,7 +68,41 @@ def test_a_query_that_ended_well_raises_nothing(tmp_path: Path, caplog: pytest.L
 
 def test_a_query_is_stopped_where_waiting_for_it_is_broken_off(tmp_path: Path) -> None:
     spark = running()
-    type(spark).lastProgress = PropertyMock(side_effect=KeyboardInterrupt)
+    type(spark).status = PropertyMock(side_effect=KeyboardInterrupt)
     with pytest.raises(KeyboardInterrupt):
         query_of(spark, tmp_path).stop()
     assert not spark.isActive
+
+
+@one_store
+def test_a_query_that_has_been_idle_since_its_start_does_not_drain_the_one_that_took_over(
+    store: ps.Store, store_url: str, tmp_path: Path
+) -> None:
+    """It names no owner before its first progress, and the consumer's owner may be another query by then."""
+    make_queue(store, "in").register(store.create_consumer("c").name)
+    successor = Owner(store.database, store.uuid, "c", "in")
+    spark = running()
+    assert query_of(spark, tmp_path, QuerySource(store_url, "in", "c")).stop() is True
+    assert not spark.isActive
+    assert not store.consumer("c").registration("in").draining
+    successor.release()
+
+
+@one_store
+@pytest.mark.parametrize("ours", [True, False])
+def test_a_query_in_its_first_micro_batch_drains_the_owner_that_planned_it_if_that_is_its_own(
+    store: ps.Store, store_url: str, tmp_path: Path, ours: bool
+) -> None:
+    make_queue(store, "in").register(store.create_consumer("c").name)
+    source = QuerySource(store_url, "in", "c")
+    expected = expected_epochs([source])
+    owner = Owner(store.database, store.uuid, "c", "in")
+    if not ours:
+        owner = Owner(store.database, store.uuid, "c", "in")
+    offset = QueueOffset(store.uuid, "in", "c", 0, owner.epoch, (0,), (1,))
+    (tmp_path / "ck/offsets").mkdir(parents=True)
+    (tmp_path / "ck/offsets/0").write_text("\n".join(["v1", "{}", json.dumps(offset.to_dict())]))
+    spark = running()
+    assert MicroBatchQuery(spark, str(tmp_path / "ck"), [source], expected=expected).stop() is True
+    assert store.consumer("c").registration("in").draining is ours
+    owner.release()

@@ -31,11 +31,12 @@ class Producer:
         *,
         first: int,
         appends: int,
+        most: int,
         by_key: bool,
     ) -> None:
         self._machine, self._world, self._history = machine, machine.world, history
         self._url, self._queue, self._by_key = url, queue, by_key
-        self._next, self._left = first, appends
+        self._next, self._left, self._most = first, appends, most
         self.process = machine.world.start(f"producer of {queue}")
         self.ended = False
         self.process.spawn(self._run, "append")
@@ -44,7 +45,7 @@ class Producer:
         session: Any = None
         name, sequence = self.process.name + str(self.process.pid), 0
         while self._left:
-            ids = tuple(range(self._next, self._next + 1 + self._draw(3)))
+            ids = tuple(range(self._next, self._next + 1 + self._draw(self._most)))
             self._next += len(ids)
             keys = [each * 7 % KEYS for each in ids]
             self._history.keys.update(zip(ids, keys, strict=True))

@@ -14,13 +14,12 @@ from penstock.continuous.epochs import Epochs
 from penstock.continuous.execution import ContinuousExecution, Settings
 from penstock.continuous.link import READER, WRITER
 from penstock.continuous.logs import CheckpointLog
-from penstock.continuous.queue_drivers import QueueSinkDriver, QueueSourceDriver
+from penstock.continuous.queue_drivers import QueueSourceDriver
 from penstock.continuous.reader import Reading, beginning
 from penstock.continuous.writer import Sink, Writing
 from penstock.errors import ContinuousFailed
-from penstock.pipeline.table_driver import TableSinkDriver
 from penstock.tables.sink import TableSink
-from tests.simulation.micro_batch import Plan
+from tests.simulation.micro_batch import COLUMNS, Plan
 from tests.simulation.scheduler import Gate, Process
 from tests.simulation.virtual import Machine
 
@@ -77,15 +76,9 @@ class ContinuousRun:
             raise execution.failure
 
     def _sink(self, query_id: str) -> SinkDriver:
-        plan = self.plan
-        exactly = plan.guarantee == "exactly_once"
-        if isinstance(plan.sink, TableSink):
-            from pyspark.sql.types import LongType, StructField, StructType
-
-            driver = TableSinkDriver(plan.sink, plan.sink_url, query_id, exactly)
-            driver.check(StructType([StructField("id", LongType()), StructField("key", LongType())]))
-            return driver
-        return QueueSinkDriver(plan.sink, query_id, exactly)
+        driver = self.plan.driver(query_id)
+        driver.check(COLUMNS)
+        return driver
 
     def at_rest(self, ends: list[int]) -> bool:
         """Whether everything that is there is committed."""
@@ -206,9 +199,7 @@ class Job:
         if self._left <= 0 or self._cancelled:
             return
         self._cancelled = True
-        for task in self._started:
-            if not task.done:
-                self._run._world.bury([task])
+        self._run._machine.kill_tasks([task for task in self._started if not task.done])
         self._left = 0
 
     def failure(self) -> Exception | None:

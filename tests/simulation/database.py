@@ -254,6 +254,7 @@ class SimTransaction(Transaction):
         super().__init__("main", write=write)
         self.database, self.server = database, database.server
         self.process = database.process
+        self.task = database.server.world.task if database.server.world.running else None
         self.locked: dict[Key, str] = {}
         self.changes: bytes | None = None
         self.began = self.broken = self.lose_reply = False

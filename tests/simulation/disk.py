@@ -37,10 +37,16 @@ class Disk:
 
     def add(self, path: str, text: str) -> None:
         """Write a file that must not be there."""
-        self.world.step(f"add {path}")
+        try:
+            self.create(path, text.encode())
+        except FileExistsError:
+            raise LogConflictError(path) from None
+
+    def create(self, path: str, content: bytes) -> None:
+        self.world.step(f"create {path}")
         if path in self.files:
-            raise LogConflictError(path)
-        self.files[path] = text.encode()
+            raise FileExistsError(path)
+        self.files[path] = content
 
     def read(self, path: str) -> str | None:
         self.world.step(f"read {path}")

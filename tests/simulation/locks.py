@@ -50,6 +50,14 @@ LOCKED: dict[str, Rows] = {
     "insert_registration": _REGISTRATION,
     "set_vital": _REGISTRATION,
     "delete_registration": _REGISTRATION,
+    "delete_registrations": _found(
+        "registration",
+        "select consumer_id, queue_id from main.penstock_registration where queue_id = :queue_id",
+    ),
+    "delete_producers": _found(
+        "producer", "select queue_id, session from main.penstock_producer where queue_id = :queue_id"
+    ),
+    "delete_queue_staged": _found("staged", f"{_STAGED} queue_id = :queue_id"),
     "own_registration": _REGISTRATION,
     "open_plan": _REGISTRATION,
     "close_plan": _REGISTRATION,
@@ -74,6 +82,9 @@ LOCKED: dict[str, Rows] = {
     "delete_queue": _QUEUE,
     "insert_key_home": _row("key_home", "queue_id", "partitions"),
     "insert_ledger": _row("ledger", "sink", "app_id", "batch_id", "task"),
+    "lock_marked_source": _row("marked_source", "source"),
+    "insert_marked_source": _row("marked_source", "source"),
+    "raise_marked_source": _row("marked_source", "source"),
     "insert_mark": _row("mark", "source", "partition"),
     "advance_mark": _row("mark", "source", "partition"),
     "open_producer": _PRODUCER,

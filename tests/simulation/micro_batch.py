@@ -10,13 +10,21 @@ import json
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
+from pyspark.sql.types import LongType, StructField, StructType
 
 from penstock.commit.offsets import pad
-from penstock.commit.owner import drain
-from penstock.pipeline.levelling import QuerySource, bring_level
+from penstock.continuous.ends import SinkDriver
+from penstock.continuous.logs import CheckpointLog
+from penstock.continuous.queue_drivers import QueueSinkDriver
+from penstock.continuous.settling import catch_up
+from penstock.pipeline.levelling import QuerySource
+from penstock.pipeline.micro_batches import MicroBatchQuery, expected_epochs
+from penstock.pipeline.starting import follow_from
+from penstock.pipeline.table_driver import TableSinkDriver
 from penstock.queue.opened import open_store
 from penstock.spark.options import SinkOptions, SourceOptions
 from penstock.spark.schemas import source_schema
@@ -48,6 +56,16 @@ class Plan:
         source = self.source
         return None if source.consumer is None else QuerySource(source.url, source.queue, source.consumer)
 
+    def driver(self, query_id: str) -> SinkDriver:
+        """The sink as the driver of a continuous query sees it."""
+        exactly = self.guarantee == "exactly_once"
+        if isinstance(self.sink, TableSink):
+            return TableSinkDriver(self.sink, self.sink_url, query_id, exactly)
+        return QueueSinkDriver(self.sink, query_id, exactly)
+
+
+COLUMNS = StructType([StructField("id", LongType()), StructField("key", LongType())])
+
 
 class MicroBatchRun:
     """One run: begun in a driver process."""
@@ -56,12 +74,12 @@ class MicroBatchRun:
         self._machine, self._world, self._disk = machine, machine.world, machine.disk
         self.driver, self.plan = driver, plan
         self.executors = machine.world.start(f"executors of {driver}")
-        self.stopping = False
         self.ended = False
         self.failure: Exception | None = None
-        self.epoch: int | None = None
-        """Of the owner, as progress reports it."""
-        self.resting = Gate()
+        self.progress: SimpleNamespace | None = None
+        """Of the last micro-batch with rows, if there was one."""
+        self.expected: dict[QuerySource, int] = {}
+        self.busy = True
         self.idle_at: list[int] | None = None
         """Where it found nothing more to do."""
         self.query_id = ""
@@ -82,13 +100,20 @@ class MicroBatchRun:
         except Exception as error:
             self.failure = error
         finally:
-            self.ended = True
-            if not self._world.over:
-                self.resting.open()
+            self.ended, self.busy = True, False
 
     def _run(self) -> None:
         plan, root, disk = self.plan, self.plan.checkpoint, self._disk
         self.query_id = self._metadata()
+        if plan.guarantee != "at_least_once" and disk.newest(f"{root}/offsets") is not None:
+            # As `Pipeline.start` does it.
+            sources = [] if plan.query_source is None else [plan.query_source]
+            catch_up(
+                CheckpointLog(root),
+                plan.driver(self.query_id),
+                lambda offset: follow_from(sources, offset),
+            )
+        self.expected = expected_epochs([] if plan.query_source is None else [plan.query_source])
         reader = self._reader()
         write = self._writer()
         if plan.available_now:
@@ -107,13 +132,12 @@ class MicroBatchRun:
             if position is None:
                 position = reader.initialOffset()
             end = reader.latestOffset(position, None)
-            self.epoch = end.get("epoch")
             if end == position:
-                if plan.available_now or self.stopping:
+                if plan.available_now:
                     return
-                self.idle_at = end["to"]
-                self.resting.open()
+                self.idle_at, self.busy = end["to"], False
                 self._world.sleep(POLL_SECONDS)
+                self.busy = True
                 continue
             self.idle_at = None
             self._log(
@@ -150,6 +174,8 @@ class MicroBatchRun:
         parts = list(reader.partitions(start, end)) or [None]
         write(reader, parts, batch)
         self._log(f"commits/{batch}", 'v1\n{"nextBatchWatermarkMs":0}')
+        latest = json.dumps(reader.reportLatestOffset())
+        self.progress = SimpleNamespace(sources=[SimpleNamespace(latestOffset=latest)])
 
     # The sinks.
 
@@ -170,10 +196,7 @@ class MicroBatchRun:
         return write
 
     def _table(self, sink: TableSink) -> Callable[[QueueStreamReader, list[Any], int], None]:
-        from pyspark.sql.types import LongType, StructField, StructType
-
-        columns = StructType([StructField("id", LongType()), StructField("key", LongType())])
-        layout = sink.prepared(self.plan.sink_url, columns, "append", ())
+        layout = sink.prepared(self.plan.sink_url, COLUMNS, "append", ())
         writer = TableWriter(
             self.plan.sink_url, layout, sink.name, "append", self.plan.guarantee, self.plan.checkpoint
         )
@@ -237,20 +260,54 @@ class MicroBatchRun:
         )
 
     def stop(self, timeout: float = 30.0) -> None:
-        """As ``MicroBatchQuery.stop`` does it, from another process: drain, wait until the query rests, and end it."""
-        source = self.plan.query_source
-        if source is not None and not self.ended:
-            # Progress tells the epoch; before there is any, none is named.
-            drain(open_store(source.url).database, source.consumer, source.queue, self.epoch)
-        deadline = self._world.now + timeout
-        while (
-            not (self.ended or self.idle_at is not None or not self.driver.alive)
-            and self._world.now < deadline
-        ):
-            self._world.wait(self.resting, seconds=1.0)
+        """Stop it as its user does, in the driver's process."""
+        source, ended = self.plan.query_source, Gate()
+        query = MicroBatchQuery(
+            _StreamingQuery(self),  # type: ignore[arg-type]  # what is asked of one
+            self.plan.checkpoint,
+            [] if source is None else [source],
+            expected=self.expected,
+        )
+
+        def work() -> None:
+            query.stop(timeout)
+            ended.open()
+
+        if self.driver.alive:
+            self.driver.spawn(work, "stop")
+            self._world.wait(ended, seconds=timeout + 10.0)
         self.driver.kill()
-        if source is not None:
-            bring_level("simulated", self.plan.checkpoint, [source])
+
+
+class _StreamingQuery:
+    """What PySpark's class of that name says of a run, as far as a pipeline's query asks."""
+
+    id, runId, name = "id", "run", "simulated"
+
+    def __init__(self, run: MicroBatchRun) -> None:
+        self._run = run
+
+    @property
+    def isActive(self) -> bool:
+        return not self._run.ended
+
+    @property
+    def lastProgress(self) -> Any:
+        return self._run.progress
+
+    @property
+    def status(self) -> dict[str, Any]:
+        return {"isTriggerActive": self._run.busy, "isDataAvailable": self._run.busy}
+
+    def stop(self) -> None:
+        """Interrupt the query's thread, and end its tasks."""
+        run = self._run
+        run.ended = True
+        run.executors.kill()
+        run._machine.kill_tasks([task for task in run.driver.tasks if task.name == "query" and not task.done])
+        for server in run._machine.servers.values():
+            # The process of the reader is a child of Spark's, which ends with the query.
+            server.forget_owners(run.driver)
 
 
 class _Attempt:

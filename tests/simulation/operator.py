@@ -12,7 +12,7 @@ from penstock.errors import PenstockError
 from penstock.queue.maintenance import sweep_staging, trim_partition, upkeep
 from penstock.queue.opened import open_store
 from penstock.store import merge
-from tests.simulation.auditor import History
+from tests.simulation.auditor import History, Violation
 from tests.simulation.clients import Producer
 from tests.simulation.continuous import ContinuousRun
 from tests.simulation.database import Server
@@ -69,6 +69,8 @@ class Operator:
         self.producers: list[Producer] = []
         self.backup: Backup | None = None
         self.prepared = False
+        self._waiting = 0
+        self._ids = 20_000
         self._refusals = 0
         self._halted = False
         self._checkpoints = 0
@@ -98,8 +100,22 @@ class Operator:
         url = (self.source if queue == SOURCE else self.sink).url
         by_key = queue == SINK and self.scenario.sink == "keyed"
         self.producers.append(
-            Producer(self.machine, self.history, url, queue, first=first, appends=appends, by_key=by_key)
+            Producer(
+                self.machine,
+                self.history,
+                url,
+                queue,
+                first=first,
+                appends=appends,
+                most=self.scenario.rows_per_append,
+                by_key=by_key,
+            )
         )
+
+    @property
+    def producing(self) -> bool:
+        """Whether rows still come."""
+        return bool(self._waiting) or not all(each.ended for each in self.producers)
 
     # Keeping it going.
 
@@ -135,8 +151,12 @@ class Operator:
         self.world.note(f"the query has failed: {type(failure).__name__}: {failure}")
         if not isinstance(failure, PenstockError | SparkError):
             raise failure
+        if not self.history.disturbed:
+            raise Violation("failed", f"nothing disturbed the query: {type(failure).__name__}: {failure}")
         self._refusals = self._refusals + 1 if self.quiet else 0
-        if self._refusals >= _TRIES:
+        # Nobody goes on trying until rows have come again where the lost ones were.
+        behind = getattr(failure, "condition", "").endswith("_BEHIND") and self.history.restored
+        if self._refusals >= _TRIES or behind:
             self.refused = failure
 
     def _start(self) -> None:
@@ -305,7 +325,8 @@ class Operator:
             if rng.random() < 0.5:
                 found[0].kill()
             else:
-                found[0].paused_until = self.world.now + rng.choice([4.0, 9.0])
+                # Long enough for the next query to have committed before this one wakes.
+                found[0].paused_until = self.world.now + 12.0
                 for server in (self.source, self.sink):
                     server.forget_owners(found[0])
 
@@ -326,8 +347,9 @@ class Operator:
         """Rows from there on come again, as far as they have come before."""
         now = self.reader()
         there = {row[0] for rows in now.sink for row in rows}
-        # Tasks that write for themselves may go on doing so.
-        anyhow = self.scenario.guarantee == "idempotent"
+        # Of two stores, the sink's may be about to commit what it cannot know to be out of date.
+        drivers = [driver for driver, _ in self.runs]
+        anyhow = self.scenario.two_stores and any(tx.process in drivers for tx in self.sink.open if tx.write)
         for partition, (first, ids) in enumerate(zip(now.first, now.source, strict=True)):
             again = ids[max(0, offsets.get(partition, 0) - first) :]
             self.history.repeats.update(each for each in again if anyhow or each in there)
@@ -353,7 +375,7 @@ class Operator:
             store.create_queue(SOURCE, SCHEMA, partitions=self.scenario.source_partitions)
             if self.scenario.consumer:
                 store.consumer(CONSUMER).register(SOURCE, vital=self.scenario.vital)
-            self._produce(SOURCE, 100_000 + 1000 * len(self.producers), 3)
+            self._produce(SOURCE, self._fresh_ids(), 3)
 
         self.may_refuse.add("recreate")
         self._with_store(self.source, work)
@@ -368,22 +390,35 @@ class Operator:
     def _restore(self, rng: random.Random) -> None:
         """Of one store or of both, with the checkpoint or without; the query is stopped for it, as a rule."""
         backup = self.backup
-        if backup is None:
+        begun = self.machine.disk.numbers(f"{self.checkpoint}/commits")
+        # A new checkpoint that has committed nothing knows of nothing that another store could have lost.
+        if backup is None or (self.scenario.two_stores and not begun):
             return
         which = rng.choice([[self.source], [self.sink], [self.source, self.sink]])
-        stopped = rng.random() < 0.8
+        # Who has no consumer is asked to stop: nothing else could tell that rows have come back with other content.
+        stopped = not self.scenario.consumer or rng.random() < 0.8
         if stopped:
             for driver, run in self.runs:
                 driver.kill()
                 run.executors.kill()
         for server in set(which):
             server.restore(backup.stores[server.url])
-        if stopped and rng.random() < 0.3:
+        if stopped and rng.random() < 0.3 and f"{self.checkpoint}/metadata" in backup.files:
             self.machine.disk.files = dict(backup.files)
         self.history.restored = True
         self.may_refuse.add("restore")
-        # Whoever restores goes on producing.
-        self._produce(SOURCE, 20_000 + 1000 * len(self.producers), 2 + rng.randrange(6))
+        # Whoever restores goes on producing; without a consumer, when the query has been started again.
+        first, appends = self._fresh_ids(), 2 + rng.randrange(6)
+        self._waiting += 1
+        self.world.later(0.0 if self.scenario.consumer else 60.0, lambda: self._produce_now(first, appends))
+
+    def _fresh_ids(self) -> int:
+        self._ids += 1000
+        return self._ids
+
+    def _produce_now(self, first: int, appends: int) -> None:
+        self._waiting -= 1
+        self._produce(SOURCE, first, appends)
 
     # Help.
 

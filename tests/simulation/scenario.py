@@ -35,6 +35,8 @@ class Scenario:
     source_partitions: int
     sink_partitions: int
     appends: int
+    rows_per_append: int
+    """At the most."""
     available_now: bool
     max_rows: int | None
     rows_per_task: int
@@ -61,6 +63,7 @@ class Scenario:
             source_partitions=one("source partitions", 1, 2),
             sink_partitions=one("sink partitions", 1, 2, 3),
             appends=one("appends", 2, 4, 8, 14),
+            rows_per_append=one("rows per append", 3, 3, 12),
             available_now=False,
             max_rows=one("max rows", None, 3, 7),
             rows_per_task=one("rows per task", 4, 2, 100),

@@ -104,8 +104,8 @@ class _Schedule:
         self._caught_up = False
 
     def _drawn(self, choices: Choices) -> Iterator[tuple[int, str, int]]:
-        for number in range(MOVES):
-            kind = choices.draw(f"m{number}", 1 + len(KINDS), 0.7)
+        for number in range(choices.draw("moves", 1 + MOVES)):
+            kind = choices.draw(f"m{number}", 1 + len(KINDS))
             if kind:
                 step = choices.draw(f"m{number}.step", SPREAD)
                 yield step, KINDS[kind - 1], choices.draw(f"m{number}.seed", 1 << 16)
@@ -138,7 +138,7 @@ class _Schedule:
             _, kind, seed = self._moves.pop(0)
             operator.disturb(kind, seed)
             self._changed_at, idle = steps, False
-        if self._quiet_since is None and not self._moves and all(each.ended for each in operator.producers):
+        if self._quiet_since is None and not self._moves and not operator.producing:
             self._quiet_since, operator.quiet = self._world.now, True
         if steps % AUDIT_STEPS == 0 or (operator.quiet and steps % SOON_STEPS == 0):
             self._audit(commits)
@@ -215,3 +215,28 @@ def told(outcome: Outcome) -> str:
             *lines,
         ]
     )
+
+
+PART = 50
+"""Schedules that a process of several runs at a time."""
+
+
+@dataclass
+class Part:
+    """What some schedules have come to."""
+
+    schedules: int
+    steps: int
+    failed: str | None
+    """What the first failure prints."""
+
+
+def run_part(first: int) -> Part:
+    """Run schedules of consecutive seeds, up to the first that fails."""
+    steps = 0
+    for seed in range(first, first + PART):
+        outcome = run(seed)
+        steps += outcome.steps
+        if outcome.failure is not None:
+            return Part(seed - first + 1, steps, told(shortest(outcome)))
+    return Part(PART, steps, None)

@@ -24,7 +24,7 @@ from penstock.store.watching import Wake
 from tests.simulation.database import Server, SimDatabase
 from tests.simulation.disk import Disk, DiskFiles
 from tests.simulation.network import Network, SimListening
-from tests.simulation.scheduler import World
+from tests.simulation.scheduler import Task, World
 from tests.simulation.threads import Clock, Threads
 
 SMALL = 8
@@ -45,6 +45,12 @@ class Machine:
         made = Server(self.world, name, str(self.uuid()), rows=rows)
         self.servers[made.url] = made
         return made
+
+    def kill_tasks(self, tasks: list[Task]) -> None:
+        """End tasks of a process that lives on, as Spark ends the workers of a job: their connections break."""
+        self.world.bury(tasks)
+        for server in self.servers.values():
+            server.break_all(lambda tx: tx.task in tasks)
 
     def uuid(self) -> uuid.UUID:
         return uuid.UUID(int=self.random.getrandbits(128), version=4)
@@ -152,6 +158,8 @@ def _replacements() -> dict[str, Any]:
         "penstock.tables.writer.shaped": lambda frame, layout: frame,
         "penstock.pipeline.levelling.connect": lambda url, **_: _Borrowed(url),
         "penstock.pipeline.levelling.time": clock,
+        "penstock.pipeline.micro_batches.connect": lambda url, **_: _Borrowed(url),
+        "penstock.pipeline.micro_batches.time": clock,
         "penstock.tables.task.TaskContext": _TaskContext,
         "penstock.tables.sink.connect": lambda url, **_: _Borrowed(url),
         "penstock.continuous.queues.watch": _Watch,
@@ -171,6 +179,8 @@ def _replacements() -> dict[str, Any]:
         "penstock.continuous.coordinator._shut": lambda line: line.shutdown(),
         "penstock.continuous.link.Client": lambda where, authkey: machine().network.connect(where[1]),
         "penstock.continuous.logs.time": clock,
+        "penstock.continuous.logs.is_local": lambda files: True,
+        "penstock.continuous.logs.create_durably": lambda path, content: machine().disk.create(path, content),
         "penstock.instants.time": clock,
     }
     return found

@@ -406,7 +406,7 @@ def test_a_drained_consumer_gets_nothing_new(
     query = start(frame, store_url, "out", tmp_path / "ck", trigger={"processingTime": "0 seconds"})
     fill(queue, [1])
     query.processAllAvailable()
-    drain(store.database, "billing", "orders")
+    drain(store.database, "billing", "orders", store.consumer("billing").registration("orders").epoch)
     queue.append(table([2]))
     query.processAllAvailable()
     assert ids_in(out) == [1]

@@ -65,6 +65,10 @@ FILL = [
         "select 's' || (i / 4), 'a', i % 4, 0 from {rows:8000}"
     ),
     (
+        "insert into penstock.marked_source (source, app_id, generation) "
+        "select 's' || i, 'a', 1 from {rows:2000}"
+    ),
+    (
         "insert into penstock.staged (app_id, batch_id, attempt, task, ordinal, queue_id, partition, row_count, bytes, "
         "payload_id, created_at) select 'a' || (i % 10), i / 1000, 't' || (i % 1000), 0, i % 7, 1 + i % 20, 0, 1, 100, i, i "
         "from {rows:20000}"
@@ -146,6 +150,11 @@ HOT: dict[str, dict[str, Any]] = {
     "find_ledger": LEDGER | {"task": -1},
     "newest_batch": LEDGER,
     "ledger_tasks": LEDGER,
+    "newest_ledger": {"sink": "s3", "app_id": "a1", "before": 100},
+    "forget_logged": LEDGER,
+    "lock_marked_source": {"source": "s7", "app_id": "a", "generation": 1},
+    "raise_marked_source": {"source": "s7", "app_id": "a", "generation": 2},
+    "delete_marks": {"source": "s7"},
     "delete_sink_ledger": {"sink": "s3"},
     "prune_ledger": LEDGER | {"batch_id": 5},
     "read_marks": {"source": "s7"},
@@ -198,6 +207,7 @@ LOOKS: dict[str, tuple[dict[str, Any], set[str]]] = {
     "idle_apps": ({"before": 0, "now": 1, "keep": 10, "most": 100}, {"app", "found"}),
     "orphaned_mark_apps": ({"most": 100}, {"found", "m", "Seq"}),
     "delete_orphaned_marks": ({"app_id": "a"}, {"found", "main.penstock_mark", "Seq"}),
+    "delete_orphaned_sources": ({"app_id": "a"}, {"s", "Seq"}),
 }
 
 

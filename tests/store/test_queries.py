@@ -126,6 +126,7 @@ def test_committed_rows_are_found_in_the_ledger(store: penstock.Store) -> None:
                 task=-1,
                 ranges="",
                 row_count=rows,
+                logged=None,
                 now=1,
             )
 

@@ -172,10 +172,11 @@ def test_two_queries_keep_one_table(feed: Feed) -> None:
     assert rows(feed.url, "shared", "id") == [(1,), (2,)]
 
 
-def test_at_least_once_needs_no_ledger(feed: Feed) -> None:
+def test_at_least_once_enters_its_micro_batches_and_leaves_the_consumer_to_the_source(feed: Feed) -> None:
     feed.add(row(1), row(2)).run(feed.table("plain"), guarantee="at_least_once")
     assert rows(feed.url, "plain", "id") == [(1,), (2,)]
-    assert feed.store.info().commits == 0
+    assert feed.store.info().commits > 0
+    assert feed.store.consumer("c").registration("in").app_id is None
     assert feed.store.consumer("c").lag("in").rows == 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Sequence
 from typing import Any, TypeVar
@@ -20,6 +21,9 @@ from penstock.store.log import Segment
 logger = logging.getLogger("penstock.commit")
 
 T = TypeVar("T")
+
+OTHER_INPUT = "CHECKPOINT_MISMATCH.OTHER_INPUT"
+"""The condition of a micro-batch that the sink has with other input."""
 
 
 def commit_batch(database: Database, store_uuid: str, batch: BatchCommit[T]) -> T | None:
@@ -54,11 +58,12 @@ def _commit(tx: Transaction, store_uuid: str, batch: BatchCommit[T]) -> T | None
     # All commits lock in this order, before anything else.
     locked = [(source, lock_consumer(tx, source)) for source in moved if source.store == store_uuid]
     _refuse_rewound(tx, batch.key)
-    before = ledger.enter(tx, batch.key, batch.ranges(), batch.rows)
+    before = ledger.enter(tx, batch.key, batch.ranges(), batch.rows, batch.logged)
     if before is not None:
         _same(batch, before.ranges)
         _settle(tx, batch, locked)
         return None
+    refuse_gap(tx, batch.key, new_sink=batch.new_sink)
     _check_tasks(tx, batch)
     for source, registration in locked:
         move_consumer(tx, batch, source, registration)
@@ -66,8 +71,67 @@ def _commit(tx: Transaction, store_uuid: str, batch: BatchCommit[T]) -> T | None
         if source.store != store_uuid:
             move_mark(tx, batch, source)
     published = batch.sink.publish(tx, batch)
+    if batch.logged is not None:
+        tx.run("forget_logged", sink=batch.key.sink, app_id=batch.app_id, batch_id=batch.batch_id - 1)
     ledger.prune(tx, batch.key)
     return published
+
+
+def refuse_gap(tx: Transaction, key: LedgerKey, *, new_sink: bool) -> None:
+    """Refuse a micro-batch when the sink lacks the one before it: the sink's store was restored from an older backup.
+
+    Parameters
+    ----------
+    new_sink
+        Whether the sink may have nothing of the query although the checkpoint is not new.
+
+    Raises
+    ------
+    CheckpointMismatch
+    """
+    if not key.batch_id or ledger.find(tx, key.before) is not None:
+        return
+    newest = ledger.newest(tx, key.sink, key.app_id, key.batch_id)
+    if newest is not None or not new_sink:
+        raise sink_behind(key.sink, key.batch_id, None if newest is None else newest.batch_id)
+
+
+def sink_behind(sink: str, batch_id: int, last: int | None) -> CheckpointMismatch:
+    """Make the error for a sink that lacks micro-batches which the checkpoint has committed."""
+    has = "nothing of this query" if last is None else f"the query's micro-batches up to {last}"
+    return CheckpointMismatch(
+        f"the checkpoint has committed micro-batch {batch_id - 1}, and {sink} has {has}: was its store restored from an older "
+        "backup? Then restore the checkpoint of the same moment, or use a new one. If the query writes to this sink for the "
+        "first time, set allowNewSink=true",
+        condition="CHECKPOINT_MISMATCH.SINK_BEHIND",
+        batch_id=batch_id,
+        last=last,
+    )
+
+
+def note_batch(
+    database: Database,
+    key: LedgerKey,
+    origin: str,
+    rows: int,
+    *,
+    new_sink: bool,
+    logged: str | None = None,
+) -> None:
+    """Enter a micro-batch of a sink that may repeat rows, so that one that the sink has lost is noticed later.
+
+    Raises
+    ------
+    CheckpointMismatch
+        When the sink lacks the micro-batch before.
+    """
+
+    def work(tx: Transaction) -> None:
+        if ledger.enter(tx, key, json.dumps([origin, []]), rows, logged) is None:
+            refuse_gap(tx, key, new_sink=new_sink)
+            ledger.prune(tx, key)
+
+    database.run(work, idempotent=True)
 
 
 def _same(batch: BatchCommit[Any], before: str) -> None:
@@ -76,6 +140,7 @@ def _same(batch: BatchCommit[Any], before: str) -> None:
             f"app {batch.app_id!r} has committed micro-batch {batch.batch_id} into {batch.sink} before, "
             "with other input: the checkpoint is an old copy, or a new one under the appId of another. Use the newest "
             "checkpoint; a new one needs a new appId (leave the option out to get one)",
+            condition=OTHER_INPUT,
             app_id=batch.app_id,
             batch_id=batch.batch_id,
             committed=before,
@@ -137,6 +202,7 @@ def append_task(
     segments: Sequence[Segment],
     *,
     origin: str = "",
+    new_sink: bool = False,
 ) -> log.Appended | None:
     """Append what one task has written; None when the task, or its micro-batch, did so before.
 
@@ -146,11 +212,13 @@ def append_task(
         The task's entry in the ledger, which makes a repeat a no-op; None for a sink that may repeat rows.
     origin
         The id of the checkpoint that the task's micro-batch belongs to.
+    new_sink
+        As in :class:`BatchCommit`.
 
     Raises
     ------
     CheckpointMismatch
-        When another checkpoint has made the entry.
+        When another checkpoint has made the entry, or the sink lacks the micro-batch before.
     CheckpointRewound
         When the ledger does not reach back so far.
     CommitRefused
@@ -159,7 +227,7 @@ def append_task(
     rows = sum(segment.rows for segment in segments)
 
     def work(tx: Transaction) -> log.Appended | None:
-        if key is not None and _appended_before(tx, key, origin, rows):
+        if key is not None and _appended_before(tx, key, origin, rows, new_sink):
             return None
         appended = log.append(tx, sink, segments)
         catalog.require_unchanged(tx, sink)
@@ -169,12 +237,13 @@ def append_task(
     return database.run(work, idempotent=True)
 
 
-def _appended_before(tx: Transaction, key: LedgerKey, origin: str, rows: int) -> bool:
+def _appended_before(tx: Transaction, key: LedgerKey, origin: str, rows: int, new_sink: bool) -> bool:
     _refuse_rewound(tx, key)
     if ledger.find(tx, key.whole) is not None:
         return True
     before = ledger.enter(tx, key, origin, rows)
     if before is None:
+        refuse_gap(tx, key, new_sink=new_sink)
         return False
     if before.ranges != origin:
         raise CheckpointMismatch(

@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 from penstock.commit.offsets import QueueOffset
 from penstock.store.catalog import QueueRecord
 from penstock.store.database import Transaction
-from penstock.store.ledger import LedgerKey
+from penstock.store.ledger import LedgerKey, queue_sink
 
 T = TypeVar("T")
 
@@ -67,6 +67,10 @@ class BatchCommit(Generic[T]):
     """Whether the query keeps state, so that another checkpoint could not carry it on."""
     rebind: bool = False
     """Whether a stateful query may take a consumer over from another checkpoint all the same."""
+    new_sink: bool = False
+    """Whether the sink may have nothing of the query although the checkpoint is not new."""
+    logged: str | None = None
+    """The offset that the checkpoint logs for it, where that is written after this commit."""
 
     @property
     def key(self) -> LedgerKey:
@@ -85,5 +89,5 @@ def _digest(others: Sequence[Any]) -> str:
 
 
 def sink_name(sink: QueueRecord) -> str:
-    """A queue in the ledger; one that is made anew is another sink."""
-    return f"queue:{sink.name}:{sink.generation}"
+    """A queue in the ledger; one that is recreated is another sink."""
+    return queue_sink(sink)

@@ -8,7 +8,7 @@ from typing import Any
 
 from penstock.commit.microbatch import BatchCommit
 from penstock.commit.offsets import QueueOffset, pad, plan_text
-from penstock.errors import ConsumerBound, OffsetConflict, PlanMismatch
+from penstock.errors import CheckpointMismatch, ConsumerBound, OffsetConflict, PlanMismatch
 from penstock.store import consumers
 from penstock.store.consumers import Registration
 from penstock.store.database import Transaction
@@ -107,8 +107,9 @@ def _refuse_bound(batch: BatchCommit[Any], source: QueueOffset, app_id: str) -> 
 def move_mark(tx: Transaction, batch: BatchCommit[Any], source: QueueOffset) -> None:
     """A consumer of another store: this store's own mark stands for it, and the consumer follows."""
     # Names may be long, and a database's index entries may not.
-    text = json.dumps([*source.identity, batch.sink.ledger_name])
+    text = json.dumps([source.store, source.queue, source.consumer, batch.sink.ledger_name])
     name = hashlib.sha256(text.encode()).hexdigest()
+    _fence_mark(tx, batch, source, name)
     for bound in {row.app_id for row in tx.all("read_marks", source=name)} - {batch.app_id}:
         _refuse_bound(batch, source, bound)
     for partition, (old, new) in enumerate(zip(source.start, source.end, strict=True)):
@@ -119,6 +120,24 @@ def move_mark(tx: Transaction, batch: BatchCommit[Any], source: QueueOffset) -> 
             "advance_mark", old=old, new=new, **where
         ):
             raise _mark_conflict(tx, batch, source, name, partition)
+
+
+def _fence_mark(tx: Transaction, batch: BatchCommit[Any], source: QueueOffset, name: str) -> None:
+    """Refuse a generation of the consumer that a newer one has followed, whose owner does not know it: the other store would tell."""
+    claim = {"source": name, "app_id": batch.app_id, "generation": source.generation}
+    if tx.run("lock_marked_source", **claim) or tx.run("insert_marked_source", **claim):
+        return
+    if tx.run("raise_marked_source", **claim):
+        # Wherever the consumer was sought to, its marks begin there.
+        tx.run("delete_marks", source=name)
+        return
+    raise CheckpointMismatch(
+        f"consumer {source.consumer!r} on queue {source.queue!r} was sought elsewhere, or registered again, and {batch.sink} has "
+        "rows of it from after that: start the query with a new checkpoint; the consumer's offset says where it goes on",
+        condition="CHECKPOINT_MISMATCH.CONSUMER_MOVED",
+        consumer=source.consumer,
+        queue=source.queue,
+    )
 
 
 def _mark_conflict(

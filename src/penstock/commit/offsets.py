@@ -26,9 +26,11 @@ class QueueOffset:
     epoch: int
     start: tuple[int, ...]
     end: tuple[int, ...]
+    rows_per_task: int | None = None
+    """How many rows a task reads at the most, so that the same micro-batch is divided into the same tasks whenever it is repeated."""
 
     def to_dict(self) -> dict[str, Any]:
-        return {
+        found = {
             "store": self.store,
             "queue": self.queue,
             "consumer": self.consumer,
@@ -37,6 +39,7 @@ class QueueOffset:
             "from": list(self.start),
             "to": list(self.end),
         }
+        return found if self.rows_per_task is None else {**found, "rowsPerTask": self.rows_per_task}
 
     @classmethod
     def of(cls, value: Any) -> QueueOffset | None:
@@ -52,6 +55,7 @@ class QueueOffset:
             value.get("epoch", 0),
             start,
             end,
+            value.get("rowsPerTask"),
         )
 
     @property

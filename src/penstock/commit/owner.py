@@ -6,7 +6,7 @@ import json
 import logging
 from collections.abc import Sequence
 
-from penstock.commit.offsets import QueueOffset, plan_text
+from penstock.commit.offsets import QueueOffset, pad, plan_text
 from penstock.errors import CheckpointMismatch, OwnerFenced, StoreUnavailable, condition_of
 from penstock.store import catalog, consumers
 from penstock.store.catalog import PartitionRecord, QueueRecord
@@ -14,9 +14,6 @@ from penstock.store.consumers import Registration
 from penstock.store.database import Database, Transaction
 
 log = logging.getLogger("penstock.commit")
-
-Split = list[list[int]]
-"""The tasks of a micro-batch: [partition, start, end] each."""
 
 
 class Owner:
@@ -112,44 +109,40 @@ class Owner:
 
     def _raise_safe(self, tx: Transaction, logged: QueueOffset) -> None:
         registration = self._checked(tx, lock=True)
-        # A consumer that is bound to an app is moved by its sink: only a checkpoint of another time could be ahead of it.
-        if registration.app_id is not None and _ahead(tx, registration, logged):
+        # The sink moves the consumer, or the source does behind the newest micro-batch: more than that lies between checkpoints.
+        if _ahead(tx, registration, logged):
             raise CheckpointMismatch(
                 f"the checkpoint has committed consumer {self.consumer!r} on queue {self.queue!r} up to "
                 f"{list(logged.end)}, and the store knows of {consumers.read_offsets(tx, registration)[0]}: was the "
                 "store restored from an older copy? Use a new checkpoint; the consumer's offset says where it goes on",
+                condition="CHECKPOINT_MISMATCH.SOURCE_BEHIND",
                 consumer=self.consumer,
                 queue=self.queue,
             )
         _raise_safe(tx, registration, logged)
 
-    def plan(self, end: QueueOffset, split: Split) -> Split:
-        """Store the micro-batch in hand; the split to use, which is the first one when it is planned again."""
+    def plan(self, end: QueueOffset) -> None:
+        """Store the micro-batch in flight, which its sink's commit has to equal."""
 
-        def work(tx: Transaction) -> Split:
+        def work(tx: Transaction) -> None:
             registration = self._checked(tx, lock=True)
-            text = plan_text(end)
-            again = registration.plan == text and registration.split is not None
-            kept: Split = json.loads(registration.split) if again and registration.split else split
-            tx.run("open_plan", epoch=self.epoch, plan=text, split=json.dumps(kept), **registration.keys)
-            return kept
+            tx.run("open_plan", epoch=self.epoch, plan=plan_text(end), **registration.keys)
 
-        kept = self._database.run(work, idempotent=True)
+        self._database.run(work, idempotent=True)
+        rows = sum(end.end) - sum(end.start)
         log.debug(
-            "a micro-batch of consumer %r on queue %r is planned in %d tasks",
+            "a micro-batch of %d rows of consumer %r on queue %r is planned",
+            rows,
             self.consumer,
             self.queue,
-            len(kept),
             extra={
                 "action": "planned",
                 "consumer": self.consumer,
                 "queue": self.queue,
                 "epoch": self.epoch,
-                "rows": sum(stop - start for _, start, stop in kept),
-                "tasks": len(kept),
+                "rows": rows,
             },
         )
-        return kept
 
     def _checked(self, tx: Transaction, *, lock: bool = False) -> Registration:
         registration = self._find(tx, lock=lock)
@@ -202,18 +195,36 @@ def level(database: Database, store_uuid: str, ended: QueueOffset) -> None:
     database.run(work, idempotent=True)
 
 
-def drain(database: Database, consumer: str, queue: str, epoch: int | None = None) -> None:
+def follow(database: Database, store_uuid: str, committed: QueueOffset) -> None:
+    """Move a consumer over a micro-batch that its sink has committed, where it stands at the start of it and has planned one from there.
+
+    Any other consumer stays where it is: its store may be older than the sink's.
+    """
+
+    def work(tx: Transaction) -> None:
+        registration = consumers.find_registration(tx, committed.consumer or "", committed.queue, lock=True)
+        same = committed.store == store_uuid and committed.generation == registration.generation
+        planned = QueueOffset.of(json.loads(registration.plan or "null"))
+        offsets = tuple(consumers.read_offsets(tx, registration)[0])
+        begins = pad(committed.start, len(offsets))
+        if same and offsets == begins and planned and pad(planned.start, len(offsets)) == begins:
+            _raise_safe(tx, registration, committed)
+
+    database.run(work, idempotent=True)
+
+
+def drain(database: Database, consumer: str, queue: str, epoch: int) -> None:
     """Ask the owner of a consumer to plan nothing more.
 
     Parameters
     ----------
     epoch
-        Only if the owner's epoch is this one: another owner is another query. Any owner when None.
+        The owner's epoch; nothing is asked of any other owner, which is another query.
     """
 
     def work(tx: Transaction) -> None:
         registration = consumers.find_registration(tx, consumer, queue, lock=True)
-        if epoch in (None, registration.epoch):
+        if epoch == registration.epoch:
             tx.run("set_draining", **registration.keys)
 
     database.run(work, idempotent=True)

@@ -72,10 +72,7 @@ class ConsoleDriver(SinkDriver):
     def sink(self) -> Sink:
         return ConsoleRows(self.rows, self.truncate)
 
-    def settled(self, number: int, offset: Any) -> bool:
-        return False
-
-    def commit(self, epoch: Epoch, offset: Any) -> None:
+    def commit(self, sink: Sink, epoch: Epoch, offset: Any) -> None:
         parts = [epoch.attempts[task] for task in sorted(epoch.attempts, key=int)]
         names: list[str] = next((part["names"] for part in parts), [])
         rows = [row for part in parts for row in part["rows"]][: self.rows]

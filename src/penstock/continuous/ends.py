@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -55,17 +56,41 @@ class SourceDriver(ABC):
     def plan(self, start: Positions, end: Positions) -> Any:
         """The offset of an epoch, as the log has it; the source takes note that it is in hand."""
 
+    def follow(self, offset: Any) -> None:  # noqa: B027 - most have nothing to move
+        """Take note, before a run, of the last epoch that the sink has: a driver that has died may not have said so."""
+
     @abstractmethod
     def logged(self, offset: Any) -> bool:
-        """Told last, when an epoch is committed and logged; whether the source asks to end."""
+        """Told last, when an epoch is committed and logged, and again now and then while there is none; whether the source asks to end.
+
+        Raises
+        ------
+        OwnerFenced
+            When another query has taken over.
+        """
 
     @abstractmethod
     def release(self, ended: Any | None) -> None:
         """After the last run: give up the hold; everything up to this offset is committed."""
 
 
+@dataclass(frozen=True)
+class SinkEpoch:
+    """The last epoch or micro-batch of a query that its sink has, by the sink's own record."""
+
+    number: int
+    """-1 when it has none."""
+    offset: Any = None
+    """What the checkpoint logs for it; None for a micro-batch, which Spark logs before it is committed."""
+    rows: int = 0
+
+
 class SinkDriver(ABC):
-    """A sink as the driver sees it, for all runs of a query."""
+    """A sink as the driver sees it, for all runs of a query.
+
+    Calls come in this order: ``check`` once; then for each run ``clear``, ``newest`` and ``sink``, and ``commit`` for each of its
+    epochs. A run for the other pace asks for its ``sink`` while the run before is still at work.
+    """
 
     @property
     @abstractmethod
@@ -86,14 +111,36 @@ class SinkDriver(ABC):
         SchemaMismatch
         """
 
+    def clear(self) -> None:  # noqa: B027 - most stage nothing
+        """Drop what earlier runs have staged; called when none of their tasks is at work."""
+
     @abstractmethod
     def sink(self) -> Sink:
-        """Before each run: what tasks write to."""
+        """What the tasks of a run write to."""
+
+    def newest(self) -> SinkEpoch | None:
+        """Return the last epoch that the sink has; None when it keeps no record.
+
+        Raises
+        ------
+        CheckpointMismatch
+            When the record is that of another checkpoint.
+        """
+        return None
+
+    @property
+    def may_be_new(self) -> bool:
+        """Whether the sink may have nothing of the query although the checkpoint is not new."""
+        return False
 
     @abstractmethod
-    def settled(self, number: int, offset: Any) -> bool:
-        """Whether an epoch whose commit was never logged is in; one that is not leaves nothing behind."""
+    def commit(self, sink: Sink, epoch: Epoch, offset: Any) -> None:
+        """Make an epoch visible, once, before the checkpoint logs it.
 
-    @abstractmethod
-    def commit(self, epoch: Epoch, offset: Any) -> None:
-        """Make an epoch visible, once."""
+        Parameters
+        ----------
+        sink
+            What the tasks wrote to.
+        offset
+            What the checkpoint will log.
+        """

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from penstock.commit.batch import OTHER_INPUT
 from penstock.continuous.coordinator import EpochCoordinator
 from penstock.continuous.ends import Positions, SinkDriver, SourceDriver
 from penstock.continuous.epochs import Epoch
@@ -19,8 +20,10 @@ from penstock.continuous.progress import Progress, timestamp
 from penstock.continuous.quota import Limit, Quota
 from penstock.continuous.reader import BEHIND_ROWS
 from penstock.continuous.runs import Engine, Run, grouped
+from penstock.continuous.settling import settle
 from penstock.continuous.telling import Telling
 from penstock.errors import ContinuousFailed, PenstockError, condition_of
+from penstock.store.catalog import QueueGrown
 
 log = logging.getLogger("penstock.continuous")
 
@@ -32,6 +35,8 @@ _FINISHING_SECONDS = 0.02
 """Between two tries to begin the last epoch."""
 _TELLING_SECONDS = 2.0
 _LISTENING_SECONDS = 2.0
+_IDLE_SECONDS = 5.0
+"""From one question to the source to the next, where nothing is committed."""
 
 
 class State(Enum):
@@ -113,6 +118,8 @@ class ContinuousExecution:
         """Made while the run in hand goes on, for the other pace."""
         self._fresh = True
         """Whether the run in hand has committed nothing yet."""
+        self._asked_at = clock()
+        """When the source was last told of an offset."""
         self._thread = threading.Thread(target=self._run, name=f"continuous {name or self.id}", daemon=True)
 
     # What its users ask.
@@ -242,6 +249,7 @@ class ContinuousExecution:
         self.progress.run_begins()
         self._source.own()
         self._settle()
+        self._sink.clear()
         if self._end_by_limit():
             return
         run = self._next_run()
@@ -305,13 +313,7 @@ class ContinuousExecution:
 
     def _settle(self) -> None:
         """Find out where the last run has ended; an epoch that it has begun is in the sink as a whole or not at all."""
-        begun = self._logs.unsettled()
-        if begun is not None:
-            if self._sink.settled(begun, self._logs.offset(begun)):
-                self._logs.write_commit(begun)
-            else:
-                self._logs.drop_offset(begun)
-        last = self._logs.last_committed()
+        last = settle(self._logs, self._sink, self._source.follow, limited=self._limit is not None)
         self._offset = None if last is None else self._logs.offset(last)
         self._epoch = -1 if last is None else last
         if self._limit is not None:
@@ -325,7 +327,8 @@ class ContinuousExecution:
         coordinator, job = run.coordinator, run.job
         next_at = self._clock() + self._settings.interval
         while not self._to_end(run):
-            self._commit_next(coordinator, next_at - self._clock(), lambda: self._to_end(run) or run.off_pace)
+            self._commit_next(run, next_at - self._clock(), lambda: self._to_end(run) or run.off_pace)
+            self._look_idle()
             if self._clock() >= next_at:
                 coordinator.begin()
                 next_at = max(next_at + self._settings.interval, self._clock())
@@ -336,7 +339,7 @@ class ContinuousExecution:
                 raise job.failure() or ContinuousFailed("the tasks of the query have ended by themselves")
         if not (self._stopping or self._enough(coordinator)):
             self._become(State.RECONFIGURING)
-        self._finish(coordinator)
+        self._finish(run)
         self._end_by_limit()
 
     def _to_end(self, run: Run) -> bool:
@@ -367,40 +370,51 @@ class ContinuousExecution:
         self._stopping = True
         return True
 
-    def _finish(self, coordinator: EpochCoordinator) -> None:
+    def _finish(self, run: Run) -> None:
         """A last epoch, for what has been read."""
+        coordinator = run.coordinator
         coordinator.rest()
         deadline = self._clock() + _FINISH_SECONDS
         while not coordinator.settled:
             if self._clock() > deadline:
                 raise ContinuousFailed(f"the epoch in hand was not finished within {_FINISH_SECONDS:.0f} s")
             coordinator.begin()
-            self._commit_next(coordinator, _FINISHING_SECONDS, lambda: coordinator.settled)
+            self._commit_next(run, _FINISHING_SECONDS, lambda: coordinator.settled)
         coordinator.finish()
 
-    def _commit_next(self, coordinator: EpochCoordinator, timeout: float, until: Callable[[], bool]) -> None:
-        epoch = coordinator.complete(timeout, until)
+    def _commit_next(self, run: Run, timeout: float, until: Callable[[], bool]) -> None:
+        epoch = run.coordinator.complete(timeout, until)
         if epoch is None:
             return
-        self._commit(epoch)
-        coordinator.committed(epoch.number)
+        self._commit(run, epoch)
+        run.coordinator.committed(epoch.number)
         with self._changed:
             self._changed.notify_all()
 
-    def _commit(self, epoch: Epoch) -> None:
+    def _commit(self, run: Run, epoch: Epoch) -> None:
         began, end = self._clock(), {**self._at, **epoch.offsets}
         offset = self._source.plan(self._at, end)
         passed = self._passed + epoch.rows_out
+        # The sink comes first: a driver that dies behind it finds there what its checkpoint lacks.
+        self._sink.commit(run.sink, epoch, offset)
         self._logs.write_offset(epoch.number, offset, None if self._limit is None else passed)
-        self._sink.commit(epoch, offset)
         self._logs.write_commit(epoch.number)
         self._epoch, self._at, self._offset, self._fresh = epoch.number, end, offset, False
         self._passed = passed
         told = self.progress.committed(epoch, offset, began, at_once=self._sink.at_once)
         self.telling.progressed(told)
+        self._ask_source(offset)
+        self._logs.prune(epoch.number, self._settings.retain)
+
+    def _look_idle(self) -> None:
+        """Ask the source now and then when nothing is committed: the query may have been taken over, or asked to end."""
+        if self._offset is not None and self._clock() - self._asked_at >= _IDLE_SECONDS:
+            self._ask_source(self._offset)
+
+    def _ask_source(self, offset: Any) -> None:
+        self._asked_at = self._clock()
         if self._source.logged(offset):
             self._stopping = True
-        self._logs.prune(epoch.number, self._settings.retain)
 
     def _wake(self) -> None:
         with self._changed:
@@ -411,5 +425,10 @@ class ContinuousExecution:
 
 
 def _passes(error: Exception) -> bool:
-    """Whether it may pass when the run is repeated."""
-    return not isinstance(error, PenstockError) or isinstance(error, ContinuousFailed)
+    """Whether it may pass when the run is repeated.
+
+    A sink that has got more partitions is written anew, and an epoch that another driver has committed is found by the next run.
+    """
+    if isinstance(error, ContinuousFailed | QueueGrown) or not isinstance(error, PenstockError):
+        return True
+    return error.condition == OTHER_INPUT

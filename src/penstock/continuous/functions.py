@@ -55,8 +55,5 @@ class FunctionDriver(SinkDriver):
     def sink(self) -> Sink:
         return FunctionRows(self.function)
 
-    def settled(self, number: int, offset: Any) -> bool:
-        return False
-
-    def commit(self, epoch: Epoch, offset: Any) -> None:
+    def commit(self, sink: Sink, epoch: Epoch, offset: Any) -> None:
         """Nothing."""

@@ -1,12 +1,14 @@
 """A checkpoint as Spark writes it, so that either engine goes on with it.
 
 ``metadata`` has the query's id; ``offsets/N`` a version line, a line of metadata and a line of JSON for each source; ``commits/N`` a
-version line and a line of metadata (format 1, Spark 4.2 and 4.3).
+version line and a line of metadata (format 1, Spark 4.2 and 4.3). As in Spark's log (HDFSMetadataLog) an entry is written once: who finds
+that it is there already is not the only driver. In a local folder an entry is on the disk when it has been written.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import time
 import uuid
 from contextlib import suppress
@@ -14,7 +16,7 @@ from typing import Any
 
 from pyarrow import fs
 
-from penstock.errors import CheckpointMismatch, CommitRefused
+from penstock.errors import CheckpointMismatch, CommitRefused, OwnerFenced
 from penstock.spark.checkpoint import PASSED, Checkpoint, redact
 
 _COMMITTED = 'v1\n{"nextBatchWatermarkMs":0}'
@@ -36,7 +38,14 @@ class CheckpointLog:
             self._files.create_dir(f"{self._root}/{folder}", recursive=True)
         self._oldest = {folder: self._first(folder) for folder in ("offsets", "commits")}
         if self._files.get_file_info(f"{self._root}/metadata").type == fs.FileType.NotFound:
-            self._write("metadata", json.dumps({"id": str(uuid.uuid4())}))
+            # Another driver may be first: then the query's id is that one's.
+            with suppress(FileExistsError):
+                self._create("metadata", json.dumps({"id": str(uuid.uuid4())}))
+
+    @property
+    def location(self) -> str:
+        """Where the checkpoint is, without a password."""
+        return redact(self.read.location)
 
     @property
     def query_id(self) -> str:
@@ -79,29 +88,39 @@ class CheckpointLog:
             return 0
         found = self.read.passed(number)
         if found is None:
-            where = redact(self.read.location)
             raise CheckpointMismatch(
-                f"the query at {where!r} has run without a limit before, or with one that a trigger of micro-batches counts: go on as "
+                f"the query at {self.location!r} has run without a limit before, or with one that a trigger of micro-batches counts: go on as "
                 "it was, or start with a new checkpoint; a consumer's offset says where it goes on",
-                checkpoint=where,
+                checkpoint=self.location,
             )
         return found
 
     def write_offset(self, number: int, offset: object, passed: int | None = None) -> None:
-        """Log what an epoch covers, before anything of it is committed.
+        """Log what an epoch covers, which the sink has committed.
 
         Parameters
         ----------
         passed
             How many rows a limit has let through with it.
+
+        Raises
+        ------
+        OwnerFenced
+            When another driver has logged this epoch.
         """
         conf = {} if passed is None else {PASSED: str(passed)}
         about = {"batchWatermarkMs": 0, "batchTimestampMs": int(time.time() * 1000), "conf": conf}
-        self._write(f"offsets/{number}", "\n".join(["v1", json.dumps(about), json.dumps(offset)]))
+        self._add(f"offsets/{number}", "\n".join(["v1", json.dumps(about), json.dumps(offset)]))
 
     def write_commit(self, number: int) -> None:
-        """Log that an epoch is in the sink."""
-        self._write(f"commits/{number}", _COMMITTED)
+        """Log that an epoch is committed.
+
+        Raises
+        ------
+        OwnerFenced
+            When another driver has logged it.
+        """
+        self._add(f"commits/{number}", _COMMITTED)
 
     def drop_offset(self, number: int) -> None:
         """Forget an epoch that was begun and came to nothing."""
@@ -118,20 +137,34 @@ class CheckpointLog:
         found = self._files.get_file_info(fs.FileSelector(f"{self._root}/{folder}"))
         return min((int(info.base_name) for info in found if info.base_name.isdigit()), default=0)
 
-    def _write(self, name: str, text: str) -> None:
-        """Write a file whole, or not at all."""
+    def _add(self, name: str, text: str) -> None:
+        try:
+            self._create(name, text)
+        except FileExistsError:
+            raise OwnerFenced(
+                f"{name} of the checkpoint at {self.location!r} was written by another driver, which goes on: run each query once",
+                condition="OWNER_FENCED.CHECKPOINT",
+                checkpoint=self.location,
+                file=name,
+            ) from None
+
+    def _create(self, name: str, text: str) -> None:
+        """Write a file that is not there yet, whole or not at all.
+
+        Raises
+        ------
+        FileExistsError
+        """
         path = f"{self._root}/{name}"
-        folder, _, base = path.rpartition("/")
-        if not isinstance(self._files, fs.LocalFileSystem):
-            # An object store shows a file when it is whole.
-            with self._files.open_output_stream(path) as stream:
-                stream.write(text.encode())
+        if is_local(self._files):
+            self._drop_checksum(name)
+            create_durably(path, text.encode())
             return
-        temporary = f"{folder}/.{base}.{uuid.uuid4()}.tmp"
-        with self._files.open_output_stream(temporary) as stream:
+        # Object stores show a file when it is whole, and few can refuse to replace one.
+        if self._files.get_file_info(path).type != fs.FileType.NotFound:
+            raise FileExistsError(path)
+        with self._files.open_output_stream(path) as stream:
             stream.write(text.encode())
-        self._drop_checksum(name)
-        self._files.move(temporary, path)
 
     def _delete(self, name: str) -> None:
         with suppress(FileNotFoundError):
@@ -144,3 +177,35 @@ class CheckpointLog:
         checksum = f"{folder}/.{base}.crc"
         if self._files.get_file_info(checksum).type != fs.FileType.NotFound:
             self._files.delete_file(checksum)
+
+
+def is_local(files: fs.FileSystem) -> bool:
+    """Whether files lie on this machine's own disk, where one can be created by a link."""
+    return isinstance(files, fs.LocalFileSystem)
+
+
+def create_durably(path: str, content: bytes) -> None:
+    """Write a local file that is not there yet, whole or not at all; when this returns, it outlives a loss of power.
+
+    Raises
+    ------
+    FileExistsError
+    """
+    folder, base = os.path.split(path)
+    temporary = os.path.join(folder, f".{base}.{uuid.uuid4()}.tmp")
+    file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        try:
+            os.write(file, content)
+            os.fsync(file)
+        finally:
+            os.close(file)
+        # Unlike a rename, a link does not replace what is there.
+        os.link(temporary, path)
+    finally:
+        os.unlink(temporary)
+    listing = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(listing)
+    finally:
+        os.close(listing)

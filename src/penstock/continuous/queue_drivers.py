@@ -8,20 +8,22 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
+from penstock.commit.microbatch import sink_name
 from penstock.commit.offsets import QueueOffset, pad
-from penstock.commit.owner import Owner, level
+from penstock.commit.owner import Owner, follow, level
 from penstock.commit.queue_target import QueueTarget
 from penstock.continuous.commits import Commits
-from penstock.continuous.ends import Positions, SinkDriver, SourceDriver
+from penstock.continuous.ends import Positions, SinkDriver, SinkEpoch, SourceDriver
 from penstock.continuous.epochs import Epoch
 from penstock.continuous.queues import QueueRows, QueueWrites
+from penstock.continuous.writer import Sink
 from penstock.errors import CheckpointMismatch
 from penstock.names import in_quotes
 from penstock.queue.commits import refuse_feed
 from penstock.queue.opened import open_store
 from penstock.queue.store import Store
 from penstock.spark.options import SinkOptions, SourceOptions
-from penstock.spark.positions import start_positions, still_there
+from penstock.spark.positions import require_reached, start_positions, still_there
 from penstock.spark.schemas import check_writable, source_schema
 from penstock.store import catalog
 from penstock.store.catalog import QueueRecord
@@ -35,6 +37,8 @@ class QueueSourceDriver(SourceDriver):
     options: SourceOptions = field(repr=False)
     _owner: Owner | None = field(default=None, init=False)
     _schema: pa.Schema | None = field(default=None, init=False)
+    _pinned: QueueRecord | None = field(default=None, init=False)
+    """The queue that the run in hand reads: another one may have its name by the time an epoch is planned."""
 
     @property
     def description(self) -> str:
@@ -44,10 +48,11 @@ class QueueSourceDriver(SourceDriver):
     def schema(self) -> pa.Schema:
         """Of the rows: the columns that the queue had when the query began, for all its runs."""
         if self._schema is None:
-            self._schema = source_schema(self._queue().schema, self.options.service_columns)
+            self._schema = source_schema(self._found().schema, self.options.service_columns)
         return self._schema
 
     def own(self) -> None:
+        self._pinned = None
         if self.options.consumer is not None:
             self._let_go()
             self._owner = Owner(
@@ -55,7 +60,8 @@ class QueueSourceDriver(SourceDriver):
             )
 
     def start(self, logged: Any | None) -> Positions:
-        store, queue = self._store(), self._queue()
+        store, self._pinned = self._store(), self._found()
+        queue = self._pinned
 
         def work(tx: Transaction) -> Positions:
             there = catalog.partitions(tx, queue)
@@ -63,7 +69,11 @@ class QueueSourceDriver(SourceDriver):
                 return dict(enumerate(start_positions(tx, self.options, queue, there)))
             offset = self._parsed(logged)
             offset.require(store.uuid, queue.name, self.options.consumer, self._generation(queue))
-            return dict(enumerate(still_there(self.options, there, pad(offset.end, len(there)))))
+            require_reached(offset, there)
+            offsets = pad(offset.end, len(there))
+            # Rows that are gone are skipped where they are read: the next epoch begins where the last one has ended.
+            still_there(self.options, there, offsets)
+            return dict(enumerate(offsets))
 
         return store.database.run(work, write=False)
 
@@ -73,7 +83,7 @@ class QueueSourceDriver(SourceDriver):
         return {part.partition: part.next_index for part in there}
 
     def source(self) -> QueueRows:
-        return QueueRows(self.options.url, self._queue(), self.schema)
+        return QueueRows(self.options.url, self._queue(), self.schema, self.options.fail_on_data_loss)
 
     def plan(self, start: Positions, end: Positions) -> Any:
         offset = QueueOffset(
@@ -86,8 +96,13 @@ class QueueSourceDriver(SourceDriver):
             end=_listed(end, len(end)),
         )
         if self._owner is not None:
-            self._owner.plan(offset, [])
+            self._owner.plan(offset)
         return offset.to_dict()
+
+    def follow(self, offset: Any) -> None:
+        parsed = QueueOffset.of(offset)
+        if self.options.consumer is not None and parsed is not None:
+            follow(self._store().database, self._store().uuid, parsed)
 
     def logged(self, offset: Any) -> bool:
         return self._owner is not None and self._owner.observe(self._parsed(offset))[2]
@@ -106,6 +121,9 @@ class QueueSourceDriver(SourceDriver):
         return open_store(self.options.url)
 
     def _queue(self) -> QueueRecord:
+        return self._pinned or self._found()
+
+    def _found(self) -> QueueRecord:
         return self._store().database.run(lambda tx: catalog.find_queue(tx, self.options.queue), write=False)
 
     def _generation(self, queue: QueueRecord) -> int:
@@ -150,13 +168,20 @@ class QueueSinkDriver(SinkDriver):
         app_id = self._commits.app_id if self.exactly_once else None
         return QueueWrites(self.options.url, self._queue(), app_id, self.options.max_rows_per_write)
 
-    def settled(self, number: int, offset: Any) -> bool:
-        return self.exactly_once and self._commits.settled(QueueTarget(self._queue()), number, offset)
+    def newest(self) -> SinkEpoch:
+        return self._commits.newest(sink_name(self._queue()))
 
-    def commit(self, epoch: Epoch, offset: Any) -> None:
+    @property
+    def may_be_new(self) -> bool:
+        return self.options.allow_new_sink
+
+    def commit(self, sink: Sink, epoch: Epoch, offset: Any) -> None:
+        assert isinstance(sink, QueueWrites), "it is what `sink` has made"
+        # The queue as the tasks placed the rows in it: the store refuses them where it has got more partitions since.
+        queue = sink.queue
         if not self.exactly_once:
+            self._commits.note(sink_name(queue), epoch, offset)
             return
-        queue = self._queue()
         appended = self._commits.commit(QueueTarget(queue), epoch, offset)
         open_store(self.options.url).tend(queue, () if appended is None else appended.crowded)
 
@@ -164,7 +189,11 @@ class QueueSinkDriver(SinkDriver):
     def _commits(self) -> Commits:
         options = self.options
         return Commits(
-            options.url, self.query_id, options.app_id or self.query_id, options.allow_new_checkpoint
+            options.url,
+            self.query_id,
+            options.app_id or self.query_id,
+            options.allow_new_checkpoint,
+            options.allow_new_sink,
         )
 
     def _queue(self) -> QueueRecord:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
@@ -16,6 +16,7 @@ from penstock.continuous.writer import Sink, SinkTask
 from penstock.queue.opened import open_store
 from penstock.queue.placement import Placement
 from penstock.queue.queue import placement_of
+from penstock.spark.positions import report_loss
 from penstock.spark.schemas import output
 from penstock.spark.stores import check_reach
 from penstock.spark.writing import Pieces
@@ -35,10 +36,33 @@ class QueueRows(Source):
     url: str = field(repr=False)
     queue: QueueRecord
     schema: pa.Schema
+    fail_on_data_loss: bool = True
 
     def open(self, positions: Mapping[int, int]) -> QueueReading:
         check_reach(self.url, None)
         return QueueReading(self, positions)
+
+
+@dataclass(frozen=True)
+class _Ahead:
+    """Rows that were read ahead."""
+
+    partition: int
+    made: int
+    """When they were appended, in microseconds since 1970."""
+    start: int
+    """The index of the first row."""
+    rows: pa.RecordBatch
+
+    @property
+    def end(self) -> int:
+        return self.start + int(self.rows.num_rows)
+
+    def upto(self, count: int) -> _Ahead:
+        return replace(self, rows=self.rows.slice(0, count))
+
+    def after(self, count: int) -> _Ahead:
+        return replace(self, start=self.start + count, rows=self.rows.slice(count))
 
 
 class QueueReading(SourceTask):
@@ -51,23 +75,24 @@ class QueueReading(SourceTask):
         self._watch = watch(self._database, source.queue, positions)
         self._ends: dict[int, int] = {}
         """Of partitions that have more than was read ahead."""
-        self._held: deque[tuple[int, int, pa.RecordBatch]] = deque()
-        """What was read ahead: the partition, when the rows were appended, and the rows."""
+        self._held: deque[_Ahead] = deque()
+        """What was read ahead."""
         self._times: list[tuple[int, int]] = []
+        self._skipped = False
 
     def read(self, max_rows: int) -> pa.RecordBatch | None:
         if not self._held:
             self._fetch()
         found, left, self._times = [], max_rows, []
         while self._held and left:
-            partition, made, rows = self._held.popleft()
-            if rows.num_rows > left:
-                self._held.appendleft((partition, made, rows.slice(left)))
-                rows = rows.slice(0, left)
-            left -= rows.num_rows
-            self._positions[partition] += rows.num_rows
-            self._times.append((made, rows.num_rows))
-            found.append(rows)
+            ahead = self._held.popleft()
+            if ahead.rows.num_rows > left:
+                self._held.appendleft(ahead.after(left))
+                ahead = ahead.upto(left)
+            left -= ahead.rows.num_rows
+            self._positions[ahead.partition] = ahead.end
+            self._times.append((ahead.made, ahead.rows.num_rows))
+            found.append(ahead.rows)
         return pa.concat_batches(found) if len(found) > 1 else found[0] if found else None
 
     def _fetch(self) -> None:
@@ -77,6 +102,9 @@ class QueueReading(SourceTask):
             start = self._positions[partition]
             upto = min(end, start + _AHEAD_ROWS)
             self._held.extend(self._rows(partition, start, upto))
+            if not self._held or self._held[-1].partition != partition:
+                # All of them are gone; the next rows come after them.
+                self._positions[partition], self._skipped = upto, True
             if upto < end:
                 self._ends[partition] = end
 
@@ -90,8 +118,8 @@ class QueueReading(SourceTask):
     def behind(self) -> int:
         return sum(end - self._positions[partition] for partition, end in self._ends.items())
 
-    def _rows(self, partition: int, start: int, end: int) -> Iterator[tuple[int, int, pa.RecordBatch]]:
-        source = self._source
+    def _rows(self, partition: int, start: int, end: int) -> Iterator[_Ahead]:
+        source, position = self._source, start
         wanted = [name for name in source.queue.schema.names if name in set(source.schema.names)]
         chunks = log.read(
             self._database,
@@ -100,16 +128,30 @@ class QueueReading(SourceTask):
             start,
             end,
             columns=wanted,
+            on_lost="fail" if source.fail_on_data_loss else "skip",
             with_runs="_timestamp" in source.schema.names,
         )
         for chunk in chunks:
-            yield partition, chunk.first_timestamp, output(chunk, source.queue, partition, source.schema)
+            self._note_loss(partition, position, chunk.start)
+            position = chunk.end
+            rows = output(chunk, source.queue, partition, source.schema)
+            yield _Ahead(partition, chunk.first_timestamp, chunk.start, rows)
+        self._note_loss(partition, position, end)
+
+    def _note_loss(self, partition: int, start: int, end: int) -> None:
+        if start < end:
+            report_loss(self._source.queue.name, partition, start, end, fail=False)
 
     def times(self) -> list[tuple[int, int]]:
         return self._times
 
     def offsets(self) -> dict[int, int]:
+        self._skipped = False
         return dict(self._positions)
+
+    @property
+    def skipped(self) -> bool:
+        return self._skipped
 
     @property
     def grown(self) -> bool:

@@ -59,6 +59,11 @@ class SourceTask(ABC):
         return 0
 
     @property
+    def skipped(self) -> bool:
+        """Whether it has passed over rows that are gone since its offsets were last asked for, and has read none."""
+        return False
+
+    @property
     def grown(self) -> bool:
         """Whether the source has partitions that no task reads."""
         return False
@@ -137,7 +142,7 @@ class Reading:
         self._resting = False
         """Whether the driver wants no more rows."""
         self._hurried = hurried
-        self._told_growth = self._told_pace = False
+        self._told_growth = self._told_pace = self._told_skipped = False
         self._times: list[tuple[int, int, int]] = []
 
     def batches(self) -> Iterator[pa.RecordBatch]:
@@ -163,6 +168,7 @@ class Reading:
             elif self._resting:
                 self._link.waits(_LONGEST_REST)
             else:
+                self._tell_skipped()
                 self._tell_pace(self._hurried)
                 self._tell_growth()
                 self._source.wait(self._link)
@@ -202,7 +208,7 @@ class Reading:
         offsets = {str(partition): end for partition, end in self._source.offsets().items()}
         times, self._times = self._times[:MOST_TIMES], []
         self._link.tell("read", number=number, offsets=offsets, rows=self._rows, times=times)
-        self._epoch = number + 1
+        self._epoch, self._told_skipped = number + 1, False
         if self._rows:
             assert self._last is not None
             self._rows, self._held = 0, True
@@ -211,6 +217,12 @@ class Reading:
     def _fillers(self) -> pa.RecordBatch:
         assert self._last is not None
         return self._labelled(self._last.take(self._places), FILLER, self._epoch)
+
+    def _tell_skipped(self) -> None:
+        """An epoch without rows takes the offsets past those that are gone."""
+        if not self._told_skipped and not self._rows and self._source.skipped:
+            self._told_skipped = True
+            self._link.tell("sent")
 
     def _tell_pace(self, other: bool) -> None:
         """Tell once that the other pace would suit."""

@@ -48,6 +48,8 @@ class Run:
 
     coordinator: EpochCoordinator
     job: Job
+    sink: Sink
+    """What its tasks write to."""
     hurried: bool
     """Whether it is for many rows rather than for early ones."""
 
@@ -60,6 +62,7 @@ class Run:
         return cls(
             coordinator,
             engine.job(coordinator, tasks, sink, hurried=hurried, limited=limited),
+            sink,
             hurried,
         )
 

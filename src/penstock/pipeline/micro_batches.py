@@ -5,20 +5,22 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from py4j.protocol import Py4JError
 from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming.query import StreamingQuery
 
-from penstock.commit.offsets import QueueOffset
+from penstock.commit.offsets import QueueOffset, batch_ranges
 from penstock.commit.owner import drain
-from penstock.errors import condition_of
+from penstock.errors import PenstockError, condition_of
 from penstock.pipeline.failures import plain
 from penstock.pipeline.levelling import QuerySource, bring_level
 from penstock.pipeline.query import STOP_SECONDS, Query
 from penstock.queue.store import connect
+from penstock.spark.checkpoint import Checkpoint
 
 log = logging.getLogger("penstock.pipeline")
 
@@ -32,11 +34,18 @@ class MicroBatchQuery(Query):
     """A query of a pipeline that Spark runs in micro-batches."""
 
     def __init__(
-        self, query: StreamingQuery, checkpoint: str, sources: Sequence[QuerySource], *, others: bool = False
+        self,
+        query: StreamingQuery,
+        checkpoint: str,
+        sources: Sequence[QuerySource],
+        *,
+        others: bool = False,
+        expected: Mapping[QuerySource, int] | None = None,
     ) -> None:
         self._query = query
         self._checkpoint = checkpoint
         self._sources, self._others = sources, others
+        self._expected = expected or {}
         self._ended = False
         # A source that cannot be asked for no more may never rest for long.
         self._quiet_polls = 1 if others or not sources else _QUIET_POLLS
@@ -131,14 +140,11 @@ class MicroBatchQuery(Query):
 
     def _drained(self, timeout: float) -> bool:
         """Ask the sources for no more, and wait until the query rests."""
-        epochs = self._epochs()
-        for source in self._sources:
-            with connect(source.url, create=False) as store:
-                epoch = epochs.get((store.uuid, source.queue, source.consumer))
-                drain(store.database, source.consumer, source.queue, epoch)
         deadline = time.monotonic() + timeout
-        quiet = 0
+        quiet, left = 0, list(self._sources)
         while self.isActive and quiet < self._quiet_polls:
+            if left:
+                left = self._drain(left)
             if time.monotonic() > deadline:
                 log.warning(
                     "query %r is stopped in the middle of a micro-batch, after %s s; the next run repeats it",
@@ -152,15 +158,37 @@ class MicroBatchQuery(Query):
             time.sleep(_POLL_SECONDS)
         return True
 
-    def _epochs(self) -> dict[tuple[str, str, str | None], int]:
-        """The owner epochs of this run, as its sources have reported them: another query may own the consumer by now."""
+    def _drain(self, sources: Sequence[QuerySource]) -> list[QuerySource]:
+        """Ask sources for no more; those that have still to be asked.
+
+        Another query may own the consumer by now, so only the owner that is known to be this query's is asked. A query that has not
+        begun a micro-batch yet has nothing to be asked for.
+        """
+        epochs, left = self._epochs(sources), []
+        for source in sources:
+            epoch = epochs.get((source.queue, source.consumer))
+            if epoch is None:
+                left.append(source)
+                continue
+            with connect(source.url, create=False) as store:
+                drain(store.database, source.consumer, source.queue, epoch)
+        return left
+
+    def _epochs(self, sources: Sequence[QuerySource]) -> dict[tuple[str, str | None], int]:
+        """The owner epochs of this run: as its progress names them, or in its first micro-batch as the checkpoint has them."""
         progress = self._query.lastProgress
-        reported = [] if progress is None else [source.latestOffset for source in progress.sources]
-        offsets = [QueueOffset.of(_json(text)) for text in reported]
+        if progress is not None:
+            reported = [QueueOffset.of(_json(source.latestOffset)) for source in progress.sources]
+            return {(each.queue, each.consumer): each.epoch for each in reported if each is not None}
+        expected = {
+            (source.queue, source.consumer): self._expected[source]
+            for source in sources
+            if source in self._expected
+        }
         return {
-            (offset.store, offset.queue, offset.consumer): offset.epoch
-            for offset in offsets
-            if offset is not None
+            (each.queue, each.consumer): each.epoch
+            for each in (_begun(self._checkpoint) if expected else ())
+            if expected.get((each.queue, str(each.consumer))) == each.epoch
         }
 
     def _level(self) -> None:
@@ -178,6 +206,23 @@ class MicroBatchQuery(Query):
                 },
             )
         bring_level(self.name or self.id, self._checkpoint, self._sources)
+
+
+def expected_epochs(sources: Sequence[QuerySource]) -> dict[QuerySource, int]:
+    """The owner epochs that a query will have when it starts now, unless another one takes a consumer over before it does."""
+    found = {}
+    for source in sources:
+        # What is wrong with the source the query itself will say.
+        with suppress(PenstockError), connect(source.url, create=False) as store:
+            found[source] = store.consumer(source.consumer).registration(source.queue).epoch + 1
+    return found
+
+
+def _begun(location: str) -> list[QueueOffset]:
+    """What the newest micro-batch of a checkpoint covers."""
+    checkpoint = Checkpoint(location)
+    last = checkpoint.last_begun()
+    return [] if last is None else batch_ranges(checkpoint.offsets(last), ())
 
 
 def _json(text: str | None) -> object:

@@ -11,6 +11,8 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from penstock.changes.feeds.changelog import Changelog
+from penstock.commit.offsets import QueueOffset
+from penstock.commit.owner import follow
 from penstock.continuous.console import ConsoleDriver
 from penstock.continuous.ends import SinkDriver, SourceDriver
 from penstock.continuous.engine import SparkEngine
@@ -20,6 +22,7 @@ from penstock.continuous.logs import CheckpointLog
 from penstock.continuous.queue_drivers import QueueSinkDriver, QueueSourceDriver
 from penstock.continuous.quota import Limit
 from penstock.continuous.rate import RateDriver
+from penstock.continuous.settling import catch_up
 from penstock.continuous.telling import Telling
 from penstock.errors import ContinuousRefused, InvalidOption, PenstockError
 from penstock.limits.begun import keep
@@ -29,9 +32,12 @@ from penstock.names import in_quotes
 from penstock.pipeline.continuous import ContinuousQuery
 from penstock.pipeline.ends import ConsoleSink, FunctionSink, QueueSink, QueueSource, RateSource
 from penstock.pipeline.failures import plain
+from penstock.pipeline.levelling import QuerySource
 from penstock.pipeline.publishing.publish import continuous, place_of
 from penstock.pipeline.table_driver import TableSinkDriver
 from penstock.pipeline.trigger import Trigger
+from penstock.queue.opened import open_store
+from penstock.spark.checkpoint import Checkpoint
 from penstock.spark.data_sources import is_classic
 from penstock.spark.listeners import Listeners
 from penstock.spark.options import STREAM_SINK, STREAM_SOURCE, sink_options, source_options, with_defaults
@@ -39,6 +45,7 @@ from penstock.spark.plans import streaming_reads
 from penstock.spark.register import defaults, register
 from penstock.spark.stores import check_reach
 from penstock.tables.adding import require_added
+from penstock.tables.delta_place import is_delta
 from penstock.tables.sink import TableSink
 
 Transform = Callable[[Any], Any]
@@ -161,6 +168,40 @@ def _source(spark: SparkSession, source: AnySource) -> SourceDriver:
         condition="CONTINUOUS_REFUSED.SOURCE",
         source=_called(source),
     )
+
+
+def catch_up_with_sink(
+    spark: SparkSession, sink: AnySink, guarantee: str, location: str, sources: Sequence[QuerySource]
+) -> None:
+    """Make a checkpoint that the continuous trigger has written ready for micro-batches.
+
+    Its last epoch may be in the sink and not in the checkpoint, where the driver has died between the two.
+
+    Raises
+    ------
+    CheckpointMismatch, CheckpointRewound, OwnerFenced
+        When the sink and the checkpoint are of different times.
+    """
+    if guarantee == "at_least_once" or Checkpoint(location).last_begun() is None:
+        return
+    logs = CheckpointLog(location)
+    writes: SinkDriver | None = None
+    if isinstance(sink, QueueSink):
+        given = with_defaults(sink.given(), defaults(spark), STREAM_SINK)
+        writes = QueueSinkDriver(sink_options(given, streaming=True), logs.query_id, True)
+    elif isinstance(sink, TableSink) and not is_delta(sink.place(spark)):
+        writes = TableSinkDriver(sink, sink.place(spark), logs.query_id, True)
+    if writes is not None:
+        catch_up(logs, writes, lambda offset: follow_from(sources, offset))
+
+
+def follow_from(sources: Sequence[QuerySource], offset: Any) -> None:
+    """Move the consumer of an epoch that the sink has."""
+    parsed = QueueOffset.of(offset)
+    for source in sources:
+        if parsed is not None and (parsed.queue, parsed.consumer) == (source.queue, source.consumer):
+            store = open_store(source.url)
+            follow(store.database, store.uuid, parsed)
 
 
 def _called(source: AnySource) -> str:

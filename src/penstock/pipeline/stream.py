@@ -25,12 +25,12 @@ from penstock.pipeline.ends import ConsoleSink, FunctionSink, QueueSink, QueueSo
 from penstock.pipeline.failures import plainly
 from penstock.pipeline.levelling import QuerySource, bring_level
 from penstock.pipeline.limiting import Limiting, keep_for_each_key
-from penstock.pipeline.micro_batches import MicroBatchQuery
+from penstock.pipeline.micro_batches import MicroBatchQuery, expected_epochs
 from penstock.pipeline.publishing.publish import Place, place_of, started
 from penstock.pipeline.query import Query
 from penstock.pipeline.settings import no_data_batches
 from penstock.pipeline.shutdown import stop_on_sigterm
-from penstock.pipeline.starting import AnySink, start_continuous
+from penstock.pipeline.starting import AnySink, catch_up_with_sink, start_continuous
 from penstock.pipeline.trigger import Trigger
 from penstock.pipeline.waking import waking
 from penstock.spark.checkpoint import Checkpoint
@@ -284,6 +284,7 @@ class Pipeline:
             frame = self._limited(limiting, frame)
             limiting.keep()
         sources, others = self._sources(frame)
+        catch_up_with_sink(self.stream.spark, self.sink, self.guarantee, location, sources)
         writer = self._writer(waking(frame, location), location).outputMode(self.output_mode)
         wanted = trigger or Trigger.processing_time()
         arguments = wanted.arguments() if limiting is None else limiting.arguments(wanted)
@@ -292,8 +293,9 @@ class Pipeline:
             writer = writer.queryName(name)
         with no_data_batches(self.stream.spark):
             place = self._place(sources) if publish else None
+            expected = expected_epochs(sources)
             running, tell_end = started(self.stream.spark, place, writer.start, location)
-            query = MicroBatchQuery(running, location, sources, others=others)
+            query = MicroBatchQuery(running, location, sources, others=others, expected=expected)
             query.tell_end = tell_end
         log.info(
             "query %r starts",

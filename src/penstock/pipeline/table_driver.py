@@ -8,13 +8,15 @@ from typing import Any
 from pyspark.sql.types import StructType
 
 from penstock.continuous.commits import Commits
-from penstock.continuous.ends import SinkDriver
+from penstock.continuous.ends import SinkDriver, SinkEpoch
 from penstock.continuous.epochs import Epoch
+from penstock.continuous.writer import Sink
 from penstock.names import in_quotes
 from penstock.pipeline.table_tasks import TableWrites
 from penstock.queue.opened import open_store
 from penstock.tables import existing
 from penstock.tables.loading import nul_refused
+from penstock.tables.names import resolve
 from penstock.tables.segment_stage import SegmentStage, drop_earlier
 from penstock.tables.sink import TableSink
 from penstock.tables.target import TableTarget
@@ -42,22 +44,32 @@ class TableSinkDriver(SinkDriver):
     def check(self, schema: StructType) -> None:
         self._taking = Taking.of(self.table.prepared(self.url, schema, "append", self.table.keys))
 
-    def sink(self) -> TableWrites:
-        """See whether the table is still there, and drop what earlier runs have staged."""
-        database, layout = open_store(self.url).database, self._known.layout
-        database.run(lambda tx: existing.require(tx, layout), write=False)
-        app_id = self._commits.app_id if self.exactly_once else None
-        if app_id is not None:
-            drop_earlier(database, layout.name.ledger_name, app_id)
-        return TableWrites(self.url, self._known, app_id)
-
-    def settled(self, number: int, offset: Any) -> bool:
-        return self.exactly_once and self._commits.settled(self._target(number), number, offset)
-
-    def commit(self, epoch: Epoch, offset: Any) -> None:
+    def clear(self) -> None:
         if self.exactly_once:
-            with nul_refused():
-                self._commits.commit(self._target(epoch.number), epoch, offset)
+            name = self._known.layout.name.ledger_name
+            drop_earlier(open_store(self.url).database, name, self._commits.app_id)
+
+    def sink(self) -> TableWrites:
+        """See whether the table is still there."""
+        layout = self._known.layout
+        open_store(self.url).database.run(lambda tx: existing.require(tx, layout), write=False)
+        return TableWrites(self.url, self._known, self._commits.app_id if self.exactly_once else None)
+
+    def newest(self) -> SinkEpoch:
+        database = open_store(self.url).database
+        name = database.run(lambda tx: resolve(tx, self.table.name), write=False)
+        return self._commits.newest(name.ledger_name)
+
+    @property
+    def may_be_new(self) -> bool:
+        return self.table.allow_new_sink
+
+    def commit(self, sink: Sink, epoch: Epoch, offset: Any) -> None:
+        if not self.exactly_once:
+            self._commits.note(self._known.layout.name.ledger_name, epoch, offset)
+            return
+        with nul_refused():
+            self._commits.commit(self._target(epoch.number), epoch, offset)
 
     @property
     def _known(self) -> Taking:
@@ -67,7 +79,13 @@ class TableSinkDriver(SinkDriver):
     @property
     def _commits(self) -> Commits:
         table = self.table
-        return Commits(self.url, self.query_id, table.app_id or self.query_id, table.allow_new_checkpoint)
+        return Commits(
+            self.url,
+            self.query_id,
+            table.app_id or self.query_id,
+            table.allow_new_checkpoint,
+            table.allow_new_sink,
+        )
 
     def _target(self, number: int) -> TableTarget:
         known = self._known

@@ -23,6 +23,7 @@ def micro_batch(
     attempts: Mapping[str, int] | None = None,
     tasks: Mapping[int, int] | None = None,
     rebind: bool = False,
+    new_sink: bool = False,
 ) -> BatchCommit[T]:
     """A micro-batch whose tasks are done.
 
@@ -32,7 +33,7 @@ def micro_batch(
         How many rows it has.
     app_id
         The query's identity; the one in its checkpoint when None.
-    attempts, tasks, rebind
+    attempts, tasks, rebind, new_sink
         As in :class:`BatchCommit`.
 
     Raises
@@ -54,6 +55,7 @@ def micro_batch(
         tasks=tasks,
         stateful=checkpoint.stateful(),
         rebind=rebind,
+        new_sink=new_sink,
     )
 
 

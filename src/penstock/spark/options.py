@@ -20,7 +20,7 @@ STREAM_SOURCE = (*SOURCE, "maxRowsPerPartition", "maxRowsPerTrigger", "maxBytesP
                  "limitRows", "limitUrl")  # fmt: skip
 ANY_SOURCE = tuple(dict.fromkeys((*BATCH_SOURCE, *STREAM_SOURCE)))
 BATCH_SINK = (*COMMON, "maxRowsPerWrite")
-STREAM_SINK = (*BATCH_SINK, "guarantee", "appId", "allowNewCheckpoint")
+STREAM_SINK = (*BATCH_SINK, "guarantee", "appId", "allowNewCheckpoint", "allowNewSink")
 ALL = tuple(dict.fromkeys((*ANY_SOURCE, *STREAM_SINK)))
 
 
@@ -62,6 +62,7 @@ class SinkOptions:
     app_id: str | None = None
     max_rows_per_write: int = 65_536
     allow_new_checkpoint: bool = False
+    allow_new_sink: bool = False
     checkpoint: str | None = field(default=None, repr=False)
     """Where Spark keeps the query's progress; the URL may have a password."""
     query_name: str | None = None
@@ -132,6 +133,7 @@ def sink_options(given: Mapping[str, str], *, streaming: bool) -> SinkOptions:
         app_id=read.text("appId"),
         max_rows_per_write=read.value("maxRowsPerWrite", positive, SinkOptions.max_rows_per_write),
         allow_new_checkpoint=read.value("allowNewCheckpoint", boolean, False),
+        allow_new_sink=read.value("allowNewSink", boolean, False),
         checkpoint=read.own("checkpointlocation"),
         query_name=read.own("queryname"),
     )

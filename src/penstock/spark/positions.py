@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 
-from penstock.commit.offsets import pad
-from penstock.errors import DataLost, InvalidPosition
+from penstock.commit.offsets import QueueOffset, pad
+from penstock.errors import CheckpointMismatch, DataLost, InvalidPosition
 from penstock.spark.options import SourceOptions
 from penstock.store import consumers
 from penstock.store.catalog import PartitionRecord, QueueRecord
@@ -81,6 +81,26 @@ def _given(
             )
         offsets[partition] = index
     return offsets
+
+
+def require_reached(offset: QueueOffset, there: Sequence[PartitionRecord]) -> None:
+    """Refuse an offset that the queue has not reached: its store is older than the checkpoint.
+
+    Raises
+    ------
+    CheckpointMismatch
+    """
+    ends = [part.next_index for part in there]
+    if len(offset.end) <= len(ends) and all(at <= end for at, end in zip(offset.end, ends, strict=False)):
+        return
+    raise CheckpointMismatch(
+        f"the checkpoint has read queue {offset.queue!r} up to {list(offset.end)}, and the queue ends at {ends}: was its store "
+        "restored from an older backup? Then restore the checkpoint of the same moment, or use a new one",
+        condition="CHECKPOINT_MISMATCH.SOURCE_BEHIND",
+        queue=offset.queue,
+        offsets=list(offset.end),
+        ends=ends,
+    )
 
 
 def still_there(

@@ -18,7 +18,7 @@ from penstock.spark.admission import next_end, split
 from penstock.spark.allowance import Allowance, at_most
 from penstock.spark.boundary import plain_errors
 from penstock.spark.options import SourceOptions
-from penstock.spark.positions import start_positions, still_there
+from penstock.spark.positions import require_reached, start_positions, still_there
 from penstock.spark.sizes import BatchSizeWatch
 from penstock.spark.tasks import RangePartition, Scan
 from penstock.store import catalog
@@ -74,6 +74,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._tend(queue, began)
         if draining:
             return start
+        require_reached(began, there)
         if self._options.fail_on_data_loss:
             still_there(self._options, there, pad(began.end, len(there)))
         left = self._allowance.left(began.end)
@@ -93,11 +94,13 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The tasks of a micro-batch; its range is in ``end`` alone."""
         owner = self._own()
         batch = self._parsed(end)
-        tasks = split(batch.start, batch.end, self._options.rows_per_task)
+        require_reached(batch, self._now()[1])
         if owner is not None:
             batch.require(self._store().uuid, self._queue.name, self._options.consumer, owner.generation)
-            tasks = owner.plan(batch, tasks)
-        return [RangePartition(*task) for task in tasks]
+            owner.plan(batch)
+        # A repeated micro-batch has the tasks that it had, whatever the options say by now.
+        rows = batch.rows_per_task or self._options.rows_per_task
+        return [RangePartition(*task) for task in split(batch.start, batch.end, rows)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one task, on an executor."""
@@ -157,6 +160,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             epoch=0 if owner is None else owner.epoch,
             start=tuple(start),
             end=tuple(end),
+            rows_per_task=self._options.rows_per_task,
         )
 
     def _parsed(self, offset: dict[str, Any]) -> QueueOffset:

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 
-from penstock.commit.batch import commit_batch
+from penstock.commit.batch import commit_batch, note_batch
 from penstock.commit.microbatch import BatchCommit, sink_name
 from penstock.commit.queue_target import QueueTarget
 from penstock.errors import CommitRefused, condition_of
@@ -44,7 +44,8 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
             wrote = writer.stage(app_id, stream.batch_id, iterator)
         elif self._options.guarantee == "idempotent":
             key = LedgerKey(sink_name(self._queue), app_id, stream.batch_id, writer.task)
-            wrote = writer.append_once(key, stream.query_id, self._stateless(stream, iterator))
+            rows = self._stateless(stream, iterator)
+            wrote = writer.append_once(key, stream.query_id, rows, new_sink=self._options.allow_new_sink)
         else:
             wrote = writer.append(iterator)
         return replace(wrote, stream=stream)
@@ -78,10 +79,22 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
                 "Use a processing-time trigger"
             )
         crowded = {partition for message in wrote for partition in message.crowded}
-        if self._options.guarantee != "at_least_once":
+        if self._options.guarantee == "at_least_once":
+            self._note_batch(wrote, batchId)
+        else:
             appended = self._commit_batch(wrote, batchId)
             crowded.update(() if appended is None else appended.crowded)
         open_store(self._options.url).tend(self._queue, crowded)
+
+    def _note_batch(self, wrote: Sequence[Wrote], batch_id: int) -> None:
+        query_id = next(message.stream.query_id for message in wrote if message.stream is not None)
+        note_batch(
+            open_store(self._options.url).database,
+            LedgerKey(sink_name(self._queue), self._options.app_id or query_id, batch_id),
+            query_id,
+            sum(message.rows for message in wrote),
+            new_sink=self._options.allow_new_sink,
+        )
 
     def _commit_batch(self, wrote: Sequence[Wrote], batch_id: int) -> Appended | None:
         store = open_store(self._options.url)
@@ -103,6 +116,7 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
             attempts={m.attempt: m.segments for m in wrote if m.segments} if exactly else {},
             tasks=None if exactly else {message.task: message.rows for message in wrote},
             rebind=self._options.allow_new_checkpoint,
+            new_sink=self._options.allow_new_sink,
         )
 
     def _require_placed(self, wrote: Sequence[Wrote]) -> None:

@@ -182,13 +182,26 @@ def require_unchanged(tx: Transaction, queue: QueueRecord) -> None:
         Its transaction must not be committed.
     """
     now = find_queue(tx, queue.name)
-    if now.queue_id != queue.queue_id or (queue.key and now.partitions != queue.partitions):
-        what = "was made anew" if now.queue_id != queue.queue_id else "got more partitions"
+    if now.queue_id != queue.queue_id:
         raise CommitRefused(
-            f"queue {queue.name!r} {what} while rows were written to it; nothing of them is visible: start again, a "
+            f"queue {queue.name!r} was recreated while rows were written to it; nothing of them is visible: start again, a "
             "restarted query repeats the micro-batch",
             queue=queue.name,
         )
+    if queue.key and now.partitions != queue.partitions:
+        raise grown(queue)
+
+
+class QueueGrown(CommitRefused):
+    """The queue got more partitions between the placing of the rows and their append."""
+
+
+def grown(queue: QueueRecord) -> QueueGrown:
+    return QueueGrown(
+        f"queue {queue.name!r} got more partitions while rows for {queue.partitions} of them were written; nothing of them is "
+        "visible: repeat the append, or restart the query, which repeats the micro-batch",
+        queue=queue.name,
+    )
 
 
 def reread(tx: Transaction, queue: QueueRecord) -> QueueRecord:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -32,7 +31,6 @@ class Registration:
     app_id: str | None
     plan_epoch: int | None
     plan: str | None
-    split: str | None
     draining: bool
 
     @property
@@ -64,7 +62,6 @@ def _registration(row: Any) -> Registration:
         row.app_id,
         row.plan_epoch,
         row.plan,
-        row.split,
         bool(row.draining),
     )
 
@@ -123,8 +120,8 @@ def register(
 ) -> Registration:
     """Register a consumer; one that is registered already keeps its offsets, and its ``vital`` where that is None."""
     keys = {"consumer_id": find_consumer(tx, consumer), "queue_id": queue.queue_id}
-    # A random generation: offsets of an earlier registration of the same names must not be taken for this one's.
-    if not tx.run("insert_registration", vital=int(bool(vital)), generation=random.getrandbits(40), **keys):
+    # Offsets of an earlier registration of the same names must not be taken for this one's, which is the newer of the two.
+    if not tx.run("insert_registration", vital=int(bool(vital)), generation=tx.now(), **keys):
         if vital is not None:
             tx.run("set_vital", vital=int(vital), **keys)
         # A trim that is under way has not seen it; once it is through, none is left that has not.

@@ -33,6 +33,9 @@ def queue_sink(queue: QueueSink) -> str:
 class LedgerEntry:
     ranges: str
     rows: int
+    batch_id: int
+    logged: str | None = None
+    """The offset that the query's checkpoint logs for it, where the checkpoint is written after the sink."""
 
 
 @dataclass(frozen=True)
@@ -47,20 +50,33 @@ class LedgerKey:
         """The key of the whole micro-batch."""
         return replace(self, task=WHOLE_BATCH)
 
+    @property
+    def before(self) -> LedgerKey:
+        """The key of the whole micro-batch before this one."""
+        return replace(self, task=WHOLE_BATCH, batch_id=self.batch_id - 1)
+
     def fields(self) -> dict[str, str | int]:
         return {"sink": self.sink, "app_id": self.app_id, "batch_id": self.batch_id, "task": self.task}
 
 
-def enter(tx: Transaction, key: LedgerKey, ranges: str, rows: int) -> LedgerEntry | None:
-    """Write the entry; the one that was there before, if there was one."""
-    if tx.run("insert_ledger", ranges=ranges, row_count=rows, now=tx.now(), **key.fields()):
+def enter(
+    tx: Transaction, key: LedgerKey, ranges: str, rows: int, logged: str | None = None
+) -> LedgerEntry | None:
+    """Write the entry; return the one that was there before, if there was one."""
+    if tx.run("insert_ledger", ranges=ranges, row_count=rows, logged=logged, now=tx.now(), **key.fields()):
         return None
     return find(tx, key)
 
 
 def find(tx: Transaction, key: LedgerKey) -> LedgerEntry | None:
     row = tx.one("find_ledger", **key.fields())
-    return None if row is None else LedgerEntry(row.ranges, row.row_count)
+    return None if row is None else LedgerEntry(row.ranges, row.row_count, row.batch_id, row.logged)
+
+
+def newest(tx: Transaction, sink: str, app_id: str, before: int = 2**62) -> LedgerEntry | None:
+    """The newest whole micro-batch of a sink and app, of those with a lower number than ``before``."""
+    row = tx.one("newest_ledger", sink=sink, app_id=app_id, before=before)
+    return None if row is None else LedgerEntry(row.ranges, row.row_count, row.batch_id, row.logged)
 
 
 def tasks(tx: Transaction, key: LedgerKey) -> dict[int, int]:

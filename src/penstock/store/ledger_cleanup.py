@@ -30,6 +30,7 @@ def clean_up(database: Database) -> int:
         _delete(database, "prune_ledger", sink=sink, app_id=app_id, batch_id=batch_id)
     for app_id in orphans:
         _delete(database, "delete_orphaned_marks", app_id=app_id)
+        _delete(database, "delete_orphaned_sources", app_id=app_id)
     return len(sinks) + len(idle) + len(orphans)
 
 

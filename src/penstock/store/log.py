@@ -9,8 +9,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from penstock.errors import CommitRefused, DataLost, StoreError
-from penstock.store.catalog import QueueRecord, dropped
+from penstock.errors import DataLost, StoreError
+from penstock.store.catalog import QueueGrown as QueueGrown
+from penstock.store.catalog import QueueRecord, dropped, grown
 from penstock.store.cutting import SEGMENT_ROWS as SEGMENT_ROWS
 from penstock.store.cutting import Segment as Segment
 from penstock.store.cutting import to_segments as to_segments
@@ -22,10 +23,6 @@ BLOCK = 4096
 PAGE_SEGMENTS = 1024
 PAGE_BYTES = 8 << 20
 MERGE_FAN_IN = 64
-
-
-class QueueGrown(CommitRefused):
-    """The queue got more partitions between the placing of the rows and their append."""
 
 
 @dataclass(frozen=True)
@@ -171,11 +168,7 @@ def _spread(queue: QueueRecord, row: Any, partition: int, sizes: Sequence[tuple[
     if row is None:
         raise dropped(queue)
     if queue.key and row.total != queue.partitions:
-        raise QueueGrown(
-            f"queue {queue.name!r} got more partitions while rows for {queue.partitions} of them were written: repeat "
-            "the append, or restart the query, which repeats the micro-batch",
-            queue=queue.name,
-        )
+        raise grown(queue)
     crowded = row.segments // MERGE_FAN_IN > (row.segments - len(sizes)) // MERGE_FAN_IN
     start = row.next_index - sum(rows for rows, _ in sizes)
     places = []

@@ -57,6 +57,8 @@ class TableSink:
     allow_new_checkpoint
         Whether a stateful query may begin with a new checkpoint, and so with empty state, where a consumer of its is bound to
         another one.
+    allow_new_sink
+        Whether the table may have nothing of the query although its checkpoint is not new: the query writes to it for the first time.
     apply_changes
         Whether the rows are changes, with ``_change_type`` and ``_commit_version`` as ``ps.changes`` gives them, in output mode
         append: inserts and updates put the row in the place of the one with its key, deletes take it away.
@@ -77,6 +79,7 @@ class TableSink:
     url: str | None = field(default=None, repr=False)
     app_id: str | None = field(default=None, kw_only=True)
     allow_new_checkpoint: bool = field(default=False, kw_only=True)
+    allow_new_sink: bool = field(default=False, kw_only=True)
     apply_changes: bool = field(default=False, kw_only=True)
     scd_type: int = field(default=1, kw_only=True)
     sequence_by: str | None = field(default=None, kw_only=True)
@@ -92,6 +95,7 @@ class TableSink:
             _check_store(self.url)
         require("app_id", self.app_id, str | None, "text")
         require("allow_new_checkpoint", self.allow_new_checkpoint, bool, "True or False")
+        require("allow_new_sink", self.allow_new_sink, bool, "True or False")
         self._check_changes()
 
     def _check_changes(self) -> None:
@@ -238,6 +242,7 @@ class TableSink:
             location,
             self.app_id,
             self.allow_new_checkpoint,
+            self.allow_new_sink,
         )
 
     def _layout(self, name: TableName, schema: StructType, keys: Sequence[str], dialect: str) -> Layout:

@@ -9,13 +9,14 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 from pyspark.sql import DataFrame, Row
 
-from penstock.commit.batch import commit_batch
+from penstock.commit.batch import commit_batch, note_batch
 from penstock.commit.microbatch import Target
 from penstock.errors import PenstockError
 from penstock.queue.opened import open_store
 from penstock.queue.store import Store
 from penstock.spark.checkpoint import Checkpoint
 from penstock.spark.micro_batches import micro_batch, require_own
+from penstock.store.ledger import LedgerKey
 from penstock.tables.columns import Layout
 from penstock.tables.inserting import Insert
 from penstock.tables.postgres_stage import PostgresStage
@@ -39,6 +40,7 @@ class TableWriter:
     """Of the checkpoint."""
     app_id: str | None = None
     rebind: bool = False
+    new_sink: bool = False
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
         """Write a micro-batch."""
@@ -62,8 +64,15 @@ class TableWriter:
         target = TableTarget(self.layout, self.called, self.mode, writes)
         if self.guarantee == "at_least_once":
             store.database.run(lambda tx: target.write(tx, staged), idempotent=True)
+            self._note(store, target, batch_id, told)
         else:
             self._commit(store, target, batch_id, told, staged)
+
+    def _note(self, store: Store, target: Target[int], batch_id: int, told: Sequence[Row]) -> None:
+        if told:
+            key = LedgerKey(target.ledger_name, self.app_id or told[0].query, batch_id)
+            rows = sum(row.rows for row in told)
+            note_batch(store.database, key, told[0].query, rows, new_sink=self.new_sink)
 
     def _commit(
         self, store: Store, target: Target[int], batch_id: int, told: Sequence[Row], staged: dict[str, int]
@@ -79,6 +88,7 @@ class TableWriter:
             app_id=self.app_id,
             attempts=staged,
             rebind=self.rebind,
+            new_sink=self.new_sink,
         )
         commit_batch(store.database, store.uuid, batch)
 

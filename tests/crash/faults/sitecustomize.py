@@ -79,10 +79,9 @@ def patch_owner(module: ModuleType) -> None:
         init(self, *arguments)
         stop(self.consumer, "OWN", lambda _: True)
 
-    def planning(self: Any, *arguments: Any) -> Any:
-        split = plan(self, *arguments)
+    def planning(self: Any, *arguments: Any) -> None:
+        plan(self, *arguments)
         stop(self.consumer, "PLANNED", planned)
-        return split
 
     def observing(self: Any, *arguments: Any) -> Any:
         stop(self.consumer, "LOGGED", logged)
@@ -104,9 +103,9 @@ def patch_tasks(module: ModuleType) -> None:
             stop(self._queue.name, "HALF", in_batch(batch_id))
         return wrote
 
-    def appending(self: Any, key: Any, *arguments: Any) -> Any:
+    def appending(self: Any, key: Any, *arguments: Any, **more: Any) -> Any:
         fill_disk(self._queue.name, "FULL_FOR_TASK", key.batch_id)
-        wrote = append_once(self, key, *arguments)
+        wrote = append_once(self, key, *arguments, **more)
         if self.task == 0:
             stop(self._queue.name, "HALF", in_batch(key.batch_id))
         return wrote
@@ -281,8 +280,8 @@ def patch_continuous_table_driver(module: ModuleType) -> None:
 def _committed(driver: Any, case: Callable[[Any], str]) -> None:
     commit = driver.commit
 
-    def committing(self: Any, epoch: Any, offset: Any) -> None:
-        commit(self, epoch, offset)
+    def committing(self: Any, sink: Any, epoch: Any, offset: Any) -> None:
+        commit(self, sink, epoch, offset)
         stop(case(self), "COMMITTED", from_epoch(epoch.number))
 
     driver.commit = committing

@@ -311,7 +311,7 @@ where consumer_id = :consumer_id and queue_id = :queue_id
 returning epoch, generation;
 
 -- name: open_plan
-update penstock.registration set plan_epoch = :epoch, plan = :plan, split = :split
+update penstock.registration set plan_epoch = :epoch, plan = :plan
 where consumer_id = :consumer_id and queue_id = :queue_id and epoch = :epoch;
 
 -- name: close_plan
@@ -322,7 +322,7 @@ update penstock.registration set app_id = :app_id where consumer_id = :consumer_
 
 -- name: next_generation
 update penstock.registration
-set generation = generation + 1, app_id = null, plan_epoch = null, plan = null, split = null
+set generation = generation + 1, app_id = null, plan_epoch = null, plan = null
 where consumer_id = :consumer_id and queue_id = :queue_id;
 
 -- name: set_draining
@@ -384,13 +384,24 @@ select session, epoch, sequence from penstock.producer where queue_id = :queue_i
 -- ledger and marks
 
 -- name: insert_ledger
-insert into penstock.ledger (sink, app_id, batch_id, task, ranges, row_count, committed_at)
-values (:sink, :app_id, :batch_id, :task, :ranges, :row_count, :now)
+insert into penstock.ledger (sink, app_id, batch_id, task, ranges, row_count, logged, committed_at)
+values (:sink, :app_id, :batch_id, :task, :ranges, :row_count, :logged, :now)
 on conflict (sink, app_id, batch_id, task) do nothing;
 
 -- name: find_ledger
-select ranges, row_count from penstock.ledger
+select batch_id, ranges, row_count, logged from penstock.ledger
 where sink = :sink and app_id = :app_id and batch_id = :batch_id and task = :task;
+
+-- name: newest_ledger
+select batch_id, ranges, row_count, logged from penstock.ledger
+where sink = :sink and app_id = :app_id and batch_id < :before and task = -1
+order by batch_id desc
+limit 1;
+
+-- Only the newest entry's is ever asked for, and it is long where there are many partitions.
+-- name: forget_logged
+update penstock.ledger set logged = null
+where sink = :sink and app_id = :app_id and batch_id = :batch_id and task = -1 and logged is not null;
 
 -- name: ledger_tasks
 select task, row_count from penstock.ledger
@@ -490,6 +501,26 @@ order by sink, app_id;
 
 -- name: count_ledger
 select count(*) as commits, cast(coalesce(sum(row_count), 0) as bigint) as row_count from penstock.ledger where task = -1;
+
+-- The row's lock is held to the end of the commit; nothing is touched where another generation is the newest.
+-- name: lock_marked_source
+update penstock.marked_source set app_id = :app_id where source = :source and generation = :generation;
+
+-- name: insert_marked_source
+insert into penstock.marked_source (source, app_id, generation) values (:source, :app_id, :generation)
+on conflict (source) do nothing;
+
+-- name: raise_marked_source
+update penstock.marked_source set app_id = :app_id, generation = :generation
+where source = :source and generation < :generation;
+
+-- name: delete_marks
+delete from penstock.mark where source = :source;
+
+-- name: delete_orphaned_sources
+delete from penstock.marked_source as s where s.app_id = :app_id and not exists (
+    select 1 from penstock.mark as m where m.source = s.source
+);
 
 -- name: insert_mark
 insert into penstock.mark (source, partition, app_id, next_index) values (:source, :partition, :app_id, :next_index)

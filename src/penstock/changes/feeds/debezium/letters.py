@@ -77,7 +77,8 @@ class Letters:
         """Append what the running task has refused, once however often the task is repeated."""
         key, origin = self._key()
         writer = TaskWriter(SinkOptions(self.url, self.queue.name), self.queue)
-        writer.append_once(LedgerKey(*key, writer.task), origin, iter(batches))
+        # Only micro-batches with dead letters have an entry, so the one before may lack its own.
+        writer.append_once(LedgerKey(*key, writer.task), origin, iter(batches), new_sink=True)
         database = open_store(self.url).database
         database.run(lambda tx: ledger.prune(tx, LedgerKey(*key)), idempotent=True)
 

@@ -1,0 +1,129 @@
+"""A store that is restored from a backup older than the checkpoint: the whole table of combinations, refused by name."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+
+from tests.simulation import auditor
+from tests.simulation.auditor import History
+from tests.simulation.clients import Reader
+from tests.simulation.operator import Operator
+from tests.simulation.scenario import CONTINUOUS, MICRO_BATCH, SOURCE, Scenario
+from tests.simulation.scheduler import Choices, World
+from tests.simulation.virtual import Machine, use
+
+SIMPLE = Scenario.drawn(Choices(0, {}))
+TABLE = [
+    (engine, guarantee, consumer, stores, before)
+    for engine, guarantee, consumer, stores, before in itertools.product(
+        (MICRO_BATCH, CONTINUOUS),
+        ("exactly_once", "at_least_once"),
+        (True, False),
+        ("the one store", "the source's", "the sink's"),
+        (True, False),
+    )
+]
+
+
+class Life:
+    """A query that reads everything, step by step."""
+
+    def __init__(self, machine: Machine, scenario: Scenario) -> None:
+        self.world = machine.world
+        source = machine.server("one", rows=True)
+        sink = machine.server("two", rows=True) if scenario.two_stores else source
+        self.servers = {"the one store": source, "the source's": source, "the sink's": sink}
+        self.history = History(scenario.guarantee, ordered=False, keyed=False, one_store=source is sink)
+        self.operator = Operator(machine, scenario, self.history, source, sink)
+        self.reader = Reader(machine, scenario, source, sink)
+        self.operator.reader = self.reader.snapshot
+
+    def until(self, reached: Callable[[], bool]) -> None:
+        self.world.finished = reached
+        done = self.world.run(self.world.steps + 20_000)
+        if self.world.failure is not None:
+            raise self.world.failure
+        assert done, "it is not reached"
+
+    @property
+    def caught_up(self) -> bool:
+        now = self.reader.snapshot()
+        rests = not self.operator.producing and self.operator.at_rest(now.ends)
+        return bool(self.operator.producers) and rests and bool(self.history.acknowledged)
+
+    def produce(self, first: int) -> None:
+        self.operator._produce(SOURCE, first, 3)
+
+    def kill(self) -> None:
+        for driver, run in self.operator.runs:
+            driver.kill()
+            run.executors.kill()
+
+
+@contextmanager
+def life(scenario: Scenario) -> Iterator[Life]:
+    world = World(Choices(0, {}))
+    machine = Machine(world, 0)
+    with use(machine):
+        yield Life(machine, scenario)
+
+
+@pytest.mark.parametrize(("engine", "guarantee", "consumer", "which", "before"), TABLE)
+def test_a_store_older_than_the_checkpoint_is_refused_by_name(
+    engine: str, guarantee: str, consumer: bool, which: str, before: bool
+) -> None:
+    """Before or after the query's first commit; rows come again afterwards, as they do."""
+    scenario = replace(
+        SIMPLE, engine=engine, guarantee=guarantee, consumer=consumer, two_stores=which != "the one store"
+    )
+    with life(scenario) as query:
+        query.operator.prepare()
+        query.until(lambda: query.operator.prepared)
+        if not before:
+            query.until(lambda: query.caught_up)
+        backup = query.operator._copied()
+        query.until(lambda: query.caught_up)
+        query.produce(1_000)
+        query.until(lambda: query.caught_up)
+        query.kill()
+        server = query.servers[which]
+        server.restore(backup.stores[server.url])
+        query.history.restored = query.history.disturbed = True
+        # Without a consumer only a source that is still short tells that it was restored.
+        if consumer or which == "the sink's":
+            query.produce(2_000)
+        if consumer:
+            query.until(lambda: not query.operator.producing)
+        before_start = query.reader.snapshot().sink
+        query.until(lambda: query.operator.refused is not None or query.caught_up)
+        refused = query.operator.refused
+        assert refused is not None, auditor.missing(query.history, query.reader.snapshot())
+        assert getattr(refused, "condition", "").endswith("_BEHIND"), refused
+        if guarantee == "exactly_once":
+            assert query.reader.snapshot().sink == before_start, "nothing is written"
+
+
+@pytest.mark.parametrize("engine", [MICRO_BATCH, CONTINUOUS])
+@pytest.mark.parametrize("two_stores", [False, True])
+def test_stores_and_checkpoint_of_one_moment_go_on(engine: str, two_stores: bool) -> None:
+    with life(replace(SIMPLE, engine=engine, two_stores=two_stores)) as query:
+        query.operator.prepare()
+        query.until(lambda: query.operator.prepared)
+        query.until(lambda: query.caught_up)
+        backup = query.operator._copied()
+        query.produce(1_000)
+        query.until(lambda: query.caught_up)
+        query.kill()
+        for server in set(query.servers.values()):
+            server.restore(backup.stores[server.url])
+        query.operator.machine.disk.files = dict(backup.files)
+        query.history.restored = query.history.disturbed = True
+        query.produce(2_000)
+        query.until(lambda: query.caught_up)
+        assert query.operator.refused is None
+        assert auditor.missing(query.history, query.reader.snapshot()) == []

@@ -1,0 +1,68 @@
+"""A few thousand schedules of both engines' protocols; ``make simulate`` runs as many as it is told."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.simulation import schedules
+from tests.simulation.auditor import History, Snapshot, Violation, check, missing
+
+SCHEDULES = 1_600
+"""In two parts, which two workers run."""
+
+
+@pytest.mark.parametrize("first", range(0, SCHEDULES, 50))
+def test_nothing_is_lost_repeated_or_stuck(first: int) -> None:
+    part = schedules.run_part(first)
+    assert part.failed is None, part.failed
+
+
+def test_a_schedule_is_the_same_each_time_and_is_replayed_from_its_choices() -> None:
+    first, again = schedules.run(7, trace=True), schedules.run(7, trace=True)
+    assert first.trace == again.trace
+    replayed = schedules.run(7, json.loads(json.dumps(first.choices)), trace=True)
+    assert replayed.trace == first.trace
+
+
+def history(**more: object) -> History:
+    return History("exactly_once", ordered=True, keyed=True, one_store=True, **more)  # type: ignore[arg-type]
+
+
+def snapshot(*sink: list[tuple[int, int]], offsets: list[int] | None = None) -> Snapshot:
+    return Snapshot(source=[[1, 2, 3, 4]], first=[0], sink=list(sink), offsets=offsets)
+
+
+@pytest.mark.parametrize(
+    ("kind", "now"),
+    [
+        ("repeated", snapshot([(1, 0), (1, 0)])),
+        ("key", snapshot([(1, 0)], [(2, 0)])),
+        ("order", snapshot([(2, 0), (1, 0)])),
+        ("lost", snapshot([(1, 0)], offsets=[2])),
+        ("torn", snapshot([(1, 0), (2, 0)], offsets=[1])),
+    ],
+)
+def test_the_auditor_sees_what_must_not_be(kind: str, now: Snapshot) -> None:
+    with pytest.raises(Violation) as caught:
+        check(history(), now)
+    assert caught.value.kind == kind
+
+
+def test_the_auditor_sees_torn_and_lost_appends() -> None:
+    now = snapshot([], offsets=[0])
+    with pytest.raises(Violation, match="in part"):
+        check(history(appends=[(4, 5)]), now)
+    with pytest.raises(Violation, match="acknowledged"):
+        check(history(acknowledged={5}), now)
+
+
+def test_rows_that_have_to_come_are_known() -> None:
+    assert missing(history(may_lack={4}, foreign={2_000_000}), snapshot([(1, 0)])) == [2, 3, 2_000_000]
+
+
+def test_what_was_done_on_purpose_is_accounted_for() -> None:
+    given = history()
+    given.repeats[1] = 1
+    check(given, snapshot([(1, 0), (1, 0)]))
