@@ -80,6 +80,8 @@ def check(history: History, now: Snapshot) -> None:
     if history.ordered and not (history.sought or history.restored or history.recreated):
         _check_order(now)
     _check_appends(history, now)
+    if history.guarantee == "exactly_once":
+        _check_whole(history, now)
     if history.one_store and now.offsets is not None and history.guarantee == "exactly_once":
         _check_level(history, now, own)
 
@@ -137,6 +139,20 @@ def _check_appends(history: History, now: Snapshot) -> None:
     lost = history.acknowledged - there.keys()
     if lost:
         raise Violation("source", f"rows {sorted(lost)} were acknowledged and are not in the source")
+
+
+def _check_whole(history: History, now: Snapshot) -> None:
+    """Commits are whole: what the sink has of a partition of the source is all that comes before its last row there."""
+    if history.sought or history.restored or history.recreated or history.may_lack:
+        return
+    there = {row[0] for rows in now.sink for row in rows}
+    for rows in now.source:
+        arrived = [each in there for each in rows]
+        if True in arrived[arrived.index(False) :] if False in arrived else False:
+            lacking = [each for each in rows if each not in there]
+            raise Violation(
+                "torn", f"rows {lacking} are not in the sink, and later ones of their partition are"
+            )
 
 
 def _check_level(history: History, now: Snapshot, own: list[int]) -> None:

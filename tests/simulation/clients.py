@@ -15,6 +15,9 @@ from tests.simulation.database import Server, SimDatabase
 from tests.simulation.scenario import CONSUMER, FOREIGN, SCHEMA, SINK, SOURCE, TABLE, Scenario
 from tests.simulation.virtual import Machine
 
+Row = tuple[int, int]
+"""Id and key."""
+
 KEYS = 5
 _RETRY_SECONDS = 1.0
 
@@ -83,8 +86,19 @@ class Reader:
         self._scenario, self._source, self._sink = scenario, source, sink
         self._process = machine.world.start("auditor")
         self._stores: dict[int, Store] = {}
+        self._seen: dict[tuple[int, int, int, int], tuple[int, list[Row]]] = {}
+        """What was read before, by server, its restores, queue and partition: from which index on, and the rows."""
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self, *, anew: bool = False) -> Snapshot:
+        """What anybody can read at this moment.
+
+        Parameters
+        ----------
+        anew
+            Whether rows that were read before are read again.
+        """
+        if anew:
+            self._seen.clear()
         source = self._queue(self._source, SOURCE)
         offsets = None
         scenario = self._scenario
@@ -93,9 +107,9 @@ class Reader:
                 offsets = list(self._store(self._source).consumer(CONSUMER).offsets(SOURCE).values())
             except PenstockError:
                 offsets = None
-        rows = [] if source is None else self._rows(source)
+        rows = [] if source is None else self._rows(self._source, source)
         return Snapshot(
-            source=[table["id"].to_pylist() for _, table in rows],
+            source=[[each[0] for each in part] for _, part in rows],
             first=[first for first, _ in rows],
             sink=self._written(),
             offsets=offsets,
@@ -107,10 +121,7 @@ class Reader:
         sink = self._queue(self._sink, SINK)
         if sink is None:
             return []
-        return [
-            list(zip(table["id"].to_pylist(), table["key"].to_pylist(), strict=True))
-            for _, table in self._rows(sink)
-        ]
+        return [part for _, part in self._rows(self._sink, sink)]
 
     def _table(self) -> list[tuple[int, int]]:
         self._sink._leave()
@@ -120,14 +131,20 @@ class Reader:
             return []
         return list(connection.execute(f"select id, key from {TABLE}").fetchall())
 
-    def _rows(self, queue: Any) -> list[tuple[int, pa.Table]]:
+    def _rows(self, server: Server, queue: Any) -> list[tuple[int, list[Row]]]:
         queue.refresh()
-        found = []
-        for partition in range(queue.partitions):
-            there = queue._partition(partition)
-            table = queue.read(partition, there.first_index)
-            found.append((there.first_index, table))
-        return found
+        return [self._partition(server, queue, partition) for partition in range(queue.partitions)]
+
+    def _partition(self, server: Server, queue: Any, partition: int) -> tuple[int, list[Row]]:
+        key = (id(server), server.restores, queue.record.queue_id, partition)
+        there = queue._partition(partition)
+        first, rows = self._seen.get(key, (there.first_index, []))
+        rows = rows[there.first_index - first :]
+        if there.next_index > there.first_index + len(rows):
+            table = queue.read(partition, there.first_index + len(rows))
+            rows = rows + list(zip(table["id"].to_pylist(), table["key"].to_pylist(), strict=True))
+        self._seen[key] = (there.first_index, rows)
+        return there.first_index, rows
 
     def _queue(self, server: Server, name: str) -> Any:
         try:

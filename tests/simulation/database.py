@@ -49,7 +49,7 @@ class Server:
         self.clock_offset = 0.0
         self.changed = Gate()
         """Opened by every commit."""
-        self.commits = 0
+        self.commits = self.restores = 0
         self.open: list[SimTransaction] = []
         self.owners: dict[str, Process] = {}
         self._connection = _spare.pop() if _spare else _fresh(template())
@@ -76,6 +76,7 @@ class Server:
         self._connection = _fresh(backup[0])
         self._block = backup[1]
         self.commits += 1
+        self.restores += 1
         self.changed.open()
 
     def close(self) -> None:

@@ -163,7 +163,7 @@ class _Schedule:
             )
 
     def _judge(self, done: bool) -> None:
-        now = self._reader.snapshot()
+        now = self._reader.snapshot(anew=True)
         auditor.check(self.history, now)
         refused = self.operator.refused
         if refused is not None:

@@ -101,6 +101,8 @@ class _Watch:
 
     def __init__(self, database: Any, queue: QueueRecord, partitions: Any = None) -> None:
         self._database, self._queue, self.partitions = database, queue, queue.partitions
+        self._looked = -1
+        self._there: Any = []
 
     def wait(self, positions: Any, timeout: float, also: Any = ()) -> Wake:
         world, server = _world(), self._database.server
@@ -114,15 +116,23 @@ class _Watch:
             world.wait(*gates, seconds=deadline - world.now)
 
     def _ends(self, positions: Any) -> dict[int, int]:
-        there = self._database.run(lambda tx: catalog.partitions(tx, self._queue), write=False)
-        if not there:
-            raise dropped(self._queue)
+        there = self._now()
         self.partitions = len(there)
         return {
             part.partition: part.next_index
             for part in there
             if part.partition in positions and part.next_index > positions[part.partition]
         }
+
+    def _now(self) -> Any:
+        """The partitions; asked for when somebody has committed."""
+        commits = self._database.server.commits
+        if commits != self._looked:
+            self._there = self._database.run(lambda tx: catalog.partitions(tx, self._queue), write=False)
+            self._looked = commits
+        if not self._there:
+            raise dropped(self._queue)
+        return self._there
 
     def close(self) -> None:
         """Nothing is held."""
