@@ -22,6 +22,7 @@
     ├── MissingDependency (ImportError)
     ├── StoreError                    the database cannot do it
     │   ├── StoreUnavailable
+    │   │   └── StoreLocked
     │   ├── StoreNotFound
     │   ├── StoreFull
     │   ├── StoreReadOnly
@@ -209,6 +210,12 @@ class StoreUnavailable(StoreError):
     """The database does not answer, or went away; retried with back-off before it is raised."""
 
     condition = "STORE_UNAVAILABLE"
+
+
+class StoreLocked(StoreUnavailable):
+    """Another writer has a lock for longer than this one waits; nothing of the transaction was written."""
+
+    condition = "STORE_LOCKED"
 
 
 class StoreNotFound(StoreError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 
 import penstock
+from penstock.store.database import Transaction
 
 SCHEMA = pa.schema([("n", pa.int64()), ("s", pa.string())])
 
@@ -134,6 +136,71 @@ def append_many(url: str, writer: str, appends: str) -> None:
 
 def _one_row(n: int) -> pa.Table:
     return pa.table({"n": [n], "s": [None]}, schema=SCHEMA)
+
+
+def stop_in_append(url: str, moment: str) -> None:
+    """Append a row, and stop in the middle of the first attempt until somebody continues this process."""
+    from penstock.store import log
+
+    attempts: list[int] = []
+
+    def stop() -> None:
+        attempts.append(1)
+        if len(attempts) == 1:
+            _stop()
+
+    placed = log.place
+
+    def place(*arguments: object) -> object:
+        places = placed(*arguments)  # type: ignore[arg-type]
+        stop()
+        return places
+
+    with penstock.connect(url, create=False) as store:
+        queue = store.queue("q")
+        if moment == "before_commit":
+            queue.append_with([{"n": 1}], then=lambda tx, appended: stop())
+        else:
+            log.place = place  # type: ignore[assignment]
+            queue.append([{"n": n} for n in range(12)])
+        print("appended after", len(attempts), flush=True)
+
+
+def stop_in_plan(url: str) -> None:
+    """Own the consumer `c`, and stop while a transaction has its registration's row."""
+    from penstock.commit.owner import Owner
+    from penstock.errors import OwnerFenced
+    from penstock.store import consumers
+
+    with penstock.connect(url, create=False) as store:
+        owner = Owner(store.database, store.uuid, "c", "q")
+        attempts: list[int] = []
+
+        def work(tx: Transaction) -> int:
+            registration = consumers.find_registration(tx, "c", "q", lock=True)
+            attempts.append(registration.epoch)
+            if len(attempts) == 1:
+                _stop()
+            if registration.epoch != owner.epoch:
+                raise OwnerFenced("another one has the consumer")
+            return registration.epoch
+
+        try:
+            store.database.run(work, idempotent=True)
+        except OwnerFenced as error:
+            print("fenced", attempts, error.condition, flush=True)
+
+
+def stop_with_turn(url: str) -> None:
+    """Stop while a transaction has SQLite's write lock, then commit."""
+    with penstock.connect(url, create=False) as store:
+        store.queue("q").append_with([{"n": 1}], then=lambda tx, appended: _stop())
+        print("appended", flush=True)
+
+
+def _stop() -> None:
+    print("stopping", flush=True)
+    os.kill(os.getpid(), signal.SIGSTOP)
 
 
 if __name__ == "__main__":

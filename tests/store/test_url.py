@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.errors import InvalidUrl
-from penstock.store.url import parse_url
+from penstock.store.url import parse_url, seconds
 
 SECRET = "s3cr3t"
 
@@ -36,6 +36,10 @@ def test_what_a_sqlite_url_shows_leads_to_the_same_file(name: str) -> None:
         ("sqlite:///x.db?sinchronous=full", "'synchronous'"),
         ("sqlite:///x.db?synchronous=off", "full or normal"),
         ("sqlite:///x.db?busy_timeout=-1", "milliseconds"),
+        ("sqlite:///x.db?lock_wait=5s", "busy_timeout"),
+        ("postgresql://host/db?lock_wait=5", "30s, 500ms or 2min"),
+        ("postgresql://host/db?lock_wait=0s", "30s, 500ms or 2min"),
+        ("postgresql://host/db?lock_wait=", "30s, 500ms or 2min"),
         ("sqlite:///x\0.db", "NUL"),
         ("mysql://host/x", "sqlite or postgresql"),
         ("x.db", "sqlite:///relative.db"),
@@ -55,6 +59,13 @@ def test_a_postgresql_url_keeps_everything_of_libpqs_but_the_schema() -> None:
     url = parse_url("postgres://me:pw@h1:1,[::1]:2/db?schema=a%20b&sslmode=require&options=-c%20x%3Dy")
     assert url.target == "postgresql://me:pw@h1:1,[::1]:2/db?sslmode=require&options=-c%20x%3Dy"
     assert (url.schema, url.options) == ('"a b"', {"schema": "a b"})
+
+
+@pytest.mark.parametrize(("text", "expected"), [("500ms", 0.5), ("30s", 30), ("2min", 120)])
+def test_for_how_long_locks_are_waited_for_is_not_told_to_libpq(text: str, expected: float) -> None:
+    url = parse_url(f"postgresql://host/db?lock_wait={text}&sslmode=require")
+    assert url.target == "postgresql://host/db?sslmode=require"
+    assert seconds(url.options["lock_wait"]) == expected
 
 
 @pytest.mark.parametrize(

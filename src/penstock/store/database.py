@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import logging
-import random
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from typing import Any, TypeVar
 
 from penstock.errors import CommitOutcomeUnknown, PenstockError, StoreError, StoreUnavailable, condition_of
 from penstock.store.owners import OwnerLock
 from penstock.store.pool import Pool
+from penstock.store.retries import Retries
 from penstock.store.statements import statements
 from penstock.store.url import StoreUrl
 
@@ -20,6 +19,7 @@ log = logging.getLogger("penstock.store")
 
 T = TypeVar("T")
 RETRY_SECONDS = 20.0
+"""For how long a store that is away is tried again."""
 AHEAD = 60_000_000
 """What is dated by more microseconds ahead of the clock was written under a clock that was wrong, or is read under one; clocks differ
 a little."""
@@ -241,7 +241,8 @@ class Database(ABC):
         idempotent
             Whether the work may also be repeated when it is unknown whether its commit happened.
         patience
-            For how many seconds to try again; 20 by default.
+            For how many seconds to try again while the database does not answer; 20 by default. With 0 a lock that is not
+            free is not waited for a second time either.
         """
 
         def once() -> T:
@@ -252,22 +253,30 @@ class Database(ABC):
 
     def retried(self, once: Callable[[], T], *, idempotent: bool = True, patience: float | None = None) -> T:
         """Call ``once``, and again with back-off while the database is unavailable; the rest as in :meth:`run`."""
-        deadline = time.monotonic() + (RETRY_SECONDS if patience is None else patience)
-        pause = 0.02
+        retries = Retries(RETRY_SECONDS if patience is None else patience, self._lock_wait(patience))
         while True:
             try:
-                return once()
+                with self._waiting_again(retries.waited) if retries.waited else nullcontext():
+                    retries.begin()
+                    return once()
             except (StoreUnavailable, CommitOutcomeUnknown) as error:
                 unknown = isinstance(error, CommitOutcomeUnknown) and not idempotent
-                if unknown or time.monotonic() + pause > deadline:
+                if unknown or not retries.left(error):
                     raise
                 log.warning(
                     "store unavailable, trying again: %s",
                     error,
                     extra={"action": "store_retry", "store": str(self.url), "error": condition_of(error)},
                 )
-            time.sleep(pause * (0.5 + random.random()))
-            pause = min(pause * 2, 2.0)
+            retries.rest()
+
+    def _lock_wait(self, patience: float | None) -> float:
+        """For how many seconds to wait for locks, in all tries together."""
+        return RETRY_SECONDS if patience is None else patience
+
+    def _waiting_again(self, waited: float) -> AbstractContextManager[None]:
+        """A block in which a transaction is tried again that has waited so many seconds for a lock: its error says who has it."""
+        return nullcontext()
 
     def close(self) -> None:
         """Close the idle connections; those in use are closed when they come back."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
@@ -14,13 +15,16 @@ from penstock.errors import (
     PenstockError,
     StoreError,
     StoreFull,
+    StoreLocked,
     StoreReadOnly,
     StoreUnavailable,
 )
 from penstock.store.database import Database, Transaction
+from penstock.store.lock_holders import Holder, LockLook
 from penstock.store.owners import AdvisoryOwnerLock, OwnerLock, advisory_halves, advisory_key
+from penstock.store.postgres_session import FREE, LOCK_WAIT, STEERED, longest_wait, set_up
 from penstock.store.statements import bind
-from penstock.store.url import StoreUrl
+from penstock.store.url import StoreUrl, seconds
 
 if TYPE_CHECKING:
     import psycopg
@@ -35,22 +39,15 @@ _DEFAULTS: dict[str, Any] = {
     "keepalives_count": 3,
     "tcp_user_timeout": 50_000,
 }
-# Every statement is a walk along an index, and a log's newest rows are past what the planner's statistics know of: where it
-# expects a handful, it would collect and sort them, and meet millions.
-_WAYS = ("enable_seqscan", "enable_bitmapscan", "enable_hashjoin", "enable_mergejoin")
-_PLANNING = "; ".join(f"set {way} = off" for way in _WAYS)
-_FREE = "; ".join(f"set local {way} = on" for way in _WAYS)
-_STEERED = "; ".join(f"set local {way} = off" for way in _WAYS)
 _CONDITIONS: dict[str, type[StoreError]] = {
     "53100": StoreFull,
     "25006": StoreReadOnly,
     "42501": StoreReadOnly,
-    "25P03": StoreUnavailable,
     "25P04": StoreUnavailable,
     "40001": StoreUnavailable,
     "40P01": StoreUnavailable,
     "53300": StoreUnavailable,
-    "55P03": StoreUnavailable,
+    "55P03": StoreLocked,
     "57P01": StoreUnavailable,
     "57P02": StoreUnavailable,
     "57P03": StoreUnavailable,
@@ -61,14 +58,10 @@ _ADVICE = {
     StoreReadOnly: "the server or the role may not write here: check its grants on the store's schema",
     StoreUnavailable: "the server is away or busy",
 }
-# An owner's session may idle for ever; a server learns of a machine that died without a word from these keepalives
-# alone, and its own defaults take hours.
-_SESSION = {
-    "tcp_keepalives_idle": "15",
-    "tcp_keepalives_interval": "5",
-    "tcp_keepalives_count": "3",
-    "idle_session_timeout": "0",
-}
+_IDLE = "25P03"
+# With these the server has said that nothing is committed.
+_ROLLED_BACK = (_IDLE, "40001", "40P01", "55P03")
+_WAY_OUT = "let it commit or roll back, or end it: select pg_terminate_backend({pid})"
 # A server that refuses a connection gives no code, and these do not go away by themselves.
 _WITH_MERGE = 150000
 _REFUSALS = (
@@ -130,9 +123,9 @@ class PostgresTransaction(Transaction):
         if not self._steered:
             return self._cursor.execute(text.encode()).rowcount
         # It is about tables of users, whole ones maybe, and their joins.
-        self._cursor.execute(_FREE.encode())
+        self._cursor.execute(FREE.encode())
         touched = self._cursor.execute(text.encode()).rowcount
-        self._cursor.execute(_STEERED.encode())
+        self._cursor.execute(STEERED.encode())
         return touched
 
     def query(self, text: str, /, **parameters: Any) -> list[Any]:
@@ -165,12 +158,19 @@ class PostgresDatabase(Database):
 
     def __init__(self, url: StoreUrl) -> None:
         self._psycopg = _driver()
+        self._patience = seconds(url.options["lock_wait"]) if "lock_wait" in url.options else LOCK_WAIT
+        self._longest_wait = longest_wait(self._patience)
+        """The seconds of ``lock_timeout``; 0 when the user has chosen none."""
+        self._waiting = threading.local()
         super().__init__(url)
 
     def exists(self) -> bool:
         return True
 
     def _connect(self) -> psycopg.Connection[Any]:
+        return self._made()
+
+    def _made(self, *, lasting: bool = False) -> psycopg.Connection[Any]:
         from psycopg.conninfo import conninfo_to_dict
         from psycopg.types.numeric import Int8BinaryDumper
 
@@ -182,14 +182,22 @@ class PostgresDatabase(Database):
             ) from None
         connection: psycopg.Connection[Any] = self._psycopg.connect(**(_DEFAULTS | given), autocommit=True)
         try:
-            connection.execute(_PLANNING)
-            connection.autocommit = False
+            self._set_up(connection, set_up(self._patience, lasting=lasting))
+            connection.autocommit = lasting
         except BaseException:
             connection.close()
             raise
         # By default the size of a number chooses its type, and each combination of types is a statement to prepare.
         connection.adapters.register_dumper(int, Int8BinaryDumper)
         return connection
+
+    def _set_up(self, connection: psycopg.Connection[Any], statements: str) -> None:
+        cursor = connection.execute(statements.encode())
+        while cursor.nextset():
+            pass
+        row = cursor.fetchone()
+        assert row is not None
+        self._longest_wait = row[0]
 
     def disconnect(self, connection: psycopg.Connection[Any]) -> None:
         connection.close()
@@ -200,6 +208,9 @@ class PostgresDatabase(Database):
         # one moment, as it does in SQLite.
         connection.isolation_level = levels.READ_COMMITTED if write else levels.REPEATABLE_READ
         connection.read_only = not write
+        look: LockLook | None = getattr(self._waiting, "look", None)
+        if look is not None:
+            look.begin(connection.info.backend_pid)
         return PostgresTransaction(connection, self.url.schema, write=write, steered=True)
 
     def _commit(self, connection: psycopg.Connection[Any]) -> None:
@@ -222,7 +233,8 @@ class PostgresDatabase(Database):
         )
 
     def _commit_error(self, error: PenstockError) -> PenstockError:
-        if not isinstance(error, StoreUnavailable):
+        state = getattr(error.__cause__, "sqlstate", None)
+        if not isinstance(error, StoreUnavailable) or state in _ROLLED_BACK:
             return error
         return CommitOutcomeUnknown(
             f"the connection to {self.url} broke while a transaction was committing; "
@@ -236,12 +248,50 @@ class PostgresDatabase(Database):
         text = self.url.scrubbed(str(error))
         if state.startswith("28") or "authentication failed" in text or "no password supplied" in text:
             return StoreError(f"{self.url} refused the login: check user and password")
+        if state == _IDLE:
+            return self._idled()
         kind = _CONDITIONS.get(state)
+        if kind is StoreLocked:
+            return self._locked_out("in time", [])
         if kind is None:
             away = state.startswith("08") or (not state and self._lost(error, text))
             kind = StoreUnavailable if away else StoreError
         advice = _ADVICE.get(kind)
         return kind(f"{self.url}: {text}" + (f" ({advice})" if advice else ""))
+
+    def _idled(self) -> StoreUnavailable:
+        return StoreUnavailable(
+            f"{self.url}: this process stood still in the middle of a transaction for longer than the server's "
+            "idle_in_transaction_session_timeout, which rolled it back: run it again",
+            condition="STORE_UNAVAILABLE.IDLE_IN_TRANSACTION",
+        )
+
+    def _locked_out(self, within: str, holders: Sequence[Holder]) -> StoreLocked:
+        who = " and ".join(map(str, holders)) or "another session"
+        pid = holders[0].pid if holders else "pid, which pg_blocking_pids finds"
+        return StoreLocked(
+            f"{self.url}: a lock was not free {within}. {who} has it: {_WAY_OUT.format(pid=pid)}",
+            seconds=self._longest_wait,
+            holders=[holder.pid for holder in holders],
+        )
+
+    def _lock_wait(self, patience: float | None) -> float:
+        return self._patience if patience is None or patience > 0 else 0.0
+
+    @contextmanager
+    def _waiting_again(self, waited: float) -> Iterator[None]:
+        look = LockLook(self.lasting_connection, self.url.schema, self._longest_wait * 0.75)
+        self._waiting.look = look
+        try:
+            yield
+        except StoreLocked as error:
+            look.end()
+            total = waited + self._longest_wait
+            within = f"within {total:.0f} s" if total >= 1 else f"within {total:.1f} s"
+            raise self._locked_out(within, look.holders) from error.__cause__
+        finally:
+            self._waiting.look = None
+            look.end()
 
     def _lost(self, error: Exception, text: str) -> bool:
         refused = "FATAL" in text and any(refusal in text for refusal in _REFUSALS)
@@ -256,18 +306,8 @@ class PostgresDatabase(Database):
 
     def lasting_connection(self) -> psycopg.Connection[Any]:
         """A connection that may idle for ever, each statement a transaction."""
-        connection: psycopg.Connection[Any] = self.connected()
-        try:
-            with self.translating():
-                connection.autocommit = True
-                for name, value in _SESSION.items():
-                    connection.execute(
-                        "select set_config(name, %s, false) from pg_settings where name = %s", (value, name)
-                    )
-        except BaseException:
-            connection.close()
-            raise
-        return connection
+        with self.translating():
+            return self._made(lasting=True)
 
     def _locked(self, key: int) -> psycopg.Connection[Any] | None:
         """A connection that holds an advisory lock; None when another one does."""

@@ -18,11 +18,11 @@ from penstock.errors import (
     PenstockError,
     StoreError,
     StoreFull,
+    StoreLocked,
     StoreNotFound,
     StoreReadOnly,
-    StoreUnavailable,
 )
-from penstock.store import bells
+from penstock.store import bells, file_locks
 from penstock.store.database import Database, Transaction
 from penstock.store.owners import FileOwnerLock, OwnerLock, file_held, lock_file
 from penstock.store.turns import Turn
@@ -190,7 +190,7 @@ class SqliteDatabase(Database):
 
         Raises
         ------
-        StoreUnavailable
+        StoreLocked
             When others are at the file in another mode.
         """
         with self._pool.lease() as lease, self.translating():
@@ -211,9 +211,7 @@ class SqliteDatabase(Database):
     def _begin(self, connection: _Connection, *, write: bool) -> Transaction:
         self.require_same_file()
         if write and not connection.turn.take(self._patience):
-            raise StoreUnavailable(
-                f"{self.url} is locked by another writer: it was not our turn within {self._patience} s"
-            )
+            raise self._locked_out(f"it was not our turn within {self._patience} s")
         # A write that began as a read could not wait for another writer: SQLite refuses to upgrade a stale snapshot.
         connection.execute("begin immediate" if write else "begin")
         return SqliteTransaction(connection, self.path, write=write)
@@ -242,7 +240,7 @@ class SqliteDatabase(Database):
             return None
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         if code in _UNAVAILABLE:
-            return StoreUnavailable(f"{self.url} is locked by another writer: {error}")
+            return self._locked_out(str(error))
         if code == sqlite3.SQLITE_FULL:
             return StoreFull(
                 f"no space left for {self.url}: free some disk space; nothing of this was written"
@@ -261,6 +259,14 @@ class SqliteDatabase(Database):
         if code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
             return StoreError(f"{self.url} is not a SQLite file, or a damaged one: {error}")
         return StoreError(f"{self.url}: {error}")
+
+    def _locked_out(self, why: str) -> StoreLocked:
+        writer = file_locks.writer(self.path)
+        return StoreLocked(
+            f"{self.url} is locked by another writer: {why}. It is {file_locks.described(writer)}",
+            seconds=self._patience,
+            holders=[] if writer is None else [writer],
+        )
 
     def owner_lock(self, name: str) -> OwnerLock:
         return FileOwnerLock(_owners(self.path), name)

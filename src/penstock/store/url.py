@@ -13,7 +13,10 @@ from penstock.names import did_you_mean, in_quotes
 
 _FORMS = "sqlite:///relative.db, sqlite:////absolute.db or postgresql://user@host/database?schema=penstock"
 _SQLITE_OPTIONS = ("synchronous", "busy_timeout")
+_POSTGRES_OPTIONS = ("schema", "lock_wait")
 _SYNCHRONOUS = ("full", "normal")
+_UNITS = {"ms": 0.001, "s": 1.0, "min": 60.0}
+_TIME = re.compile(r"([0-9]{1,6})(ms|s|min)")
 _SCHEMES = {"sqlite": "sqlite", "postgresql": "postgres", "postgres": "postgres"}
 _HOST = re.compile(r"(\[[^\]]*\]|[^:=\s]*)(:\d*)?")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
@@ -66,8 +69,8 @@ def parse_url(url: str) -> StoreUrl:
     ----------
     url
         ``sqlite:///file`` with the options ``synchronous`` (``full``, the default, or ``normal``) and
-        ``busy_timeout`` (milliseconds, 60000), or ``postgresql://…`` with ``schema`` (``penstock``); any other
-        query parameter of a PostgreSQL URL is libpq's.
+        ``busy_timeout`` (milliseconds, 60000), or ``postgresql://…`` with ``schema`` (``penstock``) and ``lock_wait``
+        (``60s``); any other query parameter of a PostgreSQL URL is libpq's.
 
     Raises
     ------
@@ -107,7 +110,9 @@ def _sqlite(url: str) -> StoreUrl:
     for name in options:
         if name not in _SQLITE_OPTIONS:
             raise InvalidUrl(
-                f"unknown SQLite option {in_quotes(name)}.{did_you_mean(name, _SQLITE_OPTIONS)}", option=name
+                f"unknown SQLite option {in_quotes(name)}.{did_you_mean(name, _SQLITE_OPTIONS)} A SQLite URL has "
+                f"{' and '.join(_SQLITE_OPTIONS)}",
+                option=name,
             )
     if options.get("synchronous", "full") not in _SYNCHRONOUS:
         raise InvalidUrl(f"synchronous is full or normal, not {in_quotes(options['synchronous'])}")
@@ -140,7 +145,8 @@ def _postgres(url: str) -> StoreUrl:
         raise InvalidUrl(
             "the PostgreSQL URL has a password where none belongs: write postgresql://user:password@host/database"
         )
-    libpq = [(name, value) for name, value in parameters if name != "schema"]
+    options = {"schema": schema, **_lock_wait(dict(parameters))}
+    libpq = [(name, value) for name, value in parameters if name not in _POSTGRES_OPTIONS]
     encoded = quote(unquote(password), safe="")
     secrets = {
         password,
@@ -153,9 +159,28 @@ def _postgres(url: str) -> StoreUrl:
         f"postgresql://{user}{':' if password else ''}{encoded}{at}{hosts}{path}{_query(libpq)}",
         '"' + schema.replace('"', '""') + '"',
         f"postgresql://{user}{at if user else ''}{hosts}{path}{_query(shown)}",
-        {"schema": schema},
+        options,
         tuple(sorted(filter(None, secrets), key=len, reverse=True)),
     )
+
+
+def _lock_wait(parameters: dict[str, str]) -> dict[str, str]:
+    given = parameters.get("lock_wait")
+    if given is None:
+        return {}
+    if not _TIME.fullmatch(given) or not seconds(given):
+        raise InvalidUrl(
+            f"lock_wait is a time with its unit, such as 30s, 500ms or 2min, not {in_quotes(given)}",
+            option="lock_wait",
+        )
+    return {"lock_wait": given}
+
+
+def seconds(text: str) -> float:
+    """The seconds of a time such as ``30s``, ``500ms`` or ``2min``."""
+    found = _TIME.fullmatch(text)
+    assert found is not None
+    return int(found[1]) * _UNITS[found[2]]
 
 
 def _parts(rest: str) -> tuple[str, str, str]:

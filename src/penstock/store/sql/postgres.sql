@@ -25,6 +25,21 @@ from pg_locks
 where locktype = 'advisory' and granted and objsubid = 1
     and database = (select oid from pg_database where datname = current_database());
 
+-- Who has the lock that a session waits for. Those that wait in the same line are passed over: the one at its head is to be known.
+-- name: lock_holders
+with recursive ahead (pid) as (
+    select unnest(pg_blocking_pids(:pid::integer))
+    union
+    select unnest(pg_blocking_pids(ahead.pid)) from ahead
+)
+select
+    a.pid, a.usename::text as user_name, a.application_name, a.state,
+    extract(epoch from clock_timestamp() - a.state_change)::float8 as seconds
+from ahead
+join pg_stat_activity as a on a.pid = ahead.pid
+where cardinality(pg_blocking_pids(a.pid)) = 0
+order by a.pid;
+
 -- name: list_relations
 select c.relname as name, obj_description(c.oid, 'pg_class') as told
 from pg_class as c

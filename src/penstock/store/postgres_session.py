@@ -1,0 +1,73 @@
+"""What every session of a PostgreSQL store is set to, in one round trip when its connection is made.
+
+A server frees a lock when the transaction that has it ends, and by default waits for ever for a client that was stopped, or whose
+machine is gone. With these settings it ends such a session, and whoever waits for a lock waits for a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+LOCK_WAIT = 60.0
+"""For how many seconds to wait for a lock in all, unless the store's URL says ``lock_wait``."""
+_WAITS = 3
+_LONGEST_WAIT = 20.0
+"""Longer than a transaction may be idle, so that who waits for a stopped client keeps its place in the line."""
+
+# Every statement is a walk along an index, and a log's newest rows are past what the planner's statistics know of: where it
+# expects a handful, it would collect and sort them, and meet millions.
+_WAYS = ("enable_seqscan", "enable_bitmapscan", "enable_hashjoin", "enable_mergejoin")
+PLANNING = "; ".join(f"set {way} = off" for way in _WAYS)
+FREE = "; ".join(f"set local {way} = on" for way in _WAYS)
+STEERED = "; ".join(f"set local {way} = off" for way in _WAYS)
+
+DEFAULTS = {
+    # A client that was stopped, or whose machine is gone, in the middle of a transaction.
+    "idle_in_transaction_session_timeout": "15s",
+    # A machine that is gone while the server waits for the rest of a message, or sends rows.
+    "tcp_keepalives_idle": "10s",
+    "tcp_keepalives_interval": "5s",
+    "tcp_keepalives_count": "3",
+    "tcp_user_timeout": "25s",
+    # A client that is gone while a statement runs.
+    "client_connection_check_interval": "5s",
+}
+_LASTING = {"idle_session_timeout": "0"}
+# A setting that an older server does not have, or its system does not know, is left out. What somebody has chosen for this
+# connection, the role or the database stays.
+_SET = """
+select set_config(s.name, v.value, false)
+from (values {values}) as v (name, value)
+join pg_settings as s on s.name = v.name
+where s.source not in ({chosen})
+    and (s.name <> 'client_connection_check_interval' or version() like '%linux%')
+"""
+_CHOSEN = "'client', 'user', 'database', 'database user'"
+_LOCK_TIMEOUT = "select extract(epoch from current_setting('lock_timeout')::interval)::float8"
+
+
+def longest_wait(lock_wait: float) -> float:
+    """For how many seconds one statement waits for one lock."""
+    return min(_LONGEST_WAIT, lock_wait / _WAITS)
+
+
+def set_up(lock_wait: float, *, lasting: bool = False) -> str:
+    """Statements that set a new session up; the last one gives the seconds of ``lock_timeout``.
+
+    Parameters
+    ----------
+    lock_wait
+        For how many seconds a transaction may wait for locks in all its tries.
+    lasting
+        Whether the session may idle for ever outside of a transaction, whoever has set a limit.
+    """
+    settings = DEFAULTS | {"lock_timeout": f"{max(1, round(longest_wait(lock_wait) * 1000))}ms"}
+    statements = [PLANNING, _setting(settings, _CHOSEN)]
+    if lasting:
+        statements.append(_setting(_LASTING, "''"))
+    return "; ".join([*statements, _LOCK_TIMEOUT])
+
+
+def _setting(settings: Mapping[str, str], chosen: str) -> str:
+    values = ", ".join(f"('{name}', '{value}')" for name, value in settings.items())
+    return _SET.format(values=values, chosen=chosen)

@@ -1,0 +1,320 @@
+"""Processes that are stopped while they hold a lock: the others wait for a time, get through, and nothing is doubled."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import psycopg
+import pytest
+
+import penstock
+from penstock.commit.owner import Owner
+from penstock.errors import StoreLocked
+from penstock.store.statements import qualify
+from penstock.testing import temporary_store_url
+from tests.store.programs import SCHEMA
+from tests.store.support import raw_connection
+from tests.support.processes import ChildProcess
+from tests.support.waiting import wait_until
+
+RunChild = Callable[..., ChildProcess]
+IDLE = "options=-c%20idle_in_transaction_session_timeout%3D1s"
+
+
+def _stopped(child: ChildProcess) -> None:
+    child.wait_for_line("stopping")
+    wait_until(
+        lambda: psutil.Process(child.pid).status() == psutil.STATUS_STOPPED, 10, "the child is stopped"
+    )
+
+
+@pytest.fixture
+def short_url(pg_url: str) -> Iterator[str]:
+    """A store whose sessions idle in a transaction for one second at most."""
+    with temporary_store_url(pg_url) as url:
+        yield f"{url}&lock_wait=6s&{IDLE}"
+
+
+@pytest.mark.parametrize(("moment", "rows"), [("before_commit", [1]), ("between_statements", [*range(12)])])
+def test_a_client_stopped_in_mid_append_lets_others_through_and_repeats_its_own(
+    short_url: str, run_child: RunChild, moment: str, rows: list[int]
+) -> None:
+    with penstock.connect(short_url) as store:
+        queue = store.create_queue("q", SCHEMA, partitions=min(3, len(rows)), key=["n"])
+        child = run_child("tests.store.programs", "stop_in_append", short_url, moment)
+        _stopped(child)
+        began = time.monotonic()
+        queue.append([{"n": n} for n in range(100, 112)])
+        assert time.monotonic() - began < 6
+        os.kill(child.pid, signal.SIGCONT)
+        assert child.wait(30) == 0, child.output
+        assert "appended after 2" in child.output
+        found = [row["n"] for part in range(queue.partitions) for row in queue.read(part, 0).to_pylist()]
+        assert sorted(found) == [*rows, *range(100, 112)]
+
+
+def test_with_the_defaults_a_stopped_client_holds_others_up_for_less_than_half_a_minute(
+    pg_url: str, run_child: RunChild
+) -> None:
+    with temporary_store_url(pg_url) as url, penstock.connect(url) as store:
+        queue = store.create_queue("q", SCHEMA)
+        child = run_child("tests.store.programs", "stop_in_append", url, "before_commit")
+        _stopped(child)
+        began = time.monotonic()
+        queue.append([{"n": 2}])
+        assert time.monotonic() - began < 30
+        # Longer than it would have tried again, so that what it tries is not limited by how long it was stopped.
+        time.sleep(10)
+        os.kill(child.pid, signal.SIGCONT)
+        assert child.wait(30) == 0, child.output
+        assert [row["n"] for row in queue.read(0, 0).to_pylist()] == [2, 1]
+
+
+def test_a_consumer_is_taken_over_from_a_driver_that_is_stopped(short_url: str, run_child: RunChild) -> None:
+    with penstock.connect(short_url) as store:
+        queue = store.create_queue("q", SCHEMA)
+        store.create_consumer("c")
+        queue.register("c")
+        child = run_child("tests.store.programs", "stop_in_plan", short_url)
+        _stopped(child)
+        began = time.monotonic()
+        owner = Owner(store.database, store.uuid, "c", "q")
+        assert time.monotonic() - began < 6
+        assert owner.epoch == 2
+        os.kill(child.pid, signal.SIGCONT)
+        assert child.wait(30) == 0, child.output
+        assert "fenced [1, 2] OWNER_FENCED" in child.output
+
+
+@contextmanager
+def _locked_by_hand(store: penstock.Store, **options: Any) -> Iterator[Any]:
+    """A session that nobody ends, with the lock of each partition."""
+    connection = psycopg.connect(store.database.url.target, **{"application_name": "psql", **options})
+    try:
+        connection.execute(
+            qualify(
+                "select * from penstock.partition for update", "postgres", store.database.url.schema
+            ).encode()
+        )
+        yield connection
+    finally:
+        connection.close()
+
+
+def test_who_waits_for_a_lock_that_is_never_free_is_told_who_has_it(pg_url: str) -> None:
+    with temporary_store_url(pg_url) as url, penstock.connect(f"{url}&lock_wait=3s") as store:
+        queue = store.create_queue("q", SCHEMA)
+        # Without the option a user's own session has no limit; this one is not Penstock's.
+        with _locked_by_hand(store) as holder:
+            began = time.monotonic()
+            with pytest.raises(StoreLocked) as caught:
+                queue.append([{"n": 1}])
+            assert 2 < time.monotonic() - began < 6
+            pid = holder.info.backend_pid
+            text = str(caught.value)
+            assert f"session {pid} (psql, user {holder.info.user}, idle in transaction" in text
+            assert f"select pg_terminate_backend({pid})" in text
+            assert "within 3 s" in text
+            assert caught.value.condition == "STORE_LOCKED"
+            assert caught.value.parameters["holders"] == [pid]
+        queue.append([{"n": 2}])
+        assert [row["n"] for row in queue.read(0, 0).to_pylist()] == [2]
+
+
+def test_the_holder_is_named_and_not_another_one_that_waits(pg_url: str) -> None:
+    with temporary_store_url(pg_url) as url, penstock.connect(f"{url}&lock_wait=3s") as store:
+        queue = store.create_queue("q", SCHEMA)
+        found: list[StoreLocked] = []
+
+        def append() -> None:
+            with pytest.raises(StoreLocked) as caught:
+                queue.append([{"n": 1}])
+            found.append(caught.value)
+
+        with _locked_by_hand(store) as holder:
+            threads = [threading.Thread(target=append) for _ in range(3)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(20)
+            assert [error.parameters["holders"] for error in found] == [[holder.info.backend_pid]] * 3
+
+
+def test_a_lock_that_is_given_back_in_time_is_waited_for(pg_url: str) -> None:
+    with temporary_store_url(pg_url) as url, penstock.connect(f"{url}&lock_wait=9s") as store:
+        queue = store.create_queue("q", SCHEMA)
+        with _locked_by_hand(store) as holder:
+            thread = threading.Timer(4, holder.rollback)
+            thread.start()
+            queue.append([{"n": 1}])
+            thread.join()
+        assert queue.info().rows == 1
+
+
+SETTINGS = {
+    "idle_in_transaction_session_timeout": "15s",
+    "lock_timeout": "20s",
+    "statement_timeout": "0",
+    "tcp_keepalives_idle": "10s",
+    "tcp_keepalives_interval": "5s",
+    "tcp_keepalives_count": "3",
+    "tcp_user_timeout": "25s",
+    "client_connection_check_interval": "5s",
+}
+
+
+UNITLESS = {"tcp_keepalives_idle": "10", "tcp_keepalives_interval": "5", "tcp_user_timeout": "25000"}
+"""These are shown as the kernel has them."""
+
+
+def _shown(connection: Any) -> dict[str, str]:
+    known = {row[0] for row in connection.execute("select name from pg_settings").fetchall()}
+    return {name: connection.execute(f"show {name}").fetchone()[0] for name in SETTINGS if name in known}
+
+
+def _expected(connection: Any) -> dict[str, str]:
+    old = connection.info.server_version < 140000
+    return {
+        name: value
+        for name, value in (SETTINGS | UNITLESS).items()
+        if not (old and name.startswith("client_"))
+    }
+
+
+def test_sessions_have_the_limits_that_the_docs_say(pg_store: penstock.Store) -> None:
+    for connect in (pg_store.database.connected, pg_store.database.lasting_connection):  # type: ignore[attr-defined]
+        connection = connect()
+        assert _shown(connection) == _expected(connection)
+        connection.close()
+    page = (Path(__file__).parents[2] / "docs/how-to/postgres-settings.md").read_text()
+    for name, value in SETTINGS.items():
+        if name != "statement_timeout":
+            assert f"| `{name}` | `{value}` |" in page
+
+
+def test_what_a_url_or_a_role_sets_stays(pg_url: str) -> None:
+    mine = "options=-c%20lock_timeout%3D7s%20-c%20tcp_keepalives_idle%3D77"
+    with temporary_store_url(pg_url) as url, penstock.connect(f"{url}&{mine}") as store:
+        connection = store.database.connected()
+        shown = _shown(connection)
+        role = connection.info.user
+        connection.close()
+        assert (shown["lock_timeout"], shown["tcp_keepalives_idle"]) == ("7s", "77")
+        assert shown["idle_in_transaction_session_timeout"] == "15s"
+        admin = raw_connection(store.database)
+        database = admin.info.dbname
+        admin.execute(f'alter role "{role}" in database "{database}" set tcp_keepalives_count = 9')
+        try:
+            connection = store.database.connected()
+            assert _shown(connection)["tcp_keepalives_count"] == "9"
+            connection.close()
+        finally:
+            admin.execute(f'alter role "{role}" in database "{database}" reset tcp_keepalives_count')
+            admin.close()
+
+
+def test_a_connection_is_set_up_in_one_round_trip(pg_store: penstock.Store, monkeypatch: Any) -> None:
+    sent: list[Any] = []
+    execute = psycopg.Connection.execute
+
+    def noted(self: Any, query: Any, *arguments: Any, **options: Any) -> Any:
+        sent.append(query)
+        return execute(self, query, *arguments, **options)
+
+    monkeypatch.setattr(psycopg.Connection, "execute", noted)
+    pg_store.database.connected().close()
+    pg_store.database.lasting_connection().close()  # type: ignore[attr-defined]
+    assert len(sent) == 2
+
+
+def test_a_writer_stopped_in_its_turn_is_waited_for_in_sqlite(tmp_path: Path, run_child: RunChild) -> None:
+    url = f"sqlite:///{tmp_path}/x.db"
+    with penstock.connect(url) as store:
+        queue = store.create_queue("q", SCHEMA)
+        child = run_child("tests.store.programs", "stop_with_turn", url)
+        _stopped(child)
+        thread = threading.Thread(target=queue.append, args=([{"n": 2}],))
+        thread.start()
+        thread.join(1)
+        assert thread.is_alive()
+        os.kill(child.pid, signal.SIGCONT)
+        assert child.wait(30) == 0, child.output
+        thread.join(30)
+        assert [row["n"] for row in queue.read(0, 0).to_pylist()] == [1, 2]
+
+
+def test_a_writer_that_stays_stopped_in_its_turn_is_named_in_sqlite(
+    tmp_path: Path, run_child: RunChild, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.store.database.RETRY_SECONDS", 0.2)
+    with penstock.connect(f"sqlite:///{tmp_path}/x.db?busy_timeout=500") as store:
+        queue = store.create_queue("q", SCHEMA)
+        child = run_child("tests.store.programs", "stop_with_turn", f"sqlite:///{tmp_path}/x.db")
+        _stopped(child)
+        with pytest.raises(StoreLocked) as caught:
+            queue.append([{"n": 2}])
+        text = str(caught.value)
+        assert f"process {child.pid}" in text
+        assert "is stopped" in text
+        assert f"kill -CONT {child.pid}" in text
+        os.kill(child.pid, signal.SIGCONT)
+        assert child.wait(30) == 0, child.output
+        queue.append([{"n": 3}])
+        assert [row["n"] for row in queue.read(0, 0).to_pylist()] == [1, 3]
+
+
+def test_a_transaction_of_ones_own_process_is_named_in_sqlite(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.store.database.RETRY_SECONDS", 0.2)
+    with penstock.connect(f"sqlite:///{tmp_path}/x.db?busy_timeout=100") as store:
+        queue = store.create_queue("q", SCHEMA)
+        other = raw_connection(store.database)
+        other.execute("begin immediate")
+        with pytest.raises(StoreLocked, match="another connection of this process"):
+            queue.append([{"n": 1}])
+        other.close()
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("1: FLOCK  ADVISORY  WRITE 77 fe:00:{lock} 0 EOF", 77),
+        ("1: -> FLOCK  ADVISORY  WRITE 77 fe:00:{lock} 0 EOF", None),
+        ("1: FLOCK  ADVISORY  READ 77 fe:00:{lock} 0 EOF", None),
+        ("1: FLOCK  ADVISORY  WRITE 0 fe:00:{lock} 0 EOF", None),
+        ("1: FLOCK  ADVISORY  WRITE 77 fe:00:1 0 EOF", None),
+        (
+            "1: POSIX  ADVISORY  WRITE 78 fe:00:{shm} 120 120\n2: FLOCK  ADVISORY  WRITE 77 fe:00:{lock} 0 EOF",
+            78,
+        ),
+        (
+            "1: POSIX  ADVISORY  WRITE 78 fe:00:{shm} 121 121\n2: FLOCK  ADVISORY  WRITE 77 fe:00:{lock} 0 EOF",
+            77,
+        ),
+        ("some other form", None),
+        ("", None),
+    ],
+)
+def test_the_kernels_list_of_locks_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, found: int | None
+) -> None:
+    from penstock.store import file_locks
+
+    inodes = {}
+    for name in ("lock", "shm"):
+        (tmp_path / f"x.db-{name}").touch()
+        inodes[name] = (tmp_path / f"x.db-{name}").stat().st_ino
+    (tmp_path / "locks").write_text(line.format(**inodes))
+    monkeypatch.setattr(file_locks, "_LOCKS", tmp_path / "locks")
+    assert file_locks.writer(f"{tmp_path}/x.db") == found
+    monkeypatch.setattr(file_locks, "_LOCKS", tmp_path / "none")
+    assert file_locks.writer(f"{tmp_path}/x.db") is None
