@@ -160,6 +160,10 @@ def stop_in_append(url: str, moment: str) -> None:
         queue = store.queue("q")
         if moment == "before_commit":
             queue.append_with([{"n": 1}], then=lambda tx, appended: stop())
+        elif moment == "in_a_statement":
+            queue.append_with([{"n": 1}], then=lambda tx, appended: _slow(tx, attempts))
+        elif moment == "behind_many_rows":
+            queue.append_with([{"n": n} for n in range(12)], then=lambda tx, appended: stop())
         else:
             log.place = place  # type: ignore[assignment]
             queue.append([{"n": n} for n in range(12)])
@@ -196,6 +200,13 @@ def stop_with_turn(url: str) -> None:
     with penstock.connect(url, create=False) as store:
         store.queue("q").append_with([{"n": 1}], then=lambda tx, appended: _stop())
         print("appended", flush=True)
+
+
+def _slow(tx: Transaction, attempts: list[int]) -> None:
+    attempts.append(1)
+    if len(attempts) == 1:
+        print("running", flush=True)
+        tx.query("select pg_sleep(1)")
 
 
 def _stop() -> None:

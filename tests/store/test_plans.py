@@ -253,6 +253,25 @@ def test_an_append_of_one_segment_finds_its_partition_by_index(filled: Database)
         assert _postgres_faults(connection, text, parameters, "append_segment") == []
 
 
+ARRAYS: dict[str, dict[str, Any]] = {
+    "delete_payload_all": {"payload_id": [700, 701]},
+    "delete_segment_all": {"queue_id": [7, 7], "partition": [0, 0], "end_index": [700, 701]},
+    "set_position_all": {
+        "consumer_id": [7, 7], "queue_id": [8, 8], "partition": [0, 1], "next_index": [1, 1],
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+def test_a_statement_about_many_rows_finds_each_by_index(filled: Database, name: str) -> None:
+    if filled.dialect != "postgres":
+        assert name not in statements(filled.dialect, filled.url.schema)
+        return
+    with as_the_store(filled) as connection:
+        text = statements("postgres", filled.url.schema)[name]
+        assert _postgres_faults(connection, text, ARRAYS[name], name) == []
+
+
 def _sqlite_faults(connection: Any, text: str, parameters: dict[str, Any], name: str) -> list[str]:
     plan = [row[3] for row in connection.execute(f"explain query plan {text}", parameters)]
     inner = {line.split()[1] for line in plan if line.startswith(("CO-ROUTINE", "MATERIALIZE"))}
@@ -289,7 +308,7 @@ def test_the_check_sees_a_scan_and_a_sort(filled: Database) -> None:
 
 def test_every_hot_statement_that_has_a_parameter_for_a_partition_is_listed() -> None:
     """A new statement on a log has to be listed above, or named here as one that inserts."""
-    listed = set(HOT) | set(LOOKS) | {"append_segment"}
+    listed = set(HOT) | set(LOOKS) | set(ARRAYS) | {"append_segment"}
     for dialect in ("sqlite", "postgres"):
         for name, text in statements(dialect, "x").items():
             in_log = re.search(r"\b(from|update|join) x\.(penstock_)?(segment|payload|position)\b", text)

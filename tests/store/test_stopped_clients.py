@@ -43,7 +43,10 @@ def short_url(pg_url: str) -> Iterator[str]:
         yield f"{url}&lock_wait=6s&{IDLE}"
 
 
-@pytest.mark.parametrize(("moment", "rows"), [("before_commit", [1]), ("between_statements", [*range(12)])])
+@pytest.mark.parametrize(
+    ("moment", "rows"),
+    [("before_commit", [1]), ("between_statements", [*range(12)]), ("behind_many_rows", [*range(12)])],
+)
 def test_a_client_stopped_in_mid_append_lets_others_through_and_repeats_its_own(
     short_url: str, run_child: RunChild, moment: str, rows: list[int]
 ) -> None:
@@ -92,6 +95,22 @@ def test_a_consumer_is_taken_over_from_a_driver_that_is_stopped(short_url: str, 
         os.kill(child.pid, signal.SIGCONT)
         assert child.wait(30) == 0, child.output
         assert "fenced [1, 2] OWNER_FENCED" in child.output
+
+
+def test_a_client_stopped_while_the_server_works_for_it_repeats_its_append(
+    short_url: str, run_child: RunChild
+) -> None:
+    """The server's last words come together with the answer that the client waited for, before its commit."""
+    with penstock.connect(short_url) as store:
+        queue = store.create_queue("q", SCHEMA)
+        child = run_child("tests.store.programs", "stop_in_append", short_url, "in_a_statement")
+        child.wait_for_line("running")
+        os.kill(child.pid, signal.SIGSTOP)
+        queue.append([{"n": 2}])
+        os.kill(child.pid, signal.SIGCONT)
+        assert child.wait(30) == 0, child.output
+        assert "appended after 2" in child.output
+        assert [row["n"] for row in queue.read(0, 0).to_pylist()] == [2, 1]
 
 
 @contextmanager
@@ -160,8 +179,8 @@ def test_a_lock_that_is_given_back_in_time_is_waited_for(pg_url: str) -> None:
 
 
 SETTINGS = {
-    "idle_in_transaction_session_timeout": "15s",
-    "lock_timeout": "20s",
+    "idle_in_transaction_session_timeout": "10s",
+    "lock_timeout": "15s",
     "statement_timeout": "0",
     "tcp_keepalives_idle": "10s",
     "tcp_keepalives_interval": "5s",
@@ -208,7 +227,7 @@ def test_what_a_url_or_a_role_sets_stays(pg_url: str) -> None:
         role = connection.info.user
         connection.close()
         assert (shown["lock_timeout"], shown["tcp_keepalives_idle"]) == ("7s", "77")
-        assert shown["idle_in_transaction_session_timeout"] == "15s"
+        assert shown["idle_in_transaction_session_timeout"] == "10s"
         admin = raw_connection(store.database)
         database = admin.info.dbname
         admin.execute(f'alter role "{role}" in database "{database}" set tcp_keepalives_count = 9')

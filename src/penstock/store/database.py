@@ -54,7 +54,7 @@ class Transaction(ABC):
 
     @abstractmethod
     def many(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Execute a statement once for each mapping."""
+        """Execute a statement once for each mapping; rows that are made as they are sent come as an iterator."""
 
     def close(self) -> None:  # noqa: B027 - most have nothing
         """Give up what is held of the connection beside the transaction itself, which its owner ends."""

@@ -52,18 +52,17 @@ def allocate_payloads(tx: Transaction, count: int) -> list[int]:
 def store_payloads(tx: Transaction, segments: Sequence[Segment], runs: pa.Buffer | None = None) -> list[int]:
     ids = allocate_payloads(tx, len(segments))
     # One by one, so that a segment is compressed while the one before is on its way.
-    tx.many(
-        "insert_payload",
-        (
-            {
-                "payload_id": payload_id,
-                "runs": runs and memoryview(runs),
-                "data": memoryview(segment.payload),
-                "width": segment.width,
-            }
-            for payload_id, segment in zip(ids, segments, strict=True)
-        ),
+    rows = (
+        {
+            "payload_id": payload_id,
+            "runs": runs and memoryview(runs),
+            "data": memoryview(segment.payload),
+            "width": segment.width,
+        }
+        for payload_id, segment in zip(ids, segments, strict=True)
     )
+    # A single one needs no pipeline, in which a client that stops would keep its locks.
+    tx.many("insert_payload", list(rows) if len(segments) == 1 else rows)
     return ids
 
 

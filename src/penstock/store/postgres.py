@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import (
@@ -59,8 +61,9 @@ _ADVICE = {
     StoreUnavailable: "the server is away or busy",
 }
 _IDLE = "25P03"
+_STOOD_STILL = "STORE_UNAVAILABLE.IDLE_IN_TRANSACTION"
 # With these the server has said that nothing is committed.
-_ROLLED_BACK = (_IDLE, "40001", "40P01", "55P03")
+_ROLLED_BACK = ("40001", "40P01", "55P03")
 _WAY_OUT = "let it commit or roll back, or end it: select pg_terminate_backend({pid})"
 # A server that refuses a connection gives no code, and these do not go away by themselves.
 _WITH_MERGE = 150000
@@ -114,7 +117,8 @@ class PostgresTransaction(Transaction):
         elif len(rows) == 1:
             self._cursor.execute(self._statements[name], rows[0])
         elif rows:
-            self._cursor.executemany(self._statements[name], rows)
+            columns = {each: _array([row[each] for row in rows]) for each in rows[0]}
+            self._cursor.execute(self._statements[f"{name}_all"], columns)
 
     def execute(self, text: str) -> None:
         self._cursor.execute(text.encode())
@@ -153,6 +157,11 @@ class PostgresTransaction(Transaction):
         return {name for name, half in halves.items() if (half["high"], half["low"]) in held}
 
 
+def _array(values: list[Any]) -> Any:
+    """Values for a parameter that is an array; of numbers as text, since the driver would give each list a type by its largest."""
+    return f"{{{','.join(map(str, values))}}}" if isinstance(values[0], int) else values
+
+
 class PostgresDatabase(Database):
     dialect = "postgres"
 
@@ -162,6 +171,8 @@ class PostgresDatabase(Database):
         self._longest_wait = longest_wait(self._patience)
         """The seconds of ``lock_timeout``; 0 when the user has chosen none."""
         self._waiting = threading.local()
+        self._idled_out: weakref.WeakSet[psycopg.Connection[Any]] = weakref.WeakSet()
+        """Connections whose server has said that it ends them, since they stood still in a transaction."""
         super().__init__(url)
 
     def exists(self) -> bool:
@@ -181,6 +192,7 @@ class PostgresDatabase(Database):
                 f"{self.url} is not a valid PostgreSQL URL: {self.url.scrubbed(str(error))}"
             ) from None
         connection: psycopg.Connection[Any] = self._psycopg.connect(**(_DEFAULTS | given), autocommit=True)
+        connection.add_notice_handler(partial(self._noticed, weakref.ref(connection)))
         try:
             self._set_up(connection, set_up(self._patience, lasting=lasting))
             connection.autocommit = lasting
@@ -198,6 +210,12 @@ class PostgresDatabase(Database):
         row = cursor.fetchone()
         assert row is not None
         self._longest_wait = row[0]
+
+    def _noticed(self, connection: weakref.ref[psycopg.Connection[Any]], notice: Any) -> None:
+        # What a server says while no statement runs is a notice to the driver, also when it is its last word.
+        found = connection()
+        if found is not None and notice.sqlstate == _IDLE:
+            self._idled_out.add(found)
 
     def disconnect(self, connection: psycopg.Connection[Any]) -> None:
         connection.close()
@@ -217,7 +235,12 @@ class PostgresDatabase(Database):
         if connection.info.transaction_status == self._psycopg.pq.TransactionStatus.INERROR:
             # PostgreSQL would answer a commit with a rollback, and no error.
             raise StoreError(f"{self.url}: a statement of the transaction failed, so it cannot be committed")
-        connection.commit()
+        try:
+            connection.commit()
+        except self._psycopg.OperationalError as error:
+            if connection in self._idled_out:
+                raise self._idled() from error
+            raise
 
     def _rollback(self, connection: psycopg.Connection[Any]) -> None:
         if not connection.closed:
@@ -233,8 +256,10 @@ class PostgresDatabase(Database):
         )
 
     def _commit_error(self, error: PenstockError) -> PenstockError:
-        state = getattr(error.__cause__, "sqlstate", None)
-        if not isinstance(error, StoreUnavailable) or state in _ROLLED_BACK:
+        rolled_back = (
+            error.condition == _STOOD_STILL or getattr(error.__cause__, "sqlstate", None) in _ROLLED_BACK
+        )
+        if rolled_back or not isinstance(error, StoreUnavailable):
             return error
         return CommitOutcomeUnknown(
             f"the connection to {self.url} broke while a transaction was committing; "
@@ -263,7 +288,7 @@ class PostgresDatabase(Database):
         return StoreUnavailable(
             f"{self.url}: this process stood still in the middle of a transaction for longer than the server's "
             "idle_in_transaction_session_timeout, which rolled it back: run it again",
-            condition="STORE_UNAVAILABLE.IDLE_IN_TRANSACTION",
+            condition=_STOOD_STILL,
         )
 
     def _locked_out(self, within: str, holders: Sequence[Holder]) -> StoreLocked:

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 
 LOCK_WAIT = 60.0
 """For how many seconds to wait for a lock in all, unless the store's URL says ``lock_wait``."""
-_WAITS = 3
-_LONGEST_WAIT = 20.0
+_WAITS = 4
+_LONGEST_WAIT = 15.0
 """Longer than a transaction may be idle, so that who waits for a stopped client keeps its place in the line."""
 
 # Every statement is a walk along an index, and a log's newest rows are past what the planner's statistics know of: where it
@@ -23,7 +23,7 @@ STEERED = "; ".join(f"set local {way} = off" for way in _WAYS)
 
 DEFAULTS = {
     # A client that was stopped, or whose machine is gone, in the middle of a transaction.
-    "idle_in_transaction_session_timeout": "15s",
+    "idle_in_transaction_session_timeout": "10s",
     # A machine that is gone while the server waits for the rest of a message, or sends rows.
     "tcp_keepalives_idle": "10s",
     "tcp_keepalives_interval": "5s",

@@ -116,6 +116,52 @@ with placed as (
 )
 select next_index, last_timestamp, segments, total, channel from placed;
 
+-- The same as the statements of these names without _all, for many rows in one message, each parameter an array. Sent as a pipeline of
+-- many messages, a client that stops between two of them would keep its locks: the server knows no limit there.
+
+-- name: insert_partition_all
+insert into penstock.partition (queue_id, partition, total)
+select * from unnest(:queue_id::bigint[], :partition::bigint[], :total::bigint[]);
+
+-- name: insert_segment_all
+insert into penstock.segment
+    (queue_id, partition, start_index, end_index, first_append, last_append, first_timestamp, last_timestamp,
+     bytes, payload_id)
+select * from unnest(
+    :queue_id::bigint[], :partition::bigint[], :start_index::bigint[], :end_index::bigint[], :first_append::bigint[],
+    :last_append::bigint[], :first_timestamp::bigint[], :last_timestamp::bigint[], :bytes::bigint[],
+    :payload_id::bigint[]
+);
+
+-- name: delete_segment_all
+delete from penstock.segment as s
+using unnest(:queue_id::bigint[], :partition::bigint[], :end_index::bigint[]) as old (queue_id, partition, end_index)
+where s.queue_id = old.queue_id and s.partition = old.partition and s.end_index = old.end_index;
+
+-- name: delete_payload_all
+delete from penstock.payload where payload_id = any(:payload_id::bigint[]);
+
+-- name: insert_staged_all
+insert into penstock.staged
+    (app_id, batch_id, attempt, task, ordinal, queue_id, partition, row_count, bytes, payload_id, created_at)
+select * from unnest(
+    :app_id::text[], :batch_id::bigint[], :attempt::text[], :task::bigint[], :ordinal::bigint[], :queue_id::bigint[],
+    :partition::bigint[], :row_count::bigint[], :bytes::bigint[], :payload_id::bigint[], :now::bigint[]
+);
+
+-- name: insert_position_all
+insert into penstock.position (consumer_id, queue_id, partition, next_index, safe_index)
+select *, next_index
+from unnest(:consumer_id::bigint[], :queue_id::bigint[], :partition::bigint[], :next_index::bigint[])
+    as new (consumer_id, queue_id, partition, next_index)
+on conflict (consumer_id, queue_id, partition) do nothing;
+
+-- name: set_position_all
+update penstock.position as p set next_index = new.next_index, safe_index = new.next_index
+from unnest(:consumer_id::bigint[], :queue_id::bigint[], :partition::bigint[], :next_index::bigint[])
+    as new (consumer_id, queue_id, partition, next_index)
+where p.consumer_id = new.consumer_id and p.queue_id = new.queue_id and p.partition = new.partition;
+
 -- Others may still refer to the row.
 -- name: lock_registration
 select r.*, c.name as consumer, q.name as queue
