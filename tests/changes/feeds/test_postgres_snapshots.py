@@ -234,3 +234,39 @@ def test_only_a_start_makes_a_slot(source: Source) -> None:
     assert source.slots() == 0
     feed.begin()
     assert source.slots() == 1
+
+
+def test_a_process_that_stands_still_while_it_makes_the_snapshot_is_named(
+    source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshot, "_LOCK_WAIT", 0.5)
+    source.table("id int primary key")
+    with psycopg.connect(source.url, autocommit=True) as other:
+        other.execute("SELECT pg_advisory_lock(hashtextextended('penstock slot ' || %s, 0))", [source.name])
+        with pytest.raises(
+            FeedUnavailable, match=rf"pg_terminate_backend\({other.info.backend_pid}\)"
+        ) as caught:
+            source.feed(snapshot="initial").begin()
+        assert caught.value.condition == "FEED_UNAVAILABLE.SLOT_IN_USE"
+    assert source.slots() == 0
+    assert source.feed(snapshot="initial").begin()
+
+
+def test_a_reader_that_stands_still_in_the_snapshot_does_not_hold_the_query_up_for_ever(
+    source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = source.table("id int primary key")
+    source.run(f"INSERT INTO {table} VALUES (1)")
+    feed = source.feed(snapshot="initial")
+    start = feed.begin()
+    ((place,),) = source.rows(
+        f"SELECT tables -> 0 ->> 'place' FROM penstock_snapshots.slots WHERE slot = '{source.name}'"
+    )
+    monkeypatch.setattr(snapshot, "_LOCK_WAIT", 0.5)
+    with psycopg.connect(source.url) as reader:
+        reader.execute(f"SELECT * FROM penstock_snapshots.{place}".encode())
+        with pytest.raises(FeedUnavailable) as caught:
+            feed.logged(start + 1)
+        assert caught.value.condition == "FEED_UNAVAILABLE.SLOT_IN_USE"
+    feed.logged(start + 1)
+    assert feed.oldest() == start + 1

@@ -74,7 +74,7 @@ class Server:
     """
 
     def __init__(self, url: StoreUrl, name: str, wait: float) -> None:
-        self._url, self._name, self._wait = url, name, wait
+        self._url, self.name, self._wait = url, name, wait
         self._psycopg = driver()
         self._connection: psycopg.Connection[Any] | None = None
         self._lock = threading.RLock()
@@ -88,7 +88,7 @@ class Server:
             given = conninfo_to_dict(self._url.target)
         except self._psycopg.ProgrammingError as error:
             raise InvalidUrl(
-                f"{self._name}: not a valid PostgreSQL URL: {self._url.scrubbed(str(error))}"
+                f"{self.name}: not a valid PostgreSQL URL: {self._url.scrubbed(str(error))}"
             ) from None
         connection: psycopg.Connection[Any] = self._psycopg.connect(
             **(_DEFAULTS | given | {"client_encoding": "utf8"} | options),
@@ -222,7 +222,7 @@ class Server:
             found = _PID.search(text)
             pid = found[1] if found else "unknown"
             return SlotInUse(
-                f"{self._name}: another reader has the slot (server process {pid}): a slot has one at a time. Stop the other "
+                f"{self.name}: another reader has the slot (server process {pid}): a slot has one at a time. Stop the other "
                 f"query, or give each a slot; select pg_terminate_backend({pid}) ends it",
                 pid=pid,
             )
@@ -247,19 +247,24 @@ class Server:
             return self.unavailable("DATABASE", text)
         refused = not state and any(each in text for each in _REFUSALS)
         broken = isinstance(error, self._psycopg.OperationalError | self._psycopg.InterfaceError)
-        if state.startswith(("08", "57P", "53300", "40")) or (not state and broken and not refused):
-            return ServerGone(f"{self._name}: the server is away or busy ({text}); a restarted query goes on")
+        if state == "55P03":
+            return SlotInUse(
+                f"{self.name}: another session has had a lock of the slot's snapshot for too long ({text}): find it with "
+                "pg_blocking_pids and end it, or wait"
+            )
+        if state.startswith(("08", "25P03", "57P", "53300", "40")) or (not state and broken and not refused):
+            return ServerGone(f"{self.name}: the server is away or busy ({text}); a restarted query goes on")
         return self.unavailable("QUERY", text)
 
     def unavailable(self, condition: str, message: str, **parameters: Any) -> FeedUnavailable:
         """An error of this feed."""
         return FeedUnavailable(
-            f"{self._name}: {message}", condition=f"FEED_UNAVAILABLE.{condition}", **parameters
+            f"{self.name}: {message}", condition=f"FEED_UNAVAILABLE.{condition}", **parameters
         )
 
     def lost_slot(self, why: str) -> DataLost:
         return DataLost(
-            f"{self._name}: the server has let go of the log that the slot was to keep ({why}); see max_slot_wal_keep_size. Drop "
+            f"{self.name}: the server has let go of the log that the slot was to keep ({why}); see max_slot_wal_keep_size. Drop "
             "the slot with pg_drop_replication_slot and start with a new checkpoint",
             condition="DATA_LOST.SLOT_INVALIDATED",
         )

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.changes.feeds.postgres.catalog import Table
 from penstock.changes.feeds.postgres.pgoutput import INSERT, NEW, NULL, TEXT, Column, Relation
-from penstock.changes.feeds.postgres.server import Server, run
+from penstock.changes.feeds.postgres.server import Server, SlotInUse, run
 from penstock.changes.feeds.postgres.slot import Slot
 from penstock.errors import DataLost
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     import psycopg
 
 _SYNTAX_15 = 150_000
+_LOCK_WAIT = 60.0
+"""For how many seconds to wait for another process that makes or drops the snapshot, or reads from it."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,8 @@ class Snapshots:
                 return
             there = self._slot.find() is not None
             with self._server.translating():
+                # A table that is copied may be locked for as long as its users like.
+                run(connection, "limit_waiting", wait="0")
                 if there:
                     run(connection, "drop_slot", slot=self._slot.name)
                 if row is None:
@@ -171,11 +175,24 @@ class Snapshots:
         connection = self._server.patiently(self._server.connect)
         try:
             with self._server.translating():
-                run(connection, "lock", slot=self._slot.name)
+                run(connection, "limit_waiting", wait=f"{_LOCK_WAIT * 1000:.0f}ms")
+            self._lock(connection)
             yield connection
         finally:
             # Ends the lock too.
             connection.close()
+
+    def _lock(self, connection: psycopg.Connection[Any]) -> None:
+        try:
+            with self._server.translating():
+                run(connection, "lock", slot=self._slot.name)
+        except SlotInUse as error:
+            pid = next((row.pid for row in self._server.all("lock_holder", slot=self._slot.name)), "unknown")
+            raise SlotInUse(
+                f"{self._server.name}: another process makes the snapshot of slot {self._slot.name!r} (server process {pid}), and "
+                f"was not done within {_LOCK_WAIT:.0f} s: wait for it, or select pg_terminate_backend({pid}) ends it",
+                pid=str(pid),
+            ) from error
 
     def _make_schema(self, connection: psycopg.Connection[Any]) -> None:
         with connection.transaction():

@@ -183,5 +183,16 @@ SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_
 -- name: lock
 SELECT pg_advisory_lock(hashtextextended('penstock slot ' || :slot, 0));
 
+-- A client that stops in the middle of a copy is not waited for, and a lock is waited for only so long.
+-- name: limit_waiting
+SELECT set_config('idle_in_transaction_session_timeout', '10s', false) AS idle, set_config('lock_timeout', :wait, false) AS wait;
+
+-- name: lock_holder
+SELECT l.pid
+FROM pg_locks AS l, hashtextextended('penstock slot ' || :slot, 0) AS key
+WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1
+    AND l.classid::bigint = (key >> 32) & 4294967295 AND l.objid::bigint = key & 4294967295
+    AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database());
+
 -- name: unlock
 SELECT pg_advisory_unlock(hashtextextended('penstock slot ' || :slot, 0));
