@@ -26,7 +26,7 @@ from tests.support.processes import ChildProcess
 from tests.support.waiting import wait_until
 
 RunChild = Callable[..., ChildProcess]
-IDLE = "options=-c%20idle_in_transaction_session_timeout%3D1s"
+IDLE = "options=-c%20idle_in_transaction_session_timeout%3D1s%20-c%20lock_timeout%3D800ms"
 
 
 def _stopped(child: ChildProcess) -> None:
@@ -40,7 +40,7 @@ def _stopped(child: ChildProcess) -> None:
 def short_url(pg_url: str) -> Iterator[str]:
     """A store whose sessions idle in a transaction for one second at most."""
     with temporary_store_url(pg_url) as url:
-        yield f"{url}&lock_wait=6s&{IDLE}"
+        yield f"{url}&lock_wait=8s&{IDLE}"
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_a_lock_that_is_given_back_in_time_is_waited_for(pg_url: str) -> None:
 
 SETTINGS = {
     "idle_in_transaction_session_timeout": "10s",
-    "lock_timeout": "15s",
+    "lock_timeout": "8s",
     "statement_timeout": "0",
     "tcp_keepalives_idle": "10s",
     "tcp_keepalives_interval": "5s",

@@ -10,9 +10,10 @@ from collections.abc import Mapping
 
 LOCK_WAIT = 60.0
 """For how many seconds to wait for a lock in all, unless the store's URL says ``lock_wait``."""
-_WAITS = 4
-_LONGEST_WAIT = 15.0
-"""Longer than a transaction may be idle, so that who waits for a stopped client keeps its place in the line."""
+_WAITS = 5
+_LONGEST_WAIT = 8.0
+"""Shorter than a transaction may be idle: the writers of a machine that stopped as a whole wait for each other, and would else be given the
+lock one after the other, and stop there for that time each."""
 
 # Every statement is a walk along an index, and a log's newest rows are past what the planner's statistics know of: where it
 # expects a handful, it would collect and sort them, and meet millions.
