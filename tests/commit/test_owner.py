@@ -66,10 +66,10 @@ def test_a_queue_that_grew_is_observed_with_the_older_shorter_offset(pair: Pair)
 
 
 def test_a_checkpoint_ahead_of_a_consumer_that_its_sink_moves_is_refused(pair: Pair) -> None:
-    """As after restoring the store from an older copy: the sink has lost those rows, so they must not be skipped."""
+    """As after restoring the store from an older backup: the sink has lost those rows, so they must not be skipped."""
     owner = pair.own()
     pair.commit(pair.batch("app", 0, pair.planned(owner, (0, 0), (5, 5)), ids=None))
-    with pytest.raises(CheckpointMismatch, match="restored from an older copy"):
+    with pytest.raises(CheckpointMismatch, match="restored from an older"):
         owner.observe(pair.offset(owner, (5, 5), (9, 9)))
     assert (pair.offsets(), pair.safe()) == ([5, 5], [0, 0])
 
@@ -176,6 +176,7 @@ def test_vital_rows_stay_until_they_are_safe(pair: Pair) -> None:
 def test_the_rows_of_a_live_plan_stay_without_being_vital(store: Any) -> None:
     pair = make_pair(store)
     store.consumer("billing").register("orders", vital=False)
+    store.consumer("billing").advance("orders", 0, old=0, new=3)
     owner = pair.own()
     pair.planned(owner, (3, 0), (5, 5))
     pair.source.trim(before=20)
@@ -203,7 +204,7 @@ def test_a_consumer_that_is_more_than_one_micro_batch_behind_the_checkpoint_is_r
     """Whether an app was ever bound to it or not: the store was restored from an older backup."""
     owner = pair.own()
     pair.planned(owner, (0, 0), (5, 3))
-    with pytest.raises(CheckpointMismatch, match="restored from an older copy") as caught:
+    with pytest.raises(CheckpointMismatch, match="restored from an older") as caught:
         owner.observe(pair.offset(owner, (5, 3), (9, 3)))
     assert caught.value.condition == "CHECKPOINT_MISMATCH.SOURCE_BEHIND"
     assert pair.offsets() == [0, 0]
@@ -218,3 +219,13 @@ def test_a_consumer_follows_its_sink_from_the_start_of_a_micro_batch_only(pair: 
         assert pair.offsets() == [0, 0]
     follow(pair.store.database, pair.store.uuid, pair.offset(owner, (0, 0), (5, 3)))
     assert (pair.offsets(), pair.safe()) == ([5, 3], [5, 3])
+
+
+def test_a_micro_batch_that_is_repeated_in_a_store_from_before_it_is_refused(pair: Pair) -> None:
+    """Spark plans it again before it asks for anything else."""
+    owner = pair.own()
+    with pytest.raises(CheckpointMismatch) as caught:
+        owner.plan(pair.offset(owner, (5, 3), (9, 3)))
+    assert caught.value.condition == "CHECKPOINT_MISMATCH.SOURCE_BEHIND"
+    for start, end in (((0, 0), (5, 3)), ((5, 3), (9, 3)), ((5, 3), (9, 3))):
+        owner.plan(pair.offset(owner, start, end))

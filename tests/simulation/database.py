@@ -21,7 +21,7 @@ import apsw
 import apsw.ext
 from greenlet import GreenletExit
 
-from penstock.errors import CommitOutcomeUnknown, StoreError, StoreUnavailable
+from penstock.errors import CommitOutcomeUnknown, StoreError, StoreLocked, StoreUnavailable
 from penstock.store.database import Database, Transaction
 from penstock.store.migrate import VERSION, _migrate
 from penstock.store.owners import OwnerLock
@@ -30,7 +30,12 @@ from penstock.store.url import parse_url
 from tests.simulation.locks import Key, conflict, wanted
 from tests.simulation.scheduler import Gate, Process, World
 
-LOCK_SECONDS = 60.0
+FILE_SECONDS = 60.0
+"""For how long a writer waits for its turn at a file."""
+ROW_SECONDS, IDLE_SECONDS = 8.0, 10.0
+"""For how long a statement waits for a lock, and a server for the next statement of a transaction (``postgres_session``)."""
+WAIT_SECONDS = 60.0
+"""For how long all tries together wait for locks."""
 _LOCAL = {"read_store", "list_queues", "find_queue", "list_consumers", "find_consumer"}
 
 
@@ -105,6 +110,15 @@ class Server:
         self.break_all(lambda tx: tx.process is process)
         self.forget_owners(process)
 
+    def stands_still(self, process: Process) -> None:
+        """A process is stopped: its transactions are ended when they have waited for its next statement for too long."""
+        if not self.rows:
+            return
+        idle = [tx for tx in self.open if tx.process is process]
+        self.world.later(
+            IDLE_SECONDS, lambda: self.break_all(lambda tx: tx in idle and process.paused) if idle else None
+        )
+
     def forget_owners(self, process: Process) -> None:
         self.owners = {name: holder for name, holder in self.owners.items() if holder is not process}
 
@@ -167,12 +181,11 @@ class Server:
         ]
 
     def _wait_until(self, tx: SimTransaction, free: Callable[[], bool], what: str) -> None:
-        deadline = self.world.now + LOCK_SECONDS
+        seconds = ROW_SECONDS if self.rows else FILE_SECONDS
+        deadline = self.world.now + seconds
         while not free():
-            if not self.world.running:
-                raise StoreUnavailable(f"{self.name} is locked: {what}")
-            if self.world.now >= deadline:
-                raise StoreUnavailable(f"{self.name} is locked by another writer: {what}")
+            if not self.world.running or self.world.now >= deadline:
+                raise StoreLocked(f"{self.name} is locked by another writer: {what}", seconds=seconds)
             self.world.note(f"{tx.process!r} waits for {what}")
             tx.waits_for = what
             self.world.wait(self._released, seconds=deadline - self.world.now)
@@ -385,6 +398,9 @@ class SimDatabase(Database):
             raise CommitOutcomeUnknown(
                 f"{self.server.name}: the connection broke while a transaction was committing"
             )
+
+    def _lock_wait(self, patience: float | None) -> float:
+        return WAIT_SECONDS if patience is None else patience
 
     def owner_lock(self, name: str) -> OwnerLock:
         return SimOwnerLock(self.server, self.process, name)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from penstock.errors import PenstockError
+from penstock.errors import CommitOutcomeUnknown, PenstockError
 from penstock.queue.maintenance import sweep_staging, trim_partition, upkeep
 from penstock.queue.opened import open_store
 from penstock.store import merge
@@ -196,12 +197,20 @@ class Operator:
     def _pause(self, rng: random.Random) -> None:
         found = self._some_driver(rng)
         if found is not None:
-            found[0].paused_until = self.world.now + rng.choice([0.3, 4.0, 6.0, 9.0])
+            self._stand_still(found[0], rng.choice([0.3, 4.0, 6.0, 9.0, 25.0]))
+
+    def _stand_still(self, process: Process, seconds: float) -> None:
+        process.paused_until = self.world.now + seconds
+        for server in {self.source, self.sink}:
+            server.stands_still(process)
+
+    def _pause_producer(self, rng: random.Random) -> None:
+        self._stand_still(rng.choice(self.producers).process, rng.choice([0.3, 4.0, 25.0]))
 
     def _pause_executors(self, rng: random.Random) -> None:
         found = self._some_driver(rng)
         if found is not None:
-            found[1].executors.paused_until = self.world.now + rng.choice([0.3, 4.0, 9.0])
+            self._stand_still(found[1].executors, rng.choice([0.3, 4.0, 9.0, 25.0]))
 
     def _crash(self, rng: random.Random) -> None:
         found = self._some_driver(rng)
@@ -326,7 +335,7 @@ class Operator:
                 found[0].kill()
             else:
                 # Long enough for the next query to have committed before this one wakes.
-                found[0].paused_until = self.world.now + 12.0
+                self._stand_still(found[0], 12.0)
                 for server in (self.source, self.sink):
                     server.forget_owners(found[0])
 
@@ -371,8 +380,10 @@ class Operator:
         def work(store: Any) -> None:
             self.history.may_lack.update(each for rows in self.reader().source for each in rows)
             self.history.recreated = True
-            store.drop_queue(SOURCE, force=True)
-            store.create_queue(SOURCE, SCHEMA, partitions=self.scenario.source_partitions)
+            with suppress(CommitOutcomeUnknown):
+                store.drop_queue(SOURCE, force=True)
+            with suppress(CommitOutcomeUnknown):
+                store.create_queue(SOURCE, SCHEMA, partitions=self.scenario.source_partitions)
             if self.scenario.consumer:
                 store.consumer(CONSUMER).register(SOURCE, vital=self.scenario.vital)
             self._produce(SOURCE, self._fresh_ids(), 3)
@@ -441,6 +452,7 @@ KINDS = (
     "pause",
     "crash",
     "pause_executors",
+    "pause_producer",
     "disconnect",
     "lose_reply",
     "restart_server",

@@ -151,7 +151,7 @@ def _replacements() -> dict[str, Any]:
     SimListening.network = staticmethod(lambda: machine().network)  # type: ignore[assignment]
     found: dict[str, Any] = {
         "uuid.uuid4": lambda: machine().uuid(),
-        "penstock.store.database.time": clock,
+        "penstock.store.retries.time": clock,
         "penstock.queue.opened.connect": lambda url, **_: machine().store(url),
         "penstock.queue.opened.parse_url": cache(parse_url),
         "penstock.queue.opened._guard": _Gone(),

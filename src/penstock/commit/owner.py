@@ -111,21 +111,24 @@ class Owner:
         registration = self._checked(tx, lock=True)
         # The sink moves the consumer, or the source does behind the newest micro-batch: more than that lies between checkpoints.
         if _ahead(tx, registration, logged):
-            raise CheckpointMismatch(
-                f"the checkpoint has committed consumer {self.consumer!r} on queue {self.queue!r} up to "
-                f"{list(logged.end)}, and the store knows of {consumers.read_offsets(tx, registration)[0]}: was the "
-                "store restored from an older copy? Use a new checkpoint; the consumer's offset says where it goes on",
-                condition="CHECKPOINT_MISMATCH.SOURCE_BEHIND",
-                consumer=self.consumer,
-                queue=self.queue,
-            )
+            raise _source_behind(tx, registration, logged.end)
         _raise_safe(tx, registration, logged)
 
     def plan(self, end: QueueOffset) -> None:
-        """Store the micro-batch in flight, which its sink's commit has to equal."""
+        """Store the micro-batch in flight, which its sink's commit has to equal.
+
+        Raises
+        ------
+        OwnerFenced
+            When somebody else owns the consumer by now.
+        CheckpointMismatch
+            When the consumer has been sought elsewhere, or the store is older than the checkpoint.
+        """
 
         def work(tx: Transaction) -> None:
             registration = self._checked(tx, lock=True)
+            if not _follows(tx, registration, end):
+                raise _source_behind(tx, registration, end.start)
             tx.run("open_plan", epoch=self.epoch, plan=plan_text(end), **registration.keys)
 
         self._database.run(work, idempotent=True)
@@ -175,6 +178,28 @@ def _ahead(tx: Transaction, registration: Registration, logged: QueueOffset) -> 
     offsets = consumers.read_offsets(tx, registration)[0]
     ahead = any(have < wanted for have, wanted in zip(offsets, logged.end, strict=False))
     return ahead and registration.plan != plan_text(logged)
+
+
+def _follows(tx: Transaction, registration: Registration, end: QueueOffset) -> bool:
+    """Whether a micro-batch is the one planned last, or begins where that one ends, or not after where the consumer stands."""
+    planned = QueueOffset.of(json.loads(registration.plan or "null"))
+    if planned is not None and (planned == end or pad(planned.end, len(end.start)) == end.start):
+        return True
+    offsets = consumers.read_offsets(tx, registration)[0]
+    return all(have >= begins for have, begins in zip(offsets, end.start, strict=False))
+
+
+def _source_behind(
+    tx: Transaction, registration: Registration, committed: Sequence[int]
+) -> CheckpointMismatch:
+    return CheckpointMismatch(
+        f"the checkpoint has committed consumer {registration.consumer!r} on queue {registration.queue!r} up to "
+        f"{list(committed)}, and the store knows of {consumers.read_offsets(tx, registration)[0]}: was the store restored from an "
+        "older backup? Then restore the checkpoint of the same moment, or use a new one: the consumer's offset says where it resumes",
+        condition="CHECKPOINT_MISMATCH.SOURCE_BEHIND",
+        consumer=registration.consumer,
+        queue=registration.queue,
+    )
 
 
 def _raise_safe(tx: Transaction, registration: Registration, logged: QueueOffset) -> None:
