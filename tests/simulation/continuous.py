@@ -20,6 +20,7 @@ from penstock.continuous.writer import Sink, Writing
 from penstock.errors import ContinuousFailed
 from penstock.tables.sink import TableSink
 from tests.simulation.micro_batch import COLUMNS, Plan
+from tests.simulation.scenario import ADDED
 from tests.simulation.scheduler import Gate, Process
 from tests.simulation.virtual import Machine
 
@@ -174,10 +175,12 @@ class Job:
                     link.close()
 
     def _transformed(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        if not isinstance(self._run.plan.sink, TableSink):
-            yield from batches
-            return
-        for batch in batches:
+        for each in batches:
+            # The columns that the query selects, and the engine's own.
+            batch = each.drop_columns([name for name in each.schema.names if name == ADDED])
+            if not isinstance(self._run.plan.sink, TableSink):
+                yield batch
+                continue
             names = [
                 f"c{place}" if name in ("id", "key") else name
                 for place, name in enumerate(batch.schema.names)

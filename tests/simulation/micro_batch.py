@@ -346,4 +346,7 @@ def _shaped(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _rows(reader: QueueStreamReader, part: Any) -> Iterator[pa.RecordBatch]:
-    return iter(()) if part is None else reader.read(part)
+    """The rows of a task, in the columns that the query selects."""
+    if part is not None:
+        for batch in reader.read(part):
+            yield batch.select(COLUMNS.names)

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+import pyarrow as pa
+
 from penstock.errors import CommitOutcomeUnknown, PenstockError
 from penstock.queue.maintenance import sweep_staging, trim_partition, upkeep
 from penstock.queue.opened import open_store
@@ -20,6 +22,7 @@ from tests.simulation.database import Server
 from tests.simulation.disk import SparkError
 from tests.simulation.micro_batch import MicroBatchRun
 from tests.simulation.scenario import (
+    ADDED,
     CONSUMER,
     CONTINUOUS,
     FOREIGN,
@@ -290,6 +293,36 @@ class Operator:
         if self.scenario.sink != "table":
             self._with_store(self.sink, lambda store: store.queue(SINK).add_partitions(1 + rng.randrange(2)))
 
+    def _add_columns(self, rng: random.Random) -> None:
+        server, name = rng.choice([(self.source, SOURCE), (self.sink, SINK)])
+        if name == SINK and self.scenario.sink == "table":
+            return
+
+        def work(store: Any) -> None:
+            queue = store.queue(name)
+            if ADDED not in queue.schema.names:
+                queue.add_columns(pa.schema([(ADDED, pa.string())]))
+
+        self._with_store(server, work)
+
+    def _recreate_sink(self, rng: random.Random) -> None:
+        """The sink is dropped with all its rows, and made anew."""
+        if self.scenario.sink == "table":
+            return
+
+        def work(store: Any) -> None:
+            self.history.recreated = True
+            self.history.foreign.clear()
+            with suppress(CommitOutcomeUnknown):
+                store.drop_queue(SINK)
+            self.history.may_lack.update(each for rows in self.reader().source for each in rows)
+            with suppress(CommitOutcomeUnknown):
+                key = ("key",) if self.scenario.sink == "keyed" else ()
+                store.create_queue(SINK, SCHEMA, partitions=self.scenario.sink_partitions, key=key)
+
+        self.may_refuse.add("recreate")
+        self._with_store(self.sink, work)
+
     def _foreign(self, rng: random.Random) -> None:
         """Others append to the sink as well."""
         if self.scenario.sink != "table":
@@ -423,6 +456,17 @@ class Operator:
         self._waiting += 1
         self.world.later(0.0 if self.scenario.consumer else 60.0, lambda: self._produce_now(first, appends))
 
+    def _restore_checkpoint(self, rng: random.Random) -> None:
+        """Of an earlier moment than the stores, with the query stopped."""
+        backup = self.backup
+        if backup is None or f"{self.checkpoint}/metadata" not in backup.files:
+            return
+        for driver, run in self.runs:
+            driver.kill()
+            run.executors.kill()
+        self.machine.disk.files = dict(backup.files)
+        self.may_refuse.add("restore")
+
     def _fresh_ids(self) -> int:
         self._ids += 1000
         return self._ids
@@ -463,11 +507,14 @@ KINDS = (
     "grow_source",
     "grow_sink",
     "foreign",
+    "add_columns",
+    "recreate_sink",
     "maintain",
     "trim",
     "seek",
     "lose_checkpoint",
     "recreate_source",
+    "restore_checkpoint",
     "take_backup",
     "restore",
 )

@@ -13,6 +13,8 @@ from tests.simulation.scheduler import Choices
 
 SCHEMA = pa.schema([("id", pa.int64()), ("key", pa.int64())])
 SOURCE, SINK, TABLE, CONSUMER = "source", "sink", "totals", "billing"
+ADDED = "note"
+"""A column that a queue may get later, which the query does not select."""
 FOREIGN = 1_000_000
 """From here on ids are those of producers that append to the sink themselves."""
 
