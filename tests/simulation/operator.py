@@ -352,7 +352,8 @@ class Operator:
                 self.history.may_lack.update(ids[: max(0, bound - first)])
                 trim_partition(store.database, store.uuid, record, partition, bound)
 
-        self.may_refuse.add("trim")
+        if self.scenario.fail_on_data_loss:
+            self.may_refuse.add("trim")
         self._with_store(self.source, work)
 
     reader: Callable[[], Any]
@@ -377,8 +378,8 @@ class Operator:
         def work(store: Any) -> None:
             consumer = store.consumer(CONSUMER)
             before = consumer.offsets(SOURCE)
-            to_offsets = consumer.seek(SOURCE, to=before if to == "same" else "earliest")
             self.history.sought = True
+            to_offsets = consumer.seek(SOURCE, to=before if to == "same" else "earliest")
             self._may_repeat(to_offsets)
             self._new_checkpoint()
 
@@ -398,7 +399,9 @@ class Operator:
 
     def _lose_checkpoint(self, rng: random.Random) -> None:
         """A new checkpoint where a consumer knows how far the query has come; drivers that have the old one are zombies."""
-        if self.scenario.consumer and self.scenario.guarantee == "exactly_once":
+        # Where only the sink was restored, the consumer has to be sought first.
+        lost = self.history.restored and self.scenario.two_stores
+        if self.scenario.consumer and self.scenario.guarantee == "exactly_once" and not lost:
             self.may_refuse.add("checkpoint")
             self._new_checkpoint()
             self._start()
@@ -439,6 +442,9 @@ class Operator:
         if backup is None or (self.scenario.two_stores and not begun):
             return
         which = rng.choice([[self.source], [self.sink], [self.source, self.sink]])
+        if not self.scenario.consumer and self.scenario.two_stores and self.producing:
+            # Nothing could tell that the queue has grown again to where the query stands.
+            which = [self.sink]
         # Who has no consumer is asked to stop: nothing else could tell that rows have come back with other content.
         stopped = not self.scenario.consumer or rng.random() < 0.8
         if stopped:

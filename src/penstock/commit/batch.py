@@ -101,8 +101,8 @@ def sink_behind(sink: str, batch_id: int, last: int | None) -> CheckpointMismatc
     has = "nothing of this query" if last is None else f"the query's micro-batches up to {last}"
     return CheckpointMismatch(
         f"the checkpoint has committed micro-batch {batch_id - 1}, and {sink} has {has}: was its store restored from an older "
-        "backup? Then restore the checkpoint of the same moment, or use a new one. If the query writes to this sink for the "
-        "first time, set allowNewSink=true",
+        "backup? Then restore the checkpoint of the same moment; a new one resumes where the consumer stands, so seek that first "
+        "where it is in another store. If the query writes to this sink for the first time, set allowNewSink=true",
         condition="CHECKPOINT_MISMATCH.SINK_BEHIND",
         batch_id=batch_id,
         last=last,
