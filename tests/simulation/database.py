@@ -198,14 +198,18 @@ class Server:
     def run(self, tx: SimTransaction, text: str, given: Any) -> tuple[list[Any], int]:
         """The rows of a statement, and how many it touched."""
         self._enter(tx)
-        with _as_sqlite3():
+        try:
             rows = self._connection.execute(text, given).fetchall()
+        except apsw.Error as error:
+            raise _as_sqlite3(error) from None
         return rows, self._connection.changes()
 
     def many(self, tx: SimTransaction, text: str, given: Iterable[Any]) -> None:
         self._enter(tx)
-        with _as_sqlite3():
+        try:
             self._connection.executemany(text, given)
+        except apsw.Error as error:
+            raise _as_sqlite3(error) from None
 
     def next_block(self) -> int:
         self._block += 1
@@ -247,16 +251,12 @@ class Server:
         self._active = None
 
 
-@contextmanager
-def _as_sqlite3() -> Iterator[None]:
-    """The driver's errors as the code knows them."""
-    try:
-        yield
-    except apsw.Error as error:
-        clash = isinstance(error, apsw.ConstraintError)
-        raised = (sqlite3.IntegrityError if clash else sqlite3.OperationalError)(str(error))
-        raised.sqlite_errorname = "SQLITE_CONSTRAINT_PRIMARYKEY" if clash else "SQLITE_ERROR"  # type: ignore[attr-defined]
-        raise raised from None
+def _as_sqlite3(error: apsw.Error) -> sqlite3.Error:
+    """The driver's error as the code knows it."""
+    clash = isinstance(error, apsw.ConstraintError)
+    raised = (sqlite3.IntegrityError if clash else sqlite3.OperationalError)(str(error))
+    raised.sqlite_errorname = "SQLITE_CONSTRAINT_PRIMARYKEY" if clash else "SQLITE_ERROR"
+    return raised
 
 
 class SimTransaction(Transaction):
@@ -379,14 +379,15 @@ class SimDatabase(Database):
         tx = SimTransaction(self, write=write)
         server.begin(tx)
         try:
-            with self.translating():
-                yield tx
+            yield tx
             if write:
                 tx._step("commit")
             self._commit(tx)
         except BaseException as error:
             if not (isinstance(error, GreenletExit) and world.over):
                 server.rollback(tx)
+            if isinstance(error, sqlite3.Error):
+                raise StoreError(f"{server.name}: {error}") from error
             raise
         if write:
             world.step(f"committed on {server.name}")
@@ -428,7 +429,7 @@ class SimDatabase(Database):
         raise NotImplementedError
 
     def _translated(self, error: Exception) -> Any:
-        return StoreError(f"{self.server.name}: {error}") if isinstance(error, sqlite3.Error) else None
+        return None
 
     def _commit_error(self, error: Any) -> Any:
         return error

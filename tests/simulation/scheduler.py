@@ -111,7 +111,7 @@ class Process:
 
     @property
     def paused(self) -> bool:
-        return self.paused_until is not None and self.world.now < self.paused_until
+        return self.paused_until is not None and self.paused_until > self.world.now
 
     def spawn(self, work: Callable[[], Any], name: str) -> Task:
         return self.world.add(Task(self, work, name, self.world.next_number()))
@@ -270,11 +270,12 @@ class World:
 
     def _chosen(self) -> Task | None:
         while True:
+            now = self.now
             ready = [
                 task
                 for task in self._tasks
-                if (not task.gates or (task.deadline is not None and task.deadline <= self.now))
-                and not task.process.paused
+                if (not task.gates or (task.deadline is not None and task.deadline <= now))
+                and (task.process.paused_until is None or task.process.paused_until <= now)
             ]
             if ready:
                 break

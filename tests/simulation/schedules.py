@@ -129,7 +129,7 @@ class _Schedule:
         steps, operator = self._world.steps, self.operator
         if not operator.prepared:
             return
-        commits = sum(server.commits for server in self._servers)
+        commits = self._servers[0].commits + self._servers[1].commits
         if commits != self._commits:
             self._commits, self._changed_at = commits, steps
         idle = steps - self._changed_at >= IDLE_STEPS

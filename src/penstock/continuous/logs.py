@@ -184,6 +184,19 @@ def is_local(files: fs.FileSystem) -> bool:
     return isinstance(files, fs.LocalFileSystem)
 
 
+def _link(temporary: str, path: str) -> None:
+    """Give a file its name; unlike a rename, a link does not replace what is there."""
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        raise
+    except OSError:
+        # A file system without links: whoever is not alone has to be found out by looking.
+        if os.path.exists(path):
+            raise FileExistsError(path) from None
+        os.rename(temporary, path)
+
+
 def create_durably(path: str, content: bytes) -> None:
     """Write a local file that is not there yet, whole or not at all; when this returns, it outlives a loss of power.
 
@@ -200,10 +213,10 @@ def create_durably(path: str, content: bytes) -> None:
             os.fsync(file)
         finally:
             os.close(file)
-        # Unlike a rename, a link does not replace what is there.
-        os.link(temporary, path)
+        _link(temporary, path)
     finally:
-        os.unlink(temporary)
+        with suppress(FileNotFoundError):
+            os.unlink(temporary)
     listing = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(listing)
