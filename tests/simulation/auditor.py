@@ -176,7 +176,7 @@ def missing(history: History, now: Snapshot) -> list[int]:
     """Rows of the source, and of others in the sink, that are not in the sink and ought to be in the end."""
     there = {row[0] for rows in now.sink for row in rows}
     wanted = {each for rows in now.source for each in rows} - history.may_lack
-    if not history.restored:
+    if not history.restored and not history.recreated:
         wanted |= history.foreign
     return sorted(wanted - there)
 

@@ -57,6 +57,10 @@ LOCKED: dict[str, Rows] = {
     "delete_producers": _found(
         "producer", "select queue_id, session from main.penstock_producer where queue_id = :queue_id"
     ),
+    "delete_sink_ledger": _found(
+        "ledger",
+        "select sink, app_id, batch_id, task from main.penstock_ledger where sink = :sink",
+    ),
     "delete_queue_staged": _found("staged", f"{_STAGED} queue_id = :queue_id"),
     "own_registration": _REGISTRATION,
     "open_plan": _REGISTRATION,

@@ -377,10 +377,13 @@ class Operator:
 
         def work(store: Any) -> None:
             consumer = store.consumer(CONSUMER)
-            before = consumer.offsets(SOURCE)
+            before, restores = consumer.offsets(SOURCE), self.source.restores
             self.history.sought = True
             to_offsets = consumer.seek(SOURCE, to=before if to == "same" else "earliest")
             self._may_repeat(to_offsets)
+            if self.source.restores != restores:
+                # It was sought to where it stood before the backup came.
+                self.history.may_lack.update(each for rows in self.reader().source for each in rows)
             self._new_checkpoint()
 
         self.may_refuse.add("seek")

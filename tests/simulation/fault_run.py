@@ -1,0 +1,85 @@
+"""Apply the faults one by one to a copy of the code, and count the schedules until each is found.
+
+``python -m tests.simulation.fault_run --schedules 3000``
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.simulation.faults import FAULTS, Fault
+
+ROOT = Path(__file__).resolve().parents[2]
+_CHILD = """
+import sys
+from tests.simulation import schedules
+for number, seed in enumerate(range(int(sys.argv[1]), int(sys.argv[1]) + int(sys.argv[2])), 1):
+    outcome = schedules.run(seed)
+    if outcome.failure is not None:
+        print(number, outcome.failure.kind, outcome.failure.text[:160].replace(chr(10), " "))
+        break
+"""
+
+
+def main() -> int:
+    given = _arguments()
+    wanted = [fault for fault in FAULTS if given.only is None or given.only in fault.name]
+    caught = 0
+    with ThreadPoolExecutor(given.processes) as pool:
+        found = pool.map(lambda fault: _run(fault, given.first, given.schedules), wanted)
+        for fault, what in zip(wanted, found, strict=True):
+            caught += what is not None
+            print(f"{fault.name} ({fault.file}): {what or 'NOT CAUGHT'}", flush=True)
+    print(f"{caught} of {len(wanted)} caught, with at most {given.schedules} schedules each")
+    return 0 if caught >= 0.95 * len(wanted) else 1
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation.fault_run", description=__doc__)
+    parser.add_argument("--only", help="a part of the names of the faults to apply")
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument(
+        "--schedules", type=int, default=3000, help="how many schedules for each, at the most"
+    )
+    parser.add_argument("--processes", type=int, default=os.cpu_count())
+    return parser.parse_args()
+
+
+@contextmanager
+def _copy() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="penstock-faults-") as folder:
+        for name in ("src", "tests/simulation"):
+            shutil.copytree(ROOT / name, Path(folder, name), ignore=shutil.ignore_patterns("__pycache__"))
+        Path(folder, "tests/__init__.py").touch()
+        yield Path(folder)
+
+
+def _run(fault: Fault, first: int, count: int) -> str | None:
+    """After how many schedules it was found, and as what; None when it was not."""
+    with _copy() as copy:
+        path = copy / "src/penstock" / fault.file
+        path.write_text(path.read_text().replace(fault.text, fault.instead))
+        done = subprocess.run(
+            [sys.executable, "-c", _CHILD, str(first), str(count)],
+            cwd=copy,
+            env={**os.environ, "PYTHONPATH": f"{copy / 'src'}{os.pathsep}{copy}"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    if done.returncode:
+        return f"the code does not run: {done.stderr.strip().splitlines()[-1][:160]}"
+    return done.stdout.strip() or None
+
+
+if __name__ == "__main__":
+    sys.exit(main())
