@@ -79,3 +79,37 @@ def test_after_a_seek_the_rows_go_through_again(pair: Pair) -> None:
     with pytest.raises(CheckpointMismatch):
         again.observe(offset)
     assert pair.commit(pair.batch("new", 0, pair.planned(again, (0, 0), (5, 2)), ids=None)).rows == 7
+
+
+@pytest.mark.parametrize("again", ["sought", "registered again"])
+@pytest.mark.parametrize("partition", [0, 1])
+def test_a_query_that_has_lost_its_lock_does_not_commit_after_the_one_that_followed(
+    pair: Pair, again: str, partition: int
+) -> None:
+    """It cannot know that its consumer was sought; the sink's store has seen a newer generation."""
+    lost = pair.own()
+    zombie = pair.batch("zombie", 0, pair.planned(lost, (0, 0), (4, 4)), ids=None)
+    lost.release()
+    consumer = pair.store.consumer("billing")
+    if again == "sought":
+        consumer.seek("orders", to={0: 0, 1: 0})
+    else:
+        consumer.unregister("orders")
+        consumer.register("orders")
+    ends = ((4, 0), (0, 4))[partition]
+    pair.commit(pair.batch("new", 0, pair.planned(pair.own(), (0, 0), ends), ids=None))
+    with pytest.raises(CheckpointMismatch, match="sought elsewhere, or registered again") as caught:
+        pair.commit(zombie)
+    assert caught.value.condition == "CHECKPOINT_MISMATCH.CONSUMER_MOVED"
+    assert len(rows_of(pair.sink)) == 4
+
+
+def test_a_consumer_that_was_sought_back_brings_its_rows_again(pair: Pair) -> None:
+    owner = pair.own()
+    offset = pair.planned(owner, (0, 0), (5, 2))
+    pair.commit(pair.batch("app", 0, offset, ids=None))
+    owner.observe(offset)
+    owner.release()
+    pair.store.consumer("billing").seek("orders", to="earliest")
+    pair.commit(pair.batch("new", 0, pair.planned(pair.own(), (0, 0), (3, 0)), ids=None))
+    assert sorted(rows_of(pair.sink)) == [0, 0, 1, 1, 2, 2, 3, 4, 1000, 1001]

@@ -66,9 +66,17 @@ class Copy:
         return self
 
     def query(
-        self, *, interval: float = 0.01, start: bool = True, limit: Limit | None = None, **more: Any
+        self,
+        *,
+        interval: float = 0.01,
+        start: bool = True,
+        limit: Limit | None = None,
+        consumer: str | None = "c",
+        fail_on_data_loss: bool = True,
+        **more: Any,
     ) -> ContinuousExecution:
-        source = QueueSourceDriver(SourceOptions(self.url, "in", "c"))
+        options = SourceOptions(self.url, "in", consumer, fail_on_data_loss=fail_on_data_loss)
+        source = QueueSourceDriver(options)
         logs = CheckpointLog(str(self.folder / "ck"))
         sink = QueueSinkDriver(SinkOptions(self.url, "out"), logs.query_id, self.guarantee == "exactly_once")
         self.engine = LocalEngine(source, **more)

@@ -31,6 +31,8 @@ class Snapshot:
     """Ids and keys by partition; a table has one."""
     offsets: list[int] | None
     """Where the consumer stands, if there is one in the store that also has the sink."""
+    safe: list[int] | None = None
+    """Up to where the consumer lets rows be trimmed, if there is one."""
 
     @property
     def ends(self) -> list[int]:
@@ -57,6 +59,8 @@ class History:
     """Whether anything happened for which at-least-once may repeat rows."""
     repeats: Counter[int] = field(default_factory=Counter)
     """How often an id may come again, since a consumer was sought to before it."""
+    trimmed: set[int] = field(default_factory=set)
+    """Ids that may be gone from the source."""
     may_lack: set[int] = field(default_factory=set)
     """Ids that were passed over on purpose: trimmed, or sought past."""
     restored: bool = False
@@ -131,12 +135,13 @@ def _check_appends(history: History, now: Snapshot) -> None:
     for each, count in there.items():
         if count > 1:
             raise Violation("source", f"row {each} is in the source {count} times")
-    if history.restored or history.recreated or history.may_lack:
+    if history.restored or history.recreated:
         return
     for append in history.appends:
-        if 0 < sum(1 for each in append if each in there) < len(append):
+        kept = [each for each in append if each not in history.trimmed]
+        if 0 < sum(1 for each in kept if each in there) < len(kept):
             raise Violation("torn", f"an append of {append} is there in part")
-    lost = history.acknowledged - there.keys()
+    lost = history.acknowledged - there.keys() - history.trimmed
     if lost:
         raise Violation("source", f"rows {sorted(lost)} were acknowledged and are not in the source")
 
@@ -175,10 +180,19 @@ def _check_level(history: History, now: Snapshot, own: list[int]) -> None:
 def missing(history: History, now: Snapshot) -> list[int]:
     """Rows of the source, and of others in the sink, that are not in the sink and ought to be in the end."""
     there = {row[0] for rows in now.sink for row in rows}
-    wanted = {each for rows in now.source for each in rows} - history.may_lack
+    wanted = {each for rows in now.source for each in rows}
+    if not history.restored and not history.recreated:
+        wanted |= history.acknowledged
+    wanted -= history.may_lack
     if not history.restored and not history.recreated:
         wanted |= history.foreign
     return sorted(wanted - there)
+
+
+def unsafe(history: History, now: Snapshot) -> list[int]:
+    """Partitions whose rows are kept for a consumer although it has processed all of them, by their numbers."""
+    safe = now.safe or []
+    return [number for number, (at, end) in enumerate(zip(safe, now.ends, strict=False)) if at < end]
 
 
 def unknown(history: History, now: Snapshot) -> list[int]:

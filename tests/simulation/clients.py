@@ -108,12 +108,23 @@ class Reader:
             except PenstockError:
                 offsets = None
         rows = [] if source is None else self._rows(self._source, source)
+        safe = self._safe() if scenario.consumer and source is not None else None
         return Snapshot(
             source=[[each[0] for each in part] for _, part in rows],
             first=[first for first, _ in rows],
             sink=self._written(),
             offsets=offsets,
+            safe=safe,
         )
+
+    def _safe(self) -> list[int] | None:
+        store = self._store(self._source)
+        try:
+            keys = store.consumer(CONSUMER).registration(SOURCE).keys
+        except PenstockError:
+            return None
+        rows = store.database.run(lambda tx: tx.all("read_positions", **keys), write=False)
+        return [row.safe_index for row in rows]
 
     def _written(self) -> list[list[tuple[int, int]]]:
         if self._scenario.sink == "table":

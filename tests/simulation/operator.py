@@ -97,6 +97,8 @@ class Operator:
             self.backup, self.prepared = self._copied(), True
             self._produce(SOURCE, 0, scenario.appends)
             self.process.spawn(self._supervise, "supervise")
+            if scenario.maintained:
+                self.process.spawn(self._maintain_on, "maintain")
 
         self.process.spawn(work, "prepare")
 
@@ -330,15 +332,24 @@ class Operator:
             self._produce(SINK, first, 2 + rng.randrange(4))
 
     def _maintain(self, rng: random.Random) -> None:
-        def work(store: Any) -> None:
-            for name in store.queues():
-                record = store.queue(name).record
-                for partition in range(record.partitions):
-                    merge.merge_all(store.database, record, partition)
-                upkeep(store.database, store.uuid, record, range(record.partitions))
-            sweep_staging(store.database, store.uuid, timedelta(seconds=rng.choice([0, 2, 86400])))
+        older = timedelta(seconds=rng.choice([0, 2, 86400]))
+        self._with_store(rng.choice([self.source, self.sink]), lambda store: self._tended(store, older))
 
-        self._with_store(rng.choice([self.source, self.sink]), work)
+    def _maintain_on(self) -> None:
+        """As every store is looked after in the background, until the end is only waited for."""
+        while not self.quiet:
+            self.world.sleep(1.0)
+            for server in (self.source, self.sink):
+                with suppress(PenstockError):
+                    self._tended(open_store(server.url), timedelta(days=1))
+
+    def _tended(self, store: Any, older: timedelta) -> None:
+        for name in store.queues():
+            record = store.queue(name).record
+            for partition in range(record.partitions):
+                merge.merge_all(store.database, record, partition)
+            upkeep(store.database, store.uuid, record, range(record.partitions))
+        sweep_staging(store.database, store.uuid, older)
 
     def _trim(self, rng: random.Random) -> None:
         """By hand, as far as consumers allow."""
@@ -349,10 +360,14 @@ class Operator:
             now = self.reader()
             for partition, (first, ids) in enumerate(zip(now.first, now.source, strict=True)):
                 bound = min(before, first + len(ids))
-                self.history.may_lack.update(ids[: max(0, bound - first)])
+                gone = ids[: max(0, bound - first)]
+                self.history.trimmed.update(gone)
+                if not (self.scenario.consumer and self.scenario.vital):
+                    self.history.may_lack.update(gone)
                 trim_partition(store.database, store.uuid, record, partition, bound)
 
-        if self.scenario.fail_on_data_loss:
+        waits = self.scenario.consumer and self.scenario.vital
+        if self.scenario.fail_on_data_loss and not waits:
             self.may_refuse.add("trim")
         self._with_store(self.source, work)
 

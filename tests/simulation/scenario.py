@@ -43,6 +43,8 @@ class Scenario:
     max_rows: int | None
     rows_per_task: int
     fail_on_data_loss: bool
+    maintained: bool
+    """Whether segments are merged and staging is swept all the while."""
 
     @classmethod
     def drawn(cls, choices: Choices) -> Scenario:
@@ -70,6 +72,7 @@ class Scenario:
             max_rows=one("max rows", None, 3, 7),
             rows_per_task=one("rows per task", 4, 2, 100),
             fail_on_data_loss=bool(one("fail on data loss", True, False)),
+            maintained=bool(one("maintained", False, False, True)),
         )
 
     def plan(self, source_url: str, sink_url: str, checkpoint: str, engine: str, rows_per_task: int) -> Plan:

@@ -153,10 +153,16 @@ class _Schedule:
             return
         now, rests = self._seen, operator.at_rest(self._seen.ends)
         missing = auditor.missing(self.history, now)
-        if rests and not missing:
+        if rests and not missing and not auditor.unsafe(self.history, now):
             self._caught_up = True
-        elif rests and world.now > self._quiet_since + 20.0:
+        elif rests and missing and world.now > self._quiet_since + 20.0:
             raise Violation("lost", f"the query rests, and rows {missing} are not in the sink")
+        elif rests and world.now > self._quiet_since + 20.0:
+            kept = auditor.unsafe(self.history, now)
+            raise Violation(
+                "unsafe",
+                f"the consumer has processed all rows, and those of partitions {kept} may not be trimmed",
+            )
         elif world.now > self._quiet_since + QUIET_SECONDS:
             raise Violation(
                 "stuck", f"{QUIET_SECONDS:.0f} s after the last disturbance: {missing} are missing"

@@ -1,0 +1,148 @@
+"""Queues that change under a continuous query: a sink that grows, rows that are trimmed, a source that is recreated."""
+
+from __future__ import annotations
+
+import logging
+
+import pyarrow as pa
+import pytest
+
+from penstock.continuous import execution, queues, reader
+from penstock.errors import CheckpointMismatch, DataLost, OwnerFenced, PenstockError
+from tests.continuous.copying import PATIENCE, SCHEMA, Copy
+from tests.support.waiting import wait_until
+
+
+def homes(copy: Copy) -> dict[int, set[int]]:
+    """The partitions in which each key of the sink is."""
+    found: dict[int, set[int]] = {}
+    for partition, ids in enumerate(copy.by_partition()):
+        for each in ids:
+            found.setdefault(each, set()).add(partition)
+    return found
+
+
+@pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])
+def test_equal_keys_stay_together_when_the_sink_gets_more_partitions(copy: Copy, guarantee: str) -> None:
+    copy.guarantee = guarantee
+    copy.store.drop_queue("out")
+    copy.out = copy.store.create_queue("out", SCHEMA, partitions=2, key=["id"])
+    query = copy.add(8).query()
+    copy.through(query)
+    copy.store.queue("out").add_partitions(2)
+    others = copy.store.queue("out")
+    others.append([{"id": i} for i in range(8, 60)])
+    copy.add(52)
+    copy.through(query)
+    copy.out.refresh()
+    assert query.failure is None
+    assert all(len(partitions) == 1 for partitions in homes(copy).values()), homes(copy)
+    assert sorted(set(copy.ids())) == copy.all()
+    if guarantee == "exactly_once":
+        assert copy.ids() == sorted([*copy.all(), *range(8, 60)])
+
+
+@pytest.mark.parametrize("fail", [True, False])
+def test_rows_that_were_trimmed_while_the_query_was_down_are_lost_or_skipped(
+    copy: Copy, fail: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    query = copy.add(4).query()
+    copy.through(query)
+    query.stop()
+    copy.add(8)
+    for partition in range(2):
+        copy.queue.trim(partition, before=4)
+    caplog.set_level(logging.WARNING, "penstock.spark")
+    later = copy.query(fail_on_data_loss=fail)
+    if fail:
+        assert later.join(PATIENCE)
+        assert isinstance(later.failure, DataLost)
+        return
+    copy.through(later)
+    assert copy.ids() == [*range(4), *range(8, 12)]
+    assert "rows [2, 4) of queue 'in', partition 0" in caplog.text
+    later.stop()
+    again = copy.add(4).query(fail_on_data_loss=False)
+    copy.through(again)
+    assert copy.ids() == [*range(4), *range(8, 16)]
+
+
+def test_a_query_comes_to_rest_although_the_last_rows_are_the_lost_ones(copy: Copy) -> None:
+    query = copy.add(4).query()
+    copy.through(query)
+    query.stop()
+    copy.add(4)
+    for partition in range(2):
+        copy.queue.trim(partition, before=4)
+    later = copy.query(fail_on_data_loss=False)
+    copy.through(later)
+    assert copy.store.consumer("c").lag("in").rows == 0
+    copy.through(copy.add(2) and later)
+    assert copy.ids() == [*range(4), 8, 9]
+
+
+def test_a_source_that_is_recreated_is_refused_and_not_read_from_its_middle(copy: Copy) -> None:
+    query = copy.add(6).query(consumer=None)
+    copy.through(query)
+    query.stop()
+    copy.store.drop_queue("in")
+    copy.queue = copy.store.create_queue("in", SCHEMA, partitions=2)
+    copy.queue.append(pa.table({"id": range(100, 110)}), partition=0)
+    later = copy.query(consumer=None)
+    assert later.join(PATIENCE)
+    assert isinstance(later.failure, CheckpointMismatch)
+    assert copy.ids() == list(range(6))
+
+
+def test_an_epoch_is_planned_for_the_queue_that_its_rows_came_from(
+    copy: Copy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The queue is dropped and recreated between the reading of rows and the plan."""
+    query = copy.query(start=False, consumer=None)
+    plan, seen = query._source.plan, []
+
+    def planning(start: dict[int, int], end: dict[int, int]) -> object:
+        if not seen:
+            before = copy.queue.record.generation
+            copy.store.drop_queue("in")
+            copy.store.create_queue("in", SCHEMA, partitions=2).append([{"id": 100}], partition=0)
+            seen.append(before)
+        found: dict[str, object] = plan(start, end)
+        seen.append(found["generation"])
+        return found
+
+    monkeypatch.setattr(query._source, "plan", planning)
+    copy.add(4)
+    query.start()
+    assert query.join(PATIENCE)
+    assert isinstance(query.failure, PenstockError)
+    assert set(seen) == {seen[0]}
+    assert copy.ids() in ([], list(range(4)))
+
+
+def test_an_idle_query_notices_that_another_one_has_taken_over(
+    copy: Copy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(execution, "_IDLE_SECONDS", 0.05)
+    first = copy.add(2).query()
+    copy.through(first)
+    copy.query()
+    assert first.join(PATIENCE)
+    assert isinstance(first.failure, OwnerFenced)
+
+
+def test_a_table_of_staged_rows_outlives_a_change_of_pace(
+    copy: Copy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next run is prepared while epochs of this one are open: nothing of theirs may go."""
+    monkeypatch.setattr(reader, "BEHIND_ROWS", 8)
+    monkeypatch.setattr(queues, "_AHEAD_ROWS", 2)
+    query = copy.add(80).query(start=False)
+    cleared: list[bool] = []
+    monkeypatch.setattr(query._sink, "clear", lambda: cleared.append(query._coordinator is None))
+    query.start()
+    copy.through(query)
+    wait_until(lambda: len(copy.engine.jobs) >= 3)
+    assert cleared
+    assert all(cleared), "only where no run is at work"
+    assert copy.ids() == copy.all()

@@ -1,0 +1,20 @@
+"""The faults that the simulation has to find are changes of the code as it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.simulation.faults import FAULTS
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_each_fault_changes_one_place_of_the_code() -> None:
+    for fault in FAULTS:
+        code = (ROOT / "src/penstock" / fault.file).read_text()
+        assert code.count(fault.text) == 1, fault.name
+        assert fault.instead != fault.text, fault.name
+
+
+def test_each_fault_has_a_name_of_its_own() -> None:
+    assert len({fault.name for fault in FAULTS}) == len(FAULTS)
