@@ -196,3 +196,28 @@ def test_a_key_without_a_value_is_told(filled: Filled, monkeypatch: pytest.Monke
         running.awaitTermination(PATIENCE)
     wait_until(lambda: not running.isActive, PATIENCE, "the query has ended")
     assert rows(filled.url, "t") == []
+
+
+@pytest.mark.parametrize("into", ["table", "queue"])
+def test_micro_batches_go_on_behind_an_epoch_that_the_checkpoint_does_not_have(
+    filled: Filled, into: str
+) -> None:
+    """The driver of the continuous query died between the sink's commit and the entries of the checkpoint."""
+    sink: Any = filled.table("t")
+    if into == "queue":
+        out = filled.store.create_queue("out", SCHEMA)
+        sink = ps.QueueSink("out", filled.url)
+    for first in (0, 5):
+        filled.add_ids(first, first + 5)
+        running = filled.start(sink=sink)
+        running.processAllAvailable()
+        assert running.stop()
+    for folder in ("offsets", "commits"):
+        newest = max((filled.folder / "ck" / folder).glob("[0-9]*"), key=lambda path: int(path.name))
+        newest.unlink()
+    filled.add_ids(10, 15)
+    filled.start(sink=sink, trigger=NOW).awaitTermination()
+    found = (
+        [each for each, _ in rows(filled.url, "t")] if into == "table" else out.read(0, 0)["id"].to_pylist()
+    )
+    assert sorted(found) == list(range(15))
