@@ -189,7 +189,7 @@ def missing(history: History, now: Snapshot) -> list[int]:
     return sorted(wanted - there)
 
 
-def unsafe(history: History, now: Snapshot) -> list[int]:
+def unsafe(now: Snapshot) -> list[int]:
     """Partitions whose rows are kept for a consumer although it has processed all of them, by their numbers."""
     safe = now.safe or []
     return [number for number, (at, end) in enumerate(zip(safe, now.ends, strict=False)) if at < end]

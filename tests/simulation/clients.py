@@ -55,12 +55,12 @@ class Producer:
             if self._next < FOREIGN:
                 self._history.appends.append(ids)
             table = pa.table([list(ids), keys], schema=SCHEMA)
-            where = None if self._by_key else self._draw(2)
+            where = None if self._by_key else self._draw(16)
             while True:
                 try:
                     if session is None:
                         session = open_store(self._url).producer(self._queue, name)
-                    partition = None if where is None else where % session._queue.partitions
+                    partition = None if where is None else where % self._partitions()
                     session.append(table, sequence, partition=partition)
                     break
                 except (NotFound, ProducerFenced):
@@ -74,6 +74,10 @@ class Producer:
             self._left -= 1
             self._world.sleep(self._draw(4) * 0.4)
         self.ended = True
+
+    def _partitions(self) -> int:
+        """How many there are by now."""
+        return open_store(self._url).queue(self._queue).partitions
 
     def _draw(self, count: int) -> int:
         return self._machine.random.randrange(count)

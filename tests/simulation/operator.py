@@ -176,6 +176,11 @@ class Operator:
         self.world.note(f"{driver!r} starts, {self.engine}")
         driver.spawn(run.run, "query")
 
+    @property
+    def committed(self) -> bool:
+        """Whether the query has committed anything with the checkpoint that it has now."""
+        return bool(self.machine.disk.numbers(f"{self.checkpoint}/commits"))
+
     def at_rest(self, ends: list[int]) -> bool:
         """Whether the query says that it has nothing more to do, where the source's partitions end so."""
         current = self.current

@@ -153,12 +153,12 @@ class _Schedule:
             return
         now, rests = self._seen, operator.at_rest(self._seen.ends)
         missing = auditor.missing(self.history, now)
-        if rests and not missing and not auditor.unsafe(self.history, now):
+        kept = auditor.unsafe(now) if operator.committed else []
+        if rests and not missing and not kept:
             self._caught_up = True
         elif rests and missing and world.now > self._quiet_since + 20.0:
             raise Violation("lost", f"the query rests, and rows {missing} are not in the sink")
         elif rests and world.now > self._quiet_since + 20.0:
-            kept = auditor.unsafe(self.history, now)
             raise Violation(
                 "unsafe",
                 f"the consumer has processed all rows, and those of partitions {kept} may not be trimmed",
