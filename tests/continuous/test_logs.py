@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import resource
+import signal
 from pathlib import Path
 
 import pytest
@@ -38,6 +40,19 @@ def test_a_file_has_its_name_when_its_content_is_on_the_disk_and_is_done_when_th
     monkeypatch.setattr(os, "link", linking)
     create_durably(str(tmp_path / "0"), b"content")
     assert done == ["content", "name", "folder"]
+
+
+def test_a_full_disk_leaves_no_part_of_a_file(tmp_path: Path) -> None:
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4, limit[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            create_durably(str(tmp_path / "0"), b"more than that")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        signal.signal(signal.SIGXFSZ, before)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_where_there_are_no_links_a_file_is_not_replaced_either(

@@ -208,11 +208,11 @@ def create_durably(path: str, content: bytes) -> None:
     temporary = os.path.join(folder, f".{base}.{uuid.uuid4()}.tmp")
     file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
-        try:
-            os.write(file, content)
+        # Unlike os.write it does not end with a part of the content where the disk is full.
+        with open(file, "wb") as stream:
+            stream.write(content)
+            stream.flush()
             os.fsync(file)
-        finally:
-            os.close(file)
         _link(temporary, path)
     finally:
         with suppress(FileNotFoundError):
