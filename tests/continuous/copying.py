@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,16 @@ def die_behind(
     monkeypatch: pytest.MonkeyPatch, query: ContinuousExecution, part: object, method: str
 ) -> None:
     """Start a query whose driver dies when it has called a method of one of its parts, and wait until it has."""
+    will_die_behind(monkeypatch, query, part, method)
+    query.start()
+    assert query.join(PATIENCE)
+    assert isinstance(query.failure, Died)
+
+
+def will_die_behind(
+    monkeypatch: pytest.MonkeyPatch, query: ContinuousExecution, part: object, method: str
+) -> None:
+    """Let a query's driver die when it has called a method of one of its parts."""
     done = getattr(part, method)
 
     def dies(*arguments: Any) -> Any:
@@ -39,21 +51,56 @@ def die_behind(
         raise Died
 
     monkeypatch.setattr(part, method, dies)
-    query.start()
-    assert query.join(PATIENCE)
-    assert isinstance(query.failure, Died)
+
+
+class Pause:
+    """A query's driver that stands still at the next call of a method of one of its parts, until it is woken.
+
+    Parameters
+    ----------
+    after
+        Whether the call has been made by then.
+    """
+
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, part: object, method: str, *, after: bool = False
+    ) -> None:
+        self._reached, self._woken = threading.Event(), threading.Event()
+        self._call: Callable[..., Any] = getattr(part, method)
+        self._after = after
+        monkeypatch.setattr(part, method, self._stands)
+
+    def _stands(self, *arguments: Any) -> Any:
+        found = self._call(*arguments) if self._after else None
+        self._reached.set()
+        assert self._woken.wait(2 * PATIENCE), "nobody has woken it"
+        return found if self._after else self._call(*arguments)
+
+    def reached(self) -> None:
+        """Wait until the driver stands still."""
+        assert self._reached.wait(PATIENCE), "it has not come there"
+
+    def wake(self) -> None:
+        """Let it go on, and never stand still again."""
+        self._woken.set()
 
 
 class Copy:
     """A queue copied into another one."""
 
+    schema = SCHEMA
+    key: tuple[str, ...] = ()
+    """Of the queue that is written."""
+
     def __init__(
         self, url: str, folder: Path, *, partitions: int = 2, guarantee: str = "exactly_once"
     ) -> None:
         self.url, self.folder, self.guarantee = url, folder, guarantee
+        self.consumer: str | None = "c"
+        self.fail_on_data_loss = True
         self.store = ps.connect(url)
-        self.queue = self.store.create_queue("in", SCHEMA, partitions=partitions)
-        self.out = self.store.create_queue("out", SCHEMA, partitions=partitions)
+        self.queue = self.store.create_queue("in", self.schema, partitions=partitions)
+        self.out = self.store.create_queue("out", self.schema, partitions=partitions, key=self.key)
         self.store.create_consumer("c").register("in")
         self.running: list[ContinuousExecution] = []
         self._next = 0
@@ -61,21 +108,18 @@ class Copy:
     def add(self, count: int = 4) -> Copy:
         """As many rows, in turn over the partitions."""
         for _ in range(count):
-            self.queue.append([{"id": self._next}], partition=self._next % len(self.queue.info().partitions))
+            partition = self._next % len(self.queue.info().partitions)
+            self.queue.append([self.row(self._next)], partition=partition)
             self._next += 1
         return self
 
+    def row(self, number: int) -> dict[str, Any]:
+        return {"id": number}
+
     def query(
-        self,
-        *,
-        interval: float = 0.01,
-        start: bool = True,
-        limit: Limit | None = None,
-        consumer: str | None = "c",
-        fail_on_data_loss: bool = True,
-        **more: Any,
+        self, *, interval: float = 0.01, start: bool = True, limit: Limit | None = None, **more: Any
     ) -> ContinuousExecution:
-        options = SourceOptions(self.url, "in", consumer, fail_on_data_loss=fail_on_data_loss)
+        options = SourceOptions(self.url, "in", self.consumer, fail_on_data_loss=self.fail_on_data_loss)
         source = QueueSourceDriver(options)
         logs = CheckpointLog(str(self.folder / "ck"))
         sink = QueueSinkDriver(SinkOptions(self.url, "out"), logs.query_id, self.guarantee == "exactly_once")

@@ -1,4 +1,4 @@
-"""Queues that change under a continuous query: a sink that grows, rows that are trimmed, a source that is recreated."""
+"""Queues that change under a continuous query: rows that are trimmed, a source that is recreated, an owner that changes."""
 
 from __future__ import annotations
 
@@ -13,35 +13,6 @@ from tests.continuous.copying import PATIENCE, SCHEMA, Copy
 from tests.support.waiting import wait_until
 
 
-def homes(copy: Copy) -> dict[int, set[int]]:
-    """The partitions in which each key of the sink is."""
-    found: dict[int, set[int]] = {}
-    for partition, ids in enumerate(copy.by_partition()):
-        for each in ids:
-            found.setdefault(each, set()).add(partition)
-    return found
-
-
-@pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])
-def test_equal_keys_stay_together_when_the_sink_gets_more_partitions(copy: Copy, guarantee: str) -> None:
-    copy.guarantee = guarantee
-    copy.store.drop_queue("out")
-    copy.out = copy.store.create_queue("out", SCHEMA, partitions=2, key=["id"])
-    query = copy.add(8).query()
-    copy.through(query)
-    copy.store.queue("out").add_partitions(2)
-    others = copy.store.queue("out")
-    others.append([{"id": i} for i in range(8, 60)])
-    copy.add(52)
-    copy.through(query)
-    copy.out.refresh()
-    assert query.failure is None
-    assert all(len(partitions) == 1 for partitions in homes(copy).values()), homes(copy)
-    assert sorted(set(copy.ids())) == copy.all()
-    if guarantee == "exactly_once":
-        assert copy.ids() == sorted([*copy.all(), *range(8, 60)])
-
-
 @pytest.mark.parametrize("fail", [True, False])
 def test_rows_that_were_trimmed_while_the_query_was_down_are_lost_or_skipped(
     copy: Copy, fail: bool, caplog: pytest.LogCaptureFixture
@@ -53,7 +24,8 @@ def test_rows_that_were_trimmed_while_the_query_was_down_are_lost_or_skipped(
     for partition in range(2):
         copy.queue.trim(partition, before=4)
     caplog.set_level(logging.WARNING, "penstock.spark")
-    later = copy.query(fail_on_data_loss=fail)
+    copy.fail_on_data_loss = fail
+    later = copy.query()
     if fail:
         assert later.join(PATIENCE)
         assert isinstance(later.failure, DataLost)
@@ -62,7 +34,7 @@ def test_rows_that_were_trimmed_while_the_query_was_down_are_lost_or_skipped(
     assert copy.ids() == [*range(4), *range(8, 12)]
     assert "rows [2, 4) of queue 'in', partition 0" in caplog.text
     later.stop()
-    again = copy.add(4).query(fail_on_data_loss=False)
+    again = copy.add(4).query()
     copy.through(again)
     assert copy.ids() == [*range(4), *range(8, 16)]
 
@@ -74,7 +46,8 @@ def test_a_query_comes_to_rest_although_the_last_rows_are_the_lost_ones(copy: Co
     copy.add(4)
     for partition in range(2):
         copy.queue.trim(partition, before=4)
-    later = copy.query(fail_on_data_loss=False)
+    copy.fail_on_data_loss = False
+    later = copy.query()
     copy.through(later)
     assert copy.store.consumer("c").lag("in").rows == 0
     copy.through(copy.add(2) and later)
@@ -82,13 +55,14 @@ def test_a_query_comes_to_rest_although_the_last_rows_are_the_lost_ones(copy: Co
 
 
 def test_a_source_that_is_recreated_is_refused_and_not_read_from_its_middle(copy: Copy) -> None:
-    query = copy.add(6).query(consumer=None)
+    copy.consumer = None
+    query = copy.add(6).query()
     copy.through(query)
     query.stop()
     copy.store.drop_queue("in")
     copy.queue = copy.store.create_queue("in", SCHEMA, partitions=2)
     copy.queue.append(pa.table({"id": range(100, 110)}), partition=0)
-    later = copy.query(consumer=None)
+    later = copy.query()
     assert later.join(PATIENCE)
     assert isinstance(later.failure, CheckpointMismatch)
     assert copy.ids() == list(range(6))
@@ -98,7 +72,8 @@ def test_an_epoch_is_planned_for_the_queue_that_its_rows_came_from(
     copy: Copy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The queue is dropped and recreated between the reading of rows and the plan."""
-    query = copy.query(start=False, consumer=None)
+    copy.consumer = None
+    query = copy.query(start=False)
     plan, seen = query._source.plan, []
 
     def planning(start: dict[int, int], end: dict[int, int]) -> object:
