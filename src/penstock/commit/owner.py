@@ -168,6 +168,17 @@ class Owner:
             )
         return registration
 
+    def require(self) -> None:
+        """Refuse to go on when another query has taken over.
+
+        Raises
+        ------
+        OwnerFenced
+        CheckpointMismatch
+            When the consumer has been sought elsewhere.
+        """
+        self._database.run(self._checked, write=False)
+
     def release(self) -> None:
         """Give up the hold; the process's death does the same."""
         self._lock.release()

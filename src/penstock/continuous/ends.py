@@ -32,7 +32,13 @@ class SourceDriver(ABC):
 
     @abstractmethod
     def own(self) -> None:
-        """Before each run: take hold of the source; whoever had it is fenced."""
+        """Before each run: take hold of the source; whoever had it is fenced.
+
+        Raises
+        ------
+        OwnerFenced
+            When another query has taken over since the run before.
+        """
 
     @abstractmethod
     def start(self, logged: Any | None) -> Positions:

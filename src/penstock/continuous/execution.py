@@ -22,7 +22,7 @@ from penstock.continuous.reader import BEHIND_ROWS
 from penstock.continuous.runs import Engine, Run, grouped
 from penstock.continuous.settling import settle
 from penstock.continuous.telling import Telling
-from penstock.errors import ContinuousFailed, PenstockError, condition_of
+from penstock.errors import ContinuousFailed, OwnerFenced, PenstockError, condition_of
 from penstock.store.catalog import QueueGrown
 
 log = logging.getLogger("penstock.continuous")
@@ -116,6 +116,8 @@ class ContinuousExecution:
         """Rows of committed epochs, which count for the limit."""
         self._next: Run | None = None
         """Made while the run in hand goes on, for the other pace."""
+        self._logging = -1
+        """The last epoch that the sink has taken from this driver, and that it logs."""
         self._fresh = True
         """Whether the run in hand has committed nothing yet."""
         self._asked_at = clock()
@@ -313,6 +315,8 @@ class ContinuousExecution:
 
     def _settle(self) -> None:
         """Find out where the last run has ended; an epoch that it has begun is in the sink as a whole or not at all."""
+        if self._started:
+            self._require_own_checkpoint()
         last = settle(self._logs, self._sink, self._source.follow, limited=self._limit is not None)
         self._offset = None if last is None else self._logs.offset(last)
         self._epoch = -1 if last is None else last
@@ -321,6 +325,17 @@ class ContinuousExecution:
         self._at = self._source.start(self._offset)
         if self._offset is not None:
             self._source.logged(self._offset)
+
+    def _require_own_checkpoint(self) -> None:
+        """Refuse to repeat a run when another driver has gone on meanwhile; without a consumer nothing else tells."""
+        last = self._logs.last_committed()
+        if last not in (None, self._epoch, self._logging):
+            raise OwnerFenced(
+                f"the checkpoint at {self._logs.location!r} has epochs up to {last}, and this driver has committed {self._epoch}: another "
+                "driver goes on. Run each query once",
+                condition="OWNER_FENCED.CHECKPOINT",
+                checkpoint=self._logs.location,
+            )
 
     def _epochs(self, run: Run) -> None:
         """Begin an epoch at each interval, and commit each that is complete, until the run is to end."""
@@ -397,6 +412,7 @@ class ContinuousExecution:
         passed = self._passed + epoch.rows_out
         # The sink comes first: a driver that dies behind it finds there what its checkpoint lacks.
         self._sink.commit(run.sink, epoch, offset)
+        self._logging = epoch.number
         self._logs.write_offset(epoch.number, offset, None if self._limit is None else passed)
         self._logs.write_commit(epoch.number)
         self._epoch, self._at, self._offset, self._fresh = epoch.number, end, offset, False

@@ -54,6 +54,9 @@ class QueueSourceDriver(SourceDriver):
     def own(self) -> None:
         self._pinned = None
         if self.options.consumer is not None:
+            if self._owner is not None:
+                # A driver that stood still and repeats its run does not take the consumer back from its successor.
+                self._owner.require()
             self._let_go()
             self._owner = Owner(
                 self._store().database, self._store().uuid, self.options.consumer, self.options.queue

@@ -1,0 +1,166 @@
+"""Drivers that stand still around the commit of an epoch, and wake when another one has taken over."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from penstock.continuous import execution as module
+from penstock.continuous.execution import ContinuousExecution, State
+from penstock.continuous.logs import CheckpointLog
+from penstock.errors import OwnerFenced, PlanMismatch
+from tests.continuous.copying import PATIENCE, Copy, Pause
+from tests.support.waiting import wait_until
+
+STEPS = {
+    "before the plan": ("_source", "plan", False),
+    "before the sink's commit": ("_sink", "commit", False),
+    "behind the sink's commit": ("_sink", "commit", True),
+    "behind the entry of its offset": ("_logs", "write_offset", True),
+}
+steps = pytest.mark.parametrize("step", STEPS)
+consumers = pytest.mark.parametrize("consumer", ["c", None])
+
+
+def standing(copy: Copy, monkeypatch: pytest.MonkeyPatch, step: str) -> tuple[ContinuousExecution, Pause]:
+    """A query that has committed an epoch, and whose driver stands still in the next one."""
+    part, method, after = STEPS[step]
+    query = copy.add().query()
+    copy.through(query)
+    pause = Pause(monkeypatch, getattr(query, part), method, after=after)
+    copy.add()
+    pause.reached()
+    return query, pause
+
+
+def check_fenced(query: ContinuousExecution) -> None:
+    """It has ended, by a reason that says that another driver goes on."""
+    assert query.join(PATIENCE)
+    assert isinstance(query.failure, OwnerFenced | PlanMismatch), query.failure
+
+
+def check_goes_on(copy: Copy, query: ContinuousExecution) -> None:
+    """Everything is there once, and so is what comes."""
+    copy.through(copy.add() and query)
+    assert copy.ids() == copy.all()
+    assert query.state is State.ACTIVE
+
+
+@steps
+@consumers
+@pytest.mark.parametrize("more", [0, 4])
+def test_a_driver_that_wakes_after_another_has_gone_on_is_fenced(
+    copy: Copy, monkeypatch: pytest.MonkeyPatch, step: str, consumer: str | None, more: int
+) -> None:
+    copy.consumer = consumer
+    first, pause = standing(copy, monkeypatch, step)
+    second = copy.query()
+    copy.through(copy.add(more) and second)
+    pause.wake()
+    check_fenced(first)
+    check_goes_on(copy, second)
+
+
+@steps
+def test_a_driver_that_wakes_before_its_successor_has_committed_anything_is_fenced(
+    copy: Copy, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    first, pause = standing(copy, monkeypatch, step)
+    second = copy.query(start=False)
+    later = Pause(monkeypatch, second._sink, "commit")
+    second.start()
+    copy.add()
+    later.reached()
+    pause.wake()
+    check_fenced(first)
+    later.wake()
+    check_goes_on(copy, second)
+
+
+@steps
+def test_of_two_drivers_without_a_consumer_one_goes_on_whichever_commits_first(
+    copy: Copy, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    copy.consumer = None
+    first, pause = standing(copy, monkeypatch, step)
+    second = copy.query(start=False)
+    later = Pause(monkeypatch, second._sink, "commit")
+    second.start()
+    copy.add()
+    later.reached()
+    pause.wake()
+    wait_until(
+        lambda: first.failure or max(copy.files("commits")) > 0, PATIENCE, "the first one commits or ends"
+    )
+    later.wake()
+    ended = wait_until(lambda: [query for query in (first, second) if query.failure], PATIENCE)
+    (other,) = {first, second} - set(ended)
+    check_fenced(*ended)
+    check_goes_on(copy, other)
+
+
+@consumers
+def test_a_driver_that_wakes_while_its_successor_settles_does_not_take_it_along(
+    copy: Copy, monkeypatch: pytest.MonkeyPatch, consumer: str | None
+) -> None:
+    """Both log the epoch that is in the sink: it is the same one."""
+    copy.consumer = consumer
+    first, pause = standing(copy, monkeypatch, "behind the sink's commit")
+    second = copy.query(start=False)
+    write = second._logs.write_offset
+
+    def late(number: int, *given: Any) -> None:
+        pause.wake()
+        wait_until(lambda: number in copy.files("commits"), PATIENCE, "the first one has logged it")
+        write(number, *given)
+
+    monkeypatch.setattr(second._logs, "write_offset", late)
+    second.start()
+    monkeypatch.setattr(second._logs, "write_offset", write)
+    assert second.failure is None
+    copy.add()
+    ended = wait_until(lambda: [query for query in (first, second) if query.failure], PATIENCE)
+    (other,) = {first, second} - set(ended)
+    check_fenced(*ended)
+    check_goes_on(copy, other)
+
+
+@consumers
+def test_a_driver_whose_tasks_are_gone_when_it_wakes_does_not_take_over_again(
+    copy: Copy, monkeypatch: pytest.MonkeyPatch, consumer: str | None
+) -> None:
+    """Its run is to be repeated, and another driver has gone on meanwhile."""
+    copy.consumer = consumer
+    first = copy.add().query()
+    copy.through(first)
+    coordinator = first._coordinator
+    assert coordinator is not None
+    pause = Pause(monkeypatch, coordinator, "complete")
+    pause.reached()
+    second = copy.query()
+    copy.through(copy.add() and second)
+    coordinator.close()
+    pause.wake()
+    check_fenced(first)
+    check_goes_on(copy, second)
+
+
+def test_a_driver_that_nobody_has_followed_repeats_its_run_when_it_wakes(
+    copy: Copy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_BACK_OFF", 0.001)
+    write, failures = CheckpointLog.write_commit, [0, 1]
+
+    def fails(self: CheckpointLog, number: int) -> None:
+        write(self, number)
+        if number in failures:
+            failures.remove(number)
+            raise OSError("the network is gone, and the entry is there")
+
+    monkeypatch.setattr(CheckpointLog, "write_commit", fails)
+    query = copy.query()
+    for _ in range(3):
+        copy.through(copy.add() and query)
+    check_goes_on(copy, query)
+    assert not failures
