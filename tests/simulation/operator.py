@@ -413,9 +413,12 @@ class Operator:
         """Rows from there on come again, as far as they have come before."""
         now = self.reader()
         there = {row[0] for rows in now.sink for row in rows}
-        # Of two stores, the sink's may be about to commit what it cannot know to be out of date.
+        # Of two stores, the sink's cannot know yet that what a driver is about to commit is out of date. The consumer seems free
+        # although a driver runs when that one has just taken over, and the lock has gone with the driver before it.
         drivers = [driver for driver, _ in self.runs]
-        anyhow = self.scenario.two_stores and any(tx.process in drivers for tx in self.sink.open if tx.write)
+        runs = any(driver.alive and not driver.paused for driver in drivers)
+        commits = any(tx.process in drivers for tx in self.sink.open if tx.write)
+        anyhow = self.scenario.two_stores and (runs or commits)
         for partition, (first, ids) in enumerate(zip(now.first, now.source, strict=True)):
             again = ids[max(0, offsets.get(partition, 0) - first) :]
             self.history.repeats.update(each for each in again if anyhow or each in there)
