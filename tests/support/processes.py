@@ -78,15 +78,27 @@ class ChildProcess:
 
         They are stopped first, so that none of them sees another one die, or starts a new process, in between.
         """
+        self.stop_tree()
+        for process in self.processes():
+            _send(process, signal.SIGKILL)
+        self.popen.wait(30)
+        wait_until(lambda: not self.processes(), 30, "every killed process is gone")
+
+    def stop_tree(self) -> None:
+        """SIGSTOP the driver, its JVM and its Python workers.
+
+        Spark's daemon makes a process group of its own, so a signal to the driver's group would miss the workers.
+        """
         stopped: set[int] = set()
         while fresh := [process for process in self.processes() if process.pid not in stopped]:
             for process in fresh:
                 _send(process, signal.SIGSTOP)
                 stopped.add(process.pid)
+
+    def continue_tree(self) -> None:
+        """SIGCONT what ``stop_tree`` has stopped."""
         for process in self.processes():
-            _send(process, signal.SIGKILL)
-        self.popen.wait(30)
-        wait_until(lambda: not self.processes(), 30, "every killed process is gone")
+            _send(process, signal.SIGCONT)
 
     def _is_mine(self, process: psutil.Process) -> bool:
         try:
