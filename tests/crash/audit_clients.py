@@ -108,8 +108,8 @@ class Producer(threading.Thread):
             count = draw.randint(1, 8) if draw.random() < 0.97 else draw.randint(200, 600)
             ids = range(self._next, self._next + count)
             self._next += count
-            # New keys come all the time: some before the sink grows, some after it, and some both.
-            keys = [draw.randrange(4 + sequence // 8) for _ in ids]
+            # Some keys come all the time. Others come for a while and not before: while the sink grows, they must not part.
+            keys = [draw.choice([draw.randrange(5), 5 + sequence + draw.randrange(4)]) for _ in ids]
             self._history.begin(ids, keys)
             table = pa.table([list(ids), keys], schema=SCHEMA)
             partition = None if self._queue == SINK else draw.choice([None, 0, 1])

@@ -469,4 +469,7 @@ class Audit:
                 os.kill(driver.child.pid, signal.SIGUSR1)
         time.sleep(1.0)
         for driver in self.drivers[-3:]:
-            print(f"--- the end of the output of {driver}:\n{driver.child.output[-8000:]}")
+            lines = [line for line in driver.child.output.splitlines() if not line.startswith("\tat ")]
+            print(
+                "\n".join([f"--- the end of the output of {driver}, without the JVM's stack:", *lines[-80:]])
+            )
