@@ -170,7 +170,7 @@ def test_a_store_that_is_older_than_the_checkpoint_is_refused_until_the_checkpoi
     job.run()
     job.restore_store()
     job.add(10)
-    assert job.refused() == "CHECKPOINT_MISMATCH"
+    assert job.refused() == "CHECKPOINT_MISMATCH.SINK_BEHIND"
     assert job.counts() == {"a": 5, "b": 5}
     job.forget(job.last_in_ledger())
     job.run()
@@ -184,7 +184,7 @@ def test_a_checkpoint_that_is_older_than_the_store_is_refused(job: Job) -> None:
     job.run()
     job.restore_checkpoint()
     job.add(20)
-    assert job.refused() == "CHECKPOINT_MISMATCH"
+    assert job.refused() == "CHECKPOINT_MISMATCH.OTHER_INPUT"
     assert job.counts() == {"a": 10, "b": 10}
 
 
