@@ -57,7 +57,7 @@ class Plan:
     seconds: float = 0.0
     """For how long new disturbances begin."""
     order: Sequence[str] | None = None
-    """These kinds of disturbances, once; when None, rounds of all that make sense, each in an order of its own."""
+    """These kinds of disturbances, once; when None, all that make sense, in rounds."""
     aimed: float = 0.6
     """How many of the kills and pauses wait for a commit."""
 
@@ -65,20 +65,18 @@ class Plan:
         return f"{self.store}-{self.sink}-{self.guarantee}-{self.engine}"
 
     @property
-    def kinds(self) -> list[str]:
-        """The disturbances of a round; those that cost no start of a driver come twice."""
-        kinds = [
-            "kill_all",
-            "kill_all",
-            "kill_parent",
-            "take_over",
-            "restart",
-            *["pause_all", "pause_workers"] * 2,
-        ]
+    def ends(self) -> list[str]:
+        """What ends a driver, so that another one has to start."""
+        return ["kill_all", "kill_all", "kill_parent", "take_over", "restart"]
+
+    @property
+    def hindrances(self) -> list[str]:
+        """What a driver lives through."""
+        kinds = ["pause_all", "pause_workers"]
         if self.store == "postgresql":
-            kinds += ["end_sessions"] * 2
+            kinds.append("end_sessions")
         if self.sink == "keyed":
-            kinds += ["grow_sink"] * 2
+            kinds.append("grow_sink")
         return kinds
 
 
@@ -199,11 +197,16 @@ class Audit:
         if self.plan.order is not None:
             yield from self.plan.order
             return
+        ends, hindrances = self._rounds(self.plan.ends), self._rounds(self.plan.hindrances)
+        while self.log.seconds < self.plan.seconds:
+            yield next(hindrances)
+            yield next(hindrances)
+            yield next(ends)
+
+    def _rounds(self, kinds: Sequence[str]) -> Iterator[str]:
+        """All kinds in any order, again and again."""
         while True:
-            for kind in self._random.sample(self.plan.kinds, len(self.plan.kinds)):
-                if self.log.seconds >= self.plan.seconds:
-                    return
-                yield kind
+            yield from self._random.sample(kinds, len(kinds))
 
     def _settle(self) -> None:
         self.log.note("no more disturbances")
