@@ -40,6 +40,8 @@ CATCH_UP_SECONDS = 90.0
 """How soon after the last disturbance the query has to have caught up."""
 ENDING_SECONDS = 90.0
 """How soon a driver has to end that was asked to, or that another one has taken over from."""
+TAKE_OVER_SECONDS = 45.0
+"""How long a suspended driver waits at most for its successor to start."""
 AIMING_SECONDS = 3.0
 MOST_PARTITIONS = 9
 
@@ -198,10 +200,14 @@ class Audit:
             yield from self.plan.order
             return
         ends, hindrances = self._rounds(self.plan.ends), self._rounds(self.plan.hindrances)
-        while self.log.seconds < self.plan.seconds:
+        began = self.log.seconds
+        while True:
             yield next(hindrances)
             yield next(hindrances)
             yield next(ends)
+            # However slow the machine is, there has been one of these.
+            if self.log.seconds - began >= self.plan.seconds:
+                return
 
     def _rounds(self, kinds: Sequence[str]) -> Iterator[str]:
         """All kinds in any order, again and again."""
@@ -378,9 +384,10 @@ class Audit:
         new = self._start()
         # A driver that is suspended inside a transaction keeps its locks, so the new one may have to wait until it wakes.
         with suppress(AssertionError):
-            self._until(lambda: new.started or not new.alive, 20, "the new driver works")
+            self._until(lambda: new.started or not new.alive, TAKE_OVER_SECONDS, "the new driver works")
         self._rest(self._random.uniform(0.0, 3.0))
         self._wake(old)
+        self.log.note(f"driver {new.number} {'works' if new.started else 'does not work yet'}")
         self._until(lambda: len(self._alive) == 1, ENDING_SECONDS, f"{old} or {new} ends")
 
     def _suspend(self, driver: Driver, when: str) -> None:
