@@ -49,6 +49,7 @@ def audit(tmp_path: Path, urls: Mapping[str, str], run_child: Callable[..., Any]
         each.close()
 
 
+@pytest.mark.crash_full
 def test_a_killed_and_a_suspended_driver_lose_and_repeat_nothing(audit: Callable[..., Audit]) -> None:
     """The short one: some disturbances, once each, under both engines."""
     order = ["kill_all", "grow_sink", "restart", "end_sessions", "take_over"]
