@@ -182,7 +182,8 @@ def catch_up_with_sink(
     CheckpointMismatch, CheckpointRewound, OwnerFenced
         When the sink and the checkpoint are of different times.
     """
-    if guarantee == "at_least_once" or Checkpoint(location).last_begun() is None:
+    # Where it died in its first epoch, the checkpoint has the query's id and nothing else.
+    if guarantee == "at_least_once" or Checkpoint(location).read("metadata") is None:
         return
     logs = CheckpointLog(location)
     writes: SinkDriver | None = None
