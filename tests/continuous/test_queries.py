@@ -14,6 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 import penstock as ps
 from penstock.errors import ContinuousRefused, InvalidOption, SchemaMismatch
+from tests.continuous.copying import Died, will_die_behind
 from tests.spark.support import one_store
 from tests.support.waiting import wait_until
 
@@ -128,6 +129,31 @@ def test_either_engine_goes_on_with_the_checkpoint_of_the_other(copy: Copy) -> N
             query.awaitTermination()
         assert copy.rows() == copy.expected()
     assert len(ids) == 1
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["the first epoch", "a later epoch"])
+def test_an_epoch_that_the_sink_has_and_the_checkpoint_lacks_is_found_by_micro_batches(
+    copy: Copy, monkeypatch: pytest.MonkeyPatch, first: bool
+) -> None:
+    """The driver of the continuous query dies behind the commit to the sink."""
+    query = copy.start()
+    if not first:
+        copy.add()
+        query.processAllAvailable()
+    will_die_behind(monkeypatch, query._execution, query._execution._sink, "commit")
+    copy.add()
+    assert query._execution.join(PATIENCE)
+    assert isinstance(query._execution.failure, Died)
+    committed = query._execution._logs.last_committed()
+    assert query._execution._sink.newest().number == (0 if committed is None else committed + 1)
+    copy.add()
+    again = copy.start(NOW)
+    again.awaitTermination()
+    assert copy.rows() == copy.expected()
+    assert again.id == query.id
+    # The epoch, and a micro-batch for the rest.
+    assert query._execution._logs.last_committed() == (1 if committed is None else committed + 2)
+    assert copy.store.consumer("c").lag("in").rows == 0
 
 
 @one_store

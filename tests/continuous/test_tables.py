@@ -18,6 +18,7 @@ from penstock.tables.columns import Layout, layout_of
 from penstock.tables.names import resolve
 from penstock.tables.segment_stage import SegmentStage
 from penstock.tables.shaping import shaped_schema, staged_schema
+from tests.continuous.copying import Died, will_die_behind
 from tests.spark.support import one_store
 from tests.support.waiting import wait_until
 from tests.tables.support import NOW, Feed, named, query, rows, sql_name
@@ -93,6 +94,29 @@ def test_either_engine_goes_on_with_the_checkpoint_of_the_other_and_writes_the_s
     found = rows(filled.url, "t")
     assert Counter(turn for turn, *_ in found) == dict.fromkeys(triggers, 4)
     assert len({repr(row[1:]) for row in found}) == 4, "one for each id"
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["the first epoch", "a later epoch"])
+def test_an_epoch_that_the_table_has_and_the_checkpoint_lacks_is_found_by_micro_batches(
+    filled: Filled, monkeypatch: pytest.MonkeyPatch, first: bool
+) -> None:
+    """The driver of the continuous query dies behind the commit to the table."""
+    running = filled.start()
+    if not first:
+        filled.add_ids(0, 3)
+        running.processAllAvailable()
+    will_die_behind(monkeypatch, running._execution, running._execution._sink, "commit")
+    filled.add_ids(3, 6)
+    assert running._execution.join(PATIENCE)
+    assert isinstance(running._execution.failure, Died)
+    committed = running._execution._logs.last_committed()
+    assert running._execution._sink.newest().number == (0 if committed is None else committed + 1)
+    filled.add_ids(6, 9)
+    filled.start(trigger=NOW).awaitTermination()
+    assert rows(filled.url, "t", "id") == [(i,) for i in range(3 if first else 0, 9)]
+    # The epoch, and a micro-batch for the rest.
+    assert running._execution._logs.last_committed() == (1 if committed is None else committed + 2)
+    assert filled.store.consumer("c").lag("in").rows == 0
 
 
 def test_a_row_whose_key_is_there_ends_the_query_and_leaves_nothing_of_its_epoch(filled: Filled) -> None:
