@@ -14,5 +14,4 @@ from tests.continuous.copying import Copy
 def copy(store_url: str, tmp_path: Path) -> Iterator[Copy]:
     found = Copy(store_url, tmp_path)
     yield found
-    for query in found.running:
-        query.stop(5)
+    found.close()

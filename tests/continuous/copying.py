@@ -11,10 +11,12 @@ import pyarrow as pa
 import pytest
 
 import penstock as ps
+from penstock.continuous.ends import SinkDriver
 from penstock.continuous.execution import ContinuousExecution, Settings
 from penstock.continuous.logs import CheckpointLog
 from penstock.continuous.queue_drivers import QueueSinkDriver, QueueSourceDriver
 from penstock.continuous.quota import Limit
+from penstock.queue.opened import open_store
 from penstock.spark.options import SinkOptions, SourceOptions
 from tests.continuous.local import LocalEngine
 
@@ -105,6 +107,13 @@ class Copy:
         self.running: list[ContinuousExecution] = []
         self._next = 0
 
+    def close(self) -> None:
+        """End its queries, and give up the connections of this process: a server has not too many of them."""
+        for query in self.running:
+            query.stop(5)
+        open_store(self.url).close()
+        self.store.close()
+
     def add(self, count: int = 4) -> Copy:
         """As many rows, in turn over the partitions."""
         for _ in range(count):
@@ -122,7 +131,7 @@ class Copy:
         options = SourceOptions(self.url, "in", self.consumer, fail_on_data_loss=self.fail_on_data_loss)
         source = QueueSourceDriver(options)
         logs = CheckpointLog(str(self.folder / "ck"))
-        sink = QueueSinkDriver(SinkOptions(self.url, "out"), logs.query_id, self.guarantee == "exactly_once")
+        sink = self.sink(logs.query_id)
         self.engine = LocalEngine(source, **more)
         found = ContinuousExecution(
             "copy", source, sink, self.engine, logs, Settings(interval, retain=3), limit=limit
@@ -132,11 +141,17 @@ class Copy:
             found.start()
         return found
 
+    def sink(self, query_id: str) -> SinkDriver:
+        return QueueSinkDriver(SinkOptions(self.url, "out"), query_id, self.guarantee == "exactly_once")
+
     def through(self, query: ContinuousExecution) -> None:
         """Wait until everything is committed."""
         ends = {part.partition: part.next_index for part in self.queue.info().partitions}
-        query.await_rest(lambda at: at == ends)
+        waiting = threading.Thread(target=query.await_rest, args=[lambda at: at == ends], daemon=True)
+        waiting.start()
+        waiting.join(2 * PATIENCE)
         assert query.failure is None, query.failure
+        assert not waiting.is_alive(), "it has not come so far"
 
     def ids(self) -> list[int]:
         return sorted(row for ids in self.by_partition() for row in ids)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,8 +73,9 @@ class LocalJob:
             return
         try:
             epoch, self.groups[task] = beginning(reader)
-            reading = Reading(source.open(self.groups[task]), reader, epoch, 2, hurried=self.hurried)
-            Writing(sink.open(task), writer, limited=self._limited).all(self._transformed(reading.batches()))
+            with closing(source.open(self.groups[task])) as rows, closing(sink.open(task)) as writes:
+                reading = Reading(rows, reader, epoch, 2, hurried=self.hurried)
+                Writing(writes, writer, limited=self._limited).all(self._transformed(reading.batches()))
             writer.tell("done")
         except Exception as error:
             self._failure = self._failure or error

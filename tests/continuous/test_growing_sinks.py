@@ -46,8 +46,7 @@ class KeyedCopy(Copy):
 def keyed(store_url: str, tmp_path: Path) -> Iterator[KeyedCopy]:
     found = KeyedCopy(store_url, tmp_path)
     yield found
-    for query in found.running:
-        query.stop(5)
+    found.close()
 
 
 def grow_before_commit(

@@ -375,7 +375,12 @@ def test_the_newest_commits_are_told_by_sink_and_query(collector: Collector, sto
         sinks = {f"queue:{ODD}: x:77": 0, 'table:"main"."totals"': 1000}
         for sink, later in sinks.items():
             for batch in range(60):
-                values = {"ranges": "", "logged": None, "row_count": batch, "now": 1_000_000 * (batch + later)}
+                values = {
+                    "ranges": "",
+                    "logged": None,
+                    "row_count": batch,
+                    "now": 1_000_000 * (batch + later),
+                }
                 tx.run("insert_ledger", sink=sink, app_id="app", batch_id=batch, task=-1, **values)
         tx.run(
             "insert_ledger",
@@ -414,7 +419,15 @@ def test_the_newest_commits_are_told_by_sink_and_query(collector: Collector, sto
 def test_the_name_of_a_queue_in_the_ledger_is_told_whatever_is_in_it(
     collector: Collector, store: ps.Store
 ) -> None:
-    values = {"ranges": "", "logged": None, "row_count": 1, "now": 5, "task": -1, "batch_id": 0, "app_id": "a"}
+    values = {
+        "ranges": "",
+        "logged": None,
+        "row_count": 1,
+        "now": 5,
+        "task": -1,
+        "batch_id": 0,
+        "app_id": "a",
+    }
     store.database.run(lambda tx: tx.run("insert_ledger", sink=f"queue:{ODD}: x:77", **values))
     assert collector.collect()["ledger"][0]["sink"] == f"{ODD}: x"
 
