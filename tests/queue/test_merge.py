@@ -13,7 +13,7 @@ import penstock
 from penstock.store import log, merge
 from penstock.store.log import MERGE_FAN_IN
 from penstock.store.runs import Runs
-from tests.queue.support import SCHEMA, numbers, rows, settle
+from tests.queue.support import SCHEMA, backdate, numbers, rows, settle
 
 
 def _segments(queue: penstock.Queue, partition: int = 0) -> list[Any]:
@@ -183,6 +183,18 @@ def test_an_exchange_that_comes_too_late_changes_nothing(store: penstock.Store) 
     batches = merge._within_memory(queue.record, loaded)
     assert not merge._replace(store.database, queue.record, 0, loaded, batches)
     assert numbers(queue.read(0, 1)) == [1, 2, 3]
+
+
+def test_segments_of_a_restored_backup_are_not_exchanged_for_those_of_before(store: penstock.Store) -> None:
+    """After a restore payloads get ids that others had before."""
+    queue = store.create_queue("q", SCHEMA)
+    for n in range(4):
+        queue.append(rows(n))
+    _, loaded = merge._payloads(store.database, queue.record, 0, _segments(queue))
+    batches = merge._within_memory(queue.record, loaded)
+    backdate(store, 1)
+    assert not merge._replace(store.database, queue.record, 0, loaded, batches)
+    assert len(_segments(queue)) == 4
 
 
 def test_mergers_at_the_same_time_merge_everything_once(store: penstock.Store) -> None:

@@ -172,13 +172,18 @@ def _payloads(
     return database.run(work, write=False)
 
 
+def _identity(row: Any) -> tuple[int, ...]:
+    """What tells a segment from any other, even from one that was given its payload's id after a backup was restored."""
+    return row.payload_id, row.start_index, row.end_index, row.first_timestamp, row.last_timestamp, row.bytes
+
+
 def _exchange(tx: Transaction, queue: QueueRecord, old: Sequence[Any], new: Segment, runs: pa.Buffer) -> bool:
     """Put one segment in the place of several, if they are all still there."""
     where = {"queue_id": queue.queue_id, "partition": new.partition}
     # Everything that adds or removes segments holds this lock.
     lock_partition(tx, queue, new.partition)
     present = tx.all("read_segments", start_index=old[0].start_index, max_segments=len(old), **where)
-    if [row.payload_id for row in present] != [row.payload_id for row in old]:
+    if list(map(_identity, present)) != list(map(_identity, old)):
         return False
     payload_id = store_payloads(tx, [new], runs)[0]
     tx.many("delete_payload", [{"payload_id": row.payload_id} for row in old])

@@ -1,0 +1,567 @@
+"""What disturbs a query, its stores, its checkpoint and its producers; each is called between two tasks, with random numbers of its own."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+import pyarrow as pa
+
+from penstock.errors import CommitOutcomeUnknown, PenstockError
+from penstock.queue.maintenance import trim_partition
+from tests.simulation.auditor import Violation
+from tests.simulation.operator import Operator
+from tests.simulation.scenario import (
+    ADDED,
+    CONSUMER,
+    CONTINUOUS,
+    FOREIGN,
+    MICRO_BATCH,
+    SCHEMA,
+    SINK,
+    SOURCE,
+)
+from tests.simulation.scheduler import Aim, Process, Task
+
+MISMATCH, SOURCE_BEHIND, SINK_BEHIND, OTHER_INPUT = (
+    "CHECKPOINT_MISMATCH",
+    "CHECKPOINT_MISMATCH.SOURCE_BEHIND",
+    "CHECKPOINT_MISMATCH.SINK_BEHIND",
+    "CHECKPOINT_MISMATCH.OTHER_INPUT",
+)
+REWOUND, CONFLICT, LOST = "CHECKPOINT_REWOUND", "OFFSET_CONFLICT", "DATA_LOST"
+NO_QUEUE, REFUSED = "QUEUE_NOT_FOUND", "COMMIT_REFUSED"
+"""Conditions that a query may be refused with."""
+
+Move = Callable[[Operator, random.Random], None]
+
+
+# Processes.
+
+
+def pause(op: Operator, rng: random.Random) -> None:
+    found = op.some_driver(rng)
+    if found is not None:
+        op.stand_still(found[0], rng.choice([0.3, 4.0, 6.0, 9.0, 25.0]))
+
+
+def pause_executors(op: Operator, rng: random.Random) -> None:
+    found = op.some_driver(rng)
+    if found is not None:
+        op.stand_still(found[1].executors, rng.choice([0.3, 4.0, 9.0, 25.0]))
+
+
+def crash(op: Operator, rng: random.Random) -> None:
+    found = op.some_driver(rng)
+    if found is not None:
+        found[0].kill()
+
+
+def cut_power(op: Operator, rng: random.Random) -> None:
+    """The machine with the driver, the executors and the checkpoint goes off; what Spark wrote last may be gone."""
+    op.kill_all()
+    op.machine.disk.cut_power(rng.randrange(4))
+    if not op.committed and not op.scenario.consumer:
+        # It begins at the first row that is left.
+        op.history.may_lack |= op.history.trimmed
+    # The sink knows the offset of the last micro-batch only, and only a pipeline asks it; rows may be trimmed that Spark plans anew.
+    op.may_refuse |= {REWOUND, LOST}
+    if op.scenario.guarantee == "idempotent" or not op.scenario.pipeline:
+        op.may_refuse.add(OTHER_INPUT)
+
+
+def pause_producer(op: Operator, rng: random.Random) -> None:
+    op.stand_still(rng.choice(op.producers).process, rng.choice([0.3, 4.0, 25.0]))
+
+
+def restart_producer(op: Operator, rng: random.Random) -> None:
+    """A producer has died, or only seems so; somebody else goes on with its session."""
+    producer = rng.choice(op.producers)
+    _end(op, rng, producer.process)
+    op.later(rng.choice([0.0, 1.0]), producer.restart)
+
+
+def restart_program(op: Operator, rng: random.Random) -> None:
+    if op.programs:
+        _end(op, rng, rng.choice(op.programs).process)
+        op.run_program()
+
+
+def _end(op: Operator, rng: random.Random, process: Process) -> None:
+    if rng.random() < 0.5:
+        process.kill()
+    else:
+        op.stand_still(process, rng.choice([0.3, 4.0, 9.0]))
+
+
+# A process at one step.
+
+DRIVER, EXECUTORS, PRODUCER = "driver", "executors", "producer"
+
+PLACES = (
+    (DRIVER, "commit"),
+    (DRIVER, "committed on"),
+    (DRIVER, "committed on"),
+    (DRIVER, "create"),
+    (DRIVER, "create"),
+    (DRIVER, "delete"),
+    (DRIVER, "begin on"),
+    (EXECUTORS, "commit"),
+    (EXECUTORS, "committed on"),
+    (EXECUTORS, "send"),
+    (PRODUCER, "committed on"),
+    (PRODUCER, "begin on"),
+)
+FOLLOWING = (
+    "",
+    "trim",
+    "trim",
+    "maintain",
+    "grow_source",
+    "grow_sink",
+    "seek",
+    "advance",
+    "lose_checkpoint",
+    "change_options",
+    "other_engine",
+    "other_engine",
+    "foreign",
+    "add_columns",
+    "disconnect",
+    "lose_reply",
+    "stop",
+    "take_over",
+)
+
+
+def aim(op: Operator, rng: random.Random) -> None:
+    """A process is killed, or stands still, just where it comes to a step; then something else happens before the query goes on."""
+    who, what = rng.choice(PLACES)
+    left, following = rng.randrange(4), rng.choice(FOLLOWING)
+
+    def at(task: Task, step: str) -> bool:
+        nonlocal left
+        if not (task.process.name.startswith(who) and step.startswith(what)):
+            return False
+        left -= 1
+        return left < 0
+
+    op.world.aim = Aim(at, lambda task: _hit(op, rng, who, task.process, following))
+
+
+def _hit(op: Operator, rng: random.Random, who: str, process: Process, following: str) -> None:
+    op.world.note(f"*** {process!r} is hit, and then: {following or 'nothing'}")
+    if who == PRODUCER:
+        _end(op, rng, process)
+        for each in op.producers:
+            if each.process is process:
+                op.later(rng.choice([0.0, 1.0]), each.restart)
+    elif rng.random() < 0.6:
+        process.kill()
+        op.halt(rng.choice([0.0, 2.0]))
+    elif who == DRIVER and rng.random() < 0.3:
+        cut_power(op, rng)
+        op.halt(2.0)
+    else:
+        op.stand_still(process, rng.choice([4.0, 9.0, 15.0, 40.0]))
+    if following:
+        MOVES[following](op, rng)
+
+
+# Servers.
+
+
+def disconnect(op: Operator, rng: random.Random) -> None:
+    """A process loses its connections to a server, with the locks that they hold."""
+    server = rng.choice([op.source, op.sink])
+    found = op.some_driver(rng)
+    if found is not None and server.rows:
+        process = rng.choice([found[0], found[1].executors])
+        server.break_all(lambda tx: tx.process is process)
+        op.lose_locks(server, process)
+
+
+def lose_reply(op: Operator, rng: random.Random) -> None:
+    """Transactions in hand commit, and nobody is told."""
+    server = rng.choice([op.source, op.sink])
+    if server.rows:
+        for tx in server.open:
+            tx.lose_reply = tx.write
+            # Who may write rows twice tries again.
+            op.machine.repeats += tx.write
+
+
+def restart_server(op: Operator, rng: random.Random) -> None:
+    server = rng.choice([op.source, op.sink])
+    if server.rows:
+        server.break_all(lambda tx: True)
+        op.lose_locks(server)
+
+
+def clock(op: Operator, rng: random.Random) -> None:
+    jump = rng.choice([-3600.0, -1.0, 60.0, 86400.0 * 400])
+    found = op.some_driver(rng)
+    if rng.random() < 0.5 and found is not None:
+        found[0].clock_offset += jump
+    else:
+        rng.choice([op.source, op.sink]).clock_offset += jump
+
+
+# The query.
+
+
+def take_over(op: Operator, rng: random.Random) -> None:
+    """A rolling restart: the new query starts, and the old one is stopped once the new one runs."""
+    old = op.current
+    if old is None or not old[0].alive:
+        return
+    op.start()
+    op.later(rng.choice([0.0, 0.4, 2.0]), lambda: old[1].stop())
+
+
+def stop(op: Operator, rng: random.Random) -> None:
+    """A graceful stop, and a start a while later, perhaps on the other engine."""
+    old = op.current
+    if old is None or not old[0].alive or op.halted:
+        return
+    op.halted = True
+    if op.scenario.two_stores and op.history.sought:
+        # No next one commits before this one ends.
+        op.history.repeats.update(each for rows in op.reader().source for each in rows)
+
+    def work() -> None:
+        try:
+            old[1].stop()
+        finally:
+            op.halted = False
+
+    if rng.random() < 0.5:
+        other_engine(op, rng)
+    op.later(0.0, work)
+
+
+def other_engine(op: Operator, rng: random.Random) -> None:
+    """For the next run."""
+    if op.scenario.pipeline and op.scenario.guarantee != "idempotent" and op.scenario.sink != "table":
+        op.engine = CONTINUOUS if op.engine == MICRO_BATCH else MICRO_BATCH
+
+
+def change_options(op: Operator, rng: random.Random) -> None:
+    """For the next run."""
+    op.rows_per_task = rng.choice([1, 2, 3, 100])
+    crash(op, rng)
+
+
+# The queues.
+
+
+def grow_source(op: Operator, rng: random.Random) -> None:
+    op.with_store(op.source, lambda store: store.queue(SOURCE).add_partitions(1 + rng.randrange(2)))
+
+
+def grow_sink(op: Operator, rng: random.Random) -> None:
+    if op.scenario.sink != "table":
+        op.with_store(op.sink, lambda store: store.queue(SINK).add_partitions(1 + rng.randrange(2)))
+
+
+def add_columns(op: Operator, rng: random.Random) -> None:
+    server, name = rng.choice([(op.source, SOURCE), (op.sink, SINK)])
+    if name == SINK and op.scenario.sink == "table":
+        return
+
+    def work(store: Any) -> None:
+        queue = store.queue(name)
+        if ADDED not in queue.schema.names:
+            queue.add_columns(pa.schema([(ADDED, pa.string())]))
+
+    op.with_store(server, work)
+
+
+def recreate_sink(op: Operator, rng: random.Random) -> None:
+    """The sink is dropped with all its rows, and made anew."""
+    if op.scenario.sink == "table":
+        return
+
+    def work(store: Any) -> None:
+        op.history.recreated = True
+        op.history.foreign.clear()
+        with suppress(CommitOutcomeUnknown):
+            store.drop_queue(SINK)
+        op.history.may_lack.update(each for rows in op.reader().source for each in rows)
+        with suppress(CommitOutcomeUnknown):
+            key = ("key",) if op.scenario.sink == "keyed" else ()
+            store.create_queue(SINK, SCHEMA, partitions=op.scenario.sink_partitions, key=key)
+
+    op.may_refuse |= {SINK_BEHIND, NO_QUEUE}
+    op.with_store(op.sink, work)
+
+
+def recreate_source(op: Operator, rng: random.Random) -> None:
+    """The source is dropped, and made anew with the same name; the query goes on with its checkpoint."""
+
+    def work(store: Any) -> None:
+        op.history.may_lack.update(each for rows in op.reader().source for each in rows)
+        op.history.recreated = True
+        with suppress(CommitOutcomeUnknown):
+            store.drop_queue(SOURCE, force=True)
+        with suppress(CommitOutcomeUnknown):
+            store.create_queue(SOURCE, SCHEMA, partitions=op.scenario.source_partitions)
+        op.register(store)
+        op.produce(SOURCE, op.fresh_ids(), 3)
+
+    op.may_refuse |= {MISMATCH, SOURCE_BEHIND, NO_QUEUE}
+    op.with_store(op.source, work)
+
+
+def foreign(op: Operator, rng: random.Random) -> None:
+    """Others append to the sink as well."""
+    if op.scenario.sink != "table":
+        first = FOREIGN + 1000 * len(op.producers)
+        op.produce(SINK, first, 2 + rng.randrange(4))
+
+
+def maintain(op: Operator, rng: random.Random) -> None:
+    """By hand, perhaps by two at once."""
+    older = timedelta(seconds=rng.choice([0, 2, 86400]))
+    server = rng.choice([op.source, op.sink])
+    for _ in range(1 + rng.randrange(2)):
+        op.with_store(server, lambda store: op.tend(store, older))
+
+
+def trim(op: Operator, rng: random.Random) -> None:
+    """By hand, as far as consumers allow."""
+    before = rng.choice([rng.randrange(12), 1_000_000])
+    scenario, history = op.scenario, op.history
+    waits = scenario.consumer and scenario.vital
+    # What comes meanwhile is trimmed as well, and nobody could say which rows those were.
+    beyond = not op.producing
+
+    def work(store: Any) -> None:
+        record = store.queue(SOURCE).record
+        now, hand = op.reader(), op.in_hand()
+        # A query that has committed nothing begins at the first row that is left.
+        begun = scenario.consumer or op.committed
+        for partition, (first, ids) in enumerate(zip(now.first, now.source, strict=True)):
+            bound = before if beyond else min(before, first + len(ids))
+            gone = ids[: max(0, bound - first)]
+            history.trimmed.update(gone)
+            if not waits and not (scenario.fail_on_data_loss and begun):
+                history.may_lack.update(gone)
+            trim_partition(store.database, store.uuid, record, partition, bound)
+        if hand is not None and op.in_hand() is hand:
+            _require_kept(op, hand)
+        if beyond:
+            op.produce(SOURCE, op.fresh_ids(), 2)
+
+    if scenario.fail_on_data_loss and not waits:
+        op.may_refuse.add(LOST)
+    if scenario.guarantee == "idempotent" and not scenario.fail_on_data_loss:
+        # A task that is repeated finds fewer rows than it has written.
+        op.may_refuse.add(REFUSED)
+    op.with_store(op.source, work)
+
+
+def _require_kept(op: Operator, hand: list[tuple[int, int]]) -> None:
+    """A micro-batch whose driver has lived all the while keeps its rows."""
+    first = op.reader().first
+    for partition, (start, end) in enumerate(hand):
+        if start < end and first[partition] > start:
+            raise Violation(
+                "trimmed",
+                f"rows of partition {partition} from {start} on are gone while a micro-batch reads them",
+            )
+
+
+def seek(op: Operator, rng: random.Random) -> None:
+    """The query is dead or not; a consumer that is in use refuses, and then a new checkpoint goes on where the consumer stands."""
+    if not op.scenario.consumer:
+        return
+    found = op.current
+    if found is not None and not found[0].paused and rng.random() < 0.6:
+        if rng.random() < 0.5:
+            found[0].kill()
+        else:
+            # Long enough for the next query to have committed before this one wakes.
+            op.stand_still(found[0], 12.0)
+    if found is not None and found[0].paused:
+        for server in (op.source, op.sink):
+            op.lose_locks(server, found[0])
+    to = rng.choice(["same", "same", "earliest"])
+
+    def work(store: Any) -> None:
+        consumer, owner = store.consumer(CONSUMER), op.owner()
+        before, restores = consumer.offsets(SOURCE), op.source.restores
+        op.history.sought = True
+        with suppress(CommitOutcomeUnknown):
+            consumer.seek(SOURCE, to=before if to == "same" else "earliest")
+        _require_refused(op, owner)
+        _may_repeat(op, consumer.offsets(SOURCE))
+        now = op.reader()
+        if op.source.restores != restores or (op.history.restored and op.scenario.two_stores):
+            # It was sought to where it stood before the backup came, or not to where the other store is now.
+            op.history.may_lack.update(each for rows in now.source for each in rows)
+        # It goes on behind rows that are gone.
+        there = {each for rows in now.source for each in rows}
+        op.history.may_lack.update(op.history.trimmed - there)
+        op.new_checkpoint()
+
+    op.with_store(op.source, work)
+
+
+def _require_refused(op: Operator, owner: Process | None) -> None:
+    """Called where a consumer has been moved: nobody moves one that a query owns all the while."""
+    if owner is not None and op.owner() is owner:
+        raise Violation("moved", f"the consumer was moved although {owner!r} owns it")
+
+
+def advance(op: Operator, rng: random.Random) -> None:
+    """A program takes rows through the query's own consumer."""
+    if not op.scenario.consumer:
+        return
+    history = op.history
+
+    def work(store: Any) -> None:
+        consumer, owner = store.consumer(CONSUMER), op.owner()
+        partition = rng.randrange(len(consumer.offsets(SOURCE)))
+        pull = consumer.pull(SOURCE, partition, max_rows=1 + rng.randrange(4))
+        ids = set(pull.table["id"].to_pylist()) - history.may_lack
+        history.may_lack |= ids
+        history.taken |= ids
+        try:
+            with suppress(CommitOutcomeUnknown):
+                consumer.advance(SOURCE, partition, old=pull.start, new=pull.end)
+        except PenstockError:
+            history.may_lack -= ids
+            history.taken -= ids
+            raise
+        if pull.start < pull.end:
+            _require_refused(op, owner)
+
+    op.may_refuse.add(CONFLICT)
+    op.with_store(op.source, work)
+
+
+def _may_repeat(op: Operator, offsets: dict[int, int]) -> None:
+    """Rows from there on come again, as far as they have come before."""
+    now = op.reader()
+    there = {row[0] for rows in now.sink for row in rows}
+    # Of two stores, the sink's cannot know yet that what a driver is about to commit is out of date. The consumer seems free
+    # although a driver runs when that one has just taken over, and the lock has gone with the driver before it.
+    drivers = [driver for driver, _ in op.runs]
+    # One that stands still for long meets what the next one has committed.
+    runs = any(driver.alive and (driver.paused_until or 0.0) < op.world.now + 10.0 for driver in drivers)
+    commits = any(tx.process in drivers for tx in op.sink.open if tx.write)
+    anyhow = op.scenario.two_stores and (runs or commits)
+    for partition, (first, ids) in enumerate(zip(now.first, now.source, strict=True)):
+        again = ids[max(0, offsets.get(partition, 0) - first) :]
+        op.history.repeats.update(each for each in again if anyhow or each in there)
+
+
+# Checkpoints and backups.
+
+
+def lose_checkpoint(op: Operator, rng: random.Random) -> None:
+    """A new checkpoint where a consumer knows how far the query has come; drivers that have the old one are zombies."""
+    # Where only the sink was restored, the consumer has to be sought first.
+    lost = op.history.restored and op.scenario.two_stores
+    if op.scenario.consumer and op.scenario.guarantee == "exactly_once" and not lost:
+        contest = any(driver.alive and not run.owned for driver, run in op.runs)
+        if op.scenario.two_stores or contest:
+            # The consumer may not have followed yet what the sink has, or the old query owns it after the new one.
+            op.may_refuse.add(CONFLICT)
+        op.new_checkpoint()
+        op.start()
+
+
+def restore_checkpoint(op: Operator, rng: random.Random) -> None:
+    """Of an earlier moment than the stores, with the query stopped."""
+    backup = op.backup
+    if backup is None or f"{op.checkpoint}/metadata" not in backup.files:
+        return
+    op.kill_all()
+    op.machine.disk.files = dict(backup.files)
+    op.may_refuse |= {REWOUND, OTHER_INPUT, CONFLICT}
+
+
+def take_backup(op: Operator, rng: random.Random) -> None:
+    op.backup = op.copied()
+
+
+def restore(op: Operator, rng: random.Random) -> None:
+    """Of one store or of both, with the checkpoint or without; the query is stopped for it, as a rule."""
+    backup = op.backup
+    begun = op.machine.disk.numbers(f"{op.checkpoint}/commits")
+    # A new checkpoint that has committed nothing knows of nothing that another store could have lost.
+    if backup is None or (op.scenario.two_stores and not begun):
+        return
+    which = rng.choice([[op.source], [op.sink], [op.source, op.sink]])
+    if not op.scenario.consumer and op.scenario.two_stores and op.producing:
+        # Nothing could tell that the queue has grown again to where the query stands.
+        which = [op.sink]
+    # Who has no consumer is asked to stop: nothing else could tell that rows have come back with other content.
+    stopped = not op.scenario.consumer or rng.random() < 0.8
+    if stopped:
+        op.kill_all()
+    for server in set(which):
+        op.lose_locks(server)
+        server.restore(backup.stores[server.url])
+    # One that has committed nothing is as good as a new one, which goes on where the consumer of another store stands.
+    needed = f"{op.checkpoint}/{'commits/' if op.scenario.two_stores else 'metadata'}"
+    if stopped and rng.random() < 0.3 and any(path.startswith(needed) for path in backup.files):
+        op.machine.disk.files = dict(backup.files)
+    op.history.restored = True
+    op.may_refuse |= {MISMATCH, SOURCE_BEHIND, SINK_BEHIND, OTHER_INPUT, REWOUND, CONFLICT}
+    # Whoever restores goes on producing; without a consumer, when the query has been started again.
+    first, appends = op.fresh_ids(), 2 + rng.randrange(6)
+    op.waiting += 1
+
+    def produce() -> None:
+        op.waiting -= 1
+        op.produce(SOURCE, first, appends)
+
+    op.world.later(0.0 if op.scenario.consumer else 60.0, produce)
+
+
+MOVES: dict[str, Move] = {
+    move.__name__: move
+    for move in (
+        pause,
+        crash,
+        pause_executors,
+        cut_power,
+        pause_producer,
+        restart_producer,
+        restart_program,
+        aim,
+        disconnect,
+        lose_reply,
+        restart_server,
+        clock,
+        take_over,
+        stop,
+        other_engine,
+        change_options,
+        grow_source,
+        grow_sink,
+        foreign,
+        add_columns,
+        recreate_sink,
+        recreate_source,
+        maintain,
+        trim,
+        advance,
+        seek,
+        lose_checkpoint,
+        restore_checkpoint,
+        take_backup,
+        restore,
+    )
+}
+_OFTEN = {"aim": 6, "pause": 2}
+_NEVER_ALONE = {"other_engine"}
+
+KINDS = tuple(name for name in MOVES if name not in _NEVER_ALONE for _ in range(_OFTEN.get(name, 1)))
+"""What is drawn from."""
