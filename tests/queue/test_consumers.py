@@ -69,6 +69,33 @@ def test_an_offset_moves_from_where_it_is_or_not_at_all(consumer: penstock.Consu
     assert consumer.offsets("q") == {0: 4, 1: 0}
 
 
+def test_an_offset_does_not_move_over_rows_that_were_not_pulled(
+    store: penstock.Store, consumer: penstock.Consumer
+) -> None:
+    """The indexes are those of the rows that were pulled, and the rows are others."""
+    pull = consumer.pull("q", 0, max_rows=3)
+    store.drop_queue("q", force=True)
+    queue = store.create_queue("q", SCHEMA, partitions=2)
+    queue.append(rows(7, 8, 9), 0)
+    queue.register("c")
+    with pytest.raises(
+        OffsetConflict, match="the queue was made anew, since the rows of partition 0 were pulled"
+    ):
+        consumer.advance("q", 0, old=pull.start, new=pull.end)
+    again = consumer.pull("q", 0)
+    assert numbers(again.table) == [7, 8, 9]
+    consumer.advance("q", 0, old=again.start, new=again.end)
+
+
+def test_rows_that_were_pulled_before_a_seek_are_pulled_again(consumer: penstock.Consumer) -> None:
+    consumer.pull("q", 0)
+    consumer.seek("q", to="earliest")
+    with pytest.raises(OffsetConflict, match="pull again"):
+        consumer.advance("q", 0, old=0, new=3)
+    # Of a partition that this object has not pulled it knows nothing.
+    consumer.advance("q", 1, old=0, new=1)
+
+
 @pytest.mark.parametrize(("old", "new"), [(0, 11), (0, -1), (4, 3)])
 def test_an_offset_moves_forward_to_the_newest_row_at_most(
     consumer: penstock.Consumer, old: int, new: int

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from penstock.errors import ConsumerInUse, InvalidInput, InvalidPosition, PartitionNotFound
+from penstock.errors import ConsumerInUse, InvalidInput, InvalidPosition, OffsetConflict, PartitionNotFound
 from penstock.instants import micros_of
 from penstock.kinds import require
 from penstock.queue.maintenance import Maintainer
@@ -88,6 +88,8 @@ class Consumer:
         self._database = database
         self._store_uuid = store_uuid
         self._maintainer = maintainer
+        self._pulled: dict[tuple[str, int], int] = {}
+        """The generation of the registration that rows were pulled of, by queue and partition."""
         self.name = name
 
     def __repr__(self) -> str:
@@ -208,14 +210,15 @@ class Consumer:
             raise InvalidInput(f"max_rows is 1 or more, not {max_rows!r}")
         check_whole_partition(partition)
 
-        def work(tx: Transaction) -> tuple[QueueRecord, int, int]:
+        def work(tx: Transaction) -> tuple[int, QueueRecord, int, int]:
             registration = self._find(tx, queue)
             record = catalog.find_queue(tx, queue)
             offset = _at(registration, consumers.read_offsets(tx, registration)[0], partition)
             there = catalog.lock_partition(tx, record, partition)
-            return record, offset, min(offset + max_rows, there.next_index)
+            return registration.generation, record, offset, min(offset + max_rows, there.next_index)
 
-        record, start, end = self._database.run(work, write=False)
+        generation, record, start, end = self._database.run(work, write=False)
+        self._pulled[queue, partition] = generation
         chunks = log.read(self._database, record, partition, start, end)
         return Pull(
             pa.Table.from_batches([chunk.batch for chunk in chunks], schema=record.schema), start, end
@@ -238,7 +241,8 @@ class Consumer:
         Raises
         ------
         OffsetConflict
-            When the stored offset is not ``old``.
+            When the stored offset is not ``old``, or the consumer was sought elsewhere, or the queue made anew, since this object
+            has pulled the rows.
         ConsumerInUse
             When a live query owns the consumer.
         InvalidPosition
@@ -251,6 +255,7 @@ class Consumer:
         def work(tx: Transaction) -> QueueRecord | None:
             registration = self._find(tx, queue, lock=True)
             self._refuse_when_owned(tx, registration, "move")
+            self._require_pulled(registration, partition)
             there = None
             if 0 <= partition < _INDEXES_END:
                 there = tx.one("read_partition", queue_id=registration.queue_id, partition=partition)
@@ -356,6 +361,18 @@ class Consumer:
 
     def _find(self, tx: Transaction, queue: str, *, lock: bool = False) -> Registration:
         return consumers.find_registration(tx, self.name, check_name("queue", queue), lock=lock)
+
+    def _require_pulled(self, registration: Registration, partition: int) -> None:
+        """Refuse to move over rows that are not those which were pulled, although their indexes are the same."""
+        queue, generation = registration.queue, registration.generation
+        if self._pulled.get((queue, partition), generation) != generation:
+            raise OffsetConflict(
+                f"consumer {self.name!r} was sought elsewhere on queue {queue!r}, or the queue was made anew, since the rows of "
+                f"partition {partition} were pulled: pull again",
+                consumer=self.name,
+                queue=queue,
+                partition=partition,
+            )
 
     def _refuse_when_owned(self, tx: Transaction, registration: Registration, action: str) -> None:
         if tx.owner_alive(registration.lock_name(self._store_uuid)):
