@@ -380,6 +380,16 @@ def test_a_sink_that_may_repeat_rows_notices_what_it_has_lost_too(pair: Pair) ->
         note_batch(database, replace(key, batch_id=3), "app", 1, new_sink=False)
 
 
+def test_a_sink_that_may_repeat_rows_takes_an_old_copy_of_the_checkpoint(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Further back than the ledger remembers: the sink has more than the checkpoint knows, not less."""
+    monkeypatch.setattr(ledger, "KEEP", 2)
+    database, key = pair.into.database, pair.batch("app", 0).key
+    for number in (0, 1, 2, 3, 4, 1, 2, 3, 4, 5):
+        note_batch(database, replace(key, batch_id=number), "app", 1, new_sink=False)
+
+
 def test_a_commit_whose_outcome_is_unknown_is_repeated_and_happens_once(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,12 +21,19 @@ def pair(store: Any) -> Pair:
 
 
 def write(
-    pair: Pair, task: int, ids: Sequence[int], *, batch_id: int = 0, app: str = "app", origin: str = "check"
+    pair: Pair,
+    task: int,
+    ids: Sequence[int],
+    *,
+    batch_id: int = 0,
+    app: str = "app",
+    origin: str = "check",
+    covers: str = "",
 ) -> Any:
     sink = pair.sink.record
     key = replace(pair.batch(app, batch_id).key, task=task)
     segments = log.to_segments(pa.table({"id": pa.array(ids, pa.int64())}), 0)
-    return append_task(pair.store.database, sink, key, segments, origin=origin)
+    return append_task(pair.store.database, sink, key, segments, origin=origin, covers=covers)
 
 
 def test_a_task_that_is_repeated_appends_once(pair: Pair) -> None:
@@ -74,6 +81,22 @@ def test_a_task_of_another_checkpoint_with_the_same_app_id_is_refused(pair: Pair
     with pytest.raises(CheckpointMismatch, match="from another checkpoint"):
         write(pair, 0, [1, 2], origin="two")
     assert write(pair, 0, [1, 2], origin="two", app="other").rows == 2
+
+
+def test_tasks_of_a_micro_batch_that_has_other_input_by_now_are_refused(pair: Pair) -> None:
+    """The checkpoint has lost its last entry, and Spark has planned the micro-batch anew."""
+    write(pair, 1, [1, 2], covers="rows 0 to 2")
+    assert write(pair, 1, [1, 2], covers="rows 0 to 2") is None
+    for task, ids in ((1, [3, 4]), (0, [1]), (2, [2])):
+        with pytest.raises(CheckpointMismatch, match="other input") as caught:
+            write(pair, task, ids, covers="rows 0 to 4")
+        assert caught.value.condition == "CHECKPOINT_MISMATCH.OTHER_INPUT"
+    assert rows_of(pair.sink) == [1, 2]
+
+
+def test_a_task_that_cannot_know_its_input_is_a_repeat_by_its_rows(pair: Pair) -> None:
+    write(pair, 0, [1, 2], covers="rows 0 to 2")
+    assert write(pair, 0, [1, 2]) is None
 
 
 def test_exactly_once_does_not_repeat_what_tasks_have_appended(pair: Pair) -> None:

@@ -127,6 +127,9 @@ def note_batch(
     """
 
     def work(tx: Transaction) -> None:
+        if ledger.rewound(tx, key) is not None:
+            # An old copy of the checkpoint repeats rows, as it may, and the sink lacks none.
+            return
         if ledger.enter(tx, key, json.dumps([origin, []]), rows, logged) is None:
             refuse_gap(tx, key, new_sink=new_sink)
             ledger.prune(tx, key)
@@ -202,6 +205,7 @@ def append_task(
     segments: Sequence[Segment],
     *,
     origin: str = "",
+    covers: str = "",
     new_sink: bool = False,
 ) -> log.Appended | None:
     """Append what one task has written; None when the task, or its micro-batch, did so before.
@@ -212,13 +216,15 @@ def append_task(
         The task's entry in the ledger, which makes a repeat a no-op; None for a sink that may repeat rows.
     origin
         The id of the checkpoint that the task's micro-batch belongs to.
+    covers
+        What tells the micro-batch's input from any other; empty where the task cannot know it.
     new_sink
         As in :class:`BatchCommit`.
 
     Raises
     ------
     CheckpointMismatch
-        When another checkpoint has made the entry, or the sink lacks the micro-batch before.
+        When another checkpoint, or a micro-batch of other input, has made the entry, or the sink lacks the micro-batch before.
     CheckpointRewound
         When the ledger does not reach back so far.
     CommitRefused
@@ -227,7 +233,7 @@ def append_task(
     rows = sum(segment.rows for segment in segments)
 
     def work(tx: Transaction) -> log.Appended | None:
-        if key is not None and _appended_before(tx, key, origin, rows, new_sink):
+        if key is not None and _appended_before(tx, key, origin, covers, rows, new_sink):
             return None
         appended = log.append(tx, sink, segments)
         catalog.require_unchanged(tx, sink)
@@ -237,21 +243,40 @@ def append_task(
     return database.run(work, idempotent=True)
 
 
-def _appended_before(tx: Transaction, key: LedgerKey, origin: str, rows: int, new_sink: bool) -> bool:
+def _appended_before(
+    tx: Transaction, key: LedgerKey, origin: str, covers: str, rows: int, new_sink: bool
+) -> bool:
     _refuse_rewound(tx, key)
     if ledger.find(tx, key.whole) is not None:
         return True
-    before = ledger.enter(tx, key, origin, rows)
+    written = ledger.task_input(tx, key)
+    if written is not None:
+        _same_input(key, written, origin, covers)
+    before = ledger.enter(tx, key, f"{origin} {covers}", rows)
     if before is None:
         refuse_gap(tx, key, new_sink=new_sink)
         return False
-    if before.ranges != origin:
+    if before.rows != rows:
+        raise _unrepeatable(key, {key.task: before.rows}, {key.task: rows})
+    return True
+
+
+def _same_input(key: LedgerKey, written: str, origin: str, covers: str) -> None:
+    """Refuse a task when one of the same micro-batch has written rows of other input."""
+    before_origin, _, before_covers = written.partition(" ")
+    if before_origin != origin:
         raise CheckpointMismatch(
             f"app {key.app_id!r} has written micro-batch {key.batch_id} from another checkpoint before: a new "
             "checkpoint needs a new appId (leave the option out to get one)",
             app_id=key.app_id,
             batch_id=key.batch_id,
         )
-    if before.rows != rows:
-        raise _unrepeatable(key, {key.task: before.rows}, {key.task: rows})
-    return True
+    if covers and before_covers and before_covers != covers:
+        raise CheckpointMismatch(
+            f"tasks of app {key.app_id!r} have written rows of micro-batch {key.batch_id} into {key.sink} before, when it had "
+            "other input: the checkpoint is an old copy, or its last entries were lost with the machine's power. Use the newest "
+            "checkpoint, or a new one with guarantee=exactly_once",
+            condition=OTHER_INPUT,
+            app_id=key.app_id,
+            batch_id=key.batch_id,
+        )

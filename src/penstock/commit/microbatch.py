@@ -70,7 +70,7 @@ class BatchCommit(Generic[T]):
     new_sink: bool = False
     """Whether the sink may have nothing of the query although the checkpoint is not new."""
     logged: str | None = None
-    """The offset that the checkpoint logs for it, where that is written after this commit."""
+    """The offset that the checkpoint logs for it, where that is written after this commit or may be lost; None where it has several."""
 
     @property
     def key(self) -> LedgerKey:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import TypeVar
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from penstock.commit.microbatch import BatchCommit, Target
 from penstock.commit.offsets import batch_ranges, other_offsets
@@ -42,7 +44,7 @@ def micro_batch(
         When the checkpoint cannot be read, or a consumer appears in it with two ranges.
     """
     now = checkpoint.offsets(batch_id)
-    query_id = checkpoint.query_id()
+    query_id, stateful = checkpoint.query_id(), checkpoint.stateful()
     return BatchCommit(
         sink=target,
         app_id=app_id or query_id,
@@ -53,10 +55,22 @@ def micro_batch(
         others=other_offsets(now),
         attempts=attempts or {},
         tasks=tasks,
-        stateful=checkpoint.stateful(),
+        stateful=stateful,
         rebind=rebind,
         new_sink=new_sink,
+        logged=None if stateful else _logged(now),
     )
+
+
+def _logged(offsets: Sequence[Any]) -> str | None:
+    """The offset that a checkpoint which has lost this micro-batch is given again; of one source alone, and where it is an object."""
+    return json.dumps(offsets[0]) if len(offsets) == 1 and isinstance(offsets[0], dict) else None
+
+
+def digest_of(checkpoint: Checkpoint, batch_id: int) -> str:
+    """What tells the input of a micro-batch from any other, by its offsets."""
+    offsets = json.dumps(checkpoint.offsets(batch_id), sort_keys=True)
+    return hashlib.sha256(offsets.encode()).hexdigest()
 
 
 def require_own(checkpoint: Checkpoint, writers: Iterable[str]) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
@@ -16,7 +17,7 @@ from penstock.errors import CommitRefused, condition_of
 from penstock.queue.opened import open_store
 from penstock.spark.boundary import plain_errors
 from penstock.spark.checkpoint import Checkpoint
-from penstock.spark.micro_batches import micro_batch, require_own
+from penstock.spark.micro_batches import digest_of, micro_batch, require_own
 from penstock.spark.options import SinkOptions
 from penstock.spark.task_writer import TaskWriter
 from penstock.spark.writing import StreamTask, Wrote
@@ -25,6 +26,8 @@ from penstock.store.ledger import LedgerKey
 from penstock.store.log import Appended
 
 log = logging.getLogger("penstock.spark")
+
+T = TypeVar("T")
 
 
 @plain_errors
@@ -44,8 +47,13 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
             wrote = writer.stage(app_id, stream.batch_id, iterator)
         elif self._options.guarantee == "idempotent":
             key = LedgerKey(sink_name(self._queue), app_id, stream.batch_id, writer.task)
-            rows = self._stateless(stream, iterator)
-            wrote = writer.append_once(key, stream.query_id, rows, new_sink=self._options.allow_new_sink)
+            wrote = writer.append_once(
+                key,
+                stream.query_id,
+                self._stateless(stream, iterator),
+                covers=self._covers(stream),
+                new_sink=self._options.allow_new_sink,
+            )
         else:
             wrote = writer.append(iterator)
         return replace(wrote, stream=stream)
@@ -56,19 +64,25 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
         A task of an idempotent write appends for all to see: a refusal at the commit would come too late.
         """
         yield from batches
+        if self._told(stream, Checkpoint.stateful):
+            raise _stateful()
+
+    def _covers(self, stream: StreamTask) -> str:
+        """What tells the input of the running micro-batch from any other."""
+        return self._told(stream, lambda checkpoint: digest_of(checkpoint, stream.batch_id)) or ""
+
+    def _told(self, stream: StreamTask, ask: Callable[[Checkpoint], T]) -> T | None:
+        """What the checkpoint says; None where an executor cannot read it: only the driver must, and says so if it does not."""
         location = stream.location(self._options)
         try:
-            stateful = location is not None and Checkpoint(location).stateful()
+            return None if location is None else ask(Checkpoint(location))
         except Exception as error:
-            # Only the driver must be able to read it, and says so if it is not.
             log.debug(
                 "the checkpoint cannot be read here: %s",
                 type(error).__name__,
                 extra={"action": "checkpoint_unread", "error": condition_of(error)},
             )
-        else:
-            if stateful:
-                raise _stateful()
+            return None
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
         """Commit a micro-batch, on the driver."""

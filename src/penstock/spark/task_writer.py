@@ -58,7 +58,13 @@ class TaskWriter:
         return self._wrote(len(appended), *(each.crowded for each in appended if each is not None))
 
     def append_once(
-        self, key: LedgerKey, origin: str, batches: Iterator[pa.RecordBatch], *, new_sink: bool
+        self,
+        key: LedgerKey,
+        origin: str,
+        batches: Iterator[pa.RecordBatch],
+        *,
+        covers: str = "",
+        new_sink: bool,
     ) -> Wrote:
         """Append the rows all at once; a repeated task appends nothing.
 
@@ -66,11 +72,15 @@ class TaskWriter:
         ----------
         origin
             The checkpoint that the micro-batch belongs to.
+        covers
+            What tells its input from any other; empty where that is not known.
         new_sink
             Whether the queue may have nothing of the query although the checkpoint is not new.
         """
         segments = [segment for group in self._pieces.groups(batches) for segment in group]
-        appended = append_task(self._database, self._queue, key, segments, origin=origin, new_sink=new_sink)
+        appended = append_task(
+            self._database, self._queue, key, segments, origin=origin, covers=covers, new_sink=new_sink
+        )
         return self._wrote(len(segments), () if appended is None else appended.crowded)
 
     @property

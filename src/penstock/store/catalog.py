@@ -230,13 +230,10 @@ def drop_queue(tx: Transaction, queue: QueueRecord) -> None:
     tx.all("lock_registrations", queue_id=queue.queue_id)
     for statement in ("delete_registrations", "delete_producers"):
         tx.run(statement, queue_id=queue.queue_id)
+    staged = tx.all("delete_queue_staged", queue_id=queue.queue_id)
+    tx.many("delete_payload", [{"payload_id": each} for each in sorted(row.payload_id for row in staged)])
     lock_partitions(tx, queue)
-    for statement in (
-        "delete_queue_payloads",
-        "delete_queue_segments",
-        "delete_queue_staged",
-        "delete_queue",
-    ):
+    for statement in ("delete_queue_payloads", "delete_queue_segments", "delete_queue"):
         tx.run(statement, queue_id=queue.queue_id)
     tx.run("delete_sink_ledger", sink=queue_sink(queue))
 

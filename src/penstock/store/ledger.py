@@ -35,7 +35,7 @@ class LedgerEntry:
     rows: int
     batch_id: int
     logged: str | None = None
-    """The offset that the query's checkpoint logs for it, where the checkpoint is written after the sink."""
+    """The offset that the query's checkpoint logs for it; of the newest micro-batch alone."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +83,12 @@ def tasks(tx: Transaction, key: LedgerKey) -> dict[int, int]:
     """The rows of each task of a micro-batch that has an entry of its own."""
     rows = tx.all("ledger_tasks", sink=key.sink, app_id=key.app_id, batch_id=key.batch_id)
     return {row.task: row.row_count for row in rows}
+
+
+def task_input(tx: Transaction, key: LedgerKey) -> str | None:
+    """What those tasks of a micro-batch that have an entry of their own have written of; None when none has."""
+    row = tx.one("first_ledger_task", sink=key.sink, app_id=key.app_id, batch_id=key.batch_id)
+    return None if row is None else str(row.ranges)
 
 
 def rewound(tx: Transaction, key: LedgerKey) -> int | None:

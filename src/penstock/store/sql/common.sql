@@ -65,15 +65,14 @@ delete from penstock.producer where queue_id = :queue_id;
 -- name: delete_queue_payloads
 delete from penstock.payload where payload_id in (
     select payload_id from penstock.segment where queue_id = :queue_id
-    union all
-    select payload_id from penstock.staged where queue_id = :queue_id
 );
 
 -- name: delete_queue_segments
 delete from penstock.segment where queue_id = :queue_id;
 
 -- name: delete_queue_staged
-delete from penstock.staged where queue_id = :queue_id;
+delete from penstock.staged where queue_id = :queue_id
+returning payload_id;
 
 -- name: delete_queue
 delete from penstock.queue where queue_id = :queue_id;
@@ -407,6 +406,12 @@ where sink = :sink and app_id = :app_id and batch_id = :batch_id and task = -1 a
 select task, row_count from penstock.ledger
 where sink = :sink and app_id = :app_id and batch_id = :batch_id and task >= 0
 order by task;
+
+-- name: first_ledger_task
+select ranges from penstock.ledger
+where sink = :sink and app_id = :app_id and batch_id = :batch_id and task >= 0
+order by task
+limit 1;
 
 -- name: newest_batch
 select l.batch_id from penstock.ledger as l
