@@ -156,6 +156,30 @@ def test_an_epoch_that_the_sink_has_and_the_checkpoint_lacks_is_found_by_micro_b
     assert copy.store.consumer("c").lag("in").rows == 0
 
 
+@pytest.mark.parametrize("trigger", [NOW, SOON], ids=["micro-batches", "continuous"])
+@pytest.mark.parametrize("kept", [0, 1, 2], ids=["nothing", "the first", "the offsets"])
+def test_a_micro_batch_that_the_checkpoint_has_lost_is_found_in_the_sink(
+    copy: Copy, trigger: ps.Trigger, kept: int
+) -> None:
+    """The machine has lost its power, and Spark does not sync what it writes; then rows come that would belong to it."""
+    for _ in range(2 if kept else 1):
+        copy.add()
+        copy.start(NOW).awaitTermination()
+    lost = 1 if kept else 0
+    for entry in ("commits",) if kept == 2 else ("commits", "offsets"):
+        for name in (f"{lost}", f".{lost}.crc"):
+            (copy.folder / "ck" / entry / name).unlink()
+    copy.add()
+    again = copy.start(trigger)
+    if trigger is NOW:
+        again.awaitTermination()
+    else:
+        again.processAllAvailable()
+    assert copy.rows() == copy.expected()
+    again.stop()
+    assert copy.store.consumer("c").lag("in").rows == 0
+
+
 @one_store
 def test_a_query_without_a_checkpoint_has_one_until_it_is_stopped(copy: Copy) -> None:
     query = copy.start(checkpoint=None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import pytest
 
@@ -84,6 +84,27 @@ def test_what_the_micro_batch_engine_has_begun_is_dropped_unless_the_sink_has_it
     assert logs.offset(1) == {"to": [9]}
 
 
+def test_an_epoch_that_another_driver_logs_while_the_sink_is_asked_is_not_dropped(tmp_path: Path) -> None:
+    logs = committed(tmp_path, 1)
+    sink = sink_at(0, {"to": [0]})
+
+    def newest() -> SinkEpoch:
+        logs.write_offset(1, {"to": [9]})
+        return SinkEpoch(0, {"to": [0]}, 2)
+
+    sink.newest = newest
+    assert settle(logs, sink, Mock()) == 0
+    assert logs.offset(1) == {"to": [9]}
+
+
+@pytest.mark.parametrize("last", [0, 1])
+def test_an_epoch_whose_offset_another_driver_has_dropped_is_logged_again(tmp_path: Path, last: int) -> None:
+    logs = committed(tmp_path, last + 1, passed=True)
+    logs.drop_offset(last)
+    assert settle(logs, sink_at(last, {"to": [last]}), Mock(), limited=True) == last
+    assert (logs.offset(last), logs.passed(last)) == ({"to": [last]}, 2 * (last + 1))
+
+
 def test_what_the_micro_batch_engine_has_begun_stays_for_it_to_repeat(tmp_path: Path) -> None:
     logs = committed(tmp_path, 1)
     logs.write_offset(1, {"to": [9]})
@@ -92,11 +113,24 @@ def test_what_the_micro_batch_engine_has_begun_stays_for_it_to_repeat(tmp_path: 
         assert logs.unsettled() == 1
 
 
-def test_an_epoch_that_is_in_the_checkpoint_with_other_rows_is_another_drivers(tmp_path: Path) -> None:
+def test_an_epoch_that_was_begun_with_other_rows_gives_way_to_the_one_that_the_sink_has(
+    tmp_path: Path,
+) -> None:
     logs = committed(tmp_path, 1)
     logs.write_offset(1, {"to": [8]})
-    with pytest.raises(OwnerFenced):
-        settle(logs, sink_at(1, {"to": [9]}), Mock())
+    assert settle(logs, sink_at(1, {"to": [9]}), Mock()) == 1
+    assert logs.offset(1) == {"to": [9]}
+
+
+def test_an_epoch_that_is_committed_with_other_rows_is_another_drivers(tmp_path: Path) -> None:
+    logs = committed(tmp_path, 1)
+    logs.drop_offset(0)
+
+    def follow(_: Any) -> None:
+        logs.write_offset(0, {"to": [8]})
+
+    with pytest.raises(OwnerFenced), patch.object(CheckpointLog, "has_offset", return_value=False):
+        settle(logs, sink_at(0, {"to": [9]}), follow)
 
 
 def test_the_count_of_a_limit_goes_on(tmp_path: Path) -> None:

@@ -61,6 +61,10 @@ class CheckpointLog:
         begun, committed = self.read.last_begun(), self.last_committed()
         return begun if begun is not None and begun != committed else None
 
+    def has_offset(self, number: int) -> bool:
+        """Whether the offset of an epoch or micro-batch is there."""
+        return self.read.read(f"offsets/{number}") is not None
+
     def offset(self, number: int) -> Any:
         """The offset of the one source.
 

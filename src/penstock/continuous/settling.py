@@ -32,23 +32,27 @@ def settle(logs: CheckpointLog, sink: SinkDriver, follow: Follow, *, limited: bo
     CheckpointMismatch, CheckpointRewound, OwnerFenced
         As :func:`catch_up`.
     """
-    found = catch_up(logs, sink, follow, limited=limited)
+    # Looked up before the sink is asked: what another driver commits and logs after that is not to be dropped.
     begun = logs.unsettled()
-    if begun is None:
-        return logs.last_committed()
+    found = catch_up(logs, sink, follow, limited=limited)
+    last = logs.last_committed()
+    if begun is None or begun < _after(last):
+        return last
     if found is not None and found.number == begun:
         logs.write_commit(begun)
         return begun
     logs.drop_offset(begun)
-    return logs.last_committed()
+    return last
 
 
 def catch_up(
     logs: CheckpointLog, sink: SinkDriver, follow: Follow, *, limited: bool = False
 ) -> SinkEpoch | None:
-    """Log the epoch that the sink has committed and the checkpoint does not know of; return the last one that the sink has.
+    """Log the epoch or micro-batch that the sink has committed and the checkpoint does not know of; return the last one that the sink has.
 
-    A micro-batch that Spark has logged and not committed stays as it is: Spark repeats it.
+    The checkpoint may have lost it with the power of its machine, as Spark does not sync what it writes, or another driver has taken it
+    for one that came to nothing. Where the sink does not know the offset, as of a query with several sources or with state, a
+    micro-batch that Spark has begun stays as it is: Spark repeats it.
 
     Parameters
     ----------
@@ -74,8 +78,9 @@ def catch_up(
     _require_level(sink, found, last)
     if found.offset is not None:
         follow(found.offset)
-        if found.number == _after(last):
-            _log(logs, found, logs.passed(last) + found.rows if limited else None)
+        if found.number == _after(last) or not logs.has_offset(found.number):
+            before = found.number - 1 if found.number else None
+            _log(logs, found, logs.passed(before) + found.rows if limited else None)
     return found
 
 
@@ -98,15 +103,21 @@ def _require_level(sink: SinkDriver, found: SinkEpoch, last: int | None) -> None
 
 
 def _log(logs: CheckpointLog, found: SinkEpoch, passed: int | None) -> None:
-    """Log an epoch, unless a driver that wakes behind its commit to the sink has just done so itself."""
+    """Log an epoch, in the place of one that was begun with other rows: since the sink has this one, that one comes to nothing.
+
+    A driver that wakes behind its commit to the sink may just have logged it itself.
+    """
     with suppress(OwnerFenced):
         logs.write_offset(found.number, found.offset, passed)
     if logs.offset(found.number) != found.offset:
-        raise OwnerFenced(
-            f"epoch {found.number} is in the checkpoint at {logs.location!r} and in the sink with other rows: another driver writes "
-            "the checkpoint. Run each query once",
-            condition="OWNER_FENCED.CHECKPOINT",
-            checkpoint=logs.location,
-        )
+        if found.number < _after(logs.last_committed()):
+            raise OwnerFenced(
+                f"epoch {found.number} is in the checkpoint at {logs.location!r} and in the sink with other rows: another driver writes "
+                "the checkpoint. Run each query once",
+                condition="OWNER_FENCED.CHECKPOINT",
+                checkpoint=logs.location,
+            )
+        logs.drop_offset(found.number)
+        logs.write_offset(found.number, found.offset, passed)
     with suppress(OwnerFenced):
         logs.write_commit(found.number)

@@ -173,16 +173,16 @@ def _source(spark: SparkSession, source: AnySource) -> SourceDriver:
 def catch_up_with_sink(
     spark: SparkSession, sink: AnySink, guarantee: str, location: str, sources: Sequence[QuerySource]
 ) -> None:
-    """Make a checkpoint that the continuous trigger has written ready for micro-batches.
+    """Make a checkpoint ready for micro-batches: its last epoch or micro-batch may be in the sink and not in the checkpoint.
 
-    Its last epoch may be in the sink and not in the checkpoint, where the driver has died between the two.
+    The driver of a continuous query dies between the two, or a machine loses its power with what Spark wrote last.
 
     Raises
     ------
     CheckpointMismatch, CheckpointRewound, OwnerFenced
         When the sink and the checkpoint are of different times.
     """
-    # Where it died in its first epoch, the checkpoint has the query's id and nothing else.
+    # Where that was the first one, the checkpoint has the query's id and nothing else.
     if guarantee == "at_least_once" or Checkpoint(location).read("metadata") is None:
         return
     logs = CheckpointLog(location)
