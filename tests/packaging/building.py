@@ -31,7 +31,10 @@ def build(source: Path, into: Path, *kinds: str) -> None:
 def unpacked(sdist: Path, into: Path) -> Path:
     """The tree in a source distribution."""
     with tarfile.open(sdist) as archive:
-        archive.extractall(into, filter="data")
+        # Python 3.11 before 3.11.4 has no filters.
+        if hasattr(tarfile, "data_filter"):
+            archive.extraction_filter = tarfile.data_filter
+        archive.extractall(into)
     return into / sdist.name.removesuffix(".tar.gz")
 
 
