@@ -30,7 +30,7 @@ class Snapshot:
     sink: list[list[tuple[int, int]]]
     """Ids and keys by partition; a table has one."""
     offsets: list[int] | None
-    """Where the consumer stands, if there is one in the store that also has the sink."""
+    """Where the consumer stands, if there is one."""
     safe: list[int] | None = None
     """Up to where the consumer lets rows be trimmed, if there is one."""
 
@@ -57,12 +57,20 @@ class History:
     keys: dict[int, int] = field(default_factory=dict)
     disturbed: bool = False
     """Whether anything happened for which at-least-once may repeat rows."""
+    reruns: int = 0
+    """How often tasks have written rows that others before them may have written."""
+    processed: Counter[int] = field(default_factory=Counter)
+    """How often programs that read for themselves were told that they have processed a row."""
+    perhaps: Counter[int] = field(default_factory=Counter)
+    """Rows that a program may have processed without having been told."""
     repeats: Counter[int] = field(default_factory=Counter)
     """How often an id may come again, since a consumer was sought to before it."""
     trimmed: set[int] = field(default_factory=set)
     """Ids that may be gone from the source."""
     may_lack: set[int] = field(default_factory=set)
     """Ids that were passed over on purpose: trimmed, or sought past."""
+    taken: set[int] = field(default_factory=set)
+    """Ids that a program has taken through the query's consumer."""
     restored: bool = False
     """Whether a backup has replaced a store, so that what was told before may be undone."""
     recreated: bool = False
@@ -79,6 +87,9 @@ def check(history: History, now: Snapshot) -> None:
     ids = [row[0] for partition in now.sink for row in partition]
     own = [each for each in ids if each < 1_000_000]
     _check_repeated(history, ids)
+    # What was in a queue that was dropped may come again in the one that was made anew.
+    if not (history.restored or history.recreated):
+        _check_processed(history)
     if history.keyed:
         _check_keys(now)
     if history.ordered and not (history.sought or history.restored or history.recreated):
@@ -86,6 +97,8 @@ def check(history: History, now: Snapshot) -> None:
     _check_appends(history, now)
     if history.guarantee == "exactly_once":
         _check_whole(history, now)
+        if history.one_store:
+            _check_taken(history, own)
     if history.one_store and now.offsets is not None and history.guarantee == "exactly_once":
         _check_level(history, now, own)
 
@@ -94,13 +107,36 @@ def _check_repeated(history: History, ids: list[int]) -> None:
     for each, count in Counter(ids).items():
         if count == 1:
             continue
-        if each < 1_000_000 and history.guarantee == "at_least_once" and history.disturbed:
+        if (
+            each < 1_000_000
+            and history.guarantee == "at_least_once"
+            and _may_come_again(history, each, count)
+        ):
             continue
         if history.guarantee == "idempotent" and history.sought:
             # Its tasks write for all to see before the commit that a seek has refused.
             continue
         if count > 1 + history.repeats[each]:
             raise Violation("repeated", f"row {each} is in the sink {count} times")
+
+
+def _may_come_again(history: History, each: int, count: int) -> bool:
+    """Whether at-least-once may have written a row so often."""
+    wild = history.restored or history.recreated
+    return history.disturbed and (wild or count <= 1 + history.reruns + history.repeats[each])
+
+
+def _check_processed(history: History) -> None:
+    twice = sorted(each for each, count in history.processed.items() if count > 1)
+    if twice:
+        raise Violation("repeated", f"programs have processed rows {twice} twice")
+
+
+def _check_taken(history: History, own: list[int]) -> None:
+    """A row goes through a consumer once, to the query or to a program."""
+    twice = history.taken & set(own)
+    if twice and not (history.restored or history.recreated or history.sought):
+        raise Violation("repeated", f"rows {sorted(twice)} are in the sink, and a program has taken them")
 
 
 def _check_keys(now: Snapshot) -> None:
@@ -187,6 +223,18 @@ def missing(history: History, now: Snapshot) -> list[int]:
     if not history.restored and not history.recreated:
         wanted |= history.foreign
     return sorted(wanted - there)
+
+
+def unprocessed(history: History, now: Snapshot) -> list[int]:
+    """Rows of the source that programs have not processed yet."""
+    done = +history.processed + +history.perhaps
+    return sorted({each for rows in now.source for each in rows} - done.keys())
+
+
+def behind(now: Snapshot) -> list[int]:
+    """Partitions whose rows the consumer is not told to have processed, by their numbers."""
+    offsets = now.offsets or []
+    return [number for number, (at, end) in enumerate(zip(offsets, now.ends, strict=False)) if at != end]
 
 
 def unsafe(now: Snapshot) -> list[int]:

@@ -1,18 +1,26 @@
-"""Producers, and what reads everything at one moment."""
+"""Producers, programs that read for themselves, and what reads everything at one moment."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
 
-from penstock.errors import NotFound, PenstockError, ProducerFenced
+from penstock.errors import (
+    CommitOutcomeUnknown,
+    NotFound,
+    OffsetConflict,
+    PenstockError,
+    ProducerFenced,
+)
 from penstock.queue.opened import open_store
 from penstock.queue.store import Store
 from penstock.store.migrate import VERSION, StoreIdentity
 from tests.simulation.auditor import History, Snapshot
 from tests.simulation.database import Server, SimDatabase
-from tests.simulation.scenario import CONSUMER, FOREIGN, SCHEMA, SINK, SOURCE, TABLE, Scenario
+from tests.simulation.scenario import CONSUMER, FOREIGN, PROGRAM, SCHEMA, SINK, SOURCE, TABLE, Scenario
+from tests.simulation.scheduler import Process
 from tests.simulation.virtual import Machine
 
 Row = tuple[int, int]
@@ -22,8 +30,22 @@ KEYS = 5
 _RETRY_SECONDS = 1.0
 
 
+@dataclass
+class _Progress:
+    """What one holder of a producer session knows."""
+
+    sequence: int = -1
+    """The number of the append in hand, or of the last one."""
+    pending: tuple[int, ...] = ()
+    """Its ids, until it is acknowledged."""
+    partition: int | None = None
+
+
 class Producer:
-    """Appends to one queue through a producer session, each append until it is acknowledged."""
+    """Appends to one queue through a producer session, each append until it is acknowledged.
+
+    What its next append is, it knows even after a crash, as one that reads a file or a topic does.
+    """
 
     def __init__(
         self,
@@ -40,40 +62,77 @@ class Producer:
         self._machine, self._world, self._history = machine, machine.world, history
         self._url, self._queue, self._by_key = url, queue, by_key
         self._next, self._left, self._most = first, appends, most
-        self.process = machine.world.start(f"producer of {queue}")
+        self._name = f"producer {len(machine.world.processes)}"
+        self._known = _Progress()
         self.ended = False
-        self.process.spawn(self._run, "append")
+        self._begin()
 
-    def _run(self) -> None:
+    def _begin(self) -> None:
+        self.process = process = self._world.start(f"producer of {self._queue}")
+        process.spawn(lambda: self._run(process, self._known), "append")
+
+    def restart(self) -> None:
+        """Somebody else goes on with the session; whoever had it may not know."""
+        if not self.ended:
+            self._known = replace(self._known)
+            self._begin()
+
+    def _run(self, process: Process, known: _Progress) -> None:
         session: Any = None
-        name, sequence = self.process.name + str(self.process.pid), 0
-        while self._left:
-            ids = tuple(range(self._next, self._next + 1 + self._draw(self._most)))
-            self._next += len(ids)
-            keys = [each * 7 % KEYS for each in ids]
-            self._history.keys.update(zip(ids, keys, strict=True))
-            if self._next < FOREIGN:
-                self._history.appends.append(ids)
-            table = pa.table([list(ids), keys], schema=SCHEMA)
-            where = None if self._by_key else self._draw(16)
-            while True:
-                try:
-                    if session is None:
-                        session = open_store(self._url).producer(self._queue, name)
-                    partition = None if where is None else where % self._partitions()
-                    session.append(table, sequence, partition=partition)
-                    break
-                except (NotFound, ProducerFenced):
-                    # The queue was made anew, or a backup was restored.
-                    session = None
-                    self._world.sleep(_RETRY_SECONDS)
-                except PenstockError:
-                    self._world.sleep(_RETRY_SECONDS)
-            sequence += 1
-            (self._history.acknowledged if self._next < FOREIGN else self._history.foreign).update(ids)
-            self._left -= 1
+        while self._left > 0 or known.pending:
+            session = session or self._opened(process)
+            if session is not None and not known.pending:
+                # Somebody may have gone on for a while before the session was taken over.
+                known.sequence = max(known.sequence, session.sequence) + 1
+                known.pending, known.partition = self._ids(), None if self._by_key else self._draw(16)
+            if session is None:
+                return
+            if not self._appended(process, known, session):
+                session = None
+                continue
+            known.pending = ()
             self._world.sleep(self._draw(4) * 0.4)
-        self.ended = True
+        self.ended = self.ended or process is self.process
+
+    def _ids(self) -> tuple[int, ...]:
+        self._left -= 1
+        ids = tuple(range(self._next, self._next + 1 + self._draw(self._most)))
+        self._next += len(ids)
+        self._history.keys.update((each, each * 7 % KEYS) for each in ids)
+        if self._next < FOREIGN:
+            self._history.appends.append(ids)
+        return ids
+
+    def _opened(self, process: Process) -> Any:
+        """The session; None when another process goes on with it by now."""
+        while process is self.process:
+            try:
+                return open_store(self._url).producer(self._queue, self._name)
+            except PenstockError:
+                self._world.sleep(_RETRY_SECONDS)
+        return None
+
+    def _appended(self, process: Process, known: _Progress, session: Any) -> bool:
+        """Append what is pending, as often as it takes; False when the session has to be opened again."""
+        ids = known.pending
+        table = pa.table([list(ids), [self._history.keys[each] for each in ids]], schema=SCHEMA)
+        while True:
+            try:
+                partition = None if known.partition is None else known.partition % self._partitions()
+                session.append(table, known.sequence, partition=partition)
+                break
+            except ProducerFenced:
+                # Whoever has the session now may have used the number, and nobody is told that these rows are in.
+                known.pending = ()
+                return False
+            except NotFound:
+                # The queue was made anew, or a backup was restored.
+                self._world.sleep(_RETRY_SECONDS)
+                return False
+            except PenstockError:
+                self._world.sleep(_RETRY_SECONDS)
+        (self._history.acknowledged if ids[0] < FOREIGN else self._history.foreign).update(ids)
+        return True
 
     def _partitions(self) -> int:
         """How many there are by now."""
@@ -83,11 +142,49 @@ class Producer:
         return self._machine.random.randrange(count)
 
 
+class Program:
+    """A Python program that pulls rows and advances its consumer; another instance of it competes for them."""
+
+    def __init__(self, machine: Machine, history: History, url: str) -> None:
+        self._machine, self._world, self._history, self._url = machine, machine.world, history, url
+        self.process = machine.world.start("program")
+        self.process.spawn(self._run, "pull")
+
+    def _run(self) -> None:
+        while True:
+            try:
+                self._round()
+            except PenstockError as error:
+                self._world.note(f"the program is told: {error}")
+            self._world.sleep(0.5 + self._machine.random.randrange(4) * 0.5)
+
+    def _round(self) -> None:
+        store = open_store(self._url)
+        consumer = store.consumer(PROGRAM)
+        for partition in consumer.offsets(SOURCE):
+            pull = consumer.pull(SOURCE, partition, max_rows=1 + self._machine.random.randrange(4))
+            ids = pull.table["id"].to_pylist()
+            if not ids:
+                continue
+            self._history.perhaps.update(ids)
+            try:
+                consumer.advance(SOURCE, partition, old=pull.start, new=pull.end)
+            except CommitOutcomeUnknown:
+                continue
+            except OffsetConflict:
+                # The other instance has them.
+                self._history.perhaps.subtract(ids)
+                continue
+            self._history.perhaps.subtract(ids)
+            self._history.processed.update(ids)
+
+
 class Reader:
     """Reads everything, between two tasks and so at one moment."""
 
     def __init__(self, machine: Machine, scenario: Scenario, source: Server, sink: Server) -> None:
         self._scenario, self._source, self._sink = scenario, source, sink
+        self._world = machine.world
         self._process = machine.world.start("auditor")
         self._stores: dict[int, Store] = {}
         self._seen: dict[tuple[int, int, int, int], tuple[int, list[Row]]] = {}
@@ -103,10 +200,25 @@ class Reader:
         """
         if anew:
             self._seen.clear()
+        with self._world.unseen():
+            return self._snapshot()
+
+    def miscounted(self) -> list[str]:
+        """Partitions that have other segments, or bytes, than their own record says."""
+        with self._world.unseen():
+            return [
+                f"partition {number} of {name}"
+                for server, name in ((self._source, SOURCE), (self._sink, SINK))
+                if (queue := self._queue(server, name)) is not None
+                for number in range(queue.partitions)
+                if not _counted(server, queue, number)
+            ]
+
+    def _snapshot(self) -> Snapshot:
         source = self._queue(self._source, SOURCE)
         offsets = None
         scenario = self._scenario
-        if scenario.consumer and self._source is self._sink and source is not None:
+        if scenario.consumer and source is not None:
             try:
                 offsets = list(self._store(self._source).consumer(CONSUMER).offsets(SOURCE).values())
             except PenstockError:
@@ -173,3 +285,13 @@ class Reader:
             made = SimDatabase(server, self._process)
             found = self._stores[id(server)] = Store(made, StoreIdentity(server.uuid, VERSION))
         return found
+
+
+def _counted(server: Server, queue: Any, partition: int) -> bool:
+    there = queue._partition(partition)
+    server._leave()
+    found = server._connection.execute(
+        "select count(*), coalesce(sum(bytes), 0) from main.penstock_segment where queue_id = ? and partition = ?",
+        (queue.record.queue_id, partition),
+    ).fetchall()
+    return found == [(there.segments, there.bytes)]

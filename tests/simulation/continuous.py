@@ -81,6 +81,11 @@ class ContinuousRun:
         driver.check(COLUMNS)
         return driver
 
+    @property
+    def owned(self) -> bool:
+        """Whether it has taken its consumer over."""
+        return self.execution is not None and self.execution._coordinator is not None
+
     def at_rest(self, ends: list[int]) -> bool:
         """Whether everything that is there is committed."""
         if self.ended:
@@ -121,6 +126,9 @@ class Engine:
     def job(
         self, coordinator: EpochCoordinator, tasks: int, sink: Sink, *, hurried: bool, limited: bool
     ) -> Job:
+        run = self.owner
+        if not run.executors.alive:
+            run.executors = run._world.start(f"executors of {run.driver}")
         return Job(self, coordinator, tasks, sink, hurried)
 
 
@@ -131,6 +139,7 @@ class Job:
         self, engine: Engine, coordinator: EpochCoordinator, tasks: int, sink: Sink, hurried: bool
     ) -> None:
         self._run, self._source = engine.owner, engine.source.source()
+        self._executors = self._run.executors
         self._address, self._tasks, self._sink, self._hurried = coordinator.address, tasks, sink, hurried
         self._failure: Exception | None = None
         self._left = 0
@@ -139,9 +148,10 @@ class Job:
         self._started: list[Any] = []
 
     def start(self) -> None:
+        self._run._machine.repeats += 1
         self._left = self._tasks
         for number in range(self._tasks):
-            task = self._run.executors.spawn(lambda number=number: self._task(number), f"task {number}")
+            task = self._executors.spawn(lambda number=number: self._task(number), f"task {number}")
             task.local = {"task": number, "spark.master": "local[2]"}
             self._started.append(task)
 
@@ -188,7 +198,7 @@ class Job:
             yield batch.rename_columns(names)
 
     def alive(self) -> bool:
-        return self._left > 0 and self._run.executors.alive
+        return self._left > 0 and self._executors.alive
 
     def join(self, timeout: float) -> bool:
         world = self._run._world

@@ -27,7 +27,8 @@ from penstock.store.migrate import VERSION, _migrate
 from penstock.store.owners import OwnerLock
 from penstock.store.statements import statements
 from penstock.store.url import parse_url
-from tests.simulation.locks import Key, conflict, wanted
+from tests.simulation.auditor import Violation
+from tests.simulation.locks import THERE, Key, conflict, wanted
 from tests.simulation.scheduler import Gate, Process, World
 
 FILE_SECONDS = 60.0
@@ -129,7 +130,7 @@ class Server:
 
     def begin(self, tx: SimTransaction) -> None:
         if tx.write and not self.rows:
-            self._wait_until(tx, lambda: self._writer is None, "begin immediate")
+            self._wait_until(tx, lambda: [] if self._writer is None else [self._writer], "begin immediate")
             self._writer = tx
         self.open.append(tx)
 
@@ -169,7 +170,9 @@ class Server:
         for key, mode in wanted(name, given, lambda text, values: self._found(tx, text, values)):
             if tx.locked.get(key) == mode:
                 continue
-            self._wait_until(tx, lambda key=key, mode=mode: not self._in_the_way(tx, key, mode), str(key))
+            self._wait_until(tx, lambda key=key, mode=mode: self._in_the_way(tx, key, mode), str(key))
+            if name in THERE and self._found(tx, THERE[name], given):
+                continue
             self._locks.setdefault(key, {})[tx] = mode
             tx.locked[key] = mode
 
@@ -180,15 +183,21 @@ class Server:
             if other is not tx and conflict(held, mode)
         ]
 
-    def _wait_until(self, tx: SimTransaction, free: Callable[[], bool], what: str) -> None:
+    def _wait_until(self, tx: SimTransaction, others: Callable[[], list[SimTransaction]], what: str) -> None:
+        """Wait until no other transaction is in the way."""
         seconds = ROW_SECONDS if self.rows else FILE_SECONDS
         deadline = self.world.now + seconds
-        while not free():
+        while waits_for := others():
             if not self.world.running or self.world.now >= deadline:
                 raise StoreLocked(f"{self.name} is locked by another writer: {what}", seconds=seconds)
             self.world.note(f"{tx.process!r} waits for {what}")
-            tx.waits_for = what
+            tx.waits_for = waits_for
+            if tx in _reached(waits_for):
+                self.world.failure = Violation(
+                    "deadlock", f"transactions wait for each other, one of them for {what}"
+                )
             self.world.wait(self._released, seconds=deadline - self.world.now)
+            tx.waits_for = []
             tx.require_sound()
 
     def _found(self, tx: SimTransaction, text: str, given: Mapping[str, Any]) -> list[Any]:
@@ -274,7 +283,7 @@ class SimTransaction(Transaction):
         self.began = self.broken = self.lose_reply = False
         self.pinned = False
         """Whether it has done what cannot be kept aside: then nobody else takes a turn until it ends."""
-        self.waits_for: str | None = None
+        self.waits_for: list[SimTransaction] = []
 
     def require_sound(self) -> None:
         if self.broken:
@@ -355,6 +364,18 @@ class SimTransaction(Transaction):
 
     def owner_alive(self, name: str) -> bool:
         return name in self.server.owners
+
+
+def _reached(waits_for: list[SimTransaction]) -> set[SimTransaction]:
+    """Whom one waits for, whom those wait for, and so on."""
+    found: set[SimTransaction] = set()
+    left = list(waits_for)
+    while left:
+        each = left.pop()
+        if each not in found:
+            found.add(each)
+            left += each.waits_for
+    return found
 
 
 _Block = namedtuple("_Block", "block")

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from pyarrow import fs
 
 from tests.simulation.scheduler import World
+
+UNSYNCED_SECONDS = 30.0
+"""After so long an operating system has written by itself what was not synced."""
 
 
 class SparkError(Exception):
@@ -18,31 +23,45 @@ class LogConflictError(SparkError):
     """CONCURRENT_STREAM_LOG_UPDATE: another driver has written the same entry of the checkpoint."""
 
 
+@contextmanager
+def conflicts_told() -> Iterator[None]:
+    """What Spark makes of a file that is there already."""
+    try:
+        yield
+    except FileExistsError as error:
+        raise LogConflictError(*error.args) from None
+
+
 class Disk:
     """Files by path."""
 
     def __init__(self, world: World) -> None:
         self.world = world
         self.files: dict[str, bytes] = {}
+        self._unsynced: list[tuple[str, float]] = []
+        """What has been written since the newest file that is on the disk for sure, oldest first, and when."""
 
-    def copy(self, folder: str) -> dict[str, bytes]:
-        return {path: data for path, data in self.files.items() if path.startswith(f"{folder}/")}
-
-    def restore(self, folder: str, copy: dict[str, bytes]) -> None:
-        for path in [path for path in self.files if path.startswith(f"{folder}/")]:
-            del self.files[path]
-        self.files.update(copy)
+    def cut_power(self, lost: int) -> None:
+        """The machine goes off: the newest of the files that nobody has synced are gone, so many at the most."""
+        recent = [path for path, written in self._unsynced if written > self.world.now - UNSYNCED_SECONDS]
+        for path in recent[::-1][:lost]:
+            self.files.pop(path, None)
+        self._unsynced = []
 
     # As Spark uses them.
 
     def add(self, path: str, text: str) -> None:
-        """Write a file that must not be there."""
-        try:
-            self.create(path, text.encode())
-        except FileExistsError:
-            raise LogConflictError(path) from None
+        """Write a file that must not be there, as Spark does it: it is seen at once, and may be gone after a power cut."""
+        with conflicts_told():
+            self._put(path, text.encode())
+        self._unsynced.append((path, self.world.now))
 
     def create(self, path: str, content: bytes) -> None:
+        """Write a file that must not be there, and that stays: with it stays what was written before."""
+        self._put(path, content)
+        self._unsynced = []
+
+    def _put(self, path: str, content: bytes) -> None:
         self.world.step(f"create {path}")
         if path in self.files:
             raise FileExistsError(path)

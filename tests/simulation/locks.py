@@ -33,6 +33,8 @@ _ALL_PARTITIONS = _found(
 )
 _QUEUE = _row("queue", "queue_id")
 _PRODUCER = _row("producer", "queue_id", "session")
+_SESSION = "select 1 from main.penstock_producer where queue_id = :queue_id and session = :session"
+_LEDGER = "select sink, app_id, batch_id, task from main.penstock_ledger where sink = :sink and app_id = :app_id and"
 _STAGED = "select app_id, batch_id, attempt, ordinal from main.penstock_staged where "
 
 LOCKED: dict[str, Rows] = {
@@ -86,6 +88,8 @@ LOCKED: dict[str, Rows] = {
     "delete_queue": _QUEUE,
     "insert_key_home": _row("key_home", "queue_id", "partitions"),
     "insert_ledger": _row("ledger", "sink", "app_id", "batch_id", "task"),
+    "forget_logged": _found("ledger", f"{_LEDGER} batch_id = :batch_id and task = -1 and logged is not null"),
+    "prune_ledger": _found("ledger", f"{_LEDGER} batch_id < :batch_id"),
     "lock_marked_source": _row("marked_source", "source"),
     "insert_marked_source": _row("marked_source", "source"),
     "raise_marked_source": _row("marked_source", "source"),
@@ -110,6 +114,13 @@ LOCKED: dict[str, Rows] = {
     "delete_consumer": _row("consumer", "consumer_id"),
 }
 
+THERE: dict[str, str] = {
+    "insert_ledger": f"{_LEDGER} batch_id = :batch_id and task = :task",
+    "insert_mark": "select 1 from main.penstock_mark where source = :source and partition = :partition",
+    "insert_marked_source": "select 1 from main.penstock_marked_source where source = :source",
+}
+"""How a statement that inserts a row only where there is none finds one: that one it does not lock."""
+
 REFERRED: dict[str, Rows] = {
     "insert_registration": lambda given, find: [
         ("queue", given["queue_id"]),
@@ -118,10 +129,13 @@ REFERRED: dict[str, Rows] = {
     "insert_position": _REGISTRATION,
     "insert_partition": _QUEUE,
     "insert_key_home": _QUEUE,
-    "open_producer": _QUEUE,
+    # Of a session that is there nothing refers anew.
+    "open_producer": lambda given, find: [] if find(_SESSION, given) else _QUEUE(given, find),
 }
 
-FOR_UPDATE = {"lock_queue", "lock_partition"} | {name for name in LOCKED if name.startswith("delete_")}
+FOR_UPDATE = {"lock_queue", "lock_partition"} | {
+    name for name in LOCKED if name.startswith(("delete_", "prune_"))
+}
 
 UPDATE, CHANGE, REFER = "for update", "for no key update", "for key share"
 

@@ -33,7 +33,7 @@ from penstock.spark.stream_writer import QueueStreamWriter
 from penstock.store import catalog
 from penstock.tables.sink import TableSink
 from penstock.tables.writer import TableWriter
-from tests.simulation.disk import SparkError
+from tests.simulation.disk import SparkError, conflicts_told
 from tests.simulation.scheduler import Gate, Process
 from tests.simulation.virtual import Machine
 
@@ -50,6 +50,8 @@ class Plan:
     guarantee: str
     checkpoint: str
     available_now: bool = False
+    pipeline: bool = True
+    """Whether a pipeline starts it."""
 
     @property
     def query_source(self) -> QuerySource | None:
@@ -82,6 +84,10 @@ class MicroBatchRun:
         self.busy = True
         self.idle_at: list[int] | None = None
         """Where it found nothing more to do."""
+        self.hand: list[tuple[int, int]] | None = None
+        """The range of each partition in the micro-batch that is being done."""
+        self.owned = False
+        """Whether it has taken its consumer over."""
         self.query_id = ""
         driver.at_death.append(self.executors_die)
 
@@ -104,8 +110,10 @@ class MicroBatchRun:
 
     def _run(self) -> None:
         plan, root, disk = self.plan, self.plan.checkpoint, self._disk
+        self._machine.repeats += 1
+        begun_before = disk.read(f"{root}/metadata") is not None
         self.query_id = self._metadata()
-        if plan.guarantee != "at_least_once" and disk.newest(f"{root}/offsets") is not None:
+        if plan.pipeline and plan.guarantee != "at_least_once" and begun_before:
             # As `Pipeline.start` does it.
             sources = [] if plan.query_source is None else [plan.query_source]
             catch_up(
@@ -132,6 +140,7 @@ class MicroBatchRun:
             if position is None:
                 position = reader.initialOffset()
             end = reader.latestOffset(position, None)
+            self.owned = True
             if end == position:
                 if plan.available_now:
                     return
@@ -151,7 +160,9 @@ class MicroBatchRun:
         found = self._disk.read(path)
         if found is None:
             found = json.dumps({"id": str(uuid.uuid4())})
-            self._disk.add(path, found)
+            # Its loss would be that of a whole new checkpoint.
+            with conflicts_told():
+                self._disk.create(path, found.encode())
         return str(json.loads(found)["id"])
 
     def _logged(self, number: int) -> Any:
@@ -172,7 +183,9 @@ class MicroBatchRun:
         if start is None:
             start = reader.initialOffset()
         parts = list(reader.partitions(start, end)) or [None]
+        self.hand = list(zip(pad(start["to"], len(end["to"])), end["to"], strict=False))
         write(reader, parts, batch)
+        self.hand = None
         self._log(f"commits/{batch}", 'v1\n{"nextBatchWatermarkMs":0}')
         latest = json.dumps(reader.reportLatestOffset())
         self.progress = SimpleNamespace(sources=[SimpleNamespace(latestOffset=latest)])
@@ -214,6 +227,7 @@ class MicroBatchRun:
         results = []
         for number, mine in enumerate(attempts):
             while True:
+                self._replace_executors(attempts)
                 found = next((each for each in mine if each.done), None)
                 if found is not None:
                     results.append(found.result)
@@ -221,9 +235,19 @@ class MicroBatchRun:
                 if all(each.failure is not None for each in mine):
                     if len(mine) >= 3 or not isinstance(mine[-1].failure, Exception):
                         raise mine[-1].failure
+                    self._machine.repeats += 1
                     mine.append(self._attempt(batch, number, parts[number], work))
                 self._world.wait(*(each.changed for each in mine), seconds=1.0)
         return results
+
+    def _replace_executors(self, attempts: list[list[_Attempt]]) -> None:
+        """Start others where they have died: Spark tries their tasks again."""
+        if self.executors.alive:
+            return
+        self.executors = self._world.start(f"executors of {self.driver}")
+        for each in (attempt for mine in attempts for attempt in mine):
+            if not each.done and each.failure is None:
+                each.failure = SparkError("executor lost")
 
     def _attempts(self, batch: int, number: int, part: Any, work: Callable[[Any], Any]) -> list[_Attempt]:
         # A twin appends as well where nothing tells repeats.

@@ -406,7 +406,7 @@ def seek(op: Operator, rng: random.Random) -> None:
         # It goes on behind rows that are gone.
         there = {each for rows in now.source for each in rows}
         op.history.may_lack.update(op.history.trimmed - there)
-        op.new_checkpoint()
+        _new_checkpoint(op)
 
     op.with_store(op.source, work)
 
@@ -468,12 +468,18 @@ def lose_checkpoint(op: Operator, rng: random.Random) -> None:
     # Where only the sink was restored, the consumer has to be sought first.
     lost = op.history.restored and op.scenario.two_stores
     if op.scenario.consumer and op.scenario.guarantee == "exactly_once" and not lost:
-        contest = any(driver.alive and not run.owned for driver, run in op.runs)
-        if op.scenario.two_stores or contest:
-            # The consumer may not have followed yet what the sink has, or the old query owns it after the new one.
+        if op.scenario.two_stores:
+            # The consumer may not have followed yet what the sink has.
             op.may_refuse.add(CONFLICT)
-        op.new_checkpoint()
+        _new_checkpoint(op)
         op.start()
+
+
+def _new_checkpoint(op: Operator) -> None:
+    if any(driver.alive and not run.owned for driver, run in op.runs):
+        # A driver with the old one that has yet to take the consumer over takes it from the new query.
+        op.may_refuse.add(CONFLICT)
+    op.new_checkpoint()
 
 
 def restore_checkpoint(op: Operator, rng: random.Random) -> None:

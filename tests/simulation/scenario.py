@@ -12,7 +12,7 @@ from tests.simulation.micro_batch import Plan
 from tests.simulation.scheduler import Choices
 
 SCHEMA = pa.schema([("id", pa.int64()), ("key", pa.int64())])
-SOURCE, SINK, TABLE, CONSUMER = "source", "sink", "totals", "billing"
+SOURCE, SINK, TABLE, CONSUMER, PROGRAM = "source", "sink", "totals", "billing", "reports"
 ADDED = "note"
 """A column that a queue may get later, which the query does not select."""
 FOREIGN = 1_000_000
@@ -26,6 +26,8 @@ class Scenario:
     """The query and its surroundings, as they begin."""
 
     engine: str
+    pipeline: bool
+    """Whether a pipeline starts the micro-batches, which looks up what the sink has before, or ``writeStream``."""
     two_stores: bool
     rows: bool
     """Whether the stores lock rows, as PostgreSQL does."""
@@ -45,6 +47,8 @@ class Scenario:
     fail_on_data_loss: bool
     maintained: bool
     """Whether segments are merged and staging is swept all the while."""
+    programs: int
+    """How many Python programs compete for the source's rows, through a consumer of their own."""
 
     @classmethod
     def drawn(cls, choices: Choices) -> Scenario:
@@ -58,6 +62,7 @@ class Scenario:
             guarantees.append("idempotent")
         return cls(
             engine=engine,
+            pipeline=engine == CONTINUOUS or bool(one("pipeline", True, True, False)),
             two_stores=bool(one("stores", False, True)),
             rows=bool(one("rows", False, True)),
             consumer=bool(one("consumer", True, False)),
@@ -73,6 +78,7 @@ class Scenario:
             rows_per_task=one("rows per task", 4, 2, 100),
             fail_on_data_loss=bool(one("fail on data loss", True, False)),
             maintained=bool(one("maintained", False, False, True)),
+            programs=one("programs", 0, 0, 0, 0, 1, 2),
         )
 
     def plan(self, source_url: str, sink_url: str, checkpoint: str, engine: str, rows_per_task: int) -> Plan:
@@ -90,4 +96,4 @@ class Scenario:
             sink = TableSink(TABLE, url=sink_url)
         else:
             sink = SinkOptions(sink_url, SINK, self.guarantee, max_rows_per_write=3, checkpoint=checkpoint)
-        return Plan(source, sink, sink_url, self.guarantee, checkpoint, self.available_now)
+        return Plan(source, sink, sink_url, self.guarantee, checkpoint, self.available_now, self.pipeline)

@@ -7,7 +7,9 @@ message) or has to wait; there the scheduler may choose another task, and may be
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from greenlet import GreenletExit, getcurrent, greenlet
@@ -129,6 +131,14 @@ class Process:
         return f"{self.name}#{self.pid}"
 
 
+@dataclass(frozen=True)
+class Aim:
+    """What happens to a task just when it comes to a step, before that step is done."""
+
+    at: Callable[[Task, str], bool]
+    action: Callable[[Task], None]
+
+
 class World:
     """The scheduler."""
 
@@ -141,6 +151,8 @@ class World:
         self.trace: list[str] | None = [] if trace else None
         self.disturb: Callable[[], None] | None = None
         """Asked at every step, between two tasks."""
+        self.aim: Aim | None = None
+        """A step at which something is to happen."""
         self.finished: Callable[[], bool] = lambda: False
         self.failure: BaseException | None = None
         self._timers: list[tuple[float, Callable[[], None]]] = []
@@ -175,6 +187,10 @@ class World:
             return
         if self.trace is not None:
             self.trace.append(f"{self.steps:5} {self.now - START:9.3f} {task.process!r} {task.name}: {what}")
+        aim = self.aim
+        if aim is not None and aim.at(task, what):
+            self.aim = None
+            self._timers.append((self.now, lambda: aim.action(task)))
         self.main.switch()
         if self.over or not task.process.alive:
             raise GreenletExit
@@ -198,6 +214,15 @@ class World:
     def sleep(self, seconds: float) -> None:
         if self._current is not None:
             self.wait(Gate(), seconds=max(seconds, STEP_SECONDS))
+
+    @contextmanager
+    def unseen(self) -> Iterator[None]:
+        """For what is done at one moment, in which nobody takes a turn, whoever asks for it."""
+        current, self._current = self._current, None
+        try:
+            yield
+        finally:
+            self._current = current
 
     def note(self, what: str) -> None:
         """Add a line to the trace."""
@@ -237,7 +262,7 @@ class World:
     def run(self, most_steps: int) -> bool:
         """Run until it is finished; False when nothing goes on any more, or after so many steps."""
         while not self.finished():
-            if self.steps >= most_steps:
+            if self.steps >= most_steps or self.failure is not None:
                 return False
             self.steps += 1
             self.now += STEP_SECONDS

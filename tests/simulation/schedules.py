@@ -6,20 +6,24 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from penstock.errors import condition_of
 from tests.simulation import auditor
 from tests.simulation.auditor import History, Violation
 from tests.simulation.clients import Reader
-from tests.simulation.operator import KINDS, Operator
+from tests.simulation.moves import KINDS, MOVES
+from tests.simulation.operator import Operator
 from tests.simulation.scenario import Scenario
 from tests.simulation.scheduler import START, Choices, World
 from tests.simulation.virtual import Machine, use
 
-MOST_STEPS = 20_000
-MOVES = 6
+MOST_STEPS = 60_000
+MOST_MOVES = 6
 SPREAD = 500
 """Steps over which what disturbs is spread."""
 QUIET_SECONDS = 240.0
 """After so long without a disturbance everything has to be where it belongs."""
+REST_SECONDS = 20.0
+"""For how long a query that says that it has nothing to do may be behind."""
 AUDIT_STEPS, SOON_STEPS = 100, 20
 """Between two audits: as a rule, and when only the end is waited for."""
 IDLE_STEPS = 50
@@ -104,7 +108,7 @@ class _Schedule:
         self._caught_up = False
 
     def _drawn(self, choices: Choices) -> Iterator[tuple[int, str, int]]:
-        for number in range(choices.draw("moves", 1 + MOVES)):
+        for number in range(choices.draw("moves", 1 + MOST_MOVES)):
             kind = choices.draw(f"m{number}", 1 + len(KINDS))
             if kind:
                 step = choices.draw(f"m{number}.step", SPREAD)
@@ -136,10 +140,11 @@ class _Schedule:
         # Nobody has to wait for what comes next, where nothing goes on.
         while self._moves and (self._moves[0][0] <= steps or idle):
             _, kind, seed = self._moves.pop(0)
-            operator.disturb(kind, seed)
+            operator.disturb(MOVES[kind], seed)
             self._changed_at, idle = steps, False
         if self._quiet_since is None and not self._moves and not operator.producing:
             self._quiet_since, operator.quiet = self._world.now, True
+            self._world.aim = None
         if steps % AUDIT_STEPS == 0 or (operator.quiet and steps % SOON_STEPS == 0):
             self._audit(commits)
 
@@ -148,32 +153,57 @@ class _Schedule:
         if commits != self._audited:
             self._audited = commits
             self._seen = self._reader.snapshot()
+            self.history.reruns = self._machine.repeats
             auditor.check(self.history, self._seen)
         if self._quiet_since is None:
             return
-        now, rests = self._seen, operator.at_rest(self._seen.ends)
-        missing = auditor.missing(self.history, now)
-        kept = auditor.unsafe(now) if operator.committed else []
-        if rests and not missing and not kept:
+        open_ = self._open(operator.at_rest(self._seen.ends))
+        if not open_:
             self._caught_up = True
-        elif rests and missing and world.now > self._quiet_since + 20.0:
-            raise Violation("lost", f"the query rests, and rows {missing} are not in the sink")
-        elif rests and world.now > self._quiet_since + 20.0:
-            raise Violation(
-                "unsafe",
-                f"the consumer has processed all rows, and those of partitions {kept} may not be trimmed",
+        for kind, (text, patience) in open_.items():
+            if world.now > self._quiet_since + patience:
+                raise Violation(kind, f"{patience:.0f} s after the last disturbance {text}")
+
+    def _open(self, rests: bool) -> dict[str, tuple[str, float]]:
+        """What has to be different in the end: by what is wrong with it, and after how many seconds it is."""
+        found, now, operator = {}, self._seen, self.operator
+        missing = auditor.missing(self.history, now)
+        if not rests:
+            found["stuck"] = (
+                f"rows {missing} are not in the sink, or the query does not know it",
+                QUIET_SECONDS,
             )
-        elif world.now > self._quiet_since + QUIET_SECONDS:
-            raise Violation(
-                "stuck", f"{QUIET_SECONDS:.0f} s after the last disturbance: {missing} are missing"
-            )
+        elif missing:
+            found["lost"] = f"the query rests, and rows {missing} are not in the sink", REST_SECONDS
+        elif operator.committed:
+            if kept := auditor.unsafe(now):
+                found["unsafe"] = (
+                    f"rows of partitions {kept} are processed, and may not be trimmed",
+                    REST_SECONDS,
+                )
+            if behind := auditor.behind(now):
+                found["behind"] = (
+                    f"the consumer is not at the end of partitions {behind}, and the query is",
+                    REST_SECONDS,
+                )
+        # What a program had pulled when a backup came may have the numbers of other rows by now.
+        if (
+            operator.programs
+            and not self.history.restored
+            and (left := auditor.unprocessed(self.history, now))
+        ):
+            found["unprocessed"] = f"programs have not processed rows {left}", QUIET_SECONDS
+        return found
 
     def _judge(self, done: bool) -> None:
         now = self._reader.snapshot(anew=True)
+        self.history.reruns = self._machine.repeats
         auditor.check(self.history, now)
+        if miscounted := self._reader.miscounted():
+            raise Violation("accounts", f"other segments than they say: {', '.join(miscounted)}")
         refused = self.operator.refused
         if refused is not None:
-            if not self.operator.may_refuse:
+            if condition_of(refused) not in self.operator.may_refuse:
                 raise Violation("refused", f"{type(refused).__name__}: {refused}")
             return
         if not done:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
 from tests.simulation.faults import FAULTS
@@ -14,7 +15,11 @@ def test_each_fault_changes_one_place_of_the_code() -> None:
         code = (ROOT / "src/penstock" / fault.file).read_text()
         assert code.count(fault.text) == 1, fault.name
         assert fault.instead != fault.text, fault.name
+        if fault.file.endswith(".py"):
+            ast.parse(code.replace(fault.text, fault.instead), fault.name)
 
 
-def test_each_fault_has_a_name_of_its_own() -> None:
+def test_each_fault_has_a_name_and_a_change_of_its_own() -> None:
+    assert len(FAULTS) == 100
     assert len({fault.name for fault in FAULTS}) == len(FAULTS)
+    assert len({(fault.file, fault.text, fault.instead) for fault in FAULTS}) == len(FAULTS)

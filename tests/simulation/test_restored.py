@@ -57,12 +57,10 @@ class Life:
         return bool(self.operator.producers) and rests and bool(self.history.acknowledged)
 
     def produce(self, first: int) -> None:
-        self.operator._produce(SOURCE, first, 3)
+        self.operator.produce(SOURCE, first, 3)
 
     def kill(self) -> None:
-        for driver, run in self.operator.runs:
-            driver.kill()
-            run.executors.kill()
+        self.operator.kill_all()
 
 
 @contextmanager
@@ -86,7 +84,7 @@ def test_a_store_older_than_the_checkpoint_is_refused_by_name(
         query.until(lambda: query.operator.prepared)
         if not before:
             query.until(lambda: query.caught_up)
-        backup = query.operator._copied()
+        backup = query.operator.copied()
         query.until(lambda: query.caught_up)
         query.produce(1_000)
         query.until(lambda: query.caught_up)
@@ -115,7 +113,7 @@ def test_stores_and_checkpoint_of_one_moment_go_on(engine: str, two_stores: bool
         query.operator.prepare()
         query.until(lambda: query.operator.prepared)
         query.until(lambda: query.caught_up)
-        backup = query.operator._copied()
+        backup = query.operator.copied()
         query.produce(1_000)
         query.until(lambda: query.caught_up)
         query.kill()

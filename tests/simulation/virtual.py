@@ -40,6 +40,8 @@ class Machine:
         self.network = Network(world)
         self.servers: dict[str, Server] = {}
         self.random = random.Random(seed)
+        self.repeats = 0
+        """How often rows may have been written again: by tasks that are repeated, and by runs."""
 
     def server(self, name: str, *, rows: bool) -> Server:
         made = Server(self.world, name, str(self.uuid()), rows=rows)
@@ -152,6 +154,13 @@ def _replacements() -> dict[str, Any]:
     found: dict[str, Any] = {
         "uuid.uuid4": lambda: machine().uuid(),
         "penstock.store.retries.time": clock,
+        "penstock.store.ledger.KEEP": 2,
+        "penstock.store.log.MERGE_FAN_IN": 3,
+        "penstock.store.merge.MERGE_FAN_IN": 3,
+        "penstock.queue.maintenance.MERGE_FAN_IN": 3,
+        "penstock.spark.writing.FLUSH_SEGMENTS": 1,
+        "penstock.tables.stages.CHUNK_ROWS": 3,
+        "penstock.pipeline.table_tasks.CHUNK_ROWS": 3,
         "penstock.queue.opened.connect": lambda url, **_: machine().store(url),
         "penstock.queue.opened.parse_url": cache(parse_url),
         "penstock.queue.opened._guard": _Gone(),
