@@ -1,57 +1,14 @@
-"""Queues that change under a continuous query: rows that are trimmed, a source that is recreated, an owner that changes."""
+"""Queues that change under a continuous query: a source that is recreated, an owner that changes."""
 
 from __future__ import annotations
-
-import logging
 
 import pyarrow as pa
 import pytest
 
 from penstock.continuous import execution, queues, reader
-from penstock.errors import CheckpointMismatch, DataLost, OwnerFenced, PenstockError
+from penstock.errors import CheckpointMismatch, OwnerFenced, PenstockError
 from tests.continuous.copying import PATIENCE, SCHEMA, Copy
 from tests.support.waiting import wait_until
-
-
-@pytest.mark.parametrize("fail", [True, False])
-def test_rows_that_were_trimmed_while_the_query_was_down_are_lost_or_skipped(
-    copy: Copy, fail: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    query = copy.add(4).query()
-    copy.through(query)
-    query.stop()
-    copy.add(8)
-    for partition in range(2):
-        copy.queue.trim(partition, before=4)
-    caplog.set_level(logging.WARNING, "penstock.spark")
-    copy.fail_on_data_loss = fail
-    later = copy.query()
-    if fail:
-        assert later.join(PATIENCE)
-        assert isinstance(later.failure, DataLost)
-        return
-    copy.through(later)
-    assert copy.ids() == [*range(4), *range(8, 12)]
-    assert "rows [2, 4) of queue 'in', partition 0" in caplog.text
-    later.stop()
-    again = copy.add(4).query()
-    copy.through(again)
-    assert copy.ids() == [*range(4), *range(8, 16)]
-
-
-def test_a_query_comes_to_rest_although_the_last_rows_are_the_lost_ones(copy: Copy) -> None:
-    query = copy.add(4).query()
-    copy.through(query)
-    query.stop()
-    copy.add(4)
-    for partition in range(2):
-        copy.queue.trim(partition, before=4)
-    copy.fail_on_data_loss = False
-    later = copy.query()
-    copy.through(later)
-    assert copy.store.consumer("c").lag("in").rows == 0
-    copy.through(copy.add(2) and later)
-    assert copy.ids() == [*range(4), 8, 9]
 
 
 def test_a_source_that_is_recreated_is_refused_and_not_read_from_its_middle(copy: Copy) -> None:
