@@ -4,21 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.continuous import execution, queues, reader
-from penstock.errors import OwnerFenced
-from tests.continuous.copying import PATIENCE, Copy
+from penstock.continuous import queues, reader
+from tests.continuous.copying import Copy
 from tests.support.waiting import wait_until
-
-
-def test_an_idle_query_notices_that_another_one_has_taken_over(
-    copy: Copy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(execution, "_IDLE_SECONDS", 0.05)
-    first = copy.add(2).query()
-    copy.through(first)
-    copy.query()
-    assert first.join(PATIENCE)
-    assert isinstance(first.failure, OwnerFenced)
 
 
 def test_a_table_of_staged_rows_outlives_a_change_of_pace(
