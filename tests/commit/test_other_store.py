@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -81,35 +81,68 @@ def test_after_a_seek_the_rows_go_through_again(pair: Pair) -> None:
     assert pair.commit(pair.batch("new", 0, pair.planned(again, (0, 0), (5, 2)), ids=None)).rows == 7
 
 
-@pytest.mark.parametrize("again", ["sought", "registered again"])
-@pytest.mark.parametrize("partition", [0, 1])
+def seek_to_the_same_place(pair: Pair) -> None:
+    pair.store.consumer("billing").seek("orders", to=dict(enumerate(pair.offsets())))
+
+
+def register_again(pair: Pair) -> None:
+    consumer, offsets = pair.store.consumer("billing"), dict(enumerate(pair.offsets()))
+    consumer.unregister("orders")
+    consumer.register("orders", start=offsets)
+
+
+def plus(offsets: tuple[int, int], rows: tuple[int, int]) -> tuple[int, int]:
+    return offsets[0] + rows[0], offsets[1] + rows[1]
+
+
+@pytest.mark.parametrize("move", [seek_to_the_same_place, register_again])
+@pytest.mark.parametrize(
+    ("zombie_rows", "rows"), [((4, 0), (4, 0)), ((0, 4), (4, 0)), ((4, 4), (4, 0)), ((4, 4), (0, 4))]
+)
+@pytest.mark.parametrize("start", [(0, 0), (5, 2)], ids=["the first commit", "a later commit"])
 def test_a_query_that_has_lost_its_lock_does_not_commit_after_the_one_that_followed(
-    pair: Pair, again: str, partition: int
+    pair: Pair,
+    move: Callable[[Pair], None],
+    zombie_rows: tuple[int, int],
+    rows: tuple[int, int],
+    start: tuple[int, int],
 ) -> None:
-    """It cannot know that its consumer was sought; the sink's store has seen a newer generation."""
-    lost = pair.own()
-    zombie = pair.batch("zombie", 0, pair.planned(lost, (0, 0), (4, 4)), ids=None)
+    """It cannot know that its consumer was moved; the sink's store has seen a newer generation."""
+    lost, number = pair.own(), 0
+    if start != (0, 0):
+        offset = pair.planned(lost, (0, 0), start)
+        pair.commit(pair.batch("zombie", 0, offset, ids=None))
+        lost.observe(offset)
+        number = 1
+    zombie = pair.batch("zombie", number, pair.planned(lost, start, plus(start, zombie_rows)), ids=None)
     lost.release()
-    consumer = pair.store.consumer("billing")
-    if again == "sought":
-        consumer.seek("orders", to={0: 0, 1: 0})
-    else:
-        consumer.unregister("orders")
-        consumer.register("orders")
-    ends = ((4, 0), (0, 4))[partition]
-    pair.commit(pair.batch("new", 0, pair.planned(pair.own(), (0, 0), ends), ids=None))
-    with pytest.raises(CheckpointMismatch, match="sought elsewhere, or registered again") as caught:
-        pair.commit(zombie)
-    assert caught.value.condition == "CHECKPOINT_MISMATCH.CONSUMER_MOVED"
-    assert len(rows_of(pair.sink)) == 4
+    move(pair)
+    follower = pair.own()
+    offset = pair.planned(follower, start, plus(start, rows))
+    assert pair.commit(pair.batch("new", 0, offset, ids=None)).rows == 4
+    before = rows_of(pair.sink)
+    for _ in range(2):
+        with pytest.raises(CheckpointMismatch, match="sought elsewhere, or registered again") as caught:
+            pair.commit(zombie)
+        assert caught.value.condition == "CHECKPOINT_MISMATCH.CONSUMER_MOVED"
+    assert rows_of(pair.sink) == before
+    follower.observe(offset)
+    pair.commit(pair.batch("new", 1, pair.planned(follower, offset.end, (20, 20)), ids=None))
+    assert sorted(rows_of(pair.sink)) == [*range(20), *range(1000, 1020)], "each row once"
 
 
 def test_a_consumer_that_was_sought_back_brings_its_rows_again(pair: Pair) -> None:
+    """The marks of the time before the seek say nothing of partitions that the first commit after it leaves alone."""
     owner = pair.own()
     offset = pair.planned(owner, (0, 0), (5, 2))
     pair.commit(pair.batch("app", 0, offset, ids=None))
     owner.observe(offset)
     owner.release()
     pair.store.consumer("billing").seek("orders", to="earliest")
-    pair.commit(pair.batch("new", 0, pair.planned(pair.own(), (0, 0), (3, 0)), ids=None))
-    assert sorted(rows_of(pair.sink)) == [0, 0, 1, 1, 2, 2, 3, 4, 1000, 1001]
+    again = pair.own()
+    for number, (start, end) in enumerate([((0, 0), (3, 0)), ((3, 0), (3, 7))]):
+        offset = pair.planned(again, start, end)
+        pair.commit(pair.batch("new", number, offset, ids=None))
+        again.observe(offset)
+    assert pair.offsets() == [3, 7]
+    assert sorted(rows_of(pair.sink)) == sorted([*range(5), *range(3), 1000, 1001, *range(1000, 1007)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -148,6 +149,40 @@ def test_a_query_that_takes_over_fences_the_one_before(copy: Copy) -> None:
     assert isinstance(first.failure, OwnerFenced)
     copy.through(second)
     assert copy.ids() == copy.all()
+
+
+def test_an_idle_query_notices_that_another_one_has_taken_over(
+    copy: Copy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No row has come that would tell it."""
+    monkeypatch.setattr(module, "_IDLE_SECONDS", 0.05)
+    first = copy.add().query()
+    copy.through(first)
+    second = copy.query()
+    assert first.join(PATIENCE)
+    assert isinstance(first.failure, OwnerFenced)
+    copy.through(copy.add() and second)
+    assert copy.ids() == copy.all()
+
+
+def test_an_idle_query_asks_its_source_seldom(copy: Copy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_IDLE_SECONDS", 3600.0)
+    query = copy.add().query()
+    copy.through(query)
+    asked: list[Any] = []
+    looks, look = [], query._look_idle
+
+    def looking() -> None:
+        look()
+        looks.append(len(asked))
+
+    monkeypatch.setattr(query, "_look_idle", looking)
+    # By the first one the last commit has told the source of its offset.
+    wait_until(lambda: looks, PATIENCE, "it is idle")
+    monkeypatch.setattr(query._source, "logged", asked.append)
+    before = len(looks)
+    wait_until(lambda: len(looks) > before + 5, PATIENCE, "it has been idle for a while")
+    assert asked == []
 
 
 def test_partitions_that_are_added_are_read(copy: Copy) -> None:

@@ -5,12 +5,18 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from penstock.continuous import logs
 from penstock.continuous.logs import CheckpointLog, create_durably
 from penstock.errors import OwnerFenced
+from tests.continuous.copying import PATIENCE, Copy
+
+places = pytest.mark.parametrize("place", ["local", "remote"])
 
 
 def test_a_file_that_is_there_stays_as_it_is(tmp_path: Path) -> None:
@@ -25,21 +31,22 @@ def test_a_file_that_is_there_stays_as_it_is(tmp_path: Path) -> None:
 def test_a_file_has_its_name_when_its_content_is_on_the_disk_and_is_done_when_the_name_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    done: list[str] = []
+    steps: list[str] = []
     sync, link = os.fsync, os.link
 
     def syncing(file: int) -> None:
-        done.append("folder" if os.path.isdir(f"/proc/self/fd/{file}") else "content")
+        status = os.fstat(file)
+        steps.append("folder" if stat.S_ISDIR(status.st_mode) else f"file of {status.st_size} bytes")
         sync(file)
 
     def linking(source: str, target: str) -> None:
-        done.append("name")
+        steps.append("name")
         link(source, target)
 
     monkeypatch.setattr(os, "fsync", syncing)
     monkeypatch.setattr(os, "link", linking)
     create_durably(str(tmp_path / "0"), b"content")
-    assert done == ["content", "name", "folder"]
+    assert steps == ["file of 7 bytes", "name", "folder"]
 
 
 def test_a_full_disk_leaves_no_part_of_a_file(tmp_path: Path) -> None:
@@ -68,30 +75,56 @@ def test_where_there_are_no_links_a_file_is_not_replaced_either(
     assert [(each.name, each.read_bytes()) for each in tmp_path.iterdir()] == [("0", b"first")]
 
 
-def test_an_epoch_that_another_driver_has_logged_ends_this_one(tmp_path: Path) -> None:
+@places
+def test_an_entry_of_another_driver_is_not_replaced_and_ends_this_one(
+    tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs, "is_local", lambda files: place == "local")
     mine, other = CheckpointLog(str(tmp_path)), CheckpointLog(str(tmp_path))
     assert mine.query_id == other.query_id
-    other.write_offset(0, {"to": [2]})
-    with pytest.raises(OwnerFenced) as caught:
+    other.write_offset(0, {"to": [2]}, 5)
+    with pytest.raises(OwnerFenced, match=r"offsets/0 of the checkpoint .* by another driver") as caught:
         mine.write_offset(0, {"to": [1]})
     assert caught.value.condition == "OWNER_FENCED.CHECKPOINT"
-    assert mine.offset(0) == {"to": [2]}
     other.write_commit(0)
-    with pytest.raises(OwnerFenced):
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(OwnerFenced, match=r"commits/0 of the checkpoint .* by another driver") as caught:
         mine.write_commit(0)
+    assert caught.value.condition == "OWNER_FENCED.CHECKPOINT"
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    assert mine.offset(0) == {"to": [2]}
+    mine.write_offset(1, {"to": [3]})
+    assert mine.unsettled() == 1, "the next one is free"
 
 
+@places
 def test_the_checkpoint_of_two_drivers_that_begin_at_once_has_one_id(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from penstock.continuous import logs
+    """The other one is first, after this one has seen that there is no checkpoint."""
+    monkeypatch.setattr(logs, "is_local", lambda files: place == "local")
+    # An object store has to be asked first whether the file is there; a local file is created or refused in one step.
+    owner, name = (logs, "create_durably") if place == "local" else (CheckpointLog, "_create")
+    create = getattr(owner, name)
+    others: list[str] = []
 
-    other: list[CheckpointLog] = []
+    def meanwhile(*arguments: Any) -> None:
+        monkeypatch.setattr(owner, name, create)
+        others.append(CheckpointLog(str(tmp_path)).query_id)
+        create(*arguments)
 
-    def meanwhile(path: str, content: bytes) -> None:
-        monkeypatch.undo()
-        other.append(CheckpointLog(str(tmp_path)))
-        create_durably(path, content)
+    monkeypatch.setattr(owner, name, meanwhile)
+    assert others == [CheckpointLog(str(tmp_path)).query_id]
 
-    monkeypatch.setattr(logs, "create_durably", meanwhile)
-    assert CheckpointLog(str(tmp_path)).query_id == other[0].query_id
+
+def test_a_query_whose_next_entry_is_there_ends_and_leaves_it(copy: Copy) -> None:
+    query = copy.add().query()
+    copy.through(query)
+    number = copy.files("commits")[-1] + 1
+    theirs = {"to": [9, 9]}
+    CheckpointLog(str(copy.folder / "ck")).write_offset(number, theirs)
+    copy.add()
+    assert query.join(PATIENCE)
+    assert isinstance(query.failure, OwnerFenced)
+    assert query.failure.condition == "OWNER_FENCED.CHECKPOINT"
+    assert query._logs.offset(number) == theirs

@@ -1,10 +1,10 @@
-"""A checkpoint is brought up to what its query's sink has, which commits first."""
+"""A checkpoint is brought up to what its query's sink has, each way in which the two can differ; the sink commits first."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock, patch
+from unittest.mock import Mock
 
 import pytest
 
@@ -13,127 +13,207 @@ from penstock.continuous.logs import CheckpointLog
 from penstock.continuous.settling import catch_up, settle
 from penstock.errors import CheckpointMismatch, CheckpointRewound, OwnerFenced
 
-
-def committed(folder: Path, count: int, *, passed: bool = False) -> CheckpointLog:
-    """A checkpoint with so many epochs, of two rows each."""
-    logs = CheckpointLog(str(folder / "ck"))
-    for number in range(count):
-        logs.write_offset(number, {"to": [number]}, 2 * (number + 1) if passed else None)
-        logs.write_commit(number)
-    return logs
+NOTHING = SinkEpoch(-1)
 
 
-def sink_at(number: int | None, offset: Any = None, *, rows: int = 2, new: bool = False) -> Mock:
-    found = None if number is None else SinkEpoch(number, offset, rows)
-    return Mock(description="queue 'big'", newest=lambda: found, may_be_new=new)
+def offset(number: int) -> dict[str, list[int]]:
+    return {"to": [10 * (number + 1)]}
 
 
-def test_an_epoch_that_the_sink_has_is_logged(tmp_path: Path) -> None:
-    logs, followed = committed(tmp_path, 2), Mock()
-    assert settle(logs, sink_at(2, {"to": [9]}), followed) == 2
-    assert (logs.last_committed(), logs.unsettled(), logs.offset(2)) == (2, None, {"to": [9]})
-    followed.assert_called_once_with({"to": [9]})
+def epoch(number: int, rows: int = 10) -> SinkEpoch:
+    return SinkEpoch(number, offset(number), rows)
 
 
-def test_the_first_epoch_is_logged_too(tmp_path: Path) -> None:
-    logs = committed(tmp_path, 0)
-    assert settle(logs, sink_at(0, {"to": [9]}), Mock()) == 0
-    assert logs.offset(0) == {"to": [9]}
+def micro_batch(number: int) -> SinkEpoch:
+    """Of a query with state: Spark has logged its offset, and the sink keeps none."""
+    return SinkEpoch(number, None, 10)
 
 
-def test_a_driver_that_died_between_the_two_entries_of_an_epoch_is_finished(tmp_path: Path) -> None:
-    logs = committed(tmp_path, 1)
-    logs.write_offset(1, {"to": [9]})
-    assert settle(logs, sink_at(1, {"to": [9]}), Mock()) == 1
-    assert logs.unsettled() is None
+def sink_at(newest: SinkEpoch | None, *, may_be_new: bool = False) -> Mock:
+    return Mock(description="queue 'out'", newest=lambda: newest, may_be_new=may_be_new)
 
 
-def test_a_checkpoint_that_has_all_stays_as_it_is(tmp_path: Path) -> None:
-    logs = committed(tmp_path, 2)
-    assert settle(logs, sink_at(1, {"to": [1]}), Mock()) == 1
-    assert settle(logs, sink_at(None), Mock()) == 1
+class Place:
+    """A checkpoint and its source."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.logs = folder, CheckpointLog(str(folder))
+        self.followed: list[tuple[Any, int | None]] = []
+        """The offsets that the source was told to follow, and the last committed epoch at that time."""
+
+    def committed(self, last: int) -> Place:
+        """Log the epochs up to one as committed, with 10 rows each that count for a limit."""
+        for number in range(last + 1):
+            self.logs.write_offset(number, offset(number), 10 * (number + 1))
+            self.logs.write_commit(number)
+        return self
+
+    def begun(self, number: int, ends: Any = None) -> Place:
+        """Log the offset of an epoch and no commit."""
+        self.logs.write_offset(number, offset(number) if ends is None else ends)
+        return self
+
+    def follow(self, ends: Any) -> None:
+        self.followed.append((ends, self.logs.last_committed()))
+
+    def settle(self, newest: SinkEpoch | None, *, limited: bool = False, **more: Any) -> int | None:
+        return settle(self.logs, sink_at(newest, **more), self.follow, limited=limited)
+
+    def catch_up(self, newest: SinkEpoch | None) -> SinkEpoch | None:
+        return catch_up(self.logs, sink_at(newest), self.follow)
+
+    @property
+    def files(self) -> tuple[list[int], list[int]]:
+        """Which numbers have an offset, and which a commit."""
+        offsets, commits = (
+            sorted(int(path.name) for path in (self.folder / name).iterdir() if path.name.isdigit())
+            for name in ("offsets", "commits")
+        )
+        return offsets, commits
 
 
-@pytest.mark.parametrize("number", [-1, 0])
-def test_a_sink_that_lacks_epochs_is_refused(tmp_path: Path, number: int) -> None:
-    logs = committed(tmp_path, 2)
-    with pytest.raises(CheckpointMismatch, match="restored") as caught:
-        settle(logs, sink_at(number, {"to": [0]}), Mock())
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path / "ck")
+
+
+def test_a_new_checkpoint_and_a_new_sink_have_nothing(place: Place) -> None:
+    assert place.settle(NOTHING) is None
+    assert (place.files, place.followed) == (([], []), [])
+
+
+@pytest.mark.parametrize("number", [0, 2])
+def test_an_epoch_that_the_sink_alone_has_is_logged_when_the_source_has_followed(
+    place: Place, number: int
+) -> None:
+    assert place.committed(number - 1).settle(epoch(number)) == number
+    assert place.files == ([*range(number + 1)], [*range(number + 1)])
+    assert place.logs.offset(number) == offset(number)
+    assert place.followed == [(offset(number), number - 1 if number else None)]
+
+
+def test_a_checkpoint_that_has_all_stays_as_it_is_and_the_source_follows(place: Place) -> None:
+    assert place.committed(1).settle(epoch(1)) == 1
+    assert place.files == ([0, 1], [0, 1])
+    assert place.followed == [(offset(1), 1)], "its driver may have died before that"
+
+
+def test_a_sink_that_keeps_no_record_leaves_the_checkpoint_to_decide(place: Place) -> None:
+    assert place.committed(1).settle(None) == 1
+    assert place.begun(2).settle(None) == 1
+    assert place.files == ([0, 1], [0, 1])
+    assert place.followed == []
+
+
+@pytest.mark.parametrize(
+    ("newest", "has"),
+    [(epoch(0), "up to 0"), (micro_batch(0), "up to 0"), (NOTHING, "nothing of this query")],
+)
+def test_a_sink_that_lacks_committed_epochs_is_refused(place: Place, newest: SinkEpoch, has: str) -> None:
+    place.committed(1)
+    with pytest.raises(
+        CheckpointMismatch,
+        match=f"committed micro-batch 1, and queue 'out' has .*{has}: was its store restored",
+    ) as caught:
+        place.settle(newest)
+    assert caught.value.condition == "CHECKPOINT_MISMATCH.SINK_BEHIND"
+    assert (place.files, place.followed) == (([0, 1], [0, 1]), [])
+
+
+def test_a_sink_that_has_nothing_may_be_new_to_the_query_if_it_says_so(place: Place) -> None:
+    assert place.committed(1).settle(NOTHING, may_be_new=True) == 1
+    assert place.files == ([0, 1], [0, 1])
+
+
+def test_a_sink_that_has_lost_some_of_the_query_is_not_taken_for_a_new_one(place: Place) -> None:
+    place.committed(1)
+    with pytest.raises(CheckpointMismatch) as caught:
+        place.settle(epoch(0), may_be_new=True)
     assert caught.value.condition == "CHECKPOINT_MISMATCH.SINK_BEHIND"
 
 
-def test_a_sink_that_has_nothing_may_be_new_to_the_query_if_it_says_so(tmp_path: Path) -> None:
-    logs = committed(tmp_path, 2)
-    assert settle(logs, sink_at(-1, new=True), Mock()) == 1
-    with pytest.raises(CheckpointMismatch):
-        settle(logs, sink_at(0, {"to": [0]}, new=True), Mock())
+@pytest.mark.parametrize("last", [-1, 0, 1])
+def test_a_checkpoint_that_lacks_several_epochs_is_an_old_copy(place: Place, last: int) -> None:
+    place.committed(last)
+    with pytest.raises(
+        CheckpointRewound, match=f"epochs up to {last + 2} .* ends with {last}: it is an old copy"
+    ):
+        place.settle(epoch(last + 2))
+    assert place.files == ([*range(last + 1)], [*range(last + 1)])
+    assert place.followed == []
 
 
-def test_a_checkpoint_that_lacks_several_epochs_is_an_old_copy(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointRewound, match="old copy"):
-        settle(committed(tmp_path, 1), sink_at(2, {"to": [9]}), Mock())
+@pytest.mark.parametrize("newest", [epoch(1), micro_batch(1)])
+def test_what_the_micro_batch_engine_has_begun_and_the_sink_lacks_is_dropped(
+    place: Place, newest: SinkEpoch
+) -> None:
+    assert place.committed(1).begun(2).settle(newest) == 1
+    assert place.files == ([0, 1], [0, 1])
 
 
-def test_what_the_micro_batch_engine_has_begun_is_dropped_unless_the_sink_has_it(tmp_path: Path) -> None:
-    logs = committed(tmp_path, 1)
-    logs.write_offset(1, {"to": [9]})
-    assert settle(logs, sink_at(0), Mock()) == 0
-    assert logs.unsettled() is None
-    logs.write_offset(1, {"to": [9]})
-    assert settle(logs, sink_at(1), Mock()) == 1
-    assert logs.offset(1) == {"to": [9]}
+def test_what_the_micro_batch_engine_has_begun_and_the_sink_has_is_committed(place: Place) -> None:
+    assert place.committed(1).begun(2, {"to": [99]}).settle(micro_batch(2)) == 2
+    assert place.files == ([0, 1, 2], [0, 1, 2])
+    assert place.logs.offset(2) == {"to": [99]}
+    assert place.followed == [], "the sink has moved the consumer"
 
 
-def test_an_epoch_that_another_driver_logs_while_the_sink_is_asked_is_not_dropped(tmp_path: Path) -> None:
-    logs = committed(tmp_path, 1)
-    sink = sink_at(0, {"to": [0]})
+@pytest.mark.parametrize("newest", [epoch(1), micro_batch(1), micro_batch(2)])
+def test_what_the_micro_batch_engine_has_begun_stays_for_it_to_repeat(
+    place: Place, newest: SinkEpoch
+) -> None:
+    assert place.committed(1).begun(2).catch_up(newest) == newest
+    assert place.files == ([0, 1, 2], [0, 1])
+
+
+def test_a_driver_that_died_between_the_two_entries_of_an_epoch_is_finished(place: Place) -> None:
+    assert place.committed(1).begun(2).settle(epoch(2)) == 2
+    assert place.files == ([0, 1, 2], [0, 1, 2])
+
+
+def test_an_epoch_that_was_begun_with_other_rows_gives_way_to_the_one_that_the_sink_has(place: Place) -> None:
+    assert place.committed(1).begun(2, {"to": [99]}).settle(epoch(2)) == 2
+    assert place.files == ([0, 1, 2], [0, 1, 2])
+    assert place.logs.offset(2) == offset(2)
+
+
+def test_an_epoch_that_is_committed_with_other_rows_is_another_drivers(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.committed(1)
+    monkeypatch.setattr(CheckpointLog, "has_offset", lambda logs, number: False)
+    with pytest.raises(OwnerFenced, match="in the sink with other rows"):
+        place.settle(SinkEpoch(1, {"to": [99]}, 10))
+    assert place.logs.offset(1) == offset(1)
+
+
+def test_an_epoch_that_another_driver_logs_while_the_sink_is_asked_is_not_dropped(place: Place) -> None:
+    sink = sink_at(epoch(1))
 
     def newest() -> SinkEpoch:
-        logs.write_offset(1, {"to": [9]})
-        return SinkEpoch(0, {"to": [0]}, 2)
+        place.begun(2)
+        return epoch(1)
 
     sink.newest = newest
-    assert settle(logs, sink, Mock()) == 0
-    assert logs.offset(1) == {"to": [9]}
+    assert settle(place.committed(1).logs, sink, place.follow) == 1
+    assert place.logs.offset(2) == offset(2)
 
 
 @pytest.mark.parametrize("last", [0, 1])
-def test_an_epoch_whose_offset_another_driver_has_dropped_is_logged_again(tmp_path: Path, last: int) -> None:
-    logs = committed(tmp_path, last + 1, passed=True)
-    logs.drop_offset(last)
-    assert settle(logs, sink_at(last, {"to": [last]}), Mock(), limited=True) == last
-    assert (logs.offset(last), logs.passed(last)) == ({"to": [last]}, 2 * (last + 1))
+def test_an_epoch_whose_offset_another_driver_has_dropped_is_logged_again(place: Place, last: int) -> None:
+    place.committed(last).logs.drop_offset(last)
+    assert place.settle(epoch(last), limited=True) == last
+    assert (place.logs.offset(last), place.logs.passed(last)) == (offset(last), 10 * (last + 1))
 
 
-def test_what_the_micro_batch_engine_has_begun_stays_for_it_to_repeat(tmp_path: Path) -> None:
-    logs = committed(tmp_path, 1)
-    logs.write_offset(1, {"to": [9]})
-    for number in (0, 1):
-        catch_up(logs, sink_at(number), Mock())
-        assert logs.unsettled() == 1
+@pytest.mark.parametrize("number", [0, 2])
+def test_an_epoch_that_is_logged_from_the_sink_counts_for_a_limit(place: Place, number: int) -> None:
+    place.committed(number - 1)
+    assert place.settle(epoch(number, rows=7), limited=True) == number
+    assert place.logs.passed(number) == 10 * number + 7
 
 
-def test_an_epoch_that_was_begun_with_other_rows_gives_way_to_the_one_that_the_sink_has(
-    tmp_path: Path,
-) -> None:
-    logs = committed(tmp_path, 1)
-    logs.write_offset(1, {"to": [8]})
-    assert settle(logs, sink_at(1, {"to": [9]}), Mock()) == 1
-    assert logs.offset(1) == {"to": [9]}
-
-
-def test_an_epoch_that_is_committed_with_other_rows_is_another_drivers(tmp_path: Path) -> None:
-    logs = committed(tmp_path, 1)
-    logs.drop_offset(0)
-
-    def follow(_: Any) -> None:
-        logs.write_offset(0, {"to": [8]})
-
-    with pytest.raises(OwnerFenced), patch.object(CheckpointLog, "has_offset", return_value=False):
-        settle(logs, sink_at(0, {"to": [9]}), follow)
-
-
-def test_the_count_of_a_limit_goes_on(tmp_path: Path) -> None:
-    logs = committed(tmp_path, 2, passed=True)
-    settle(logs, sink_at(2, {"to": [9]}, rows=3), Mock(), limited=True)
-    assert logs.passed(2) == 7
+def test_an_epoch_that_is_logged_from_the_sink_has_no_count_without_a_limit(place: Place) -> None:
+    assert place.settle(epoch(0)) == 0
+    with pytest.raises(CheckpointMismatch, match="without a limit"):
+        place.logs.passed(0)

@@ -1,0 +1,95 @@
+"""A source queue that is dropped and recreated under a continuous query, or between its runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from penstock.continuous import execution as module
+from penstock.continuous.execution import ContinuousExecution
+from penstock.errors import CheckpointMismatch, PenstockError
+from tests.continuous.copying import PATIENCE, SCHEMA, Copy
+
+
+@pytest.fixture
+def free(copy: Copy) -> Copy:
+    """A copy that reads without a consumer, whose registration would go with the queue."""
+    copy.consumer = None
+    copy.store.consumer("c").unregister("in")
+    return copy
+
+
+def recreate(copy: Copy, count: int = 20) -> None:
+    """Replace the source by another queue of the same name, with more rows than the old one had: ids from 1000 on."""
+    copy.store.drop_queue("in")
+    copy.queue = copy.store.create_queue("in", SCHEMA, partitions=2)
+    for partition in range(2):
+        first = 1_000 + partition * count
+        copy.queue.append([{"id": number} for number in range(first, first + count)], partition=partition)
+
+
+def check_refused(copy: Copy, query: ContinuousExecution) -> None:
+    """Check that a query ends because the queue is another one, with none of its rows: the first ones would be skipped."""
+    assert query.join(PATIENCE)
+    assert isinstance(query.failure, CheckpointMismatch), query.failure
+    assert "the queue or the registration was made anew" in str(query.failure)
+    assert query.failure.parameters["field"] == "generation"
+    assert all(number < 1_000 for number in copy.ids())
+
+
+def test_a_queue_that_was_recreated_between_two_runs_is_refused(free: Copy) -> None:
+    query = free.add().query()
+    free.through(query)
+    assert query.stop()
+    recreate(free)
+    for _ in range(2):
+        check_refused(free, free.query())
+    assert free.ids() == free.all()
+
+
+def test_a_queue_that_is_recreated_before_an_epoch_is_planned_is_refused(
+    free: Copy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The epoch is planned for the queue that its rows came from."""
+    monkeypatch.setattr(module, "_BACK_OFF", 0.001)
+    generation = free.queue.record.generation
+    query = free.query(start=False)
+    plan = query._source.plan
+    planned: list[Any] = []
+
+    def late(*arguments: Any) -> Any:
+        if not planned:
+            recreate(free)
+        planned.append(plan(*arguments))
+        return planned[-1]
+
+    monkeypatch.setattr(query._source, "plan", late)
+    free.add()
+    query.start()
+    assert query.join(PATIENCE), query.state
+    assert isinstance(query.failure, PenstockError)
+    assert free.queue.record.generation != generation
+    assert {offset["generation"] for offset in planned} == {generation}
+    assert free.ids() in ([], free.all())
+    check_refused(free, free.query())
+
+
+def test_a_queue_that_is_recreated_before_a_run_is_repeated_is_refused(
+    free: Copy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A task fails, and the queue is another one when its run is repeated."""
+    monkeypatch.setattr(module, "_BACK_OFF", 0.001)
+    query = free.add().query()
+    free.through(query)
+    own = query._source.own
+
+    def late() -> None:
+        recreate(free)
+        own()
+
+    monkeypatch.setattr(query._source, "own", late)
+    assert query._coordinator is not None
+    query._coordinator.close()
+    check_refused(free, query)
+    assert free.ids() == free.all()

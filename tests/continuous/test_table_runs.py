@@ -1,0 +1,112 @@
+"""Runs of a continuous query that follow one another while rows are staged for a SQL table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.types import LongType, StructField, StructType
+
+import penstock as ps
+from penstock.continuous import execution as module
+from penstock.continuous import queues, reader
+from penstock.continuous.ends import SinkDriver
+from penstock.continuous.execution import ContinuousExecution, State
+from penstock.pipeline import table_tasks
+from penstock.pipeline.table_driver import TableSinkDriver
+from tests.continuous.copying import PATIENCE, Copy
+from tests.support.waiting import wait_until
+from tests.tables.support import named, query, rows, sql_name
+
+COLUMNS = StructType([StructField("id", LongType())])
+
+
+def shaped(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """As Spark does it for the tasks of a table: the columns by their places."""
+    return batch.rename_columns(["c0" if name == "id" else name for name in batch.schema.names])
+
+
+class TableCopy(Copy):
+    """A queue copied into a SQL table."""
+
+    def sink(self, query_id: str) -> SinkDriver:
+        driver = TableSinkDriver(ps.TableSink(named(self.url, "t"), (), self.url), self.url, query_id, True)
+        driver.check(COLUMNS)
+        return driver
+
+    def query(self, **more: Any) -> ContinuousExecution:
+        return super().query(transform=shaped, **more)
+
+    def ids(self) -> list[int]:
+        return sorted(number for (number,) in rows(self.url, "t"))
+
+    def staged(self) -> int:
+        """How many pieces of epochs that are not committed are in the store."""
+        table = "penstock_staged" if self.url.startswith("sqlite") else sql_name(self.url, "staged")
+        return int(query(self.url, f"select count(*) from {table}")[0][0])
+
+
+@pytest.fixture
+def table(store_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TableCopy]:
+    # Each write is staged, and not only the end of an epoch.
+    monkeypatch.setattr(table_tasks, "CHUNK_ROWS", 1)
+    found = TableCopy(store_url, tmp_path)
+    yield found
+    found.close()
+
+
+def test_a_run_for_the_other_pace_leaves_the_rows_of_open_epochs_staged(
+    table: TableCopy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader, "BEHIND_ROWS", 8)
+    monkeypatch.setattr(queues, "_AHEAD_ROWS", 2)
+    running = table.add(60).query(start=False, interval=PATIENCE)
+    made, staged = running._made, []
+
+    def while_rows_are_staged(tasks: int, *, hurried: bool) -> Any:
+        if running._coordinator is not None:
+            staged.append(wait_until(table.staged, PATIENCE, "rows of the run in flight are staged"))
+        return made(tasks, hurried=hurried)
+
+    monkeypatch.setattr(running, "_made", while_rows_are_staged)
+    running.start()
+    wait_until(lambda: running.failure or len(table.engine.jobs) > 1, PATIENCE, "the pace is changed")
+    assert running.stop()
+    assert staged
+    assert running.failure is None
+    assert len(set(table.ids())) == len(table.ids()) > 0
+    assert table.staged() == 0
+    again = table.add().query()
+    table.through(again)
+    assert table.ids() == table.all()
+
+
+def test_a_query_that_changes_its_pace_has_each_row_once_and_repeats_no_run(
+    table: TableCopy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader, "BEHIND_ROWS", 8)
+    monkeypatch.setattr(queues, "_AHEAD_ROWS", 2)
+    monkeypatch.setattr(module, "_RESTARTS", 0)
+    running = table.add(60).query()
+    table.through(running)
+    wait_until(lambda: [job.hurried for job in table.engine.jobs] == [False, True, False], PATIENCE)
+    table.through(table.add() and running)
+    assert table.ids() == table.all()
+    assert running.state is State.ACTIVE
+    assert len(table.engine.jobs) == 3
+
+
+def test_a_query_that_starts_far_behind_changes_its_pace_and_has_each_row_once(
+    table: TableCopy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "BEHIND_ROWS", 30)
+    monkeypatch.setattr(module, "_RESTARTS", 0)
+    running = table.add(60).query()
+    table.through(running)
+    wait_until(lambda: [job.hurried for job in table.engine.jobs] == [True, False], PATIENCE)
+    table.through(table.add() and running)
+    assert table.ids() == table.all()
+    assert running.state is State.ACTIVE
