@@ -26,7 +26,7 @@ from tests.simulation.virtual import Machine
 Row = tuple[int, int]
 """Id and key."""
 
-KEYS = 5
+KEYS = 12
 _RETRY_SECONDS = 1.0
 
 

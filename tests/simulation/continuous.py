@@ -86,6 +86,12 @@ class ContinuousRun:
         """Whether it has taken its consumer over."""
         return self.execution is not None and self.execution._coordinator is not None
 
+    @property
+    def busy(self) -> bool:
+        """Whether an epoch is open."""
+        coordinator = None if self.execution is None else self.execution._coordinator
+        return not self.ended and coordinator is not None and not coordinator._epochs.idle
+
     def at_rest(self, ends: list[int]) -> bool:
         """Whether everything that is there is committed."""
         if self.ended:

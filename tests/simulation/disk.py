@@ -48,6 +48,13 @@ class Disk:
             self.files.pop(path, None)
         self._unsynced = []
 
+    def cut(self, checkpoint: str, last: int, *, committed: bool) -> None:
+        """Leave of a checkpoint what it was when the entry of this number was the last one, perhaps not committed yet."""
+        for name, newest in (("offsets", last), ("commits", last if committed else last - 1)):
+            for number in self.numbers(f"{checkpoint}/{name}"):
+                if number > newest:
+                    del self.files[f"{checkpoint}/{name}/{number}"]
+
     # As Spark uses them.
 
     def add(self, path: str, text: str) -> None:

@@ -254,12 +254,6 @@ FAULTS = [
         "        self._logging = epoch.number\n        self._logs.write_offset(epoch.number, offset, None if self._limit is None else passed)\n        self._logs.write_commit(epoch.number)\n        self._sink.commit(run.sink, epoch, offset)\n",
     ),
     Fault(
-        "an epoch is logged as committed before its offset is logged",
-        "continuous/execution.py",
-        "        self._logs.write_offset(epoch.number, offset, None if self._limit is None else passed)\n        self._logs.write_commit(epoch.number)\n",
-        "        self._logs.write_commit(epoch.number)\n        self._logs.write_offset(epoch.number, offset, None if self._limit is None else passed)\n",
-    ),
-    Fault(
         "a continuous query does not begin another run when its source grows",
         "continuous/execution.py",
         "changes = run.coordinator.grown or self._next is not None",
@@ -276,12 +270,6 @@ FAULTS = [
         "continuous/settling.py",
         "    if found is not None and found.number == begun:\n",
         "    if found is not None and found.number <= begun:\n",
-    ),
-    Fault(
-        "a micro-batch that the sink has is dropped when a continuous query starts",
-        "continuous/settling.py",
-        "    if found is not None and found.number == begun:\n",
-        "    if found is not None and found.number > begun:\n",
     ),
     Fault(
         "the ledger does not have the offset of an epoch",
@@ -629,5 +617,23 @@ FAULTS = [
         "pipeline/table_tasks.py",
         "        self._held, self._rows, self._bytes = [], 0, 0\n",
         "",
+    ),
+    Fault(
+        "the ledger does not have the offset of a micro-batch",
+        "spark/micro_batches.py",
+        "        logged=None if stateful else _logged(now),\n",
+        "",
+    ),
+    Fault(
+        "tasks of guarantee=idempotent do not compare the input of their micro-batch",
+        "commit/batch.py",
+        "    if covers and before_covers and before_covers != covers:\n",
+        "    if covers and before_covers and False:\n",
+    ),
+    Fault(
+        "an epoch that was begun with other rows stands in the way of the one that the sink has",
+        "continuous/settling.py",
+        "        if found.number < _after(logs.last_committed()):\n",
+        "        if True:\n",
     ),
 ]

@@ -81,7 +81,9 @@ class MicroBatchRun:
         self.progress: SimpleNamespace | None = None
         """Of the last micro-batch with rows, if there was one."""
         self.expected: dict[QuerySource, int] = {}
-        self.busy = True
+        self.active = True
+        self.busy = False
+        """Whether a micro-batch is being planned or done."""
         self.idle_at: list[int] | None = None
         """Where it found nothing more to do."""
         self.hand: list[tuple[int, int]] | None = None
@@ -106,7 +108,7 @@ class MicroBatchRun:
         except Exception as error:
             self.failure = error
         finally:
-            self.ended, self.busy = True, False
+            self.ended, self.active = True, False
 
     def _run(self) -> None:
         plan, root, disk = self.plan, self.plan.checkpoint, self._disk
@@ -144,9 +146,9 @@ class MicroBatchRun:
             if end == position:
                 if plan.available_now:
                     return
-                self.idle_at, self.busy = end["to"], False
+                self.idle_at, self.active = end["to"], False
                 self._world.sleep(POLL_SECONDS)
-                self.busy = True
+                self.active = True
                 continue
             self.idle_at = None
             self._log(
@@ -182,10 +184,11 @@ class MicroBatchRun:
     def _batch(self, reader: QueueStreamReader, write: Any, batch: int, start: Any, end: Any) -> None:
         if start is None:
             start = reader.initialOffset()
+        self.busy = True
         parts = list(reader.partitions(start, end)) or [None]
         self.hand = list(zip(pad(start["to"], len(end["to"])), end["to"], strict=False))
         write(reader, parts, batch)
-        self.hand = None
+        self.hand, self.busy = None, False
         self._log(f"commits/{batch}", 'v1\n{"nextBatchWatermarkMs":0}')
         latest = json.dumps(reader.reportLatestOffset())
         self.progress = SimpleNamespace(sources=[SimpleNamespace(latestOffset=latest)])
@@ -321,7 +324,7 @@ class _StreamingQuery:
 
     @property
     def status(self) -> dict[str, Any]:
-        return {"isTriggerActive": self._run.busy, "isDataAvailable": self._run.busy}
+        return {"isTriggerActive": self._run.active, "isDataAvailable": self._run.active}
 
     def stop(self) -> None:
         """Interrupt the query's thread, and end its tasks."""

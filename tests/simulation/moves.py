@@ -74,14 +74,16 @@ def cut_power(op: Operator, rng: random.Random) -> None:
 
 
 def pause_producer(op: Operator, rng: random.Random) -> None:
-    op.stand_still(rng.choice(op.producers).process, rng.choice([0.3, 4.0, 25.0]))
+    if op.producers:
+        op.stand_still(rng.choice(op.producers).process, rng.choice([0.3, 4.0, 25.0]))
 
 
 def restart_producer(op: Operator, rng: random.Random) -> None:
     """A producer has died, or only seems so; somebody else goes on with its session."""
-    producer = rng.choice(op.producers)
-    _end(op, rng, producer.process)
-    op.later(rng.choice([0.0, 1.0]), producer.restart)
+    if op.producers:
+        producer = rng.choice(op.producers)
+        _end(op, rng, producer.process)
+        op.later(rng.choice([0.0, 1.0]), producer.restart)
 
 
 def restart_program(op: Operator, rng: random.Random) -> None:
@@ -115,32 +117,31 @@ PLACES = (
     (PRODUCER, "committed on"),
     (PRODUCER, "begin on"),
 )
-FOLLOWING = (
-    "",
-    "trim",
-    "trim",
-    "maintain",
-    "grow_source",
-    "grow_sink",
-    "seek",
-    "advance",
-    "lose_checkpoint",
-    "change_options",
-    "other_engine",
-    "other_engine",
-    "foreign",
-    "add_columns",
-    "disconnect",
-    "lose_reply",
-    "stop",
-    "take_over",
-)
+FOLLOWING = {
+    "": 1,
+    "trim": 3,
+    "seek": 3,
+    "maintain": 2,
+    "other_engine": 2,
+    "lose_checkpoint": 2,
+    "grow_source": 1,
+    "grow_sink": 2,
+    "advance": 1,
+    "change_options": 1,
+    "foreign": 1,
+    "add_columns": 1,
+    "disconnect": 1,
+    "lose_reply": 1,
+    "stop": 1,
+    "take_over": 1,
+}
+"""What may happen then, and how often of all times."""
 
 
 def aim(op: Operator, rng: random.Random) -> None:
     """A process is killed, or stands still, just where it comes to a step; then something else happens before the query goes on."""
     who, what = rng.choice(PLACES)
-    left, following = rng.randrange(4), rng.choice(FOLLOWING)
+    left, following = rng.randrange(4), rng.choices(*zip(*FOLLOWING.items(), strict=True))[0]
 
     def at(task: Task, step: str) -> bool:
         nonlocal left
@@ -166,7 +167,7 @@ def _hit(op: Operator, rng: random.Random, who: str, process: Process, following
         cut_power(op, rng)
         op.halt(2.0)
     else:
-        op.stand_still(process, rng.choice([4.0, 9.0, 15.0, 40.0]))
+        op.stand_still(process, rng.choice([4.0, 15.0, 40.0]))
     if following:
         MOVES[following](op, rng)
 
@@ -310,7 +311,7 @@ def recreate_source(op: Operator, rng: random.Random) -> None:
         with suppress(CommitOutcomeUnknown):
             store.create_queue(SOURCE, SCHEMA, partitions=op.scenario.source_partitions)
         op.register(store)
-        op.produce(SOURCE, op.fresh_ids(), 3)
+        op.produce(SOURCE, op.fresh_ids(), 2 + rng.randrange(8))
 
     op.may_refuse |= {MISMATCH, SOURCE_BEHIND, NO_QUEUE}
     op.with_store(op.source, work)
@@ -325,7 +326,7 @@ def foreign(op: Operator, rng: random.Random) -> None:
 
 def maintain(op: Operator, rng: random.Random) -> None:
     """By hand, perhaps by two at once."""
-    older = timedelta(seconds=rng.choice([0, 2, 86400]))
+    older = timedelta(seconds=rng.choice([0, 0, 2, 86400]))
     server = rng.choice([op.source, op.sink])
     for _ in range(1 + rng.randrange(2)):
         op.with_store(server, lambda store: op.tend(store, older))
@@ -333,7 +334,7 @@ def maintain(op: Operator, rng: random.Random) -> None:
 
 def trim(op: Operator, rng: random.Random) -> None:
     """By hand, as far as consumers allow."""
-    before = rng.choice([rng.randrange(12), 1_000_000])
+    before = rng.choice([rng.randrange(12), 1_000_000, 1_000_000])
     scenario, history = op.scenario, op.history
     waits = scenario.consumer and scenario.vital
     # What comes meanwhile is trimmed as well, and nobody could say which rows those were.
@@ -452,7 +453,8 @@ def _may_repeat(op: Operator, offsets: dict[int, int]) -> None:
     # although a driver runs when that one has just taken over, and the lock has gone with the driver before it.
     drivers = [driver for driver, _ in op.runs]
     # One that stands still for long meets what the next one has committed.
-    runs = any(driver.alive and (driver.paused_until or 0.0) < op.world.now + 10.0 for driver in drivers)
+    soon = op.world.now + 10.0
+    runs = any(driver.alive and run.busy and (driver.paused_until or 0.0) < soon for driver, run in op.runs)
     commits = any(tx.process in drivers for tx in op.sink.open if tx.write)
     anyhow = op.scenario.two_stores and (runs or commits)
     for partition, (first, ids) in enumerate(zip(now.first, now.source, strict=True)):
@@ -483,13 +485,14 @@ def _new_checkpoint(op: Operator) -> None:
 
 
 def restore_checkpoint(op: Operator, rng: random.Random) -> None:
-    """Of an earlier moment than the stores, with the query stopped."""
-    backup = op.backup
-    if backup is None or f"{op.checkpoint}/metadata" not in backup.files:
-        return
+    """An older copy of the checkpoint comes back, with the query stopped: an entry, once written, stays as it is."""
     op.kill_all()
-    op.machine.disk.files = dict(backup.files)
-    op.may_refuse |= {REWOUND, OTHER_INPUT, CONFLICT}
+    begun = op.machine.disk.numbers(f"{op.checkpoint}/offsets")
+    if not begun:
+        return
+    last = rng.choice([max(begun) - 1, rng.randrange(-1, max(begun) + 1)])
+    op.machine.disk.cut(op.checkpoint, last, committed=rng.random() < 0.5)
+    op.may_refuse |= {REWOUND, OTHER_INPUT, CONFLICT, LOST}
 
 
 def take_backup(op: Operator, rng: random.Random) -> None:
@@ -503,7 +506,7 @@ def restore(op: Operator, rng: random.Random) -> None:
     # A new checkpoint that has committed nothing knows of nothing that another store could have lost.
     if backup is None or (op.scenario.two_stores and not begun):
         return
-    which = rng.choice([[op.source], [op.sink], [op.source, op.sink]])
+    which = rng.choice([[op.source], [op.source], [op.sink], [op.source, op.sink]])
     if not op.scenario.consumer and op.scenario.two_stores and op.producing:
         # Nothing could tell that the queue has grown again to where the query stands.
         which = [op.sink]
@@ -511,6 +514,8 @@ def restore(op: Operator, rng: random.Random) -> None:
     stopped = not op.scenario.consumer or rng.random() < 0.8
     if stopped:
         op.kill_all()
+    # Rows may have come again by the time that the query does.
+    op.halt(rng.choice([0.0, 3.0, 8.0]) if stopped else 0.0)
     for server in set(which):
         op.lose_locks(server)
         server.restore(backup.stores[server.url])
@@ -521,14 +526,7 @@ def restore(op: Operator, rng: random.Random) -> None:
     op.history.restored = True
     op.may_refuse |= {MISMATCH, SOURCE_BEHIND, SINK_BEHIND, OTHER_INPUT, REWOUND, CONFLICT}
     # Whoever restores goes on producing; without a consumer, when the query has been started again.
-    first, appends = op.fresh_ids(), 2 + rng.randrange(6)
-    op.waiting += 1
-
-    def produce() -> None:
-        op.waiting -= 1
-        op.produce(SOURCE, first, appends)
-
-    op.world.later(0.0 if op.scenario.consumer else 60.0, produce)
+    op.produce_later(0.0 if op.scenario.consumer else 60.0, op.fresh_ids(), 2 + rng.randrange(6))
 
 
 MOVES: dict[str, Move] = {
@@ -566,7 +564,17 @@ MOVES: dict[str, Move] = {
         restore,
     )
 }
-_OFTEN = {"aim": 6, "pause": 2}
+_OFTEN = {
+    "aim": 12,
+    "restore": 3,
+    "seek": 3,
+    "take_backup": 2,
+    "restore_checkpoint": 2,
+    "lose_checkpoint": 2,
+    "grow_source": 2,
+    "grow_sink": 3,
+    "foreign": 2,
+}
 _NEVER_ALONE = {"other_engine"}
 
 KINDS = tuple(name for name in MOVES if name not in _NEVER_ALONE for _ in range(_OFTEN.get(name, 1)))

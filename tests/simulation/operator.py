@@ -92,7 +92,7 @@ class Operator:
                     SINK, SCHEMA, partitions=scenario.sink_partitions, key=key
                 )
             self.backup, self.prepared = self.copied(), True
-            self.produce(SOURCE, 0, scenario.appends)
+            self.produce_later(scenario.quiet_start, 0, scenario.appends)
             for _ in range(scenario.programs):
                 self.run_program()
             self.process.spawn(self._supervise, "supervise")
@@ -126,6 +126,19 @@ class Operator:
                 by_key=by_key,
             )
         )
+
+    def produce_later(self, seconds: float, first: int, appends: int) -> None:
+        """Begin to append to the source in so many seconds."""
+        if not seconds:
+            self.produce(SOURCE, first, appends)
+            return
+        self.waiting += 1
+
+        def begin() -> None:
+            self.waiting -= 1
+            self.produce(SOURCE, first, appends)
+
+        self.world.later(seconds, begin)
 
     @property
     def producing(self) -> bool:

@@ -47,6 +47,8 @@ class Scenario:
     fail_on_data_loss: bool
     maintained: bool
     """Whether segments are merged and staging is swept all the while."""
+    quiet_start: float
+    """Seconds before anything is appended."""
     programs: int
     """How many Python programs compete for the source's rows, through a consumer of their own."""
 
@@ -65,8 +67,8 @@ class Scenario:
             pipeline=engine == CONTINUOUS or bool(one("pipeline", True, True, False)),
             two_stores=bool(one("stores", False, True)),
             rows=bool(one("rows", False, True)),
-            consumer=bool(one("consumer", True, False)),
-            vital=bool(one("vital", True, False)),
+            consumer=bool(one("consumer", True, True, False)),
+            vital=bool(one("vital", True, True, False)),
             sink=sink,
             guarantee=one("guarantee", *guarantees),
             source_partitions=one("source partitions", 1, 2),
@@ -76,8 +78,9 @@ class Scenario:
             available_now=False,
             max_rows=one("max rows", None, 3, 7),
             rows_per_task=one("rows per task", 4, 2, 100),
-            fail_on_data_loss=bool(one("fail on data loss", True, False)),
+            fail_on_data_loss=bool(one("fail on data loss", True, True, False)),
             maintained=bool(one("maintained", False, False, True)),
+            quiet_start=one("quiet start", 0.0, 0.0, 4.0),
             programs=one("programs", 0, 0, 0, 0, 1, 2),
         )
 

@@ -156,6 +156,8 @@ def _replacements() -> dict[str, Any]:
         "penstock.store.retries.time": clock,
         "penstock.store.ledger.KEEP": 2,
         "penstock.store.log.MERGE_FAN_IN": 3,
+        "penstock.store.log.PAGE_SEGMENTS": 3,
+        "penstock.spark.tasks.SMALL_ROWS": 3,
         "penstock.store.merge.MERGE_FAN_IN": 3,
         "penstock.queue.maintenance.MERGE_FAN_IN": 3,
         "penstock.spark.writing.FLUSH_SEGMENTS": 1,

@@ -228,8 +228,22 @@ class ContinuousExecution:
                 failures = 1 if not self._fresh else failures + 1
                 self._drop_next()
                 # What does not even begin is for its user to look at.
-                if self._stopping or not self._started or not _passes(error) or failures > _RESTARTS:
+                if not self._started or not _passes(error) or failures > _RESTARTS:
                     raise
+                if self._stopping:
+                    log.warning(
+                        "query %s stops behind epoch %s, and its next start repeats the rest: %s",
+                        self.called,
+                        self._epoch,
+                        error,
+                        extra={
+                            "action": "stopped_short",
+                            **self._fields,
+                            "epoch": self._epoch,
+                            "error": condition_of(error),
+                        },
+                    )
+                    return
                 log.warning(
                     "query %s starts again from epoch %s: %s",
                     self.called,
