@@ -16,6 +16,7 @@ from penstock.continuous.execution import ContinuousExecution, Settings
 from penstock.continuous.logs import CheckpointLog
 from penstock.continuous.queue_drivers import QueueSinkDriver, QueueSourceDriver
 from penstock.continuous.quota import Limit
+from penstock.errors import PenstockError
 from penstock.queue.opened import open_store
 from penstock.spark.options import SinkOptions, SourceOptions
 from tests.continuous.local import LocalEngine
@@ -24,8 +25,8 @@ SCHEMA = pa.schema([("id", pa.int64())])
 PATIENCE = 30
 
 
-class Died(Exception):
-    """The driver's process is gone."""
+class Died(PenstockError):
+    """The driver's process is gone, and repeats nothing."""
 
 
 def die_behind(
@@ -49,8 +50,7 @@ def will_die_behind(
         # At its end nobody is there who could put anything right.
         source: Any = query._source
         source.release = lambda ended: source._let_go()
-        query._stopping = True
-        raise Died
+        raise Died("at this step")
 
     monkeypatch.setattr(part, method, dies)
 

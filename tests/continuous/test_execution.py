@@ -13,6 +13,7 @@ from penstock.continuous import execution as module
 from penstock.continuous import queues, reader
 from penstock.continuous.execution import Settings, State
 from penstock.errors import ContinuousFailed, OwnerFenced
+from penstock.store.catalog import QueueGrown
 from tests.continuous.copying import PATIENCE, Copy, die_behind
 from tests.support.waiting import wait_until
 
@@ -138,6 +139,26 @@ def test_a_driver_that_dies_at_any_step_of_an_epoch_loses_nothing(
     assert sorted(set(copy.ids())) == copy.all()
     assert copy.files("offsets") == copy.files("commits")
     assert copy.store.consumer("c").lag("in").rows == 0
+
+
+def test_a_query_that_is_stopped_while_its_run_fails_ends_and_repeats_the_rest_at_its_next_start(
+    copy: Copy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when its keyed sink has just got more partitions."""
+    query = copy.add().query(start=False)
+
+    def grown(*_: object) -> None:
+        query._stopping = True
+        raise QueueGrown("it has more partitions by now")
+
+    monkeypatch.setattr(query._sink, "commit", grown)
+    query.start()
+    assert query.join(PATIENCE)
+    assert (query.failure, query.state) == (None, State.TERMINATED)
+    assert copy.ids() == []
+    later = copy.query()
+    copy.through(later)
+    assert copy.ids() == copy.all()
 
 
 def test_a_query_that_takes_over_fences_the_one_before(copy: Copy) -> None:

@@ -22,10 +22,10 @@ ROOT = Path(__file__).resolve().parents[2]
 _CHILD = """
 import sys
 from tests.simulation import schedules
-for number, seed in enumerate(range(int(sys.argv[1]), int(sys.argv[1]) + int(sys.argv[2])), 1):
+for seed in range(int(sys.argv[1]), int(sys.argv[1]) + int(sys.argv[2])):
     outcome = schedules.run(seed)
     if outcome.failure is not None:
-        print(number, outcome.failure.kind, outcome.failure.text[:160].replace(chr(10), " "))
+        print(seed, outcome.failure.kind, outcome.failure.text[:160].replace(chr(10), " "))
         break
 """
 
@@ -68,17 +68,28 @@ def _run(fault: Fault, first: int, count: int) -> str | None:
     with _copy() as copy:
         path = copy / "src/penstock" / fault.file
         path.write_text(path.read_text().replace(fault.text, fault.instead))
-        done = subprocess.run(
-            [sys.executable, "-c", _CHILD, str(first), str(count)],
-            cwd=copy,
-            env={**os.environ, "PYTHONPATH": f"{copy / 'src'}{os.pathsep}{copy}"},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-    if done.returncode:
-        return f"the code does not run: {done.stderr.strip().splitlines()[-1][:160]}"
-    return done.stdout.strip() or None
+        seed = first
+        while found := _first_failure(copy, seed, first + count - seed):
+            number, _, what = found.partition(" ")
+            seed = int(number) + 1
+            # A schedule that fails without the fault as well says nothing of it.
+            if not _first_failure(ROOT, int(number), 1):
+                return f"{seed - first} {what}"
+    return None
+
+
+def _first_failure(root: Path, first: int, count: int) -> str:
+    """The seed of the first schedule that fails, and how."""
+    done = subprocess.run(
+        [sys.executable, "-c", _CHILD, str(first), str(count)],
+        cwd=root,
+        env={**os.environ, "PYTHONPATH": f"{root / 'src'}{os.pathsep}{root}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    # Code that does not even run is caught at once.
+    return f"{first} {done.stderr.strip().splitlines()[-1][:160]}" if done.returncode else done.stdout.strip()
 
 
 if __name__ == "__main__":

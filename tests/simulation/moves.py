@@ -353,7 +353,7 @@ def trim(op: Operator, rng: random.Random) -> None:
                 history.may_lack.update(gone)
             trim_partition(store.database, store.uuid, record, partition, bound)
         if hand is not None and op.in_hand() is hand:
-            _require_kept(op, hand)
+            _require_kept(op, hand, now.first)
         if beyond:
             op.produce(SOURCE, op.fresh_ids(), 2)
 
@@ -365,11 +365,11 @@ def trim(op: Operator, rng: random.Random) -> None:
     op.with_store(op.source, work)
 
 
-def _require_kept(op: Operator, hand: list[tuple[int, int]]) -> None:
+def _require_kept(op: Operator, hand: list[tuple[int, int]], before: list[int]) -> None:
     """A micro-batch whose driver has lived all the while keeps its rows."""
     first = op.reader().first
     for partition, (start, end) in enumerate(hand):
-        if start < end and first[partition] > start:
+        if before[partition] <= start < min(end, first[partition]):
             raise Violation(
                 "trimmed",
                 f"rows of partition {partition} from {start} on are gone while a micro-batch reads them",
@@ -441,7 +441,7 @@ def advance(op: Operator, rng: random.Random) -> None:
         if pull.start < pull.end:
             _require_refused(op, owner)
 
-    op.may_refuse.add(CONFLICT)
+    op.may_refuse |= {CONFLICT, LOST}
     op.with_store(op.source, work)
 
 
