@@ -58,7 +58,7 @@ class History:
     disturbed: bool = False
     """Whether anything happened for which at-least-once may repeat rows."""
     reruns: int = 0
-    """How often tasks have written rows that others before them may have written."""
+    """How often something was interrupted whose rows are written again."""
     processed: Counter[int] = field(default_factory=Counter)
     """How often programs that read for themselves were told that they have processed a row."""
     perhaps: Counter[int] = field(default_factory=Counter)

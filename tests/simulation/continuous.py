@@ -41,6 +41,7 @@ class ContinuousRun:
 
     def executors_die(self) -> None:
         """A while after their driver, as a choice; what they have begun goes on until then."""
+        self._machine.repeats += not self.ended
         if self._world.choices.draw(f"x{self.driver.pid}", 2):
             self._world.later(5.0, self.executors.kill)
         else:
@@ -51,6 +52,7 @@ class ContinuousRun:
             self._run()
         except Exception as error:
             self.failure = error
+            self._machine.repeats += 1
         finally:
             self.ended = True
 
@@ -134,6 +136,7 @@ class Engine:
     ) -> Job:
         run = self.owner
         if not run.executors.alive:
+            run._machine.repeats += 1
             run.executors = run._world.start(f"executors of {run.driver}")
         return Job(self, coordinator, tasks, sink, hurried)
 
@@ -154,7 +157,6 @@ class Job:
         self._started: list[Any] = []
 
     def start(self) -> None:
-        self._run._machine.repeats += 1
         self._left = self._tasks
         for number in range(self._tasks):
             task = self._executors.spawn(lambda number=number: self._task(number), f"task {number}")
@@ -166,6 +168,7 @@ class Job:
             self._work(number)
         except Exception as error:
             self._failure = self._failure or error
+            self._run._machine.repeats += 1
         self._left -= 1
         self._changed.open()
 
@@ -217,6 +220,7 @@ class Job:
         """Spark ends the Python workers of its tasks; one that stands still may wake later."""
         if self._left <= 0 or self._cancelled:
             return
+        self._run._machine.repeats += 1
         self._cancelled = True
         self._run._machine.kill_tasks([task for task in self._started if not task.done])
         self._left = 0

@@ -307,12 +307,6 @@ FAULTS = [
         '        self._delete(f"offsets/{number}")\n\n    def prune',
         "\n    def prune",
     ),
-    Fault(
-        "an entry of the checkpoint is replaced",
-        "continuous/logs.py",
-        "        except FileExistsError:\n            raise OwnerFenced(",
-        "        except FileExistsError:\n            self._delete(name)\n            return self._create(name, text)\n            raise OwnerFenced(",
-    ),
     # Epochs, and the readers and writers of a continuous query.
     Fault(
         "an epoch is complete as soon as its readers are",
@@ -434,12 +428,6 @@ FAULTS = [
         "spark/task_writer.py",
         "            self._stage(attempt, group, count)\n",
         "            self._stage(attempt, group, 0)\n",
-    ),
-    Fault(
-        "the newest entry of a checkpoint is the last by its name",
-        "spark/checkpoint.py",
-        "        return max((int(name) for name in found if name.isdigit()), default=None)\n",
-        "        names = [name for name in found if name.isdigit()]\n        return int(max(names)) if names else None\n",
     ),
     # The log of a queue: appends, reads, trims and merges.
     Fault(
@@ -635,5 +623,11 @@ FAULTS = [
         "continuous/settling.py",
         "        if found.number < _after(logs.last_committed()):\n",
         "        if True:\n",
+    ),
+    Fault(
+        "dropping a queue locks its partitions before what is staged for it",
+        "store/catalog.py",
+        '    staged = tx.all("delete_queue_staged", queue_id=queue.queue_id)\n',
+        '    lock_partitions(tx, queue)\n    staged = tx.all("delete_queue_staged", queue_id=queue.queue_id)\n',
     ),
 ]

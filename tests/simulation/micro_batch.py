@@ -95,6 +95,7 @@ class MicroBatchRun:
 
     def executors_die(self) -> None:
         """A while after their driver, as a choice; what they have begun goes on until then."""
+        self._machine.repeats += not self.ended
         if self._world.choices.draw(f"x{self.driver.pid}", 2):
             self._world.later(5.0, self.executors.kill)
         else:
@@ -107,12 +108,12 @@ class MicroBatchRun:
             self._run()
         except Exception as error:
             self.failure = error
+            self._machine.repeats += 1
         finally:
             self.ended, self.active = True, False
 
     def _run(self) -> None:
         plan, root, disk = self.plan, self.plan.checkpoint, self._disk
-        self._machine.repeats += 1
         begun_before = disk.read(f"{root}/metadata") is not None
         self.query_id = self._metadata()
         if plan.pipeline and plan.guarantee != "at_least_once" and begun_before:
@@ -238,7 +239,6 @@ class MicroBatchRun:
                 if all(each.failure is not None for each in mine):
                     if len(mine) >= 3 or not isinstance(mine[-1].failure, Exception):
                         raise mine[-1].failure
-                    self._machine.repeats += 1
                     mine.append(self._attempt(batch, number, parts[number], work))
                 self._world.wait(*(each.changed for each in mine), seconds=1.0)
         return results
@@ -248,6 +248,7 @@ class MicroBatchRun:
         if self.executors.alive:
             return
         self.executors = self._world.start(f"executors of {self.driver}")
+        self._machine.repeats += 1
         for each in (attempt for mine in attempts for attempt in mine):
             if not each.done and each.failure is None:
                 each.failure = SparkError("executor lost")
@@ -267,6 +268,7 @@ class MicroBatchRun:
                 attempt.done = True
             except Exception as error:
                 attempt.failure = error
+                self._machine.repeats += 1
             attempt.changed.open()
 
         task = self.executors.spawn(run, f"task {batch}.{number}")
@@ -329,6 +331,7 @@ class _StreamingQuery:
     def stop(self) -> None:
         """Interrupt the query's thread, and end its tasks."""
         run = self._run
+        run._machine.repeats += run.busy
         run.ended = True
         run.executors.kill()
         run._machine.kill_tasks([task for task in run.driver.tasks if task.name == "query" and not task.done])

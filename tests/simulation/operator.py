@@ -199,8 +199,9 @@ class Operator:
         kind = MicroBatchRun if self.engine == MICRO_BATCH else ContinuousRun
         run: Run = kind(self.machine, driver, plan)
         if any(other.alive for other, _ in self.runs):
-            # Another driver may have the lock for now.
+            # Another driver may have the lock for now, and both may write the same rows.
             self.loose.add(driver)
+            self.machine.repeats += 1
         self.runs.append((driver, run))
         self.world.note(f"{driver!r} starts, {self.engine}")
         driver.spawn(run.run, "query")

@@ -41,7 +41,7 @@ class Machine:
         self.servers: dict[str, Server] = {}
         self.random = random.Random(seed)
         self.repeats = 0
-        """How often rows may have been written again: by tasks that are repeated, and by runs."""
+        """How often something was interrupted whose rows are written again."""
 
     def server(self, name: str, *, rows: bool) -> Server:
         made = Server(self.world, name, str(self.uuid()), rows=rows)
