@@ -21,7 +21,7 @@ WITH_PG = $(if $(PG),PENSTOCK_TEST_PG_HOME="$$(scripts/ensure_postgres.sh $(PG))
 WITH_CHROMIUM = PENSTOCK_TEST_CHROMIUM="$$(scripts/ensure_chromium.sh || true)" && export PENSTOCK_TEST_CHROMIUM &&
 NPM = scripts/ensure_page_modules.sh && npm --prefix frontend run --silent
 
-.PHONY: help demo test test-crash test-packaging test-soak simulate docs notebooks lint format bench page page-test page-shots clean env-demo env-dev
+.PHONY: help demo test test-crash test-packaging test-soak simulate faults docs notebooks lint format bench page page-test page-shots clean env-demo env-dev
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -43,6 +43,9 @@ test-soak: env-dev ## run the slow tests that `make test` leaves out, but for th
 
 simulate: env-dev ## run the simulation of the protocols; ARGS="--seconds 600" or "--schedules 1000000" says how long, --first N --replay shows one
 	@PYTHONPATH=.:src $(BIN)/python -m tests.simulation $(ARGS)
+
+faults: env-dev ## count the schedules of the simulation until each of 100 seeded faults is found; ARGS="--schedules 5000 --only merge"
+	@PYTHONPATH=.:src $(BIN)/python -m tests.simulation.fault_run $(ARGS)
 
 bench: env-dev ## measure speed against peers, and write bench/report.md; ARGS="append-sqlite" chooses
 	@$(WITH_JAVA) $(BIN)/python -m bench $(ARGS)

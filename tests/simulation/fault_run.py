@@ -1,6 +1,6 @@
 """Apply the faults one by one to a copy of the code, and count the schedules until each is found.
 
-``python -m tests.simulation.fault_run --schedules 3000``
+``make faults ARGS="--schedules 3000"``
 """
 
 from __future__ import annotations
