@@ -251,7 +251,7 @@ class Operator:
     def maintain_on(self) -> None:
         """As every store is looked after in the background, until the end is only waited for."""
         while not self.quiet:
-            self.world.sleep(1.0)
+            self.world.sleep(2.0)
             for server in (self.source, self.sink):
                 with suppress(PenstockError):
                     self.tend(open_store(server.url), timedelta(days=1))

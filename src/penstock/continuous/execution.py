@@ -230,19 +230,7 @@ class ContinuousExecution:
                 # What does not even begin is for its user to look at.
                 if not self._started or not _passes(error) or failures > _RESTARTS:
                     raise
-                if self._stopping:
-                    log.warning(
-                        "query %s stops behind epoch %s, and its next start repeats the rest: %s",
-                        self.called,
-                        self._epoch,
-                        error,
-                        extra={
-                            "action": "stopped_short",
-                            **self._fields,
-                            "epoch": self._epoch,
-                            "error": condition_of(error),
-                        },
-                    )
+                if self._stops_short(error):
                     return
                 log.warning(
                     "query %s starts again from epoch %s: %s",
@@ -260,6 +248,23 @@ class ContinuousExecution:
                 with self._changed:
                     wait = min(_BACK_OFF * 2**failures, _LONGEST_BACK_OFF)
                     self._changed.wait_for(lambda: self._stopping, wait)
+
+    def _stops_short(self, error: Exception) -> bool:
+        """Whether the query is being stopped, so that its next start repeats what has failed."""
+        if self._stopping:
+            log.warning(
+                "query %s stops behind epoch %s, and its next start repeats the rest: %s",
+                self.called,
+                self._epoch,
+                error,
+                extra={
+                    "action": "stopped_short",
+                    **self._fields,
+                    "epoch": self._epoch,
+                    "error": condition_of(error),
+                },
+            )
+        return self._stopping
 
     def _one_run(self) -> None:
         self.progress.run_begins()
