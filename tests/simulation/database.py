@@ -56,6 +56,8 @@ class Server:
         self.changed = Gate()
         """Opened by every commit."""
         self.commits = self.restores = 0
+        self.committed: Callable[[Process], None] = lambda process: None
+        """Told whose it is, of every commit that enters something in the ledger."""
         self.open: list[SimTransaction] = []
         self.owners: dict[str, Process] = {}
         self._connection = _spare.pop() if _spare else _fresh(template())
@@ -144,6 +146,8 @@ class Server:
         if tx.write:
             self.commits += 1
             self.changed.open()
+            if tx.enters:
+                self.committed(tx.process)
 
     def rollback(self, tx: SimTransaction) -> None:
         if tx in self.open:
@@ -280,7 +284,7 @@ class SimTransaction(Transaction):
         self.task = database.server.world.task if database.server.world.running else None
         self.locked: dict[Key, str] = {}
         self.changes: bytes | None = None
-        self.began = self.broken = self.lose_reply = False
+        self.began = self.broken = self.lose_reply = self.enters = False
         self.pinned = False
         """Whether it has done what cannot be kept aside: then nobody else takes a turn until it ends."""
         self.waits_for: list[SimTransaction] = []
@@ -296,6 +300,7 @@ class SimTransaction(Transaction):
 
     def _named(self, name: str, given: dict[str, Any]) -> tuple[list[Any], int]:
         self._step(name)
+        self.enters = self.enters or name == "insert_ledger"
         self.server.lock(self, name, given)
         return self.server.run(self, self._statements[name], given)
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 from penstock.errors import CommitOutcomeUnknown, PenstockError
 from penstock.queue.maintenance import trim_partition
 from tests.simulation.auditor import Violation
-from tests.simulation.operator import Operator
+from tests.simulation.operator import Late, Operator
 from tests.simulation.scenario import (
     ADDED,
     CONSUMER,
@@ -229,9 +229,6 @@ def stop(op: Operator, rng: random.Random) -> None:
     if old is None or not old[0].alive or op.halted:
         return
     op.halted = True
-    if op.scenario.two_stores and op.history.sought:
-        # No next one commits before this one ends.
-        op.history.repeats.update(each for rows in op.reader().source for each in rows)
 
     def work() -> None:
         try:
@@ -446,20 +443,21 @@ def advance(op: Operator, rng: random.Random) -> None:
 
 
 def _may_repeat(op: Operator, offsets: dict[int, int]) -> None:
-    """Rows from there on come again, as far as they have come before."""
+    """Rows from there on come again, as far as they have come before, or come late."""
     now = op.reader()
     there = {row[0] for rows in now.sink for row in rows}
-    # Of two stores, the sink's cannot know yet that what a driver is about to commit is out of date. The consumer seems free
-    # although a driver runs when that one has just taken over, and the lock has gone with the driver before it.
-    drivers = [driver for driver, _ in op.runs]
-    # One that stands still for long meets what the next one has committed.
-    soon = op.world.now + 10.0
-    runs = any(driver.alive and run.busy and (driver.paused_until or 0.0) < soon for driver, run in op.runs)
-    commits = any(tx.process in drivers for tx in op.sink.open if tx.write)
-    anyhow = op.scenario.two_stores and (runs or commits)
-    for partition, (first, ids) in enumerate(zip(now.first, now.source, strict=True)):
-        again = ids[max(0, offsets.get(partition, 0) - first) :]
-        op.history.repeats.update(each for each in again if anyhow or each in there)
+    again = [
+        each
+        for partition, (first, ids) in enumerate(zip(now.first, now.source, strict=True))
+        for each in ids[max(0, offsets.get(partition, 0) - first) :]
+    ]
+    committing = {tx.process for tx in op.sink.open if tx.write}
+    late = {driver for driver, run in op.runs if driver.alive and (run.busy or driver in committing)}
+    if op.scenario.two_stores and op.scenario.guarantee == "exactly_once":
+        op.history.repeats.update(each for each in again if each in there)
+        op.late.append(Late(late, [each for each in again if each not in there], op.checkpoints + 1))
+    else:
+        op.history.repeats.update(each for each in again if late or each in there)
 
 
 # Checkpoints and backups.

@@ -39,6 +39,20 @@ class Backup:
     files: dict[str, bytes]
 
 
+@dataclass
+class Late:
+    """What may come late after a seek, from drivers of older checkpoints.
+
+    The sink's store, when it is another one, cannot know yet that what such a driver has planned before is out of date: not until a driver
+    of a newer checkpoint has committed.
+    """
+
+    drivers: set[Process]
+    ids: list[int]
+    checkpoint: int
+    """The number of the first newer one."""
+
+
 class Operator:
     """One query's life."""
 
@@ -62,6 +76,9 @@ class Operator:
         self.programs: list[Program] = []
         self.backup: Backup | None = None
         self.prepared = False
+        self.late: list[Late] = []
+        if scenario.two_stores:
+            sink.committed = self._committed_late
         self.loose: set[Process] = set()
         """Drivers that may have lost the lock of their consumer."""
         self.waiting = 0
@@ -71,7 +88,7 @@ class Operator:
         self._halted_until = 0.0
         self._ids = 20_000
         self._refusals = 0
-        self._checkpoints = 0
+        self.checkpoints = 0
 
     # Before anything is disturbed.
 
@@ -248,6 +265,18 @@ class Operator:
             and current[1].at_rest(ends)
         )
 
+    def _committed_late(self, process: Process) -> None:
+        """A process has committed to the sink's own store."""
+        run = next((run for driver, run in self.runs if driver is process), None)
+        if run is None or not self.late:
+            return
+        number = int(run.plan.checkpoint.removeprefix("/checkpoint"))
+        self.late = [each for each in self.late if number < each.checkpoint]
+        for each in self.late:
+            if process in each.drivers:
+                self.history.repeats.update(each.ids)
+                each.ids = []
+
     def maintain_on(self) -> None:
         """As every store is looked after in the background, until the end is only waited for."""
         while not self.quiet:
@@ -286,8 +315,8 @@ class Operator:
             run.executors.kill()
 
     def new_checkpoint(self) -> None:
-        self._checkpoints += 1
-        self.checkpoint = f"/checkpoint{self._checkpoints}"
+        self.checkpoints += 1
+        self.checkpoint = f"/checkpoint{self.checkpoints}"
 
     def copied(self) -> Backup:
         stores = {server.url: server.backup() for server in {self.source, self.sink}}
