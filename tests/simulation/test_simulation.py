@@ -9,7 +9,7 @@ import pytest
 from tests.simulation import schedules
 from tests.simulation.auditor import History, Snapshot, Violation, check, missing
 
-SCHEDULES = 1_600
+SCHEDULES = 2_000
 """In two parts, which two workers run."""
 
 
