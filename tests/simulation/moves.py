@@ -427,13 +427,13 @@ def advance(op: Operator, rng: random.Random) -> None:
         pull = consumer.pull(SOURCE, partition, max_rows=1 + rng.randrange(4))
         ids = set(pull.table["id"].to_pylist()) - history.may_lack
         history.may_lack |= ids
-        history.taken |= ids
         try:
-            with suppress(CommitOutcomeUnknown):
-                consumer.advance(SOURCE, partition, old=pull.start, new=pull.end)
+            consumer.advance(SOURCE, partition, old=pull.start, new=pull.end)
+            history.taken |= ids
+        except CommitOutcomeUnknown:
+            return
         except PenstockError:
             history.may_lack -= ids
-            history.taken -= ids
             raise
         if pull.start < pull.end:
             _require_refused(op, owner)
