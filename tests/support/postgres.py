@@ -19,7 +19,7 @@ from tests.support.waiting import wait_until
 SETTINGS = {
     "listen_addresses": "127.0.0.1",
     "unix_socket_directories": "",
-    "max_connections": "400",
+    "max_connections": "200",
     "wal_level": "logical",
     "max_wal_senders": "20",
     "max_replication_slots": "20",

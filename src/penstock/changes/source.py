@@ -11,7 +11,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from penstock.changes.feeds.changelog import Changelog
+from penstock.changes.feeds.changelog import Changelog, PlannedChangelog
 from penstock.changes.feeds.urls import parse
 from penstock.changes.range import ChangeRange
 from penstock.errors import CheckpointMismatch, InvalidChangeOption
@@ -21,12 +21,16 @@ from penstock.spark.given import Given, boolean, positive
 from penstock.spark.schemas import projection, to_struct
 
 FORMAT = "penstock_changes"
+_STATE = "state"
+"""Where an offset has what the feed keeps with a version."""
 STARTING = ("startingVersion", "startingTimestamp", "startingBoundInclusive")
 ENDING = ("endingVersion", "endingTimestamp", "endingBoundInclusive")
 LIMITS = ("maxCommitsPerTrigger", "maxRowsPerTrigger")
 BATCH = ("url", *STARTING, *ENDING, "rowsPerTask")
 STREAM = (*BATCH, *LIMITS, "readOnly")
 _PASSES = ("deduplicationmode", "computeupdates")
+_PLANNED = ("plan", "somecolumns")
+"""Options that `changes.read` gives to its own reads."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,17 @@ class ReadOptions:
     max_rows: int | None = None
     read_only: bool = False
     """Whether the feed is not told how far it has been read."""
+    plan: str | None = field(default=None, repr=False)
+    """The feed's plan, where it was described before."""
+    some_columns: bool = False
+    """Whether the user named the columns."""
+
+    def open(self, columns: Sequence[str]) -> Changelog:
+        """The feed, ready to read some columns."""
+        feed = parse(self.url)
+        if isinstance(feed, PlannedChangelog):
+            feed.follow(self.plan, columns, some_columns=self.some_columns)
+        return feed
 
 
 def read_options(given: Mapping[str, str], known: Sequence[str], what: str) -> ReadOptions:
@@ -55,7 +70,9 @@ def read_options(given: Mapping[str, str], known: Sequence[str], what: str) -> R
             f"format({FORMAT!r}) gives change rows as the feed has them: deduplicationMode and computeUpdates are arguments "
             "of penstock.changes.read, read_stream and post_process"
         )
-    read = Given(given, known, what, STREAM)
+    planned = {name: value for name, value in given.items() if name.lower() in _PLANNED}
+    read = Given({name: value for name, value in given.items() if name not in planned}, known, what, STREAM)
+    plan = Given(planned, _PLANNED, what)
     return ReadOptions(
         url=read.required("url"),
         range=ChangeRange.of(
@@ -70,6 +87,8 @@ def read_options(given: Mapping[str, str], known: Sequence[str], what: str) -> R
         max_commits=read.value("maxCommitsPerTrigger", positive),
         max_rows=read.value("maxRowsPerTrigger", positive),
         read_only=read.value("readOnly", boolean, False),
+        plan=plan.text("plan"),
+        some_columns=plan.value("someColumns", boolean, False),
     )
 
 
@@ -115,7 +134,7 @@ class ChangesReader(DataSourceReader):
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self._options = options
-        self._feed = parse(options.url)
+        self._feed = options.open(schema.names)
         self._schema = projection(schema, self._feed.describe().schema)
 
     def partitions(self) -> Sequence[InputPartition]:
@@ -140,7 +159,7 @@ class ChangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self._options = options
-        self._feed = parse(options.url)
+        self._feed = options.open(schema.names)
         self._requested = schema
         self._known: tuple[str, pa.Schema] | None = None
         self._cap = options.range.last_version
@@ -161,7 +180,8 @@ class ChangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         is_open = self._options.range.is_open and not self._options.read_only
         self._initial = self._feed.begin() if is_open else self._options.range.start(self._feed)
         self._note_end(self._initial)
-        return self._offset(self._initial, self._initial)
+        state = self._feed.stream_start() if isinstance(self._feed, PlannedChangelog) else None
+        return self._offset(self._initial, self._initial, state)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """The end of the next micro-batch; ``start`` itself when there is nothing for one."""
@@ -173,8 +193,11 @@ class ChangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if begin == after and self._options.range.first_time is not None:
             # Nothing was late enough when the query began; commits that came since may be too early, too.
             after = max(after, self._options.range.start(self._feed))
-        upto = self._admitted(after, self._capped(self._feed.newest(after)))
-        return start if upto <= after else self._offset(after, upto)
+        if self._cap is not None and after >= self._cap:
+            return start
+        newest, state = self._newest(after, start.get(_STATE))
+        upto = self._admitted(after, self._capped(newest))
+        return start if upto <= after else self._offset(after, upto, state)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """Where the feed ends now, for the query's progress."""
@@ -208,6 +231,12 @@ class ChangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._ends_here:
             self._ends_here, self._cap = False, self._capped(self._feed.newest(after))
 
+    def _newest(self, after: int, state: Mapping[str, Any] | None) -> tuple[int, dict[str, Any] | None]:
+        """The end of what can be read now, and what the feed keeps in the checkpoint with it."""
+        if isinstance(self._feed, PlannedChangelog):
+            return self._feed.stream_end(after, state)
+        return self._feed.newest(after), None
+
     def _capped(self, upto: int) -> int:
         return upto if self._cap is None else min(upto, self._cap)
 
@@ -229,8 +258,9 @@ class ChangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 return end
         return upto
 
-    def _offset(self, after: int, upto: int) -> dict[str, Any]:
-        return {"feed": self._described()[0], "from": after, "to": upto}
+    def _offset(self, after: int, upto: int, state: dict[str, Any] | None = None) -> dict[str, Any]:
+        offset = {"feed": self._described()[0], "from": after, "to": upto}
+        return offset if state is None else offset | {_STATE: state}
 
     def _range(self, offset: dict[str, Any]) -> tuple[int, int]:
         identity = self._described()[0]

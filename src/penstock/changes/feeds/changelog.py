@@ -6,7 +6,7 @@ it opens nothing before it is asked to, and what it opens belongs to that proces
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -44,6 +44,8 @@ class Description:
     """Data columns, then METADATA_FIELDS."""
     contract: ChangeContract | None
     """None where nothing tells rows apart; no pass can be done then."""
+    plan: str | None = None
+    """What a feed whose tables change has to be told again, to read as it was described: see :class:`PlannedChangelog`."""
 
 
 @runtime_checkable
@@ -126,6 +128,47 @@ class Changelog(Protocol):
     def logged(self, upto: int) -> None:
         """Spark has logged everything up to a version for good: the system may let go of it. Called now and then, in the
         driver; it may be called again, and after a crash for an older version."""
+
+
+@runtime_checkable
+class PlannedChangelog(Changelog, Protocol):
+    """A feed whose tables may get other columns while a query runs.
+
+    A query is planned with the columns that the feed was described with. Rows that do not fit them end it, before they are read.
+    """
+
+    def describe(self, after: int | None = None) -> Description:
+        """The feed as a reader has to know it that begins after a version; after the oldest one when None."""
+
+    def follow(self, plan: str | None, columns: Sequence[str], *, some_columns: bool) -> None:
+        """Read as the feed was described; called before anything else in a process that reads.
+
+        Parameters
+        ----------
+        plan
+            That of the description; None for how the feed is now.
+        columns
+            The names of the columns that are read.
+        some_columns
+            Whether the reader named them, so that it does not mind others.
+        """
+
+    def stream_start(self) -> dict[str, Any]:
+        """What a new query keeps in its checkpoint beside its version; JSON."""
+
+    def stream_end(self, after: int, state: Mapping[str, Any] | None) -> tuple[int, dict[str, Any]]:
+        """In the place of ``newest`` for a stream: the version up to which the plan fits, and what to keep with it.
+
+        Parameters
+        ----------
+        state
+            What was kept with ``after``.
+
+        Raises
+        ------
+        FeedUnavailable
+            When the next commit does not fit the plan.
+        """
 
 
 def begins_late(name: str, first: int) -> FeedUnavailable:

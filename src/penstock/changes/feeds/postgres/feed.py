@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
@@ -62,6 +62,9 @@ class PostgresFeed:
         ``none``: the slot has to be there, and gives what it still has.
     truncate
         What to do with TRUNCATE of a table: ``fail`` the query, or ``skip`` it, so that the feed's reader keeps the rows.
+    accept
+        What has happened to the tables that their log does not tell, and the copy may lack: as the error names it that stops the
+        query.
     lag_warning
         Bytes of log that the slot may keep on the server's disk before a warning is logged; 0 for no warning.
     slot_wait
@@ -81,6 +84,7 @@ class PostgresFeed:
     tables: Sequence[str] | None = None
     snapshot: str = ""
     truncate: str = ""
+    accept: Sequence[str] | None = None
     lag_warning: int | None = None
     slot_wait: float | None = None
 
@@ -90,6 +94,7 @@ class PostgresFeed:
         self._check()
         parameters = [("publication", self.publication), ("slot", self.slot)]
         parameters += [("table", table) for table in self.tables or ()]
+        parameters += [("accept", each) for each in self.accept or ()]
         for name, default in _DEFAULTS.items():
             if getattr(self, name) != default:
                 parameters.append((name, str(getattr(self, name))))
@@ -107,9 +112,21 @@ class PostgresFeed:
         name: str = self.__dict__["_name"]
         return name
 
-    def describe(self) -> Description:
-        """The tables of the publication."""
-        return self._link().describe()
+    def describe(self, after: int | None = None) -> Description:
+        """The tables of the publication, as the rows were written that are to be read: those after a version, or all."""
+        return self._link().describe(after)
+
+    def follow(self, plan: str | None, columns: Sequence[str], *, some_columns: bool) -> None:
+        """Read some columns of the tables as they were described."""
+        self._link().follow(plan, columns, some_columns)
+
+    def stream_start(self) -> dict[str, Any]:
+        """The state of the publication with which a new query begins."""
+        return self._link().publication_state()
+
+    def stream_end(self, after: int, state: Mapping[str, Any] | None) -> tuple[int, dict[str, Any]]:
+        """The version up to which a stream can be read by its plan, and the state of the publication at that moment."""
+        return self._link().stream_end(after, state)
 
     def begin(self) -> int:
         """The start of a new query; with ``snapshot="initial"``, the slot and its snapshot are made where there is no slot."""
@@ -163,7 +180,11 @@ class PostgresFeed:
             return (own.get(name) or [None])[-1]  # type: ignore[list-item] # None stands for nothing given
 
         tables = self.tables if self.tables is not None else own.get("table")
-        settled: dict[str, Any] = {"tables": column_names("tables", tables or ()) or None}
+        accept = self.accept if self.accept is not None else own.get("accept")
+        settled: dict[str, Any] = {
+            "tables": column_names("tables", tables or ()) or None,
+            "accept": column_names("accept", accept or ()) or None,
+        }
         for name in ("publication", "slot"):
             require(name, getattr(self, name), str | None, "text")
             settled[name] = getattr(self, name) or one(name) or ""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 
 from penstock.changes.feeds.changelog import Commit
 from penstock.changes.feeds.postgres.catalog import missing_publication
+from penstock.changes.feeds.postgres.pgoutput import Relation, truncated_relations
 from penstock.changes.feeds.postgres.server import WAL_LEVEL, Server, SlotInUse, lsn, quoted
 from penstock.errors import FeedUnavailable
 
@@ -45,6 +46,23 @@ class SlotState:
         return SlotLag(self.flushed - self.restart, max(0, self.flushed - self.confirmed))
 
 
+@dataclass(frozen=True)
+class RelationUse:
+    """A relation that rows were written with."""
+
+    relation: Relation
+    version: int
+    """The first commit with such rows."""
+
+
+@dataclass(frozen=True)
+class Truncation:
+    """Relations that a commit has emptied."""
+
+    relations: list[Relation]
+    version: int
+
+
 class Slot:
     """A slot and the publication that is read through it.
 
@@ -61,12 +79,12 @@ class Slot:
     def __init__(self, server: Server, name: str, publication: str, lag_warning: int) -> None:
         self._server, self.name, self._publication = server, name, publication
         self._warned_at, self._lag_warning = lag_warning, lag_warning
-        self._chosen: list[int] | None = None
+        self._chosen: dict[str, int] | None = None
         self._moved_to = 0
 
-    def choose(self, oids: Sequence[int] | None) -> None:
-        """Look at the rows of some relations only."""
-        self._chosen = None if oids is None else list(oids)
+    def choose(self, tables: Mapping[str, int] | None) -> None:
+        """Look at the rows of some tables only, by name and object id."""
+        self._chosen = None if tables is None else dict(tables)
 
     def check_server(self) -> None:
         """Refuse a server that cannot decode its log.
@@ -159,7 +177,9 @@ class Slot:
 
     def others(self) -> list[int]:
         """Relations whose rows are left out."""
-        return [row.oid for row in self._server.all("others", chosen=self._chosen)]
+        chosen = self._chosen
+        oids = None if chosen is None else list(chosen.values())
+        return [row.oid for row in self._server.all("others", chosen=oids, names=list(chosen or ()))]
 
     def has_changes(self, after: int, upto: int) -> bool:
         """Whether some commit of a range has rows."""
@@ -189,6 +209,42 @@ class Slot:
             if seen < messages:
                 return
             messages = min(messages * _GROWTH, _MOST_MESSAGES)
+
+    def relations(
+        self, after: int, upto: int, *, skipped: Collection[int] = (), messages: int | None = None
+    ) -> tuple[list[RelationUse], list[Truncation]]:
+        """The relations that the rows of a range were written with, and what it empties, each in the order of the log.
+
+        Parameters
+        ----------
+        skipped
+            Commits that do not count.
+        messages
+            About how many messages of the log to look at; all when None.
+        """
+        rows = self._server.all(
+            "relations",
+            **self._bounds(upto),
+            messages=messages,
+            after=after,
+            skipped=list(skipped),
+            others=self.others(),
+        )
+        known: dict[int, Relation] = {}
+        uses: dict[Relation, RelationUse] = {}
+        emptied = []
+        for row in rows:
+            if row.oid is not None:
+                relation = known[row.oid]
+                if row.version <= upto:
+                    uses.setdefault(relation, RelationUse(relation, row.version))
+            elif row.data[:1] == b"R":
+                relation = Relation.of(row.data)
+                known[relation.oid] = relation
+            elif after < row.version <= upto and row.version not in skipped:
+                oids = truncated_relations(row.data)
+                emptied.append(Truncation([known[oid] for oid in oids if oid in known], row.version))
+        return list(uses.values()), emptied
 
     def messages(self, upto: int) -> Generator[list[bytes], None, None]:
         """All messages up to a commit, in chunks; from the slot's position on."""

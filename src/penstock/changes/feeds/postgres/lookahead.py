@@ -1,0 +1,193 @@
+"""How far a stream may read: up to the first commit whose rows do not fit its plan.
+
+The end of a micro-batch is logged before its rows are read. One that went past a change of a table could be read by no plan, and
+the query could never go on; so the log is looked through first, unless the catalog proves that nobody has changed a table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from penstock.changes.feeds.postgres.catalog import Table, Tables, identity_key, published
+from penstock.changes.feeds.postgres.pgoutput import Relation
+from penstock.changes.feeds.postgres.publication import (
+    PublicationState,
+    refusal,
+    state_of,
+    unlogged_changes,
+)
+from penstock.changes.feeds.postgres.rows import SNAPSHOTS, selected_columns
+from penstock.changes.feeds.postgres.schema_changes import Fit, SchemaChange, key_changed, table_removed
+from penstock.changes.feeds.postgres.server import Server
+from penstock.changes.feeds.postgres.slot import Slot
+from penstock.errors import FeedUnavailable
+
+if TYPE_CHECKING:
+    from penstock.changes.feeds.postgres.feed import PostgresFeed
+
+
+@dataclass(frozen=True)
+class _Refused:
+    """The first commit that cannot be read, and why."""
+
+    version: int
+    error: FeedUnavailable
+
+
+class Lookahead:
+    """Looks through the log ahead of a stream.
+
+    Parameters
+    ----------
+    feed, server, slot
+        What is read.
+    tables
+        The tables as the query is planned with them.
+    columns
+        The names of the columns that it reads; all when None.
+    """
+
+    def __init__(
+        self,
+        feed: PostgresFeed,
+        server: Server,
+        slot: Slot,
+        tables: Tables,
+        columns: Sequence[str] | None,
+    ) -> None:
+        self._feed, self._server, self._slot, self._tables = feed, server, slot, tables
+        read = [field for field in tables.schema() if columns is None or field.name in columns]
+        self._fit = Fit(tables, selected_columns(tables, read), feed.accept or ())
+        self._verified: PublicationState | None = None
+
+    def end(
+        self, after: int, upto: int, before: Mapping[str, Any] | None, *, rows_before: bool
+    ) -> tuple[int, PublicationState]:
+        """The end of what can be read, and the state of the publication with it.
+
+        Parameters
+        ----------
+        after, upto
+            The commits to look at.
+        before
+            The state that the stream has kept with ``after``.
+        rows_before
+            Whether there is something to read before them.
+
+        Raises
+        ------
+        FeedUnavailable
+            When the first rows cannot be read as the query is planned, or rows have come or gone without being logged.
+        """
+        # In this order: who holds a lock may have committed already, and cannot be seen before the lock is gone.
+        (changing,) = self._server.all("changing")
+        state = state_of(self._server, self._feed.publication, self._tables)
+        if before is not None:
+            self._refuse_unlogged(PublicationState.from_json(before), state)
+        verified = self._verified
+        if verified is None or changing.busy or verified.definitions() != state.definitions():
+            fitting = self._fitting(after, upto, state, rows_before)
+            settled = fitting == upto and not changing.busy and self._catalog_fits(state)
+            self._verified = state if settled else None
+            upto = fitting
+        return upto, state
+
+    def _refuse_unlogged(self, before: PublicationState, now: PublicationState) -> None:
+        found = unlogged_changes(
+            self._server,
+            self._feed.publication,
+            before,
+            now,
+            self._tables,
+            keeps_emptied=self._feed.truncate == "skip",
+        )
+        error = refusal(self._feed.name, found, self._feed.accept or ())
+        if error is not None:
+            raise error
+
+    def _fitting(self, after: int, upto: int, state: PublicationState, rows_before: bool) -> int:
+        readable: dict[str, int] = {}
+        refused = self._first_refused(after, upto, readable) if upto > after else None
+        if refused is None:
+            self._require_published(state, readable)
+            return upto
+        if rows_before or min(readable.values(), default=refused.version) < refused.version:
+            return refused.version - 1
+        raise refused.error
+
+    def _first_refused(self, after: int, upto: int, readable: dict[str, int]) -> _Refused | None:
+        """The first commit that cannot be read; the tables of those before it go to ``readable``, with their first commit."""
+        uses, emptied = self._slot.relations(after, upto)
+        refused = []
+        for use in uses:
+            table = self._table_of(use.relation)
+            if isinstance(table, SchemaChange):
+                refused.append(_Refused(use.version, table.in_stream(self._feed.name, use.version)))
+            elif table is not None:
+                readable.setdefault(table.name, use.version)
+        for each in emptied:
+            error = truncation(self._feed, self._fit, each.relations)
+            if error is not None:
+                refused.append(_Refused(each.version, error))
+        return min(refused, key=lambda each: each.version, default=None)
+
+    def _table_of(self, relation: Relation) -> Table | SchemaChange | None:
+        if relation.schema == SNAPSHOTS:
+            return None
+        table = self._fit.table_of(relation)
+        if not isinstance(table, Table):
+            return table
+        return self._fit.change(table, relation) or self._other_primary_key(table, relation) or table
+
+    def _other_primary_key(self, table: Table, relation: Relation) -> SchemaChange | None:
+        """With the replica identity full, the catalog alone has the primary key."""
+        if relation.identity != "f" or not self._tables.changes_rows:
+            return None
+        now = next((each for each in self._published() if each.relation.oid == relation.oid), None)
+        if now is None or now.relation.identity != "f":
+            return None
+        key, _ = identity_key(relation, now)
+        return key_changed(table, key) if set(key) != set(table.key) else None
+
+    def _require_published(self, state: PublicationState, readable: Mapping[str, int]) -> None:
+        for table in self._gone(state):
+            if table.name not in readable:
+                raise table_removed(self._feed.name, table)
+
+    def _gone(self, state: PublicationState) -> list[Table]:
+        """The tables that the publication does not have any more."""
+        oids = {int(entry.partition(".")[0]) for entry in state.tables.values()}
+        return [
+            table
+            for table in self._tables.tables
+            if table.relation.oid not in oids and table.name not in state.tables
+        ]
+
+    def _catalog_fits(self, state: PublicationState) -> bool:
+        """Whether rows that are written from now on can be read, as long as nobody changes a table."""
+        now = {table.name: table for table in self._published()}
+        fitting = all(
+            name in now and isinstance(self._table_of(now[name].relation), Table) for name in state.tables
+        )
+        return fitting and not self._gone(state)
+
+    def _published(self) -> Sequence[Table]:
+        return published(self._server, self._feed.publication)[0]
+
+
+def truncation(feed: PostgresFeed, fit: Fit, relations: Sequence[Relation]) -> FeedUnavailable | None:
+    """The error of a TRUNCATE of some relations, where it matters."""
+    if feed.truncate == "skip":
+        return None
+    names = ", ".join(relation.name for relation in relations if isinstance(fit.table_of(relation), Table))
+    if not names:
+        return None
+    return FeedUnavailable(
+        f"{feed.name}: TRUNCATE has emptied {names}, and a feed of rows cannot say which rows went: start over with a new slot, a "
+        'new checkpoint and an empty sink, or continue with truncate="skip" where the rows may stay; publish = \'insert, update, '
+        "delete' leaves later ones out",
+        condition="FEED_UNAVAILABLE.TRUNCATED",
+        tables=names,
+    )
