@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-from penstock.changes.feeds.changelog import Changelog
+from penstock.changes.feeds.changelog import Changelog, Description, described
 from penstock.changes.options import EVER, ChangeOptions
 from penstock.changes.passes import Passes
 from penstock.changes.rows import ChangeRows, Layout
@@ -20,7 +20,14 @@ _IN_ORDER = [("_commit_version", "ascending")]
 
 
 def changes(
-    feed: Changelog, after: int, upto: int, *, mode: str, compute_updates: bool, net_window: int = EVER
+    feed: Changelog,
+    after: int,
+    upto: int,
+    *,
+    mode: str,
+    compute_updates: bool,
+    net_window: int = EVER,
+    description: Description | None = None,
 ) -> Iterator[pa.Table]:
     """The changes of a range in the order of their commits, some commits at a time; the net changes of it all at once.
 
@@ -30,12 +37,14 @@ def changes(
         As ``deduplication_mode`` and ``compute_updates`` of ``changes.read``.
     net_window
         EVER for the net changes of the range, COMMIT for those of each commit.
+    description
+        How the feed was described; as it is at the start of the range when None.
 
     Raises
     ------
     ChangelogContractViolation, DataLost, InvalidChangeOption
     """
-    found = feed.describe()
+    found = description or described(feed, after)
     options = ChangeOptions(mode, compute_updates, net_window)
     passes = Passes() if found.contract is None else Passes.of(found.contract, options)
     layout = None

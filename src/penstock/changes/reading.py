@@ -8,7 +8,7 @@ from datetime import datetime
 from pyspark.sql import DataFrame, SparkSession
 
 from penstock.changes.contract import COMMIT_VERSION, ChangeContract
-from penstock.changes.feeds.changelog import Changelog, Description, PlannedChangelog
+from penstock.changes.feeds.changelog import Changelog, described
 from penstock.changes.feeds.urls import parse
 from penstock.changes.options import MODES, one_of
 from penstock.changes.plans import process
@@ -161,7 +161,8 @@ def _open(
     options = {name: _text(value) for name, value in given.items() if value is not None}
     # Now, rather than when the query runs: what is wrong is the caller's.
     read_options({"url": opened.url, **options}, STREAM if streaming else BATCH, "read of changes")
-    found = _described(opened, given.get("startingVersion"))
+    first = given.get("startingVersion")
+    found = described(opened, None if first is None else int(str(first)) - 1)
     if found.plan is not None:
         options |= {"plan": found.plan, "someColumns": _text(columns is not None)}
     schema = to_struct(found.schema)
@@ -175,13 +176,6 @@ def _open(
     reader = spark.readStream if streaming else spark.read
     frame = reader.format(FORMAT).schema(schema).options(**options, url=opened.url).load()
     return found.contract, frame
-
-
-def _described(feed: Changelog, first: object) -> Description:
-    """The feed as the first commit of a read has it, where a version says which that is."""
-    if isinstance(feed, PlannedChangelog) and first is not None:
-        return feed.describe(int(str(first)) - 1)
-    return feed.describe()
 
 
 def _more(options: Mapping[str, object] | None) -> dict[str, object]:

@@ -136,6 +136,31 @@ def test_a_copy_keeps_long_values_that_an_update_did_not_touch(
     assert copied() == [(1, 2, 9000), (2, 3, 5), (3, 0, 9000)]
 
 
+def test_a_table_that_changes_ends_the_query_and_starting_again_goes_on(
+    spark: SparkSession, source: Source, tmp_path: Path
+) -> None:
+    table = source.table("id int primary key, v int")
+    source.run(f"INSERT INTO {table} VALUES (1, 1)")
+    feed, sink = source.feed(snapshot="initial"), Sink(tmp_path)
+
+    def run() -> list[tuple[Any, ...]]:
+        """The rows of all micro-batches, without those columns that a copy does not have."""
+        changes = ps.changes.read_stream(spark, feed)
+        sink.drain(changes.select(*(name for name in changes.columns if not name.startswith("_"))))
+        return [row for number in sorted(sink.batches) for row in sink.batches[number]]
+
+    assert run() == [(1, 1)]
+    source.run(f"INSERT INTO {table} VALUES (2, 7)", f"ALTER TABLE {table} ALTER v TYPE text, ADD w int")
+    source.run(f"INSERT INTO {table} VALUES (3, '007', 5)")
+    with pytest.raises(StreamingQueryException, match=r"FEED_UNAVAILABLE\.COLUMN_TYPE_CHANGED"):
+        run()
+    assert run() == [(1, 1), (2, 7), (3, "007", 5)]
+    source.run(f"ALTER TABLE {table} DROP w", f"UPDATE {table} SET v = '8' WHERE id = 1")
+    some = ps.changes.read_stream(spark, feed, columns=["v"])
+    sink.drain(some.select("id", "v"))
+    assert [row for number in sorted(sink.batches) for row in sink.batches[number]][-1] == (1, "8")
+
+
 def test_a_start_that_is_refused_leaves_no_slot(spark: SparkSession, source: Source, tmp_path: Path) -> None:
     source.table("id int primary key")
     changes = ps.changes.read_stream(spark, source.feed(snapshot="initial"))

@@ -171,6 +171,11 @@ class PlannedChangelog(Changelog, Protocol):
         """
 
 
+def described(feed: Changelog, after: int | None) -> Description:
+    """A feed as a reader has to know it that begins after a version."""
+    return feed.describe(after) if isinstance(feed, PlannedChangelog) else feed.describe()
+
+
 def begins_late(name: str, first: int) -> FeedUnavailable:
     """The error of a feed of a table of which a new query would miss what was written before a version."""
     return FeedUnavailable(

@@ -48,6 +48,8 @@ class LogPiece:
     after: int
     upto: int
     tables: Tables
+    first: int
+    """The commit with which the range of all pieces begins."""
 
 
 @dataclass(frozen=True)
@@ -159,12 +161,13 @@ class Link:
         snapshot = self._snapshots.find()
         self._require(after, self._slot.state(), snapshot)
         found: list[Any] = []
+        first = after + 1
         if snapshot is not None and after < snapshot.version <= upto:
             pieces = self._snapshots.pieces(snapshot, rows_per_task)
             found = [SnapshotTask(piece, tables) for piece in pieces]
             after = snapshot.version
         if after < upto:
-            found.append(LogPiece(after, upto, tables))
+            found.append(LogPiece(after, upto, tables, first))
         return found
 
     def logged(self, upto: int) -> None:
@@ -182,7 +185,7 @@ class Link:
     def read_log(self, piece: LogPiece, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """The rows of a range; where the connection breaks, on from the row that was given last."""
         self._choose(piece.tables)
-        reading = _Reading(self._feed, piece.tables, schema)
+        reading = _Reading(self._feed, piece.tables, schema, piece.first)
         for attempt in range(_ATTEMPTS):
             decoder = reading.decoder(piece.after, piece.upto)
             try:
@@ -198,7 +201,7 @@ class Link:
     def read_snapshot(self, task: SnapshotTask, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """The rows of a piece of the snapshot."""
         piece = task.piece
-        reading = _Reading(self._feed, task.tables, schema)
+        reading = _Reading(self._feed, task.tables, schema, piece.version)
         for attempt in range(_ATTEMPTS):
             decoder = reading.decoder(piece.version - 1, piece.version)
             decoder.begin(piece.version, piece.timestamp, piece.sequence, piece.copy.relation)
@@ -297,14 +300,13 @@ class Link:
 class _Reading:
     """One read of a task, which remembers how far it has come."""
 
-    def __init__(self, feed: PostgresFeed, tables: Tables, schema: pa.Schema) -> None:
+    def __init__(self, feed: PostgresFeed, tables: Tables, schema: pa.Schema, first: int) -> None:
         self._feed = feed
         # These two say where to go on after a broken connection.
         extra = [name for name in (COMMIT_VERSION, SEQUENCE) if schema.get_field_index(name) < 0]
         full = tables.schema()
-        self._rows = Rows(
-            tables, pa.schema([*schema, *(full.field(name) for name in extra)]), feed.name, feed.accept or ()
-        )
+        shown = pa.schema([*schema, *(full.field(name) for name in extra)])
+        self._rows = Rows(tables, shown, feed.name, first, feed.accept or ())
         self._schema = schema
         self._done = (-1, -1)
 

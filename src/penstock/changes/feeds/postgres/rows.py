@@ -44,12 +44,16 @@ class Rows:
         The columns to give.
     name
         The feed, for messages.
+    first
+        The commit with which the range begins, for messages.
     accepted
         As for :class:`Fit`.
     """
 
-    def __init__(self, tables: Tables, schema: pa.Schema, name: str, accepted: Collection[str] = ()) -> None:
-        self._tables, self._schema, self._name = tables, schema, name
+    def __init__(
+        self, tables: Tables, schema: pa.Schema, name: str, first: int, accepted: Collection[str]
+    ) -> None:
+        self._tables, self._schema, self._name, self._first = tables, schema, name, first
         self._columns = tables.columns()
         self.fit = Fit(tables, selected_columns(tables, schema), accepted)
         self._known: dict[Relation, Table] = {}
@@ -70,7 +74,7 @@ class Rows:
             self._known[relation] = table
             change = self.fit.change(table, relation)
         if change is not None:
-            raise change.in_range(self._name, version)
+            raise change.in_range(self._name, self._first, version)
         return table is not None
 
     def batch(self, part: Sequence[Changes], done: tuple[int, int]) -> pa.RecordBatch | None:

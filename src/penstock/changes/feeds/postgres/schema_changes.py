@@ -54,11 +54,12 @@ class SchemaChange:
             **self.parameters,
         )
 
-    def in_range(self, name: str, version: int) -> FeedUnavailable:
-        """The error of a range that has such rows."""
+    def in_range(self, name: str, first: int, version: int) -> FeedUnavailable:
+        """The error of a range that begins with one commit, and has such rows from another one on."""
         return self._error(
-            f"{name}: {self.what}, from commit {version} on: read up to it with ending_version={version - 1}, and from it on with "
-            f"starting_version={version}; a stream is started again with a new read_stream{self.advice}",
+            f"{name}: {self.what}, from commit {version} on. A batch reads it in two ranges: starting_version={first} with "
+            f"ending_version={version - 1}, and starting_version={version}. A stream is started again with a new "
+            f"read_stream{self.advice}",
             version,
         )
 
