@@ -14,7 +14,7 @@ from penstock.changes.contract import ChangeContract
 from penstock.changes.feeds.changelog import METADATA_FIELDS
 from penstock.changes.feeds.postgres.pgoutput import Column, Relation
 from penstock.changes.feeds.postgres.server import Statements
-from penstock.changes.feeds.postgres.values import arrow_type
+from penstock.changes.feeds.postgres.values import AS_TYPES, arrow_type
 from penstock.errors import FeedUnavailable
 from penstock.names import did_you_mean, in_quotes
 
@@ -47,6 +47,8 @@ class Table:
     partitioned: bool = False
     filled: frozenset[str] = frozenset()
     """Columns that rows have by themselves when they are added: with a default, or an identity."""
+    read_as: tuple[tuple[str, str], ...] = ()
+    """Columns that are read as text or double."""
 
     @property
     def name(self) -> str:
@@ -55,7 +57,11 @@ class Table:
     @property
     def types(self) -> tuple[pa.DataType, ...]:
         """The columns' Arrow types."""
-        return tuple(arrow_type(*base) for base in self.bases)
+        read_as = dict(self.read_as)
+        return tuple(
+            AS_TYPES[read_as[column.name]] if column.name in read_as else arrow_type(*base)
+            for column, base in zip(self.relation.columns, self.bases, strict=True)
+        )
 
     def fields(self) -> list[pa.Field]:
         """The table's columns."""
@@ -163,6 +169,34 @@ class Tables:
         tables = sorted([*logged, *gone], key=lambda table: table.name) if gone else logged
         return replace(self, tables=tuple(tables), several=len(tables) > 1)
 
+    def reading(self, types: Mapping[str, str]) -> Tables:
+        """The tables with some columns read as text or double.
+
+        Parameters
+        ----------
+        types
+            By the column's name, or the table's and the column's.
+
+        Raises
+        ------
+        KeyError
+            With the name of a column that no table has.
+        """
+        left = set(types)
+        tables = []
+        for table in self.tables:
+            found = []
+            for column in table.relation.columns:
+                names = (f"{table.name}.{column.name}", f"{table.relation.table}.{column.name}", column.name)
+                left -= set(names)
+                kind = next((types[name] for name in names if name in types), None)
+                if kind is not None:
+                    found.append((column.name, kind))
+            tables.append(replace(table, read_as=tuple(found)))
+        if left:
+            raise KeyError(min(left))
+        return replace(self, tables=tuple(tables))
+
     def to_json(self) -> str:
         """The tables as text, for another process."""
         tables = [
@@ -174,6 +208,7 @@ class Tables:
                 "filter": table.filter,
                 "partitioned": table.partitioned,
                 "filled": sorted(table.filled),
+                "read_as": table.read_as,
             }
             for table in self.tables
         ]
@@ -200,6 +235,7 @@ class Tables:
                 each["filter"],
                 each["partitioned"],
                 frozenset(each["filled"]),
+                tuple((name, kind) for name, kind in each["read_as"]),
             )
             for each in found["tables"]
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -34,6 +35,7 @@ from penstock.errors import DataLost, FeedUnavailable
 if TYPE_CHECKING:
     from penstock.changes.feeds.postgres.feed import PostgresFeed
 
+log = logging.getLogger("penstock.changes")
 _QUIET = 16 << 20
 """Bytes of log without a change after which an empty micro-batch lets the slot move on."""
 _ATTEMPTS = 3
@@ -193,6 +195,7 @@ class Link:
                 self._require(piece.after, self._slot.state(), None)
                 with closing(self._slot.messages(piece.upto)) as chunks:
                     yield from reading.batches(decoder, chunks)
+                reading.report()
                 return
             except ServerGone:
                 if attempt == _ATTEMPTS - 1:
@@ -208,6 +211,7 @@ class Link:
             try:
                 with closing(self._snapshots.messages(piece)) as chunks:
                     yield from reading.batches(decoder, chunks)
+                reading.report()
                 return
             except ServerGone:
                 if attempt == _ATTEMPTS - 1:
@@ -224,7 +228,7 @@ class Link:
         tables = find(self._server, self._feed.publication, self._feed.tables)
         state = self._slot.find()
         if state is None or not state.ready:
-            return tables
+            return self._read_as(tables)
         snapshot = self._snapshots.find()
         start = self._oldest(state, snapshot)
         start = start if after is None else max(start, after)
@@ -235,13 +239,24 @@ class Link:
         upto = state.flushed - 1
         if upto > start:
             self._choose(tables)
-            uses, _ = self._slot.relations(start, upto, messages=_PLANNED_BY)
+            uses, _ = self._slot.relations(start, upto, skipped=self._feed.skip or (), messages=_PLANNED_BY)
             relations += [use.relation for use in uses if use.relation.schema != SNAPSHOTS]
         types = {column.type for relation in relations for column in relation.columns}
         domains = {**tables.domains, **domains_of(self._server, types)}
         logged = replace(tables, domains=domains).as_logged(relations)
-        check_names(self._server, logged)
-        return logged
+        return self._read_as(logged)
+
+    def _read_as(self, tables: Tables) -> Tables:
+        check_names(self._server, tables)
+        try:
+            return tables.reading(self._feed.types or {})
+        except KeyError as error:
+            (name,) = error.args
+            raise self._server.unavailable(
+                "COLUMN_UNKNOWN",
+                f"types names the column {name!r}, which no table has: take it out, or correct it",
+                column=name,
+            ) from None
 
     def _check_plan(self, session: Session) -> dict[str, Any]:
         """The state of the publication in a session that is about to copy the tables, which have to be as they are planned."""
@@ -306,12 +321,26 @@ class _Reading:
         extra = [name for name in (COMMIT_VERSION, SEQUENCE) if schema.get_field_index(name) < 0]
         full = tables.schema()
         shown = pa.schema([*schema, *(full.field(name) for name in extra)])
-        self._rows = Rows(tables, shown, feed.name, first, feed.accept or ())
+        self._rows = Rows(
+            tables,
+            shown,
+            feed.name,
+            first,
+            feed.accept or (),
+            nulls_invalid=feed.invalid_values == "null",
+        )
         self._schema = schema
         self._done = (-1, -1)
 
     def decoder(self, after: int, upto: int) -> Decoder:
-        return Decoder(after, upto, self._rows.wanted, self._truncated)
+        skipped = [version for version in self._feed.skip or () if after < version <= upto]
+        if skipped:
+            log.warning(
+                "the rows of commits %s are left out, as skip says",
+                skipped,
+                extra={"action": "commits_skipped", "slot": self._feed.slot, "versions": skipped},
+            )
+        return Decoder(after, upto, self._rows.wanted, self._truncated, skipped)
 
     def batches(self, decoder: Decoder, chunks: Iterator[list[bytes]]) -> Iterator[pa.RecordBatch]:
         for messages in chunks:
@@ -321,7 +350,18 @@ class _Reading:
                     yield rows.select(self._schema.names) if len(rows.schema) > len(self._schema) else rows
                     self._done = (rows[COMMIT_VERSION][-1].as_py(), rows[SEQUENCE][-1].as_py())
 
+    def report(self) -> None:
+        """Log what was read as null."""
+        for (table, column), count in self._rows.invalid.items():
+            log.warning(
+                "%s of %s has %d values that its type here cannot hold, and that are NULL",
+                column,
+                table,
+                count,
+                extra={"action": "invalid_values", "table": table, "column": column, "values": count},
+            )
+
     def _truncated(self, relations: Sequence[Relation], version: int) -> None:
-        error = truncation(self._feed, self._rows.fit, relations)
+        error = truncation(self._feed, self._rows.fit, relations, version)
         if error is not None:
             raise error

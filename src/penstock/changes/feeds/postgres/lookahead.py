@@ -119,7 +119,7 @@ class Lookahead:
 
     def _first_refused(self, after: int, upto: int, readable: dict[str, int]) -> _Refused | None:
         """The first commit that cannot be read; the tables of those before it go to ``readable``, with their first commit."""
-        uses, emptied = self._slot.relations(after, upto)
+        uses, emptied = self._slot.relations(after, upto, skipped=self._feed.skip or ())
         refused = []
         for use in uses:
             table = self._table_of(use.relation)
@@ -128,7 +128,7 @@ class Lookahead:
             elif table is not None:
                 readable.setdefault(table.name, use.version)
         for each in emptied:
-            error = truncation(self._feed, self._fit, each.relations)
+            error = truncation(self._feed, self._fit, each.relations, each.version)
             if error is not None:
                 refused.append(_Refused(each.version, error))
         return min(refused, key=lambda each: each.version, default=None)
@@ -177,7 +177,9 @@ class Lookahead:
         return published(self._server, self._feed.publication)[0]
 
 
-def truncation(feed: PostgresFeed, fit: Fit, relations: Sequence[Relation]) -> FeedUnavailable | None:
+def truncation(
+    feed: PostgresFeed, fit: Fit, relations: Sequence[Relation], version: int
+) -> FeedUnavailable | None:
     """The error of a TRUNCATE of some relations, where it matters."""
     if feed.truncate == "skip":
         return None
@@ -185,9 +187,10 @@ def truncation(feed: PostgresFeed, fit: Fit, relations: Sequence[Relation]) -> F
     if not names:
         return None
     return FeedUnavailable(
-        f"{feed.name}: TRUNCATE has emptied {names}, and a feed of rows cannot say which rows went: start over with a new slot, a "
-        'new checkpoint and an empty sink, or continue with truncate="skip" where the rows may stay; publish = \'insert, update, '
-        "delete' leaves later ones out",
+        f"{feed.name}: TRUNCATE has emptied {names} in commit {version}, and a feed of rows cannot say which rows went: start over "
+        'with a new slot, a new checkpoint and an empty sink, or continue with truncate="skip" where the rows may stay; '
+        "publish = 'insert, update, delete' leaves later ones out",
         condition="FEED_UNAVAILABLE.TRUNCATED",
         tables=names,
+        version=version,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
@@ -23,7 +24,7 @@ from penstock.changes.feeds.postgres import pgoutput
 from penstock.changes.feeds.postgres.catalog import KEY, SEQUENCE, TABLE, UNCHANGED_COLUMNS, Table, Tables
 from penstock.changes.feeds.postgres.pgoutput import Changes, Relation
 from penstock.changes.feeds.postgres.schema_changes import Fit, SchemaChange
-from penstock.changes.feeds.postgres.values import from_text
+from penstock.changes.feeds.postgres.values import from_text, held
 from penstock.errors import FeedUnavailable
 
 _TYPES = pa.array([INSERT, DELETE, PREIMAGE, POSTIMAGE])
@@ -48,15 +49,27 @@ class Rows:
         The commit with which the range begins, for messages.
     accepted
         As for :class:`Fit`.
+    nulls_invalid
+        Whether values that a type cannot hold are null.
     """
 
     def __init__(
-        self, tables: Tables, schema: pa.Schema, name: str, first: int, accepted: Collection[str]
+        self,
+        tables: Tables,
+        schema: pa.Schema,
+        name: str,
+        first: int,
+        accepted: Collection[str],
+        *,
+        nulls_invalid: bool,
     ) -> None:
         self._tables, self._schema, self._name, self._first = tables, schema, name, first
         self._columns = tables.columns()
         self.fit = Fit(tables, selected_columns(tables, schema), accepted)
         self._known: dict[Relation, Table] = {}
+        self.nulls_invalid = nulls_invalid
+        self.invalid: Counter[tuple[str, str]] = Counter()
+        """Values that are null since their type cannot hold them, by table and column."""
 
     def wanted(self, relation: Relation, version: int) -> bool:
         """Whether a relation's rows belong to the feed.
@@ -126,16 +139,23 @@ class Rows:
             [columns.values(each) for each in field.type], fields=list(field.type)
         )
 
-    def not_held(self, table: Table, field: pa.Field, why: str) -> FeedUnavailable:
+    def not_held(
+        self, table: Table, field: pa.Field, value: str | None, version: int, why: str
+    ) -> FeedUnavailable:
         """A value that its column cannot hold."""
         return FeedUnavailable(
-            f"{self._name}: the column {field.name!r} of {table.name} has a value that {field.type} cannot hold ({why}): change "
-            "the row, or make the column text or numeric without a precision, which are read as strings; rows that are "
-            "in the log already need a new slot",
+            f"{self._name}: {table.name} has {field.name} = {value!r} in commit {version}, which {field.type} cannot hold{why}. Read "
+            f'the column as text, types={{{field.name!r}: "text"}}; or have NULL in its place, invalid_values="null"; or leave the '
+            f"commit out, skip=[{version}]",
             condition="FEED_UNAVAILABLE.VALUE",
             table=table.name,
             column=field.name,
+            version=version,
         )
+
+    def note_invalid(self, table: Table, field: pa.Field, count: int) -> None:
+        """Count values that are given as null."""
+        self.invalid[table.name, field.name] += count
 
     def key_unknown(self, table: Table, column: str) -> FeedUnavailable:
         """A row that is not identified."""
@@ -216,13 +236,27 @@ class _TableColumns:
 
     def values(self, field: pa.Field) -> pa.Array:
         """A column in the type that is asked for."""
+        text = self._kept_text(self._places[field.name])
         try:
-            found = from_text(self._kept_text(self._places[field.name]), field.type)
+            found = from_text(text, field.type)
         except pa.ArrowInvalid as error:
-            raise self._rows.not_held(self._table, field, str(error)[:200]) from None
+            found = from_text(self._held(text, field, str(error)), field.type)
         if found.null_count and not field.nullable:
             raise self._rows.key_unknown(self._table, field.name)
         return found
+
+    def _held(self, text: pa.StringArray, field: pa.Field, why: str) -> pa.StringArray:
+        """The values that a type has, and null for others, where that is wanted."""
+        valid = pc.fill_null(held(text, field.type), True)
+        wrong = np.flatnonzero(~valid.to_numpy(zero_copy_only=False))
+        if not len(wrong) or not self._rows.nulls_invalid or not field.nullable:
+            first = int(wrong[0]) if len(wrong) else None
+            version = int(self.kept(self.changes.version)[first or 0])
+            value = None if first is None else text[first].as_py()[:100]
+            why = "" if len(wrong) else f" ({why[:200]})"
+            raise self._rows.not_held(self._table, field, value, version, why)
+        self._rows.note_invalid(self._table, field, len(wrong))
+        return pc.if_else(valid, text, pa.scalar(None, pa.string()))
 
     def _kept_text(self, place: int) -> pa.StringArray:
         text = self.text(place)
