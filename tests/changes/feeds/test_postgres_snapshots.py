@@ -270,3 +270,15 @@ def test_a_reader_that_stands_still_in_the_snapshot_does_not_hold_the_query_up_f
         assert caught.value.condition == "FEED_UNAVAILABLE.SLOT_IN_USE"
     feed.logged(start + 1)
     assert feed.oldest() == start + 1
+
+
+def test_a_standby_that_takes_over_has_the_slot(source: Source) -> None:
+    if source.version < 17:
+        pytest.skip("slots fail over since PostgreSQL 17")
+    source.table("id int primary key")
+    with pytest.raises(FeedUnavailable) as caught:
+        source.feed(snapshot="none").describe()
+    assert "failover => true" in caught.value.message
+    source.feed(snapshot="initial").begin()
+    query = f"SELECT failover FROM pg_replication_slots WHERE slot_name = '{source.name}'"
+    assert source.rows(query) == [(True,)]

@@ -17,6 +17,8 @@ log = logging.getLogger("penstock.changes")
 _MOST_MESSAGES = 2**31 - 1
 _GROWTH = 8
 _OLDEST_SERVER = 130_000
+FAILOVER_SINCE = 170_000
+"""The server whose standbys can have a primary's logical slots."""
 
 
 @dataclass(frozen=True)
@@ -154,12 +156,14 @@ class Slot:
         return found
 
     def missing(self) -> FeedUnavailable:
+        (found,) = self._server.all("server")
+        failover = ", failover => true" if found.version >= FAILOVER_SINCE else ""
         return self._server.unavailable(
             "SLOT_MISSING",
             f'there is no replication slot {self.name!r}. With snapshot="initial", the default, a streaming query with a new '
             "checkpoint makes one, and reads the rows that are there first; so does one that has lost its slot, and with it the changes "
             'since: let it start over into an empty or another sink. For snapshot="none", '
-            f"select pg_create_logical_replication_slot('{self.name}', 'pgoutput') makes one that starts now",
+            f"select pg_create_logical_replication_slot('{self.name}', 'pgoutput'{failover}) makes one that starts now",
             slot=self.name,
         )
 

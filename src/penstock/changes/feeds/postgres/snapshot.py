@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.changes.feeds.postgres.catalog import Table, relation_from_json, relation_to_json
 from penstock.changes.feeds.postgres.pgoutput import INSERT, NEW, NULL, TEXT, Relation
 from penstock.changes.feeds.postgres.server import Server, Session, SlotInUse, run
-from penstock.changes.feeds.postgres.slot import Slot
+from penstock.changes.feeds.postgres.slot import FAILOVER_SINCE, Slot
 from penstock.errors import DataLost
 
 if TYPE_CHECKING:
@@ -235,11 +235,13 @@ class Snapshots:
         """The position at which the new slot begins, and the name of the snapshot, which lives as long as the connection."""
         connection = self._server.connect(replication="database")
         try:
-            export = (
-                "(SNAPSHOT 'export')" if connection.info.server_version >= _SYNTAX_15 else "EXPORT_SNAPSHOT"
-            )
+            version = connection.info.server_version
+            options = "(SNAPSHOT 'export')" if version >= _SYNTAX_15 else "EXPORT_SNAPSHOT"
+            if version >= FAILOVER_SINCE:
+                # A standby that takes over has the slot then, where it synchronizes slots.
+                options = "(SNAPSHOT 'export', FAILOVER)"
             name = _identifier(self._slot.name)
-            cursor = connection.execute(f"CREATE_REPLICATION_SLOT {name} LOGICAL pgoutput {export}".encode())
+            cursor = connection.execute(f"CREATE_REPLICATION_SLOT {name} LOGICAL pgoutput {options}".encode())
             row = cursor.fetchone()
             assert row is not None
             high, _, low = row.consistent_point.partition("/")
