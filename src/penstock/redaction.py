@@ -16,6 +16,7 @@ _OTHER = re.compile(
     re.IGNORECASE,
 )
 _SHORTEST_SECRET = 4
+_SCHEME = r"\bpostgres(?:ql)?://"
 
 
 def secrets_of(url: str) -> list[str]:
@@ -31,10 +32,15 @@ def secrets_of(url: str) -> list[str]:
     return sorted((secret for secret in found if len(secret) >= _SHORTEST_SECRET), key=len, reverse=True)
 
 
+def without(text: str, secret: str) -> str:
+    """Return a text without a secret; one such as ``postgres`` stays in the scheme of a URL, where it tells nothing."""
+    return re.sub(rf"({_SCHEME})|{re.escape(secret)}", lambda found: found[1] or "***", text)
+
+
 def redact(text: str, secrets: Sequence[str] = ()) -> str:
     """Return a text without passwords."""
     for secret in secrets:
-        text = text.replace(secret, "***")
+        text = without(text, secret)
     return _IN_KEYWORDS.sub(r"\1***", _IN_QUERY.sub(r"\1***", _USER_INFO.sub(r"\1:***@", text)))
 
 

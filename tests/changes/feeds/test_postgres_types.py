@@ -186,7 +186,8 @@ def test_a_value_that_no_type_holds_is_read_as_text_or_null(
         read()
     assert caught.value.condition == "FEED_UNAVAILABLE.VALUE"
     # The way out of the message leads out, also of a slot that has the row, and of its URL.
-    assert "types={'v': \"text\"}" in caught.value.message
+    assert "types={'v': 'text'}" in caught.value.message
+    assert ("skip=" in caught.value.message) == (way == "log")
     texts = [row[0] for row in source.rows(f"SELECT concat(v) FROM {table} ORDER BY id")]
     assert read(types={"v": "text"}) == texts
     assert read(types={"t.v": "text"}) == texts

@@ -187,7 +187,7 @@ class Link:
     def read_log(self, piece: LogPiece, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """The rows of a range; where the connection breaks, on from the row that was given last."""
         self._choose(piece.tables)
-        reading = _Reading(self._feed, piece.tables, schema, piece.first)
+        reading = _Reading(self._feed, piece.tables, schema, piece.first, may_skip=True)
         for attempt in range(_ATTEMPTS):
             decoder = reading.decoder(piece.after, piece.upto)
             try:
@@ -204,7 +204,7 @@ class Link:
     def read_snapshot(self, task: SnapshotTask, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """The rows of a piece of the snapshot."""
         piece = task.piece
-        reading = _Reading(self._feed, task.tables, schema, piece.version)
+        reading = _Reading(self._feed, task.tables, schema, piece.version, may_skip=False)
         for attempt in range(_ATTEMPTS):
             decoder = reading.decoder(piece.version - 1, piece.version)
             decoder.begin(piece.version, piece.timestamp, piece.sequence, piece.copy.relation)
@@ -315,7 +315,9 @@ class Link:
 class _Reading:
     """One read of a task, which remembers how far it has come."""
 
-    def __init__(self, feed: PostgresFeed, tables: Tables, schema: pa.Schema, first: int) -> None:
+    def __init__(
+        self, feed: PostgresFeed, tables: Tables, schema: pa.Schema, first: int, *, may_skip: bool
+    ) -> None:
         self._feed = feed
         # These two say where to go on after a broken connection.
         extra = [name for name in (COMMIT_VERSION, SEQUENCE) if schema.get_field_index(name) < 0]
@@ -328,6 +330,7 @@ class _Reading:
             first,
             feed.accept or (),
             nulls_invalid=feed.invalid_values == "null",
+            may_skip=may_skip,
         )
         self._schema = schema
         self._done = (-1, -1)

@@ -51,6 +51,8 @@ class Rows:
         As for :class:`Fit`.
     nulls_invalid
         Whether values that a type cannot hold are null.
+    may_skip
+        Whether a commit of the range can be left out; the snapshot cannot.
     """
 
     def __init__(
@@ -62,12 +64,13 @@ class Rows:
         accepted: Collection[str],
         *,
         nulls_invalid: bool,
+        may_skip: bool,
     ) -> None:
         self._tables, self._schema, self._name, self._first = tables, schema, name, first
         self._columns = tables.columns()
         self.fit = Fit(tables, selected_columns(tables, schema), accepted)
         self._known: dict[Relation, Table] = {}
-        self.nulls_invalid = nulls_invalid
+        self.nulls_invalid, self._may_skip = nulls_invalid, may_skip
         self.invalid: Counter[tuple[str, str]] = Counter()
         """Values that are null since their type cannot hold them, by table and column."""
 
@@ -143,10 +146,11 @@ class Rows:
         self, table: Table, field: pa.Field, value: str | None, version: int, why: str
     ) -> FeedUnavailable:
         """A value that its column cannot hold."""
+        skip = f"; or leave the commit out, skip=[{version}]" if self._may_skip else ""
         return FeedUnavailable(
             f"{self._name}: {table.name} has {field.name} = {value!r} in commit {version}, which {field.type} cannot hold{why}. Read "
-            f'the column as text, types={{{field.name!r}: "text"}}; or have NULL in its place, invalid_values="null"; or leave the '
-            f"commit out, skip=[{version}]",
+            f"the column as text, types={{{field.name!r}: 'text'}}; or have NULL in its place, "
+            f"invalid_values='null'{skip}",
             condition="FEED_UNAVAILABLE.VALUE",
             table=table.name,
             column=field.name,
