@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -250,6 +252,60 @@ def test_a_domain_is_what_it_is_made_of(source: Source) -> None:
     )
     stream.start(source.feed(snapshot="initial"))
     assert [str(row["v"]) for row in stream.drain()] == ["2.50"]
+
+
+REPLACED = {
+    "dropped and added again": ["ALTER TABLE {t} DROP w", "ALTER TABLE {t} ADD w int"],
+    "names exchanged": ["ALTER TABLE {t} RENAME v TO x", "ALTER TABLE {t} RENAME w TO v", "ALTER TABLE {t} RENAME x TO w"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("change", REPLACED.values(), ids=REPLACED.keys())
+@pytest.mark.parametrize("when", ["while it runs", "while it is down"])
+def test_a_column_in_the_place_of_another_one_ends_the_query(
+    source: Source, change: list[str], when: str
+) -> None:
+    table = source.table("id int primary key, v int, w int")
+    source.run(f"INSERT INTO {table} VALUES (1, 10, 20)")
+    stream, few = running(source), running(source, ["id"], slot=f"{source.name}_few")
+    source.run(
+        *(statement.format(t=table) for statement in change), f"INSERT INTO {table} (id, w) VALUES (2, 5)"
+    )
+    if when == "while it is down":
+        stream.start(source.feed(snapshot="initial"))
+    with refused("COLUMN_REPLACED", table=table) as caught:
+        stream.drain()
+    assert len(stream.rows) == 1
+    stream.start(source.feed(snapshot="initial", accept=caught.value.parameters["accept"]))
+    stream.drain()
+    mend = re.search("update .* = [vw]", caught.value.message)
+    assert mend
+    source.run(mend[0])
+    stream.drain()
+    copy: dict[Any, Row] = {}
+    apply(stream.rows, ("id",), ("id", "v", "w"), copy)
+    assert [tuple(row.values()) for row in copy.values()] == source.rows(
+        f"SELECT id, v, w FROM {table} ORDER BY id"
+    )
+    assert keys(few.drain(), "id") == [("insert", 2), ("update_postimage", 1), ("update_postimage", 2)]
+
+
+def test_a_restarted_query_says_what_was_done_to_columns(
+    source: Source, caplog: pytest.LogCaptureFixture
+) -> None:
+    table = source.table("id int primary key, v int, w int")
+    source.run(f"INSERT INTO {table} VALUES (1, 10, 20)")
+    stream = running(source)
+    source.run(
+        f"ALTER TABLE {table} RENAME v TO x", f"ALTER TABLE {table} DROP w, ADD y int, ALTER x TYPE bigint"
+    )
+    stream.start(source.feed(snapshot="initial"))
+    with caplog.at_level(logging.WARNING, "penstock.changes"):
+        for _ in range(3):
+            stream.drain()
+    (record,) = [record for record in caplog.records if record.action == "columns_changed"]  # type: ignore[attr-defined] # by extra
+    for told in ("v is called x", "w was dropped", "y was added", "x has another type"):
+        assert told in record.message
 
 
 def test_there_and_back_again_between_two_micro_batches(source: Source) -> None:

@@ -6,6 +6,7 @@ the query could never go on; so the log is looked through first, unless the cata
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from penstock.changes.feeds.postgres.catalog import Table, Tables, identity_key,
 from penstock.changes.feeds.postgres.pgoutput import Relation
 from penstock.changes.feeds.postgres.publication import (
     PublicationState,
+    altered_columns,
     refusal,
     state_of,
     unlogged_changes,
@@ -26,6 +28,8 @@ from penstock.errors import FeedUnavailable
 
 if TYPE_CHECKING:
     from penstock.changes.feeds.postgres.feed import PostgresFeed
+
+log = logging.getLogger("penstock.changes")
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,7 @@ class Lookahead:
         read = [field for field in tables.schema() if columns is None or field.name in columns]
         self._fit = Fit(tables, selected_columns(tables, read), feed.accept or ())
         self._verified: PublicationState | None = None
+        self._is_new = True
 
     def end(
         self, after: int, upto: int, before: Mapping[str, Any] | None, *, rows_before: bool
@@ -101,11 +106,21 @@ class Lookahead:
             before,
             now,
             self._tables,
+            self._fit.columns(),
             keeps_emptied=self._feed.truncate == "skip",
         )
         error = refusal(self._feed.name, found, self._feed.accept or ())
         if error is not None:
             raise error
+        altered = altered_columns(before, now) if self._is_new else []
+        self._is_new = False
+        if altered:
+            log.warning(
+                "columns are not what they were at the end of the checkpoint: %s. Rows that were written before have in them what was "
+                "logged then",
+                "; ".join(altered),
+                extra={"action": "columns_changed", "slot": self._feed.slot, "columns": altered},
+            )
 
     def _fitting(self, after: int, upto: int, state: PublicationState, rows_before: bool) -> int:
         readable: dict[str, int] = {}

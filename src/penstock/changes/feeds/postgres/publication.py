@@ -18,6 +18,9 @@ _SCHEMAS_SINCE = 150_000
 """The server that came with publications of whole schemas."""
 
 
+Columns = Mapping[str, tuple[int, int, int]]
+
+
 @dataclass(frozen=True)
 class PublicationState:
     """A publication and its tables at one moment."""
@@ -30,6 +33,8 @@ class PublicationState:
     """By name: the table's object id, and those of the entries of the publication that name it."""
     partitions: Mapping[str, tuple[int, ...]]
     """The leaf partitions of tables that come under their own name."""
+    columns: Mapping[str, Columns]
+    """By table and name: the column's number, which no other column of the table ever has, its type and its modifier."""
     stamps: Mapping[str, str]
     """Each changes with the definition of a table."""
 
@@ -40,12 +45,14 @@ class PublicationState:
             "publication": self.publication,
             "tables": dict(self.tables),
             "partitions": {name: list(oids) for name, oids in self.partitions.items()},
+            "columns": {name: dict(columns) for name, columns in self.columns.items()},
         }
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> PublicationState:
         partitions = {name: tuple(oids) for name, oids in found["partitions"].items()}
-        return cls(found["transaction"], found["publication"], found["tables"], partitions, {})
+        columns = {name: _columns(each) for name, each in found["columns"].items()}
+        return cls(found["transaction"], found["publication"], found["tables"], partitions, columns, {})
 
     def definitions(self) -> tuple[Any, ...]:
         """What is the same as long as nobody has changed a table or the publication."""
@@ -80,8 +87,13 @@ def state_of(server: Statements, publication: str, tables: Tables) -> Publicatio
         found[0].state,
         {row.name: _entry(row, schemas) for row in rows},
         {row.name: tuple(row.partitions) for row in rows if row.partitions is not None},
+        {row.name: _columns(row.columns or {}) for row in rows},
         {row.name: row.stamp for row in rows},
     )
+
+
+def _columns(found: Mapping[str, Sequence[int]]) -> Columns:
+    return {name: (number, kind, modifier) for name, (number, kind, modifier) in found.items()}
 
 
 def _schemas(server: Statements, publication: str) -> dict[str, int]:
@@ -116,6 +128,7 @@ def unlogged_changes(
     before: PublicationState,
     now: PublicationState,
     tables: Tables,
+    columns: Mapping[str, Collection[str]],
     *,
     keeps_emptied: bool,
 ) -> list[Unlogged]:
@@ -123,11 +136,14 @@ def unlogged_changes(
 
     Parameters
     ----------
+    columns
+        Those that are read, by table.
     keeps_emptied
         Whether rows may stay in the copy that have gone from the source without being deleted.
     """
+    replaced = list(_replaced(before, now, columns))
     if before.definitions()[:3] == now.definitions()[:3]:
-        return []
+        return replaced
     new = _Origins(server, publication, before.transaction)
     found = []
     if before.publication != now.publication:
@@ -140,6 +156,49 @@ def unlogged_changes(
         )
     found += _tables(before, now, tables, new)
     found += _partitions(before, now, new, keeps_emptied)
+    return found + replaced
+
+
+def _replaced(
+    before: PublicationState, now: PublicationState, columns: Mapping[str, Collection[str]]
+) -> Iterator[Unlogged]:
+    for name, old, new in _same_tables(before, now):
+        for column, (number, _, _) in new.items():
+            if column in columns.get(name, ()) and old.get(column, (number,))[0] != number:
+                yield Unlogged(
+                    "COLUMN_REPLACED",
+                    f"the column {column!r} of {name} is another one than before, whose values are not in the log: update {name} set "
+                    f"{column} = {column} sends them",
+                    f"{name}.{column}:{number}",
+                    name,
+                )
+
+
+def _same_tables(before: PublicationState, now: PublicationState) -> Iterator[tuple[str, Columns, Columns]]:
+    names = {_oid(entry): name for name, entry in before.tables.items()}
+    for name, entry in now.tables.items():
+        was = names.get(_oid(entry))
+        if was is not None:
+            yield name, before.columns[was], now.columns[name]
+
+
+def altered_columns(before: PublicationState, now: PublicationState) -> list[str]:
+    """What has been done to columns between two states, for people."""
+    found = []
+    for table, old, new in _same_tables(before, now):
+        names = {number: name for name, (number, _, _) in new.items()}
+        numbers = {number for number, _, _ in old.values()}
+        for name, (number, *kind) in old.items():
+            there = names.get(number)
+            if there is None:
+                found.append(f"{table}.{name} was dropped")
+            elif there != name:
+                found.append(f"{table}.{name} is called {there}")
+            if there is not None and list(new[there][1:]) != kind:
+                found.append(f"{table}.{there} has another type")
+        found += [
+            f"{table}.{name} was added" for name, (number, _, _) in new.items() if number not in numbers
+        ]
     return found
 
 

@@ -97,6 +97,10 @@ class Fit:
             return named if self._is_accepted(relation) else _recreated(relation)
         return None if self._tables.chosen else _added(relation)
 
+    def columns(self) -> dict[str, list[str]]:
+        """The columns that are read, by table."""
+        return {table.name: self._of_interest(table) for table in self._tables.tables}
+
     def change(self, table: Table, relation: Relation) -> SchemaChange | None:
         """What keeps a relation's rows from being read as the table is planned; None where they can be."""
         there = {column.name: self._tables.base(column) for column in relation.columns}

@@ -50,6 +50,8 @@ SELECT t.oid, t.schema, t.name,
             AND (r.prrelid = t.oid OR r.prrelid IN (SELECT a.relid::oid FROM pg_partition_ancestors(t.oid) AS a))) AS entry,
     CASE WHEN t.relkind = 'p' THEN ARRAY(
         SELECT l.relid::oid FROM pg_partition_tree(t.oid) AS l WHERE l.isleaf AND l.relid <> t.oid ORDER BY 1) END AS partitions,
+    (SELECT jsonb_object_agg(a.attname, jsonb_build_array(a.attnum, a.atttypid::bigint, a.atttypmod)) FROM pg_attribute AS a
+        WHERE a.attrelid = t.oid AND a.attnum > 0 AND NOT a.attisdropped) AS columns,
     md5(concat(t.xmin, '/',
         (SELECT string_agg(a.attnum || ':' || a.xmin, ' ' ORDER BY a.attnum) FROM pg_attribute AS a
             WHERE a.attrelid = t.oid AND a.attnum > 0), '/',
