@@ -126,7 +126,8 @@ class Lookahead:
         readable: dict[str, int] = {}
         refused = self._first_refused(after, upto, readable) if upto > after else None
         if refused is None:
-            self._require_published(state, readable)
+            if not rows_before:
+                self._require_published(state, readable)
             return upto
         if rows_before or min(readable.values(), default=refused.version) < refused.version:
             return refused.version - 1
@@ -135,13 +136,16 @@ class Lookahead:
     def _first_refused(self, after: int, upto: int, readable: dict[str, int]) -> _Refused | None:
         """The first commit that cannot be read; the tables of those before it go to ``readable``, with their first commit."""
         uses, emptied = self._slot.relations(after, upto, skipped=self._feed.skip or ())
+        found = [(use.version, self._table_of(use.relation)) for use in uses]
+        for version, table in found:
+            if isinstance(table, Table):
+                readable.setdefault(table.name, version)
         refused = []
-        for use in uses:
-            table = self._table_of(use.relation)
-            if isinstance(table, SchemaChange):
-                refused.append(_Refused(use.version, table.in_stream(self._feed.name, use.version)))
-            elif table is not None:
-                readable.setdefault(table.name, use.version)
+        for version, change in found:
+            if isinstance(change, SchemaChange):
+                within = readable.get(change.parameters.get("table", "")) == version
+                told = change.in_one_commit if within else change.in_stream
+                refused.append(_Refused(version, told(self._feed.name, version)))
         for each in emptied:
             error = truncation(self._feed, self._fit, each.relations, each.version)
             if error is not None:

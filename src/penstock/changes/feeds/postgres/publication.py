@@ -28,7 +28,7 @@ class PublicationState:
     transaction: int
     """The next one of the server's: what it and later ones make is newer than this."""
     publication: str
-    """Its object id, and what it publishes."""
+    """Its object id, the transaction that altered it last, and what it publishes."""
     tables: Mapping[str, str]
     """By name: the table's object id, and those of the entries of the publication that name it."""
     partitions: Mapping[str, tuple[int, ...]]
@@ -150,7 +150,7 @@ def unlogged_changes(
         found.append(
             Unlogged(
                 "PUBLICATION_CHANGED",
-                f"the publication {publication!r} was recreated, or publishes other kinds of changes than before",
+                f"the publication {publication!r} was altered, and may have left out changes",
                 f"publication:{now.publication}",
             )
         )

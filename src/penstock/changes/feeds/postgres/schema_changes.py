@@ -54,6 +54,17 @@ class SchemaChange:
             **self.parameters,
         )
 
+    def in_one_commit(self, name: str, version: int) -> FeedUnavailable:
+        """The error of a stream whose next commit has rows from before and after the change."""
+        return FeedUnavailable(
+            f"{name}: {self.what}, within commit {version}, which has rows from before and after that: no query reads both. Start "
+            f"over with a new slot, a new checkpoint and an empty sink; or leave the commit out, skip=[{version}], where the copy "
+            "may lack its rows",
+            condition="FEED_UNAVAILABLE.CHANGED_IN_COMMIT",
+            **self.parameters,
+            version=version,
+        )
+
     def in_range(self, name: str, first: int, version: int) -> FeedUnavailable:
         """The error of a range that begins with one commit, and has such rows from another one on."""
         return self._error(

@@ -30,7 +30,7 @@ SELECT system_identifier FROM pg_control_system();
 
 -- name: publication
 SELECT pubupdate OR pubdelete AS changes_rows,
-    concat(oid, '.', CASE WHEN puballtables THEN 'a' END, CASE WHEN pubinsert THEN 'i' END, CASE WHEN pubupdate THEN 'u' END,
+    concat(oid, '.', xmin, '.', CASE WHEN puballtables THEN 'a' END, CASE WHEN pubinsert THEN 'i' END, CASE WHEN pubupdate THEN 'u' END,
         CASE WHEN pubdelete THEN 'd' END, CASE WHEN pubtruncate THEN 't' END, CASE WHEN pubviaroot THEN 'r' END) AS state
 FROM pg_publication WHERE pubname = :publication;
 

@@ -1,0 +1,654 @@
+"""Random histories of tables that change while a stream reads them: rows, definitions, publications, partitions, restarts, kills.
+
+A copy follows the stream, and an operator does what its errors and the documentation say. At every moment the copy is what the
+source was at the stream's position, and in the end it is what the source is; or the stream has ended by name before.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from decimal import Decimal
+from random import Random
+from typing import Any
+from uuid import UUID
+
+import psycopg
+
+from penstock.changes.feeds.postgres import PostgresFeed
+from penstock.errors import FeedUnavailable
+from tests.changes.feeds.postgres import Row, Source, Stream, source_at
+
+Step = tuple[str, int]
+KINDS = ("one", "chosen", "several", "partitioned")
+TYPES = (
+    "int", "bigint", "smallint", "text", "varchar(20)", "varchar(30)", "numeric(10, 2)", "numeric(10, 3)", "numeric(8, 2)", "numeric",
+    "real", "double precision", "timestamp", "timestamp(0)", "timestamptz", "boolean", "uuid",
+)  # fmt: skip
+NAMES = ("v", "w", "x")
+ROWS = ("insert", "insert", "insert", "update", "update", "update_key", "delete", "transaction")
+DEFINITIONS = (
+    "add", "add_default", "drop", "rename", "retype", "exchange", "replace", "identity", "key", "rename_key", "truncate", "recreate",
+    "rename_table", "unpublish", "publish_again", "publish_flags", "second_table", "drop_second", "partition", "attach", "detach",
+    "identity_of_partition",
+)  # fmt: skip
+READS = ("drain", "drain", "drain", "restart", "die_logged", "die_written")
+STARTS_AGAIN = {
+    "COLUMN_ADDED",
+    "COLUMN_DROPPED",
+    "COLUMN_TYPE_CHANGED",
+    "KEY_CHANGED",
+    "TABLE_ADDED",
+    "TABLE_REMOVED",
+}
+STARTS_OVER = {
+    "TABLE_RECREATED", "TABLE_NOT_COPIED", "TABLE_PUBLISHED_AGAIN", "TABLE_RENAMED", "PARTITION_ATTACHED", "PARTITION_DETACHED",
+    "PUBLICATION_CHANGED", "TRUNCATED", "KEY_UNKNOWN", "CHANGED_IN_COMMIT",
+}  # fmt: skip
+MENDED_AT_THE_SOURCE = {"NO_REPLICA_IDENTITY", "TABLE_NOT_PUBLISHED", "NO_TABLES"}
+
+
+@dataclass
+class Moment:
+    """What the published tables held at a position of the log."""
+
+    position: int
+    rows: dict[str, list[Row]]
+
+
+@dataclass
+class Table:
+    """A table as the stream's plan has it."""
+
+    columns: dict[str, Any]
+    key: tuple[str, ...]
+
+
+@dataclass
+class History:
+    """One history, its stream and its copy."""
+
+    source: Source
+    kind: str
+    log: list[str] = field(default_factory=list)
+    numbers: int = 0
+    stream: Stream = field(default_factory=Stream)
+    copy: dict[str, dict[tuple[Any, ...], Row]] = field(default_factory=dict)
+    plan: dict[str, Table] = field(default_factory=dict)
+    moments: list[Moment] = field(default_factory=list)
+    altered: set[str] = field(default_factory=set)
+    """Columns whose values may have changed without being logged, since all rows were sent."""
+    unlogged: int | None = None
+    """From which moment on rows may have come or gone without being logged."""
+    applied: int = 0
+    last_stop: tuple[str, Any, int] | None = None
+    stops: list[str] = field(default_factory=list)
+
+    # The source.
+
+    @property
+    def table(self) -> str:
+        return f"{self.source.name}.t"
+
+    def make(self) -> None:
+        name = self.source.name
+        partitions = self.kind == "partitioned"
+        self.source.run(
+            f"CREATE TABLE {name}.t (id int not null, code int not null, v int, w text, PRIMARY KEY (id))"
+            + (" PARTITION BY RANGE (id)" if partitions else "")
+        )
+        if partitions:
+            self.source.run(
+                f"CREATE TABLE {name}.t1 PARTITION OF {name}.t FOR VALUES FROM (0) TO (40)",
+                f"ALTER PUBLICATION {name} SET (publish_via_partition_root)",
+            )
+        else:
+            self.source.run(f"ALTER TABLE {name}.t ADD CONSTRAINT t_code UNIQUE (code)")
+        self.source.run(f"ALTER PUBLICATION {name} ADD TABLE {name}.t")
+        if self.kind == "several":
+            self.source.run(
+                f"CREATE TABLE {name}.u (n int primary key, v int)",
+                f"ALTER PUBLICATION {name} ADD TABLE {name}.u",
+            )
+
+    def run(self, *statements: str) -> bool:
+        """Run statements in one transaction; whether the server took them."""
+        try:
+            with self.source.connection.transaction():
+                self.source.run(*statements)
+        except psycopg.Error:
+            return False
+        self.log += [*statements]
+        self.note()
+        return True
+
+    def note(self) -> None:
+        (row,) = self.source.rows("SELECT pg_current_wal_flush_lsn() - '0/0'")
+        self.moments.append(Moment(int(row[0]), self.held()))
+
+    def held(self) -> dict[str, list[Row]]:
+        """What the published tables hold now."""
+        tables = self.source.rows(
+            "SELECT schemaname || '.' || tablename FROM pg_publication_tables"
+            f" WHERE pubname = '{self.source.name}' ORDER BY 1"
+        )
+        found = {}
+        for (table,) in tables:
+            if self.kind == "chosen" and table != self.table:
+                continue
+            cursor = self.source.connection.execute(f"SELECT * FROM {table}".encode())
+            names = [column.name for column in cursor.description or ()]
+            found[table] = [dict(zip(names, map(plain, row), strict=True)) for row in cursor.fetchall()]
+        return found
+
+    def columns(self, table: str) -> dict[str, str]:
+        rows = self.source.rows(
+            "SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute"
+            f" WHERE attrelid = to_regclass('{table}') AND attnum > 0 AND NOT attisdropped ORDER BY attnum"
+        )
+        return dict(rows)
+
+    def tables(self) -> list[str]:
+        found = [self.table]
+        if self.columns(f"{self.source.name}.u"):
+            found.append(f"{self.source.name}.u")
+        return found
+
+    # Rows.
+
+    def value(self, kind: str) -> str:
+        self.numbers += 1
+        number = self.numbers % 90
+        if kind.startswith("timestamp"):
+            return f"'2026-01-01 00:00:{number % 60:02}'::timestamp"
+        if kind == "boolean":
+            return str(number % 2 == 0)
+        if kind == "uuid":
+            return f"'00000000-0000-0000-0000-{number:012}'"
+        return f"'{number}'" if kind.startswith(("text", "character")) else str(number)
+
+    def statement(self, what: str, chance: Random) -> str:
+        table = chance.choice(self.tables())
+        columns = self.columns(table)
+        first = next(iter(columns), "id")
+        where = f"WHERE {first} IN (SELECT {first} FROM {table} ORDER BY 1 LIMIT {chance.randint(1, 3)})"
+        others = [name for name in columns if name not in ("id", "code", "n", "number")] or [first]
+        if what == "insert":
+            values = {name: self.value(kind) for name, kind in columns.items()}
+            for name in others:
+                if chance.random() < 0.2:
+                    values[name] = "NULL"
+            return f"INSERT INTO {table} ({', '.join(values)}) VALUES ({', '.join(values.values())}) ON CONFLICT DO NOTHING"
+        if what == "delete":
+            return f"DELETE FROM {table} {where}"
+        name = chance.choice(others if what == "update" else list(columns) or [first])
+        one = f"WHERE {first} = (SELECT min({first}) FROM {table})" if what == "update_key" else where
+        return f"UPDATE {table} SET {name} = {self.value(columns.get(name, 'int'))} {one}"
+
+    def rows(self, what: str, chance: Random) -> None:
+        if what == "transaction":
+            self.run(
+                *(self.statement(chance.choice(("insert", "update", "delete")), chance) for _ in range(3))
+            )
+        else:
+            self.run(self.statement(what, chance))
+
+    # Definitions.
+
+    def define(self, what: str, chance: Random) -> None:
+        """Change a definition, in a transaction of its own or in one with rows."""
+        name, table = self.source.name, chance.choice(self.tables())
+        columns = self.columns(table)
+        spare = [each for each in NAMES if each not in columns]
+        own = [each for each in columns if each in NAMES]
+        column, new = (chance.choice(each) if each else "none" for each in (own, spare))
+        statements, altered, unlogged = [], set(), False
+        if what == "add":
+            statements, altered = [f"ALTER TABLE {table} ADD {new} {chance.choice(TYPES)}"], {new}
+        elif what == "add_default":
+            statements, altered = [f"ALTER TABLE {table} ADD {new} int DEFAULT {chance.randint(1, 9)}"], {new}
+        elif what == "drop":
+            statements, altered = [f"ALTER TABLE {table} DROP {column}"], {column}
+        elif what == "rename":
+            statements, altered = [f"ALTER TABLE {table} RENAME {column} TO {new}"], {column, new}
+        elif what == "retype":
+            kind = chance.choice(TYPES)
+            using = chance.choice((f"{column}::text::{kind}", f"{column}::{kind}", "NULL"))
+            statements, altered = [f"ALTER TABLE {table} ALTER {column} TYPE {kind} USING {using}"], {column}
+        elif what == "exchange" and len(own) > 1:
+            statements = [
+                f"ALTER TABLE {table} RENAME {own[0]} TO z",
+                f"ALTER TABLE {table} RENAME {own[1]} TO {own[0]}",
+                f"ALTER TABLE {table} RENAME z TO {own[1]}",
+            ]
+            altered = {own[0], own[1]}
+        elif what == "replace":
+            kind = columns.get(column, "int")
+            statements = [f"ALTER TABLE {table} DROP {column}", f"ALTER TABLE {table} ADD {column} {kind}"]
+            altered = {column}
+        elif what == "identity":
+            identity = chance.choice(("FULL", "DEFAULT", "USING INDEX t_code"))
+            statements = [f"ALTER TABLE {table} REPLICA IDENTITY {identity}"]
+        elif what == "key":
+            key = chance.choice(("id", "code", "id, code", "number"))
+            statements = [
+                f"ALTER TABLE {name}.t DROP CONSTRAINT t_pkey",
+                f"ALTER TABLE {name}.t ADD CONSTRAINT t_pkey PRIMARY KEY ({key})",
+            ]
+        elif what == "rename_key":
+            old, other = ("id", "number") if "id" in columns else ("number", "id")
+            statements, altered = [f"ALTER TABLE {name}.t RENAME {old} TO {other}"], {old, other}
+        elif what == "truncate":
+            statements, unlogged = [f"TRUNCATE {table}"], True
+        elif what == "recreate":
+            statements = [f"CREATE TABLE {name}.other (LIKE {table} INCLUDING ALL)"]
+            if self.kind == "partitioned":
+                return
+            statements += [
+                f"DROP TABLE {table}",
+                f"ALTER TABLE {name}.other RENAME TO {table.partition('.')[2]}",
+                f"ALTER PUBLICATION {name} ADD TABLE {table}",
+            ]
+            unlogged = True
+        elif what == "rename_table":
+            statements = [f"ALTER TABLE {name}.u RENAME TO u2", f"ALTER TABLE {name}.u2 RENAME TO u"]
+            if chance.random() < 0.3:
+                statements = [f"ALTER TABLE {name}.u RENAME TO {chance.choice(('other_name', 'q'))}"]
+            unlogged = True
+        elif what == "unpublish":
+            statements, unlogged = [f"ALTER PUBLICATION {name} DROP TABLE {table}"], True
+        elif what == "publish_again":
+            statements, unlogged = [f"ALTER PUBLICATION {name} ADD TABLE {table}"], True
+        elif what == "publish_flags":
+            flags = chance.choice(("insert, update, delete, truncate", "insert, update", "insert, delete"))
+            statements, unlogged = [f"ALTER PUBLICATION {name} SET (publish = '{flags}')"], True
+        elif what == "second_table":
+            statements = [
+                f"CREATE TABLE {name}.u (n int primary key, v int)",
+                f"INSERT INTO {name}.u VALUES (1, 1)",
+                f"ALTER PUBLICATION {name} ADD TABLE {name}.u",
+            ]
+            unlogged = True
+        elif what == "drop_second":
+            statements, unlogged = [f"DROP TABLE {name}.u"], True
+        elif self.kind == "partitioned" and what == "partition":
+            low = chance.choice((40, 50, 60))
+            statements = [
+                f"CREATE TABLE {name}.t{low} PARTITION OF {name}.t FOR VALUES FROM ({low}) TO ({low + 10})"
+            ]
+        elif self.kind == "partitioned" and what == "attach":
+            low = chance.choice((70, 80))
+            made = self.run(
+                f"CREATE TABLE {name}.t{low} (LIKE {name}.t INCLUDING ALL)",
+                *(
+                    [
+                        f"INSERT INTO {name}.t{low} ({', '.join(columns)}) VALUES ({', '.join(self.at(low, columns))})"
+                    ]
+                    if chance.random() < 0.7
+                    else []
+                ),
+            )
+            if made:
+                statements = [
+                    f"ALTER TABLE {name}.t ATTACH PARTITION {name}.t{low} FOR VALUES FROM ({low}) TO ({low + 10})"
+                ]
+                unlogged = True
+        elif self.kind == "partitioned" and what == "detach":
+            number = chance.choice((1, 40, 50, 60, 70, 80))
+            statements = chance.choice(
+                (
+                    [f"ALTER TABLE {name}.t DETACH PARTITION {name}.t{number}"],
+                    [f"DROP TABLE {name}.t{number}"],
+                )
+            )
+            unlogged = True
+        elif self.kind == "partitioned" and what == "identity_of_partition":
+            statements = [
+                f"ALTER TABLE {name}.t1 REPLICA IDENTITY {chance.choice(('FULL', 'DEFAULT', 'NOTHING'))}"
+            ]
+        if not statements:
+            return
+        if chance.random() < 0.25:
+            # Rows in the transaction that changes the definition, from before and after the change.
+            statements = [
+                self.statement("insert", chance),
+                *statements,
+                f"UPDATE {table} SET {column} = {column}"
+                if what in ("retype", "add_default")
+                else self.statement("delete", chance),
+            ]
+        before = len(self.moments)
+        if self.run(*statements):
+            self.altered |= altered
+            if unlogged and self.unlogged is None:
+                self.unlogged = before
+
+    def at(self, low: int, columns: dict[str, str]) -> list[str]:
+        first = next(iter(columns))
+        return [str(low) if name == first else self.value(kind) for name, kind in columns.items()]
+
+    # The stream.
+
+    def feed(self, **options: Any) -> PostgresFeed:
+        chosen = {"tables": ("t",)} if self.kind == "chosen" else {}
+        return self.source.feed(snapshot="initial", **chosen, **options)
+
+    def start(self, **options: Any) -> None:
+        """Start the stream, on what the copy has."""
+        feed = self.feed(**options)
+        self.stream.start(feed)
+        plan = {
+            table.name: Table(
+                {column.name: base for column, base in zip(table.relation.columns, table.bases, strict=True)},
+                table.key,
+            )
+            for table in feed._link()._known().tables
+        }
+        over = False
+        for name, table in plan.items():
+            old = self.plan.get(name)
+            if old is None or (old.columns == table.columns and old.key == table.key):
+                continue
+            known = [
+                {column: row.get(column) for column in table.columns}
+                for row in self.copy.get(name, {}).values()
+            ]
+            self.copy[name] = {tuple(row[column] for column in table.key): row for row in known}
+            retyped = any(table.columns[column] != old.columns.get(column) for column in table.key)
+            over |= retyped or len(self.copy[name]) < len(known)
+            self.altered |= {
+                column for column in table.columns if table.columns[column] != old.columns.get(column)
+            }
+        self.copy = {name: rows for name, rows in self.copy.items() if name in plan}
+        self.plan = plan
+        if over:
+            self.start_over()
+
+    def start_over(self) -> None:
+        """With a new slot, a new checkpoint and an empty copy."""
+        self.log.append("-- start over")
+        self.source.run(
+            f"SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = '{self.source.name}'"
+        )
+        self.stream, self.copy, self.plan, self.applied = Stream(), {}, {}, 0
+        self.moments, self.altered, self.unlogged, self.last_stop = [], set(), None, None
+        self.note()
+        self.start()
+
+    def apply(self) -> None:
+        """Play the micro-batches that are committed onto the copy."""
+        for number in range(self.applied, self.stream.committed):
+            for row in self.stream.batches[number]:
+                self.play(row)
+        self.applied = self.stream.committed
+
+    def play(self, row: Row) -> None:
+        if "_table" in row:
+            name = row["_table"]
+            struct = name.partition(".")[2]
+            assert all(row[each] is None for each in ("t", "u") if each in row and each != struct), row
+            values = row[struct]
+        else:
+            (name,) = self.plan
+            values = {column: row[column] for column in self.plan[name].columns}
+        table, copy = self.plan[name], self.copy.setdefault(name, {})
+        values = {column: plain(value) for column, value in values.items()}
+        key = tuple(values[column] for column in table.key)
+        assert None not in key, f"a row without its key: {row}"
+        if row["_change_type"] == "insert":
+            assert key not in copy, f"inserted twice: {row}"
+            copy[key] = values
+        elif row["_change_type"] == "delete":
+            assert copy.pop(key, None) is not None, f"deleted twice: {row}"
+        else:
+            assert key in copy, f"updated, and not there: {row}"
+            if row["_change_type"] == "update_preimage":
+                self.same(copy[key], values)
+            else:
+                copy[key] = values
+
+    def same(self, one: Row, other: Row) -> None:
+        """Compare columns whose values were logged."""
+        names = (one.keys() & other.keys()) - self.altered
+        assert {name: one[name] for name in names} == {name: other[name] for name in names}
+
+    def compare(self, *, everything: bool = False) -> None:
+        """The copy is what the source was at the stream's position."""
+        position = self.stream.offsets[-1]["to"] + 1 if self.stream.offsets else 0
+        known = [number for number, moment in enumerate(self.moments) if moment.position <= position]
+        if not known or (self.unlogged is not None and known[-1] >= self.unlogged):
+            assert not everything
+            return
+        moment = self.moments[known[-1]]
+        for name, rows in moment.rows.items():
+            if name not in self.plan:
+                assert not everything, name
+                continue
+            names = [
+                column
+                for column in self.plan[name].columns
+                if everything or (column not in self.altered and all(column in row for row in rows))
+            ]
+            if everything:
+                assert all(set(row) == set(names) for row in rows), (rows[:1], names)
+            found = [tuple(row[column] for column in names) for row in self.copy.get(name, {}).values()]
+            expected = [tuple(row[column] for column in names) for row in rows]
+            assert sorted(map(repr, found)) == sorted(map(repr, expected)), (name, names)
+
+    def read(self, what: str) -> None:
+        if what == "restart":
+            self.started(lambda: self.start())
+        elif what == "drain":
+            self.drain()
+        else:
+            try:
+                self.stream.step(die=what.removeprefix("die_"))
+            except FeedUnavailable as error:
+                self.stopped(error)
+                return
+            self.log.append(f"-- {what}")
+            stream, written = self.stream, dict(self.stream.batches)
+            if self.started(lambda: self.start()) and self.drain() and self.stream is stream:
+                for each, rows in written.items():
+                    assert self.stream.batches.get(each, rows) == rows, (
+                        "a micro-batch that is repeated has other rows"
+                    )
+
+    def drain(self) -> bool:
+        """Read all that there is; whether it did."""
+        self.log.append("-- read")
+        try:
+            self.stream.drain()
+        except FeedUnavailable as error:
+            self.stopped(error)
+            return False
+        self.apply()
+        self.compare()
+        return True
+
+    def started(self, start: Any) -> bool:
+        try:
+            start()
+        except FeedUnavailable as error:
+            self.stopped(error)
+            return False
+        return True
+
+    def stopped(self, error: FeedUnavailable) -> None:
+        """Do what the error says."""
+        self.apply()
+        condition = error.condition.removeprefix("FEED_UNAVAILABLE.")
+        self.log.append(f"-- {error}")
+        self.stops.append(condition)
+        self.compare()
+        place = condition, error.parameters.get("version"), len(self.stream.offsets)
+        if condition in STARTS_AGAIN:
+            assert place != self.last_stop, f"starting again fails the same way: {error}"
+            self.last_stop = place
+            self.started(lambda: self.start())
+        elif condition == "COLUMN_REPLACED":
+            self.started(lambda: self.start(accept=error.parameters["accept"]))
+            self.touch()
+            self.drain_once()
+        elif condition in STARTS_OVER:
+            if condition == "PUBLICATION_CHANGED":
+                # It may leave out what the copy needs.
+                self.mend()
+            self.started(self.start_over)
+        else:
+            assert condition in MENDED_AT_THE_SOURCE, error
+            self.mend()
+            self.started(self.start_over)
+
+    def drain_once(self) -> None:
+        try:
+            self.stream.drain()
+        except FeedUnavailable as error:
+            self.log.append(f"-- {error}")
+            self.apply()
+            self.started(self.start_over)
+            return
+        self.apply()
+
+    def touch(self) -> None:
+        """Have the source log all rows as they are."""
+        for table in self.tables():
+            first = next(iter(self.columns(table)), None)
+            if first is not None:
+                self.run(f"UPDATE {table} SET {first} = {first}")
+
+    def mend(self) -> None:
+        """Give the source what a stream needs: a key, and its place in the publication."""
+        name = self.source.name
+        for table in self.tables():
+            self.run(f"ALTER PUBLICATION {name} ADD TABLE {table}")
+            self.run(f"ALTER TABLE {table} REPLICA IDENTITY DEFAULT")
+        self.run(f"ALTER TABLE {name}.t ADD CONSTRAINT t_pkey PRIMARY KEY (code)")
+        self.run(f"ALTER TABLE {name}.t1 REPLICA IDENTITY DEFAULT")
+        everything = "pubinsert AND pubupdate AND pubdelete AND pubtruncate"
+        if self.source.rows(f"SELECT 1 FROM pg_publication WHERE pubname = '{name}' AND NOT ({everything})"):
+            self.run(f"ALTER PUBLICATION {name} SET (publish = 'insert, update, delete, truncate')")
+
+    def end(self) -> None:
+        """What the stream has told in the end is all that there is."""
+        self.mend()
+        for _ in range(12):
+            if not self.drain():
+                continue
+            self.touch()
+            number = len(self.stops)
+            if self.drain() and len(self.stops) == number:
+                break
+        else:
+            raise AssertionError(f"the stream never comes to its end: {self.stops}")
+        self.altered, self.unlogged = set(), None
+        self.compare(everything=True)
+
+
+def plain(value: Any) -> Any:
+    """A value as both drivers have it."""
+    if isinstance(value, datetime) and value.tzinfo is not None:
+        return value.astimezone(UTC)
+    return str(value) if isinstance(value, Decimal | UUID) else value
+
+
+def play(source: Source, kind: str, steps: Sequence[Step]) -> History:
+    """Play a history to its end."""
+    history = History(source, kind)
+    history.make()
+    history.note()
+    try:
+        history.start()
+        for what, seed in steps:
+            chance = Random(seed)
+            if what in READS:
+                history.read(what)
+            elif what in DEFINITIONS:
+                history.define(what, chance)
+            else:
+                history.rows(what, chance)
+        history.end()
+    except Exception as error:
+        error.add_note("\n".join([kind, repr(list(steps)), *history.log[-60:]]))
+        raise
+    return history
+
+
+def steps_of(seed: int) -> tuple[str, list[Step]]:
+    """The history of a seed."""
+    chance = Random(seed)
+    kind = chance.choice(KINDS)
+    pools = chance.choices((ROWS, DEFINITIONS, READS), (5, 3, 3), k=chance.randint(5, 30))
+    return kind, [(chance.choice(pool), chance.randrange(1 << 16)) for pool in pools]
+
+
+def fails(url: str, kind: str, steps: Sequence[Step]) -> Exception | None:
+    """What a history fails with."""
+    with source_at(url) as source:
+        try:
+            play(source, kind, steps)
+        except Exception as error:
+            return error
+    return None
+
+
+def reduced(url: str, kind: str, steps: Sequence[Step]) -> tuple[list[Step], Exception | None]:
+    """A history that fails, without the steps that it fails without."""
+    left, error, place = list(steps), None, 0
+    while place < len(left):
+        shorter = left[:place] + left[place + 1 :]
+        found = fails(url, kind, shorter)
+        if found is None:
+            place += 1
+        else:
+            left, error = shorter, found
+    return left, error
+
+
+@contextmanager
+def server() -> Iterator[str]:
+    from tests.support.postgres import start_postgres
+
+    started = start_postgres()
+    try:
+        yield started.url
+    finally:
+        started.stop()
+
+
+def main(words: Sequence[str]) -> int:
+    """Play histories: ``--seconds N`` of them, from ``--first SEED`` on, or ``--only SEED``."""
+    given = dict(zip(words[::2], words[1::2], strict=True))
+    first = int(given.get("--only", given.get("--first", "0")))
+    end = time.monotonic() + float(given.get("--seconds", "600"))
+    logging.getLogger("penstock.changes").setLevel(logging.ERROR)
+    seed, wrong, stops = first, 0, dict[str, int]()
+    with server() as url:
+        while time.monotonic() < end and (seed == first or "--only" not in given):
+            kind, steps = steps_of(seed)
+            with source_at(url) as source:
+                try:
+                    for stop in play(source, kind, steps).stops:
+                        stops[stop] = stops.get(stop, 0) + 1
+                except Exception as error:
+                    wrong += 1
+                    print(f"seed {seed} ({kind}): {type(error).__name__}: {str(error)[:500]}", flush=True)
+                    found = error
+                else:
+                    found = None
+            if found is not None:
+                left, last = reduced(url, kind, steps)
+                notes = "\n".join(getattr(last or found, "__notes__", ()))
+                print(f"  {len(left)} of {len(steps)} steps: {left}\n{last}\n{notes}", flush=True)
+            seed += 1
+    print(f"{seed - first} histories, {wrong} wrong; the streams ended by {dict(sorted(stops.items()))}")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
