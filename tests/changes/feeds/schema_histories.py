@@ -400,6 +400,10 @@ class History:
         values = {column: plain(value) for column, value in values.items()}
         key = tuple(values[column] for column in table.key)
         assert None not in key, f"a row without its key: {row}"
+        if not self.columns(name):
+            # Of a table that came and went, what it held before it was published was never told.
+            copy.pop(key, None)
+            return
         if row["_change_type"] == "insert":
             assert key not in copy, f"inserted twice: {row}"
             copy[key] = values
@@ -452,8 +456,13 @@ class History:
                 self.stopped(error)
                 return
             self.log.append(f"-- {what}")
-            stream, written = self.stream, dict(self.stream.batches)
-            if self.started(lambda: self.start()) and self.drain() and self.stream is stream:
+            stream, plan, written = self.stream, self.plan, dict(self.stream.batches)
+            if (
+                self.started(lambda: self.start())
+                and self.plan == plan
+                and self.drain()
+                and self.stream is stream
+            ):
                 for each, rows in written.items():
                     assert self.stream.batches.get(each, rows) == rows, (
                         "a micro-batch that is repeated has other rows"
