@@ -239,8 +239,8 @@ class Link:
         upto = state.flushed - 1
         if upto > start:
             self._choose(tables)
-            uses, _ = self._slot.relations(start, upto, skipped=self._feed.skip or (), messages=_PLANNED_BY)
-            relations += [use.relation for use in uses if use.relation.schema != SNAPSHOTS]
+            found = self._slot.relations(start, upto, skipped=self._feed.skip or (), messages=_PLANNED_BY)
+            relations += [use.relation for use in found.uses if use.relation.schema != SNAPSHOTS]
         types = {column.type for relation in relations for column in relation.columns}
         domains = {**tables.domains, **domains_of(self._server, types)}
         logged = replace(tables, domains=domains).as_logged(relations)

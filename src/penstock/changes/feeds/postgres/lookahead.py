@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from penstock.changes.feeds.postgres.catalog import Table, Tables, identity_key, published
@@ -16,6 +17,7 @@ from penstock.changes.feeds.postgres.pgoutput import Relation
 from penstock.changes.feeds.postgres.publication import (
     PublicationState,
     altered_columns,
+    passed_partitions,
     refusal,
     state_of,
     unlogged_changes,
@@ -23,13 +25,14 @@ from penstock.changes.feeds.postgres.publication import (
 from penstock.changes.feeds.postgres.rows import SNAPSHOTS, selected_columns
 from penstock.changes.feeds.postgres.schema_changes import Fit, SchemaChange, key_changed, table_removed
 from penstock.changes.feeds.postgres.server import Server
-from penstock.changes.feeds.postgres.slot import Slot
+from penstock.changes.feeds.postgres.slot import LogRelations, Slot
 from penstock.errors import FeedUnavailable
 
 if TYPE_CHECKING:
     from penstock.changes.feeds.postgres.feed import PostgresFeed
 
 log = logging.getLogger("penstock.changes")
+NOTHING = LogRelations([], [], [])
 
 
 @dataclass(frozen=True)
@@ -93,7 +96,11 @@ class Lookahead:
             self._refuse_unlogged(PublicationState.from_json(before), state)
         verified = self._verified
         if verified is None or changing.busy or verified.definitions() != state.definitions():
-            fitting = self._fitting(after, upto, state, rows_before)
+            log_relations = (
+                self._slot.relations(after, upto, skipped=self._feed.skip or ()) if upto > after else NOTHING
+            )
+            self._refuse_passing_partitions(log_relations.others, before, state)
+            fitting = self._fitting(log_relations, upto, state, rows_before)
             settled = fitting == upto and not changing.busy and self._catalog_fits(state)
             self._verified = state if settled else None
             upto = fitting
@@ -122,9 +129,26 @@ class Lookahead:
                 extra={"action": "columns_changed", "slot": self._feed.slot, "columns": altered},
             )
 
-    def _fitting(self, after: int, upto: int, state: PublicationState, rows_before: bool) -> int:
+    def _refuse_passing_partitions(
+        self, others: Sequence[Relation], before: Mapping[str, Any] | None, now: PublicationState
+    ) -> None:
+        """Refuse partitions that have come and gone since the log was looked through last."""
+        known = set(chain.from_iterable(now.partitions.values()))
+        if before is not None:
+            known |= set(chain.from_iterable(before["partitions"].values()))
+        found = passed_partitions(
+            self._server,
+            self._tables,
+            [relation for relation in others if relation.oid not in known],
+            keeps_emptied=self._feed.truncate == "skip",
+        )
+        error = refusal(self._feed.name, found, self._feed.accept or ())
+        if error is not None:
+            raise error
+
+    def _fitting(self, relations: LogRelations, upto: int, state: PublicationState, rows_before: bool) -> int:
         readable: dict[str, int] = {}
-        refused = self._first_refused(after, upto, readable) if upto > after else None
+        refused = self._first_refused(relations, readable)
         if refused is None:
             if not rows_before:
                 self._require_published(state, readable)
@@ -133,10 +157,9 @@ class Lookahead:
             return refused.version - 1
         raise refused.error
 
-    def _first_refused(self, after: int, upto: int, readable: dict[str, int]) -> _Refused | None:
+    def _first_refused(self, relations: LogRelations, readable: dict[str, int]) -> _Refused | None:
         """The first commit that cannot be read; the tables of those before it go to ``readable``, with their first commit."""
-        uses, emptied = self._slot.relations(after, upto, skipped=self._feed.skip or ())
-        found = [(use.version, self._table_of(use.relation)) for use in uses]
+        found = [(use.version, self._table_of(use.relation)) for use in relations.uses]
         for version, table in found:
             if isinstance(table, Table):
                 readable.setdefault(table.name, version)
@@ -146,7 +169,7 @@ class Lookahead:
                 within = readable.get(change.parameters.get("table", "")) == version
                 told = change.in_one_commit if within else change.in_stream
                 refused.append(_Refused(version, told(self._feed.name, version)))
-        for each in emptied:
+        for each in relations.emptied:
             error = truncation(self._feed, self._fit, each.relations, each.version)
             if error is not None:
                 refused.append(_Refused(each.version, error))
@@ -187,6 +210,9 @@ class Lookahead:
     def _catalog_fits(self, state: PublicationState) -> bool:
         """Whether rows that are written from now on can be read, as long as nobody changes a table."""
         now = {table.name: table for table in self._published()}
+        if any(table.partitioned for table in self._tables.tables):
+            # A partition that comes and goes leaves nothing in the catalog.
+            return False
         fitting = all(
             name in now and isinstance(self._table_of(now[name].relation), Table) for name in state.tables
         )

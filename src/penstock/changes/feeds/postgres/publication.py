@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.changes.feeds.postgres.catalog import Tables, missing_publication
+from penstock.changes.feeds.postgres.pgoutput import Relation
 from penstock.changes.feeds.postgres.server import Statements
 from penstock.errors import FeedUnavailable
 
@@ -267,6 +268,34 @@ def _partitions(
                 f"{name}:" + "".join(f"+{oid}" for oid in more),
                 name,
             )
+
+
+def passed_partitions(
+    server: Statements, tables: Tables, relations: Sequence[Relation], *, keeps_emptied: bool
+) -> list[Unlogged]:
+    """Partitions of the log that their table does not have any more, and did not have before.
+
+    Parameters
+    ----------
+    relations
+        Those that the log names without rows of their own, and that are not known.
+    keeps_emptied
+        As for :func:`unlogged_changes`.
+    """
+    if keeps_emptied or not relations or not any(table.partitioned for table in tables.tables):
+        return []
+    rows = server.all("partition_roots", oids=[relation.oid for relation in relations])
+    others = {row.oid for row in rows if row.root not in {table.relation.oid for table in tables.tables}}
+    return [
+        Unlogged(
+            "PARTITION_DETACHED",
+            f"the partition {relation.name} came and went: rows that it had before, or took with it, are not in the log",
+            f"{relation.name}:-{relation.oid}",
+            relation.name,
+        )
+        for relation in relations
+        if relation.oid not in others
+    ]
 
 
 class _Origins:

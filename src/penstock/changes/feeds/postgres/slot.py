@@ -65,6 +65,16 @@ class Truncation:
     version: int
 
 
+@dataclass(frozen=True)
+class LogRelations:
+    """The relations in a range of the log, each list in the log's order."""
+
+    uses: list[RelationUse]
+    emptied: list[Truncation]
+    others: list[Relation]
+    """Relations without rows of their own: partitions, whose rows come under another name."""
+
+
 class Slot:
     """A slot and the publication that is read through it.
 
@@ -216,8 +226,8 @@ class Slot:
 
     def relations(
         self, after: int, upto: int, *, skipped: Collection[int] = (), messages: int | None = None
-    ) -> tuple[list[RelationUse], list[Truncation]]:
-        """The relations that the rows of a range were written with, and what it empties, each in the order of the log.
+    ) -> LogRelations:
+        """The relations of the rows of a range, and what it empties.
 
         Parameters
         ----------
@@ -248,7 +258,10 @@ class Slot:
             elif after < row.version <= upto and row.version not in skipped:
                 oids = truncated_relations(row.data)
                 emptied.append(Truncation([known[oid] for oid in oids if oid in known], row.version))
-        return list(uses.values()), emptied
+        with_rows = {relation.oid for relation in uses}
+        with_rows |= {relation.oid for each in emptied for relation in each.relations}
+        others = [relation for oid, relation in known.items() if oid not in with_rows]
+        return LogRelations(list(uses.values()), emptied, others)
 
     def messages(self, upto: int) -> Generator[list[bytes], None, None]:
         """All messages up to a commit, in chunks; from the slot's position on."""

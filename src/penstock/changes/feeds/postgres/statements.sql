@@ -85,6 +85,10 @@ FROM pg_class AS c
 JOIN pg_attribute AS m ON m.attrelid = c.oid AND m.attnum = -6
 WHERE c.oid = ANY (:oids::oid[]);
 
+-- name: partition_roots
+SELECT c.oid, pg_partition_root(c.oid)::oid AS root
+FROM pg_class AS c WHERE c.oid = ANY (:oids::oid[]) AND c.relispartition;
+
 -- name: changing
 -- Whether a transaction may be changing a table's definition, or has done so and cannot be seen yet.
 SELECT count(*) > 0 AS busy
