@@ -182,6 +182,24 @@ def test_a_column_that_is_added_is_minded_where_all_are_read(source: Source) -> 
     assert keys(goes_on(stream, source, "COLUMN_ADDED"), "id", "v", "w") == [("insert", 2, "b", 2)]
 
 
+def test_a_column_with_a_default_has_it_in_older_rows_once_they_are_sent(source: Source) -> None:
+    table = source.table("id int primary key, v text")
+    source.run(f"INSERT INTO {table} VALUES (1, 'a')")
+    stream = running(source)
+    source.run(f"INSERT INTO {table} VALUES (2, 'b')", f"ALTER TABLE {table} ADD w int DEFAULT 7")
+    source.run(f"INSERT INTO {table} (id) VALUES (3)")
+    with refused("COLUMN_ADDED", table=table, column="w") as caught:
+        stream.drain()
+    # Those from before it are without the column, and not with NULL in it.
+    assert [row.keys() & {"v", "w"} for row in stream.rows] == [{"v"}, {"v"}]
+    stream.start(source.feed(snapshot="initial"))
+    assert keys(stream.drain(), "id", "w") == [("insert", 3, 7)]
+    mend = re.search("update .* = w", caught.value.message)
+    assert mend
+    source.run(mend[0])
+    assert sorted(row["w"] for row in stream.drain()) == [7, 7, 7]
+
+
 RETYPED = {
     "integer to text": ("int", "7", "text", "'007'"),
     "text to integer": ("text", "'007'", "int", "8"),

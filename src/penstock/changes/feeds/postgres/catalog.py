@@ -45,8 +45,6 @@ class Table:
     filter: str | None = None
     """The publication's condition on rows."""
     partitioned: bool = False
-    filled: frozenset[str] = frozenset()
-    """Columns that rows have by themselves when they are added: with a default, or an identity."""
     read_as: tuple[tuple[str, str], ...] = ()
     """Columns that are read as text or double."""
 
@@ -139,7 +137,6 @@ class Tables:
             keyed,
             filter=now.filter if now else None,
             partitioned=bool(now and now.partitioned),
-            filled=now.filled if now else frozenset(),
         )
 
     def as_logged(self, relations: Iterable[Relation]) -> Tables:
@@ -207,7 +204,6 @@ class Tables:
                 "keyed": table.keyed,
                 "filter": table.filter,
                 "partitioned": table.partitioned,
-                "filled": sorted(table.filled),
                 "read_as": table.read_as,
             }
             for table in self.tables
@@ -234,7 +230,6 @@ class Tables:
                 each["keyed"],
                 each["filter"],
                 each["partitioned"],
-                frozenset(each["filled"]),
                 tuple((name, kind) for name, kind in each["read_as"]),
             )
             for each in found["tables"]
@@ -335,7 +330,6 @@ def _table(rows: list[Any], domains: Mapping[int, BaseType]) -> Table:
         keyed=bool(primary),
         filter=first.rowfilter,
         partitioned=first.kind == "p",
-        filled=frozenset(row.name for row in rows if row.filled),
     )
 
 

@@ -150,9 +150,9 @@ def unlogged_changes(
     if before.publication != now.publication:
         found.append(
             Unlogged(
-                "PUBLICATION_CHANGED",
-                f"the publication {publication!r} was altered, and may have left out changes",
-                f"publication:{now.publication}",
+                condition="FEED_UNAVAILABLE.PUBLICATION_CHANGED",
+                what=f"the publication {publication!r} was altered, and may have left out changes",
+                token=f"publication:{now.publication}",
             )
         )
     found += _tables(before, now, tables, new)
@@ -167,11 +167,11 @@ def _replaced(
         for column, (number, _, _) in new.items():
             if column in columns.get(name, ()) and old.get(column, (number,))[0] != number:
                 yield Unlogged(
-                    "COLUMN_REPLACED",
-                    f"the column {column!r} of {name} is another one than before, whose values are not in the log: update {name} set "
+                    condition="FEED_UNAVAILABLE.COLUMN_REPLACED",
+                    what=f"the column {column!r} of {name} is another one than before, whose values are not in the log: update {name} set "
                     f"{column} = {column} sends them",
-                    f"{name}.{column}:{number}",
-                    name,
+                    token=f"{name}.{column}:{number}",
+                    table=name,
                 )
 
 
@@ -215,33 +215,33 @@ def _tables(
             continue
         if was is not None and _oid(was) == oid:
             yield Unlogged(
-                "TABLE_PUBLISHED_AGAIN",
-                f"{name} was taken out of the publication and added again: what was written meanwhile is not in the log",
-                token,
-                name,
+                condition="FEED_UNAVAILABLE.TABLE_PUBLISHED_AGAIN",
+                what=f"{name} was taken out of the publication and added again: what was written meanwhile is not in the log",
+                token=token,
+                table=name,
             )
         elif was is not None:
             yield Unlogged(
-                "TABLE_RECREATED",
-                f"{name} is another table than before, whose rows went without being deleted",
-                token,
-                name,
+                condition="FEED_UNAVAILABLE.TABLE_RECREATED",
+                what=f"{name} is another table than before, whose rows went without being deleted",
+                token=token,
+                table=name,
             )
         elif oid in names:
             if tables.several or tables.chosen:
                 yield Unlogged(
-                    "TABLE_RENAMED",
-                    f"{names[oid]} is called {name}: its rows have another _table from there on (alter table {name} rename to "
+                    condition="FEED_UNAVAILABLE.TABLE_RENAMED",
+                    what=f"{names[oid]} is called {name}: its rows have another _table from there on (alter table {name} rename to "
                     f"{names[oid].partition('.')[2]} mends it)",
-                    token,
-                    name,
+                    token=token,
+                    table=name,
                 )
         elif not new.whole(oid):
             yield Unlogged(
-                "TABLE_NOT_COPIED",
-                f"{name} has joined the publication: rows that it had before are not in the log",
-                token,
-                name,
+                condition="FEED_UNAVAILABLE.TABLE_NOT_COPIED",
+                what=f"{name} has joined the publication: rows that it had before are not in the log",
+                token=token,
+                table=name,
             )
 
 
@@ -254,19 +254,19 @@ def _partitions(
         gone = set(before.partitions[name]) - set(oids)
         if gone and not keeps_emptied:
             yield Unlogged(
-                "PARTITION_DETACHED",
-                f"{len(gone)} partition(s) of {name} were detached or dropped, whose rows went without being deleted",
-                f"{name}:" + "".join(f"-{oid}" for oid in sorted(gone)),
-                name,
+                condition="FEED_UNAVAILABLE.PARTITION_DETACHED",
+                what=f"{len(gone)} partition(s) of {name} were detached or dropped, whose rows went without being deleted",
+                token=f"{name}:" + "".join(f"-{oid}" for oid in sorted(gone)),
+                table=name,
             )
         more = [oid for oid in sorted(set(oids) - set(before.partitions[name])) if not new.whole(oid)]
         if more:
             listed = ", ".join(new.name(oid) for oid in more[:3])
             yield Unlogged(
-                "PARTITION_ATTACHED",
-                f"{listed} became a partition of {name}: rows that it had before are not in the log",
-                f"{name}:" + "".join(f"+{oid}" for oid in more),
-                name,
+                condition="FEED_UNAVAILABLE.PARTITION_ATTACHED",
+                what=f"{listed} became a partition of {name}: rows that it had before are not in the log",
+                token=f"{name}:" + "".join(f"+{oid}" for oid in more),
+                table=name,
             )
 
 
@@ -288,10 +288,10 @@ def passed_partitions(
     others = {row.oid for row in rows if row.root not in {table.relation.oid for table in tables.tables}}
     return [
         Unlogged(
-            "PARTITION_DETACHED",
-            f"the partition {relation.name} came and went: rows that it had before, or took with it, are not in the log",
-            f"{relation.name}:-{relation.oid}",
-            relation.name,
+            condition="FEED_UNAVAILABLE.PARTITION_DETACHED",
+            what=f"the partition {relation.name} came and went: rows that it had before, or took with it, are not in the log",
+            token=f"{relation.name}:-{relation.oid}",
+            table=relation.name,
         )
         for relation in relations
         if relation.oid not in others
@@ -331,7 +331,7 @@ def refusal(name: str, found: Sequence[Unlogged], accepted: Collection[str]) -> 
     return FeedUnavailable(
         f"{name}: {first.what}{others}. Start over with a new slot, a new checkpoint and an empty sink; or continue from here "
         f"with accept={tokens!r}, where the copy may lack that or is mended in another way",
-        condition=f"FEED_UNAVAILABLE.{first.condition}",
+        condition=first.condition,
         table=first.table,
         accept=tokens,
     )

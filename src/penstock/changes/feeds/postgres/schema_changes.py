@@ -50,7 +50,7 @@ class SchemaChange:
         """The error of a query that has not read anything."""
         return FeedUnavailable(
             f"{name}: {self.what}, since the query was planned: start it again with a new read_stream",
-            condition=f"FEED_UNAVAILABLE.{self.condition}",
+            condition=self.condition,
             **self.parameters,
         )
 
@@ -75,9 +75,7 @@ class SchemaChange:
         )
 
     def _error(self, message: str, version: int) -> FeedUnavailable:
-        return FeedUnavailable(
-            message, condition=f"FEED_UNAVAILABLE.{self.condition}", **self.parameters, version=version
-        )
+        return FeedUnavailable(message, condition=self.condition, **self.parameters, version=version)
 
 
 class Fit:
@@ -130,8 +128,8 @@ class Fit:
         if relation.name == table.name or not (self._tables.several or self._tables.chosen):
             return None
         return SchemaChange(
-            "TABLE_RENAMED",
-            f"{table.name} is called {relation.name}",
+            condition="FEED_UNAVAILABLE.TABLE_RENAMED",
+            what=f"{table.name} is called {relation.name}",
             parameters={"table": table.name},
         )
 
@@ -153,8 +151,8 @@ class Fit:
                 new = next((each for each in there if each not in known), None)
                 but = f", and a new one {new!r}" if new is not None else ""
                 return SchemaChange(
-                    "COLUMN_DROPPED",
-                    f"{table.name} has no column {name!r} any more{but}",
+                    condition="FEED_UNAVAILABLE.COLUMN_DROPPED",
+                    what=f"{table.name} has no column {name!r} any more{but}",
                     parameters={"table": table.name, "column": name},
                 )
         return None
@@ -164,10 +162,10 @@ class Fit:
         for name in self._of_interest(table):
             if not holds(planned[name], there[name]):
                 return SchemaChange(
-                    "COLUMN_TYPE_CHANGED",
-                    f"the column {name!r} of {table.name} is {type_name(there[name])}, it was {type_name(planned[name])}",
-                    f". Then update {table.name} set {name} = {name} sends the values that the change has rewritten",
-                    {"table": table.name, "column": name},
+                    condition="FEED_UNAVAILABLE.COLUMN_TYPE_CHANGED",
+                    what=f"the column {name!r} of {table.name} is {type_name(there[name])}, it was {type_name(planned[name])}",
+                    advice=f". Then update {table.name} set {name} = {name} sends the values that the change has rewritten",
+                    parameters={"table": table.name, "column": name},
                 )
         return None
 
@@ -179,8 +177,10 @@ class Fit:
         if new is None:
             return None
         return SchemaChange(
-            "COLUMN_ADDED",
-            f"{table.name} has a new column {new!r}",
+            condition="FEED_UNAVAILABLE.COLUMN_ADDED",
+            what=f"{table.name} has a new column {new!r}",
+            advice=f". If the column has a default, rows from before have it at the source: give it to the copy's column too, or have them "
+            f"sent by update {table.name} set {new} = {new}",
             parameters={"table": table.name, "column": new},
         )
 
@@ -200,8 +200,8 @@ class Fit:
 def key_changed(table: Table, key: Collection[str]) -> SchemaChange:
     """Rows that are identified by other columns than those of the plan."""
     return SchemaChange(
-        "KEY_CHANGED",
-        f"the rows of {table.name} are identified by {_listed(key)}, and were by {_listed(table.key)}",
+        condition="FEED_UNAVAILABLE.KEY_CHANGED",
+        what=f"the rows of {table.name} are identified by {_listed(key)}, and were by {_listed(table.key)}",
         parameters={"table": table.name, "key": list(key)},
     )
 
@@ -218,17 +218,17 @@ def table_removed(name: str, table: Table) -> FeedUnavailable:
 
 def _added(relation: Relation) -> SchemaChange:
     return SchemaChange(
-        "TABLE_ADDED",
-        f"the publication has a table {relation.name} that the query does not know",
-        "; or name the tables that it wants, with tables=[…]",
-        {"table": relation.name},
+        condition="FEED_UNAVAILABLE.TABLE_ADDED",
+        what=f"the publication has a table {relation.name} that the query does not know",
+        advice="; or name the tables that it wants, with tables=[…]",
+        parameters={"table": relation.name},
     )
 
 
 def _recreated(relation: Relation) -> SchemaChange:
     return SchemaChange(
-        "TABLE_RECREATED",
-        f"{relation.name} is another table: the one of that name was dropped, or renamed",
+        condition="FEED_UNAVAILABLE.TABLE_RECREATED",
+        what=f"{relation.name} is another table: the one of that name was dropped, or renamed",
         parameters={"table": relation.name},
     )
 

@@ -136,8 +136,7 @@ ORDER BY 1;
 -- name: columns
 SELECT t.oid, t.schemaname AS schema, t.tablename AS table, t.relkind AS kind, t.relreplident AS identity, t.rowfilter,
     a.attname AS name, a.atttypid AS type, a.atttypmod AS modifier,
-    coalesce(a.attnum = ANY (i.indkey), false) AS key,
-    a.atthasdef OR a.atthasmissing OR a.attidentity <> '' AS filled
+    coalesce(a.attnum = ANY (i.indkey), false) AS key
 FROM (
     SELECT c.oid, p.schemaname, p.tablename, c.relkind, c.relreplident,
         to_jsonb(p) -> 'attnames' AS names, to_jsonb(p) ->> 'rowfilter' AS rowfilter
