@@ -198,6 +198,7 @@ class Stream:
             else {}
         )
         given = read_options({"url": feed.url, **plan, **self._options}, STREAM, "a read")
+        self.end()
         self._reader = ChangesStreamReader(given, schema)
         self._initial = self._reader.initialOffset() if not self.offsets else {}
         return found.schema
@@ -213,7 +214,7 @@ class Stream:
                 return False
             self.offsets.append(found)
         if die == "logged":
-            self._reader = None
+            self.end()
             return True
         number = len(self.offsets) - 1
         tasks = reader.partitions(self._before(number), self.offsets[number])
@@ -225,10 +226,16 @@ class Stream:
             for row in batch.to_pylist()
         ]
         if die == "written":
-            self._reader = None
+            self.end()
             return True
         self.committed = len(self.offsets)
         return True
+
+    def end(self) -> None:
+        """End the run, as its process would."""
+        if self._reader is not None:
+            self._reader._feed._link().close()  # type: ignore[attr-defined] # a PostgresFeed
+        self._reader = None
 
     def drain(self) -> list[Row]:
         """Run micro-batches until there is nothing more: the rows that came."""

@@ -10,12 +10,14 @@ import logging
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from decimal import Decimal
 from random import Random
 from typing import Any
+from unittest.mock import patch
 from uuid import UUID
 
 import psycopg
@@ -23,6 +25,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from penstock.changes.feeds.postgres import PostgresFeed
+from penstock.changes.feeds.postgres.server import Server, statements
 from penstock.errors import FeedUnavailable
 from tests.changes.feeds.postgres import Row, Source, Stream, source_at
 
@@ -355,6 +358,7 @@ class History:
             )
             for table in feed._link()._known().tables
         }
+        feed._link().close()
         # Rows that all of their columns identify may be equal: that is no copy to compare.
         over = any(not table.key or len(table.key) == len(table.columns) > 1 for table in plan.values())
         for name, table in plan.items():
@@ -431,10 +435,14 @@ class History:
         names = (one.keys() & other.keys()) - self.altered
         assert {name: repr(one[name]) for name in names} == {name: repr(other[name]) for name in names}
 
-    def compare(self, *, everything: bool = False) -> None:
-        """The copy is what the source was at the stream's position."""
+    def compare(self, *, at_the_end: bool = False, everything: bool = False) -> None:
+        """The copy is what the source was at the stream's position, or is now where the stream has come to the end."""
         position = self.stream.offsets[self.stream.committed - 1]["to"] + 1 if self.stream.committed else 0
-        known = [number for number, moment in enumerate(self.moments) if moment.position <= position]
+        known = [
+            number
+            for number, moment in enumerate(self.moments)
+            if at_the_end or everything or moment.position <= position
+        ]
         if not known or (self.unlogged is not None and known[-1] >= self.unlogged):
             assert not everything
             return
@@ -487,7 +495,7 @@ class History:
             self.stopped(error)
             return False
         self.apply()
-        self.compare()
+        self.compare(at_the_end=True)
         return True
 
     def started(self, start: Any) -> bool:
@@ -642,6 +650,38 @@ def histories(draw: st.DrawFn, definitions: Sequence[str] = DEFINITIONS) -> tupl
     return draw(st.sampled_from(KINDS)), draw(st.lists(step, min_size=count, max_size=count))
 
 
+@contextmanager
+def kept_connections() -> Iterator[None]:
+    """Give connections that were closed to the next reader: most of the time of a history would go into new ones."""
+    idle: list[psycopg.Connection[Any]] = []
+    connect = Server.connect
+
+    def reuse(server: Server, **options: Any) -> psycopg.Connection[Any]:
+        if options:
+            return connect(server, **options)
+        connection = idle.pop() if idle else connect(server)
+        close = type(connection).close
+
+        def give_back() -> None:
+            try:
+                connection.rollback()
+                connection.autocommit = True
+                connection.execute("DISCARD ALL")
+                connection.execute(statements()["settings"].replace("%%", "%").encode())
+            except psycopg.Error:
+                close(connection)
+            else:
+                idle.append(connection)
+
+        connection.close = give_back  # type: ignore[method-assign] # of this one
+        return connection
+
+    with patch.object(Server, "connect", reuse):
+        yield
+    for connection in idle:
+        type(connection).close(connection)
+
+
 def play_on(url: str, history: tuple[str, list[Step]]) -> list[str]:
     """Play a history in a schema of its own: by what the stream was ended."""
     with source_at(url) as source:
@@ -676,7 +716,8 @@ def play_many(
     def plays(history: tuple[str, list[Step]]) -> None:
         played(play_on(url, history))
 
-    (plays if first is None else seed(first)(plays))()
+    with kept_connections():
+        (plays if first is None else seed(first)(plays))()
 
 
 def main(words: Sequence[str]) -> int:
