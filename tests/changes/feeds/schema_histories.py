@@ -226,7 +226,7 @@ class History:
         elif what == "drop":
             statements, altered = [f"ALTER TABLE {table} DROP {column}"], {column}
         elif what == "rename":
-            statements, altered = [f"ALTER TABLE {table} RENAME {column} TO {new}"], {column, new}
+            statements = [f"ALTER TABLE {table} RENAME {column} TO {new}"]
         elif what == "retype":
             kind = chance.choice(TYPES)
             using = chance.choice((f"{column}::text::{kind}", f"{column}::{kind}", "NULL"))
