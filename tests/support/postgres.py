@@ -23,6 +23,7 @@ SETTINGS = {
     "wal_level": "logical",
     "max_wal_senders": "20",
     "max_replication_slots": "20",
+    "max_prepared_transactions": "10",
     "shared_buffers": "64MB",
     "timezone": "UTC",
     "log_timezone": "UTC",

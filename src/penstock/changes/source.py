@@ -11,7 +11,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from penstock.changes.feeds.changelog import Changelog, PlannedChangelog
+from penstock.changes.feeds.changelog import Changelog, PlannedChangelog, WatchedChangelog
 from penstock.changes.feeds.urls import parse
 from penstock.changes.range import ChangeRange
 from penstock.errors import CheckpointMismatch, InvalidChangeOption
@@ -23,6 +23,8 @@ from penstock.spark.schemas import projection, to_struct
 FORMAT = "penstock_changes"
 _STATE = "state"
 """Where an offset has what the feed keeps with a version."""
+_WARNINGS = "warnings"
+"""Where the progress of a query has what is wrong with the feed's system."""
 STARTING = ("startingVersion", "startingTimestamp", "startingBoundInclusive")
 ENDING = ("endingVersion", "endingTimestamp", "endingBoundInclusive")
 LIMITS = ("maxCommitsPerTrigger", "maxRowsPerTrigger")
@@ -204,7 +206,8 @@ class ChangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         newest = self._capped(
             self._feed.newest(self._initial if self._initial is not None else self._feed.oldest())
         )
-        return self._offset(newest, newest)
+        warnings = self._feed.warnings() if isinstance(self._feed, WatchedChangelog) else ()
+        return self._offset(newest, newest) | ({_WARNINGS: list(warnings)} if warnings else {})
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """The tasks of a micro-batch; its range is in ``end`` alone."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -142,7 +143,8 @@ def tail(
     examples=["penstock changes lag 'postgresql://app@db/shop?publication=orders'"],
 )
 def lag(run: Run, feed: FeedArgument) -> None:
-    """Show how much log a PostgreSQL feed's slot keeps on the server, and how much of it has not been read and logged."""
+    """Show how much log a PostgreSQL feed's slot keeps on the server, how much of it has not been read and logged, and which open
+    transaction holds it."""
     from penstock.changes.feeds.postgres import PostgresFeed
     from penstock.cli.output import Section
     from penstock.cli.units import size_text
@@ -155,12 +157,15 @@ def lag(run: Run, feed: FeedArgument) -> None:
         "slot": opened.slot,
         "retained_bytes": found.retained,
         "unconfirmed_bytes": found.unconfirmed,
+        "open_transaction": None if found.open_transaction is None else asdict(found.open_transaction),
     }
     pairs = [
         ("slot", opened.slot),
         ("kept on the server", size_text(found.retained)),
         ("not read and logged", size_text(found.unconfirmed)),
     ]
+    if found.open_transaction is not None:
+        pairs.append(("oldest open transaction", found.open_transaction.told()))
     run.output.describe(data, [Section("", pairs)])
 
 

@@ -77,6 +77,15 @@ def source_at(url: str) -> Iterator[Source]:
             source.run(f"DROP PUBLICATION IF EXISTS {name}", f"DROP SCHEMA {name} CASCADE")
 
 
+@contextmanager
+def open_transaction(source: Source, statement: str) -> Iterator[psycopg.Connection[Any]]:
+    """Leave a statement's transaction open; it is rolled back in the end."""
+    with psycopg.connect(source.url) as connection:
+        connection.execute(statement.encode())
+        yield connection
+        connection.rollback()
+
+
 def batches(
     feed: PostgresFeed, after: int, upto: int, columns: Sequence[str] | None = None, rows_per_task: int = 1000
 ) -> list[pa.RecordBatch]:

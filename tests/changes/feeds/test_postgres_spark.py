@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from pyspark.sql import SparkSession
 
 import penstock as ps
 from penstock.testing import temporary_store_url
-from tests.changes.feeds.postgres import Row, Source, apply
+from tests.changes.feeds.postgres import Row, Source, apply, open_transaction
 from tests.changes.feeds.postgres_child import COLUMNS, start
 from tests.changes.frames import Sink
 from tests.support.processes import ChildProcess
@@ -194,6 +195,26 @@ def test_a_queue_in_the_same_server_makes_no_endless_micro_batches(
         query.stop()
         assert len(batches) == 3
         assert max(progress.batchId for progress in query.recentProgress) <= 3
+
+
+def test_the_progress_of_a_query_tells_of_a_transaction_that_stays_open(
+    spark: SparkSession, source: Source, tmp_path: Path
+) -> None:
+    table = source.table("id int primary key")
+    source.make_slot()
+    source.run(f"INSERT INTO {table} VALUES (1)")
+    feed = source.feed(transaction_warning=0.001)
+    frame = ps.changes.read_stream(spark, feed)
+    with open_transaction(source, f"INSERT INTO {table} VALUES (2)"):
+        query = (
+            frame.writeStream.format("noop")
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination()
+    (told,) = json.loads(query.recentProgress[0].json)["sources"][0]["latestOffset"]["warnings"]
+    assert "server process" in told
 
 
 def _schema(schema: Any) -> Any:

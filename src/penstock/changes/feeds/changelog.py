@@ -171,6 +171,14 @@ class PlannedChangelog(Changelog, Protocol):
         """
 
 
+@runtime_checkable
+class WatchedChangelog(Changelog, Protocol):
+    """A feed whose system somebody may have to look after."""
+
+    def warnings(self) -> Sequence[str]:
+        """What is wrong now, for people; asked for with each micro-batch."""
+
+
 def described(feed: Changelog, after: int | None) -> Description:
     """A feed as a reader has to know it that begins after a version."""
     return feed.describe(after) if isinstance(feed, PlannedChangelog) else feed.describe()

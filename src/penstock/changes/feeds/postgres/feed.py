@@ -23,6 +23,7 @@ _SNAPSHOTS = ("initial", "none")
 _TRUNCATES = ("fail", "skip")
 _INVALID_VALUES = ("fail", "null")
 _LAG_WARNING = 1 << 30
+_TRANSACTION_WARNING = 300.0
 _SLOT_WAIT = 10.0
 
 
@@ -78,6 +79,9 @@ class PostgresFeed:
         Commits to leave out, by their versions: knowingly, since the copy lacks their rows from then on.
     lag_warning
         Bytes of log that the slot may keep on the server's disk before a warning is logged; 0 for no warning.
+    transaction_warning
+        Seconds that a transaction on the server may be open before a warning is logged and told in the progress of the query, since
+        the slot keeps all log that is written meanwhile; 0 for no warning.
     slot_wait
         Seconds to wait for another reader of the slot to leave.
 
@@ -100,6 +104,7 @@ class PostgresFeed:
     invalid_values: str = ""
     skip: Sequence[int] | None = None
     lag_warning: int | None = None
+    transaction_warning: float | None = None
     slot_wait: float | None = None
 
     def __post_init__(self) -> None:
@@ -178,8 +183,12 @@ class PostgresFeed:
         self._link().logged(upto)
 
     def lag(self) -> SlotLag:
-        """The bytes of log that the slot keeps on the server, and those of them that have not been confirmed."""
+        """The bytes of log that the slot keeps on the server, those of them that have not been confirmed, and who else holds them."""
         return self._link().lag()
+
+    def warnings(self) -> list[str]:
+        """A transaction that has been open on the server for too long."""
+        return self._link().warnings()
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_opened"}
@@ -274,6 +283,7 @@ _DEFAULTS: dict[str, Any] = {
     "truncate": "fail",
     "invalid_values": "fail",
     "lag_warning": _LAG_WARNING,
+    "transaction_warning": _TRANSACTION_WARNING,
     "slot_wait": _SLOT_WAIT,
 }
 

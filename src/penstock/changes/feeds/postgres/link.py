@@ -23,6 +23,7 @@ from penstock.changes.feeds.postgres.catalog import (
     published,
 )
 from penstock.changes.feeds.postgres.lookahead import Lookahead, truncation
+from penstock.changes.feeds.postgres.open_transactions import OpenTransactions
 from penstock.changes.feeds.postgres.pgoutput import Decoder, Relation
 from penstock.changes.feeds.postgres.publication import state_of
 from penstock.changes.feeds.postgres.rows import SNAPSHOTS, Rows
@@ -70,6 +71,7 @@ class Link:
         server, _ = split(feed.url)
         self._server = Server(server, feed.name, feed.slot_wait or 0.0)
         self._slot = Slot(self._server, feed.slot, feed.publication, feed.lag_warning or 0)
+        self._transactions = OpenTransactions(self._server, feed.slot, feed.transaction_warning or 0.0)
         self._snapshots = Snapshots(self._server, self._slot, required=feed.snapshot == "initial")
         self._tables: Tables | None = None
         self._follows = self._some_columns = False
@@ -182,7 +184,11 @@ class Link:
         self._slot.advance(upto)
 
     def lag(self) -> SlotLag:
-        return self._slot.state().lag
+        return replace(self._slot.state().lag, open_transaction=self._transactions.oldest())
+
+    def warnings(self) -> list[str]:
+        told = self._transactions.warning(lambda: self._slot.state().lag.retained)
+        return [] if told is None else [told]
 
     def read_log(self, piece: LogPiece, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """The rows of a range; where the connection breaks, on from the row that was given last."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from penstock.changes.feeds.changelog import Commit
 from penstock.changes.feeds.postgres.catalog import missing_publication
+from penstock.changes.feeds.postgres.open_transactions import OpenTransaction
 from penstock.changes.feeds.postgres.pgoutput import Relation, truncated_relations
 from penstock.changes.feeds.postgres.server import WAL_LEVEL, Server, SlotInUse, lsn, quoted
 from penstock.errors import FeedUnavailable
@@ -29,6 +30,8 @@ class SlotLag:
     """Bytes of log on the server's disk."""
     unconfirmed: int
     """Bytes of log behind what has been read and logged."""
+    open_transaction: OpenTransaction | None = None
+    """The oldest transaction that is open on the server: the log is kept from its beginning on."""
 
 
 @dataclass(frozen=True)

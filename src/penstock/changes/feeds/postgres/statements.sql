@@ -168,6 +168,18 @@ SELECT current_database() AS here,
 FROM (VALUES (1)) AS one (n)
 LEFT JOIN pg_replication_slots AS s ON s.slot_name = :slot;
 
+-- name: oldest_transaction
+-- Of those that have written, the one with the oldest number. Who may not see all of another role's sees its number all the same.
+SELECT s.backend_xid::text AS number, s.pid, s.state, s.query, extract(epoch FROM clock_timestamp() - s.xact_start)::float8 AS seconds,
+    age(s.backend_xid) AS age
+FROM pg_stat_activity AS s
+WHERE s.backend_xid IS NOT NULL AND s.pid <> pg_backend_pid()
+UNION ALL
+SELECT p.transaction::text, NULL, 'prepared', quote_literal(p.gid), extract(epoch FROM clock_timestamp() - p.prepared)::float8,
+    age(p.transaction)
+FROM pg_prepared_xacts AS p
+ORDER BY age DESC LIMIT 1;
+
 -- name: advance
 SELECT pg_replication_slot_advance(:slot, :upto::pg_lsn);
 
