@@ -224,7 +224,7 @@ class History:
         elif what == "add_default":
             statements = [f"ALTER TABLE {table} ADD {new} int DEFAULT {chance.randint(1, 9)}"]
         elif what == "drop":
-            statements, altered = [f"ALTER TABLE {table} DROP {column}"], {column}
+            statements = [f"ALTER TABLE {table} DROP {column}"]
         elif what == "rename":
             statements = [f"ALTER TABLE {table} RENAME {column} TO {new}"]
         elif what == "retype":
@@ -237,11 +237,9 @@ class History:
                 f"ALTER TABLE {table} RENAME {own[1]} TO {own[0]}",
                 f"ALTER TABLE {table} RENAME z TO {own[1]}",
             ]
-            altered = {own[0], own[1]}
         elif what == "replace":
             kind = columns.get(column, "int")
             statements = [f"ALTER TABLE {table} DROP {column}", f"ALTER TABLE {table} ADD {column} {kind}"]
-            altered = {column}
         elif what == "identity":
             identity = chance.choice(("FULL", "DEFAULT", "USING INDEX t_code"))
             statements = [f"ALTER TABLE {table} REPLICA IDENTITY {identity}"]
