@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 from penstock.errors import FeedUnavailable
-from tests.changes.feeds.postgres import Row, Source, Stream, apply
+from tests.changes.feeds.postgres import Row, Source, Stream, apply, open_transaction
 
 
 def refused(condition: str, **parameters: Any) -> pytest.RaisesExc[FeedUnavailable]:
@@ -616,6 +617,44 @@ def test_a_table_with_another_name(source: Source) -> None:
     mend = f"alter table {source.name}.another rename to other"
     assert mend in caught.value.message
     source.run(mend, f"INSERT INTO {other} VALUES (2)")
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_rows_of_other_tables_come_while_a_table_is_being_changed(source: Source, end: str) -> None:
+    table = source.table("id int primary key, v int")
+    other = source.table("n int primary key", "other")
+    stream = running(source)
+    with open_transaction(source, f"ALTER TABLE {table} ADD w int") as connection:
+        connection.execute(f"INSERT INTO {table} (id) VALUES (1)".encode())
+        source.run(f"INSERT INTO {other} VALUES (1)")
+        with ThreadPoolExecutor() as threads:
+            drained = threads.submit(stream.drain)
+            try:
+                assert [row["_key"] for row in drained.result(20)] == ['{"n":1}']
+            finally:
+                getattr(connection, end)()
+    source.run(f"INSERT INTO {other} VALUES (2)")
+    if end == "commit":
+        with refused("COLUMN_ADDED", table=table):
+            stream.drain()
+        stream.start(source.feed(snapshot="initial"))
+    rows = stream.drain()
+    assert [row["_key"] for row in rows] == ['{"id":1}'] * (end == "commit") + ['{"n":2}']
+
+
+def test_a_table_that_was_recreated_while_another_one_was_being_changed(source: Source) -> None:
+    table = source.table("id int primary key, v int")
+    other = source.table("n int primary key", "other")
+    stream = running(source)
+    source.run(f"INSERT INTO {table} VALUES (1, 1)")
+    stream.drain()
+    with open_transaction(source, f"LOCK TABLE {other} IN ACCESS EXCLUSIVE MODE"):
+        source.run(f"DROP TABLE {table}")
+        source.table("id int primary key, v int")
+        stream.drain()
+    source.run(f"INSERT INTO {other} VALUES (1)")
+    with refused("TABLE_RECREATED", table=table):
+        stream.drain()
 
 
 def test_truncate_ends_the_query_behind_what_came_before(source: Source) -> None:

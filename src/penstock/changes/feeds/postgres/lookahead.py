@@ -91,17 +91,22 @@ class Lookahead:
         """
         # In this order: who holds a lock may have committed already, and cannot be seen before the lock is gone.
         (changing,) = self._server.all("changing")
-        state = state_of(self._server, self._feed.publication, self._tables)
-        if before is not None:
-            self._refuse_unlogged(PublicationState.from_json(before), state)
+        known = None if before is None else PublicationState.from_json(before)
+        if changing.alone and known is not None:
+            # The tables could be listed only behind that transaction. The next look compares with the same state as this one.
+            state, busy = known, True
+        else:
+            state, busy = state_of(self._server, self._feed.publication, self._tables), changing.busy
+            if known is not None:
+                self._refuse_unlogged(known, state)
         verified = self._verified
-        if verified is None or changing.busy or verified.definitions() != state.definitions():
+        if verified is None or busy or verified.definitions() != state.definitions():
             log_relations = (
                 self._slot.relations(after, upto, skipped=self._feed.skip or ()) if upto > after else NOTHING
             )
             self._refuse_passing_partitions(log_relations.others, before, state)
             fitting = self._fitting(log_relations, upto, state, rows_before)
-            settled = fitting == upto and not changing.busy and self._catalog_fits(state)
+            settled = fitting == upto and not busy and self._catalog_fits(state)
             self._verified = state if settled else None
             upto = fitting
         return upto, state

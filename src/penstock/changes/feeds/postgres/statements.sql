@@ -90,11 +90,12 @@ SELECT c.oid, pg_partition_root(c.oid)::oid AS root
 FROM pg_class AS c WHERE c.oid = ANY (:oids::oid[]) AND c.relispartition;
 
 -- name: changing
--- Whether a transaction may be changing a table's definition, or has done so and cannot be seen yet.
-SELECT count(*) > 0 AS busy
+-- Whether a transaction may be changing a table's definition, or has done so and cannot be seen yet; and whether one has a table
+-- for itself, or waits for that, so that the tables of a publication cannot be listed.
+SELECT count(*) FILTER (WHERE l.granted) > 0 AS busy, count(*) FILTER (WHERE l.mode = 'AccessExclusiveLock') > 0 AS alone
 FROM pg_locks AS l
 LEFT JOIN pg_stat_activity AS s ON s.pid = l.pid
-WHERE l.locktype = 'relation' AND l.granted AND l.relation >= 16384 AND l.pid <> pg_backend_pid()
+WHERE l.locktype = 'relation' AND l.relation >= 16384 AND l.pid <> pg_backend_pid()
     AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
     AND l.mode IN ('ShareUpdateExclusiveLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
     AND s.backend_type IS DISTINCT FROM 'autovacuum worker';
