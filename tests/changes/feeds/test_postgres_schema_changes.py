@@ -433,6 +433,32 @@ def test_a_new_table_of_a_publication_of_all_tables(source: Source) -> None:
     assert [row["_key"] for row in rows] == ['{"n":5}', '{"id":2}']
 
 
+def test_a_table_that_comes_changes_and_goes_between_two_micro_batches(source: Source) -> None:
+    table = source.table("id int primary key")
+    stream = running(source)
+    source.run(f"INSERT INTO {table} VALUES (1)")
+    stream.drain()
+    source.run(f"INSERT INTO {table} VALUES (2)")
+    other = source.table("n int primary key", "other")
+    source.run(
+        f"INSERT INTO {other} VALUES (5)",
+        f"ALTER TABLE {other} ADD w int",
+        f"INSERT INTO {other} VALUES (6, 6)",
+        f"DROP TABLE {other}",
+        f"INSERT INTO {table} VALUES (3)",
+    )
+    conditions = []
+    for _ in range(6):
+        try:
+            stream.drain()
+        except FeedUnavailable as error:
+            conditions.append(error.condition.partition(".")[2])
+            stream.start(source.feed(snapshot="initial"))
+    assert conditions == ["TABLE_ADDED", "COLUMN_ADDED", "TABLE_REMOVED"]
+    assert keys([row for row in stream.rows if "id" in row], "id") == [("insert", 1), ("insert", 2)]
+    assert [row["_key"] for row in stream.rows if "_key" in row] == ['{"n":5}', '{"n":6}', '{"id":3}']
+
+
 def test_a_table_that_leaves_the_publication_ends_the_query(source: Source) -> None:
     table = source.table("id int primary key")
     other = source.table("n int primary key", "other")

@@ -99,8 +99,7 @@ class Lookahead:
             state, busy = state_of(self._server, self._feed.publication, self._tables), changing.busy
             if known is not None:
                 self._refuse_unlogged(known, state)
-        verified = self._verified
-        if verified is None or busy or verified.definitions() != state.definitions():
+        if busy or not self._is_verified(state, after, upto):
             log_relations = (
                 self._slot.relations(after, upto, skipped=self._feed.skip or ()) if upto > after else NOTHING
             )
@@ -110,6 +109,22 @@ class Lookahead:
             self._verified = state if settled else None
             upto = fitting
         return upto, state
+
+    def _is_verified(self, state: PublicationState, after: int, upto: int) -> bool:
+        """Whether all can be read, since nobody has changed a table since that was so."""
+        if self._verified is None or self._verified.definitions() != state.definitions():
+            return False
+        if self._tables.chosen or upto <= after:
+            return True
+        # A table that was made, published and dropped since leaves nothing in the catalog.
+        described = self._slot.descriptions(upto)
+        return described is not None and all(self._is_readable(relation) for relation in described)
+
+    def _is_readable(self, relation: Relation) -> bool:
+        table = self._fit.table_of(relation)
+        return relation.schema == SNAPSHOTS or (
+            isinstance(table, Table) and self._fit.change(table, relation) is None
+        )
 
     def _refuse_unlogged(self, before: PublicationState, now: PublicationState) -> None:
         found = unlogged_changes(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from penstock.changes.feeds.changelog import Commit
 from penstock.changes.feeds.postgres.catalog import missing_publication
 from penstock.changes.feeds.postgres.open_transactions import OpenTransaction
-from penstock.changes.feeds.postgres.pgoutput import Relation, truncated_relations
+from penstock.changes.feeds.postgres.pgoutput import TRUNCATE, Relation, truncated_relations
 from penstock.changes.feeds.postgres.server import WAL_LEVEL, Server, SlotInUse, lsn, quoted
 from penstock.errors import FeedUnavailable
 
@@ -265,6 +265,13 @@ class Slot:
         with_rows |= {relation.oid for each in emptied for relation in each.relations}
         others = [relation for oid, relation in known.items() if oid not in with_rows]
         return LogRelations(list(uses.values()), emptied, others)
+
+    def descriptions(self, upto: int) -> list[Relation] | None:
+        """The relations that the log describes up to a commit, with rows or without; None where it empties some."""
+        found = [row.data for row in self._server.all("descriptions", **self._bounds(upto))]
+        if any(data[:1] == TRUNCATE for data in found):
+            return None
+        return [Relation.of(data) for data in found]
 
     def messages(self, upto: int) -> Generator[list[bytes], None, None]:
         """All messages up to a commit, in chunks; from the slot's position on."""
