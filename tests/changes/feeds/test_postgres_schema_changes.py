@@ -53,11 +53,18 @@ OTHER_KEYS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("change", OTHER_KEYS.values(), ids=OTHER_KEYS.keys())
-@pytest.mark.parametrize("when", ["while it runs", "while it is down", "after its last micro-batch"])
-@pytest.mark.parametrize("several", [False, True], ids=["one table", "several tables"])
+WHEN = ["while it runs", "while it is down", "after its last micro-batch"]
+
+
+@pytest.mark.parametrize(
+    ("name", "when", "several"),
+    [
+        *((name, when, False) for name in OTHER_KEYS for when in WHEN),
+        *((name, WHEN[0], True) for name in OTHER_KEYS),
+    ],
+)
 def test_rows_that_are_identified_by_other_columns_end_the_query(
-    source: Source, change: list[str], when: str, several: bool
+    source: Source, name: str, when: str, several: bool
 ) -> None:
     table = source.table("id int primary key, code text not null unique, v int")
     if several:
@@ -67,7 +74,7 @@ def test_rows_that_are_identified_by_other_columns_end_the_query(
     source.run(f"UPDATE {table} SET v = v + 1 WHERE id = 1")
     if when == "while it runs":
         assert len(stream.drain()) == 1
-    source.run(*(statement.format(t=table) for statement in change))
+    source.run(*(statement.format(t=table) for statement in OTHER_KEYS[name]))
     source.run(f"UPDATE {table} SET v = 9 WHERE id = 1", f"DELETE FROM {table} WHERE id = 2")
     if when == "while it is down":
         stream.start(source.feed(snapshot="initial"))
@@ -219,12 +226,16 @@ RETYPED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", RETYPED.values(), ids=RETYPED.keys())
-@pytest.mark.parametrize("when", ["while it runs", "while it is down"])
-def test_another_type_ends_the_query_and_starting_again_goes_on(
-    source: Source, case: tuple[str, str, str, str], when: str
-) -> None:
-    old, first, new, second = case
+@pytest.mark.parametrize(
+    ("name", "when"),
+    [
+        *((name, WHEN[0]) for name in RETYPED),
+        ("integer to text", WHEN[1]),
+        ("another numeric scale", WHEN[1]),
+    ],
+)
+def test_another_type_ends_the_query_and_starting_again_goes_on(source: Source, name: str, when: str) -> None:
+    old, first, new, second = RETYPED[name]
     table = source.table(f"id int primary key, v {old}")
     stream = running(source)
     source.run(f"INSERT INTO {table} VALUES (1, {first})")
@@ -370,17 +381,21 @@ RECREATED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("change", RECREATED.values(), ids=RECREATED.keys())
-@pytest.mark.parametrize("when", ["while it runs", "while it is down"])
-@pytest.mark.parametrize("chosen", [False, True], ids=["all tables", "chosen tables"])
+@pytest.mark.parametrize(
+    ("name", "when", "chosen"),
+    [
+        *((name, WHEN[0], chosen) for name in RECREATED for chosen in (False, True)),
+        *((name, WHEN[1], False) for name in RECREATED),
+    ],
+)
 def test_a_table_that_was_recreated_ends_the_query_until_that_is_accepted(
-    source: Source, change: list[str], when: str, chosen: bool
+    source: Source, name: str, when: str, chosen: bool
 ) -> None:
     table = source.table("id int primary key, v int")
     options = {"tables": ("t",)} if chosen else {}
     source.run(f"INSERT INTO {table} VALUES (1, 1)")
     stream = running(source, **options)
-    source.run(*(statement.format(t=table, p=source.name) for statement in change))
+    source.run(*(statement.format(t=table, p=source.name) for statement in RECREATED[name]))
     if when == "while it is down":
         stream.start(source.feed(snapshot="initial", **options))
     with refused("TABLE_RECREATED", table=table) as caught:
