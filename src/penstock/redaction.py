@@ -1,4 +1,8 @@
-"""Texts without passwords."""
+"""Texts without passwords.
+
+The texts may come from anybody, as the message of an error may, so the time that they take is proportional to their length, whatever
+is in them.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +10,18 @@ import re
 from collections.abc import Sequence
 from urllib.parse import parse_qs, unquote, urlsplit
 
-_USER_INFO = re.compile(r"(\w://[^\s/:@]*):[^\s]*@")
+LOOKED_AT = 1 << 18
+"""Characters of a text that are searched for passwords. The rest is cut off."""
+
+_RUN = re.compile(r"\S+")
+_USER = re.compile(r"\w://[^\s/:@]*:")
 _IN_QUERY = re.compile(r"([?&](?:ssl)?password=)[^\s&'\")]*", re.IGNORECASE)
 # In a keyword string of libpq there may be blanks around the =, and quotes: only the line's end is sure to be behind it.
 _IN_KEYWORDS = re.compile(r"(?<![?&])\b((?:ssl)?password\s*=)[^\n]*", re.IGNORECASE)
+# A whole name is searched once, from its beginning. A quote that nothing closes is struck out to the end of the text.
 _OTHER = re.compile(
-    r"""((?:secret|token|access[._-]?key|credential|passwd|pwd)[\w.-]{0,200}["']?\s*[=:]\s*)"""
-    r"""("[^"]*"|'[^']*'|[^\s,;&)}\]]+)""",
+    r"""(?<![\w.-])(?=[\w.-]*?(?:secret|token|access[._-]?key|credential|passwd|pwd))([\w.-]++["']?+\s*+[=:]\s*+)"""
+    r"""("[^"]*"?|'[^']*'?|[^\s,;&)}\]]+)""",
     re.IGNORECASE,
 )
 _SHORTEST_SECRET = 4
@@ -32,10 +41,32 @@ def secrets_of(url: str) -> list[str]:
 
 
 def redact(text: str, secrets: Sequence[str] = ()) -> str:
-    """Return a text without passwords."""
+    """Return a text without passwords; of a very long one the beginning."""
     for secret in secrets:
         text = text.replace(secret, "***")
-    return _IN_KEYWORDS.sub(r"\1***", _IN_QUERY.sub(r"\1***", _USER_INFO.sub(r"\1:***@", text)))
+    cut = len(text) > LOOKED_AT
+    shown = without_user_info(text[:LOOKED_AT], cut=cut)
+    shown = _IN_KEYWORDS.sub(r"\1***", _IN_QUERY.sub(r"\1***", shown))
+    return f"{shown}…" if cut else shown
+
+
+def without_user_info(text: str, *, cut: bool = False) -> str:
+    """Return a text without the passwords of its URLs: each goes up to the last @ before a blank, in case it has one itself.
+
+    Parameters
+    ----------
+    cut
+        Whether the text is the beginning of a longer one, which may have the @ of its last URL.
+    """
+
+    def struck(run: re.Match[str]) -> str:
+        # The last @ is searched for once, rather than from each place where a URL may begin.
+        open_ended = cut and run.end() == len(text)
+        end = len(run[0]) if open_ended else run[0].rfind("@")
+        user = _USER.search(run[0], 0, end) if end > 0 else None
+        return run[0] if user is None else f"{run[0][: user.end()]}***{run[0][end:]}"
+
+    return _RUN.sub(struck, text)
 
 
 def sentence(text: str, most: int, secrets: Sequence[str] = ()) -> str:

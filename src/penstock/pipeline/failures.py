@@ -13,7 +13,7 @@ from penstock import errors
 from penstock.errors import QueryFailed
 
 # One line of a Python traceback: the error's class, its condition, its message.
-_OURS = re.compile(r"^\s*(?:Caused by: )?penstock\.([\w.]+): \[([A-Z_0-9.]+)\] (.*)$", re.MULTILINE)
+_OURS = re.compile(r"^[ \t]*(?:Caused by: )?penstock\.([\w.]+): \[([A-Z_0-9.]+)\] (.*)$", re.MULTILINE)
 
 
 # What a micro-batch fails with when its Spark context ends under it (4.2, 4.3).

@@ -17,8 +17,7 @@ from pyarrow import fs
 from penstock.errors import CommitRefused
 
 _LOCATION = re.compile(r"(?:([A-Za-z][A-Za-z0-9+.-]*):)?(//[^/]*)?(.*)", re.DOTALL)
-# Up to the last @, in case the password has one.
-_PASSWORD = re.compile(r"//[^/:@]*:(.*)@")
+_USER = re.compile(r"//[^/:@]*:")
 
 PASSED = "penstock.limit.passed"
 """Among the settings that an epoch is logged with: how many rows a limit has let through, with it."""
@@ -192,8 +191,8 @@ def _by_fsspec(location: str) -> tuple[fs.FileSystem, str]:
 def cause(error: Exception, location: str) -> str:
     """What an error says, without the secrets of a location."""
     text = f"{type(error).__name__}: {error}"
-    password, query = _PASSWORD.search(location), location.partition("?")[2]
-    for secret in filter(None, [password and password[1], password and unquote(password[1]), query]):
+    password, query = location[_password(location)], location.partition("?")[2]
+    for secret in filter(None, [password, unquote(password), query]):
         text = text.replace(secret, "***")
     return text
 
@@ -201,5 +200,14 @@ def cause(error: Exception, location: str) -> str:
 def redact(location: str) -> str:
     """The location without a password, and without what some addresses have behind a question mark."""
     shown, mark, _ = location.partition("?")
-    shown = _PASSWORD.sub(lambda found: found[0].replace(f":{found[1]}@", ":***@"), shown)
+    place = _password(shown)
+    if shown[place]:
+        shown = f"{shown[: place.start]}***{shown[place.stop :]}"
     return f"{shown}?***" if mark else shown
+
+
+def _password(location: str) -> slice:
+    """Where the password is: up to the last @, in case it has one itself."""
+    last = max(location.rfind("@"), 0)
+    user = _USER.search(location, 0, last)
+    return slice(last, last) if user is None else slice(user.end(), last)

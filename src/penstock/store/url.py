@@ -93,8 +93,8 @@ def _shown(url: object) -> str:
     text = str(url)
     if not _SCHEME.match(text) and not _PLAIN.fullmatch(text):
         return "what was given, which is not shown since it may hold a password"
-    hidden = re.sub(r"(^|//).*@", r"\1***@", text, count=1, flags=re.DOTALL)
-    return repr(_KEYWORD.sub(r"\1***", hidden))
+    _, at, rest = text.rpartition("@")
+    return repr(_KEYWORD.sub(r"\1***", f"***@{rest}" if at else text))
 
 
 def _sqlite(url: str) -> StoreUrl:
