@@ -24,7 +24,7 @@ from penstock.errors import (
 from penstock.store.database import Database, Transaction
 from penstock.store.lock_holders import Holder, LockLook
 from penstock.store.owners import AdvisoryOwnerLock, OwnerLock, advisory_halves, advisory_key
-from penstock.store.postgres_session import FREE, LOCK_WAIT, STEERED, longest_wait, set_up
+from penstock.store.postgres_session import FREE, LOCK_WAIT, SEARCH_PATH, STEERED, longest_wait, set_up
 from penstock.store.statements import bind
 from penstock.store.url import StoreUrl, seconds
 
@@ -60,6 +60,12 @@ _ADVICE = {
     StoreReadOnly: "the server or the role may not write here: check its grants on the store's schema",
     StoreUnavailable: "the server is away or busy",
 }
+# For a transaction on a connection of a caller's, and not behind it.
+_LOOK_UP = b"select pg_catalog.set_config('search_path', %s, true)"
+_LOOK_UP_SAFELY = (
+    b"select pg_catalog.current_setting('search_path'), pg_catalog.set_config('search_path', %s, true)"
+)
+_NO_SUCH = ("42P01", "42704", "42883")
 _IDLE = "25P03"
 _STOOD_STILL = "STORE_UNAVAILABLE.IDLE_IN_TRANSACTION"
 # With these the server has said that nothing is committed.
@@ -136,6 +142,23 @@ class PostgresTransaction(Transaction):
         if parameters:
             return self._plain.execute(bind(text, self.dialect).encode(), parameters).fetchall()
         return self._plain.execute(text.encode()).fetchall()
+
+    def home_schema(self) -> str | None:
+        # The search path that the role, the database or the URL gives the session, for as long as it takes to ask.
+        self._plain.execute("set local search_path to default")
+        row = self._plain.execute("select pg_catalog.current_schema()").fetchone()
+        self._plain.execute(f"set local search_path to {SEARCH_PATH}".encode())
+        return row[0] if row else None
+
+    def look_up_safely(self) -> str:
+        """Look names up as in a session of the store's; the search path that there was."""
+        row = self._plain.execute(_LOOK_UP_SAFELY, (SEARCH_PATH,)).fetchone()
+        assert row is not None
+        return str(row[0])
+
+    def look_up_in(self, path: str) -> None:
+        """Look names up by a search path again."""
+        self._plain.execute(_LOOK_UP, (path,))
 
     def load(self, text: str, data: Iterable[Any]) -> None:
         with self._cursor.copy(text.encode()) as copy:
@@ -275,6 +298,8 @@ class PostgresDatabase(Database):
             return StoreError(f"{self.url} refused the login: check user and password")
         if state == _IDLE:
             return self._idled()
+        if state in _NO_SUCH and error.diag.context:
+            return self._unqualified(text)
         kind = _CONDITIONS.get(state)
         if kind is StoreLocked:
             return self._locked_out("in time", [])
@@ -289,6 +314,13 @@ class PostgresDatabase(Database):
             f"{self.url}: this process stood still in the middle of a transaction for longer than the server's "
             "idle_in_transaction_session_timeout, which rolled it back: run it again",
             condition=_STOOD_STILL,
+        )
+
+    def _unqualified(self, text: str) -> StoreError:
+        return StoreError(
+            f"{self.url}: a function of yours, such as a trigger's, did not find what it names ({text}): Penstock's sessions look names "
+            "up in pg_catalog alone. Write the schema before the name, or run `alter function … set search_path = …`",
+            condition="STORE_ERROR.UNQUALIFIED_NAME",
         )
 
     def _locked_out(self, within: str, holders: Sequence[Holder]) -> StoreLocked:
@@ -362,17 +394,26 @@ class PostgresDatabase(Database):
                 "the connection is in autocommit mode: begin a transaction, with connection.transaction(), first"
             )
         transaction = PostgresTransaction(connection, self.url.schema)
+        path = transaction.look_up_safely()
+        try:
+            self._check_there(transaction, connection if idle else None)
+            # Inside a transaction this is a savepoint.
+            with connection.transaction():
+                yield transaction
+                for channel in transaction.channels:
+                    transaction.query("select pg_notify(:channel, '')", channel=channel)
+        finally:
+            if connection.info.transaction_status == self._psycopg.pq.TransactionStatus.INTRANS:
+                transaction.look_up_in(path)
+
+    def _check_there(self, transaction: Transaction, began: psycopg.Connection[Any] | None) -> None:
+        """Check a caller's connection; one whose transaction began with that is left without one where it is the wrong one."""
         try:
             self._check_identity(transaction)
         except BaseException:
-            if idle:
-                connection.rollback()
+            if began is not None:
+                began.rollback()
             raise
-        # Inside a transaction this is a savepoint.
-        with connection.transaction():
-            yield transaction
-            for channel in transaction.channels:
-                transaction.query("select pg_notify(:channel, '')", channel=channel)
 
     def _check_identity(self, transaction: Transaction) -> None:
         found = transaction.one("store_exists", schema=self.url.options["schema"]).found

@@ -48,7 +48,8 @@ def resolve(tx: Transaction, name: str) -> TableName:
     Parameters
     ----------
     name
-        In PostgreSQL ``schema.table``, or a table in the first schema of the connection's search path; a part with a dot in
+        In PostgreSQL ``schema.table``, or a table in the first schema of the search path that the role, the database or the URL gives
+        the connection; a part with a dot in
         it stands in double quotes. In SQLite the name as it is.
 
     Raises
@@ -76,7 +77,7 @@ def _postgres(tx: Transaction, name: str) -> TableName:
         )
     schema, table = (None if part is None else _plain(part) for part in found.groups())
     if schema is None:
-        schema = tx.query("select current_schema()")[0][0]
+        schema = tx.home_schema()
         if schema is None:
             raise InvalidName(
                 f"the connection's search path has no schema for the table {in_quotes(name)}: write schema.table"
