@@ -27,6 +27,7 @@
     │   ├── StoreFull
     │   ├── StoreReadOnly
     │   ├── StoreTooNew
+    │   ├── StoreUnsafe
     │   └── CommitOutcomeUnknown
     ├── DataLost                      rows that were asked for have been trimmed
     ├── FeedUnavailable               a system gives no change feed as it is set up now
@@ -240,6 +241,12 @@ class StoreTooNew(StoreError):
     """A newer Penstock made the store: upgrade Penstock."""
 
     condition = "STORE_TOO_NEW"
+
+
+class StoreUnsafe(StoreError):
+    """Another user could replace, read or lock the store's files; the sub-condition says how."""
+
+    condition = "STORE_UNSAFE"
 
 
 class CommitOutcomeUnknown(StoreError):

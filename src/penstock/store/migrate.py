@@ -16,7 +16,7 @@ from penstock.store.database import Database, Transaction
 from penstock.store.postgres import PostgresDatabase
 from penstock.store.sqlite import SqliteDatabase
 from penstock.store.statements import migrations, newest_version, parse, qualify
-from penstock.store.url import parse_url
+from penstock.store.url import parse_url, with_options
 
 log = logging.getLogger("penstock.store")
 
@@ -121,7 +121,8 @@ def _use_wal(database: SqliteDatabase, new: bool, patience: float | None) -> Non
 def _missing(database: Database) -> StoreNotFound:
     url = database.url
     hidden = ", with its password in the URL" if url.secrets else ""
-    command = f"penstock store init --url {shlex.quote(url.redacted)}"
+    named = with_options(url) if url.dialect == "sqlite" else url.redacted
+    command = f"penstock store init --url {shlex.quote(named)}"
     return StoreNotFound(f"there is no store at {url}: make one with `{command}`{hidden}")
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from penstock.errors import StoreReadOnly
 from penstock.store import forks
 from penstock.store.forks import Forkable
+from penstock.store.store_files import READING, StoreFiles
 
 # Another process that looks whether a file lock is free holds it for an instant.
 _TRIES, _PAUSE = 5, 0.01
@@ -51,7 +52,7 @@ def file_held(path: Path) -> bool:
     import fcntl
 
     try:
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        file = os.open(path, READING)
     except FileNotFoundError:
         return False
     except OSError as error:
@@ -74,8 +75,9 @@ def _no_right(path: Path) -> StoreReadOnly:
 class FileOwnerLock(OwnerLock):
     """A POSIX ``flock`` on a file beside the SQLite file: one machine, and released by the kernel."""
 
-    def __init__(self, folder: Path, name: str) -> None:
+    def __init__(self, folder: Path, name: str, files: StoreFiles = StoreFiles()) -> None:  # noqa: B008 - it never changes
         self._file: int | None = None
+        self._files = files
         self._path = lock_file(folder, name)
         super().__init__()
 
@@ -91,9 +93,8 @@ class FileOwnerLock(OwnerLock):
         import fcntl
 
         try:
-            self._path.parent.mkdir(exist_ok=True)
-            # Readable for all: a lock needs no right to write.
-            file = os.open(self._path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self._files.make_folder(str(self._path.parent))
+            file = self._files.open_beside(str(self._path))
         except OSError as error:
             raise _no_right(self._path) from error
         try:
