@@ -6,13 +6,15 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-from penstock.arrow.segments import encode
+from penstock.arrow.segments import MAX_UNPACKED, encode
 from penstock.errors import InvalidInput
 
 SEGMENT_ROWS = 65_536
 SEGMENT_RAW_BYTES = 32 << 20
 MAX_PAYLOAD = 900_000_000
 """Bytes of one segment that both databases still take; only a single huge row comes near it."""
+_MAX_ROW = MAX_UNPACKED - (1 << 20)
+"""Buffers are filled up to whole words."""
 
 
 class Segment:
@@ -86,12 +88,17 @@ def _halved(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 
 def _payload(batch: pa.RecordBatch) -> pa.Buffer:
+    # A reader sets memory aside by it before it looks at the rows.
+    _require_at_most(batch.nbytes, _MAX_ROW, "a reader unpacks")
     payload = encode(batch)
-    if payload.size > MAX_PAYLOAD:
-        raise InvalidInput(
-            f"a row takes {payload.size} bytes, more than a database holds in one value: keep large objects in files "
-            "and append their paths",
-            size=payload.size,
-            limit=MAX_PAYLOAD,
-        )
+    _require_at_most(payload.size, MAX_PAYLOAD, "a database holds in one value")
     return payload
+
+
+def _require_at_most(size: int, limit: int, who: str) -> None:
+    if size > limit:
+        raise InvalidInput(
+            f"a row takes {size} bytes, more than {who}: keep large objects in files and append their paths",
+            size=size,
+            limit=limit,
+        )

@@ -173,6 +173,9 @@ class SqliteDatabase(Database):
             connection.execute(f"pragma synchronous = {self.url.options.get('synchronous', 'full')}")
             connection.execute("pragma foreign_keys = on")
             connection.execute("pragma secure_delete = off")
+            # Views and triggers of a file that somebody else made call nothing but what SQLite holds for harmless.
+            connection.execute("pragma trusted_schema = off")
+            connection.execute("pragma cell_size_check = on")
             connection.execute("pragma cache_size = -16384")
             connection.execute(f"pragma wal_autocheckpoint = {_LOG_PAGES}")
             connection.execute(f"pragma journal_size_limit = {_LOG_PAGES * _PAGE_SIZE}")
