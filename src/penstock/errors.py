@@ -244,7 +244,7 @@ class StoreTooNew(StoreError):
 
 
 class StoreUnsafe(StoreError):
-    """Another user could replace, read or lock the store's files; the sub-condition says how."""
+    """Somebody else could replace, read or lock the store's files, or owns its schema; the sub-condition says how."""
 
     condition = "STORE_UNSAFE"
 

@@ -61,7 +61,8 @@ def run(url: str, statements: str) -> None:
 
 def as_role(url: str, role: str) -> str:
     parts = urlsplit(url)
-    return parts._replace(netloc=f"{role}:change%20me@{parts.hostname}:{parts.port}").geturl()
+    trust = "" if role in ("penstock_owner", "penstock_feed") else "owner=penstock_owner"
+    return parts._replace(netloc=f"{role}:change%20me@{parts.hostname}:{parts.port}", query=trust).geturl()
 
 
 def rows(ids: object) -> list[dict[str, object]]:

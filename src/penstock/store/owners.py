@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import secrets
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -121,15 +122,24 @@ class FileOwnerLock(OwnerLock):
         self.release()
 
 
+DRAWN_BITS = 20
+"""Of a PostgreSQL advisory lock's key that are drawn anew each time it is taken: nobody can hold the key before its owner does."""
+
+
+def _tag(name: str) -> int:
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") >> DRAWN_BITS
+
+
 def advisory_key(name: str) -> int:
-    """The 64-bit key of a PostgreSQL advisory lock."""
-    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big", signed=True)
+    """A 64-bit key for a PostgreSQL advisory lock of that name: another one each time, with the same first bits."""
+    key = _tag(name) << DRAWN_BITS | secrets.randbits(DRAWN_BITS)
+    return key - (1 << 64) if key >> 63 else key
 
 
-def advisory_halves(name: str) -> dict[str, int]:
-    """The key as ``pg_locks`` shows it."""
-    key = advisory_key(name)
-    return {"high": (key >> 32) & 0xFFFFFFFF, "low": key & 0xFFFFFFFF}
+def advisory_halves(name: str) -> tuple[int, int]:
+    """The first bits of its keys, as ``pg_locks`` has them in the key's two halves."""
+    key = _tag(name) << DRAWN_BITS
+    return key >> 32, (key & 0xFFFFFFFF) >> DRAWN_BITS
 
 
 _inherited: list[Any] = []
@@ -137,6 +147,9 @@ _inherited: list[Any] = []
 
 class AdvisoryOwnerLock(OwnerLock):
     """A PostgreSQL session advisory lock on a connection of its own.
+
+    Roles without a right to the store can hold advisory locks too, and see which ones are held. So a key is drawn from a million for its
+    name, and a lock of that name is held when a role that may move consumers has any of them.
 
     Parameters
     ----------

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 import threading
+import time
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -66,6 +68,7 @@ _LOOK_UP_SAFELY = (
     b"select pg_catalog.current_setting('search_path'), pg_catalog.set_config('search_path', %s, true)"
 )
 _NO_SUCH = ("42P01", "42704", "42883")
+_TRIES, _PAUSE = 10, 0.05
 _IDLE = "25P03"
 _STOOD_STILL = "STORE_UNAVAILABLE.IDLE_IN_TRANSACTION"
 # With these the server has said that nothing is committed.
@@ -172,12 +175,20 @@ class PostgresTransaction(Transaction):
         return None
 
     def owner_alive(self, name: str) -> bool:
-        return bool(self.one("advisory_holders", **advisory_halves(name)).found)
+        return bool(self.owners_alive([name]))
 
     def owners_alive(self, names: Iterable[str]) -> set[str]:
-        held = {(row.high, row.low) for row in self.all("all_advisory_holders")}
+        return self.owners_but(names, None)
+
+    def owners_but(self, names: Iterable[str], pid: int | None) -> set[str]:
+        """Those of the owner locks that another session than one holds."""
         halves = {name: advisory_halves(name) for name in names}
-        return {name for name, half in halves.items() if (half["high"], half["low"]) in held}
+        if not halves:
+            return set()
+        high, low = ([half[place] for half in halves.values()] for place in (0, 1))
+        rows = self.all("advisory_holders", high=_array(high), low=_array(low), but_for=pid)
+        held = {(row.high, row.low) for row in rows}
+        return {name for name, half in halves.items() if half in held}
 
 
 def _array(values: list[Any]) -> Any:
@@ -357,7 +368,7 @@ class PostgresDatabase(Database):
 
     def owner_lock(self, name: str) -> OwnerLock:
         return AdvisoryOwnerLock(
-            lambda: self.retried(lambda: self._locked(advisory_key(name))),
+            lambda: self.retried(lambda: self._locked(name)),
             lambda: self.run(lambda tx: tx.owner_alive(name), write=False),
         )
 
@@ -366,18 +377,30 @@ class PostgresDatabase(Database):
         with self.translating():
             return self._made(lasting=True)
 
-    def _locked(self, key: int) -> psycopg.Connection[Any] | None:
-        """A connection that holds an advisory lock; None when another one does."""
+    def _locked(self, name: str) -> psycopg.Connection[Any] | None:
+        """A connection that holds an owner lock; None when another one does."""
         connection = self.lasting_connection()
         mine = False
         try:
             with self.translating():
-                row = connection.execute("select pg_try_advisory_lock(%s)", (key,)).fetchone()
-                mine = bool(row and row[0])
+                mine = self._is_taken(connection, name)
         finally:
             if not mine:
                 connection.close()
         return connection if mine else None
+
+    def _is_taken(self, connection: psycopg.Connection[Any], name: str) -> bool:
+        looking = PostgresTransaction(connection, self.url.schema, write=False)
+        for _ in range(_TRIES):
+            if looking.owners_alive([name]):
+                return False
+            # Nobody else has it, or each of several sees the others behind its own and gives way.
+            row = connection.execute("select pg_try_advisory_lock(%s)", (advisory_key(name),)).fetchone()
+            if row and row[0] and not looking.owners_but([name], connection.info.backend_pid):
+                return True
+            connection.execute("select pg_advisory_unlock_all()")
+            time.sleep(random.uniform(0, _PAUSE))
+        return False
 
     def _borrowed(self, connection: Any) -> AbstractContextManager[Transaction]:
         if not isinstance(connection, self._psycopg.Connection):

@@ -13,7 +13,7 @@ from penstock.names import did_you_mean, in_quotes
 
 _FORMS = "sqlite:///relative.db, sqlite:////absolute.db or postgresql://user@host/database?schema=penstock"
 _SQLITE_OPTIONS = ("synchronous", "busy_timeout", "mode", "trust")
-_POSTGRES_OPTIONS = ("schema", "lock_wait")
+_POSTGRES_OPTIONS = ("schema", "lock_wait", "owner")
 _SYNCHRONOUS = ("full", "normal")
 _TRUST = ("own", "folder")
 _MODE = re.compile(r"0?[0-7]{3}")
@@ -36,6 +36,7 @@ _SHOWN = (
     "sslmode",
     "target_session_attrs",
     "schema",
+    "owner",
 )
 _SECRET = ("password", "sslpassword")
 
@@ -72,8 +73,8 @@ def parse_url(url: str) -> StoreUrl:
     url
         ``sqlite:///file`` with the options ``synchronous`` (``full``, the default, or ``normal``), ``busy_timeout``
         (milliseconds, 60000), ``mode`` (of a file that is made, ``0600``) and ``trust`` (``own``, the default, or ``folder``, for
-        everybody who may write in the store's folder), or ``postgresql://…`` with ``schema`` (``penstock``) and ``lock_wait``
-        (``60s``); any other query parameter of a PostgreSQL URL is libpq's.
+        everybody who may write in the store's folder), or ``postgresql://…`` with ``schema`` (``penstock``), ``owner`` (another role
+        that is trusted with it) and ``lock_wait`` (``60s``); any other query parameter of a PostgreSQL URL is libpq's.
 
     Raises
     ------
@@ -177,6 +178,8 @@ def _postgres(url: str) -> StoreUrl:
             "the PostgreSQL URL has a password where none belongs: write postgresql://user:password@host/database"
         )
     options = {"schema": schema, **_lock_wait(dict(parameters))}
+    if dict(parameters).get("owner"):
+        options["owner"] = dict(parameters)["owner"]
     libpq = [(name, value) for name, value in parameters if name not in _POSTGRES_OPTIONS]
     encoded = quote(unquote(password), safe="")
     secrets = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,12 +11,14 @@ from typing import Any
 from penstock.errors import CheckpointMismatch, CheckpointRewound, InvalidName
 from penstock.kinds import refusal
 from penstock.queue.names import check_name
+from penstock.store.postgres_session import LOCK_WAIT
 from penstock.tables.connections import Borrowed, borrowed
 from penstock.tables.names import quoted
 
 LEDGER = "penstock_exactly_once"
 # One maker at a time: two that make a table at once make one of them fail.
 _LOCK = 7235416081274634
+_PAUSE = 0.05
 # One row for each sink and app: its newest micro-batch. A replay repeats no earlier one.
 _CREATE = """
 create table if not exists {ledger} (
@@ -195,11 +198,20 @@ class _Ledger:
         if self._is_made():
             return
         if self.schema is not None:
-            self.inside.row("select count(pg_advisory_xact_lock(:lock))", lock=_LOCK)
+            self._wait_for_others()
         self._change(_CREATE)
         if not self._is_made():
             self._change(_ADD_QUERY)
             self._change(_KEEP_NEWEST)
+
+    def _wait_for_others(self) -> None:
+        """Let whoever else makes the ledger be done. Any role that may connect can hold such a lock, so it is not waited for for ever."""
+        deadline = time.monotonic() + LOCK_WAIT
+        while time.monotonic() < deadline:
+            row = self.inside.row("select pg_try_advisory_xact_lock(:lock)", lock=_LOCK)
+            if row is not None and row[0]:
+                return
+            time.sleep(_PAUSE)
 
     def _is_made(self) -> bool:
         row = (

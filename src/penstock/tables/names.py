@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from functools import cache
 
 from penstock.errors import InvalidName
 from penstock.names import in_quotes
 from penstock.queue.names import check_name
 from penstock.store.database import Transaction
 from penstock.store.relations import PREFIX
-from penstock.store.statements import migrations
+from penstock.store.statements import own_relations
 
 _PART = r'"(?:[^"]|"")+"|[^".][^.]*'
 _QUALIFIED = re.compile(rf"(?:({_PART})\.)?({_PART})", re.DOTALL)
-_CREATED = re.compile(r"create (?:table|sequence|index) (?:penstock\.)?(\w+)")
 _POSTGRES_BYTES = 63
 
 
@@ -96,10 +94,4 @@ def _plain(part: str) -> str:
 
 
 def _is_own(table: str) -> bool:
-    return table in _store_relations() or table.startswith((PREFIX, "applied_"))
-
-
-@cache
-def _store_relations() -> frozenset[str]:
-    scripts = migrations("postgres").values()
-    return frozenset(name for script in scripts for name in _CREATED.findall(script))
+    return table in own_relations("postgres") or table.startswith((PREFIX, "applied_"))
