@@ -57,6 +57,19 @@ def test_passwords_of_urls_are_struck_as_ever(text: str) -> None:
             "secret_key: '{}",
             'access-key="some {} more"',
             "pwd='a {}\nb' and",
+            "password: {}",
+            "password: my {}",
+            "db_password = {}",
+            "user.Password={}",
+            '"password": "{}"',
+            '{{"password":"a \\" {}", "host": "h"}}',
+            "{{'passphrase': 'it\\'s {}'}}",
+            "alter role app password '{}'",
+            "ALTER ROLE app PASSWORD  'a b {}'",
+            "Authorization: Bearer {}",
+            '"authorization": "Basic {}"',
+            "api_key: {}",
+            "?x=1&db_password={}&y",
         ]
     ),
     behind=TEXTS,
@@ -91,6 +104,22 @@ def test_a_quote_that_nothing_closes_is_struck_to_the_end() -> None:
     assert sentence('it has {"secret": "one two"} and more', 100) == 'it has {"secret": ***} and more'
 
 
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ('{"user": "me", "password": "x y", "host": "h"}', '{"user": "me", "password": ***, "host": "h"}'),
+        ("{'password': 'it\\'s', 'n': 1}", "{'password': ***, 'n': 1}"),
+        ("alter role a password 'x' login", "alter role a password *** login"),
+        ("user: me\npassword: a b\nhost: h", "user: me\npassword:***\nhost: h"),
+        ("host=h password='a b' user=u", "host=h password=***"),
+        ("check user and password", "check user and password"),
+        ("the role has no password, or another one", "the role has no password, or another one"),
+    ],
+)
+def test_what_is_around_a_password_stays(text: str, shown: str) -> None:
+    assert redact(text) == shown
+
+
 def location(text: str) -> None:
     redact_location(text)
     cause(OSError("x"), text)
@@ -114,7 +143,7 @@ LOOKS: dict[str, Callable[[str], object]] = {
     "Spark's names": lambda text: ends_of({"sink": {"description": text}}, ()),
 }
 REPEATED = (
-    "a://:", "a://", "//:", "//", ":", "@", "a://:@", "a@", "?password=", "password", "password ", "password\n", "password= ", " ",
+    "a://:", "a://", "//:", "//", ":", "@", "a://:@", "a@", "?password=", "password", "password ", "password\n", "password= ", "password:", 'password"', "password'\\\\", '"password": "', "passphrase '", " ",
     "\n", "\n ", "\t", "token", "token ", "token.", "token= ", "token='", 'token="', "secret:\n", "'", "a.", "a", "a$", "$.", "pwd:", "; ", "SQLSTATE: ",
     "\n at a.", "\n at ", "Caused by: ", "penstock.", "\npenstock.", "é", "accesskey-", "://", "a:",
 )  # fmt: skip

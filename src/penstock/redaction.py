@@ -15,14 +15,26 @@ LOOKED_AT = 1 << 18
 
 _RUN = re.compile(r"\S+")
 _USER = re.compile(r"\w://[^\s/:@]*:")
-_IN_QUERY = re.compile(r"([?&](?:ssl)?password=)[^\s&'\")]*", re.IGNORECASE)
-# In a keyword string of libpq there may be blanks around the =, and quotes: only the line's end is sure to be behind it.
-_IN_KEYWORDS = re.compile(r"(?<![?&])\b((?:ssl)?password\s*=)[^\n]*", re.IGNORECASE)
-# A whole name is searched once, from its beginning. A quote that nothing closes is struck out to the end of the text.
+_IN_QUERY = re.compile(r"([?&][\w.-]{0,100}password=)[^\s&'\")]*", re.IGNORECASE)
+_QUOTED = r"""(?:"(?:[^"\\]|\\.)*+"?|'(?:[^'\\]|\\.)*+'?)"""
+"""A quote that nothing closes is struck out to the end of the text."""
+
+
+def _named(words: str) -> str:
+    """A name with one of some words in it, searched once, from its beginning; and the quote around it."""
+    return rf"""(?<![\w.?&-])(?=[\w.-]*?(?:{words}))[\w.-]++["']?+[ \t]*+"""
+
+
+# As JSON and SQL have it, where a quote ends the value. Else there may be blanks in it, as in a keyword string of libpq and in YAML: only the
+# line's end is sure to be behind it.
+_PASSWORD = re.compile(
+    rf"({_named('password|passphrase')}(?::[ \t]*+)?+){_QUOTED}|({_named('password|passphrase')}[=:])[^\n]*",
+    re.IGNORECASE | re.DOTALL,
+)
+_KEYS = "secret|token|credential|passwd|pwd|authorization|signature|(?:access|api|private|account)[._-]?key"
 _OTHER = re.compile(
-    r"""(?<![\w.-])(?=[\w.-]*?(?:secret|token|access[._-]?key|credential|passwd|pwd))([\w.-]++["']?+\s*+[=:]\s*+)"""
-    r"""("[^"]*"?|'[^']*'?|[^\s,;&)}\]]+)""",
-    re.IGNORECASE,
+    rf"({_named(_KEYS)}[=:]\s*+(?:(?:bearer|basic)\s++)?+)(?:{_QUOTED}|[^\s,;&)}}\]]+)",
+    re.IGNORECASE | re.DOTALL,
 )
 _SHORTEST_SECRET = 4
 
@@ -46,8 +58,12 @@ def redact(text: str, secrets: Sequence[str] = ()) -> str:
         text = text.replace(secret, "***")
     cut = len(text) > LOOKED_AT
     shown = without_user_info(text[:LOOKED_AT], cut=cut)
-    shown = _IN_KEYWORDS.sub(r"\1***", _IN_QUERY.sub(r"\1***", shown))
+    shown = _PASSWORD.sub(_struck, _IN_QUERY.sub(r"\1***", shown))
     return f"{shown}…" if cut else shown
+
+
+def _struck(found: re.Match[str]) -> str:
+    return f"{found[1] or found[2]}***"
 
 
 def without_user_info(text: str, *, cut: bool = False) -> str:
