@@ -27,6 +27,7 @@ from penstock.store.database import Database, Transaction
 from penstock.store.lock_holders import Holder, LockLook
 from penstock.store.owners import AdvisoryOwnerLock, OwnerLock, advisory_halves, advisory_key
 from penstock.store.postgres_session import FREE, LOCK_WAIT, SEARCH_PATH, STEERED, longest_wait, set_up
+from penstock.store.postgres_tls import warn_in_clear
 from penstock.store.statements import bind
 from penstock.store.url import StoreUrl, seconds
 
@@ -226,6 +227,7 @@ class PostgresDatabase(Database):
                 f"{self.url} is not a valid PostgreSQL URL: {self.url.scrubbed(str(error))}"
             ) from None
         connection: psycopg.Connection[Any] = self._psycopg.connect(**(_DEFAULTS | given), autocommit=True)
+        warn_in_clear(connection, str(self.url))
         connection.add_notice_handler(partial(self._noticed, weakref.ref(connection)))
         try:
             self._set_up(connection, set_up(self._patience, lasting=lasting))
