@@ -99,6 +99,12 @@ def condition_of(error: BaseException) -> str:
     return error.condition if isinstance(error, PenstockError) else type(error).__name__
 
 
+def error_class(name: str) -> type[PenstockError] | None:
+    """The error of that name, which came as text; None where there is none, whatever else is called so here."""
+    found = globals().get(name)
+    return found if isinstance(found, type) and issubclass(found, PenstockError) else None
+
+
 class InvalidInput(PenstockError, ValueError):
     """The caller passed something that cannot be right."""
 
