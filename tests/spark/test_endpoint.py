@@ -154,9 +154,22 @@ def test_a_task_tries_again_when_the_driver_has_no_time_for_it(
     assert len(tries) == 2
 
 
-def test_a_driver_that_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("said", [b"", b"\0", b"\0\0\0\x40#CHALL"])
+def test_a_driver_that_says_nothing_or_stops_in_the_middle_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, said: bytes
+) -> None:
     monkeypatch.setattr(endpoint, "_PATIENCE", 0.5)
+
+    def speak() -> None:
+        other, _ = silent.accept()
+        other.sendall(said)
+        with other:
+            while other.recv(100):
+                pass
+
     with socket.create_server(("127.0.0.1", 0)) as silent:
+        threading.Thread(target=speak, daemon=True).start()
         lost = Address("127.0.0.1", silent.getsockname()[1], b"secret")
         with pytest.raises(StoreUnavailable, match=r"spark\.driver\.host") as caught:
             lost.ask(b"abc")

@@ -340,3 +340,20 @@ def test_root_s_files_beside_another_user_s_store_are_that_user_s(made: Path) ->
         store.queue("q").append([{"n": 2}])
         owners = {(path.stat().st_uid, path.stat().st_gid) for path in made.parent.rglob("*")}
     assert owners == {(STRANGER, STRANGER)}
+
+
+@as_root
+def test_a_file_that_somebody_else_makes_at_the_same_moment_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tmp_path.chmod(0o1777)
+    file = tmp_path / "x.db"
+
+    def faster(self: store_files.StoreFiles) -> None:
+        sqlite3.connect(file).execute("create table theirs (n)").connection.close()
+        os.chown(file, STRANGER, -1)
+
+    monkeypatch.setattr(store_files.StoreFiles, "make", faster)
+    with pytest.raises(StoreUnsafe) as caught:
+        penstock.connect(f"sqlite:///{file}")
+    assert caught.value.condition == "STORE_UNSAFE.FILE_OWNER"

@@ -10,6 +10,7 @@ import random
 import secrets
 import selectors
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable
@@ -100,18 +101,32 @@ def connect(where: tuple[str, int], authkey: bytes) -> Connection:
 
 
 def _shaken(where: tuple[str, int], authkey: bytes, deadline: float) -> Connection:
-    found = socket.create_connection(where, timeout=max(deadline - time.monotonic(), 1.0))
+    left = max(deadline - time.monotonic(), 1.0)
+    found = socket.create_connection(where, timeout=left)
     found.setblocking(True)
+    # Also for one that begins to speak and stops: what has another driver's port may be anything.
+    _limit(found, left)
     connection = Connection(found.detach())
     try:
-        if not connection.poll(max(deadline - time.monotonic(), 1.0)):
-            raise TimeoutError("the driver says nothing")
         answer_challenge(connection, authkey)
         deliver_challenge(connection, authkey)
+        with socket.socket(fileno=socket.dup(connection.fileno())) as twin:
+            _limit(twin, 0)
+    except BlockingIOError:
+        connection.close()
+        raise TimeoutError("the driver does not go on") from None
     except BaseException:
         connection.close()
         raise
     return connection
+
+
+def _limit(connection: socket.socket, seconds: float) -> None:
+    """Let a blocking read end after some seconds with a BlockingIOError; 0 for no limit."""
+    micros = round(seconds * 1e6)
+    connection.setsockopt(
+        socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", micros // 1_000_000, micros % 1_000_000)
+    )
 
 
 class Listening:

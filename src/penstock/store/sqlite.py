@@ -155,6 +155,8 @@ class SqliteDatabase(Database):
         self.files.check(self.url.target)
         if self.may_create:
             self.files.make()
+            # In a folder such as /tmp somebody else may have been faster.
+            self.files.check(self.url.target)
         # A file that somebody removed is not made anew under a store that is open.
         mode = "rwc" if self.may_create else "rw"
         connection = sqlite3.connect(
