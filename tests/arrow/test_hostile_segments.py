@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.arrow import segments
-from penstock.arrow.messages import any_values, unpacked_size
-from penstock.arrow.segments import MAX_UNPACKED, decode, decode_each, encode
+from penstock.arrow import messages, segments
+from penstock.arrow.messages import MAX_UNPACKED, any_values, kept_table, unpacked_size
+from penstock.arrow.segments import decode, decode_each, encode
 from penstock.errors import StoreError
 from tests.arrow.strategies import tables
 
@@ -125,3 +125,42 @@ def test_no_bytes_do_more_than_raise(data: bytes) -> None:
     forged = forged[: len(payload)] + payload[len(forged) :]
     with suppress(StoreError, UnicodeDecodeError):
         decode(forged, batch.schema).to_pylist()
+
+
+def stream_of(table: pa.Table, **options: object) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema, options=pa.ipc.IpcWriteOptions(**options)) as writer:
+        writer.write_table(table, max_chunksize=2)
+    return bytes(sink.getvalue())
+
+
+@pytest.mark.parametrize("rows", [0, 1, 5])
+def test_a_table_that_was_kept_comes_back(rows: int) -> None:
+    table = pa.table(COLUMNS).slice(0, min(rows, 3))
+    table = pa.concat_tables([table, table]) if rows == 5 else table
+    for options in ({}, {"compression": "zstd"}):
+        found = kept_table(stream_of(table, **options))
+        assert found.equals(table)
+        assert found.schema.equals(table.schema)
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\0" * 64, b"nonsense" * 9, pa.schema([("n", pa.int64())]).serialize().to_pybytes()[:40]]
+)
+def test_what_is_no_table_is_a_value_error(data: bytes) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        kept_table(data)
+
+
+def test_neither_is_a_bomb_a_dictionary_or_an_offset_that_leads_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = stream_of(pa.table({"text": COLUMNS["text"]}))
+    offsets = struct.pack("<3i", 0, 3, 6)
+    forged = bytearray(plain)
+    struct.pack_into("<i", forged, forged.index(offsets) + 4, WIDE)
+    with pytest.raises(ValueError, match="no Arrow stream"):
+        kept_table(bytes(forged))
+    with pytest.raises(ValueError, match="dictionary"):
+        kept_table(stream_of(pa.table({"text": COLUMNS["text"].dictionary_encode()})))
+    monkeypatch.setattr(messages, "MAX_UNPACKED", 1 << 20)
+    with pytest.raises(ValueError, match="unpacked"):
+        kept_table(stream_of(pa.table({"v": [bytes(2 << 20)]}), compression="zstd"))

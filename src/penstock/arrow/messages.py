@@ -7,6 +7,8 @@ import struct
 import pyarrow as pa
 import pyarrow.types as pat
 
+MAX_UNPACKED = 1 << 30
+"""Bytes of a segment, or of what is kept in a checkpoint, when it is unpacked. A segment that Penstock writes has about 32 MiB, or one row."""
 _OFFSET, _FIELD, _COUNT = struct.Struct("<i"), struct.Struct("<H"), struct.Struct("<I")
 _BUFFER = struct.Struct("<qq")
 _LENGTH = struct.Struct("<q")
@@ -57,6 +59,45 @@ def _place(metadata: memoryview, table: int, field: int) -> int | None:
 def _followed(metadata: memoryview, place: int | None) -> int | None:
     """Where the table or the vector is that a field leads to."""
     return None if place is None else place + int(_COUNT.unpack_from(metadata, place)[0])
+
+
+def kept_table(data: bytes) -> pa.Table:
+    """The rows of an Arrow stream that was kept where somebody else may have written.
+
+    Raises
+    ------
+    ValueError
+        When it is none, leads out of its buffers, or would take more than 1 GiB when it is unpacked.
+    """
+    try:
+        return _kept(pa.py_buffer(data))
+    except (pa.ArrowException, OSError, struct.error) as error:
+        raise ValueError(f"it is no Arrow stream ({type(error).__name__})") from error
+
+
+def _kept(data: pa.Buffer) -> pa.Table:
+    first, *messages = pa.ipc.MessageReader.open_stream(data)
+    schema, size = pa.ipc.read_schema(first), 0
+    for message in messages:
+        if message.type != "record batch":
+            raise ValueError(f"it has a {message.type} message")
+        size += unpacked_size(message)
+        if size > MAX_UNPACKED:
+            raise ValueError(f"it would take more than {MAX_UNPACKED} bytes when it is unpacked")
+    batches = [pa.ipc.read_record_batch(message, schema) for message in messages]
+    for message, batch in zip(messages, batches, strict=True):
+        if not is_sound(batch):
+            pa.ipc.read_record_batch(message, any_values(schema)).validate(full=True)
+    return pa.Table.from_batches(batches, schema)
+
+
+def is_sound(batch: pa.RecordBatch) -> bool:
+    """Whether all offsets stay within their buffers, and all values within their types; next to unpacking it takes no time."""
+    try:
+        batch.validate(full=True)
+    except pa.ArrowInvalid:
+        return False
+    return True
 
 
 def any_values(schema: pa.Schema) -> pa.Schema:

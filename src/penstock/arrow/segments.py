@@ -17,12 +17,9 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 import pyarrow.types as pat
 
-from penstock.arrow.messages import any_values, unpacked_size
+from penstock.arrow.messages import MAX_UNPACKED, any_values, is_sound, unpacked_size
 from penstock.errors import SchemaMismatch, StoreError
 from penstock.names import did_you_mean, in_quotes
-
-MAX_UNPACKED = 1 << 30
-"""Bytes of a segment when it is unpacked. What Penstock writes is about 32 MiB, or one row."""
 
 # Below this an LZ4 frame for each buffer costs more than it saves, and the writer's set-up more than both.
 _TINY_BYTES = 1024
@@ -101,7 +98,7 @@ def decode(
     _check_frame(buffer)
     try:
         batch = _unpacked(buffer, schema, columns)
-        if not _is_sound(batch):
+        if not is_sound(batch):
             # A text that is no UTF-8, or a number out of its type's range, is what its writer wrote.
             _unpacked(buffer, any_values(schema), columns).validate(full=True)
     except (pa.ArrowException, OSError) as error:
@@ -113,15 +110,6 @@ def _unpacked(buffer: pa.Buffer, schema: pa.Schema, columns: Sequence[str] | Non
     if columns is None:
         return pa.ipc.read_record_batch(buffer, schema)
     return _decode_some(buffer, schema, columns)
-
-
-def _is_sound(batch: pa.RecordBatch) -> bool:
-    """Whether all offsets stay within their buffers, and all values within their types; next to unpacking it takes no time."""
-    try:
-        batch.validate(full=True)
-    except pa.ArrowInvalid:
-        return False
-    return True
 
 
 def decode_each(
@@ -146,7 +134,7 @@ def decode_each(
     try:
         with pa.ipc.open_stream(stream) as reader:
             for batch in reader:
-                if not _is_sound(batch):
+                if not is_sound(batch):
                     decode(payloads[done], schema)
                 yield batch
                 done += 1

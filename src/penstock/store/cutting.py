@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-from penstock.arrow.segments import MAX_UNPACKED, encode
+from penstock.arrow.messages import MAX_UNPACKED
+from penstock.arrow.segments import encode
 from penstock.errors import InvalidInput
 
 SEGMENT_ROWS = 65_536
