@@ -36,7 +36,7 @@ _PATIENCE, _GLANCE = 1, 0.01
 
 _REFUSALS = (AnalysisException, UnsupportedOperationException, IllegalArgumentException)
 _FIRST_FILE = 946_684_800
-_PLAN = re.compile(r"\s*(?:;\s*)?SQLSTATE: \w+.*|;\s*\n.*", re.DOTALL)
+_PLAN = re.compile(r"(?:;\s*)?SQLSTATE: \w+.*|;\s*\n.*", re.DOTALL)
 _CONDITION = re.compile(r"\[([A-Z_0-9.]+)\]")
 
 

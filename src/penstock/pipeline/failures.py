@@ -9,11 +9,10 @@ from contextlib import contextmanager
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import AnalysisException
 
-from penstock import errors
-from penstock.errors import QueryFailed
+from penstock.errors import QueryFailed, error_class
 
 # One line of a Python traceback: the error's class, its condition, its message.
-_OURS = re.compile(r"^\s*(?:Caused by: )?penstock\.([\w.]+): \[([A-Z_0-9.]+)\] (.*)$", re.MULTILINE)
+_OURS = re.compile(r"^[ \t]*(?:Caused by: )?penstock\.([\w.]+): \[([A-Z_0-9.]+)\] (.*)$", re.MULTILINE)
 
 
 # What a micro-batch fails with when its Spark context ends under it (4.2, 4.3).
@@ -29,7 +28,7 @@ def plain(error: Exception) -> Exception:
     if not found:
         return _shut_down() if _gone(error) or _SHUT_DOWN.search(told) else error
     place, condition, message = found[-1]
-    kind = getattr(errors, place.rpartition(".")[2], QueryFailed)
+    kind = error_class(place.rpartition(".")[2]) or QueryFailed
     return kind(message.strip(), condition=condition)
 
 

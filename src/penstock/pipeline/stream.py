@@ -35,6 +35,7 @@ from penstock.pipeline.trigger import Trigger
 from penstock.pipeline.waking import waking
 from penstock.spark.checkpoint import Checkpoint
 from penstock.spark.data_sources import check_session
+from penstock.spark.default_url import default_url
 from penstock.spark.given import CONF_PREFIX
 from penstock.spark.options import GUARANTEES
 from penstock.spark.plans import default_file_system, repeatable, streaming_reads
@@ -406,7 +407,7 @@ class Pipeline:
 
     def _source(self, given: Mapping[str, str]) -> QuerySource | None:
         settings = self.stream.spark.conf
-        url = given.get("url") or settings.get(CONF_PREFIX + "url", None)
+        url = given.get("url") or default_url(self.stream.spark)
         queue = given.get("queue") or given.get("path") or settings.get(CONF_PREFIX + "queue", None)
         consumer = given.get("consumer")
         return QuerySource(url, queue, consumer) if url and queue and consumer else None

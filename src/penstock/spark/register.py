@@ -7,6 +7,7 @@ from pyspark.sql import SparkSession
 from penstock.errors import InvalidOption
 from penstock.names import did_you_mean, in_quotes
 from penstock.spark.data_sources import check_session, make_known
+from penstock.spark.default_url import URL, hide_password, whole_url
 from penstock.spark.given import CONF_PREFIX
 from penstock.spark.options import ALL
 from penstock.spark.source import PenstockDataSource
@@ -20,7 +21,8 @@ def register(spark: SparkSession) -> None:
     source in the calling thread's active session, which this one becomes. A pipeline does so itself.
 
     Defaults are settings such as ``spark.penstock.url`` and ``spark.penstock.guarantee``. Without this call Spark finds
-    the data source by itself too, then without defaults.
+    the data source by itself too, then without defaults. The password of ``spark.penstock.url`` is taken out of that setting, which
+    Spark writes into its event log, and kept in this process.
 
     Parameters
     ----------
@@ -36,6 +38,7 @@ def register(spark: SparkSession) -> None:
     """
     check_session(spark)
     check_workers(spark)
+    hide_password(spark)
     make_known(
         spark,
         PenstockDataSource,
@@ -60,5 +63,5 @@ def defaults(spark: SparkSession) -> dict[str, str]:
                 f"one of the options {', '.join(sorted(ALL))}",
                 option=name,
             )
-        found[known[name.lower()]] = value
+        found[known[name.lower()]] = str(whole_url(value) if setting == URL else value)
     return found

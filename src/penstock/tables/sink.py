@@ -14,7 +14,7 @@ from penstock.kinds import column_names, require
 from penstock.names import did_you_mean, in_quotes
 from penstock.queue.names import check_name
 from penstock.queue.store import connect
-from penstock.spark.given import CONF_PREFIX
+from penstock.spark.default_url import URL, default_url
 from penstock.spark.plans import streaming_reads
 from penstock.spark.schemas import COORDINATES
 from penstock.spark.stores import check_reach
@@ -169,7 +169,7 @@ class TableSink:
 
     def _check_rows(self, frame: DataFrame, output_mode: str, continuous: bool) -> None:
         # A sink that no store is named for yet is looked at as a SQLite table.
-        url = self.url or frame.sparkSession.conf.get(CONF_PREFIX + "url", None) or "sqlite:///penstock.db"
+        url = self.url or default_url(frame.sparkSession) or "sqlite:///penstock.db"
         if continuous:
             require_added(self, url, "exactly_once", output_mode)
         if self.apply_changes:
@@ -262,10 +262,10 @@ class TableSink:
 
     def place(self, spark: SparkSession) -> str:
         """The URL of its store, or of the folder of a Delta table."""
-        url = self.url or spark.conf.get(CONF_PREFIX + "url", None)
+        url = self.url or default_url(spark)
         if url is None:
             raise InvalidOption(
-                f"no store is named for the table {in_quotes(self.name)}: give url, or set {CONF_PREFIX}url on the session",
+                f"no store is named for the table {in_quotes(self.name)}: give url, or set {URL} on the session",
                 option="url",
             )
         return url

@@ -20,6 +20,7 @@ from penstock.changes.feeds.postgres.pgoutput import INSERT, NEW, NULL, TEXT, Co
 from penstock.changes.feeds.postgres.server import Server, SlotInUse, run
 from penstock.changes.feeds.postgres.slot import Slot
 from penstock.errors import DataLost
+from penstock.names import in_quotes
 
 if TYPE_CHECKING:
     import psycopg
@@ -168,6 +169,7 @@ class Snapshots:
         (there,) = self._server.all("snapshots_there")
         if not there.there:
             return None
+        self._require_trusted_owner(self._server.all("foreign_owner"))
         return next(iter(self._server.all("snapshot", slot=self._slot.name)), None)
 
     @contextmanager
@@ -198,8 +200,18 @@ class Snapshots:
         with connection.transaction():
             # Two queries with slots of their own may come at the same moment.
             run(connection, "lock_schema")
-            for statement in ("make_schema", "make_slots"):
-                run(connection, statement)
+            run(connection, "make_schema")
+            self._require_trusted_owner(run(connection, "foreign_owner"))
+            run(connection, "make_slots")
+
+    def _require_trusted_owner(self, foreign: Sequence[Any]) -> None:
+        for row in foreign:
+            raise self._server.unavailable(
+                "SCHEMA_OWNER",
+                f"the schema penstock_snapshots belongs to the role {in_quotes(row.owner)}, which could run code with the rights of this "
+                "feed's: give it to this one, alter schema penstock_snapshots owner to …, and its tables too, or drop it",
+                owner=row.owner,
+            )
 
     def _copy_all(self, connection: psycopg.Connection[Any], tables: Sequence[Table]) -> None:
         with self._made_slot() as (point, exported), connection.transaction():
@@ -283,7 +295,7 @@ def _described(copy: Copy) -> dict[str, Any]:
 def _copy(found: dict[str, Any]) -> Copy:
     columns = tuple(Column(*each) for each in found["columns"])
     relation = Relation(found["oid"], found["schema"], found["table"], columns)
-    return Copy(found["place"], relation, found["rows"])
+    return Copy(str(found["place"]), relation, int(found["rows"]))
 
 
 def _identifier(name: str) -> str:
