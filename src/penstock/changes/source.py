@@ -16,8 +16,8 @@ from penstock.changes.feeds.urls import parse
 from penstock.changes.range import ChangeRange
 from penstock.errors import CheckpointMismatch, InvalidChangeOption
 from penstock.spark.boundary import plain_errors
-from penstock.spark.garbage import spare_imports
 from penstock.spark.given import Given, boolean, positive
+from penstock.spark.internals.worker_gc import spare_imports
 from penstock.spark.schemas import projection, to_struct
 
 FORMAT = "penstock_changes"

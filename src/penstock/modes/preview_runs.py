@@ -27,7 +27,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock.modes.preview_inputs import Input
 from penstock.modes.preview_result import DATA, NO_DATA, MicroBatch, ModePreview, StateRows
-from penstock.modes.verdict import Refusal
+from penstock.spark.internals.output_mode_checker import Refusal
 
 MOST_WITHOUT_DATA = 5
 """A query with processing-time timers runs such micro-batches for ever."""

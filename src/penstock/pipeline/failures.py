@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import AnalysisException
 
 from penstock.errors import QueryFailed, error_class
+from penstock.spark.internals.sessions import JvmError, JvmException
 
 # One line of a Python traceback: the error's class, its condition, its message.
 _OURS = re.compile(r"^[ \t]*(?:Caused by: )?penstock\.([\w.]+): \[([A-Z_0-9.]+)\] (.*)$", re.MULTILINE)
@@ -50,7 +50,7 @@ def _told(error: BaseException | None) -> Iterator[str]:
 
 def _gone(error: Exception) -> bool:
     """Whether the JVM did not answer; an error that it raised is an answer."""
-    return isinstance(error, Py4JError | ConnectionError) and not isinstance(error, Py4JJavaError)
+    return isinstance(error, JvmError | ConnectionError) and not isinstance(error, JvmException)
 
 
 def _shut_down() -> QueryFailed:

@@ -22,7 +22,7 @@ from pyspark.sql import SparkSession
 
 from penstock.errors import StoreUnavailable, condition_of
 from penstock.spark.handshakes import MOST, Handshakes
-from penstock.spark.stores import is_local
+from penstock.spark.internals.sessions import is_local
 
 log = logging.getLogger("penstock.spark")
 

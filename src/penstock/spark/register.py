@@ -6,12 +6,14 @@ from pyspark.sql import SparkSession
 
 from penstock.errors import InvalidOption
 from penstock.names import did_you_mean, in_quotes
-from penstock.spark.data_sources import check_session, make_known
+from penstock.spark.data_sources import make_known
 from penstock.spark.default_url import URL, hide_password, whole_url
 from penstock.spark.given import CONF_PREFIX
+from penstock.spark.internals.sessions import check_session
+from penstock.spark.internals.versions import check_version
+from penstock.spark.internals.workers import check_workers
 from penstock.spark.options import ALL
 from penstock.spark.source import PenstockDataSource
-from penstock.spark.workers import check_workers
 
 
 def register(spark: SparkSession) -> None:
@@ -32,11 +34,12 @@ def register(spark: SparkSession) -> None:
     Raises
     ------
     MissingDependency
-        When the Python of Spark's workers lacks a package.
+        When the Python of Spark's workers lacks a package, or Spark is of a version that Penstock does not know.
     InvalidOption
         For a setting ``spark.penstock.…`` that is no option.
     """
     check_session(spark)
+    check_version(spark)
     check_workers(spark)
     hide_password(spark)
     make_known(

@@ -15,7 +15,8 @@ from penstock.names import did_you_mean, in_quotes
 from penstock.queue.names import check_name
 from penstock.queue.store import connect
 from penstock.spark.default_url import URL, default_url
-from penstock.spark.plans import streaming_reads
+from penstock.spark.internals.plans import streaming_reads
+from penstock.spark.internals.sessions import is_classic
 from penstock.spark.schemas import COORDINATES
 from penstock.spark.stores import check_reach
 from penstock.store.database import Transaction
@@ -207,7 +208,7 @@ class TableSink:
             When the table cannot take the rows, or the session is Spark Connect's.
         """
         self.check(guarantee, output_mode)
-        if not hasattr(frame, "_jdf"):
+        if not is_classic(frame):
             raise TableRefused(
                 "a table's commit asks which query its tasks belong to, and Spark Connect does not tell: use a classic session, or "
                 "write to a ps.QueueSink and keep the table with a query of a classic session",

@@ -22,8 +22,8 @@ from penstock.pipeline.publishing.publisher import LedgerName, Publisher, in_no_
 from penstock.pipeline.publishing.told import error_of, text_of
 from penstock.queue.store import connect
 from penstock.spark.checkpoint import redact
-from penstock.spark.data_sources import check_session, is_classic
 from penstock.spark.default_url import URL, default_url
+from penstock.spark.internals.sessions import check_session, is_classic
 from penstock.store.catalog import find_queue
 from penstock.store.database import Transaction
 from penstock.store.queries import CONTINUOUS, MICRO_BATCH, QueryRun

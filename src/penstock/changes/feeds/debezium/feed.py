@@ -21,8 +21,8 @@ from penstock.changes.plans import process
 from penstock.errors import InvalidChangelogSchema, InvalidChangeOption
 from penstock.kinds import require
 from penstock.names import did_you_mean, in_quotes
+from penstock.spark.internals.plans import fingerprint
 from penstock.spark.marks import marked
-from penstock.spark.plans import fingerprint
 from penstock.spark.schemas import quoted, to_struct
 
 _UNITS = ("micros", "millis", "nanos")

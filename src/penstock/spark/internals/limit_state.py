@@ -10,12 +10,12 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Iterator
+from typing import Protocol
 
 import pyarrow as pa
 from pyarrow import fs
 
 from penstock.json_text import parse_json
-from penstock.spark.checkpoint import Checkpoint
 
 _LIMIT = "globalLimit"
 _BLOCK = b"LZ4Block"
@@ -26,6 +26,19 @@ _MOST_BYTES = 1 << 26
 _NUMBER = re.compile(r"\d+")
 # An UnsafeRow of one number: the bits that mark nulls, then the number.
 _VALUE = struct.Struct("<qq")
+
+
+class Checkpoint(Protocol):
+    """Where a checkpoint is."""
+
+    @property
+    def files(self) -> fs.FileSystem: ...
+
+    @property
+    def root(self) -> str: ...
+
+    def read(self, name: str) -> bytes | None:
+        """The bytes of a file; None when there is none."""
 
 
 class UnreadableState(Exception):
