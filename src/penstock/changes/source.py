@@ -11,10 +11,11 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from penstock.changes.feeds.changelog import Changelog
+from penstock.changes.feeds.changelog import Changelog, Description
+from penstock.changes.feeds.planned import with_planned
 from penstock.changes.feeds.urls import parse
 from penstock.changes.range import ChangeRange
-from penstock.errors import CheckpointMismatch, InvalidChangeOption
+from penstock.errors import CheckpointMismatch, FeedUnavailable, InvalidChangeOption, SchemaMismatch
 from penstock.spark.boundary import plain_errors
 from penstock.spark.garbage import spare_imports
 from penstock.spark.given import Given, boolean, positive
@@ -24,7 +25,9 @@ FORMAT = "penstock_changes"
 STARTING = ("startingVersion", "startingTimestamp", "startingBoundInclusive")
 ENDING = ("endingVersion", "endingTimestamp", "endingBoundInclusive")
 LIMITS = ("maxCommitsPerTrigger", "maxRowsPerTrigger")
-BATCH = ("url", *STARTING, *ENDING, "rowsPerTask")
+BATCH = ("url", *STARTING, *ENDING, "rowsPerTask", "planned")
+PLANNED = "planned"
+"""What ``changes.read`` and ``read_stream`` say of the feed as it was when they were called."""
 STREAM = (*BATCH, *LIMITS, "readOnly")
 _PASSES = ("deduplicationmode", "computeupdates")
 
@@ -40,6 +43,8 @@ class ReadOptions:
     max_rows: int | None = None
     read_only: bool = False
     """Whether the feed is not told how far it has been read."""
+    planned: str | None = None
+    """The feed as it was when the query was planned."""
 
 
 def read_options(given: Mapping[str, str], known: Sequence[str], what: str) -> ReadOptions:
@@ -70,6 +75,7 @@ def read_options(given: Mapping[str, str], known: Sequence[str], what: str) -> R
         max_commits=read.value("maxCommitsPerTrigger", positive),
         max_rows=read.value("maxRowsPerTrigger", positive),
         read_only=read.value("readOnly", boolean, False),
+        planned=read.text(PLANNED),
     )
 
 
@@ -116,7 +122,7 @@ class ChangesReader(DataSourceReader):
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self._options = options
         self._feed = parse(options.url)
-        self._schema = projection(schema, self._feed.describe().schema)
+        self._schema = _read_schema(schema, self._feed.describe(), options)
 
     def partitions(self) -> Sequence[InputPartition]:
         """The tasks of the read."""
@@ -201,7 +207,7 @@ class ChangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _described(self) -> tuple[str, pa.Schema]:
         if self._known is None:
             found = self._feed.describe()
-            self._known = found.identity, projection(self._requested, found.schema)
+            self._known = found.identity, _read_schema(self._requested, found, self._options)
         return self._known
 
     def _note_end(self, after: int) -> None:
@@ -250,6 +256,20 @@ class ChangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 found=identity,
             )
         return after, upto
+
+
+def _read_schema(requested: StructType, found: Description, options: ReadOptions) -> pa.Schema:
+    try:
+        wanted = projection(requested, found.schema)
+    except SchemaMismatch as error:
+        if options.planned is None:
+            raise
+        raise FeedUnavailable(
+            f"the columns have changed after this query was planned: {error.message}. Read the feed again and start the query again",
+            condition="FEED_UNAVAILABLE.SCHEMA_CHANGED",
+            **error.parameters,
+        ) from None
+    return with_planned(wanted, options.planned, found.schema)
 
 
 def _read(feed: Changelog, task: InputPartition, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
