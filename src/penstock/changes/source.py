@@ -11,7 +11,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from penstock.changes.feeds.changelog import Changelog, Description
+from penstock.changes.feeds.changelog import Changelog, Description, NamesCommits, history_changed
 from penstock.changes.feeds.planned import with_planned
 from penstock.changes.feeds.urls import parse
 from penstock.changes.range import ChangeRange
@@ -141,7 +141,7 @@ class ChangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """One source of one run of a streaming query; a micro-batch is a range of whole commits.
 
     Spark makes it several times and calls everything but ``read`` in one process, so nothing is opened here. An offset holds the
-    start of its range too, since Spark does not log where the first one began (4.2, 4.3).
+    start of its range too, since Spark does not log where the first one began (4.2, 4.3), and what its last commit is known by.
     """
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
@@ -179,7 +179,9 @@ class ChangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if begin == after and self._options.range.first_time is not None:
             # Nothing was late enough when the query began; commits that came since may be too early, too.
             after = max(after, self._options.range.start(self._feed))
-        upto = self._admitted(after, self._capped(self._feed.newest(after)))
+        newest = self._feed.newest(after)
+        self._check_commit(start)
+        upto = self._admitted(after, self._capped(newest))
         return start if upto <= after else self._offset(after, upto)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
@@ -192,6 +194,7 @@ class ChangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """The tasks of a micro-batch; its range is in ``end`` alone."""
         after, upto = self._range(end)
+        self._check_commit(end)
         self._note_end(upto)
         pieces = self._feed.tasks(after, upto, self._options.rows_per_task) if after < upto else ()
         return [ChangesTask(piece) for piece in pieces]
@@ -236,7 +239,12 @@ class ChangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return upto
 
     def _offset(self, after: int, upto: int) -> dict[str, Any]:
-        return {"feed": self._described()[0], "from": after, "to": upto}
+        offset = {"feed": self._described()[0], "from": after, "to": upto}
+        name = self._commit_name(upto) if after < upto else None
+        return offset if name is None else {**offset, "commit": name}
+
+    def _commit_name(self, version: int) -> str | None:
+        return self._feed.commit_name(version) if isinstance(self._feed, NamesCommits) else None
 
     def _range(self, offset: dict[str, Any]) -> tuple[int, int]:
         identity = self._described()[0]
@@ -256,6 +264,12 @@ class ChangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 found=identity,
             )
         return after, upto
+
+    def _check_commit(self, offset: dict[str, Any]) -> None:
+        """Refuse an offset whose last commit is another one in the feed as it is now."""
+        known = offset.get("commit")
+        if known is not None and self._commit_name(offset["to"]) not in (None, known):
+            raise history_changed(self._feed.name, offset["to"])
 
 
 def _read_schema(requested: StructType, found: Description, options: ReadOptions) -> pa.Schema:

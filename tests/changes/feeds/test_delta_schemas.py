@@ -434,3 +434,20 @@ def test_columns_that_changed_before_the_log_was_cleaned_up(path: Path) -> None:
         feed.tasks(0, 3, 10)
     with pytest.raises(FeedUnavailable, match="starting_version=3"):
         feed.begin()
+
+
+def test_a_stream_of_a_restored_table_is_refused_though_it_has_come_as_far_again(
+    spark: SparkSession, path: Path, tmp_path: Path
+) -> None:
+    history = History(path, feed=True, partitioned=False)
+    history.append(rows((1, "a", 1.0)))
+    shutil.copytree(path, tmp_path / "backup")
+    history.append(rows((2, "a", 1.0)))
+    sink = Sink(tmp_path)
+    assert len(sink.run(ps.changes.read_stream(spark, DeltaFeed(path)))) == 2
+    shutil.rmtree(path)
+    (tmp_path / "backup").rename(path)
+    for number in range(3, 5):
+        history.append(rows((number, "a", 1.0)))
+    with pytest.raises(Exception, match=r"DATA_LOST.HISTORY_CHANGED.*another commit"):
+        sink.run(ps.changes.read_stream(spark, DeltaFeed(path)))

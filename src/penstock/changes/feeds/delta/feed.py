@@ -31,7 +31,7 @@ from penstock.changes.feeds.parquet import count_rows, fitted, read_piece, reada
 from penstock.changes.feeds.paths import absolute, shown_path
 from penstock.changes.feeds.planned import Column, Planned, columns_of
 from penstock.changes.feeds.urls import FeedUrl, pairs, prefixed, row_id_forms
-from penstock.errors import FeedUnavailable, InvalidChangelogSchema, PenstockError
+from penstock.errors import DataLost, FeedUnavailable, InvalidChangelogSchema, PenstockError
 from penstock.kinds import column_names, require
 
 
@@ -334,6 +334,15 @@ class DeltaFeed:
 
     def _readable(self, path: str) -> AbstractContextManager[None]:
         return readable(f"{path} of {self.name}", self._storage.told)
+
+    def commit_name(self, version: int) -> str | None:
+        """A digest of the commit file."""
+        if not self._log.first <= version <= self._log.newest():
+            return None
+        try:
+            return self._log.commit(version).digest
+        except DataLost:
+            return None
 
     def logged(self, upto: int) -> None:
         """The table keeps its versions as it is set up to; but from here on a log that does not reach so far is another one."""
