@@ -91,7 +91,7 @@ def reads(draw: st.DrawFn, commits: int) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("scd_type", [1, 2])
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(source=sources(), data=st.data(), whole=st.booleans(), seed=st.integers(0, 99))
 def test_the_table_is_the_source_after_every_micro_batch(
     store: ps.Store,
@@ -115,7 +115,7 @@ def test_the_table_is_the_source_after_every_micro_batch(
 
 
 @pytest.mark.parametrize("scd_type", [1, 2])
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(source=sources(), data=st.data(), whole=st.booleans())
 def test_the_table_is_the_source_when_all_commits_have_come_in_any_order(
     store: ps.Store, store_url: str, scd_type: int, source: Source, data: st.DataObject, whole: bool

@@ -160,31 +160,6 @@ def test_a_stream_stops_at_a_column_that_is_added_and_has_its_values_when_it_is_
         batch.collect()
 
 
-def test_net_changes_that_wait_go_on_behind_new_versions(
-    spark: SparkSession, path: Path, tmp_path: Path
-) -> None:
-    history = History(path, feed=True, partitioned=False)
-    sink = Sink(tmp_path)
-    found = []
-    for number in range(2):
-        history.append(rows((number, "a", 1.0)))
-        edit(
-            path,
-            number + 1,
-            commitInfo=lambda info, hour=number: info.update(timestamp=(hour + 1) * 7_200_000),
-        )
-        frame = ps.changes.read_stream(
-            spark,
-            DeltaFeed(path, "id"),
-            starting_version=1,
-            deduplication_mode="netChanges",
-            net_window="1 hour",
-        )
-        sink.batches.clear()
-        found.append([row[0] for row in sink.run(frame).elements()])
-    assert found == [[], [0]]
-
-
 # Versions from before the query was planned.
 
 
