@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import base64
 import json
+import os
+import sqlite3
 from collections import Counter
+from contextlib import closing
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -148,13 +151,13 @@ def test_mysql_versions_ascend_over_files_and_positions_and_the_rows_of_an_event
     assert dict(done.dtypes)["_commit_version"] == "string"
     found = kinds(done, "id")
     assert [row[-1] for row in found] == [0, 1, 2, 3, 4]
-    assert found[1][1] == found[2][1] == "mysql-bin.00000000000000000009:00000000000000010000"
+    assert found[2][1] == f"mysql-bin.{9:020}:{10_000:020}:{1:020}"
 
 
 @pytest.mark.parametrize(
     ("connector", "source", "version"),
     [
-        ("oracle", {"scn": "123", "ssn": 2}, "00000000000000000123"),
+        ("oracle", {"scn": "123", "ssn": 2}, f"{123:020}:{2:020}"),
         (
             "sqlserver",
             {
@@ -162,7 +165,7 @@ def test_mysql_versions_ascend_over_files_and_positions_and_the_rows_of_an_event
                 "change_lsn": "0000002a:00000758:0003",
                 "event_serial_no": 2,
             },
-            "0000002a:00000758:0005/0000002a:00000758:0003",
+            f"0000002a:00000758:0005/0000002a:00000758:0003/{2:020}",
         ),
     ],
 )
@@ -474,3 +477,51 @@ def test_a_repeated_micro_batch_leaves_each_letter_once_and_tombstones_are_count
     run()
     assert [letter["offset"] for letter in letters(url)] == [1, 10, 20]
     assert letters(url)[2]["topic"] is None
+
+
+def test_a_table_has_what_the_source_has_though_events_come_twice_and_in_any_order(
+    spark: SparkSession, tmp_path: Path, url: str
+) -> None:
+    """Several events share a system change number, and only their sequence orders them."""
+
+    def event(op: str, key: int, name: str, scn: int, step: int) -> str:
+        row = {"id": key, "name": name}
+        images = {"before": row} if op == "d" else {"after": row}
+        return postgres(op, lsn=None, connector="oracle", scn=str(scn), ssn=step, **images)
+
+    events = [
+        event("c", 1, "a", 5, 1),
+        event("u", 1, "b", 5, 2),
+        event("c", 2, "a", 5, 3),
+        event("d", 2, "a", 5, 4),
+        event("c", 3, "a", 5, 5),
+        event("u", 3, "b", 5, 6),
+        event("d", 3, "b", 6, 1),
+        event("c", 3, "c", 6, 2),
+    ]
+    source = tmp_path / "in"
+    source.mkdir()
+    for number, places in enumerate(([0, 2, 3, 2], [1, 4], [5, 7, 0], [6, 3, 1])):
+        table = pa.table({"value": [events[place] for place in places]})
+        pq.write_table(table, source / f"{number}.parquet")
+        os.utime(source / f"{number}.parquet", (NOW // 1000 + number,) * 2)
+    frame = spark.readStream.schema("value string").option("maxFilesPerTrigger", 1).parquet(str(source))
+    changes = DebeziumFeed(ORDERS, "id", connector="oracle").unwrap(frame)
+    sink = ps.TableSink("orders", ["id"], url, apply_changes=True)
+    query = (
+        ps.stream(spark, changes)
+        .write(sink)
+        .start(checkpoint=tmp_path / "ck", trigger=ps.Trigger.available_now())
+    )
+    query.awaitTermination()
+    with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as found:
+        assert sorted(found.execute("select id, name from orders")) == [(1, "b"), (3, "c")]
+
+
+def test_a_version_that_several_events_have_is_no_order_for_a_table(spark: SparkSession, url: str) -> None:
+    feed = DebeziumFeed(ORDERS, "id", version="source.ts_ms")
+    changes = feed.unwrap(topic(spark, []))
+    refusal = ps.TableSink("orders", ["id"], url, apply_changes=True).refusal(changes, "append")
+    assert "leave version out" in str(refusal)
+    own = ps.TableSink("orders", ["id"], url, apply_changes=True, sequence_by="name")
+    assert own.refusal(changes, "append") is None

@@ -141,17 +141,25 @@ class Envelope:
         if self.connector == "postgresql":
             return self._number("lsn")
         if self.connector == "oracle":
-            return F.lpad(F.col("e.source.scn"), _DIGITS, "0")
+            return F.concat(F.lpad(F.col("e.source.scn"), _DIGITS, "0"), F.lit(":"), self._padded("ssn"))
         if self.connector == "sqlserver":
             # A snapshot has the first one only.
             change = F.coalesce(F.col("e.source.change_lsn"), F.lit(""))
-            return F.concat(F.col("e.source.commit_lsn"), F.lit("/"), change)
-        file, position = F.col("e.source.file"), self._number("pos").cast("string")
+            serial = self._padded("event_serial_no")
+            return F.concat(F.col("e.source.commit_lsn"), F.lit("/"), change, F.lit("/"), serial)
+        file = F.col("e.source.file")
         number = F.regexp_extract(file, r"(\d+)$", 1)
         stem = F.expr(
             "left(e.source.file, length(e.source.file) - length(regexp_extract(e.source.file, '([0-9]+)$', 1)))"
         )
-        return F.concat(stem, F.lpad(number, _DIGITS, "0"), F.lit(":"), F.lpad(position, _DIGITS, "0"))
+        position = F.lpad(self._number("pos").cast("string"), _DIGITS, "0")
+        return F.concat(
+            stem, F.lpad(number, _DIGITS, "0"), F.lit(":"), position, F.lit(":"), self._padded("row")
+        )
+
+    def _padded(self, name: str) -> Column:
+        """A number that orders the events of one position; 0 where there is none."""
+        return F.lpad(F.coalesce(self._number(name), F.lit(0)).cast("string"), _DIGITS, "0")
 
     def timestamp(self) -> Column:
         """When the source committed; when the event was made, where that is not told."""

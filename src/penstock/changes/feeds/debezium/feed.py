@@ -11,7 +11,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.types import DataType, LongType, StringType, StructField, StructType, TimestampType
 
 from penstock.arrow.types import canonical_schema
-from penstock.changes.contract import ChangeContract
+from penstock.changes.contract import CHANGE_TYPE, ChangeContract
 from penstock.changes.feeds.dead_letters import COORDINATES, REASON
 from penstock.changes.feeds.debezium.changes import OWN, SEQUENCE, Sorting
 from penstock.changes.feeds.debezium.envelope import CONNECTORS, Envelope, Place
@@ -40,17 +40,21 @@ class DebeziumFeed:
     sent.
 
     The version of a change, by connector, is the position of the event in the source's log, so that the changes of one row
-    ascend; a transaction has as many versions as events, and its rows may lie between those of others. ``_sequence`` orders the
-    changes that share a version. A micro-batch may end inside a transaction, so the contract says ``whole_commits=False``.
+    ascend, and no two have the same one but for the rows before and after an update; a transaction has as many versions as events, and
+    its rows may lie between those of others. ``_sequence`` orders the changes that share a version. A micro-batch may end inside a
+    transaction, so the contract says ``whole_commits=False``.
 
-    ============================ =========================== ========================================================
-    connector                    version                     sequence, where the event has no ``transaction.total_order``
-    ============================ =========================== ========================================================
-    ``postgresql``               bigint, ``source.lsn``      ``source.lsn``
-    ``mysql``, ``mariadb``       string, file and position   ``source.pos`` and ``source.row``
-    ``oracle``                   string, ``source.scn``      ``source.ssn``
-    ``sqlserver``                string, commit and change   ``source.event_serial_no``
-    ============================ =========================== ========================================================
+    ============================ ============================== =====================================================
+    connector                    version                        sequence, where the event has no
+                                                                ``transaction.total_order``
+    ============================ ============================== =====================================================
+    ``postgresql``               bigint, ``source.lsn``         ``source.lsn``
+    ``mysql``, ``mariadb``       string, file, position and row ``source.pos`` and ``source.row``
+    ``oracle``                   string, ``source.scn`` and     ``source.ssn``
+                                 ``source.ssn``
+    ``sqlserver``                string, commit, change and     ``source.event_serial_no``
+                                 serial number
+    ============================ ============================== =====================================================
 
     A column is read by its target type: bigint and the like, float, double and boolean from numbers and text; date from days
     since 1970 or ISO text; timestamp from a count since 1970 or ISO text with a zone; timestamp_ntz likewise without one; binary
@@ -69,7 +73,8 @@ class DebeziumFeed:
     connector
         ``postgresql``, ``mysql``, ``mariadb``, ``oracle`` or ``sqlserver``.
     version
-        Another field as the version, such as ``source.ts_ms`` or ``transaction.id``; it has to ascend with the commits.
+        Another field as the version, such as ``source.ts_ms`` or ``transaction.id``; it has to ascend with the commits. A table that
+        applies changes then needs a ``sequence_by`` that orders all changes of a row.
     version_type
         ``bigint`` or ``string`` (which is compared as text), for ``version``.
     timestamps
@@ -298,7 +303,13 @@ class DebeziumFeed:
         data = [StructField(each.name, each.dataType, each.name not in ids) for each in columns]
         own: list[DataType] = [StringType(), envelope.version_type, TimestampType(), LongType()]
         added = [StructField(name, kind, False) for name, kind in zip(OWN, own, strict=True)]
-        return marked(StructType([*data, *added]), ids)
+        return marked(
+            StructType([*data, *added]),
+            ids,
+            sequence=SEQUENCE,
+            ordered=CHANGE_TYPE,
+            split=self.version is not None,
+        )
 
 
 def _wire(schema: pa.Schema) -> StructType:
