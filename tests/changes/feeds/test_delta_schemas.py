@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
 import penstock as ps
@@ -24,12 +26,14 @@ from tests.changes.feeds.delta_tables import (
     FEED,
     SCHEMA,
     History,
+    State,
     changes,
     check_replay,
     edit,
     log_file,
     passed,
     refused,
+    replayed,
     rows,
 )
 from tests.changes.frames import Sink
@@ -59,6 +63,105 @@ def read_as(feed: DeltaFeed, schema: pa.Schema, after: int, upto: int) -> list[d
 
 def overwrite(path: Path, *values: tuple[Any, ...], schema: pa.Schema, **options: Any) -> None:
     write_deltalake(path, rows(*values, schema=schema), mode="overwrite", schema_mode="overwrite", **options)
+
+
+# Whatever a table goes through.
+
+
+class Evolving(History):
+    """A table that gets other columns and partitions, and goes back to what it was."""
+
+    def columns(self) -> list[pa.Field]:
+        return list(pa.schema(self.table.schema().to_arrow()))
+
+    def made(self, new: pa.Table, columns: Sequence[pa.Field], ids: Collection[int] = ()) -> pa.Table:
+        """Rows with those columns: of the new ones, those whose ids are not there yet."""
+        fresh = [row for row in new.to_pylist() if row["id"] not in ids]
+        known = {"x": "x", "w": 7, "W": 8}
+        values = [tuple(known.get(field.name, row.get(field.name)) for field in columns) for row in fresh]
+        return rows(*values, schema=pa.schema([(field.name, field.type) for field in columns]))
+
+    def append(self, new: pa.Table) -> None:
+        ids = set(self.table.to_pyarrow_table()["id"].to_pylist())
+        write_deltalake(self.path, self.made(new, self.columns(), ids), mode="append")
+
+    def add_column(self, new: pa.Table) -> None:
+        there = self.columns()
+        more = [pa.field("x", pa.string())] if "x" not in {field.name for field in there} else []
+        ids = set(self.table.to_pyarrow_table()["id"].to_pylist())
+        write_deltalake(self.path, self.made(new, [*there, *more], ids), mode="append", schema_mode="merge")
+
+    def replace_columns(self, new: pa.Table) -> None:
+        names = {0: ["id", "p"], 1: ["id", "p", "w"], 2: ["W", "p", "id"]}[new.num_rows % 3]
+        kinds = {"id": pa.int64(), "p": pa.string()}
+        columns = [pa.field(name, kinds.get(name, pa.int32())) for name in names]
+        by = ["p"] if new.num_rows % 2 else None
+        write_deltalake(
+            self.path, self.made(new, columns), mode="overwrite", schema_mode="overwrite", partition_by=by
+        )
+
+    def update(self, new: pa.Table) -> None:
+        self.table.update(predicate=f"id % 3 = {new.num_rows % 3}", updates={"p": "'q'"})
+
+    def restore(self, new: pa.Table) -> None:
+        if newest := self.table.version():
+            self.table.restore(new.num_rows % newest)
+
+    def checkpoint(self, new: pa.Table) -> None:
+        self.table.create_checkpoint()
+
+
+EVOLUTION = [
+    "append",
+    "append",
+    "update",
+    "delete",
+    "add_column",
+    "replace_columns",
+    "restore",
+    "optimize",
+    "checkpoint",
+]
+
+
+@pytest.mark.parametrize("feed_on", [True, False], ids=["feed", "files"])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    steps=st.lists(
+        st.tuples(st.sampled_from(EVOLUTION), st.lists(st.integers(0, 8), unique=True, max_size=5)),
+        min_size=3,
+        max_size=9,
+    )
+)
+def test_the_changes_of_a_table_that_evolves_make_each_version_of_the_last(
+    tmp_path_factory: pytest.TempPathFactory, feed_on: bool, steps: list[tuple[str, list[int]]]
+) -> None:
+    path = tmp_path_factory.mktemp("evolving") / "table"
+    history = Evolving(path, feed=feed_on, partitioned=True)
+    for operation, ids in steps:
+        getattr(history, operation)(rows(*((number, "ab"[number % 2], 1.0) for number in ids)))
+    feed = DeltaFeed(path, "id")
+    names = feed.describe().schema.names[:-3]
+    found = changes(feed)
+    state: State = {}
+    for version in range(history.table.version() + 1):
+        state = replayed(passed(feed, keyed(found, names)), state, version)
+        held = [
+            {name.lower(): value for name, value in row.items()}
+            for row in DeltaTable(path, version=version).to_pyarrow_table().to_pylist()
+        ]
+        expected = {
+            row["id"]: tuple(row.get(name.lower()) for name in ["id", *(n for n in names if n != "id")])
+            for row in held
+        }
+        assert state == expected, version
+
+
+def keyed(found: pa.Table, names: Sequence[str]) -> pa.Table:
+    """The change rows with the id first."""
+    return found.select(
+        ["id", *(name for name in names if name != "id"), CHANGE_TYPE, COMMIT_VERSION, COMMIT_TIMESTAMP]
+    )
 
 
 # A query that is running.

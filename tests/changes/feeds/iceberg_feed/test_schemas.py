@@ -105,6 +105,24 @@ def test_a_read_of_chosen_columns_minds_those_alone(lake: Lake, table: Table) ->
     assert [row["id"] for batch in feed.read(task, chosen) for row in batch.to_pylist()] == [3]
 
 
+def test_names_comments_and_order_change_nothing_for_a_running_query(lake: Lake) -> None:
+    schema = pa.schema([("id", pa.int64()), ("s", pa.struct([pa.field("a", pa.int32(), nullable=False)]))])
+    table = lake.table(schema=schema)
+    table.append(pa.Table.from_pylist([{"id": 1, "s": {"a": 1}}], schema=schema))
+    feed = lake.feed(row_id="id")
+    planned = feed.describe().schema
+    with table.update_schema() as update:
+        update.update_column("s", doc="a struct")
+        update.update_column(("s", "a"), doc="a number", required=False)
+        update.move_first("s")
+        update.rename_column("id", "key")
+    append(table, key=2, s={"a": 2})
+    assert feed.newest(1) == 2
+    (task,) = feed.tasks(1, 2, 10)
+    (row,) = [row for batch in feed.read(task, planned) for row in batch.to_pylist()]
+    assert (row["id"], row["s"]) == (2, {"a": 2})
+
+
 def test_a_column_of_a_name_that_was_taken_before_has_none_of_its_values(lake: Lake, table: Table) -> None:
     with table.update_schema() as update:
         update.rename_column("data", "text")

@@ -15,7 +15,7 @@ from pyiceberg.io.pyarrow import _to_requested_schema, pyarrow_to_schema
 from pyiceberg.schema import Schema
 from pyiceberg.table.name_mapping import NameMapping
 from pyiceberg.typedef import TableVersion
-from pyiceberg.types import NestedField
+from pyiceberg.types import IcebergType, ListType, MapType, NestedField, StructType
 
 from penstock.changes.feeds.access import access_denied, is_denied
 from penstock.changes.feeds.changelog import change_rows
@@ -116,11 +116,20 @@ def rows(task: ReadTask, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
 
 def columns_of(fields: Iterable[NestedField]) -> tuple[Column, ...]:
     """The columns of a schema, by their ids."""
-    # What may be missing in them changes nothing for a reader.
-    return tuple(
-        Column(each.name, str(each.field_type).replace("required ", "optional "), each.field_id)
-        for each in fields
-    )
+    return tuple(Column(each.name, _shape(each.field_type), each.field_id) for each in fields)
+
+
+def _shape(kind: IcebergType) -> str:
+    """A type with the ids of what is in it; comments, and what may be missing, change nothing for a reader."""
+    if isinstance(kind, StructType):
+        fields = (f"{each.field_id}: {each.name}: {_shape(each.field_type)}" for each in kind.fields)
+        return f"struct<{', '.join(fields)}>"
+    if isinstance(kind, ListType):
+        return f"list<{kind.element_id}: {_shape(kind.element_type)}>"
+    if isinstance(kind, MapType):
+        key, value = _shape(kind.key_type), _shape(kind.value_type)
+        return f"map<{kind.key_id}: {key}, {kind.value_id}: {value}>"
+    return str(kind)
 
 
 class _Scan:
