@@ -10,6 +10,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from pyiceberg.table import Table
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import IntegerType, LongType, StringType
@@ -21,6 +23,7 @@ from tests.changes.feeds.iceberg_feed.lake import (
     SCHEMA,
     Lake,
     changes,
+    compact,
     delete_positions,
     found,
     live_files,
@@ -37,6 +40,96 @@ def table(lake: Lake) -> Table:
     made = lake.table()
     made.append(rows((1, "a", 1), (2, "b", 2)))
     return made
+
+
+# Whatever a table goes through.
+
+
+def _evolve(table: Table, what: str, number: int) -> None:
+    names = {field.field_id: field.name for field in table.schema().fields}
+    with table.update_schema() as update:
+        if what == "add":
+            update.add_column(f"c{number}", IntegerType())
+        elif what == "rename" and 2 in names:
+            update.rename_column(names[2], f"d{number}")
+        elif what == "drop" and 2 in names and all(each.source_id != 2 for each in table.spec().fields):
+            update.delete_column(names[2])
+        elif what == "widen":
+            update.update_column(names[3], LongType())
+    if what == "partition":
+        with table.update_spec() as spec:
+            if table.spec().fields:
+                spec.remove_field(table.spec().fields[0].name)
+            else:
+                spec.add_field(names[3], IdentityTransform())
+
+
+def _change(table: Table, what: str, number: int) -> None:
+    key, count = table.schema().find_column_name(1), table.schema().find_column_name(3)
+    if what == "append":
+        arrow = table.schema().as_arrow()
+        values = [
+            [
+                f"{number}" if pa.types.is_large_string(kind) or pa.types.is_string(kind) else place % 2
+                for place in range(3)
+            ]
+            for kind in arrow.types
+        ]
+        values[arrow.names.index(str(key))] = [3 * number + place for place in range(3)]
+        table.append(
+            pa.table(
+                [pa.array(column, kind) for column, kind in zip(values, arrow.types, strict=True)],
+                schema=arrow,
+            )
+        )
+    elif what == "delete":
+        table.delete(f"{count} = {number % 2}")
+    elif what == "positions" and table.current_snapshot() is not None:
+        delete_positions(table, [(file, number % file.record_count) for file in live_files(table)[:2]])
+    elif what == "compact" and table.current_snapshot() is not None and not table.spec().fields:
+        compact(table)
+    elif what == "rollback" and len(table.snapshots()) > 1:
+        parent = table.current_snapshot().parent_snapshot_id  # type: ignore[union-attr] - there are several
+        if parent is not None:
+            table.manage_snapshots().rollback_to_snapshot(parent).commit()
+
+
+def _held(table: Table) -> dict[int, Counter[Any]]:
+    """What the table holds at each snapshot, in the columns that it has now."""
+    now, found, snapshot = table.schema().fields, {}, table.current_snapshot()
+    while snapshot is not None:
+        schema = next(each for each in table.metadata.schemas if each.schema_id == snapshot.schema_id)
+        names = {field.field_id: field.name for field in schema.fields}
+        rows = table.scan(snapshot_id=snapshot.snapshot_id).to_arrow().to_pylist()
+        found[snapshot.sequence_number or 0] = Counter(
+            tuple(row.get(names.get(field.field_id, "")) for field in now) for row in rows
+        )
+        parent = snapshot.parent_snapshot_id
+        snapshot = table.snapshot_by_id(parent) if parent is not None else None
+    return found
+
+
+EVOLUTIONS = ["add", "rename", "drop", "widen", "partition"]
+CHANGES = ["append", "append", "delete", "positions", "compact", "rollback"]
+
+
+@settings(
+    max_examples=8,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(steps=st.lists(st.sampled_from([*EVOLUTIONS, *CHANGES]), min_size=4, max_size=10))
+def test_the_changes_of_a_table_that_evolves_make_each_snapshot_of_the_last(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[str]
+) -> None:
+    lake = Lake(tmp_path_factory.mktemp("lake"))
+    table = lake.table()
+    for number, step in enumerate(["append", *steps]):
+        (_evolve if step in EVOLUTIONS else _change)(table, step, number)
+    feed = lake.feed(row_id=table.schema().find_column_name(1))
+    held = _held(table)
+    for version, state in replayed(changes(feed, 0, feed.newest(0)), Counter()):
+        assert state == held[version], version
 
 
 def append(table: Table, **columns: Any) -> None:

@@ -337,7 +337,7 @@ class DeltaFeed:
 
     def commit_name(self, version: int) -> str | None:
         """A digest of the commit file."""
-        if not self._log.first <= version <= self._log.newest():
+        if not self._log.first <= version <= self._log.seen:
             return None
         try:
             return self._log.commit(version).digest

@@ -62,6 +62,11 @@ class Log:
         while self.first - 1 in there:
             self.first -= 1
 
+    @property
+    def seen(self) -> int:
+        """The newest version that has been seen."""
+        return self._newest
+
     def newest(self) -> int:
         """The newest version now.
 
