@@ -9,11 +9,12 @@ from pyspark.sql import DataFrame, SparkSession
 
 from penstock.changes.contract import COMMIT_VERSION, ChangeContract
 from penstock.changes.feeds.changelog import Changelog
+from penstock.changes.feeds.planned import planned_text
 from penstock.changes.feeds.urls import parse
 from penstock.changes.options import MODES, one_of
 from penstock.changes.plans import process
 from penstock.changes.schema import narrowed, told_by
-from penstock.changes.source import BATCH, FORMAT, STREAM, ChangesDataSource, read_options
+from penstock.changes.source import BATCH, FORMAT, PLANNED, STREAM, ChangesDataSource, read_options
 from penstock.errors import InvalidChangelogSchema
 from penstock.kinds import column_names, require
 from penstock.spark.data_sources import make_known
@@ -171,6 +172,9 @@ def _open(
             schema, found.contract, column_names("columns", columns), case_sensitive=is_case_sensitive(spark)
         )
     make_known(spark, ChangesDataSource)
+    planned = planned_text(found.schema)
+    if planned is not None:
+        options[PLANNED] = planned
     reader = spark.readStream if streaming else spark.read
     frame = reader.format(FORMAT).schema(schema).options(**options, url=opened.url).load()
     return found.contract, frame

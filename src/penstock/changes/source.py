@@ -11,10 +11,11 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from penstock.changes.feeds.changelog import Changelog
+from penstock.changes.feeds.changelog import Changelog, Description, NamesCommits, history_changed
+from penstock.changes.feeds.planned import with_planned
 from penstock.changes.feeds.urls import parse
 from penstock.changes.range import ChangeRange
-from penstock.errors import CheckpointMismatch, InvalidChangeOption
+from penstock.errors import CheckpointMismatch, FeedUnavailable, InvalidChangeOption, SchemaMismatch
 from penstock.spark.boundary import plain_errors
 from penstock.spark.given import Given, boolean, positive
 from penstock.spark.internals.worker_gc import spare_imports
@@ -24,7 +25,9 @@ FORMAT = "penstock_changes"
 STARTING = ("startingVersion", "startingTimestamp", "startingBoundInclusive")
 ENDING = ("endingVersion", "endingTimestamp", "endingBoundInclusive")
 LIMITS = ("maxCommitsPerTrigger", "maxRowsPerTrigger")
-BATCH = ("url", *STARTING, *ENDING, "rowsPerTask")
+BATCH = ("url", *STARTING, *ENDING, "rowsPerTask", "planned")
+PLANNED = "planned"
+"""What ``changes.read`` and ``read_stream`` say of the feed as it was when they were called."""
 STREAM = (*BATCH, *LIMITS, "readOnly")
 _PASSES = ("deduplicationmode", "computeupdates")
 
@@ -40,6 +43,8 @@ class ReadOptions:
     max_rows: int | None = None
     read_only: bool = False
     """Whether the feed is not told how far it has been read."""
+    planned: str | None = None
+    """The feed as it was when the query was planned."""
 
 
 def read_options(given: Mapping[str, str], known: Sequence[str], what: str) -> ReadOptions:
@@ -70,6 +75,7 @@ def read_options(given: Mapping[str, str], known: Sequence[str], what: str) -> R
         max_commits=read.value("maxCommitsPerTrigger", positive),
         max_rows=read.value("maxRowsPerTrigger", positive),
         read_only=read.value("readOnly", boolean, False),
+        planned=read.text(PLANNED),
     )
 
 
@@ -116,7 +122,7 @@ class ChangesReader(DataSourceReader):
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self._options = options
         self._feed = parse(options.url)
-        self._schema = projection(schema, self._feed.describe().schema)
+        self._schema = _read_schema(schema, self._feed.describe(), options)
 
     def partitions(self) -> Sequence[InputPartition]:
         """The tasks of the read."""
@@ -135,7 +141,7 @@ class ChangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """One source of one run of a streaming query; a micro-batch is a range of whole commits.
 
     Spark makes it several times and calls everything but ``read`` in one process, so nothing is opened here. An offset holds the
-    start of its range too, since Spark does not log where the first one began (4.2, 4.3).
+    start of its range too, since Spark does not log where the first one began (4.2, 4.3), and what its last commit is known by.
     """
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
@@ -173,7 +179,9 @@ class ChangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if begin == after and self._options.range.first_time is not None:
             # Nothing was late enough when the query began; commits that came since may be too early, too.
             after = max(after, self._options.range.start(self._feed))
-        upto = self._admitted(after, self._capped(self._feed.newest(after)))
+        newest = self._feed.newest(after)
+        self._check_commit(start)
+        upto = self._admitted(after, self._capped(newest))
         return start if upto <= after else self._offset(after, upto)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
@@ -186,6 +194,7 @@ class ChangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """The tasks of a micro-batch; its range is in ``end`` alone."""
         after, upto = self._range(end)
+        self._check_commit(end)
         self._note_end(upto)
         pieces = self._feed.tasks(after, upto, self._options.rows_per_task) if after < upto else ()
         return [ChangesTask(piece) for piece in pieces]
@@ -201,7 +210,7 @@ class ChangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _described(self) -> tuple[str, pa.Schema]:
         if self._known is None:
             found = self._feed.describe()
-            self._known = found.identity, projection(self._requested, found.schema)
+            self._known = found.identity, _read_schema(self._requested, found, self._options)
         return self._known
 
     def _note_end(self, after: int) -> None:
@@ -230,7 +239,12 @@ class ChangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return upto
 
     def _offset(self, after: int, upto: int) -> dict[str, Any]:
-        return {"feed": self._described()[0], "from": after, "to": upto}
+        offset = {"feed": self._described()[0], "from": after, "to": upto}
+        name = self._commit_name(upto) if after < upto else None
+        return offset if name is None else {**offset, "commit": name}
+
+    def _commit_name(self, version: int) -> str | None:
+        return self._feed.commit_name(version) if isinstance(self._feed, NamesCommits) else None
 
     def _range(self, offset: dict[str, Any]) -> tuple[int, int]:
         identity = self._described()[0]
@@ -250,6 +264,26 @@ class ChangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 found=identity,
             )
         return after, upto
+
+    def _check_commit(self, offset: dict[str, Any]) -> None:
+        """Refuse an offset whose last commit is another one in the feed as it is now."""
+        known = offset.get("commit")
+        if known is not None and self._commit_name(offset["to"]) not in (None, known):
+            raise history_changed(self._feed.name, offset["to"])
+
+
+def _read_schema(requested: StructType, found: Description, options: ReadOptions) -> pa.Schema:
+    try:
+        wanted = projection(requested, found.schema)
+    except SchemaMismatch as error:
+        if options.planned is None:
+            raise
+        raise FeedUnavailable(
+            f"the columns have changed after this query was planned: {error.message}. Read the feed again and start the query again",
+            condition="FEED_UNAVAILABLE.SCHEMA_CHANGED",
+            **error.parameters,
+        ) from None
+    return with_planned(wanted, options.planned, found.schema)
 
 
 def _read(feed: Changelog, task: InputPartition, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
