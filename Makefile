@@ -8,6 +8,8 @@ MAKEFLAGS += --no-print-directory
 
 # SPARK=4.2.1 uses that version of PySpark, in a virtual env of its own.
 SPARK ?=
+# Those of `make test-spark-versions`.
+SPARKS ?= 4.2.1 4.3.0
 # PG=13 runs the tests on that major version of PostgreSQL (13 to 18).
 PG ?=
 VENV := .venv$(if $(SPARK),-spark-$(SPARK))
@@ -21,7 +23,7 @@ WITH_PG = $(if $(PG),PENSTOCK_TEST_PG_HOME="$$(scripts/ensure_postgres.sh $(PG))
 WITH_CHROMIUM = PENSTOCK_TEST_CHROMIUM="$$(scripts/ensure_chromium.sh || true)" && export PENSTOCK_TEST_CHROMIUM &&
 NPM = scripts/ensure_page_modules.sh && npm --prefix frontend run --silent
 
-.PHONY: help demo test test-crash test-packaging test-soak simulate faults docs notebooks lint format bench page page-test page-shots clean env-demo env-dev
+.PHONY: help demo test test-crash test-packaging test-soak test-spark-versions simulate faults docs notebooks lint format bench page page-test page-shots clean env-demo env-dev
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -41,6 +43,9 @@ test-packaging: env-dev ## install the wheel into empty environments, with each 
 test-soak: env-dev ## run the slow tests that `make test` leaves out, but for those of crashes and packaging; an hour of it is PENSTOCK_SOAK_SECONDS=3600
 	@$(WITH_JAVA) $(WITH_PG) $(WITH_CHROMIUM) $(BIN)/python -m pytest -m soak $(ARGS)
 
+test-spark-versions: ## run the tests of what is used of Spark's private API, and of output modes, on each version of Spark that is supported
+	@for version in $(SPARKS); do $(MAKE) test SPARK="$$version" ARGS="tests/spark/internals tests/modes $(ARGS)" || exit 1; done
+
 simulate: env-dev ## run the simulation of the protocols; ARGS="--seconds 600" or "--schedules 1000000" says how long, --first N --replay shows one
 	@PYTHONPATH=.:src $(BIN)/python -m tests.simulation $(ARGS)
 
@@ -56,11 +61,12 @@ docs: env-dev ## write the reference and the tables of options anew, from the co
 notebooks: env-dev ## run the notebooks of examples/notebooks from top to bottom
 	@$(WITH_JAVA) $(BIN)/python scripts/run_notebooks.py
 
-lint: env-dev ## ruff, mypy and the layers
+lint: env-dev ## ruff, mypy, the layers and the room of Spark's private API
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-logo
+	@$(BIN)/python scripts/check_internals.py
 
 format: env-dev ## mend what ruff can mend
 	@$(BIN)/ruff check --fix .

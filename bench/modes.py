@@ -12,7 +12,7 @@ import penstock as ps
 from bench.harness import Result
 from bench.spark_session import spark
 from penstock.modes.report import MODES
-from penstock.modes.verdict import refusal
+from penstock.spark.internals.output_mode_checker import refusal
 
 OPERATORS = 30
 _MOST = 0.05

@@ -24,7 +24,7 @@ def test_the_contract_against_spark_names_every_module_below_it() -> None:
     below = {
         f"penstock.{name}"
         for name in (
-            *("errors", "names", "instants", "kinds", "logs", "optional", "redaction", "arrow"),
+            *("errors", "names", "instants", "json_text", "kinds", "logs", "optional", "redaction", "arrow"),
             *("store", "queue", "commit"),
         )
     }

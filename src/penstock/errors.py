@@ -27,6 +27,7 @@
     │   ├── StoreFull
     │   ├── StoreReadOnly
     │   ├── StoreTooNew
+    │   ├── StoreUnsafe
     │   └── CommitOutcomeUnknown
     ├── DataLost                      rows that were asked for have been trimmed
     ├── FeedUnavailable               a system gives no change feed as it is set up now
@@ -96,6 +97,12 @@ def _rebuild(
 def condition_of(error: BaseException) -> str:
     """The condition of an error, as a log's field has it; of another package's error the name of its class."""
     return error.condition if isinstance(error, PenstockError) else type(error).__name__
+
+
+def error_class(name: str) -> type[PenstockError] | None:
+    """The error of that name, which came as text; None where there is none, whatever else is called so here."""
+    found = globals().get(name)
+    return found if isinstance(found, type) and issubclass(found, PenstockError) else None
 
 
 class InvalidInput(PenstockError, ValueError):
@@ -240,6 +247,12 @@ class StoreTooNew(StoreError):
     """A newer Penstock made the store: upgrade Penstock."""
 
     condition = "STORE_TOO_NEW"
+
+
+class StoreUnsafe(StoreError):
+    """Somebody else could replace, read or lock the store's files, or owns its schema; the sub-condition says how."""
+
+    condition = "STORE_UNSAFE"
 
 
 class CommitOutcomeUnknown(StoreError):

@@ -12,7 +12,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import ByteType, LongType, StructField, StructType
 
 from penstock.continuous.frames import ContinuousFrame, begin_frame, transformed
-from penstock.continuous.hidden import EPOCH, FILLER, HIDDEN, KIND, MARKER, ROW
+from penstock.continuous.hidden import EPOCH, FILLER, HIDDEN, KIND, MARKER
+from penstock.spark.internals.udf_wrapper import ROW
 
 Step = tuple[str, int]
 """("rows", how many), ("marker", the epoch that ends), ("filler", how many)."""

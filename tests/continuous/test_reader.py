@@ -8,8 +8,9 @@ import pyarrow as pa
 import pytest
 
 from penstock.continuous import reader
-from penstock.continuous.hidden import FILLER, KIND, ROW
+from penstock.continuous.hidden import FILLER, KIND
 from penstock.continuous.reader import Reading, SourceTask
+from penstock.spark.internals.udf_wrapper import ROW
 
 
 class Clock:

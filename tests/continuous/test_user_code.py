@@ -15,10 +15,10 @@ from pyspark.cloudpickle import dumps
 from pyspark.sql.types import LongType, StructField, StructType
 from pyspark.util import PythonEvalType
 
-from penstock.continuous.hidden import HIDDEN, MARKER, ROW
-from penstock.continuous.shield import shielded
+from penstock.continuous.hidden import HIDDEN, MARKER
 from penstock.continuous.user_code import arrow_runs, pandas_runs
 from penstock.errors import SchemaMismatch
+from penstock.spark.internals.udf_wrapper import ROW, shielded
 
 SCHEMA = StructType([StructField("id", LongType())])
 

@@ -18,6 +18,7 @@ import penstock as ps
 from penstock.errors import PenstockError
 from penstock.ui.collector import Collector
 from tests.docs.pages import DOCS, blocks
+from tests.support.planted import plant
 
 PAGE = DOCS / "how-to/postgres-roles.md"
 STATEMENTS = [block.body for block in blocks(PAGE) if block.language == "sql"]
@@ -29,7 +30,7 @@ SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
 
 @pytest.fixture(scope="module")
 def database(pg_url: str) -> Iterator[str]:
-    """A database of its own, with the roles of the page."""
+    """A database of its own, with the roles of the page, and what a stranger has made for them in the schemas."""
     name = f"roles_{uuid.uuid4().hex[:8]}"
     with psycopg.connect(pg_url, autocommit=True) as connection:
         connection.execute(sql.SQL("create database {}").format(sql.Identifier(name)))
@@ -37,6 +38,7 @@ def database(pg_url: str) -> Iterator[str]:
         try:
             run(url, "create table public.stock (item text primary key, pieces integer)")
             run(url, STATEMENTS[0])
+            plant(url, "public", "penstock")
             with ps.connect(as_role(url, "penstock_owner")) as store:
                 store.create_queue("orders", SCHEMA, partitions=2).append(rows(range(10)), partition=0)
                 store.create_queue("copy", SCHEMA)
@@ -59,7 +61,8 @@ def run(url: str, statements: str) -> None:
 
 def as_role(url: str, role: str) -> str:
     parts = urlsplit(url)
-    return parts._replace(netloc=f"{role}:change%20me@{parts.hostname}:{parts.port}").geturl()
+    trust = "" if role in ("penstock_owner", "penstock_feed") else "owner=penstock_owner"
+    return parts._replace(netloc=f"{role}:change%20me@{parts.hostname}:{parts.port}", query=trust).geturl()
 
 
 def rows(ids: object) -> list[dict[str, object]]:

@@ -14,8 +14,8 @@ from penstock.errors import InvalidInput, OutputModeRefused
 from penstock.modes.checking import _RULES
 from penstock.modes.plan import Plan
 from penstock.modes.report import MODES, REFUSED
-from penstock.modes.verdict import refusal
-from penstock.spark.plan_tree import tree_of
+from penstock.spark.internals.output_mode_checker import refusal
+from penstock.spark.internals.plan_text import tree_of
 from tests.modes.frames import FRAMES, Frame, Inputs, inputs, settings_of
 
 

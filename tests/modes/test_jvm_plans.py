@@ -13,8 +13,8 @@ import penstock as ps
 from penstock.modes.checking import _RULES
 from penstock.modes.plan import Plan
 from penstock.modes.report import MODES, REFUSED
-from penstock.modes.verdict import refusal
-from penstock.spark.plan_tree import tree_of
+from penstock.spark.internals.output_mode_checker import refusal
+from penstock.spark.internals.plan_text import tree_of
 from tests.modes.frames import Inputs, inputs
 from tests.modes.java_classes import java_classes
 

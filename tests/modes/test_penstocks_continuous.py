@@ -68,8 +68,7 @@ def test_a_source_that_the_engine_does_not_read_is_not_allowed(spark: SparkSessi
     assert problem.code == "PENSTOCK_SOURCE_NOT_CONTINUOUS"
 
 
-def test_the_check_and_the_engine_have_one_list_of_operators() -> None:
-    assert penstocks_continuous.OPERATORS == allowed.LOGICAL
+def test_the_check_and_the_engine_have_one_list_of_generators() -> None:
     assert [name.replace("_", "") for name in penstocks_continuous.GENERATORS] == [
         name.lower() for name in allowed.GENERATORS
     ]

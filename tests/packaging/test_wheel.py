@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import tomllib
 from email.message import Message
 from email.parser import BytesParser
 from pathlib import Path
@@ -86,3 +88,24 @@ def test_the_source_distribution_builds_the_same_wheel(
     (again,) = (tmp_path / "again").glob("*.whl")
     assert again.name == distributions.wheel.name
     assert contents(again) == files
+    # To the byte, so that anybody can look whether a release was built from its source.
+    assert again.read_bytes() == distributions.wheel.read_bytes()
+
+
+def test_what_builds_the_package_is_one_version() -> None:
+    (backend,) = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
+    assert [bound.operator for bound in Requirement(backend).specifier] == ["=="]
+
+
+def test_what_builds_the_page_is_known_by_hash_and_runs_no_scripts_of_its_own() -> None:
+    page = ROOT / "frontend"
+    packages = json.loads((page / "package-lock.json").read_text())["packages"]
+    unknown = [
+        name
+        for name, each in packages.items()
+        if name and not each.get("integrity", "").startswith("sha512-")
+    ]
+    assert len(packages) > 10
+    assert unknown == []
+    assert "ignore-scripts=true" in (page / ".npmrc").read_text().splitlines()
+    assert "npm ci" in (ROOT / "scripts/ensure_page_modules.sh").read_text()

@@ -174,7 +174,7 @@ def _replacements() -> dict[str, Any]:
         "penstock.spark.task_writer.TaskContext": _TaskContext,
         "penstock.spark.writing.TaskContext": _TaskContext,
         "penstock.spark.stores.TaskContext": _TaskContext,
-        "penstock.spark.garbage._freeze": lambda: None,
+        "penstock.spark.internals.worker_gc._freeze": lambda: None,
         "penstock.spark.checkpoint._open": lambda location: (DiskFiles(machine().disk), location.rstrip("/")),
         "penstock.tables.writer.shaped": lambda frame, layout: frame,
         "penstock.pipeline.levelling.connect": lambda url, **_: _Borrowed(url),

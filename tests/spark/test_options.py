@@ -14,9 +14,10 @@ from pyspark.sql import SparkSession
 import penstock
 from penstock import Store
 from penstock.errors import InvalidOption, MissingDependency
+from penstock.spark.internals.sessions import is_local
 from penstock.spark.options import sink_options, source_options
 from penstock.spark.source import PenstockDataSource
-from penstock.spark.stores import check_reach, is_local
+from penstock.spark.stores import check_reach
 from penstock.spark.tasks import Scan
 from tests.spark.support import batch, column, fill, ids_in, make_queue, one_store, refusal, run, stream
 

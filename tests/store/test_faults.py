@@ -143,10 +143,11 @@ def test_a_payload_that_is_damaged_is_an_error(store: penstock.Store) -> None:
     assert caught.value.condition == "SEGMENT_UNREADABLE"
 
 
-def test_a_row_that_no_database_takes_is_refused(
-    store: penstock.Store, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("limit", ["MAX_PAYLOAD", "_MAX_ROW"])
+def test_a_row_that_no_database_or_reader_takes_is_refused(
+    store: penstock.Store, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
-    monkeypatch.setattr("penstock.store.cutting.MAX_PAYLOAD", 10_000)
+    monkeypatch.setattr(f"penstock.store.cutting.{limit}", 10_000)
     queue = store.create_queue("q", SCHEMA)
     with pytest.raises(penstock.errors.InvalidInput, match="keep large objects in files"):
         queue.append([{"n": 1, "s": os.urandom(10_000).hex()}])

@@ -76,7 +76,7 @@ def test_a_file_that_one_may_only_read_can_be_read(tmp_path: Path, run_child: Ru
             and parent.name.startswith(("pytest", "popen"))
         ):
             parent.chmod(0o755)
-    with penstock.connect(f"sqlite:///{tmp_path}/x.db") as store:
+    with penstock.connect(f"sqlite:///{tmp_path}/x.db?mode=0644") as store:
         store.create_queue("q", SCHEMA).append([{"n": 1}])
         (tmp_path / "x.db").chmod(0o444)
         child = run_child("tests.store.programs", "as_nobody", f"sqlite:///{tmp_path}/x.db")

@@ -47,7 +47,7 @@ def test_both_databases_have_the_same_statements_but_for_their_own_ways() -> Non
         "lock_holders",
         "set_position_all",
         "advisory_holders",
-        "all_advisory_holders",
+        "foreign_owner",
         "clock",
         "schema_exists",
         "list_relations",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 import time
@@ -141,7 +142,7 @@ def test_who_waits_for_a_lock_that_is_never_free_is_told_who_has_it(pg_url: str)
             text = str(caught.value)
             assert f"session {pid} (psql, user {holder.info.user}, idle in transaction" in text
             assert f"select pg_terminate_backend({pid})" in text
-            assert "within 3 s" in text
+            assert re.search(r"within \d+ s", text)
             assert caught.value.condition == "STORE_LOCKED"
             assert caught.value.parameters["holders"] == [pid]
         queue.append([{"n": 2}])

@@ -287,7 +287,7 @@ def test_without_events_of_the_file_system_it_looks_by_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sqlite_watch, "_writes", lambda path: None)
-    monkeypatch.setattr(bells, "hang", lambda path, queue_id: None)
+    monkeypatch.setattr(bells, "hang", lambda *_: None)
     monkeypatch.setattr(sqlite_watch, "REST", 0.02)
     with penstock.connect(f"sqlite:///{tmp_path}/x.db") as store:
         queue = store.create_queue("q", SCHEMA)

@@ -110,6 +110,21 @@ def test_changes_that_differ_and_have_one_place_are_refused(feed: Feed) -> None:
     assert rows(feed.url, "people") == []
 
 
+@pytest.mark.parametrize("scd_type", [1, 2])
+def test_a_feed_that_gets_a_column_is_refused_until_the_table_has_it(feed: Feed, scd_type: int) -> None:
+    feed.add(change(1, "ada", "insert", 1), change(2, "bob", "insert", 1)).run(
+        people(feed, scd_type=scd_type)
+    )
+    feed.queue.add_columns([pa.field("note", pa.string())])
+    feed.queue.append([{**change(1, "eve", "update_postimage", 2), "note": "n"}])
+    with pytest.raises(SchemaMismatch, match="alter table") as caught:
+        feed.run(people(feed, scd_type=scd_type))
+    assert [row[:2] for row in rows(feed.url, "people")] == [(1, "ada"), (2, "bob")]
+    query(feed.url, caught.value.message.split("(")[1].split(")")[0])
+    feed.run(people(feed, scd_type=scd_type))
+    assert rows(feed.url, "people", "id, name, note")[-2:] == [(1, "eve", "n"), (2, "bob", None)]
+
+
 def test_a_table_that_is_dropped_begins_anew(feed: Feed) -> None:
     feed.add(change(1, "ada", "insert", 5)).run(people(feed))
     query(feed.url, f"drop table {sql_name(feed.url, 'people')}")

@@ -241,3 +241,18 @@ def test_wrong_arguments_are_told(tmp_path: Path) -> None:
             raise AssertionError("not reached")
     with pytest.raises(InvalidInput, match="psycopg 3"), ps.exactly_once("sqlite:///x.db", "t", "a", 0):
         raise AssertionError("not reached")
+
+
+def test_a_lock_that_a_stranger_holds_is_not_waited_for_for_ever(
+    pg_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Any role that may connect can hold an advisory lock."""
+    monkeypatch.setattr(exactly_once, "LOCK_WAIT", 0.3)
+    with psycopg.connect(pg_url, autocommit=True) as stranger, psycopg.connect(pg_url) as own:
+        stranger.execute("select pg_advisory_lock(%s)", [exactly_once._LOCK])
+        own.execute("create schema held")
+        own.execute("set local search_path to held")
+        with ps.exactly_once(own, "t", "app", 0) as batch:
+            assert batch.new
+        assert own.execute("select count(*) from held.penstock_exactly_once").fetchone() == (1,)
+        own.rollback()

@@ -64,3 +64,14 @@ def test_spare_columns_are_in_the_way_of_complete_alone() -> None:
     there = Existing({"a": "bigint", "b": "text"}, frozenset(), frozenset())
     assert differences(layout(pa.int64(), "postgres"), there, complete=False) == []
     assert len(differences(layout(pa.int64(), "postgres"), there, complete=True)) == 1
+
+
+def test_what_mends_a_table_is_told_as_a_statement() -> None:
+    there = Existing({"a": "integer"}, frozenset(), frozenset())
+    wider = differences(layout(pa.int64(), "postgres"), there, complete=False)
+    assert wider[0].endswith('(alter table "s"."t" alter column "a" type bigint)')
+    assert "alter" not in differences(layout(pa.string(), "postgres"), there, complete=False)[0]
+    absent = differences(
+        layout(pa.string(), "sqlite"), Existing({}, frozenset(), frozenset()), complete=False
+    )
+    assert absent == ['the table has no column \'a\' (alter table "s"."t" add column "a" TEXT)']

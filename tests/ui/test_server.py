@@ -204,7 +204,9 @@ def test_nobody_elses_page_may_read_an_answer(serve: Serve) -> None:
     served = serve(token=TOKEN)
     sent = {"Authorization": b"Bearer " + TOKEN.encode(), "Origin": "https://evil.example"}
     for path in ("/api/snapshot", "/metrics"):
-        headers = served.get(path, headers=sent).headers
+        answer = served.get(path, headers=sent)
+        assert answer.status_code == 403
+        headers = answer.headers
         assert [name for name in headers if name.startswith("access-control-")] == []
         assert headers["cross-origin-resource-policy"] == "same-origin"
 

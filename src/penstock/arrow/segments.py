@@ -4,6 +4,9 @@ A segment is exactly one Arrow IPC record-batch message, in the encapsulated for
 (int32, little-endian), the metadata (flatbuffer), the body. There is no schema message and no end-of-stream mark: the queue
 holds its schema once. Body buffers are compressed one by one, which the metadata says, so that a reader can leave out
 columns: as Zstandard frames where there is much to compress, as LZ4 frames where it is little; a tiny batch is stored as it is. Any Arrow implementation can read it behind the queue's schema message.
+
+Whoever may write to the store makes segments, so what a segment says of itself is checked before it is used: how much memory it would take
+before it is unpacked, and every offset in it before a value is looked at. (Arrow itself would read beyond the end of a buffer.)
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 import pyarrow.types as pat
 
+from penstock.arrow.messages import MAX_UNPACKED, any_values, is_sound, unpacked_size
 from penstock.errors import SchemaMismatch, StoreError
 from penstock.names import did_you_mean, in_quotes
 
@@ -93,14 +97,19 @@ def decode(
     buffer = payload if isinstance(payload, pa.Buffer) else pa.py_buffer(payload)
     _check_frame(buffer)
     try:
-        if columns is None:
-            batch = pa.ipc.read_record_batch(buffer, schema)
-        else:
-            batch = _decode_some(buffer, schema, columns)
-        batch.validate()
+        batch = _unpacked(buffer, schema, columns)
+        if not is_sound(batch):
+            # A text that is no UTF-8, or a number out of its type's range, is what its writer wrote.
+            _unpacked(buffer, any_values(schema), columns).validate(full=True)
     except (pa.ArrowException, OSError) as error:
         raise _corrupt(buffer, str(error)) from error
     return batch
+
+
+def _unpacked(buffer: pa.Buffer, schema: pa.Schema, columns: Sequence[str] | None) -> pa.RecordBatch:
+    if columns is None:
+        return pa.ipc.read_record_batch(buffer, schema)
+    return _decode_some(buffer, schema, columns)
 
 
 def decode_each(
@@ -125,7 +134,8 @@ def decode_each(
     try:
         with pa.ipc.open_stream(stream) as reader:
             for batch in reader:
-                batch.validate()
+                if not is_sound(batch):
+                    decode(payloads[done], schema)
                 yield batch
                 done += 1
     except (pa.ArrowException, OSError) as error:
@@ -172,6 +182,12 @@ def _check_frame(buffer: pa.Buffer) -> None:
     found = _PREFIX.size + metadata_size + (message.body.size if message.body is not None else 0)
     if message.type != "record batch" or found != buffer.size:
         raise _corrupt(buffer, f"it holds a {message.type} message of {found} bytes")
+    unpacked = unpacked_size(message)
+    if unpacked > MAX_UNPACKED:
+        raise _corrupt(
+            buffer,
+            f"it would take {unpacked} bytes when it is unpacked, and no segment has more than {MAX_UNPACKED}",
+        )
 
 
 def _corrupt(buffer: pa.Buffer, reason: str) -> StoreError:

@@ -32,10 +32,10 @@ from penstock.changes.stage import Guard, Whole, Witnessing
 from penstock.changes.witness.witness import address_of_witness
 from penstock.errors import InvalidChangeOption
 from penstock.kinds import require
-from penstock.spark.data_sources import is_classic
+from penstock.spark.internals.plans import fingerprint
+from penstock.spark.internals.sessions import is_classic
 from penstock.spark.parcels import PLACE, places
 from penstock.spark.parcels import SCHEMA as PARCELS
-from penstock.spark.plans import fingerprint
 from penstock.spark.schemas import is_case_sensitive, quoted, to_struct
 
 _KEY = "__penstock_key_"

@@ -11,13 +11,21 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from penstock.changes.feeds.changelog import Changelog, PlannedChangelog, WatchedChangelog
+from penstock.changes.feeds.changelog import (
+    Changelog,
+    Description,
+    NamesCommits,
+    PlannedChangelog,
+    WatchedChangelog,
+    history_changed,
+)
+from penstock.changes.feeds.planned import with_planned
 from penstock.changes.feeds.urls import parse
 from penstock.changes.range import ChangeRange
-from penstock.errors import CheckpointMismatch, InvalidChangeOption
+from penstock.errors import CheckpointMismatch, FeedUnavailable, InvalidChangeOption, SchemaMismatch
 from penstock.spark.boundary import plain_errors
-from penstock.spark.garbage import spare_imports
 from penstock.spark.given import Given, boolean, positive
+from penstock.spark.internals.worker_gc import spare_imports
 from penstock.spark.schemas import projection, to_struct
 
 FORMAT = "penstock_changes"
@@ -28,11 +36,13 @@ _WARNINGS = "warnings"
 STARTING = ("startingVersion", "startingTimestamp", "startingBoundInclusive")
 ENDING = ("endingVersion", "endingTimestamp", "endingBoundInclusive")
 LIMITS = ("maxCommitsPerTrigger", "maxRowsPerTrigger")
-BATCH = ("url", *STARTING, *ENDING, "rowsPerTask")
+BATCH = ("url", *STARTING, *ENDING, "rowsPerTask", "planned", "someColumns")
+PLANNED = "planned"
+"""What ``changes.read`` and ``read_stream`` say of the feed as it was when they were called."""
+SOME_COLUMNS = "someColumns"
+"""Whether the caller has named columns."""
 STREAM = (*BATCH, *LIMITS, "readOnly")
 _PASSES = ("deduplicationmode", "computeupdates")
-_PLANNED = ("plan", "somecolumns")
-"""Options that `changes.read` gives to its own reads."""
 
 
 @dataclass(frozen=True)
@@ -46,16 +56,15 @@ class ReadOptions:
     max_rows: int | None = None
     read_only: bool = False
     """Whether the feed is not told how far it has been read."""
-    plan: str | None = field(default=None, repr=False)
-    """The feed's plan, where it was described before."""
+    planned: str | None = field(default=None, repr=False)
+    """The feed as it was when the query was planned."""
     some_columns: bool = False
-    """Whether the user named the columns."""
 
     def open(self, columns: Sequence[str]) -> Changelog:
         """The feed, ready to read some columns."""
         feed = parse(self.url)
         if isinstance(feed, PlannedChangelog):
-            feed.follow(self.plan, columns, some_columns=self.some_columns)
+            feed.follow(self.planned, columns, some_columns=self.some_columns)
         return feed
 
 
@@ -72,9 +81,7 @@ def read_options(given: Mapping[str, str], known: Sequence[str], what: str) -> R
             f"format({FORMAT!r}) gives change rows as the feed has them: deduplicationMode and computeUpdates are arguments "
             "of penstock.changes.read, read_stream and post_process"
         )
-    planned = {name: value for name, value in given.items() if name.lower() in _PLANNED}
-    read = Given({name: value for name, value in given.items() if name not in planned}, known, what, STREAM)
-    plan = Given(planned, _PLANNED, what)
+    read = Given(given, known, what, STREAM)
     return ReadOptions(
         url=read.required("url"),
         range=ChangeRange.of(
@@ -89,8 +96,8 @@ def read_options(given: Mapping[str, str], known: Sequence[str], what: str) -> R
         max_commits=read.value("maxCommitsPerTrigger", positive),
         max_rows=read.value("maxRowsPerTrigger", positive),
         read_only=read.value("readOnly", boolean, False),
-        plan=plan.text("plan"),
-        some_columns=plan.value("someColumns", boolean, False),
+        planned=read.text(PLANNED),
+        some_columns=read.value(SOME_COLUMNS, boolean, False),
     )
 
 
@@ -137,7 +144,7 @@ class ChangesReader(DataSourceReader):
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self._options = options
         self._feed = options.open(schema.names)
-        self._schema = projection(schema, self._feed.describe().schema)
+        self._schema = _read_schema(schema, self._feed.describe(), options)
 
     def partitions(self) -> Sequence[InputPartition]:
         """The tasks of the read."""
@@ -156,7 +163,7 @@ class ChangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """One source of one run of a streaming query; a micro-batch is a range of whole commits.
 
     Spark makes it several times and calls everything but ``read`` in one process, so nothing is opened here. An offset holds the
-    start of its range too, since Spark does not log where the first one began (4.2, 4.3).
+    start of its range too, since Spark does not log where the first one began (4.2, 4.3), and what its last commit is known by.
     """
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
@@ -198,6 +205,7 @@ class ChangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._cap is not None and after >= self._cap:
             return start
         newest, state = self._newest(after, start.get(_STATE))
+        self._check_commit(start)
         upto = self._admitted(after, self._capped(newest))
         return start if upto <= after else self._offset(after, upto, state)
 
@@ -212,6 +220,7 @@ class ChangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """The tasks of a micro-batch; its range is in ``end`` alone."""
         after, upto = self._range(end)
+        self._check_commit(end)
         self._note_end(upto)
         pieces = self._feed.tasks(after, upto, self._options.rows_per_task) if after < upto else ()
         return [ChangesTask(piece) for piece in pieces]
@@ -227,7 +236,7 @@ class ChangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _described(self) -> tuple[str, pa.Schema]:
         if self._known is None:
             found = self._feed.describe()
-            self._known = found.identity, projection(self._requested, found.schema)
+            self._known = found.identity, _read_schema(self._requested, found, self._options)
         return self._known
 
     def _note_end(self, after: int) -> None:
@@ -263,7 +272,13 @@ class ChangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _offset(self, after: int, upto: int, state: dict[str, Any] | None = None) -> dict[str, Any]:
         offset = {"feed": self._described()[0], "from": after, "to": upto}
-        return offset if state is None else offset | {_STATE: state}
+        if state is not None:
+            offset[_STATE] = state
+        name = self._commit_name(upto) if after < upto else None
+        return offset if name is None else {**offset, "commit": name}
+
+    def _commit_name(self, version: int) -> str | None:
+        return self._feed.commit_name(version) if isinstance(self._feed, NamesCommits) else None
 
     def _range(self, offset: dict[str, Any]) -> tuple[int, int]:
         identity = self._described()[0]
@@ -283,6 +298,27 @@ class ChangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 found=identity,
             )
         return after, upto
+
+    def _check_commit(self, offset: dict[str, Any]) -> None:
+        """Refuse an offset whose last commit is another one in the feed as it is now."""
+        known = offset.get("commit")
+        if known is not None and self._commit_name(offset["to"]) not in (None, known):
+            raise history_changed(self._feed.name, offset["to"])
+
+
+def _read_schema(requested: StructType, found: Description, options: ReadOptions) -> pa.Schema:
+    try:
+        wanted = projection(requested, found.schema)
+    except SchemaMismatch as error:
+        if options.planned is None:
+            raise
+        raise FeedUnavailable(
+            f"the columns have changed after this query was planned: {error.message}. Read the feed again and start the query again",
+            condition="FEED_UNAVAILABLE.SCHEMA_CHANGED",
+            **error.parameters,
+        ) from None
+    # What such a feed was planned with it knows itself.
+    return wanted if found.plan is not None else with_planned(wanted, options.planned, found.schema)
 
 
 def _read(feed: Changelog, task: InputPartition, schema: pa.Schema) -> Iterator[pa.RecordBatch]:

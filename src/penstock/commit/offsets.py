@@ -43,9 +43,16 @@ class QueueOffset:
 
     @classmethod
     def of(cls, value: Any) -> QueueOffset | None:
-        """The offset in a line of the offset log; None when the line is another source's."""
+        """The offset in a line of the offset log; None when the line is another source's.
+
+        Raises
+        ------
+        CheckpointMismatch
+            When it is of this form, and not as Penstock writes it.
+        """
         if not isinstance(value, Mapping) or not value.keys() >= _FIELDS:
             return None
+        _require_offset(value)
         start, end = pad(value["from"], len(value["to"])), tuple(value["to"])
         return cls(
             value["store"],
@@ -91,6 +98,25 @@ class QueueOffset:
                 found=found,
                 expected=value,
             )
+
+
+def _require_offset(value: Mapping[str, Any]) -> None:
+    """Whoever may write the checkpoint writes its offsets, so they are looked at before anything goes by them."""
+    start, end, per_task = value["from"], value["to"], value.get("rowsPerTask")
+    numbers = [value["generation"], value.get("epoch", 0), 0 if per_task is None else per_task]
+    texts = [value["store"], value["queue"], value.get("consumer") or ""]
+    sound = (
+        isinstance(start, list)
+        and isinstance(end, list)
+        and len(start) <= len(end)
+        and all(type(number) is int and number >= 0 for number in [*start, *end, *numbers])
+        and all(isinstance(text, str) for text in texts)
+    )
+    if not sound:
+        raise CheckpointMismatch(
+            "the checkpoint's offset is not as Penstock writes it: bring the file back from a copy, or start with a new checkpoint; the "
+            "consumer's offset says where it resumes"
+        )
 
 
 def plan_text(offset: QueueOffset) -> str:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from typing import Any
 
 from penstock.continuous.operations import current_time, unsupported
+from penstock.spark.internals.logical import Expression, Operator
+from penstock.spark.internals.operators import Is, of
 
 GENERATORS = ("Explode", "PosExplode", "Inline", "JsonTuple")
 _MAPS = ("MapInArrow", "MapInPandas")
-LOGICAL = ("Project", "Filter", "Generate", "SubqueryAlias", *_MAPS)
 PHYSICAL = (
     "Project", "Filter", "Generate", "Range", "ColumnarToRow", "InputAdapter", "WholeStageCodegen",
     *_MAPS, "ArrowEvalPython", "BatchEvalPython",
@@ -29,24 +28,7 @@ _SUBQUERIES = (
 )
 
 
-def children(tree: Any) -> list[Any]:
-    """The children of a node of Spark's plan or of an expression."""
-    return listed(tree.children())
-
-
-def listed(sequence: Any) -> list[Any]:
-    """A Scala sequence as a list."""
-    return [sequence.apply(place) for place in range(sequence.size())]
-
-
-def walk(tree: Any) -> Iterator[Any]:
-    """A node of Spark's plan or an expression, and all below it."""
-    yield tree
-    for child in children(tree):
-        yield from walk(child)
-
-
-def check_node(node: Any, jvm: Any) -> None:
+def check_operator(operator: Operator) -> None:
     """Look at one operator of an analysed plan and its expressions.
 
     Raises
@@ -54,37 +36,32 @@ def check_node(node: Any, jvm: Any) -> None:
     ContinuousRefused
         The operator, or one of its expressions, is not for continuous queries; the error names it.
     """
-    name = str(node.nodeName())
-    if name not in LOGICAL:
+    name = operator.name
+    if Is.CONTINUOUS not in of(name):
         raise unsupported(name)
     if name in _MAPS:
         return
-    patterns = jvm.org.apache.spark.sql.catalyst.trees.TreePattern
     # What a plan has, anywhere below, is known without a look at each expression.
-    if (
-        node.containsPattern(patterns.CURRENT_LIKE())
-        or node.containsPattern(patterns.PLAN_EXPRESSION())
-        or _MAY_BE_SPECIAL.search(str(node.expressions().mkString(" ")))
-    ):
-        for expression in listed(node.expressions()):
+    if operator.has_time_or_subquery() or _MAY_BE_SPECIAL.search(operator.expressions_text()):
+        for expression in operator.expressions():
             _check_expression(expression)
-    if name == "Generate" and node.generator().nodeName() not in GENERATORS:
-        raise unsupported(str(node.generator().nodeName()))
+    if name == "Generate" and operator.generator() not in GENERATORS:
+        raise unsupported(operator.generator())
 
 
-def _check_expression(expression: Any) -> None:
-    for part in walk(expression):
-        name = str(part.nodeName())
-        if name in _NOW or (name == "Cast" and _is_special(part)):
-            raise current_time(str(part.sql()), name)
+def _check_expression(expression: Expression) -> None:
+    for part in expression.walk():
+        name = part.name
+        if name in _NOW or _is_special(part):
+            raise current_time(part.sql, name)
         if name in _SUBQUERIES:
             raise unsupported(name)
 
 
-def _is_special(cast: Any) -> bool:
-    """Whether a cast is of a text that stands for the current time."""
-    child = cast.child()
-    if child.nodeName() != "Literal" or not str(cast.dataType().typeName()).startswith(("date", "timestamp")):
+def _is_special(expression: Expression) -> bool:
+    """Whether it is a cast of a text that stands for the current time."""
+    found = expression.cast_text()
+    if found is None or not found[1].startswith(("date", "timestamp")):
         return False
-    words = str(child.value()).split()
+    words = found[0].split()
     return bool(words) and words[0].lower() in _SPECIAL

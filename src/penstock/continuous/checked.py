@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from pyspark.util import PythonEvalType
-
-from penstock.continuous.allowed import PHYSICAL, check_node, children
+from penstock.continuous.allowed import PHYSICAL, check_operator
 from penstock.continuous.operations import unsupported
 from penstock.errors import ContinuousRefused
+from penstock.spark.internals.logical import ARROW, PANDAS, PYTHON, Operator, analysed_plan, executed_plan
+from penstock.spark.internals.versions import parse_version
 from penstock.spark.session import PIPELINED
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 MAP_IN_ARROW, MAP_IN_PANDAS = "mapInArrow", "mapInPandas"
 ARROW_UDF, PANDAS_UDF, PYTHON_UDF, PICKLED_UDF = "Arrow UDF", "pandas UDF", "Python UDF", "pickled UDF"
 _STAGES = {"MapInArrow": MAP_IN_ARROW, "MapInPandas": MAP_IN_PANDAS, "BatchEvalPython": PICKLED_UDF}
-_ARROW = (PythonEvalType.SQL_SCALAR_ARROW_UDF, PythonEvalType.SQL_SCALAR_ARROW_ITER_UDF)
+_UDFS = {ARROW: ARROW_UDF, PANDAS: PANDAS_UDF, PYTHON: PYTHON_UDF}
 _SLOW = {
     PANDAS_UDF: "A pandas UDF holds each row back for tens of milliseconds; an Arrow UDF for a few.",
     PICKLED_UDF: "A pickled Python UDF holds each row back for most of a second; an Arrow UDF for a few milliseconds.",
@@ -66,7 +66,7 @@ class CheckedPlan:
         ------
         ContinuousRefused
         """
-        old = tuple(map(int, version.split(".")[:2])) < (4, 3)
+        old = parse_version(version) < (4, 3)
         if self.python_stages and (old or not pipelined):
             stages = ", ".join(dict.fromkeys(self.python_stages))
             way_out = f"make it with ps.session(pipelined=True), or set {PIPELINED}=true when it starts"
@@ -91,36 +91,29 @@ def check_plan(carried: DataFrame) -> CheckedPlan:
     ContinuousRefused
         An operator of the analysed or of the physical plan is not on the list.
     """
-    execution: Any = carried._jdf.queryExecution()
-    for node in _line(execution.analyzed()):
-        if node.nodeName() != "Range":
-            check_node(node, carried.sparkSession._jvm)
+    for operator in _line(analysed_plan(carried)):
+        if operator.name != "Range":
+            check_operator(operator)
     stages: list[str] = []
-    for node in _line(execution.executedPlan()):
+    for operator in _line(executed_plan(carried)):
         # Code generation has a number behind its name.
-        name = str(node.nodeName()).partition(" ")[0]
+        name = operator.name.partition(" ")[0]
         if name not in PHYSICAL:
             raise unsupported(name)
         if name == "ArrowEvalPython":
-            stages.append(_arrow_stage(node.evalType()))
+            stages.append(_UDFS[operator.udfs()])
         elif name in _STAGES:
             stages.append(_STAGES[name])
     # The last is the reader.
     return CheckedPlan(tuple(reversed(stages[:-1])))
 
 
-def _arrow_stage(eval_type: int) -> str:
-    if eval_type == PythonEvalType.SQL_ARROW_BATCHED_UDF:
-        return PYTHON_UDF
-    return ARROW_UDF if eval_type in _ARROW else PANDAS_UDF
-
-
-def _line(plan: Any) -> Iterator[Any]:
+def _line(operator: Operator) -> Iterator[Operator]:
     """The operators of a plan without branches, from the top."""
-    below = [plan]
+    below = [operator]
     while below:
         if len(below) > 1:
-            raise unsupported(str(plan.nodeName()))
-        (plan,) = below
-        yield plan
-        below = children(plan)
+            raise unsupported(operator.name)
+        (operator,) = below
+        yield operator
+        below = operator.children()

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import logging
-import socket
 import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -17,6 +15,7 @@ from penstock.continuous.link import READER, WRITER, Address, decode, encode
 from penstock.continuous.quota import Quota
 from penstock.errors import ContinuousFailed, PenstockError, condition_of
 from penstock.spark.endpoint import Listening
+from penstock.spark.handshakes import shut as _shut
 
 log = logging.getLogger("penstock.continuous")
 
@@ -276,12 +275,6 @@ class EpochCoordinator:
     def _fail(self, error: Exception) -> None:
         self._failure = self._failure or error
         self._changed.notify_all()
-
-
-def _shut(line: Connection) -> None:
-    """Wake the thread that reads from it, which a mere close would not."""
-    with suppress(OSError), socket.socket(fileno=socket.dup(line.fileno())) as twin:
-        twin.shutdown(socket.SHUT_RDWR)
 
 
 def _broken(role: str, task: int) -> ContinuousFailed:

@@ -24,6 +24,7 @@ from penstock.continuous.reader import ReadTask
 from penstock.continuous.writer import REPORT, Sink, WriteTask
 from penstock.errors import ContinuousFailed
 from penstock.spark.endpoint import names
+from penstock.spark.internals.sessions import clone_session, task_slots
 from penstock.spark.schemas import to_struct
 from penstock.spark.session import PIPELINED
 
@@ -97,8 +98,7 @@ class SparkEngine:
         ContinuousFailed
             When there is no slot.
         """
-        jvm = self.spark.sparkContext._jsc.sc()
-        slots = int(jvm.maxNumConcurrentTasks(jvm.resourceProfileManager().defaultResourceProfile()))
+        slots = task_slots(self.spark)
         if not slots:
             raise ContinuousFailed(
                 "there is no task slot for the query: give the application executors",
@@ -117,7 +117,7 @@ class SparkEngine:
         return SparkJob(frame.carried.mapInArrow(write, REPORT), self.called)
 
     def _session(self, rows: int | None = None) -> SparkSession:
-        own = SparkSession(self.spark.sparkContext, self.spark._jsparkSession.cloneSession())
+        own = clone_session(self.spark)
         given = {} if rows is None else dict.fromkeys(_BATCHES, str(rows))
         for key, value in {**_SETTINGS, **given}.items():
             own.conf.set(key, value)

@@ -8,20 +8,15 @@ from typing import TYPE_CHECKING, Any
 from pyspark.errors import PySparkAttributeError
 from pyspark.sql.types import ByteType, LongType, StructField, StructType
 
-from penstock.continuous.carrying import (
-    Carried,
-    analysed,
-    begun,
-    carry,
-    carry_function,
-    frame_of,
-    without_nulls,
-)
+from penstock.continuous.allowed import check_operator
 from penstock.continuous.checked import CheckedPlan, check_plan
 from penstock.continuous.hidden import EPOCH, KIND
 from penstock.continuous.operations import OPERATORS, OTHER_TRIGGER, PROPERTIES, no_method, unsupported
 from penstock.continuous.user_code import arrow_runs, pandas_runs
 from penstock.errors import ContinuousRefused
+from penstock.spark.internals.hidden_columns import Carried, Carrier
+from penstock.spark.internals.sessions import is_dataframe_attribute, na_functions
+from penstock.spark.internals.udf_wrapper import shielded_command
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -42,20 +37,19 @@ class ContinuousFrame:
     A frame is made by `begin_frame` and by the operations on another. It is never executed itself: `carried` is.
     """
 
-    def __init__(self, spark: SparkSession, plain: DataFrame, known: tuple[Carried, ...]) -> None:
-        self._spark = spark
+    def __init__(self, carrier: Carrier, plain: DataFrame, known: tuple[Carried, ...]) -> None:
+        self._carrier = carrier
         self._plain = plain
         self._known = known
 
     @property
     def carried(self) -> DataFrame:
         """The DataFrame for Spark to run: the user's columns, then the hidden ones."""
-        frame: DataFrame = frame_of(self._spark, self._known[0].carried)
-        return frame
+        return self._carrier.carried(self._known[0])
 
     @property
     def sparkSession(self) -> SparkSession:
-        return self._spark
+        return self._carrier.spark
 
     @property
     def isStreaming(self) -> bool:
@@ -63,10 +57,7 @@ class ContinuousFrame:
 
     @property
     def na(self) -> Any:
-        from pyspark.sql.classic.dataframe import DataFrameNaFunctions
-
-        own: Any = self
-        return DataFrameNaFunctions(own)
+        return na_functions(self)
 
     def transform(self, func: Callable[..., ContinuousFrame], *args: Any, **kwargs: Any) -> ContinuousFrame:
         """Give what a function makes of this frame."""
@@ -90,22 +81,18 @@ class ContinuousFrame:
             raise unsupported("resource profile")
         plain = getattr(self._plain, name)(func, schema)
         refuse_hidden_names(plain.columns)
-        given = self.carried if name == "mapInArrow" else without_nulls(self._spark, self._known[0])
+        given = self.carried if name == "mapInArrow" else self._carrier.without_nulls(self._known[0])
         declared = [StructField(field.name, field.dataType) for field in plain.schema]
         carried = getattr(given, name)(runs(func, plain.schema), StructType([*declared, *_HIDDEN_FIELDS]))
-        return ContinuousFrame(
-            self._spark, plain, (carry_function(self._spark, plain, carried), *self._known)
-        )
+        made = self._carrier.carry_function(plain, carried)
+        return ContinuousFrame(self._carrier, plain, (made, *self._known))
 
     def _derived(self, plain: DataFrame) -> ContinuousFrame:
         refuse_hidden_names(plain.columns)
-        return ContinuousFrame(
-            self._spark, plain, (carry(self._spark, analysed(plain), self._known), *self._known)
-        )
+        made = self._carrier.carry(plain, self._known)
+        return ContinuousFrame(self._carrier, plain, (made, *self._known))
 
     def __getattr__(self, name: str) -> Any:
-        from pyspark.sql.classic.dataframe import DataFrame
-
         if name in _TOLD:
             return getattr(self._plain, name)
         if name in _MAP_LIKE:
@@ -113,7 +100,7 @@ class ContinuousFrame:
         if name in PROPERTIES:
             raise no_method(name)
         if not name.startswith("_"):
-            if hasattr(DataFrame, name):
+            if is_dataframe_attribute(name):
                 return _refusing(name)
             if name in self._plain.columns:
                 return self._plain[name]
@@ -156,8 +143,9 @@ def begin_frame(carried: DataFrame) -> ContinuousFrame:
     """
     columns = carried.columns
     refuse_hidden_names(columns[:-2])
-    begin, spark = begun(carried), carried.sparkSession
-    return ContinuousFrame(spark, frame_of(spark, begin.plain), (begin,))
+    carrier = Carrier(carried.sparkSession, check_operator, shielded_command)
+    begin = carrier.begin(carried)
+    return ContinuousFrame(carrier, carrier.plain(begin), (begin,))
 
 
 def transformed(

@@ -7,7 +7,7 @@ from functools import lru_cache
 import pyarrow as pa
 
 KIND, EPOCH = "__penstock_kind", "__penstock_epoch"
-ROW, MARKER, FILLER = 0, 1, 2
+MARKER, FILLER = 1, 2
 """What a row of a batch is: one of the source's; the end of an epoch; or one that only pushes those before it through the
 buffers between Spark and its Python workers."""
 

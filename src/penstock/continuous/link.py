@@ -8,12 +8,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from multiprocessing.connection import Client, Connection
+from multiprocessing.connection import Connection
 from typing import Any
 
 from penstock.errors import ContinuousFailed
-from penstock.spark.endpoint import unreachable
+from penstock.spark.endpoint import NO_DRIVER, connect, unreachable
 
+Client = connect
 READER, WRITER = "reader", "writer"
 _LONGEST_WAIT = 1.0
 
@@ -38,7 +39,7 @@ class Address:
         """
         try:
             connection = Client((self.host, self.port), authkey=self.secret)
-        except (OSError, EOFError) as error:
+        except NO_DRIVER as error:
             raise unreachable(self.host, self.port, error) from error
         link = Link(connection)
         link.tell("hello", run=self.run, role=role, task=task)

@@ -17,7 +17,7 @@ from typing import Any
 from pyarrow import fs
 
 from penstock.errors import CheckpointMismatch, CommitRefused, OwnerFenced
-from penstock.spark.checkpoint import PASSED, Checkpoint, redact
+from penstock.spark.checkpoint import PASSED, Checkpoint, is_number, redact
 
 _COMMITTED = 'v1\n{"nextBatchWatermarkMs":0}'
 
@@ -139,7 +139,7 @@ class CheckpointLog:
 
     def _first(self, folder: str) -> int:
         found = self._files.get_file_info(fs.FileSelector(f"{self._root}/{folder}"))
-        return min((int(info.base_name) for info in found if info.base_name.isdigit()), default=0)
+        return min((int(info.base_name) for info in found if is_number(info.base_name)), default=0)
 
     def _add(self, name: str, text: str) -> None:
         try:

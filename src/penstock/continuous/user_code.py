@@ -16,8 +16,10 @@ import pyarrow as pa
 from pyspark.errors import PySparkTypeError
 from pyspark.sql.types import StructType
 
-from penstock.continuous.hidden import EPOCH, HIDDEN, KIND, ROW
+from penstock.continuous.hidden import EPOCH, HIDDEN, KIND
 from penstock.errors import SchemaMismatch
+from penstock.spark.internals.arrow_types import arrow_schema, as_sent
+from penstock.spark.internals.udf_wrapper import ROW
 
 Function = Callable[[Iterator[Any]], Any]
 
@@ -136,10 +138,8 @@ class _Pieces:
 
 class _Arrow:
     def __init__(self, schema: StructType) -> None:
-        from pyspark.sql.pandas.types import to_arrow_schema
-
         self._schema = schema
-        fields = to_arrow_schema(schema, timezone="UTC")
+        fields = arrow_schema(schema)
         self._fields: list[pa.Field] = [pa.field(field.name, field.type) for field in fields]
 
     def hidden(self, batch: pa.RecordBatch) -> tuple[Any, Any]:
@@ -179,17 +179,10 @@ class _Arrow:
 
     def _as_declared(self, column: pa.Array, place: int) -> pa.Array:
         """In the one Arrow type that every batch has, as a stream must; a type that is another to Spark is left for it to refuse."""
-        from pyspark.errors import PySparkException
-        from pyspark.sql.pandas.types import from_arrow_type, to_arrow_type
-
         expected = self._fields[place].type
         if column.type.equals(expected):
             return column
-        try:
-            told = to_arrow_type(from_arrow_type(column.type), timezone="UTC")
-        except PySparkException:
-            return column
-        return column.cast(expected) if told.equals(expected) else column
+        return column.cast(expected) if as_sent(column.type) == expected else column
 
 
 class _Pandas:

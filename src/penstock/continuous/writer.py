@@ -12,13 +12,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import TaskContext
 
-from penstock.continuous.hidden import EPOCH, KIND, MARKER, ROW, kinds_of
+from penstock.continuous.hidden import EPOCH, KIND, MARKER, kinds_of
 from penstock.continuous.link import WRITER, Address, Link
 from penstock.continuous.reader import MOST_TIMES
 from penstock.errors import ContinuousFailed
 from penstock.instants import now_micros
 from penstock.spark.boundary import plainly
-from penstock.spark.garbage import spare_imports
+from penstock.spark.internals.udf_wrapper import ROW
+from penstock.spark.internals.worker_gc import spare_imports
 
 if TYPE_CHECKING:
     from penstock.continuous.frames import ContinuousFrame

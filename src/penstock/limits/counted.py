@@ -6,7 +6,7 @@ from pyspark.sql import SparkSession
 
 from penstock.errors import CommitRefused, StateRefused
 from penstock.spark.checkpoint import Checkpoint, redact
-from penstock.spark.limit_state import UnreadableState, limit_operator, rows_passed
+from penstock.spark.internals.limit_state import UnreadableState, limit_operator, rows_passed
 
 
 def counted(spark: SparkSession | None, checkpoint: Checkpoint, batch_id: int | None) -> int:

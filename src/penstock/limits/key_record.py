@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock.errors import CheckpointMismatch, CommitRefused
-from penstock.limits.record import read_record, write_beside
+from penstock.limits.record import read_beside, read_record, write_beside
 from penstock.names import in_quotes
 from penstock.spark.checkpoint import Checkpoint, redact
 
@@ -29,11 +28,11 @@ class KeyRecord:
 
 def read_key(checkpoint: Checkpoint) -> KeyRecord | None:
     """The limit beside a checkpoint; None where a query has run without one, or none at all."""
-    found = checkpoint.read(f"penstock/{_FILE}")
-    if found is None:
-        return None
-    content = json.loads(found)
-    return KeyRecord(tuple(content["per"]), content["rows"], content["forget_ms"])
+    return read_beside(
+        checkpoint,
+        _FILE,
+        lambda found: KeyRecord(tuple(map(str, found["per"])), int(found["rows"]), found["forget_ms"]),
+    )
 
 
 def keep_key(checkpoint: Checkpoint, record: KeyRecord, *, exact: bool) -> None:

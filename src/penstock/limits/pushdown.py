@@ -9,13 +9,9 @@ from penstock.errors import CheckpointMismatch, InvalidInput
 from penstock.limits.begun import Begun
 from penstock.limits.rows import METRIC
 from penstock.spark.checkpoint import Checkpoint, redact
-from penstock.spark.plan_tree import Node, tree_of
+from penstock.spark.internals.operators import Is, of
+from penstock.spark.internals.plan_text import Node, tree_of
 from penstock.spark.quota import Quota
-
-# Operators that give one row for each row.
-_ONE_TO_ONE = {
-    "LocalLimit", "Project", "SubqueryAlias", "View", "EventTimeWatermark", "CollectMetrics", "StreamingRelationV2",
-}  # fmt: skip
 
 _AGGREGATES = {"Aggregate", "Distinct"}
 
@@ -49,7 +45,7 @@ def is_per_micro_batch(frame: DataFrame) -> bool:
 
 def one_to_one(limit: Node) -> bool:
     """Whether each row that is read below a limit comes to it as one row."""
-    return all(node.name in _ONE_TO_ONE for node in limit.below())
+    return all(Is.ONE_TO_ONE in of(node.name) for node in limit.below())
 
 
 def quota(checkpoint: Checkpoint, found: Begun, rows: int, *, exact: bool) -> Quota:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
-
-from pyarrow import fs
+from typing import Any, TypeVar
 
 from penstock.errors import CommitRefused
+from penstock.json_text import parse_json
 from penstock.spark.checkpoint import Checkpoint, redact
 
+T = TypeVar("T")
 _FOLDER, _FILE = "penstock", "limit.json"
 
 
@@ -24,11 +24,32 @@ class LimitRecord:
 
 def read_record(checkpoint: Checkpoint) -> LimitRecord | None:
     """The limit beside a checkpoint; None where a query has run without one, or none at all."""
-    path = f"{checkpoint.root}/{_FOLDER}/{_FILE}"
-    if checkpoint.files.get_file_info(path).type != fs.FileType.File:
-        return None
-    with checkpoint.files.open_input_stream(path) as stream:
-        return LimitRecord(int(json.loads(bytes(stream.read()))["rows"]))
+    return read_beside(checkpoint, _FILE, lambda found: LimitRecord(int(found["rows"])))
+
+
+def read_beside(checkpoint: Checkpoint, name: str, made: Callable[[Any], T]) -> T | None:
+    """What a file of a limit keeps; None where there is none.
+
+    Parameters
+    ----------
+    made
+        Gets the JSON in it.
+
+    Raises
+    ------
+    CommitRefused
+        When it is not as a limit writes it.
+    """
+    found = checkpoint.read(f"{_FOLDER}/{name}")
+    try:
+        return None if found is None else made(parse_json(found))
+    except (ValueError, KeyError, TypeError) as error:
+        where = redact(checkpoint.location)
+        raise CommitRefused(
+            f"the file {_FOLDER}/{name} of the checkpoint at {where!r} is not as a limit writes it ({type(error).__name__}): bring it "
+            "back from a copy, or start with a new checkpoint",
+            checkpoint=where,
+        ) from error
 
 
 def write_record(checkpoint: Checkpoint, record: LimitRecord) -> None:

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from penstock.arrow.messages import kept_table
+from penstock.errors import CheckpointMismatch
 from penstock.spark.codes import codes_of, ranks
 
 _KEY = "key_"
@@ -28,7 +30,12 @@ class Seen:
 
     @classmethod
     def from_bytes(cls, kept: bytes) -> Seen:
-        return cls(pa.ipc.open_stream(kept).read_all())
+        try:
+            return cls(kept_table(kept))
+        except ValueError as error:
+            raise CheckpointMismatch(
+                f"the state of the limit is not as a limit writes it ({error}): bring the checkpoint back from a copy, or start with a new one"
+            ) from error
 
     def to_bytes(self) -> bytes:
         sink = pa.BufferOutputStream()

@@ -25,9 +25,10 @@ from penstock.modes.rules.watermarks import watermarks
 from penstock.modes.sink_kinds import Sink, sink_of
 from penstock.modes.sinks import SOURCES, not_asked, sink_problems
 from penstock.modes.table_refusals import table_refusals
-from penstock.modes.verdict import Refusal, has_verdict, refusal
 from penstock.names import in_quotes
-from penstock.spark.plan_tree import tree_of
+from penstock.spark.internals.output_mode_checker import Refusal, refusal
+from penstock.spark.internals.plan_text import tree_of
+from penstock.spark.internals.sessions import is_classic
 
 Rule = Callable[[Plan, str], Iterator[Problem]]
 _RULES: tuple[Rule, ...] = (
@@ -143,7 +144,7 @@ def _trigger(trigger: object) -> str:
 
 
 def _not_run(df: DataFrame) -> tuple[str, ...]:
-    if has_verdict(df):
+    if is_classic(df):
         return ()
     return (
         "Spark's own checker, which a Spark Connect session does not reach: what is allowed is told by Penstock's rules alone",
@@ -159,7 +160,7 @@ def _mode(df: DataFrame, plan: Plan, mode: str, sink: Sink | None, trigger: str)
     rules = (*_RULES, *_RULES_OF.get(trigger, ()))
     problems = [problem for rule in rules for problem in rule(plan, mode)]
     problems += last_groups(plan, mode, trigger)
-    if has_verdict(df):
+    if is_classic(df):
         checked = plan.settings.get(_CHECK) != "false"
         refused = refusal(df, mode, trigger) if checked else None
         problems = list(_agreed(problems, refused, checked=checked))

@@ -24,9 +24,10 @@ from penstock.modes.emits import (
     Emits,
 )
 from penstock.modes.join_bounds import BOTH, given_up, unmatched_sides
-from penstock.modes.plan import DEDUPLICATIONS, FUNCTIONS, Plan, expires
+from penstock.modes.plan import Plan, expires
 from penstock.modes.result_key import result_key
-from penstock.spark.plan_tree import Node
+from penstock.spark.internals.operators import Is, of
+from penstock.spark.internals.plan_text import Node
 
 _WORST_FIRST = (FOR_EVER, ONE_SIDE, OWN, UNTIL_WATERMARK, COUNT, NO_STATE)
 
@@ -38,7 +39,7 @@ def claims(plan: Plan, mode: str) -> Emits:
     top = next((node for node in plan.stateful if node.name != "GlobalLimit"), None)
     if mode == "complete":
         # A deduplication lets a group through once, and the sink loses it with the next micro-batch.
-        rows = NEW_ROWS if top is not None and top.name in DEDUPLICATIONS else ALL
+        rows = NEW_ROWS if top is not None and Is.DEDUPLICATION in of(top.name) else ALL
         return Emits(rows, AT_ONCE, FOR_EVER, REPLACE_ALL)
     if top is None:
         return Emits(NEW_ROWS, AT_ONCE, state, ADD)
@@ -46,7 +47,7 @@ def claims(plan: Plan, mode: str) -> Emits:
         if mode == "append":
             return Emits(FINISHED, AFTER_WATERMARK, state, ADD)
         return Emits(CHANGED, AT_ONCE, state, REPLACE_BY_KEY, result_key(plan.root, top))
-    if top.name in FUNCTIONS:
+    if Is.FUNCTION in of(top.name):
         return Emits(FUNCTION, AT_ONCE, state, ADD if mode == "append" else REPLACE_BY_KEY)
     if top.name == "Join" and unmatched_sides(top):
         rows = MATCHED if unmatched_sides(top) <= given_up(top) else ONLY_MATCHED
@@ -62,7 +63,7 @@ def _waits(plan: Plan, top: Node, mode: str) -> bool:
 def _state(node: Node, mode: str) -> str:
     if node.name == "GlobalLimit":
         return COUNT
-    if node.name in FUNCTIONS:
+    if Is.FUNCTION in of(node.name):
         return OWN
     if node.name == "Join":
         sides = given_up(node)

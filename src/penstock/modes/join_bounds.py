@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from penstock.modes.plan import join_type
-from penstock.spark.plan_tree import Node, marked, split
+from penstock.spark.internals.plan_text import Node, marked, split
 
 LEFT, RIGHT = "left", "right"
 BOTH = frozenset((LEFT, RIGHT))

@@ -7,16 +7,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from penstock.spark.groups import by_session, grouping
-from penstock.spark.plan_tree import Node, marked, plain
+from penstock.spark.internals.grouping import by_session, grouping
+from penstock.spark.internals.operators import Is, of
+from penstock.spark.internals.plan_text import Node, marked, plain
 
-FUNCTIONS = (
-    "FlatMapGroupsWithState",
-    "FlatMapGroupsInPandasWithState",
-    "TransformWithState",
-    "TransformWithStateInPySpark",
-)
-DEDUPLICATIONS = ("Deduplicate", "DeduplicateWithinWatermark", "Distinct")
 _NO_TIME = ("NoTimeout", "NoTime")
 _WINDOW = re.compile(r"window#\d+")
 _WATERMARK = re.compile(r"(?:[0-9a-f-]{36}, )?(.+?)#\d+L?(?:-T\d+ms)?(?:: [^,]+)?, (.+)$")
@@ -49,17 +43,21 @@ class Plan:
         """The streaming operators of some names, from the top."""
         return [node for node in self.nodes if node.streaming and node.name in names]
 
+    def streaming_that(self, properties: Is) -> list[Node]:
+        """The streaming operators with some properties, from the top."""
+        return [node for node in self.nodes if node.streaming and properties in of(node.name)]
+
     @cached_property
     def aggregates(self) -> list[Node]:
         return self.streaming("Aggregate")
 
     @cached_property
     def functions(self) -> list[Node]:
-        return self.streaming(*FUNCTIONS)
+        return self.streaming_that(Is.FUNCTION)
 
     @cached_property
     def deduplications(self) -> list[Node]:
-        return self.streaming(*DEDUPLICATIONS)
+        return self.streaming_that(Is.DEDUPLICATION)
 
     @cached_property
     def joins(self) -> list[Node]:

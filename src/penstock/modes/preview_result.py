@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import InvalidInput
-from penstock.modes.verdict import Refusal
 from penstock.names import did_you_mean, in_quotes
+from penstock.spark.internals.output_mode_checker import Refusal
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -27,7 +27,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock.modes.preview_inputs import Input
 from penstock.modes.preview_result import DATA, NO_DATA, MicroBatch, ModePreview, StateRows
-from penstock.modes.verdict import Refusal
+from penstock.spark.internals.output_mode_checker import Refusal
 
 MOST_WITHOUT_DATA = 5
 """A query with processing-time timers runs such micro-batches for ever."""
@@ -36,7 +36,7 @@ _PATIENCE, _GLANCE = 1, 0.01
 
 _REFUSALS = (AnalysisException, UnsupportedOperationException, IllegalArgumentException)
 _FIRST_FILE = 946_684_800
-_PLAN = re.compile(r"\s*(?:;\s*)?SQLSTATE: \w+.*|;\s*\n.*", re.DOTALL)
+_PLAN = re.compile(r"(?:;\s*)?SQLSTATE: \w+.*|;\s*\n.*", re.DOTALL)
 _CONDITION = re.compile(r"\[([A-Z_0-9.]+)\]")
 
 

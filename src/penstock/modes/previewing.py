@@ -19,9 +19,8 @@ from penstock.modes.preview_result import Preview
 from penstock.modes.preview_runs import run, source
 from penstock.modes.report import MODES
 from penstock.names import did_you_mean, in_quotes
-from penstock.spark.data_sources import check_session, is_classic
-from penstock.spark.session import FILE_MANAGER
-from penstock.spark.stores import is_local
+from penstock.spark.internals.class_names import FILE_MANAGER
+from penstock.spark.internals.sessions import check_session, clone_session, is_classic, is_local
 
 _ONE_INPUT = "batches"
 
@@ -169,7 +168,7 @@ def _check_transform(transform: object, inputs: Mapping[str, Input] | None) -> N
 
 def _session_of_its_own(spark: SparkSession, folder: str | Path | None) -> SparkSession:
     """A session with the views, functions and settings of another, and with some settings of its own."""
-    own = SparkSession(spark.sparkContext, spark._jsparkSession.cloneSession())
+    own = clone_session(spark)
     own.conf.set("spark.sql.shuffle.partitions", "1")
     own.conf.set("spark.sql.streaming.numRecentProgressUpdates", "100")
     if folder is None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from penstock.errors import InvalidInput, OutputModeRefused
 from penstock.modes.emits import Emits
 from penstock.names import did_you_mean, in_quotes
-from penstock.spark.plan_tree import Node
+from penstock.spark.internals.plan_text import Node
 
 MODES = ("append", "update", "complete")
 REFUSED, UNSAFE, WARNING = "refused", "unsafe", "warning"

@@ -4,22 +4,11 @@ from __future__ import annotations
 
 import re
 
-from penstock.spark.groups import grouping
-from penstock.spark.plan_tree import Node, items
+from penstock.spark.internals.grouping import grouping
+from penstock.spark.internals.operators import Is, of
+from penstock.spark.internals.plan_text import Node, items
 
 _COLUMN = re.compile(r"(.*)#(\d+)L?(?:-T\d+ms)?", re.DOTALL)
-# Above these a column has the name that it had below.
-_PASSED_ON = (
-    "Deduplicate",
-    "EventTimeWatermark",
-    "Filter",
-    "GlobalLimit",
-    "LocalLimit",
-    "Repartition",
-    "RepartitionByExpression",
-    "Sort",
-    "SubqueryAlias",
-)
 
 
 def result_key(root: Node, aggregate: Node) -> tuple[str, ...]:
@@ -31,7 +20,7 @@ def result_key(root: Node, aggregate: Node) -> tuple[str, ...]:
         if node.name == "Project":
             columns = items(node.arguments[0])
             key = [column and _made(column, columns) for column in key]
-        elif node.name not in _PASSED_ON:
+        elif Is.NAMES_KEPT not in of(node.name):
             return ()
     found = [column and _COLUMN.fullmatch(column) for column in key]
     return tuple(match[1] for match in found if match) if all(found) else ()

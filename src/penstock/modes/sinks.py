@@ -19,16 +19,16 @@ _FILE_MODE = "STREAMING_OUTPUT_MODE.UNSUPPORTED_DATASOURCE"
 def sink_problems(sink: Sink, mode: str, trigger: str, emits: Emits | None) -> Iterator[Problem]:
     """What a sink does not take, or does not keep."""
     source = SOURCES.get(sink.name)
-    if sink.missing is not None and source is None:
+    if sink.format.missing is not None and source is None:
         yield Problem(
             "PENSTOCK_NO_SINK",
             f"the session has no format {sink.name}",
             fix="a format that is there; or spark.jars.packages with the package that has it, when the session is made",
-            spark=sink.missing.message,
-            condition=sink.missing.condition,
+            spark=sink.format.missing.message,
+            condition=sink.format.missing.condition,
         )
         return
-    if not sink.streams:
+    if not sink.format.streams:
         yield Problem(
             "PENSTOCK_NO_SINK",
             f"no stream can be written to {sink.name}",
@@ -36,10 +36,10 @@ def sink_problems(sink: Sink, mode: str, trigger: str, emits: Emits | None) -> I
         )
     elif mode not in _takes(sink):
         yield Problem(
-            _FILE_MODE if sink.files or sink.name == "delta" else "PENSTOCK_SINK_MODE",
+            _FILE_MODE if sink.format.files or sink.name == "delta" else "PENSTOCK_SINK_MODE",
             f"{_shown(sink)} takes {' and '.join(_takes(sink))} mode, not {mode}{_why(sink, mode)}",
             fix="ps.TableSink(name, keys=[...]), which takes every mode; or foreachBatch",
-            condition=_FILE_MODE if sink.files else None,
+            condition=_FILE_MODE if sink.format.files else None,
             source=source,
         )
     if trigger == "continuous":
@@ -71,7 +71,7 @@ def sink_problems(sink: Sink, mode: str, trigger: str, emits: Emits | None) -> I
     if (
         emits is not None
         and emits.sink != ADD
-        and sink.python
+        and sink.format.python
         and sink.name != "penstock"
         and mode in _takes(sink)
     ):
@@ -85,12 +85,12 @@ def sink_problems(sink: Sink, mode: str, trigger: str, emits: Emits | None) -> I
 
 def not_asked(sink: Sink) -> Iterator[str]:
     """What could not be found out about a sink."""
-    if sink.silent is not None:
-        yield f"what the sink {sink.name} takes, of which Spark says without the query's options: {sink.silent}"
-    if sink.missing is not None and sink.name in SOURCES:
+    if sink.format.silent is not None:
+        yield f"what the sink {sink.name} takes, of which Spark says without the query's options: {sink.format.silent}"
+    if sink.format.missing is not None and sink.name in SOURCES:
         yield (
             f"whether the session that starts the query has the format {sink.name}; this one does not, and says: "
-            f"{sink.missing.message}"
+            f"{sink.format.missing.message}"
         )
 
 
@@ -99,24 +99,24 @@ def _shown(sink: Sink) -> str:
 
 
 def _takes(sink: Sink) -> tuple[str, ...]:
-    if sink.files or sink.name == "penstock":
+    if sink.format.files or sink.name == "penstock":
         return ("append",)
-    if sink.name == "delta" or sink.python:
+    if sink.name == "delta" or sink.format.python:
         return ("append", "complete")
-    able = {"complete": sink.truncates, "update": sink.updates}
+    able = {"complete": sink.format.truncates, "update": sink.format.updates}
     return tuple(mode for mode in MODES if able.get(mode) is not False)
 
 
 def _why(sink: Sink, mode: str) -> str:
-    if mode == "complete" and sink.truncates is False:
+    if mode == "complete" and sink.format.truncates is False:
         return ": it cannot be emptied"
-    if mode == "update" and sink.updates is False:
+    if mode == "update" and sink.format.updates is False:
         return ": it does not take new values of a row as a row more"
     return ""
 
 
 def _continuous(sink: Sink) -> Iterator[Problem]:
-    if sink.older:
+    if sink.format.older:
         yield Problem(
             "PENSTOCK_SINK_NOT_CONTINUOUS",
             f"the sink {sink.name} cannot be written to under the continuous trigger",
@@ -128,7 +128,7 @@ def _continuous(sink: Sink) -> Iterator[Problem]:
             "a Python function cannot be called under the continuous trigger: the query starts, and fails with its first rows",
             fix="a processing-time trigger",
         )
-    elif sink.python or sink.name == "penstock table":
+    elif sink.format.python or sink.name == "penstock table":
         yield Problem(
             "PENSTOCK_ROWS_LOST_CONTINUOUS",
             "Spark's continuous trigger never calls a Python sink's write(), and commits all the same: every row is lost, and "

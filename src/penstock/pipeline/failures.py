@@ -6,14 +6,13 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import AnalysisException
 
-from penstock import errors
-from penstock.errors import QueryFailed
+from penstock.errors import QueryFailed, error_class
+from penstock.spark.internals.sessions import JvmError, JvmException
 
 # One line of a Python traceback: the error's class, its condition, its message.
-_OURS = re.compile(r"^\s*(?:Caused by: )?penstock\.([\w.]+): \[([A-Z_0-9.]+)\] (.*)$", re.MULTILINE)
+_OURS = re.compile(r"^[ \t]*(?:Caused by: )?penstock\.([\w.]+): \[([A-Z_0-9.]+)\] (.*)$", re.MULTILINE)
 
 
 # What a micro-batch fails with when its Spark context ends under it (4.2, 4.3).
@@ -29,7 +28,7 @@ def plain(error: Exception) -> Exception:
     if not found:
         return _shut_down() if _gone(error) or _SHUT_DOWN.search(told) else error
     place, condition, message = found[-1]
-    kind = getattr(errors, place.rpartition(".")[2], QueryFailed)
+    kind = error_class(place.rpartition(".")[2]) or QueryFailed
     return kind(message.strip(), condition=condition)
 
 
@@ -51,7 +50,7 @@ def _told(error: BaseException | None) -> Iterator[str]:
 
 def _gone(error: Exception) -> bool:
     """Whether the JVM did not answer; an error that it raised is an answer."""
-    return isinstance(error, Py4JError | ConnectionError) and not isinstance(error, Py4JJavaError)
+    return isinstance(error, JvmError | ConnectionError) and not isinstance(error, JvmException)
 
 
 def _shut_down() -> QueryFailed:

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from py4j.protocol import Py4JError
 from pyspark.sql import DataFrame, SparkSession
 
 from penstock.errors import CommitRefused, condition_of
@@ -22,7 +21,8 @@ from penstock.pipeline.ended import EndedQuery
 from penstock.pipeline.micro_batches import MicroBatchQuery
 from penstock.pipeline.trigger import Trigger
 from penstock.spark.checkpoint import Checkpoint, redact
-from penstock.spark.limit_state import UnreadableState, rows_passed
+from penstock.spark.internals.limit_state import UnreadableState, rows_passed
+from penstock.spark.internals.sessions import JvmError
 from penstock.spark.schemas import is_case_sensitive
 
 log = logging.getLogger("penstock.pipeline")
@@ -146,7 +146,7 @@ class LimitWatch:
         """Until the query ends, or is stopped from here."""
         try:
             self._watch()
-        except (Py4JError, ConnectionError) as error:
+        except (JvmError, ConnectionError) as error:
             # Spark has ended, and the query with it.
             log.debug(
                 "the limit is no longer watched: %s",

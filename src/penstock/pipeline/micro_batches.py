@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from py4j.protocol import Py4JError
 from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -21,13 +20,14 @@ from penstock.pipeline.levelling import QuerySource, bring_level
 from penstock.pipeline.query import STOP_SECONDS, Query
 from penstock.queue.store import connect
 from penstock.spark.checkpoint import Checkpoint
+from penstock.spark.internals.sessions import JvmError
 
 log = logging.getLogger("penstock.pipeline")
 
 _POLL_SECONDS = 0.02
 _QUIET_POLLS = 3
 # The query's own end, and that of Spark's JVM.
-_FAILURES = (StreamingQueryException, Py4JError, ConnectionError)
+_FAILURES = (StreamingQueryException, JvmError, ConnectionError)
 
 
 class MicroBatchQuery(Query):

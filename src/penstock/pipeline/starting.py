@@ -38,10 +38,10 @@ from penstock.pipeline.table_driver import TableSinkDriver
 from penstock.pipeline.trigger import Trigger
 from penstock.queue.opened import open_store
 from penstock.spark.checkpoint import Checkpoint
-from penstock.spark.data_sources import is_classic
-from penstock.spark.listeners import Listeners
+from penstock.spark.internals.listeners import Listeners
+from penstock.spark.internals.plans import streaming_reads
+from penstock.spark.internals.sessions import is_classic
 from penstock.spark.options import STREAM_SINK, STREAM_SOURCE, sink_options, source_options, with_defaults
-from penstock.spark.plans import streaming_reads
 from penstock.spark.register import defaults, register
 from penstock.spark.stores import check_reach
 from penstock.tables.adding import require_added
@@ -208,7 +208,7 @@ def follow_from(sources: Sequence[QuerySource], offset: Any) -> None:
 def _called(source: AnySource) -> str:
     if isinstance(source, DataFrame):
         found = streaming_reads(source) or []
-        return ", ".join(kind for kind, _ in found if kind) or "of the DataFrame"
+        return ", ".join(read.format for read in found if read.format) or "of the DataFrame"
     return type(source).__name__
 
 

@@ -34,10 +34,11 @@ from penstock.pipeline.starting import AnySink, catch_up_with_sink, start_contin
 from penstock.pipeline.trigger import Trigger
 from penstock.pipeline.waking import waking
 from penstock.spark.checkpoint import Checkpoint
-from penstock.spark.data_sources import check_session
+from penstock.spark.default_url import default_url
 from penstock.spark.given import CONF_PREFIX
+from penstock.spark.internals.plans import repeatable, streaming_reads
+from penstock.spark.internals.sessions import check_session, default_file_system
 from penstock.spark.options import GUARANTEES
-from penstock.spark.plans import default_file_system, repeatable, streaming_reads
 from penstock.spark.register import register
 from penstock.tables.sink import TableSink
 
@@ -400,13 +401,14 @@ class Pipeline:
         if reads is None:
             source = self.stream.source
             given = source.given() if isinstance(source, QueueSource) else {}
-            reads = [("penstock", {name.lower(): value for name, value in given.items()})]
-        found = [self._source(given) if kind == "penstock" else None for kind, given in reads]
+            found = [self._source({name.lower(): value for name, value in given.items()})]
+        else:
+            found = [self._source(read.options) if read.format == "penstock" else None for read in reads]
         return tuple(dict.fromkeys(each for each in found if each is not None)), None in found
 
     def _source(self, given: Mapping[str, str]) -> QuerySource | None:
         settings = self.stream.spark.conf
-        url = given.get("url") or settings.get(CONF_PREFIX + "url", None)
+        url = given.get("url") or default_url(self.stream.spark)
         queue = given.get("queue") or given.get("path") or settings.get(CONF_PREFIX + "queue", None)
         consumer = given.get("consumer")
         return QuerySource(url, queue, consumer) if url and queue and consumer else None

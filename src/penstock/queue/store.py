@@ -359,7 +359,8 @@ def connect(url: str, *, create: bool = True, patience: float = PATIENCE) -> Sto
     Parameters
     ----------
     url
-        ``sqlite:///relative.db``, ``sqlite:////absolute.db``, or ``postgresql://user@host/database?schema=penstock``.
+        ``sqlite:///relative.db``, ``sqlite:////absolute.db``, or ``postgresql://user@host/database?schema=penstock``. A SQLite
+        file that is made is for its owner alone, unless the URL says something else: ``?mode=0640``.
     create
         False for an error where there is no store.
     patience
@@ -368,7 +369,7 @@ def connect(url: str, *, create: bool = True, patience: float = PATIENCE) -> Sto
 
     Raises
     ------
-    InvalidUrl, MissingDependency, StoreNotFound, StoreTooNew, StoreUnavailable, StoreReadOnly
+    InvalidUrl, MissingDependency, StoreNotFound, StoreTooNew, StoreUnavailable, StoreReadOnly, StoreUnsafe
     """
     require("patience", patience, float | int, "a number of seconds")
     database, identity = open_database(url, create=create, patience=patience)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from penstock.commit.offsets import pad
 from penstock.errors import condition_of
 from penstock.spark.checkpoint import Checkpoint
-from penstock.spark.limit_state import UnreadableState, rows_passed
+from penstock.spark.internals.limit_state import UnreadableState, rows_passed
 from penstock.spark.options import SourceOptions
 from penstock.spark.quota import Quota
 

@@ -7,7 +7,6 @@ the sink's commit; ``state`` exists for stateful queries only (Spark 4.3.0).
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Any
 from urllib.parse import unquote
@@ -15,13 +14,15 @@ from urllib.parse import unquote
 from pyarrow import fs
 
 from penstock.errors import CommitRefused
+from penstock.json_text import parse_json
 
 _LOCATION = re.compile(r"(?:([A-Za-z][A-Za-z0-9+.-]*):)?(//[^/]*)?(.*)", re.DOTALL)
-# Up to the last @, in case the password has one.
-_PASSWORD = re.compile(r"//[^/:@]*:(.*)@")
+_USER = re.compile(r"//[^/:@]*:")
 
 PASSED = "penstock.limit.passed"
 """Among the settings that an epoch is logged with: how many rows a limit has let through, with it."""
+MOST_BYTES = 64 << 20
+"""Of a file of a checkpoint that is read as a whole; Spark's own have some kilobytes."""
 RUNS = "penstock runs"
 """The key of the offsets of a source without rows, which count the runs of a query."""
 
@@ -37,7 +38,10 @@ class Checkpoint:
     def query_id(self) -> str:
         """The id that Spark gave the query when the checkpoint was made."""
         if self._query_id is None:
-            self._query_id = str(json.loads(self._read("metadata"))["id"])
+            try:
+                self._query_id = str(parse_json(self._read("metadata"))["id"])
+            except (ValueError, KeyError, TypeError) as error:
+                raise self._not_sparks("metadata", error) from error
         return self._query_id
 
     def require_readable(self, guarantee: str) -> None:
@@ -79,15 +83,18 @@ class Checkpoint:
         text = self._read(name)
         try:
             about = text.split("\n")[1]
-            found = json.loads(about).get("conf", {}).get(PASSED) if about else None
+            found = parse_json(about).get("conf", {}).get(PASSED) if about else None
             return None if found is None else int(found)
         except (IndexError, ValueError, AttributeError, TypeError) as error:
-            where = redact(self.location)
-            raise CommitRefused(
-                f"the checkpoint's file {name} at {where} is not as Spark writes it, or ends too soon ({type(error).__name__}): bring it "
-                "back from a copy, or start with a new checkpoint",
-                checkpoint=where,
-            ) from error
+            raise self._not_sparks(name, error) from error
+
+    def _not_sparks(self, name: str, error: Exception) -> CommitRefused:
+        where = redact(self.location)
+        return CommitRefused(
+            f"the checkpoint's file {name} at {where} is not as Spark writes it, or ends too soon ({type(error).__name__}): bring it "
+            "back from a copy, or start with a new checkpoint",
+            checkpoint=where,
+        )
 
     def stateful(self) -> bool:
         return bool(self.files.get_file_info(self._path("state")).type == fs.FileType.Directory)
@@ -116,28 +123,38 @@ class Checkpoint:
         """
         try:
             with self.files.open_input_stream(self._path(name)) as stream:
-                return bytes(stream.read())
+                found = bytes(stream.read(MOST_BYTES + 1))
         except FileNotFoundError:
             return None
+        if len(found) > MOST_BYTES:
+            raise OSError(f"the file {name} has more than {MOST_BYTES} bytes")
+        return found
 
     def _last(self, name: str) -> int | None:
         selector = fs.FileSelector(self._path(name), allow_not_found=True)
         found = [info.base_name for info in self.files.get_file_info(selector)]
-        return max((int(name) for name in found if name.isdigit()), default=None)
+        return max(map(int, filter(is_number, found)), default=None)
 
     def _path(self, name: str) -> str:
         return f"{self.root}/{name}"
 
     def _read(self, name: str) -> str:
         try:
-            with self.files.open_input_stream(self._path(name)) as stream:
-                return bytes(stream.read()).decode()
+            found = self.read(name)
+            if found is None:
+                raise FileNotFoundError(name)
+            return found.decode()
         except Exception as error:
             raise CommitRefused(
                 f"the checkpoint's file {name} cannot be read at {redact(self.location)}: {type(error).__name__}; "
                 "is it another query's, or was it deleted?",
                 checkpoint=redact(self.location),
             ) from error
+
+
+def is_number(name: str) -> bool:
+    """Whether a file of a log has a batch's number for its name; other digits than ours are no number of Spark's."""
+    return name.isascii() and name.isdigit()
 
 
 def parse_offsets(text: str) -> list[Any]:
@@ -155,7 +172,7 @@ def _offset(text: str) -> Any:
     if text == "-":
         return None
     try:
-        return json.loads(text)
+        return parse_json(text)
     except ValueError:
         return text
 
@@ -192,8 +209,8 @@ def _by_fsspec(location: str) -> tuple[fs.FileSystem, str]:
 def cause(error: Exception, location: str) -> str:
     """What an error says, without the secrets of a location."""
     text = f"{type(error).__name__}: {error}"
-    password, query = _PASSWORD.search(location), location.partition("?")[2]
-    for secret in filter(None, [password and password[1], password and unquote(password[1]), query]):
+    password, query = location[_password(location)], location.partition("?")[2]
+    for secret in filter(None, [password, unquote(password), query]):
         text = text.replace(secret, "***")
     return text
 
@@ -201,5 +218,14 @@ def cause(error: Exception, location: str) -> str:
 def redact(location: str) -> str:
     """The location without a password, and without what some addresses have behind a question mark."""
     shown, mark, _ = location.partition("?")
-    shown = _PASSWORD.sub(lambda found: found[0].replace(f":{found[1]}@", ":***@"), shown)
+    place = _password(shown)
+    if shown[place]:
+        shown = f"{shown[: place.start]}***{shown[place.stop :]}"
     return f"{shown}?***" if mark else shown
+
+
+def _password(location: str) -> slice:
+    """Where the password is: up to the last @, in case it has one itself."""
+    last = max(location.rfind("@"), 0)
+    user = _USER.search(location, 0, last)
+    return slice(last, last) if user is None else slice(user.end(), last)

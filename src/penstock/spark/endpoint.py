@@ -6,24 +6,34 @@ A task gets the address with its pickled function, which Spark carries to execut
 from __future__ import annotations
 
 import logging
+import random
 import secrets
+import selectors
 import socket
+import struct
 import threading
+import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
-from multiprocessing.connection import Client, Connection, Listener
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 
 from pyspark.sql import SparkSession
 
 from penstock.errors import StoreUnavailable, condition_of
-from penstock.spark.stores import is_local
+from penstock.spark.handshakes import MOST, Handshakes
+from penstock.spark.internals.sessions import is_local
 
 log = logging.getLogger("penstock.spark")
 
 Answer = Callable[[bytes], bytes]
+NO_DRIVER = (OSError, EOFError, AuthenticationError)
+"""The errors of :func:`connect`."""
 
 _BACKLOG = 128
+_PATIENCE = 60.0
+"""For how many seconds a task tries to reach its driver, which may be busy or stand still."""
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 1.0
 
 
 @dataclass(frozen=True)
@@ -43,20 +53,79 @@ class Address:
             When the driver does not answer.
         """
         try:
-            with Client((self.host, self.port), authkey=self.secret) as connection:
+            with connect((self.host, self.port), authkey=self.secret) as connection:
                 connection.send_bytes(question)
                 return connection.recv_bytes()
-        except (OSError, EOFError) as error:
+        except NO_DRIVER as error:
             raise unreachable(self.host, self.port, error) from error
 
 
 def unreachable(host: str, port: int, error: Exception) -> StoreUnavailable:
     """The error of a task that cannot talk to its driver."""
+    if isinstance(error, AuthenticationError):
+        return StoreUnavailable(
+            f"what listens at {host}:{port} is not the driver of this task, which has probably ended: start the query again",
+            condition="STORE_UNAVAILABLE.OTHER_DRIVER",
+            host=host,
+            port=port,
+        )
     return StoreUnavailable(
         f"the driver at {host}:{port} does not answer ({type(error).__name__}): executors must be able to "
         "reach spark.driver.host",
         host=host,
         port=port,
+    )
+
+
+def connect(where: tuple[str, int], authkey: bytes) -> Connection:
+    """Connect to a driver, and again when it has hung up before the handshake was done.
+
+    It hangs up on whoever takes longer than a second, as a task on a busy machine may, and when strangers crowd its port.
+
+    Raises
+    ------
+    OSError, EOFError, AuthenticationError
+        When the driver is not there, does not speak, or has another secret.
+    """
+    deadline, pause = time.monotonic() + _PATIENCE, _FIRST_PAUSE
+    while True:
+        try:
+            return _shaken(where, authkey, deadline)
+        except ConnectionRefusedError:
+            raise
+        except (EOFError, ConnectionError):
+            if time.monotonic() + pause > deadline:
+                raise
+        time.sleep(pause * random.uniform(0.5, 1.0))
+        pause = min(pause * 2, _LONGEST_PAUSE)
+
+
+def _shaken(where: tuple[str, int], authkey: bytes, deadline: float) -> Connection:
+    left = max(deadline - time.monotonic(), 1.0)
+    found = socket.create_connection(where, timeout=left)
+    found.setblocking(True)
+    # Also for one that begins to speak and stops: what has another driver's port may be anything.
+    _limit(found, left)
+    connection = Connection(found.detach())
+    try:
+        answer_challenge(connection, authkey)
+        deliver_challenge(connection, authkey)
+        with socket.socket(fileno=socket.dup(connection.fileno())) as twin:
+            _limit(twin, 0)
+    except BlockingIOError:
+        connection.close()
+        raise TimeoutError("the driver does not go on") from None
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _limit(connection: socket.socket, seconds: float) -> None:
+    """Let a blocking read end after some seconds with a BlockingIOError; 0 for no limit."""
+    micros = round(seconds * 1e6)
+    connection.setsockopt(
+        socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", micros // 1_000_000, micros % 1_000_000)
     )
 
 
@@ -75,38 +144,85 @@ class Listening:
 
     def __init__(self, bind: str, serve: Callable[[Connection], None], name: str) -> None:
         self.secret = secrets.token_bytes(32)
-        self._listener = Listener((bind, 0), backlog=_BACKLOG, authkey=self.secret)
-        self._serve = serve
-        self.closed = False
-        threading.Thread(target=self._listen, name=name, daemon=True).start()
-
-    @property
-    def port(self) -> int:
+        self._handshakes = Handshakes(self.secret)
+        self._socket = socket.create_server((bind, 0), backlog=_BACKLOG)
+        self._socket.setblocking(False)
+        self.port: int = self._socket.getsockname()[1]
         """Where it listens."""
-        return int(self._listener.address[1])
+        self._wake, self._woken = socket.socketpair()
+        self._serve = serve
+        self._crowded = False
+        self.closed = False
+        self._thread = threading.Thread(target=self._listen, name=name, daemon=True)
+        self._thread.start()
 
     def close(self) -> None:
         """Hear nobody any more."""
+        if self.closed:
+            return
         self.closed = True
-        where = self._listener.address
-        # The thread that waits for a connection holds the socket open until it gets one.
-        with suppress(OSError):
-            socket.create_connection(where, timeout=5).close()
-        self._listener.close()
+        self._wake.send(b"\0")
+        self._thread.join()
+        self._handshakes.end()
+        for each in (self._socket, self._wake, self._woken):
+            each.close()
 
     def _listen(self) -> None:
-        while not self.closed:
-            try:
-                connection = self._listener.accept()
-            except Exception as error:
-                # A stranger, or somebody who went away.
-                log.debug(
-                    "a connection to the driver came to nothing: %s",
-                    error,
-                    extra={"action": "stranger", "error": condition_of(error)},
-                )
-                continue
-            threading.Thread(target=self._serve, args=[connection], daemon=True).start()
+        with selectors.DefaultSelector() as ready:
+            ready.register(self._socket, selectors.EVENT_READ)
+            ready.register(self._woken, selectors.EVENT_READ)
+            while not self.closed:
+                for key, _ in ready.select(self._handshakes.expire()):
+                    if key.fileobj is self._socket:
+                        self._accept()
+                    else:
+                        # Also for a forked child that closes what it has inherited.
+                        self._woken.recv(64)
+
+    def _accept(self) -> None:
+        try:
+            incoming, _ = self._socket.accept()
+        except BlockingIOError:
+            return
+        except OSError as error:
+            # It has gone away again, or this process has too many files open.
+            _came_to_nothing(error)
+            time.sleep(_FIRST_PAUSE)
+            return
+        incoming.setblocking(True)
+        connection = Connection(incoming.detach())
+        if not self._handshakes.begin(connection) and not self._crowded:
+            self._crowded = True
+            log.warning(
+                "%d connections to the driver's port %d wait to say who they are: more are closed. Who but its executors reaches "
+                "that port?",
+                MOST,
+                self.port,
+                extra={"action": "strangers"},
+            )
+        try:
+            threading.Thread(target=self._meet, args=[connection], daemon=True).start()
+        except RuntimeError as error:
+            # No thread is to be had. The connection is closed when its second is over.
+            _came_to_nothing(error)
+
+    def _meet(self, connection: Connection) -> None:
+        try:
+            self._handshakes.shake(connection)
+        except Exception as error:
+            # A stranger, or somebody who went away.
+            connection.close()
+            _came_to_nothing(error)
+            return
+        self._serve(connection)
+
+
+def _came_to_nothing(error: Exception) -> None:
+    log.debug(
+        "a connection to the driver came to nothing: %s",
+        error,
+        extra={"action": "stranger", "error": condition_of(error)},
+    )
 
 
 class Endpoint:

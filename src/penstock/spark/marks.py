@@ -10,7 +10,7 @@ from collections.abc import Collection
 from pyspark.sql.types import StructField, StructType
 
 _ROW_ID, _VALUE, _UNCHANGED = "penstock.rowId", "penstock.value", "penstock.unchanged"
-_STEP, _STEPS = "penstock.step", "penstock.steps"
+_STEP, _STEPS, _SPLIT = "penstock.step", "penstock.steps", "penstock.split"
 
 
 def marked(
@@ -20,6 +20,7 @@ def marked(
     unchanged: str | None = None,
     sequence: str | None = None,
     ordered: str | None = None,
+    split: bool = False,
 ) -> StructType:
     """A feed's schema with marks.
 
@@ -34,6 +35,8 @@ def marked(
     ordered
         A column that every selection of change rows keeps, where a commit may have several changes of a row: it is to say that
         ``sequence`` has to be there as well.
+    split
+        Whether such a commit may come in several micro-batches.
     """
     fields = list(schema)
     if unchanged is not None:
@@ -42,6 +45,8 @@ def marked(
         ]
     fields = [_with(field, _ROW_ID, True) if field.name in row_id else field for field in fields]
     fields = [_with(field, _STEP, True) if field.name == sequence else field for field in fields]
+    if split:
+        fields = [_with(field, _SPLIT, True) if field.name == sequence else field for field in fields]
     if sequence in schema.names:
         fields = [_with(field, _STEPS, sequence) if field.name == ordered else field for field in fields]
     return StructType(fields)
@@ -60,6 +65,11 @@ def unchanged_of(schema: StructType) -> str | None:
 def sequence_of(schema: StructType) -> str | None:
     """The name that the column which orders the changes of a row inside a commit has by now; None where there is none."""
     return next((field.name for field in schema if field.metadata.get(_STEP)), None)
+
+
+def is_split(schema: StructType) -> bool:
+    """Whether a commit with several changes of a row may come in several micro-batches."""
+    return any(field.metadata.get(_SPLIT) for field in schema)
 
 
 def needed_sequence(schema: StructType) -> str | None:

@@ -19,7 +19,7 @@ from pyspark.sql.streaming.listener import (
 )
 
 from penstock.redaction import sentence
-from penstock.spark.data_sources import check_session, is_classic
+from penstock.spark.internals.sessions import check_session, session_id
 
 log = logging.getLogger("penstock.progress")
 
@@ -44,16 +44,10 @@ def log_progress(spark: SparkSession) -> None:
     """
     check_session(spark)
     with _turn:
-        session = _identity(spark)
+        session = session_id(spark)
         if session not in _logged:
             spark.streams.addListener(ProgressLog())
             _logged.add(session)
-
-
-def _identity(spark: SparkSession) -> str:
-    # PySpark has several objects for one session of the JVM's.
-    found: Any = spark
-    return str(found._jsparkSession.sessionUUID() if is_classic(spark) else found.session_id)
 
 
 class ProgressLog(StreamingQueryListener):

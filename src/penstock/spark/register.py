@@ -6,11 +6,14 @@ from pyspark.sql import SparkSession
 
 from penstock.errors import InvalidOption
 from penstock.names import did_you_mean, in_quotes
-from penstock.spark.data_sources import check_session, make_known
+from penstock.spark.data_sources import make_known
+from penstock.spark.default_url import URL, hide_password, whole_url
 from penstock.spark.given import CONF_PREFIX
+from penstock.spark.internals.sessions import check_session
+from penstock.spark.internals.versions import check_version
+from penstock.spark.internals.workers import check_workers
 from penstock.spark.options import ALL
 from penstock.spark.source import PenstockDataSource
-from penstock.spark.workers import check_workers
 
 
 def register(spark: SparkSession) -> None:
@@ -20,7 +23,8 @@ def register(spark: SparkSession) -> None:
     source in the calling thread's active session, which this one becomes. A pipeline does so itself.
 
     Defaults are settings such as ``spark.penstock.url`` and ``spark.penstock.guarantee``. Without this call Spark finds
-    the data source by itself too, then without defaults.
+    the data source by itself too, then without defaults. The password of ``spark.penstock.url`` is taken out of that setting, which
+    Spark writes into its event log, and kept in this process.
 
     Parameters
     ----------
@@ -30,12 +34,14 @@ def register(spark: SparkSession) -> None:
     Raises
     ------
     MissingDependency
-        When the Python of Spark's workers lacks a package.
+        When the Python of Spark's workers lacks a package, or Spark is of a version that Penstock does not know.
     InvalidOption
         For a setting ``spark.penstock.…`` that is no option.
     """
     check_session(spark)
+    check_version(spark)
     check_workers(spark)
+    hide_password(spark)
     make_known(
         spark,
         PenstockDataSource,
@@ -60,5 +66,5 @@ def defaults(spark: SparkSession) -> dict[str, str]:
                 f"one of the options {', '.join(sorted(ALL))}",
                 option=name,
             )
-        found[known[name.lower()]] = value
+        found[known[name.lower()]] = str(whole_url(value) if setting == URL else value)
     return found

@@ -6,20 +6,16 @@ import os
 import sys
 from collections.abc import Mapping
 
-from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from penstock.errors import InvalidInput
 from penstock.spark.given import CONF_PREFIX
+from penstock.spark.internals.class_names import FILE_MANAGER
+from penstock.spark.internals.sessions import hide_source_warnings, running_context
 from penstock.spark.register import register
 
 # Spark's own default (4.2, 4.3), and the setting that may have a password in it.
 _REDACTED = r"(?i)secret|password|token|access[.]?key|credential|^spark\.penstock\.url$"
-
-FILE_MANAGER = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
-
-
-_REGISTRY = "org.apache.spark.sql.execution.datasources.DataSourceManager"
 
 PIPELINED = "spark.python.udf.pipelined.enabled"
 """Whether rows go to Python and come back side by side (Spark 4.3)."""
@@ -85,7 +81,7 @@ def session(
 
 
 def _refuse_second() -> None:
-    running = SparkContext._active_spark_context
+    running = running_context()
     if running is not None:
         raise InvalidInput(
             f"a Spark session runs already ({running.appName!r}), and what this one needs can only be set at the start: "
@@ -106,18 +102,12 @@ def _registered(spark: SparkSession, defaults: Mapping[str, str]) -> SparkSessio
     try:
         for key, value in defaults.items():
             spark.conf.set(key, value)
-        _spare_warnings(spark)
+            hide_source_warnings(spark)
         register(spark)
     except BaseException:
         spark.stop()
         raise
     return spark
-
-
-def _spare_warnings(spark: SparkSession) -> None:
-    """Spark warns at each query that the source with the session's defaults takes the place of the one it finds by itself."""
-    log4j = spark._jvm.org.apache.logging.log4j  # type: ignore[union-attr]  # a session that was just made is a classic one
-    log4j.core.config.Configurator.setLevel(_REGISTRY, log4j.Level.ERROR)
 
 
 def _settings(stateful: bool, pipelined: bool) -> dict[str, str]:
@@ -134,7 +124,6 @@ def _settings(stateful: bool, pipelined: bool) -> dict[str, str]:
         "spark.memory.fraction": "0.5",
         "spark.redaction.regex": _REDACTED,
         "spark.sql.streaming.metricsEnabled": "true",
-        # Spark's choice (4.2, 4.3) runs a process for each link that a path might be, some 30 in a micro-batch.
         "spark.sql.streaming.checkpointFileManagerClass": FILE_MANAGER,
     }
     if pipelined:

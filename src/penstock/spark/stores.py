@@ -5,6 +5,7 @@ from __future__ import annotations
 from pyspark import TaskContext
 
 from penstock.errors import InvalidOption
+from penstock.spark.internals.sessions import is_local
 from penstock.store.url import parse_url
 
 
@@ -27,8 +28,3 @@ def check_reach(url: str, master: str | None) -> None:
         option="url",
         master=master,
     )
-
-
-def is_local(master: str) -> bool:
-    """Whether a master URL means this machine and this process alone."""
-    return master == "local" or master.startswith("local[")

@@ -11,7 +11,7 @@ from pyspark import TaskContext
 from penstock.commit.batch import append_task
 from penstock.queue.opened import open_store
 from penstock.queue.queue import placement_of
-from penstock.spark.garbage import spare_imports
+from penstock.spark.internals.worker_gc import spare_imports
 from penstock.spark.options import SinkOptions
 from penstock.spark.stores import check_reach
 from penstock.spark.writing import Pieces, Wrote

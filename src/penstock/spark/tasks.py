@@ -9,7 +9,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
 from penstock.queue.opened import open_store
-from penstock.spark.garbage import spare_imports
+from penstock.spark.internals.worker_gc import spare_imports
 from penstock.spark.positions import report_loss
 from penstock.spark.schemas import output
 from penstock.spark.stores import check_reach

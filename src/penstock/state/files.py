@@ -11,7 +11,7 @@ from pyarrow import fs
 
 from penstock.errors import CheckpointNotFound, StateRefused
 from penstock.kinds import path_text
-from penstock.spark.checkpoint import Checkpoint, cause, redact
+from penstock.spark.checkpoint import Checkpoint, cause, is_number, redact
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 _LOGS = {"metadata", "offsets", "commits"}
@@ -56,7 +56,7 @@ class Files:
 
     def numbers(self, folder: str) -> tuple[int, ...]:
         """The files right in a folder that numbers are the names of, ascending."""
-        return tuple(sorted(int(name) for name, _ in self.under(folder) if name.isdigit()))
+        return tuple(sorted(int(name) for name, _ in self.under(folder) if is_number(name)))
 
     def written(self, name: str) -> datetime | None:
         """When a file was last written, in UTC."""

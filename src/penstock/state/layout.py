@@ -6,7 +6,6 @@ files in common in ``SSTs/``. An operator's metadata is in ``_metadata/metadata`
 
 from __future__ import annotations
 
-import json
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -15,6 +14,7 @@ from typing import Any
 
 from pyarrow import fs
 
+from penstock.json_text import parse_json
 from penstock.state.files import Files
 from penstock.state.logs import Logs, read_logs
 from penstock.state.parts import DEFAULT, parts_of
@@ -84,7 +84,7 @@ def _metadata(files: Files, number: int, logs: Logs) -> tuple[dict[str, Any], tu
     current = [version for version in versions if version <= last] or versions[:1]
     name = f"{folder}/v2/{current[-1]}" if current else f"{folder}/metadata"
     try:
-        found = json.loads(files.text(name).partition("\n")[2])
+        found = parse_json(files.text(name).partition("\n")[2])
         if isinstance(found, dict):
             return found, ()
         why = "it is not one of Spark's"
@@ -97,7 +97,7 @@ def _operator(
     number: int, metadata: Mapping[str, Any], found: Mapping[str, Sequence[_File]], untold: tuple[str, ...]
 ) -> StateOperator:
     name = metadata.get("operatorInfo", {}).get("operatorName")
-    properties = json.loads(metadata.get("operatorPropertiesJson") or "{}")
+    properties = parse_json(metadata.get("operatorPropertiesJson") or "{}")
     stores = tuple(_store(store, files) for store, files in sorted(found.items()))
     parts = parts_of(name, properties, found)
     return StateOperator(number, name, stores, parts, properties=properties, untold=untold)

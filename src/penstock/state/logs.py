@@ -6,12 +6,12 @@ the same files; Spark's micro-batches alone have its settings in them (Spark 4.2
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
 from penstock.errors import CommitRefused
+from penstock.json_text import parse_json
 from penstock.spark.checkpoint import PASSED, RUNS, parse_offsets
 from penstock.state.batches import CONTINUOUS, MICRO_BATCH, Batch, Source
 from penstock.state.files import Files
@@ -44,7 +44,7 @@ def read_logs(files: Files) -> Logs:
 
 def _query_id(files: Files, untold: list[str]) -> str | None:
     try:
-        return str(json.loads(files.text("metadata"))["id"])
+        return str(parse_json(files.text("metadata"))["id"])
     except (ValueError, KeyError, TypeError) as error:
         untold.append(f"the query's id: the file 'metadata' does not tell ({_brief(error)})")
         return None
@@ -111,7 +111,7 @@ def _about(text: str) -> dict[str, Any]:
     version, *lines = text.split("\n")
     if not version.startswith("v") or not lines:
         raise ValueError("it ends within its first line")
-    about = json.loads(lines[0]) if lines[0] else {}
+    about = parse_json(lines[0]) if lines[0] else {}
     if not isinstance(about, dict):
         raise ValueError("its second line is no object")
     return about

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from penstock.errors import StateRefused
 from penstock.kinds import require
 from penstock.names import did_you_mean, in_quotes
-from penstock.spark.data_sources import is_classic
+from penstock.spark.internals.sessions import clone_session, is_classic
 from penstock.state.batches import CONTINUOUS
 from penstock.state.files import Files, is_there
 from penstock.state.layout import Layout, read_layout
@@ -112,14 +112,13 @@ def _session(spark: SparkSession, layout: Layout) -> SparkSession:
     wanted = "2" if last is not None and last.state_ids else "1"
     if spark.conf.get(_FORMAT, "1") == wanted:
         return spark
-    java: Any = spark
     if not is_classic(spark):
         raise StateRefused(
             f"the checkpoint's state is of format {wanted}, and Spark reads it in a session with {_FORMAT}={wanted}: set it there",
             condition="STATE_REFUSED.SESSION",
             format=wanted,
         )
-    own = SparkSession(spark.sparkContext, java._jsparkSession.cloneSession())
+    own = clone_session(spark)
     own.conf.set(_FORMAT, wanted)
     return own
 

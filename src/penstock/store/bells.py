@@ -10,7 +10,9 @@ import contextlib
 import os
 from collections.abc import Iterable
 
+from penstock.errors import StoreUnsafe
 from penstock.store.file_events import VISITED, FileEvents
+from penstock.store.store_files import READING, StoreFiles
 
 _MOST = 64
 """Files; of more queues some share one."""
@@ -26,16 +28,16 @@ def ring(path: str, queue_ids: Iterable[int]) -> None:
     """
     for queue_id in queue_ids:
         with contextlib.suppress(OSError):
-            os.close(os.open(_file(path, queue_id), os.O_RDONLY | os.O_CLOEXEC))
+            os.close(os.open(_file(path, queue_id), READING))
 
 
-def hang(path: str, queue_id: int) -> FileEvents | None:
-    """Hear a queue's bell, which is made if it is not there; None where that cannot be done."""
+def hang(path: str, queue_id: int, files: StoreFiles | None = None) -> FileEvents | None:
+    """Hear a queue's bell, which is made if it is not there; None where that cannot be done, or it is somebody else's."""
     folder, name = os.path.split(_file(path, queue_id))
     try:
-        os.close(os.open(_file(path, queue_id), os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o644))
+        os.close((files or StoreFiles(path)).open_beside(_file(path, queue_id)))
         return FileEvents(folder, [name], VISITED)
-    except OSError:
+    except (OSError, StoreUnsafe):
         return None
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
+from penstock.arrow.messages import MAX_UNPACKED
 from penstock.arrow.segments import encode
 from penstock.errors import InvalidInput
 
@@ -13,6 +14,8 @@ SEGMENT_ROWS = 65_536
 SEGMENT_RAW_BYTES = 32 << 20
 MAX_PAYLOAD = 900_000_000
 """Bytes of one segment that both databases still take; only a single huge row comes near it."""
+_MAX_ROW = MAX_UNPACKED - (1 << 20)
+"""Buffers are filled up to whole words."""
 
 
 class Segment:
@@ -86,12 +89,18 @@ def _halved(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 
 def _payload(batch: pa.RecordBatch) -> pa.Buffer:
+    # Whole buffers are no less than what a slice has of them, and quicker to ask.
+    if batch.get_total_buffer_size() > _MAX_ROW:
+        _require_at_most(batch.nbytes, _MAX_ROW, "a reader unpacks")
     payload = encode(batch)
-    if payload.size > MAX_PAYLOAD:
-        raise InvalidInput(
-            f"a row takes {payload.size} bytes, more than a database holds in one value: keep large objects in files "
-            "and append their paths",
-            size=payload.size,
-            limit=MAX_PAYLOAD,
-        )
+    _require_at_most(payload.size, MAX_PAYLOAD, "a database holds in one value")
     return payload
+
+
+def _require_at_most(size: int, limit: int, who: str) -> None:
+    if size > limit:
+        raise InvalidInput(
+            f"a row takes {size} bytes, more than {who}: keep large objects in files and append their paths",
+            size=size,
+            limit=limit,
+        )

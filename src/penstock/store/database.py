@@ -74,6 +74,10 @@ class Transaction(ABC):
         Where it has parameters, it has no names of users in it: those could look like one.
         """
 
+    def home_schema(self) -> str | None:
+        """The schema of a user's table whose name is not qualified; None where there is none."""
+        return None
+
     @abstractmethod
     def load(self, text: str, data: Iterable[Any]) -> None:
         """Send rows in bulk: buffers for the ``copy … from stdin`` of PostgreSQL, rows for the ``insert`` of SQLite."""

@@ -298,8 +298,18 @@ def _page(
     return database.run(work, write=False)
 
 
+def _other_rows(row: Any, found: int) -> StoreError:
+    return StoreError(
+        f"the segment of rows [{row.start_index}, {row.end_index}) has {found} rows: the store is damaged; restore a backup",
+        condition="SEGMENT_UNREADABLE",
+        rows=found,
+    )
+
+
 def _chunk(row: Any, decoder: Decoder, position: int, end: int) -> Chunk:
     batch = decoder.rows(row)
+    if batch.num_rows != row.end_index - row.start_index:
+        raise _other_rows(row, batch.num_rows)
     runs = Runs.from_bytes(row.runs) if row.runs is not None else None
     whole = Chunk(row.start_index, batch, runs, row.first_timestamp)
     offset = max(position - row.start_index, 0)

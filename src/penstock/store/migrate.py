@@ -10,17 +10,29 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import quote
 
-from penstock.errors import StoreError, StoreNotFound, StoreReadOnly, StoreTooNew, StoreUnavailable
+from penstock.errors import (
+    StoreError,
+    StoreNotFound,
+    StoreReadOnly,
+    StoreTooNew,
+    StoreUnavailable,
+    StoreUnsafe,
+)
+from penstock.names import in_quotes
 from penstock.store.database import Database, Transaction
 from penstock.store.postgres import PostgresDatabase
 from penstock.store.sqlite import SqliteDatabase
-from penstock.store.statements import migrations, newest_version, parse, qualify
-from penstock.store.url import parse_url
+from penstock.store.statements import migrations, newest_version, own_relations, parse, qualify
+from penstock.store.url import parse_url, with_options
 
 log = logging.getLogger("penstock.store")
 
 VERSION = newest_version()
+# A schema, a table, a type or an index that another program has made since it was looked for.
+_MADE_MEANWHILE = ("23505", "42710", "42P06", "42P07")
+_TRIES = 5
 
 
 @dataclass(frozen=True)
@@ -77,7 +89,7 @@ def _opened(database: Database, create: bool, patience: float | None) -> StoreId
         _use_wal(database, identity is None, patience)
     if identity is None or identity.version < VERSION:
         before = None if identity is None else identity.version
-        identity = database.run(lambda tx: _prepare(tx, database), idempotent=True, patience=patience)
+        identity = _prepared(database, patience)
         log.info(
             "the store %s is %s",
             database.url,
@@ -90,6 +102,16 @@ def _opened(database: Database, create: bool, patience: float | None) -> StoreId
             },
         )
     return identity
+
+
+def _prepared(database: Database, patience: float | None) -> StoreIdentity:
+    for left in reversed(range(_TRIES)):
+        try:
+            return database.run(lambda tx: _prepare(tx, database), idempotent=True, patience=patience)
+        except StoreError as error:
+            if not left or getattr(error.__cause__, "sqlstate", None) not in _MADE_MEANWHILE:
+                raise
+    raise AssertionError("unreachable")
 
 
 def _found(database: Database, patience: float | None) -> StoreIdentity:
@@ -121,12 +143,14 @@ def _use_wal(database: SqliteDatabase, new: bool, patience: float | None) -> Non
 def _missing(database: Database) -> StoreNotFound:
     url = database.url
     hidden = ", with its password in the URL" if url.secrets else ""
-    command = f"penstock store init --url {shlex.quote(url.redacted)}"
+    named = with_options(url) if url.dialect == "sqlite" else url.redacted
+    command = f"penstock store init --url {shlex.quote(named)}"
     return StoreNotFound(f"there is no store at {url}: make one with `{command}`{hidden}")
 
 
 def _identity(tx: Transaction, database: Database) -> StoreIdentity | None:
     """Which store is there; None when there is none."""
+    _require_trusted_owner(tx, database)
     if not tx.one("store_exists", **_named_schema(database)).found:
         return None
     row = tx.one("read_store")
@@ -143,15 +167,39 @@ def _identity(tx: Transaction, database: Database) -> StoreIdentity | None:
     return StoreIdentity(row.uuid, row.version)
 
 
+def _require_trusted_owner(tx: Transaction, database: Database) -> None:
+    """Refuse a schema that a stranger made first: whoever owns it can run code with the rights of whoever uses the store."""
+    if database.dialect != "postgres":
+        return
+    trusted = database.url.options.get("owner", "")
+    relations = sorted(own_relations("postgres"))
+    found = tx.one("foreign_owner", **_named_schema(database), relations=relations, trusted=trusted)
+    if found is None:
+        return
+    what = (
+        f"the schema {database.url.schema}"
+        if found.what is None
+        else f"{found.what} in the schema {database.url.schema}"
+    )
+    raise StoreUnsafe(
+        f"{database.url}: {what} belongs to the role {in_quotes(found.owner)}, which could run code with the rights of whoever uses the "
+        f"store. Name another schema, or write owner={quote(found.owner, safe='')} in the URL if that role may",
+        condition="STORE_UNSAFE.SCHEMA_OWNER",
+        schema=database.url.options["schema"],
+        owner=found.owner,
+    )
+
+
 def _named_schema(database: Database) -> dict[str, Any]:
     return {"schema": database.url.options["schema"]} if database.dialect == "postgres" else {}
 
 
 def _prepare(tx: Transaction, database: Database) -> StoreIdentity:
-    if database.dialect == "postgres":
-        # One migration at a time; the lock goes with the transaction.
-        tx.execute("select pg_advisory_xact_lock(7235416081274633)")
     found = _identity(tx, database)
+    if found is not None and database.dialect == "postgres":
+        # One migration at a time, by a lock that takes a right to the store; two that make a store find each other's tables.
+        tx.execute(f"lock table {database.url.schema}.store in exclusive mode")
+        found = _identity(tx, database)
     _migrate(tx, database, 0 if found is None else found.version)
     identity = StoreIdentity(str(uuid.uuid4()) if found is None else found.uuid, VERSION)
     if found is None:

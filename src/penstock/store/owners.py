@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import secrets
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from typing import Any
 from penstock.errors import StoreReadOnly
 from penstock.store import forks
 from penstock.store.forks import Forkable
+from penstock.store.store_files import READING, StoreFiles
 
 # Another process that looks whether a file lock is free holds it for an instant.
 _TRIES, _PAUSE = 5, 0.01
@@ -51,7 +53,7 @@ def file_held(path: Path) -> bool:
     import fcntl
 
     try:
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        file = os.open(path, READING)
     except FileNotFoundError:
         return False
     except OSError as error:
@@ -74,8 +76,9 @@ def _no_right(path: Path) -> StoreReadOnly:
 class FileOwnerLock(OwnerLock):
     """A POSIX ``flock`` on a file beside the SQLite file: one machine, and released by the kernel."""
 
-    def __init__(self, folder: Path, name: str) -> None:
+    def __init__(self, folder: Path, name: str, files: StoreFiles = StoreFiles()) -> None:  # noqa: B008 - it never changes
         self._file: int | None = None
+        self._files = files
         self._path = lock_file(folder, name)
         super().__init__()
 
@@ -91,9 +94,8 @@ class FileOwnerLock(OwnerLock):
         import fcntl
 
         try:
-            self._path.parent.mkdir(exist_ok=True)
-            # Readable for all: a lock needs no right to write.
-            file = os.open(self._path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self._files.make_folder(str(self._path.parent))
+            file = self._files.open_beside(str(self._path))
         except OSError as error:
             raise _no_right(self._path) from error
         try:
@@ -120,15 +122,24 @@ class FileOwnerLock(OwnerLock):
         self.release()
 
 
+DRAWN_BITS = 20
+"""Of a PostgreSQL advisory lock's key that are drawn anew each time it is taken: nobody can hold the key before its owner does."""
+
+
+def _tag(name: str) -> int:
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") >> DRAWN_BITS
+
+
 def advisory_key(name: str) -> int:
-    """The 64-bit key of a PostgreSQL advisory lock."""
-    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big", signed=True)
+    """A 64-bit key for a PostgreSQL advisory lock of that name: another one each time, with the same first bits."""
+    key = _tag(name) << DRAWN_BITS | secrets.randbits(DRAWN_BITS)
+    return key - (1 << 64) if key >> 63 else key
 
 
-def advisory_halves(name: str) -> dict[str, int]:
-    """The key as ``pg_locks`` shows it."""
-    key = advisory_key(name)
-    return {"high": (key >> 32) & 0xFFFFFFFF, "low": key & 0xFFFFFFFF}
+def advisory_halves(name: str) -> tuple[int, int]:
+    """The first bits of its keys, as ``pg_locks`` has them in the key's two halves."""
+    key = _tag(name) << DRAWN_BITS
+    return key >> 32, (key & 0xFFFFFFFF) >> DRAWN_BITS
 
 
 _inherited: list[Any] = []
@@ -136,6 +147,9 @@ _inherited: list[Any] = []
 
 class AdvisoryOwnerLock(OwnerLock):
     """A PostgreSQL session advisory lock on a connection of its own.
+
+    Roles without a right to the store can hold advisory locks too, and see which ones are held. So a key is drawn from a million for its
+    name, and a lock of that name is held when a role that may move consumers has any of them.
 
     Parameters
     ----------

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 import threading
+import time
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -24,7 +26,8 @@ from penstock.errors import (
 from penstock.store.database import Database, Transaction
 from penstock.store.lock_holders import Holder, LockLook
 from penstock.store.owners import AdvisoryOwnerLock, OwnerLock, advisory_halves, advisory_key
-from penstock.store.postgres_session import FREE, LOCK_WAIT, STEERED, longest_wait, set_up
+from penstock.store.postgres_session import FREE, LOCK_WAIT, SEARCH_PATH, STEERED, longest_wait, set_up
+from penstock.store.postgres_tls import warn_in_clear
 from penstock.store.statements import bind
 from penstock.store.url import StoreUrl, seconds
 
@@ -60,6 +63,13 @@ _ADVICE = {
     StoreReadOnly: "the server or the role may not write here: check its grants on the store's schema",
     StoreUnavailable: "the server is away or busy",
 }
+# For a transaction on a connection of a caller's, and not behind it.
+_LOOK_UP = b"select pg_catalog.set_config('search_path', %s, true)"
+_LOOK_UP_SAFELY = (
+    b"select pg_catalog.current_setting('search_path'), pg_catalog.set_config('search_path', %s, true)"
+)
+_NO_SUCH = ("42P01", "42704", "42883")
+_TRIES, _PAUSE = 10, 0.05
 _IDLE = "25P03"
 _STOOD_STILL = "STORE_UNAVAILABLE.IDLE_IN_TRANSACTION"
 # With these the server has said that nothing is committed.
@@ -137,6 +147,23 @@ class PostgresTransaction(Transaction):
             return self._plain.execute(bind(text, self.dialect).encode(), parameters).fetchall()
         return self._plain.execute(text.encode()).fetchall()
 
+    def home_schema(self) -> str | None:
+        # The search path that the role, the database or the URL gives the session, for as long as it takes to ask.
+        self._plain.execute("set local search_path to default")
+        row = self._plain.execute("select pg_catalog.current_schema()").fetchone()
+        self._plain.execute(f"set local search_path to {SEARCH_PATH}".encode())
+        return row[0] if row else None
+
+    def look_up_safely(self) -> str:
+        """Look names up as in a session of the store's; the search path that there was."""
+        row = self._plain.execute(_LOOK_UP_SAFELY, (SEARCH_PATH,)).fetchone()
+        assert row is not None
+        return str(row[0])
+
+    def look_up_in(self, path: str) -> None:
+        """Look names up by a search path again."""
+        self._plain.execute(_LOOK_UP, (path,))
+
     def load(self, text: str, data: Iterable[Any]) -> None:
         with self._cursor.copy(text.encode()) as copy:
             for buffer in data:
@@ -149,12 +176,20 @@ class PostgresTransaction(Transaction):
         return None
 
     def owner_alive(self, name: str) -> bool:
-        return bool(self.one("advisory_holders", **advisory_halves(name)).found)
+        return bool(self.owners_alive([name]))
 
     def owners_alive(self, names: Iterable[str]) -> set[str]:
-        held = {(row.high, row.low) for row in self.all("all_advisory_holders")}
+        return self.owners_but(names, None)
+
+    def owners_but(self, names: Iterable[str], pid: int | None) -> set[str]:
+        """Those of the owner locks that another session than one holds."""
         halves = {name: advisory_halves(name) for name in names}
-        return {name for name, half in halves.items() if (half["high"], half["low"]) in held}
+        if not halves:
+            return set()
+        high, low = ([half[place] for half in halves.values()] for place in (0, 1))
+        rows = self.all("advisory_holders", high=_array(high), low=_array(low), but_for=pid)
+        held = {(row.high, row.low) for row in rows}
+        return {name for name, half in halves.items() if half in held}
 
 
 def _array(values: list[Any]) -> Any:
@@ -192,6 +227,7 @@ class PostgresDatabase(Database):
                 f"{self.url} is not a valid PostgreSQL URL: {self.url.scrubbed(str(error))}"
             ) from None
         connection: psycopg.Connection[Any] = self._psycopg.connect(**(_DEFAULTS | given), autocommit=True)
+        warn_in_clear(connection, str(self.url))
         connection.add_notice_handler(partial(self._noticed, weakref.ref(connection)))
         try:
             self._set_up(connection, set_up(self._patience, lasting=lasting))
@@ -275,6 +311,8 @@ class PostgresDatabase(Database):
             return StoreError(f"{self.url} refused the login: check user and password")
         if state == _IDLE:
             return self._idled()
+        if state in _NO_SUCH and error.diag.context:
+            return self._unqualified(text)
         kind = _CONDITIONS.get(state)
         if kind is StoreLocked:
             return self._locked_out("in time", [])
@@ -289,6 +327,13 @@ class PostgresDatabase(Database):
             f"{self.url}: this process stood still in the middle of a transaction for longer than the server's "
             "idle_in_transaction_session_timeout, which rolled it back: run it again",
             condition=_STOOD_STILL,
+        )
+
+    def _unqualified(self, text: str) -> StoreError:
+        return StoreError(
+            f"{self.url}: a function of yours, such as a trigger's, did not find what it names ({text}): Penstock's sessions look names "
+            "up in pg_catalog alone. Write the schema before the name, or run `alter function … set search_path = …`",
+            condition="STORE_ERROR.UNQUALIFIED_NAME",
         )
 
     def _locked_out(self, within: str, holders: Sequence[Holder]) -> StoreLocked:
@@ -325,7 +370,7 @@ class PostgresDatabase(Database):
 
     def owner_lock(self, name: str) -> OwnerLock:
         return AdvisoryOwnerLock(
-            lambda: self.retried(lambda: self._locked(advisory_key(name))),
+            lambda: self.retried(lambda: self._locked(name)),
             lambda: self.run(lambda tx: tx.owner_alive(name), write=False),
         )
 
@@ -334,18 +379,30 @@ class PostgresDatabase(Database):
         with self.translating():
             return self._made(lasting=True)
 
-    def _locked(self, key: int) -> psycopg.Connection[Any] | None:
-        """A connection that holds an advisory lock; None when another one does."""
+    def _locked(self, name: str) -> psycopg.Connection[Any] | None:
+        """A connection that holds an owner lock; None when another one does."""
         connection = self.lasting_connection()
         mine = False
         try:
             with self.translating():
-                row = connection.execute("select pg_try_advisory_lock(%s)", (key,)).fetchone()
-                mine = bool(row and row[0])
+                mine = self._is_taken(connection, name)
         finally:
             if not mine:
                 connection.close()
         return connection if mine else None
+
+    def _is_taken(self, connection: psycopg.Connection[Any], name: str) -> bool:
+        looking = PostgresTransaction(connection, self.url.schema, write=False)
+        for _ in range(_TRIES):
+            if looking.owners_alive([name]):
+                return False
+            # Nobody else has it, or each of several sees the others behind its own and gives way.
+            row = connection.execute("select pg_try_advisory_lock(%s)", (advisory_key(name),)).fetchone()
+            if row and row[0] and not looking.owners_but([name], connection.info.backend_pid):
+                return True
+            connection.execute("select pg_advisory_unlock_all()")
+            time.sleep(random.uniform(0, _PAUSE))
+        return False
 
     def _borrowed(self, connection: Any) -> AbstractContextManager[Transaction]:
         if not isinstance(connection, self._psycopg.Connection):
@@ -362,17 +419,26 @@ class PostgresDatabase(Database):
                 "the connection is in autocommit mode: begin a transaction, with connection.transaction(), first"
             )
         transaction = PostgresTransaction(connection, self.url.schema)
+        path = transaction.look_up_safely()
+        try:
+            self._check_there(transaction, connection if idle else None)
+            # Inside a transaction this is a savepoint.
+            with connection.transaction():
+                yield transaction
+                for channel in transaction.channels:
+                    transaction.query("select pg_notify(:channel, '')", channel=channel)
+        finally:
+            if connection.info.transaction_status == self._psycopg.pq.TransactionStatus.INTRANS:
+                transaction.look_up_in(path)
+
+    def _check_there(self, transaction: Transaction, began: psycopg.Connection[Any] | None) -> None:
+        """Check a caller's connection; one whose transaction began with that is left without one where it is the wrong one."""
         try:
             self._check_identity(transaction)
         except BaseException:
-            if idle:
-                connection.rollback()
+            if began is not None:
+                began.rollback()
             raise
-        # Inside a transaction this is a savepoint.
-        with connection.transaction():
-            yield transaction
-            for channel in transaction.channels:
-                transaction.query("select pg_notify(:channel, '')", channel=channel)
 
     def _check_identity(self, transaction: Transaction) -> None:
         found = transaction.one("store_exists", schema=self.url.options["schema"]).found

@@ -1,5 +1,9 @@
 """What every session of a PostgreSQL store is set to, in one round trip when its connection is made.
 
+Names that are not qualified are looked up in ``pg_catalog`` alone: PostgreSQL takes an operator or a function of another schema on the
+search path wherever that fits the types better than its own, and others may be allowed to make some there. The store's schema is not on
+the path either, since some role may have a right to make things in it; all that is in it is named with it.
+
 A server frees a lock when the transaction that has it ends, and by default waits for ever for a client that was stopped, or whose
 machine is gone. With these settings it ends such a session, and whoever waits for a lock waits for a time.
 """
@@ -8,6 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+SEARCH_PATH = "pg_catalog, pg_temp"
+"""Temporary relations are looked for last, rather than before all others."""
 LOCK_WAIT = 60.0
 """For how many seconds to wait for a lock in all, unless the store's URL says ``lock_wait``."""
 _WAITS = 5
@@ -63,7 +69,7 @@ def set_up(lock_wait: float, *, lasting: bool = False) -> str:
         Whether the session may idle for ever outside of a transaction, whoever has set a limit.
     """
     settings = DEFAULTS | {"lock_timeout": f"{max(1, round(longest_wait(lock_wait) * 1000))}ms"}
-    statements = [PLANNING, _setting(settings, _CHOSEN)]
+    statements = [f"set search_path to {SEARCH_PATH}", PLANNING, _setting(settings, _CHOSEN)]
     if lasting:
         statements.append(_setting(_LASTING, "''"))
     return "; ".join([*statements, _LOCK_TIMEOUT])

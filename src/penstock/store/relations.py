@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock.errors import StoreError, condition_of
+from penstock.json_text import parse_json
 from penstock.store.database import Database, Transaction
 from penstock.store.postgres import PostgresDatabase
 
@@ -51,7 +52,9 @@ def create(tx: Transaction, columns: Sequence[str], *, sink: str, app_id: str) -
 
 
 def qualified(tx: Transaction, name: str) -> str:
-    return f"{tx.schema}.{name}"
+    """The relation in SQL: its name may be anybody's who makes relations in the schema."""
+    escaped = name.replace('"', '""')
+    return f'{tx.schema}."{escaped}"'
 
 
 def listed(tx: Transaction) -> list[Relation]:
@@ -59,7 +62,16 @@ def listed(tx: Transaction) -> list[Relation]:
     if tx.dialect != "postgres":
         return []
     rows = tx.all("list_relations", schema=_unquoted(tx.schema))
-    return [Relation(row.name, **json.loads(row.told)) for row in rows if row.told]
+    return [found for row in rows if (found := _relation(row.name, row.told)) is not None]
+
+
+def _relation(name: str, told: str | None) -> Relation | None:
+    """The relation that a comment tells of; None where it is another one's, who may make relations in the schema too."""
+    try:
+        about = parse_json(told or "null")
+        return Relation(name, str(about["sink"]), str(about["app_id"]), int(about["created_at"]))
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 def _unquoted(name: str) -> str:

@@ -25,8 +25,9 @@ from penstock.errors import (
 from penstock.store import bells, file_locks
 from penstock.store.database import Database, Transaction
 from penstock.store.owners import FileOwnerLock, OwnerLock, file_held, lock_file
+from penstock.store.store_files import StoreFiles
 from penstock.store.turns import Turn
-from penstock.store.url import StoreUrl
+from penstock.store.url import StoreUrl, file_mode, is_trusting
 
 # A small append changes half a dozen pages, all of which go into the log; a large one has a page's overhead for each that it fills.
 _PAGE_SIZE = 16384
@@ -138,6 +139,7 @@ class SqliteDatabase(Database):
     def __init__(self, url: StoreUrl) -> None:
         # The files beside it have one name, whatever link leads to it.
         self.path = os.path.realpath(url.target)
+        self.files = StoreFiles(self.path, file_mode(url), is_trusting(url))
         self._file: tuple[int, int] | None = None
         super().__init__(url)
 
@@ -150,6 +152,11 @@ class SqliteDatabase(Database):
 
     def _connect(self) -> _Connection:
         self.require_same_file()
+        self.files.check(self.url.target)
+        if self.may_create:
+            self.files.make()
+            # In a folder such as /tmp somebody else may have been faster.
+            self.files.check(self.url.target)
         # A file that somebody removed is not made anew under a store that is open.
         mode = "rwc" if self.may_create else "rw"
         connection = sqlite3.connect(
@@ -161,13 +168,16 @@ class SqliteDatabase(Database):
             cached_statements=256,
             factory=_Connection,
         )
-        connection.turn = Turn(f"{self.path}-lock")
+        connection.turn = Turn(f"{self.path}-lock", self.files)
         self._file = self._file or file_at(self.path)
         try:
             connection.execute(f"pragma page_size = {_PAGE_SIZE}")
             connection.execute(f"pragma synchronous = {self.url.options.get('synchronous', 'full')}")
             connection.execute("pragma foreign_keys = on")
             connection.execute("pragma secure_delete = off")
+            # Views and triggers of a file that somebody else made call nothing but what SQLite holds for harmless.
+            connection.execute("pragma trusted_schema = off")
+            connection.execute("pragma cell_size_check = on")
             connection.execute("pragma cache_size = -16384")
             connection.execute(f"pragma wal_autocheckpoint = {_LOG_PAGES}")
             connection.execute(f"pragma journal_size_limit = {_LOG_PAGES * _PAGE_SIZE}")
@@ -269,7 +279,7 @@ class SqliteDatabase(Database):
         )
 
     def owner_lock(self, name: str) -> OwnerLock:
-        return FileOwnerLock(_owners(self.path), name)
+        return FileOwnerLock(_owners(self.path), name, self.files)
 
     def _borrowed(self, connection: Any) -> AbstractContextManager[Transaction]:
         if not isinstance(connection, sqlite3.Connection):
@@ -298,7 +308,7 @@ class SqliteDatabase(Database):
 
     def _begin_there(self, connection: sqlite3.Connection) -> None:
         """Begin in turn; whoever is next waits for the caller's commit then."""
-        turn = Turn(f"{self.path}-lock")
+        turn = Turn(f"{self.path}-lock", self.files)
         turn.take(self._patience)
         try:
             connection.execute("begin immediate")

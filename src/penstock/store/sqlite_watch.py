@@ -38,7 +38,7 @@ class SqliteWatch(Watch):
         self._database = database
         self._text = statements("sqlite", "main")["read_ends"]
         self._version: int | None = None
-        self._bell = bells.hang(database.path, queue.queue_id)
+        self._bell = bells.hang(database.path, queue.queue_id, database.files)
         self._writes = _writes(database.path)
         self._reliable = self._writes is not None
         """Whether the last change was told of: not every file system does."""

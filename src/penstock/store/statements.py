@@ -9,6 +9,7 @@ from importlib import resources
 _NAME = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
 _COMMENT = re.compile(r"^\s*--.*\n", re.MULTILINE)
 _PARAMETER = re.compile(r"(?<![:\w]):([a-z_]+)")
+_CREATED = re.compile(r"create (?:table|sequence|index) (?:penstock\.)?(\w+)")
 _SCHEMA = re.compile(r"('?)\bpenstock\.(sqlite_)?")
 
 
@@ -62,6 +63,12 @@ def bind(text: str, dialect: str) -> str:
 def migrations(dialect: str) -> dict[int, str]:
     """The migration scripts of a dialect by the version that each leads to, ascending."""
     return {version: read("migrations", name) for version, name in _scripts(dialect).items()}
+
+
+@cache
+def own_relations(dialect: str) -> frozenset[str]:
+    """The names of the tables, sequences and indexes that migrations make."""
+    return frozenset(name for script in migrations(dialect).values() for name in _CREATED.findall(script))
 
 
 def newest_version() -> int:

@@ -14,6 +14,7 @@ import time
 
 from penstock.store import forks
 from penstock.store.forks import Forkable
+from penstock.store.store_files import StoreFiles
 
 # A turn is short as a rule: to look again some times costs less than a thread that waits.
 _SOON = (0.0001, 0.0001, 0.0002, 0.0004, 0.0008)
@@ -26,10 +27,13 @@ class Turn(Forkable):
     ----------
     path
         The lock file; it is made when it is first needed, and stays.
+    files
+        The store's files, of which it is one.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, files: StoreFiles = StoreFiles()) -> None:  # noqa: B008 - it never changes
         self._path = path
+        self._files = files
         self._file: int | None = None
         forks.watch(self)
 
@@ -43,7 +47,7 @@ class Turn(Forkable):
 
         if self._file is None:
             try:
-                self._file = os.open(self._path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+                self._file = self._files.open_beside(self._path)
             except OSError:
                 # Where no file can be made SQLite's own way has to do; as a rule it cannot write there either.
                 return True

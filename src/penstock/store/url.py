@@ -13,9 +13,11 @@ from penstock.names import did_you_mean, in_quotes
 from penstock.redaction import without
 
 _FORMS = "sqlite:///relative.db, sqlite:////absolute.db or postgresql://user@host/database?schema=penstock"
-_SQLITE_OPTIONS = ("synchronous", "busy_timeout")
-_POSTGRES_OPTIONS = ("schema", "lock_wait")
+_SQLITE_OPTIONS = ("synchronous", "busy_timeout", "mode", "trust")
+_POSTGRES_OPTIONS = ("schema", "lock_wait", "owner")
 _SYNCHRONOUS = ("full", "normal")
+_TRUST = ("own", "folder")
+_MODE = re.compile(r"0?[0-7]{3}")
 _UNITS = {"ms": 0.001, "s": 1.0, "min": 60.0}
 _TIME = re.compile(r"([0-9]{1,6})(ms|s|min)")
 _SCHEMES = {"sqlite": "sqlite", "postgresql": "postgres", "postgres": "postgres"}
@@ -35,6 +37,7 @@ _SHOWN = (
     "sslmode",
     "target_session_attrs",
     "schema",
+    "owner",
 )
 _SECRET = ("password", "sslpassword")
 
@@ -69,9 +72,10 @@ def parse_url(url: str) -> StoreUrl:
     Parameters
     ----------
     url
-        ``sqlite:///file`` with the options ``synchronous`` (``full``, the default, or ``normal``) and
-        ``busy_timeout`` (milliseconds, 60000), or ``postgresql://…`` with ``schema`` (``penstock``) and ``lock_wait``
-        (``60s``); any other query parameter of a PostgreSQL URL is libpq's.
+        ``sqlite:///file`` with the options ``synchronous`` (``full``, the default, or ``normal``), ``busy_timeout``
+        (milliseconds, 60000), ``mode`` (of a file that is made, ``0600``) and ``trust`` (``own``, the default, or ``folder``, for
+        everybody who may write in the store's folder), or ``postgresql://…`` with ``schema`` (``penstock``), ``owner`` (another role
+        that is trusted with it) and ``lock_wait`` (``60s``); any other query parameter of a PostgreSQL URL is libpq's.
 
     Raises
     ------
@@ -94,8 +98,8 @@ def _shown(url: object) -> str:
     text = str(url)
     if not _SCHEME.match(text) and not _PLAIN.fullmatch(text):
         return "what was given, which is not shown since it may hold a password"
-    hidden = re.sub(r"(^|//).*@", r"\1***@", text, count=1, flags=re.DOTALL)
-    return repr(_KEYWORD.sub(r"\1***", hidden))
+    _, at, rest = text.rpartition("@")
+    return repr(_KEYWORD.sub(r"\1***", f"***@{rest}" if at else text))
 
 
 def _sqlite(url: str) -> StoreUrl:
@@ -112,7 +116,7 @@ def _sqlite(url: str) -> StoreUrl:
         if name not in _SQLITE_OPTIONS:
             raise InvalidUrl(
                 f"unknown SQLite option {in_quotes(name)}.{did_you_mean(name, _SQLITE_OPTIONS)} A SQLite URL has "
-                f"{' and '.join(_SQLITE_OPTIONS)}",
+                f"{', '.join(_SQLITE_OPTIONS)}",
                 option=name,
             )
     if options.get("synchronous", "full") not in _SYNCHRONOUS:
@@ -121,10 +125,38 @@ def _sqlite(url: str) -> StoreUrl:
         raise InvalidUrl(
             f"busy_timeout is a number of milliseconds, not {in_quotes(options['busy_timeout'])}"
         )
+    if options.get("trust", "own") not in _TRUST:
+        raise InvalidUrl(f"trust is own or folder, not {in_quotes(options['trust'])}", option="trust")
+    _require_mode(options.get("mode", "0600"))
     target = os.path.abspath(unquote(path[1:]))
     # Only what would end the path is encoded, so that what people read still is a URL that leads there.
     shown = re.sub(r"[%?]", lambda found: quote(found[0]), target)
     return StoreUrl("sqlite", target, "main", f"sqlite:///{shown}", options)
+
+
+def _require_mode(mode: str) -> None:
+    bits = int(mode, 8) if _MODE.fullmatch(mode) else 0
+    if bits & 0o600 != 0o600 or bits & 0o111:
+        raise InvalidUrl(
+            f"mode is that of a file which its owner may read and write, such as 0600 or 0640, not {in_quotes(mode)}",
+            option="mode",
+        )
+
+
+def file_mode(url: StoreUrl) -> int:
+    """The mode of a SQLite file that is made for a store."""
+    return int(url.options.get("mode", "0600"), 8)
+
+
+def is_trusting(url: StoreUrl) -> bool:
+    """Whether everybody who may write in a SQLite store's folder is trusted."""
+    return url.options.get("trust") == "folder"
+
+
+def with_options(url: StoreUrl, **options: str) -> str:
+    """The URL of a SQLite store with its options, and others."""
+    query = urlencode({**url.options, **options})
+    return f"{url.redacted}?{query}" if query else url.redacted
 
 
 def _postgres(url: str) -> StoreUrl:
@@ -147,6 +179,8 @@ def _postgres(url: str) -> StoreUrl:
             "the PostgreSQL URL has a password where none belongs: write postgresql://user:password@host/database"
         )
     options = {"schema": schema, **_lock_wait(dict(parameters))}
+    if dict(parameters).get("owner"):
+        options["owner"] = dict(parameters)["owner"]
     libpq = [(name, value) for name, value in parameters if name not in _POSTGRES_OPTIONS]
     encoded = quote(unquote(password), safe="")
     secrets = {

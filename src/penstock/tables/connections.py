@@ -11,8 +11,10 @@ from typing import Any
 
 from penstock.errors import InvalidInput
 from penstock.kinds import refusal
+from penstock.store.postgres_session import SEARCH_PATH
 from penstock.store.statements import bind
 
+_LOOK_UP = "select pg_catalog.set_config('search_path', :path, true)"
 _KINDS = "an open connection of psycopg 3, of sqlite3, or of SQLAlchemy to PostgreSQL or SQLite"
 
 
@@ -32,6 +34,18 @@ class Borrowed(ABC):
     @abstractmethod
     def transaction(self) -> AbstractContextManager[Any]:
         """A transaction that is committed when the block ends; where one is open, a part of it, which the caller commits."""
+
+    @contextmanager
+    def looking_up_safely(self) -> Iterator[None]:
+        """A part of a transaction in which names are looked up as in a session of a store's; rolled back, it has left nothing behind."""
+        if self.dialect != "postgres":
+            yield
+            return
+        row = self.row("select pg_catalog.current_setting('search_path')")
+        assert row is not None
+        self.row(_LOOK_UP, path=SEARCH_PATH)
+        yield
+        self.row(_LOOK_UP, path=row[0])
 
 
 def borrowed(connection: object) -> Borrowed:

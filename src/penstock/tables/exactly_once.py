@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.errors import CheckpointMismatch, CheckpointRewound
+from penstock.errors import CheckpointMismatch, CheckpointRewound, InvalidName
 from penstock.kinds import refusal
 from penstock.queue.names import check_name
+from penstock.store.postgres_session import LOCK_WAIT
 from penstock.tables.connections import Borrowed, borrowed
+from penstock.tables.names import quoted
 
 LEDGER = "penstock_exactly_once"
 # One maker at a time: two that make a table at once make one of them fail.
 _LOCK = 7235416081274634
+_PAUSE = 0.05
 # One row for each sink and app: its newest micro-batch. A replay repeats no earlier one.
-_CREATE = f"""
-create table if not exists {LEDGER} (
+_CREATE = """
+create table if not exists {ledger} (
     sink varchar(255) not null,
     app_id varchar(255) not null,
     batch_id bigint not null,
@@ -27,24 +31,28 @@ create table if not exists {LEDGER} (
 )
 """
 # A table that an earlier version made has a row for each micro-batch, and no query_id.
-_ADD_QUERY = f"alter table {LEDGER} add column query_id varchar(255)"
+_ADD_QUERY = "alter table {ledger} add column query_id varchar(255)"
 _KEEP_NEWEST = (
-    f"delete from {LEDGER} where exists (select 1 from {LEDGER} as later where later.sink = {LEDGER}.sink "
-    f"and later.app_id = {LEDGER}.app_id and later.batch_id > {LEDGER}.batch_id)"
+    "delete from {ledger} as one where exists (select 1 from {ledger} as later where later.sink = one.sink "
+    "and later.app_id = one.app_id and later.batch_id > one.batch_id)"
 )
-_IS_MADE = {
-    "postgres": f"select count(*) from pg_attribute where attrelid = to_regclass('{LEDGER}') and attname = 'query_id'",
-    "sqlite": f"select count(*) from pragma_table_info('{LEDGER}') where name = 'query_id'",
-}
+_IS_MADE = f"select count(*) from pragma_table_info('{LEDGER}') where name = 'query_id'"
+_IS_MADE_IN = (
+    "select count(*) from pg_attribute as a join pg_class as c on c.oid = a.attrelid join pg_namespace as n on n.oid = c.relnamespace "
+    f"where n.nspname = :schema and c.relname = '{LEDGER}' and a.attname = 'query_id'"
+)
+# By the caller's search path: where the ledger is, else where it is to be.
+_FOUND = f"select cast(pg_catalog.to_regclass('{LEDGER}') as pg_catalog.oid), pg_catalog.current_schema()"
+_SCHEMA_OF = "select n.nspname from pg_class as c join pg_namespace as n on n.oid = c.relnamespace where c.oid = cast(:oid as oid)"
 _OF_APP = "sink = :sink and app_id = :app_id"
-_NEWEST = f"select batch_id, query_id from {LEDGER} where {_OF_APP} order by batch_id desc limit 1"
+_NEWEST = f"select batch_id, query_id from {{ledger}} where {_OF_APP} order by batch_id desc limit 1"
 _FIRST = (
-    f"insert into {LEDGER} (sink, app_id, batch_id, query_id) values (:sink, :app_id, :batch_id, :query_id) "
+    "insert into {ledger} (sink, app_id, batch_id, query_id) values (:sink, :app_id, :batch_id, :query_id) "
     "on conflict do nothing"
 )
 # By compare-and-set, which waits for another driver of the query, and sees what that has committed.
 _NEXT = (
-    f"update {LEDGER} set batch_id = :batch_id, query_id = coalesce(:query_id, query_id), committed_at = current_timestamp "
+    "update {ledger} set batch_id = :batch_id, query_id = coalesce(:query_id, query_id), committed_at = current_timestamp "
     f"where {_OF_APP} and batch_id = :newest"
 )
 
@@ -134,24 +142,92 @@ def exactly_once(
 
 def _enter(inside: Borrowed, entry: _Entry) -> bool:
     """Enter the micro-batch; False when it is the newest one already."""
-    _make_ledger(inside)
-    while True:
-        newest = _newest(inside, entry)
-        if newest is None:
-            entered = inside.change(_FIRST, **entry.fields())
-        else:
-            _require_fitting(entry, *newest)
-            if newest[0] == entry.batch_id:
-                return False
-            entered = inside.change(_NEXT, newest=newest[0], **entry.fields())
-        # Where nothing was entered, another driver of the query was faster: look again.
-        if entered:
-            return True
+    found = inside.row(_FOUND) if inside.dialect == "postgres" else None
+    with inside.looking_up_safely():
+        ledger = _Ledger(inside, None if found is None else _schema(inside, *found))
+        ledger.make()
+        return ledger.enter(entry)
 
 
-def _newest(inside: Borrowed, entry: _Entry) -> tuple[int, str | None] | None:
+def _schema(inside: Borrowed, oid: int | None, first: str | None) -> str:
+    """The schema of the ledger, which else is to be in the first one of the search path."""
+    row = None if oid is None else inside.row(_SCHEMA_OF, oid=oid)
+    schema = first if row is None else str(row[0])
+    if schema is None:
+        raise InvalidName(
+            "the connection's search path has no schema for the ledger of exactly_once: set one, as in `set search_path to orders`"
+        )
+    return schema
+
+
+def _identifier(name: str) -> str:
+    """The name in quotes, without what would be taken for a parameter."""
+    if ":" not in name:
+        return quoted(name)
+    return "U&" + quoted(name.replace("\\", "\\\\").replace(":", "\\003A"))
+
+
+@dataclass(frozen=True)
+class _Ledger:
+    """The ledger of a caller's connection."""
+
+    inside: Borrowed
+    schema: str | None
+    """None in SQLite."""
+
+    @property
+    def name(self) -> str:
+        """As SQL has it."""
+        return LEDGER if self.schema is None else f"{_identifier(self.schema)}.{LEDGER}"
+
+    def enter(self, entry: _Entry) -> bool:
+        while True:
+            newest = _newest(self, entry)
+            if newest is None:
+                entered = self._change(_FIRST, **entry.fields())
+            else:
+                _require_fitting(entry, *newest)
+                if newest[0] == entry.batch_id:
+                    return False
+                entered = self._change(_NEXT, newest=newest[0], **entry.fields())
+            # Where nothing was entered, another driver of the query was faster: look again.
+            if entered:
+                return True
+
+    def make(self) -> None:
+        if self._is_made():
+            return
+        if self.schema is not None:
+            self._wait_for_others()
+        self._change(_CREATE)
+        if not self._is_made():
+            self._change(_ADD_QUERY)
+            self._change(_KEEP_NEWEST)
+
+    def _wait_for_others(self) -> None:
+        """Let whoever else makes the ledger be done. Any role that may connect can hold such a lock, so it is not waited for for ever."""
+        deadline = time.monotonic() + LOCK_WAIT
+        while time.monotonic() < deadline:
+            row = self.inside.row("select pg_try_advisory_xact_lock(:lock)", lock=_LOCK)
+            if row is not None and row[0]:
+                return
+            time.sleep(_PAUSE)
+
+    def _is_made(self) -> bool:
+        row = (
+            self.inside.row(_IS_MADE)
+            if self.schema is None
+            else self.inside.row(_IS_MADE_IN, schema=self.schema)
+        )
+        return row is not None and row[0] > 0
+
+    def _change(self, text: str, **parameters: Any) -> int:
+        return self.inside.change(text.format(ledger=self.name), **parameters)
+
+
+def _newest(ledger: _Ledger, entry: _Entry) -> tuple[int, str | None] | None:
     """The newest micro-batch of the sink and app, and its query."""
-    row = inside.row(_NEWEST, **entry.app())
+    row = ledger.inside.row(_NEWEST.format(ledger=ledger.name), **entry.app())
     return None if row is None else (row[0], row[1])
 
 
@@ -179,19 +255,3 @@ def _require_fitting(entry: _Entry, newest: int, query_id: str | None) -> None:
             condition="CHECKPOINT_MISMATCH.BATCHES_MISSING",
             **parameters,
         )
-
-
-def _make_ledger(inside: Borrowed) -> None:
-    if _is_made(inside):
-        return
-    if inside.dialect == "postgres":
-        inside.row("select count(pg_advisory_xact_lock(:lock))", lock=_LOCK)
-    inside.change(_CREATE)
-    if not _is_made(inside):
-        inside.change(_ADD_QUERY)
-        inside.change(_KEEP_NEWEST)
-
-
-def _is_made(inside: Borrowed) -> bool:
-    row = inside.row(_IS_MADE[inside.dialect])
-    return row is not None and row[0] > 0

@@ -173,7 +173,7 @@ def differences(layout: Layout, there: Existing, *, complete: bool) -> list[str]
         Whether the rows are all there will be: then the columns are to be the same.
     """
     names = {column.name for column in layout.columns}
-    found = [_difference(column, there, layout.dialect) for column in layout.columns]
+    found = [_difference(column, there, layout) for column in layout.columns]
     spare = set(there.types) - names if complete else there.required - names
     found += [f"the table has a column {in_quotes(name)}, which the rows have not" for name in sorted(spare)]
     keys = frozenset(column.name for column in layout.keys)
@@ -186,14 +186,23 @@ def _ordered(keys: frozenset[str], layout: Layout) -> Iterable[str]:
     return (column.name for column in layout.columns if column.name in keys)
 
 
-def _difference(column: Column, there: Existing, dialect: str) -> str:
+def _difference(column: Column, there: Existing, layout: Layout) -> str:
     found = there.types.get(column.name)
+    alter = f"alter table {layout.name.sql}"
     if found is None:
-        return f"the table has no column {in_quotes(column.name)}"
-    takes = _sqlite_takes(column, found) if dialect == "sqlite" else _postgres_takes(column.sql_type, found)
+        mend = "" if column.key else f" ({alter} add column {column.sql} {column.declared})"
+        return f"the table has no column {in_quotes(column.name)}{mend}"
+    if layout.dialect == "sqlite":
+        takes, mend = _sqlite_takes(column, found), ""
+    else:
+        takes = _postgres_takes(column.sql_type, found)
+        wider = column.sql_type in _WIDER.get(found, ())
+        mend = f" ({alter} alter column {column.sql} type {column.declared})" if wider else ""
     if takes:
         return ""
-    return f"the table's column {in_quotes(column.name)} is {found}, and the rows need {column.sql_type}"
+    return (
+        f"the table's column {in_quotes(column.name)} is {found}, and the rows need {column.sql_type}{mend}"
+    )
 
 
 def _sqlite_takes(column: Column, found: str) -> bool:

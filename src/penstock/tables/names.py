@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from functools import cache
 
 from penstock.errors import InvalidName
 from penstock.names import in_quotes
 from penstock.queue.names import check_name
 from penstock.store.database import Transaction
 from penstock.store.relations import PREFIX
-from penstock.store.statements import migrations
+from penstock.store.statements import own_relations
 
 _PART = r'"(?:[^"]|"")+"|[^".][^.]*'
 _QUALIFIED = re.compile(rf"(?:({_PART})\.)?({_PART})", re.DOTALL)
-_CREATED = re.compile(r"create (?:table|sequence|index) (?:penstock\.)?(\w+)")
 _POSTGRES_BYTES = 63
 
 
@@ -48,7 +46,8 @@ def resolve(tx: Transaction, name: str) -> TableName:
     Parameters
     ----------
     name
-        In PostgreSQL ``schema.table``, or a table in the first schema of the connection's search path; a part with a dot in
+        In PostgreSQL ``schema.table``, or a table in the first schema of the search path that the role, the database or the URL gives
+        the connection; a part with a dot in
         it stands in double quotes. In SQLite the name as it is.
 
     Raises
@@ -76,7 +75,7 @@ def _postgres(tx: Transaction, name: str) -> TableName:
         )
     schema, table = (None if part is None else _plain(part) for part in found.groups())
     if schema is None:
-        schema = tx.query("select current_schema()")[0][0]
+        schema = tx.home_schema()
         if schema is None:
             raise InvalidName(
                 f"the connection's search path has no schema for the table {in_quotes(name)}: write schema.table"
@@ -95,10 +94,4 @@ def _plain(part: str) -> str:
 
 
 def _is_own(table: str) -> bool:
-    return table in _store_relations() or table.startswith((PREFIX, "applied_"))
-
-
-@cache
-def _store_relations() -> frozenset[str]:
-    scripts = migrations("postgres").values()
-    return frozenset(name for script in scripts for name in _CREATED.findall(script))
+    return table in own_relations("postgres") or table.startswith((PREFIX, "applied_"))

@@ -6,7 +6,7 @@ from pyspark.sql.types import StructType
 
 from penstock.errors import InvalidInput, InvalidOption
 from penstock.names import in_quotes
-from penstock.spark.marks import needed_sequence, sequence_of
+from penstock.spark.marks import is_split, needed_sequence, sequence_of
 from penstock.tables.columns import COMMIT_VERSION
 
 
@@ -21,7 +21,8 @@ def ties(schema: StructType, sequence_by: str) -> tuple[str, ...]:
     Raises
     ------
     InvalidOption
-        When the order is to be that of a column which begins anew in each commit.
+        When the order is to be that of a column which begins anew in each commit, or of one that does not tell apart changes which may
+        come in several micro-batches.
     InvalidInput
         When the rows have lost that column.
     """
@@ -37,6 +38,13 @@ def ties(schema: StructType, sequence_by: str) -> tuple[str, ...]:
             f"a commit of this feed may have several changes of a row, and the column that orders them, {in_quotes(needed)}, is not among the "
             "rows: select it too, or read net changes (deduplication_mode='netChanges', net_window='commit')",
             parameter="apply_changes",
+        )
+    if is_split(schema) and sequence_by == COMMIT_VERSION:
+        raise InvalidOption(
+            f"several changes of a row may have one {in_quotes(COMMIT_VERSION)} and come in several micro-batches, of which a table would take the "
+            "later ones for old: leave version out of the DebeziumFeed, so that each event has its own, or name a column as sequence_by that "
+            "orders all changes of a key",
+            option="sequence_by",
         )
     if step is None or COMMIT_VERSION not in schema.names:
         return ()

@@ -14,8 +14,9 @@ from penstock.kinds import column_names, require
 from penstock.names import did_you_mean, in_quotes
 from penstock.queue.names import check_name
 from penstock.queue.store import connect
-from penstock.spark.given import CONF_PREFIX
-from penstock.spark.plans import streaming_reads
+from penstock.spark.default_url import URL, default_url
+from penstock.spark.internals.plans import streaming_reads
+from penstock.spark.internals.sessions import is_classic
 from penstock.spark.schemas import COORDINATES
 from penstock.spark.stores import check_reach
 from penstock.store.database import Transaction
@@ -169,7 +170,7 @@ class TableSink:
 
     def _check_rows(self, frame: DataFrame, output_mode: str, continuous: bool) -> None:
         # A sink that no store is named for yet is looked at as a SQLite table.
-        url = self.url or frame.sparkSession.conf.get(CONF_PREFIX + "url", None) or "sqlite:///penstock.db"
+        url = self.url or default_url(frame.sparkSession) or "sqlite:///penstock.db"
         if continuous:
             require_added(self, url, "exactly_once", output_mode)
         if self.apply_changes:
@@ -207,7 +208,7 @@ class TableSink:
             When the table cannot take the rows, or the session is Spark Connect's.
         """
         self.check(guarantee, output_mode)
-        if not hasattr(frame, "_jdf"):
+        if not is_classic(frame):
             raise TableRefused(
                 "a table's commit asks which query its tasks belong to, and Spark Connect does not tell: use a classic session, or "
                 "write to a ps.QueueSink and keep the table with a query of a classic session",
@@ -262,10 +263,10 @@ class TableSink:
 
     def place(self, spark: SparkSession) -> str:
         """The URL of its store, or of the folder of a Delta table."""
-        url = self.url or spark.conf.get(CONF_PREFIX + "url", None)
+        url = self.url or default_url(spark)
         if url is None:
             raise InvalidOption(
-                f"no store is named for the table {in_quotes(self.name)}: give url, or set {CONF_PREFIX}url on the session",
+                f"no store is named for the table {in_quotes(self.name)}: give url, or set {URL} on the session",
                 option="url",
             )
         return url

@@ -13,7 +13,7 @@ from penstock.errors import TableRefused
 from penstock.names import in_quotes
 from penstock.queue.opened import open_store
 from penstock.spark.boundary import plainly
-from penstock.spark.garbage import spare_imports
+from penstock.spark.internals.worker_gc import spare_imports
 from penstock.spark.stores import check_reach
 from penstock.tables.change_rows import require_changes
 from penstock.tables.columns import Layout

@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from penstock.pipeline.failures import plain
-from penstock.spark.grafts import grafted
+from penstock.spark.internals.plan_rewrite import replace_reads
 from penstock.taking.clock import Clock
 from penstock.taking.found import Found
 from penstock.taking.own_reads import Offset, OwnRead, Reader
@@ -75,7 +75,7 @@ class Look:
         return None
 
     def _from(self, stands: Offset) -> DataFrame:
-        return grafted(self._frame, lambda _: self._own.stream(stands))
+        return replace_reads(self._frame, lambda _: self._own.stream(stands))
 
     def _range(self, reader: Reader, start: Offset, end: Offset, found: Found, clock: Clock) -> bool:
         """Take from one range; False where there is too much of it to be read here."""
@@ -101,7 +101,7 @@ class Look:
         rows = min(max(self._needs(found), _MOST), _LEAP * self._read)
         end = self._own.reader(rows).latestOffset(stands, ReadAllAvailable())
         read = self._own.batch(end, rows)
-        self._add(grafted(self._frame, lambda _: read), found, clock)
+        self._add(replace_reads(self._frame, lambda _: read), found, clock)
         self._read += rows
         return end
 
@@ -114,7 +114,7 @@ class Look:
     def _take(self, chunk: pa.Table, found: Found, clock: Clock) -> None:
         spark = self._frame.sparkSession
         self._add(
-            grafted(self._frame, lambda _: spark.createDataFrame(chunk, self._own.schema)), found, clock
+            replace_reads(self._frame, lambda _: spark.createDataFrame(chunk, self._own.schema)), found, clock
         )
 
     def _add(self, rows: DataFrame, found: Found, clock: Clock) -> None:

@@ -16,7 +16,7 @@ from pyspark.sql.types import StructType
 from penstock.changes.source import FORMAT as CHANGES
 from penstock.changes.source import STREAM, ChangesStreamReader, read_options
 from penstock.queue.opened import open_store
-from penstock.spark.grafts import StreamingRead
+from penstock.spark.internals.plans import StreamingRead
 from penstock.spark.options import BATCH_SOURCE, STREAM_SOURCE, source_options, with_defaults
 from penstock.spark.register import defaults
 from penstock.spark.schemas import projection, source_schema

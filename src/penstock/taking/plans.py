@@ -6,15 +6,9 @@ from enum import IntEnum
 
 from pyspark.sql import DataFrame
 
-from penstock.spark.plan_tree import tree_of
+from penstock.spark.internals.operators import Is, of
+from penstock.spark.internals.plan_text import tree_of
 
-_ROWS = frozenset({
-    "Project", "Filter", "TypedFilter", "Generate", "SubqueryAlias", "View", "EventTimeWatermark", "ResolvedHint",
-    "MapElements", "DeserializeToObject", "SerializeFromObject",
-})  # fmt: skip
-_BATCHES = frozenset({
-    "MapInArrow", "MapInPandas", "MapPartitions", "Repartition", "RepartitionByExpression", "RebalancePartitions",
-})  # fmt: skip
 _READ = "StreamingRelationV2"
 
 
@@ -32,12 +26,18 @@ class Reach(IntEnum):
 def reach_of(frame: DataFrame) -> Reach:
     """The reach of a plan over one streaming read; STREAM for all plans with more leaves."""
     names = [node.name for node in tree_of(frame).walk()]
-    if names.count(_READ) != 1 or set(names) - _ROWS - _BATCHES - {_READ}:
+    operators = [of(name) for name in names if name != _READ]
+    if names.count(_READ) != 1 or not all(map(_is_short, operators)):
         return Reach.STREAM
-    return Reach.ROW if _BATCHES.isdisjoint(names) else Reach.MICRO_BATCH
+    return Reach.MICRO_BATCH if any(Is.PER_BATCH in each for each in operators) else Reach.ROW
 
 
 def keeps_state(frame: DataFrame) -> bool:
     """Whether a task may have to read all its rows, because what it keeps of them is committed behind the last one."""
     names = {node.name for node in tree_of(frame).walk() if node.children}
-    return not names <= _ROWS | _BATCHES | {"Union"}
+    return not all(name == "Union" or _is_short(of(name)) for name in names)
+
+
+def _is_short(operator: Is) -> bool:
+    """Whether rows that come out of an operator depend on one micro-batch at the most."""
+    return bool(operator & (Is.PER_ROW | Is.PER_BATCH))

@@ -12,7 +12,6 @@ from typing import Any
 from urllib.parse import urlsplit
 from uuid import uuid4
 
-from py4j.protocol import Py4JError
 from pyspark import inheritable_thread_target
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
@@ -24,7 +23,7 @@ from penstock.modes.report import WARNING
 from penstock.names import in_quotes
 from penstock.pipeline.failures import plain
 from penstock.pipeline.settings import no_data_batches
-from penstock.spark.stores import is_local
+from penstock.spark.internals.sessions import JvmError, is_local, remove_folder
 
 Each = Callable[[DataFrame, int], None]
 _MODE = "append"
@@ -96,10 +95,10 @@ def _stop(queries: list[StreamingQuery]) -> None:
 
 @contextmanager
 def plain_interrupts() -> Iterator[None]:
-    """An interrupt in the middle of a call to the JVM, of which py4j makes an error of its own, is an interrupt again."""
+    """An interrupt in the middle of a call to the JVM, of which the way there makes an error of its own, is an interrupt again."""
     try:
         yield
-    except Py4JError as error:
+    except JvmError as error:
         if isinstance(error.__context__, KeyboardInterrupt):
             raise KeyboardInterrupt from None
         raise
@@ -119,18 +118,13 @@ def _checkpoint(spark: SparkSession, folder: str | None, name: str) -> Iterator[
             yield place
         finally:
             with ThreadPoolExecutor(1, "penstock-take") as beside:
-                beside.submit(_remove, spark, place).result()
+                beside.submit(remove_folder, spark, place).result()
         return
     local = tempfile.mkdtemp(prefix=f"{name}-", dir=None if folder is None else os.path.abspath(folder))
     try:
         yield f"file://{local}"
     finally:
         shutil.rmtree(local, ignore_errors=True)
-
-
-def _remove(spark: Any, place: str) -> None:
-    path = spark._jvm.org.apache.hadoop.fs.Path(place)
-    path.getFileSystem(spark._jsc.hadoopConfiguration()).delete(path, True)
 
 
 def check_folder(frame: DataFrame, folder: str | None) -> None:

@@ -15,7 +15,7 @@ from pyspark.sql.types import DoubleType, LongType, StructField, StructType
 
 from penstock.kinds import refusal
 from penstock.pipeline.failures import plain
-from penstock.spark.workers import check_workers
+from penstock.spark.internals.workers import check_workers
 from penstock.taking.clock import Clock
 from penstock.taking.plans import keeps_state
 from penstock.taking.query import check_folder, failure, plain_interrupts, require_append, running

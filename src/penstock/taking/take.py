@@ -13,7 +13,9 @@ from penstock.errors import InvalidInput
 from penstock.kinds import refusal, require
 from penstock.limits.rows import MOST_ROWS
 from penstock.pipeline.failures import plain
-from penstock.spark.grafts import grafted, streaming_leaves
+from penstock.spark.internals.plan_rewrite import replace_reads
+from penstock.spark.internals.plans import streaming_reads
+from penstock.spark.internals.sessions import is_classic
 from penstock.taking.clock import Clock
 from penstock.taking.found import Found
 from penstock.taking.looking import Look
@@ -95,7 +97,7 @@ def check_arguments(df: object, n: object) -> None:
     """
     require("df", df, DataFrame, "a streaming DataFrame; of a ps.stream(…), give its .frame()")
     given: Any = df
-    if not hasattr(given, "_jdf"):
+    if not is_classic(given):
         raise InvalidInput(
             "taking rows needs a classic Spark session, and this DataFrame is Spark Connect's: write df.limit(n) to the sink "
             "'memory' there, and stop the query yourself",
@@ -129,8 +131,8 @@ def one_own_read(df: DataFrame) -> OwnRead | None:
     """What a plan reads that can be put through it a chunk at a time."""
     if reach_of(df) is Reach.STREAM:
         return None
-    (read,) = streaming_leaves(df)
-    return OwnRead.of(df.sparkSession, read)
+    reads = streaming_reads(df) or []
+    return OwnRead.of(df.sparkSession, reads[0])
 
 
 def harmless(df: DataFrame, rows: int | None) -> DataFrame:
@@ -147,7 +149,7 @@ def harmless(df: DataFrame, rows: int | None) -> DataFrame:
         own = OwnRead.of(spark, read)
         return None if own is None else own.stream(rows=rows)
 
-    return grafted(df, stand_in)
+    return replace_reads(df, stand_in)
 
 
 def _queried(df: DataFrame, folder: str | None) -> DataFrame:

@@ -11,12 +11,12 @@ from typing import Any, Self
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from penstock.arrow.rows import to_table
 from penstock.kinds import refusal
 from penstock.queue.store import connect
+from penstock.spark.internals.arrow_types import arrow_schema
 from penstock.spark.register import register
 from penstock.testing.running import Sink, StreamTest, run
 
@@ -116,5 +116,5 @@ def _arrow(spark: SparkSession, schema: object) -> pa.Schema:
         schema = StructType.fromDDL(schema)
     if isinstance(schema, StructType):
         zone = spark.conf.get("spark.sql.session.timeZone")
-        return to_arrow_schema(schema, timezone=zone)
+        return arrow_schema(schema, zone)
     raise refusal("schema", schema, "a DDL string such as 'id long', a StructType or an Arrow schema")

@@ -26,6 +26,7 @@ _NO_TOKEN = (
     "This page needs its token: open it once as /?token=… with the token that the server was started with, or send it as "
     "Authorization: Bearer …\n"
 )
+_ELSEWHERE = "This is the page of a store, and another site's page has asked for it.\n"
 _WRONG_HOST = "This server is for this machine alone, and was asked for under another name: open it as localhost or 127.0.0.1.\n"
 
 
@@ -46,6 +47,8 @@ class Access:
 
     def answer(self, request: Request) -> Response | None:
         """What a request gets in place of what it asks for; None when it may have that."""
+        if _is_of_another_site(request):
+            return PlainTextResponse(_ELSEWHERE, 403)
         if self.token is None:
             # A web page whose name leads to this machine could ask for all of it. Where there is a token it would have to know that,
             # and browsers send the cookie to no other name; so a proxy may ask under its own.
@@ -101,6 +104,22 @@ class Guard:
 
         answer = self._access.answer(Request(scope))
         await (self._app if answer is None else answer)(scope, receive, guarded)
+
+
+def _is_of_another_site(request: Request) -> bool:
+    """Whether a browser says that a page of another site makes this request.
+
+    It could not read the answer, and yet hold the places of viewers. A link to the page is for its viewer to follow.
+    """
+    site = request.headers.get("sec-fetch-site")
+    if site in ("same-origin", "none"):
+        return False
+    if site is not None:
+        link = request.headers.get("sec-fetch-mode") == "navigate" and request.url.path == "/"
+        return not (link and request.headers.get("sec-fetch-dest") == "document")
+    # Older browsers, and pages that came without TLS from another machine, say no more than this, and no page says it to its own server.
+    origin = request.headers.get("origin")
+    return origin is not None and origin.partition("://")[2] != request.headers.get("host", "")
 
 
 def is_loopback(host: str) -> bool:

@@ -89,6 +89,17 @@ class Collector:
                 )
             self._away = True
             return self.without_answer(error.message)
+        except Exception as error:
+            # Whatever somebody has written there: the page goes on, and says so.
+            if not self._away:
+                log.exception(
+                    "the store holds something that the page cannot read",
+                    extra={"action": "look_failed", "error": condition_of(error)},
+                )
+            self._away = True
+            return self.without_answer(
+                f"it holds something that the page cannot read: {type(error).__name__}, see the log"
+            )
         self._away = False
         self._last = self._snapshot(seen)
         return self._last

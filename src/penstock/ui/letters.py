@@ -18,8 +18,6 @@ from penstock.ui.times import iso
 
 NEWEST = 5
 CHARACTERS = 200
-_LOOKED_AT = 10 * CHARACTERS
-"""How much of a reason is looked at: nobody knows how long others make it."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +77,7 @@ class Letters:
 
     def _told(self, at: int, reason: str, value: str | None) -> dict[str, Any]:
         """The value as it came, and the reason without what looks like a password, a key or a token."""
-        why = sentence(reason[:_LOOKED_AT], CHARACTERS, self._secrets)
+        why = sentence(reason, CHARACTERS, self._secrets)
         return {"at": iso(at), "reason": why, "value": None if value is None else value[:CHARACTERS]}
 
 

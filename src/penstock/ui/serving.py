@@ -13,6 +13,7 @@ from penstock.errors import InvalidInput, InvalidOption, PenstockError
 from penstock.ui.access import Access, is_loopback
 from penstock.ui.app import make_app
 from penstock.ui.collector import Collector
+from penstock.ui.connections import BoundedProtocol
 from penstock.ui.feed import Feed
 
 SHORTEST_TOKEN = 8
@@ -86,6 +87,8 @@ class Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 make_app(feed, access),
+                http=BoundedProtocol,
+                ws="none",
                 log_config=None,
                 access_log=False,
                 server_header=False,

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import base64
 import json
+import os
+import sqlite3
 from collections import Counter
+from contextlib import closing
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -28,6 +31,7 @@ from tests.changes.frames import Sink
 EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - as collect() gives times
 PLACEHOLDER = "__debezium_unavailable_value"
 ORDERS = "id bigint not null, name string"
+HEARTBEAT = json.dumps({"ts_ms": NOW})
 READ = {
     **ROW,
     "price": Decimal("12.30"),
@@ -102,7 +106,7 @@ def test_columns_of_every_kind_are_read_by_their_types(spark: SparkSession) -> N
     }
     missing = {"id": 3}
     events = [postgres("c", after=row, lsn=place) for place, row in enumerate((ROW, texts, missing))]
-    done = DebeziumFeed(TYPES, "id").unwrap(topic(spark, events)).orderBy("id").collect()
+    done = DebeziumFeed(TYPES, "id", optional="*").unwrap(topic(spark, events)).orderBy("id").collect()
     found = [{name: row[name] for name in ROW} for row in done]
     found = [{**row, "more": row["more"] and row["more"].asDict()} for row in found]
     assert found[0] == READ
@@ -147,13 +151,13 @@ def test_mysql_versions_ascend_over_files_and_positions_and_the_rows_of_an_event
     assert dict(done.dtypes)["_commit_version"] == "string"
     found = kinds(done, "id")
     assert [row[-1] for row in found] == [0, 1, 2, 3, 4]
-    assert found[1][1] == found[2][1] == "mysql-bin.00000000000000000009:00000000000000010000"
+    assert found[2][1] == f"mysql-bin.{9:020}:{10_000:020}:{1:020}"
 
 
 @pytest.mark.parametrize(
     ("connector", "source", "version"),
     [
-        ("oracle", {"scn": "123", "ssn": 2}, "00000000000000000123"),
+        ("oracle", {"scn": "123", "ssn": 2}, f"{123:020}:{2:020}"),
         (
             "sqlserver",
             {
@@ -161,14 +165,14 @@ def test_mysql_versions_ascend_over_files_and_positions_and_the_rows_of_an_event
                 "change_lsn": "0000002a:00000758:0003",
                 "event_serial_no": 2,
             },
-            "0000002a:00000758:0005/0000002a:00000758:0003",
+            f"0000002a:00000758:0005/0000002a:00000758:0003/{2:020}",
         ),
     ],
 )
 def test_other_connectors_have_their_own_positions(
     spark: SparkSession, connector: str, source: dict[str, Any], version: str
 ) -> None:
-    event = postgres("c", after={"id": 1}, lsn=None, connector=connector, **source)
+    event = postgres("c", after={"id": 1, "name": None}, lsn=None, connector=connector, **source)
     done = DebeziumFeed(ORDERS, "id", connector=connector).unwrap(topic(spark, [event]))
     assert kinds(done, "id") == [("insert", version, 5, 1)]
 
@@ -232,6 +236,75 @@ def test_rows_of_one_version_are_ordered_by_the_transaction(spark: SparkSession)
     assert {row[1] for row in kinds(by_time)} == {NOW + lsn for lsn in (6, 7, 8, 9)}
 
 
+def test_what_comes_beside_the_changes_of_rows_is_passed_over(spark: SparkSession) -> None:
+    begins = {
+        "status": "BEGIN",
+        "id": "571:53195829",
+        "event_count": None,
+        "data_collections": None,
+        "ts_ms": NOW,
+    }
+    counts = [{"data_collection": "public.orders", "event_count": 1}]
+    ends = {**begins, "status": "END", "event_count": 1, "data_collections": counts}
+    message = json.loads(postgres("m", lsn=3))
+    del message["before"], message["after"]
+    message["message"] = {"prefix": "app", "content": "aGk="}
+    events: list[str | None] = [HEARTBEAT, json.dumps(message)]
+    events += [
+        json.dumps(begins),
+        json.dumps(ends),
+        json.dumps({name: ends[name] for name in ends if name != "ts_ms"}),
+    ]
+    for event in list(events):
+        events.append(
+            json.dumps({"schema": {"type": "struct", "fields": []}, "payload": json.loads(str(event))})
+        )
+    row = {"id": 1, "name": "a"}
+    done = DebeziumFeed(ORDERS, "id").unwrap(topic(spark, [*events, postgres("c", after=row)]))
+    assert kinds(done, "id") == [("insert", 1, 3, 1)]
+
+
+# A table that is changed.
+
+
+def test_a_row_with_other_columns_than_the_schema_is_refused(spark: SparkSession, url: str) -> None:
+    """What is left is the rows that have just the columns of the schema: no value of theirs is lost, and none is made up."""
+    new: list[dict[str, Any]] = [
+        {"id": 1, "name": "a", "note": "added"},
+        {"id": 2},
+        {"id": 3, "label": "renamed"},
+        {"id": 4, "name": None},
+    ]
+    events = [postgres("c", after=row, lsn=row["id"], wrapped=row["id"] == 3) for row in new]
+    # What the row before lacks does not matter, as a table may log no more than its key.
+    events.append(postgres("u", before={"id": 5}, after={"id": 5, "name": "b"}, lsn=5))
+    feed = DebeziumFeed(ORDERS, "id", dead_letters=ps.QueueSink("dead", url=url))
+    found = kinds(feed.unwrap(topic(spark, events)), "id", "name")
+    assert [row[3:] for row in found] == [(4, None), (5, None), (5, "b")]
+    assert [letter["reason"].split(":")[0] for letter in letters(url)] == [
+        "after has a column note that the schema lacks",
+        "after has no column name",
+        "after has no column name",
+    ]
+    lenient = DebeziumFeed(ORDERS, "id", optional="name", ignored=["note", "label"])
+    assert [row[3:] for row in kinds(lenient.unwrap(topic(spark, events[:4])), "id", "name")] == [
+        (1, "a"),
+        (2, None),
+        (3, None),
+        (4, None),
+    ]
+
+
+def test_a_schema_that_has_a_column_from_the_time_when_it_was_added(spark: SparkSession) -> None:
+    events = [postgres("c", after={"id": 1, "name": "a"}, lsn=1)]
+    events.append(postgres("c", after={"id": 2, "name": "b", "note": "n"}, lsn=2))
+    feed = DebeziumFeed(f"{ORDERS}, note string", "id", optional="note")
+    assert [row[3:] for row in kinds(feed.unwrap(topic(spark, events)), "id", "note")] == [
+        (1, None),
+        (2, "n"),
+    ]
+
+
 # What is refused.
 
 REFUSED = [
@@ -242,6 +315,9 @@ REFUSED = [
     ("{}", "op is missing"),
     (json.dumps({"id": 1, "name": "flat"}), "op is missing"),
     (postgres("t"), "truncates the table"),
+    (json.dumps({"source": {"file": "f"}, "ts_ms": NOW, "ddl": "DROP TABLE orders"}), "leave the topic"),
+    (json.dumps({"ts_ms": NOW, "id": 1}), "op is missing"),
+    (json.dumps({"status": "BEGIN", "id": 1, "ts_ms": NOW}), "op is missing"),
     (postgres("m", after=ROW), "op is none of c, r, u, d: m"),
     (postgres("c"), "after is missing"),
     (postgres("d"), "REPLICA IDENTITY is NOTHING"),
@@ -308,7 +384,7 @@ def test_a_queue_of_dead_letters_may_get_columns(spark: SparkSession, url: str) 
 
 
 def test_without_a_queue_for_it_the_query_fails_with_reason_and_place(spark: SparkSession) -> None:
-    events = [postgres("c", after={"id": 1}), postgres("t")]
+    events = [postgres("c", after={"id": 1, "name": "a"}), postgres("t")]
     with pytest.raises(Exception, match="truncates the table") as error:
         DebeziumFeed(ORDERS, "id").unwrap(topic(spark, events)).count()
     assert "UNREADABLE_EVENT" in str(error.value)
@@ -338,6 +414,7 @@ def test_what_is_said_wrongly_is_told_at_once(spark: SparkSession, url: str) -> 
         ({"timestamps": {"nme": "millis"}}, InvalidChangelogSchema, "'name'"),
         ({"version": "lsn"}, InvalidChangeOption, "source.ts_ms"),
         ({"row_id": "ident"}, InvalidChangelogSchema, "'ident'"),
+        ({"optional": "nme"}, InvalidChangelogSchema, "'name'"),
         ({"schema": "id bigint, _sequence int"}, InvalidChangelogSchema, "rename it"),
         ({"value": "valu"}, InvalidChangelogSchema, "'value'"),
         ({"dead_letters": ps.QueueSink("none", url=url)}, QueueNotFound, "none"),
@@ -386,11 +463,11 @@ def test_a_repeated_micro_batch_leaves_each_letter_once_and_tombstones_are_count
         )
         return sink.rows()
 
-    write(0, postgres("c", after={"id": 1}), "bad", None)
-    write(1, "worse", postgres("c", after={"id": 2}))
+    write(0, postgres("c", after={"id": 1, "name": "a"}), "bad", None, HEARTBEAT)
+    write(1, "worse", postgres("c", after={"id": 2, "name": "b"}))
     assert run() == Counter([(1, "insert"), (2, "insert")])
     assert [letter["offset"] for letter in letters(url)] == [1, 10]
-    assert progress == [{"events": 5, "tombstones": 1}]
+    assert progress == [{"events": 6, "tombstones": 1, "others": 1}]
 
     assert replay_last_batch(sink.checkpoint) == 0
     assert run() == Counter([(1, "insert"), (2, "insert")])
@@ -400,3 +477,51 @@ def test_a_repeated_micro_batch_leaves_each_letter_once_and_tombstones_are_count
     run()
     assert [letter["offset"] for letter in letters(url)] == [1, 10, 20]
     assert letters(url)[2]["topic"] is None
+
+
+def test_a_table_has_what_the_source_has_though_events_come_twice_and_in_any_order(
+    spark: SparkSession, tmp_path: Path, url: str
+) -> None:
+    """Several events share a system change number, and only their sequence orders them."""
+
+    def event(op: str, key: int, name: str, scn: int, step: int) -> str:
+        row = {"id": key, "name": name}
+        images = {"before": row} if op == "d" else {"after": row}
+        return postgres(op, lsn=None, connector="oracle", scn=str(scn), ssn=step, **images)
+
+    events = [
+        event("c", 1, "a", 5, 1),
+        event("u", 1, "b", 5, 2),
+        event("c", 2, "a", 5, 3),
+        event("d", 2, "a", 5, 4),
+        event("c", 3, "a", 5, 5),
+        event("u", 3, "b", 5, 6),
+        event("d", 3, "b", 6, 1),
+        event("c", 3, "c", 6, 2),
+    ]
+    source = tmp_path / "in"
+    source.mkdir()
+    for number, places in enumerate(([0, 2, 3, 2], [1, 4], [5, 7, 0], [6, 3, 1])):
+        table = pa.table({"value": [events[place] for place in places]})
+        pq.write_table(table, source / f"{number}.parquet")
+        os.utime(source / f"{number}.parquet", (NOW // 1000 + number,) * 2)
+    frame = spark.readStream.schema("value string").option("maxFilesPerTrigger", 1).parquet(str(source))
+    changes = DebeziumFeed(ORDERS, "id", connector="oracle").unwrap(frame)
+    sink = ps.TableSink("orders", ["id"], url, apply_changes=True)
+    query = (
+        ps.stream(spark, changes)
+        .write(sink)
+        .start(checkpoint=tmp_path / "ck", trigger=ps.Trigger.available_now())
+    )
+    query.awaitTermination()
+    with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as found:
+        assert sorted(found.execute("select id, name from orders")) == [(1, "b"), (3, "c")]
+
+
+def test_a_version_that_several_events_have_is_no_order_for_a_table(spark: SparkSession, url: str) -> None:
+    feed = DebeziumFeed(ORDERS, "id", version="source.ts_ms")
+    changes = feed.unwrap(topic(spark, []))
+    refusal = ps.TableSink("orders", ["id"], url, apply_changes=True).refusal(changes, "append")
+    assert "leave version out" in str(refusal)
+    own = ps.TableSink("orders", ["id"], url, apply_changes=True, sequence_by="name")
+    assert own.refusal(changes, "append") is None

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import threading
+import uuid
 from collections import Counter
 from typing import Any
+from urllib.parse import urlsplit
 
 import psycopg
 import pytest
 
 from penstock.changes.feeds.postgres import snapshot
 from penstock.errors import DataLost, FeedUnavailable
-from tests.changes.feeds.postgres import Row, Source, apply, changes, everything
+from tests.changes.feeds.postgres import Row, Source, apply, changes, everything, source_at
 
 
 def copies(source: Source) -> int:
@@ -282,3 +284,32 @@ def test_a_standby_that_takes_over_has_the_slot(source: Source) -> None:
     source.feed(snapshot="initial").begin()
     query = f"SELECT failover FROM pg_replication_slots WHERE slot_name = '{source.name}'"
     assert source.rows(query) == [(True,)]
+
+
+def test_a_schema_of_copies_that_a_stranger_made_first_is_refused(pg_url: str) -> None:
+    """The feed's role is one that may read everything, and a table's owner may give it a trigger, or make a view of it."""
+    name = f"first_{uuid.uuid4().hex[:8]}"
+    with psycopg.connect(pg_url, autocommit=True) as admin:
+        admin.execute(f"create database {name}".encode())
+        admin.execute(f"create role {name} login password 'pw'".encode())
+        admin.execute(f"grant create on database {name} to {name}".encode())
+    try:
+        url = urlsplit(pg_url)._replace(path=f"/{name}").geturl()
+        with source_at(url) as source:
+            source.table("id int primary key")
+            source.run(f"set role {name}", "create schema penstock_snapshots", "reset role")
+            for view in (False, True):
+                if view:
+                    source.run(
+                        f"set role {name}",
+                        "create view penstock_snapshots.slots as select 'x' as slot, 'read' as state, 1::bigint as consistent_point, "
+                        "1::bigint as copied_at, '[]'::jsonb as tables",
+                        "reset role",
+                    )
+                with pytest.raises(FeedUnavailable, match=f"belongs to the role '{name}'") as caught:
+                    everything(source.feed(snapshot="initial"))
+                assert caught.value.condition == "FEED_UNAVAILABLE.SCHEMA_OWNER"
+    finally:
+        with psycopg.connect(pg_url, autocommit=True) as admin:
+            admin.execute(f"drop database {name} with (force)".encode())
+            admin.execute(f"drop role {name}".encode())

@@ -228,6 +228,24 @@ def test_older_snapshots_lack_columns_or_are_refused_by_name(folder: Path) -> No
     assert raised.value.condition == "FEED_UNAVAILABLE.SCHEMA_CHANGED"
 
 
+def test_a_running_query_stops_before_a_snapshot_with_other_columns(folder: Path) -> None:
+    write(folder, "1", {1: "a"})
+    feed = SnapshotFeed(str(folder), "id")
+    planned = feed.describe().schema
+    pq.write_table(pa.table({"id": [1, 2], "data": ["a", "b"], "more": ["x", "y"]}), folder / "2.parquet")
+    tasks = [feed.tasks(0, 1, 10), feed.tasks(1, 2, 10)]
+    assert sum(batch.num_rows for task in tasks[0] for batch in feed.read(task, planned)) == 1
+    with pytest.raises(FeedUnavailable, match="'more' was added") as raised:
+        [list(feed.read(task, planned)) for task in tasks[1]]
+    assert raised.value.condition == "FEED_UNAVAILABLE.SCHEMA_CHANGED"
+    again = changes(feed, 1, 2).select(["id", "more", CHANGE_TYPE]).to_pylist()
+    assert [tuple(row.values()) for row in again] == [
+        (1, None, "delete"),
+        (1, "x", "insert"),
+        (2, "y", "insert"),
+    ]
+
+
 def test_a_folder_as_an_object_store_has_it(folder: Path) -> None:
     write(folder, "1", {1: "a"}, files=2)
     write(folder, "2", {1: "b"}, files=1)

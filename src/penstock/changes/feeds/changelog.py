@@ -13,7 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 import pyarrow as pa
 
 from penstock.changes.contract import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION, ChangeContract
-from penstock.errors import FeedUnavailable
+from penstock.errors import DataLost, FeedUnavailable
 
 INSTANT = pa.timestamp("us", tz="UTC")
 METADATA_FIELDS = (
@@ -182,6 +182,24 @@ class WatchedChangelog(Changelog, Protocol):
 def described(feed: Changelog, after: int | None) -> Description:
     """A feed as a reader has to know it that begins after a version."""
     return feed.describe(after) if isinstance(feed, PlannedChangelog) else feed.describe()
+
+
+@runtime_checkable
+class NamesCommits(Protocol):
+    """A feed that knows a commit from another one of the same version, such as of a table that was restored from a backup."""
+
+    def commit_name(self, version: int) -> str | None:
+        """What the commit of a version is known by; None where there is none, or it cannot be read any more."""
+
+
+def history_changed(name: str, version: int) -> DataLost:
+    """The error for a version that is another commit than the one which was read."""
+    return DataLost(
+        f"version {version} of {name} is another commit than the one that was read: the table was restored from a backup, or "
+        "recreated, and has been written to since. Read anew what depends on it, with a new checkpoint and an empty sink",
+        condition="DATA_LOST.HISTORY_CHANGED",
+        version=version,
+    )
 
 
 def begins_late(name: str, first: int) -> FeedUnavailable:

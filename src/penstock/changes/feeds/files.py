@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from penstock.changes.feeds.parquet import Piece, pieces
+from penstock.changes.feeds.planned import Column
 
 _BYTES_PER_ROW = 32
 """Where no file of the range says how many rows it has."""
@@ -35,6 +36,8 @@ class FileCommit:
     """Each with the change type of its rows, or None where they have one each."""
     rewritten: bool = False
     """Whether rows may have a twin that has not changed."""
+    columns: tuple[Column, ...] = ()
+    """The columns of the table in that version, where it says them."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,8 @@ class Slice:
     timestamp: int
     rewritten: bool
     """Whether its rows may have a twin that has not changed."""
+    columns: tuple[Column, ...] = ()
+    """As its commit has them."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +89,14 @@ def _slices(
             cuts = pieces(rows, rows_per_task)
             for piece in cuts:
                 found = Slice(
-                    file.path, piece, kind, file.values, commit.version, commit.timestamp, commit.rewritten
+                    file.path,
+                    piece,
+                    kind,
+                    file.values,
+                    commit.version,
+                    commit.timestamp,
+                    commit.rewritten,
+                    commit.columns,
                 )
                 yield found, rows // len(cuts)
 

@@ -16,11 +16,12 @@ from penstock.errors import FeedUnavailable
 BATCH_ROWS = 65_536
 BATCH_BYTES = 16 * 2**20
 """About as much as a batch has in memory, where its rows are wide."""
+_INT96 = {b"penstock.int96": b"true"}
+"""On a field whose timestamps are of Parquet's old kind, which does not say whether they have a zone: Spark writes instants so."""
 _GROUPS = (
     (pat.is_integer,),
     (pat.is_floating,),
     (pat.is_decimal,),
-    (pat.is_timestamp,),
     (pat.is_string, pat.is_large_string, pat.is_string_view),
     (pat.is_binary, pat.is_large_binary, pat.is_binary_view, pat.is_fixed_size_binary),
     (pat.is_date,),
@@ -62,18 +63,33 @@ def read_piece(source: Any, piece: Piece, columns: Sequence[str]) -> Iterator[pa
     source
         A file of pyarrow's.
     columns
-        Names of columns.
+        Names of columns; a file may have them in another case, as tables do not tell names apart by it.
     """
     file = pq.ParquetFile(source, pre_buffer=False, coerce_int96_timestamp_unit="us")
     groups = piece.row_groups(file.metadata)
     if not groups:
         return
-    there = set(file.schema_arrow.names)
-    yield from file.iter_batches(
-        batch_size=_batch_rows(file.metadata, groups),
-        row_groups=groups,
-        columns=[name for name in columns if name in there],
-    )
+    stored = _stored(file.schema_arrow.names, columns)
+    # Parquet's own schema has a column for each leaf.
+    old = {leaf.path.split(".")[0] for leaf in file.schema if leaf.physical_type == "INT96"}
+    for batch in file.iter_batches(
+        batch_size=_batch_rows(file.metadata, groups), row_groups=groups, columns=list(stored.values())
+    ):
+        fields = [
+            pa.field(name, batch.schema.field(there).type, metadata=_INT96 if there in old else None)
+            for name, there in stored.items()
+        ]
+        arrays = [batch.column(there) for there in stored.values()]
+        # A batch without columns has rows all the same.
+        yield pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields)) if fields else batch
+
+
+def _stored(there: Sequence[str], columns: Sequence[str]) -> dict[str, str]:
+    """The wanted columns that a file has, each with the name that it has there."""
+    folded = {name.lower(): name for name in there}
+    exact = set(there)
+    names = {name: name if name in exact else folded.get(name.lower()) for name in columns}
+    return {name: stored for name, stored in names.items() if stored is not None}
 
 
 def _batch_rows(metadata: pq.FileMetaData, groups: Sequence[int]) -> int:
@@ -108,14 +124,17 @@ def fitted(data: pa.RecordBatch, schema: pa.Schema, refuse: Callable[[str], Exce
         place = schema.get_field_index(field.name)
         wanted = schema.field(place).type if place >= 0 else field.type
         fields.append(pa.field(field.name, wanted))
-        arrays.append(column if wanted.equals(column.type) else _cast(column, wanted, field.name, refuse))
+        arrays.append(column if wanted.equals(column.type) else _cast(column, wanted, field, refuse))
     if not arrays:
         return data
     return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
 
 
-def _cast(column: pa.Array, wanted: pa.DataType, name: str, refuse: Callable[[str], Exception]) -> pa.Array:
-    if widens(column.type, wanted):
+def _cast(
+    column: pa.Array, wanted: pa.DataType, field: pa.Field, refuse: Callable[[str], Exception]
+) -> pa.Array:
+    name = field.name
+    if widens(column.type, wanted, old_instants=field.metadata == _INT96):
         try:
             return column.cast(wanted)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
@@ -123,19 +142,37 @@ def _cast(column: pa.Array, wanted: pa.DataType, name: str, refuse: Callable[[st
     raise refuse(f"the column {name!r} is {column.type} there, not {wanted}")
 
 
-def widens(found: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether values of one type may be another's; whether each one fits is for a checked cast to say."""
+def widens(found: pa.DataType, wanted: pa.DataType, *, old_instants: bool = False) -> bool:
+    """Whether values of one type may be another's; whether each one fits is for a checked cast to say.
+
+    Parameters
+    ----------
+    old_instants
+        Whether timestamps without a zone may be instants.
+    """
+
+    def below(found: pa.DataType, wanted: pa.DataType) -> bool:
+        return widens(found, wanted, old_instants=old_instants)
+
     if found.equals(wanted) or pat.is_null(found):
         return True
     if pat.is_dictionary(found):
-        return widens(found.value_type, wanted)
+        return below(found.value_type, wanted)
     if pat.is_struct(found) and pat.is_struct(wanted):
         names = {field.name: field.type for field in found}
-        return all(widens(names.get(field.name, pa.null()), field.type) for field in wanted)
+        # Arrow finds fields by their exact names, tables do not: one in another case would be taken for missing.
+        folded = {name.lower() for name in names}
+        return all(
+            below(names[field.name], field.type) if field.name in names else field.name.lower() not in folded
+            for field in wanted
+        )
     if pat.is_map(found) and pat.is_map(wanted):
-        return widens(found.key_type, wanted.key_type) and widens(found.item_type, wanted.item_type)
+        return below(found.key_type, wanted.key_type) and below(found.item_type, wanted.item_type)
     if _is_list(found) and _is_list(wanted):
-        return widens(found.value_type, wanted.value_type)
+        return below(found.value_type, wanted.value_type)
+    if pat.is_timestamp(found) and pat.is_timestamp(wanted):
+        # Which instant a time without a zone was, and which time an instant, nobody said.
+        return (found.tz is None) == (wanted.tz is None) or (old_instants and found.tz is None)
     if pat.is_floating(found) and pat.is_floating(wanted):
         return bool(found.bit_width <= wanted.bit_width)
     if pat.is_integer(found) and (pat.is_floating(wanted) or pat.is_decimal(wanted)):

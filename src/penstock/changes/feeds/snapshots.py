@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -17,6 +17,7 @@ from penstock.changes.feeds.columns import METADATA_NAMES, check_reserved, check
 from penstock.changes.feeds.files import DataFile, Estimate, FileCommit, Slice, Task, cut
 from penstock.changes.feeds.parquet import count_rows, fitted, nullable, read_piece
 from penstock.changes.feeds.paths import absolute, shown_path
+from penstock.changes.feeds.planned import Planned, columns_of
 from penstock.changes.feeds.snapshot_folder import Folder, Snapshot
 from penstock.changes.feeds.urls import FeedUrl, pairs, row_id_forms
 from penstock.errors import DataLost, FeedUnavailable, InvalidChangelogSchema
@@ -100,9 +101,8 @@ class SnapshotFeed:
             MISSING_COLUMN for a row id that is not there; RESERVED_COLUMN.
         """
         self.__dict__.pop("_folder", None)
-        newest = self._first(newest=True).files[0].path
-        with self._folder.reading(newest), self._folder.open(newest) as file:
-            found = canonical_schema(pq.ParquetFile(file).schema_arrow)
+        newest = self._first(newest=True)
+        found = self._data_schema(newest)
         check_reserved(found, "the newest snapshot")
         check_there(found, "the newest snapshot", self.row_id)
         contract = ChangeContract(
@@ -112,8 +112,17 @@ class SnapshotFeed:
             updates_as_delete_and_insert=True,
             whole_commits=True,
         )
-        columns = [pa.field(field.name, nullable(field.type)) for field in found]
-        return Description(f"snapshots:{self.name}", pa.schema([*columns, *METADATA_FIELDS]), contract)
+        planned = Planned(newest.version, len(found))
+        return Description(
+            f"snapshots:{self.name}", planned.on(pa.schema([*found, *METADATA_FIELDS])), contract
+        )
+
+    def _data_schema(self, snapshot: Snapshot) -> pa.Schema:
+        """The columns of a snapshot, as its first file has them; all may be NULL."""
+        path = snapshot.files[0].path
+        with self._folder.reading(path, snapshot.version), self._folder.open(path) as file:
+            found = canonical_schema(pq.ParquetFile(file).schema_arrow)
+        return pa.schema([pa.field(field.name, nullable(field.type)) for field in found])
 
     def begin(self) -> int:
         """Where all can be read that is kept; nothing has to be made for a new query."""
@@ -163,7 +172,15 @@ class SnapshotFeed:
         DataLost
             As :meth:`commits`.
         """
-        return cut(self._range(after, upto), rows_per_task)
+        commits = self._range(after, upto)
+        return cut((self._with_columns(commit) for commit in commits), rows_per_task)
+
+    def _with_columns(self, commit: FileCommit) -> FileCommit:
+        added = [file for kind, file in commit.files if kind == "insert"]
+        if not added:
+            return commit
+        snapshot = Snapshot(commit.version, commit.timestamp, tuple(added))
+        return replace(commit, columns=columns_of(self._data_schema(snapshot)))
 
     def read(self, task: Task, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """The rows of some files, a batch at a time.
@@ -175,7 +192,10 @@ class SnapshotFeed:
         FeedUnavailable
             UNREADABLE_FILE or SCHEMA_CHANGED.
         """
+        planned, columns = Planned.of(schema), columns_of(schema)
         for each in task.slices:
+            if planned is not None and each.columns:
+                planned.check(f"the snapshots in {self.name}", each.version, columns, each.columns)
             yield from self._slice(each, schema)
 
     def _slice(self, each: Slice, schema: pa.Schema) -> Iterator[pa.RecordBatch]:

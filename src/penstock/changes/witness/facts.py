@@ -8,8 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from penstock import errors
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, error_class
 
 _KEY = b"penstock"
 
@@ -71,5 +70,5 @@ def raise_refusal(answer: bytes) -> None:
     """Raise the error in the driver's answer, if it is one."""
     if answer:
         told = json.loads(answer)
-        kind = getattr(errors, told["kind"])
+        kind = error_class(told["kind"]) or PenstockError
         raise kind(told["message"], condition=told["condition"], **told["parameters"])

@@ -12,6 +12,8 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import fs
 
+from penstock.arrow.messages import MAX_UNPACKED, kept_table
+from penstock.errors import CommitRefused
 from penstock.spark.checkpoint import Checkpoint
 
 COMPACT_EVERY = 50
@@ -61,7 +63,15 @@ class Journal:
 
     def _load(self, name: str) -> pa.Table:
         with self._files.open_input_stream(f"{self._folder}/{name}") as stream:
-            return pa.ipc.open_stream(stream.read()).read_all()
+            found = stream.read(MAX_UNPACKED + 1)
+        try:
+            return kept_table(found)
+        except ValueError as error:
+            raise CommitRefused(
+                f"the checkpoint's file {name} of the commits of a feed is not as Penstock writes it ({error}): bring it back from a copy, "
+                "or start with a new checkpoint",
+                file=name,
+            ) from error
 
     def _save(self, name: str, commits: pa.Table) -> None:
         self._files.create_dir(self._folder, recursive=True)

@@ -17,7 +17,8 @@ from penstock.changes.witness.journal import Journal
 from penstock.errors import InvalidChangeOption, PenstockError, condition_of
 from penstock.spark.checkpoint import Checkpoint
 from penstock.spark.endpoint import Address, Endpoint
-from penstock.spark.plans import watermarks_over
+from penstock.spark.internals.plans import watermarks_over
+from penstock.spark.internals.running import checkpoint_of, plan_of
 from penstock.store.forks import Guard
 
 log = logging.getLogger("penstock.changes")
@@ -80,9 +81,9 @@ class Witness:
             key = (scope.query, scope.feed)
             if key not in self._feeds or self._feeds[key].run != scope.run:
                 if scope.delay_ms is not None:
-                    refuse_watermarks(_plan(self._spark, scope))
+                    refuse_watermarks(_plan(self._spark, scope.query))
                 # A run may go back to an earlier micro-batch, so each begins with what is on disk.
-                self._feeds[key] = FeedMemory(scope, journal_of(self._spark, scope))
+                self._feeds[key] = FeedMemory(scope, journal_of(self._spark, scope.query, scope.feed))
             self._feeds.move_to_end(key)
             if len(self._feeds) > _STREAMS:
                 self._feeds.popitem(last=False)
@@ -161,35 +162,33 @@ def refuse_watermarks(plan: Any) -> None:
         )
 
 
-def _plan(spark: SparkSession, scope: Scope) -> Any:
+def _plan(spark: SparkSession, query_id: str) -> Any:
     """The JVM's logical plan of a running query; None where it has gone already."""
     try:
-        query: Any = spark._jsparkSession.streams().get(scope.query)
-        return query.streamingQuery().logicalPlan()
+        return plan_of(spark, query_id)
     except Exception as error:
         log.warning(
             "the plan of query %s cannot be seen: %s",
-            scope.query,
+            query_id,
             type(error).__name__,
-            extra={"action": "plan_unseen", "query_id": scope.query, "error": condition_of(error)},
+            extra={"action": "plan_unseen", "query_id": query_id, "error": condition_of(error)},
         )
         return None
 
 
-def journal_of(spark: SparkSession, scope: Scope) -> Journal | None:
+def journal_of(spark: SparkSession, query_id: str, feed: str) -> Journal | None:
     """The journal in the checkpoint of a running query; None, with a warning, where Python does not reach it."""
     try:
-        query: Any = spark._jsparkSession.streams().get(scope.query)
-        return Journal(Checkpoint(str(query.streamingQuery().resolvedCheckpointRoot())), scope.feed)
+        return Journal(Checkpoint(checkpoint_of(spark, query_id)), feed)
     except Exception as error:
         log.warning(
             "the checkpoint of query %s cannot be reached from Python (%s): commits that turn up again are found out only "
             "while this driver lives",
-            scope.query,
+            query_id,
             type(error).__name__,
             extra={
                 "action": "witness_without_journal",
-                "query_id": scope.query,
+                "query_id": query_id,
                 "error": condition_of(error),
             },
         )

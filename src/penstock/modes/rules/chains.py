@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from penstock.modes.join_bounds import unmatched_sides
-from penstock.modes.plan import FUNCTIONS, Plan, expires
+from penstock.modes.plan import Plan, expires
 from penstock.modes.report import Problem
-from penstock.spark.plan_tree import Node
+from penstock.spark.internals.operators import Is, of
+from penstock.spark.internals.plan_text import Node
 
 _CHECK = "spark.sql.streaming.statefulOperator.checkCorrectness.enabled"
 
@@ -35,7 +36,7 @@ def _late(node: Node) -> bool:
     """Whether an operator drops rows behind the watermark, or counts rows that come again twice."""
     if node.name in ("Deduplicate", "Distinct"):
         return expires(node)
-    return node.name in ("Aggregate", "Join", "DeduplicateWithinWatermark", *FUNCTIONS)
+    return Is.DROPS_LATE in of(node.name)
 
 
 def _gives_late(node: Node) -> bool:

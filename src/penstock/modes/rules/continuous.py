@@ -7,12 +7,8 @@ from collections.abc import Iterator
 
 from penstock.modes.plan import Plan, source_of
 from penstock.modes.report import Problem
+from penstock.spark.internals.operators import Is, of
 
-# What Spark's checkForContinuous (4.2, 4.3) lets through.
-_MAP_LIKE = (
-    "Project", "Filter", "TypedFilter", "MapElements", "MapPartitions", "DeserializeToObject", "SerializeFromObject",
-    "SubqueryAlias", "View", "StreamingRelationV2", "StreamingRelation", "StreamingExecutionRelation",
-)  # fmt: skip
 _NOW = re.compile(r"\b(current_timestamp|current_date|localtimestamp|now)\(")
 _SOURCES = ("rate", "kafka")
 
@@ -20,7 +16,7 @@ _SOURCES = ("rate", "kafka")
 def continuous(plan: Plan, mode: str) -> Iterator[Problem]:
     """Operators, expressions and sources that the continuous trigger does not take."""
     for node in plan.nodes:
-        if node.name not in _MAP_LIKE:
+        if Is.MAP_LIKE not in of(node.name):
             yield Problem.at(
                 node,
                 "PENSTOCK_NOT_CONTINUOUS",
@@ -40,7 +36,7 @@ def continuous(plan: Plan, mode: str) -> Iterator[Problem]:
 def sources(plan: Plan) -> Iterator[Problem]:
     """Sources that cannot be read continuously, which Spark finds out when the query runs."""
     for node in plan.nodes:
-        if node.name.startswith("Streaming") and source_of(node) not in _SOURCES:
+        if Is.STREAMING_READ in of(node.name) and source_of(node) not in _SOURCES:
             yield Problem.at(
                 node,
                 "PENSTOCK_SOURCE_NOT_CONTINUOUS",

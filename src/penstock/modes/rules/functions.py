@@ -7,10 +7,10 @@ from importlib.util import find_spec
 
 from penstock.modes.plan import Plan, above_aggregation, is_map_groups, own_mode
 from penstock.modes.report import WARNING, Problem
-from penstock.spark.plan_tree import Node
+from penstock.spark.internals.class_names import ROCKSDB
+from penstock.spark.internals.plan_text import Node
 
 _PROVIDER = "spark.sql.streaming.stateStore.providerClass"
-_ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 _IN_PANDAS = "FlatMapGroupsInPandasWithState"
 
 
@@ -51,7 +51,7 @@ def needs(plan: Plan) -> Iterator[Problem]:
             found[0],
             "PENSTOCK_FUNCTION_NEEDS_ROCKSDB",
             "transformWithState keeps its state in RocksDB, and the session has another state store",
-            fix=f"spark.conf.set('{_PROVIDER}', '{_ROCKSDB}')",
+            fix=f"spark.conf.set('{_PROVIDER}', '{ROCKSDB}')",
         )
     if found[0].name.endswith("InPySpark") and not _has_protobuf():
         yield Problem.at(

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from penstock.modes.join_bounds import BOTH, LEFT, bounded, given_up, unmatched_sides
 from penstock.modes.plan import Plan, join_type
 from penstock.modes.report import UNSAFE, Problem
-from penstock.spark.plan_tree import Node
+from penstock.spark.internals.plan_text import Node
 
 _BOUND = (
     'put withWatermark on both streams, and a time range into the condition: "a.id = b.id and b.ts between a.ts and a.ts + '

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from penstock.modes.plan import Plan, above_aggregation
 from penstock.modes.report import Problem
-from penstock.spark.plan_tree import NOT_PLANNED, Node
+from penstock.spark.internals.plan_text import NOT_PLANNED, Node
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from penstock.modes.plan import Plan, source_of
 from penstock.modes.report import Problem
 from penstock.modes.sink_kinds import Sink
-from penstock.spark.plan_tree import Node
+from penstock.spark.internals.operators import Is, of
+from penstock.spark.internals.plan_text import Node
 
 KIND = "continuous (Penstock's)"
 """What a report calls the trigger."""
-OPERATORS = ("Project", "Filter", "Generate", "SubqueryAlias", "MapInArrow", "MapInPandas")
 GENERATORS = ("explode", "posexplode", "inline", "json_tuple")
 _SOURCES = ("rate", "penstock")
 _OTHER = "ps.Trigger.processing_time(...)"
@@ -35,7 +35,7 @@ def penstocks_continuous(plan: Plan, mode: str, sink: Sink) -> Iterator[Problem]
             "a queue only grows: it takes append mode, not update",
             fix=f"output_mode='append'; or {_OTHER} with ps.TableSink(name, keys=[...])",
         )
-    reads = [node for node in plan.nodes if node.name.startswith("Streaming")]
+    reads = [node for node in plan.nodes if Is.STREAMING_READ in of(node.name)]
     for node in plan.nodes:
         if node not in reads:
             yield from _operator(node)
@@ -51,7 +51,7 @@ def penstocks_continuous(plan: Plan, mode: str, sink: Sink) -> Iterator[Problem]
 
 def _operator(node: Node) -> Iterator[Problem]:
     generator = node.text.split("(")[0] if node.name == "Generate" else None
-    if node.name not in OPERATORS or (generator is not None and generator not in GENERATORS):
+    if Is.CONTINUOUS not in of(node.name) or (generator is not None and generator not in GENERATORS):
         yield Problem.at(
             node,
             "PENSTOCK_NOT_CONTINUOUS",

@@ -9,7 +9,9 @@ from penstock.modes.join_bounds import equal
 from penstock.modes.plan import Plan, source_of
 from penstock.modes.report import UNSAFE, WARNING, Problem
 from penstock.modes.sink_kinds import Sink
-from penstock.spark.plan_tree import Node, plain
+from penstock.spark.internals.operators import Is, of
+from penstock.spark.internals.plan_text import Node, plain
+from penstock.spark.internals.versions import parse_version
 
 ALLOW_LIST = "spark.sql.streaming.realTimeMode.allowlistCheck"
 VERSION = "version"
@@ -23,14 +25,6 @@ _MICRO_BATCHES = "a processing-time trigger"
 _SOURCES = ("kafka", "memory")
 """The second is a source for tests, of Spark's JVM."""
 _SINKS = ("console", "foreach", "kafka")
-_STATELESS = (
-    "Project", "Filter", "TypedFilter", "Generate", "Expand", "Union", "SubqueryAlias", "View", "EventTimeWatermark",
-    "CollectMetrics", "ResolvedHint", "RepartitionByExpression", "MapElements", "MapPartitions", "AppendColumns",
-    "DeserializeToObject", "SerializeFromObject", "StreamingRelationV2", "StreamingRelation", "StreamingExecutionRelation",
-)  # fmt: skip
-_STATEFUL = ("Aggregate", "Deduplicate", "Distinct", "TransformWithState")
-"""Spark 4.3 took these up."""
-_STATEFUL_BELOW = ("Aggregate", "Deduplicate", "TransformWithState", "TransformWithStateInPySpark")
 _END_OF_CALL = re.compile(r"\)#\d+")
 
 
@@ -44,7 +38,9 @@ def real_time(plan: Plan, mode: str) -> Iterator[Problem]:
             condition=_MODE,
         )
     for node in plan.streaming("Union"):
-        below = next((each for each in node.below() if each.streaming and each.name in _STATEFUL), None)
+        below = next(
+            (each for each in node.below() if each.streaming and Is.ABOVE_UNION in of(each.name)), None
+        )
         if below is not None:
             yield Problem.at(
                 below,
@@ -58,7 +54,7 @@ def real_time(plan: Plan, mode: str) -> Iterator[Problem]:
 def real_time_plans(plan: Plan, sink: Sink | None) -> Iterator[Problem]:
     """Sources, operators and sinks that the real-time trigger does not take, which Spark (4.3) finds out when the query starts."""
     for node in plan.nodes:
-        if node.name.startswith("Streaming") and source_of(node) not in _SOURCES:
+        if Is.STREAMING_READ in of(node.name) and source_of(node) not in _SOURCES:
             yield Problem.at(
                 node,
                 _SOURCE,
@@ -116,17 +112,12 @@ def _allowed(plan: Plan, node: Node) -> bool:
     if node.name == "Repartition":
         # With a shuffle; without one it is coalesce.
         return node.arguments[1:2] == ("true",)
-    if node.name in _STATEFUL:
-        return _version(plan) >= (4, 3) and not _python(node)
-    return node.name in _STATELESS and not _python(node)
-
-
-def _version(plan: Plan) -> tuple[int, ...]:
-    return tuple(int(part) for part in plan.settings[VERSION].split(".")[:2])
+    since = Is.REAL_TIME | (Is.REAL_TIME_4_3 if parse_version(plan.settings[VERSION]) >= (4, 3) else Is(0))
+    return bool(of(node.name) & since) and not _python(node)
 
 
 def _called(node: Node) -> str:
-    return f"Python functions, as in this {node.name}" if node.name in _STATELESS else node.name
+    return f"Python functions, as in this {node.name}" if Is.REAL_TIME in of(node.name) else node.name
 
 
 def _broadcast(node: Node) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -11,11 +10,11 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from pyspark.sql import SparkSession
-from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from penstock.instants import now_micros
 from penstock.pipeline.publishing.publisher import Publisher
 from penstock.pipeline.publishing.told import error_of, text_of
+from penstock.spark.internals.listeners import listen as hear
 from penstock.store.queries import MICRO_BATCH, QueryRun
 
 log = logging.getLogger("penstock.pipeline")
@@ -119,70 +118,6 @@ class Hearing:
         return False
 
 
-class _Listener(StreamingQueryListener):
-    """Spark's way to a :class:`Hearing`."""
-
-    def __init__(self, hearing: Hearing) -> None:
-        self._hearing = hearing
-
-    def onQueryStarted(self, event: Any) -> None:
-        """A query has started."""
-        self._hearing.started(str(event.id), str(event.runId), event.name)
-
-    def onQueryProgress(self, event: Any) -> None:
-        """A query has come further."""
-        self._hearing.progressed(json.loads(event.progress.json))
-
-    def onQueryIdle(self, event: Any) -> None:
-        """A query has nothing to do; its process tells that it is there."""
-
-    def onQueryTerminated(self, event: Any) -> None:
-        """A query has ended."""
-        self._hearing.terminated(str(event.runId), event.exception, event.errorClassOnException)
-
-    @property
-    def _jlistener(self) -> Any:
-        """For a classic session: the listener without Spark's own conversion, which calls the JVM once for each value of an event."""
-        if not hasattr(self, "_jlistenerobj"):
-            from pyspark import SparkContext
-
-            jvm: Any = SparkContext._jvm
-            self._jlistenerobj = jvm.PythonStreamingQueryListenerWrapper(_InJvm(self._hearing))
-        return self._jlistenerobj
-
-
-class _InJvm:
-    """What the JVM calls."""
-
-    def __init__(self, hearing: Hearing) -> None:
-        self._hearing = hearing
-
-    def onQueryStarted(self, event: Any) -> None:
-        """A query has started."""
-        self._hearing.started(event.id().toString(), event.runId().toString(), event.name())
-
-    def onQueryProgress(self, event: Any) -> None:
-        """A query has come further."""
-        self._hearing.progressed(json.loads(event.progress().json()))
-
-    def onQueryIdle(self, event: Any) -> None:
-        """A query has nothing to do."""
-
-    def onQueryTerminated(self, event: Any) -> None:
-        """A query has ended."""
-        found, condition = event.exception(), event.errorClassOnException()
-        self._hearing.terminated(
-            event.runId().toString(),
-            found.get() if found.isDefined() else None,
-            condition.get() if condition.isDefined() else None,
-        )
-
-    class Java:
-        """For py4j."""
-
-        implements = ("org.apache.spark.sql.streaming.PythonStreamingQueryListener",)
-
-
 _hearings: WeakKeyDictionary[SparkSession, Hearing] = WeakKeyDictionary()
 _guard = threading.Lock()
 
@@ -200,6 +135,6 @@ def hearing_of(spark: SparkSession, *, listen: bool = True) -> Hearing:
         if found is None:
             found = _hearings[spark] = Hearing()
         if listen and not found.listens:
-            spark.streams.addListener(_Listener(found))
+            hear(spark, found)
             found.listens = True
         return found

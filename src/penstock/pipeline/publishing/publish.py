@@ -22,8 +22,8 @@ from penstock.pipeline.publishing.publisher import LedgerName, Publisher, in_no_
 from penstock.pipeline.publishing.told import error_of, text_of
 from penstock.queue.store import connect
 from penstock.spark.checkpoint import redact
-from penstock.spark.data_sources import check_session, is_classic
-from penstock.spark.given import CONF_PREFIX
+from penstock.spark.default_url import URL, default_url
+from penstock.spark.internals.sessions import check_session, is_classic
 from penstock.store.catalog import find_queue
 from penstock.store.database import Transaction
 from penstock.store.queries import CONTINUOUS, MICRO_BATCH, QueryRun
@@ -58,11 +58,9 @@ def publish(spark: SparkSession, *, url: str | None = None) -> None:
     """
     check_session(spark)
     require("url", url, str | None, "the URL of a store, such as 'sqlite:///shop.db'")
-    place = url or _default(spark)
+    place = url or default_url(spark)
     if place is None:
-        raise InvalidOption(
-            f"no store is named: give url, or set {CONF_PREFIX}url on the session", option="url"
-        )
+        raise InvalidOption(f"no store is named: give url, or set {URL} on the session", option="url")
     connect(place, create=False).close()
     hearing_of(spark).publish_others(publisher(place), _spark_ui(spark))
 
@@ -109,7 +107,7 @@ def place_of(spark: SparkSession, source: Any, sink: Any, read: Sequence[QuerySo
     listens = hearing_of(spark, listen=False).listens
     if not (is_classic(spark) or listens):
         return None
-    default = _default(spark)
+    default = default_url(spark)
     found = [_store_of_sink(sink, default), _store_of_source(source, default), *(each.url for each in read)]
     url = next((each for each in found if each is not None and _is_store(each)), None)
     place = hearing_of(spark, listen=False).others if url is None else publisher(url)
@@ -214,11 +212,6 @@ def _warn(error: Exception) -> None:
         error,
         extra={"action": "publish_failed", "error": condition_of(error)},
     )
-
-
-def _default(spark: SparkSession) -> str | None:
-    found = spark.conf.get(f"{CONF_PREFIX}url", None)
-    return None if found is None else str(found)
 
 
 def _spark_ui(spark: SparkSession) -> str | None:

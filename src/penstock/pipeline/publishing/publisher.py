@@ -23,7 +23,7 @@ from penstock.store.database import Database, Transaction
 from penstock.store.forks import Forkable, watch
 from penstock.store.migrate import open_database
 from penstock.store.queries import HEARTBEAT_SECONDS, QueryError, QueryProgress, QueryRun
-from penstock.store.url import parse_url
+from penstock.store.url import parse_url, with_options
 
 log = logging.getLogger("penstock.pipeline")
 
@@ -317,7 +317,7 @@ def _hurried(url: str) -> str:
     parsed = parse_url(url)
     if parsed.dialect != "sqlite":
         return url
-    return f"{parsed.redacted}?synchronous=normal&busy_timeout=5000"
+    return with_options(parsed, synchronous="normal", busy_timeout="5000")
 
 
 _publishers: dict[str, Publisher] = {}

@@ -20,10 +20,11 @@ _TEXT = 300
 _MESSAGE = 600
 _WARNING = 400
 # What Spark puts behind an error's message: the query's plan, and where in its own code it was.
-_BEHIND = re.compile(r"\n=== Streaming Query ===|\n\s+at [\w.$]+[(.]|\nJVM stacktrace:")
+# Every pattern here takes time in proportion to the text: nobody knows what others write.
+_BEHIND = re.compile(r"\n=== Streaming Query ===|\n[ \t]+at [\w.$]+[(.]|\nJVM stacktrace:")
 
 # What an object is called that has no name: its class, and where it is in memory.
-_OBJECT = re.compile(r"(?:\w+\.)+([\w$]+)@[0-9a-f]+")
+_OBJECT = re.compile(r"(?<![\w.])(?:\w+\.)+([\w$]+)@[0-9a-f]+")
 
 
 def progress_of(

@@ -9,21 +9,50 @@ where n.nspname = :schema and c.relname = 'store';
 -- name: schema_exists
 select count(*) as found from pg_namespace where nspname = :schema;
 
+-- A role that owns the schema, or a relation of the store's in it, and that nobody has said to trust. Whoever owns a table can give it a
+-- trigger, which runs with the rights of whoever writes to it.
+-- name: foreign_owner
+with recursive mine (oid) as (
+    select oid from pg_roles where rolname in (current_user, session_user)
+    union
+    select m.roleid from pg_auth_members as m join mine on m.member = mine.oid
+), owned (owner, what) as (
+    select n.nspowner, null::name from pg_namespace as n where n.nspname = :schema
+    union all
+    select c.relowner, c.relname
+    from pg_class as c
+    join pg_namespace as n on n.oid = c.relnamespace
+    where n.nspname = :schema and c.relname = any(:relations::text[]) and c.relkind in ('r', 'v', 'm', 'f', 'p', 'S')
+)
+select r.rolname::text as owner, owned.what::text as what
+from owned
+join pg_roles as r on r.oid = owned.owner
+where not r.rolsuper
+    and r.rolname not in (:trusted, 'pg_database_owner')
+    and r.oid not in (select mine.oid from mine)
+    and r.oid not in (select datdba from pg_database where datname = current_database())
+order by owned.what nulls first
+limit 1;
+
 -- name: clock
 select (extract(epoch from clock_timestamp()) * 1000000)::bigint as now;
 
+-- Which of some owner locks are held. Any role that may connect can hold any advisory lock: one whose session could not move a consumer
+-- anyway is nobody's owner. A session may take the rights of each role that its own is a member of.
 -- name: advisory_holders
-select count(*) as found
-from pg_locks
-where locktype = 'advisory' and granted and objsubid = 1
-    and classid::bigint = :high and objid::bigint = :low
-    and database = (select oid from pg_database where datname = current_database());
-
--- name: all_advisory_holders
-select classid::bigint as high, objid::bigint as low
-from pg_locks
-where locktype = 'advisory' and granted and objsubid = 1
-    and database = (select oid from pg_database where datname = current_database());
+select distinct wanted.high, wanted.low
+from unnest(:high::bigint[], :low::bigint[]) as wanted (high, low)
+join pg_locks as l on l.classid::bigint = wanted.high and l.objid::bigint >> 20 = wanted.low
+where l.locktype = 'advisory' and l.granted and l.objsubid = 1
+    and l.pid is distinct from :but_for::integer
+    and l.database = (select oid from pg_database where datname = current_database())
+    and not exists (
+        select from pg_stat_activity as a
+        where a.pid = l.pid and not exists (
+            select from pg_roles as r
+            where pg_has_role(a.usesysid, r.oid, 'member') and has_table_privilege(r.oid, 'penstock.registration', 'update')
+        )
+    );
 
 -- Who has the lock that a session waits for. Those that wait in the same line are passed over: the one at its head is to be known.
 -- name: lock_holders

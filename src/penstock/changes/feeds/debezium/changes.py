@@ -61,6 +61,7 @@ def changes_of(batch: pa.RecordBatch, reading: Reading) -> tuple[pa.RecordBatch,
     has_new = _both(taken, pc.not_equal(op, "d").fill_null(False))
     before, reasons = reading.image("before", batch["before"], has_old, reasons)
     after, reasons = reading.image("after", batch["after"], has_new, reasons)
+    reasons = reading.columns.reasons(batch["names"], has_new, reasons)
     taken = reasons.is_null()
     old, new = (
         np.flatnonzero(_both(taken, each).to_numpy(zero_copy_only=False)) for each in (has_old, has_new)

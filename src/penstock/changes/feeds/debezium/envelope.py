@@ -5,6 +5,7 @@ The fields are those of Debezium 1.9 to 3 (https://debezium.io/documentation/ref
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pyspark.sql import Column
@@ -22,6 +23,8 @@ _LAST = 253_402_300_799_999_999
 """The end of the year 9999 in microseconds."""
 _POSITION_BITS = 20
 """For the number of a row in a binlog event, beside the event's position."""
+_TRANSACTION = ("data_collections", "event_count", "id", "status", "ts_ms")
+"""What an event says that a transaction begins or ends with; older ones say no time."""
 _TOMBSTONE = r'^\s*(null|\{\s*"schema"\s*:\s*null\s*,\s*"payload"\s*:\s*null\s*\})\s*$'
 
 
@@ -105,6 +108,26 @@ class Envelope:
         """Whether the event only says that Kafka may forget its key."""
         return raw.isNull() | raw.rlike(_TOMBSTONE)
 
+    def other(self, raw: Column) -> Column:
+        """Whether the event is one of those that Debezium writes beside the changes of rows: a heartbeat, where a transaction begins or
+        ends, or a message of ``pg_logical_emit_message``. Each is known by all that it has, so that nothing else is taken for it.
+        """
+        names = F.array_sort(F.json_object_keys(F.coalesce(F.get_json_object(raw, "$.payload"), raw)))
+        status = F.coalesce(F.get_json_object(raw, "$.payload.status"), F.get_json_object(raw, "$.status"))
+        heartbeat = names == F.array(F.lit("ts_ms"))
+        boundary = F.size(F.array_except(names, _literals(_TRANSACTION))) == 0
+        boundary &= F.size(F.array_except(_literals(_TRANSACTION[:-1]), names)) == 0
+        boundary &= status.isin("BEGIN", "END")
+        message = (F.col("e.op") == "m") & F.col("e.before").isNull() & F.col("e.after").isNull()
+        # The names are looked at for what is no change event alone.
+        beside = F.when(F.col("e.op").isNull() & ~F.col("broken"), heartbeat | boundary).otherwise(message)
+        return F.coalesce(beside, F.lit(False))
+
+    def names(self, raw: Column) -> Column:
+        """The names of the columns that the row has after the change."""
+        whole = F.coalesce(F.get_json_object(raw, "$.after"), F.get_json_object(raw, "$.payload.after"))
+        return F.json_object_keys(whole)
+
     @property
     def version_type(self) -> DataType:
         if self.version_field is None:
@@ -118,17 +141,25 @@ class Envelope:
         if self.connector == "postgresql":
             return self._number("lsn")
         if self.connector == "oracle":
-            return F.lpad(F.col("e.source.scn"), _DIGITS, "0")
+            return F.concat(F.lpad(F.col("e.source.scn"), _DIGITS, "0"), F.lit(":"), self._padded("ssn"))
         if self.connector == "sqlserver":
             # A snapshot has the first one only.
             change = F.coalesce(F.col("e.source.change_lsn"), F.lit(""))
-            return F.concat(F.col("e.source.commit_lsn"), F.lit("/"), change)
-        file, position = F.col("e.source.file"), self._number("pos").cast("string")
+            serial = self._padded("event_serial_no")
+            return F.concat(F.col("e.source.commit_lsn"), F.lit("/"), change, F.lit("/"), serial)
+        file = F.col("e.source.file")
         number = F.regexp_extract(file, r"(\d+)$", 1)
         stem = F.expr(
             "left(e.source.file, length(e.source.file) - length(regexp_extract(e.source.file, '([0-9]+)$', 1)))"
         )
-        return F.concat(stem, F.lpad(number, _DIGITS, "0"), F.lit(":"), F.lpad(position, _DIGITS, "0"))
+        position = F.lpad(self._number("pos").cast("string"), _DIGITS, "0")
+        return F.concat(
+            stem, F.lpad(number, _DIGITS, "0"), F.lit(":"), position, F.lit(":"), self._padded("row")
+        )
+
+    def _padded(self, name: str) -> Column:
+        """A number that orders the events of one position; 0 where there is none."""
+        return F.lpad(F.coalesce(self._number(name), F.lit(0)).cast("string"), _DIGITS, "0")
 
     def timestamp(self) -> Column:
         """When the source committed; when the event was made, where that is not told."""
@@ -155,6 +186,13 @@ class Envelope:
             (
                 F.col("broken"),
                 F.lit("it is no JSON object, or a field of it has another type than it has to have"),
+            ),
+            (
+                F.col("ddl").isNotNull() & op.isNull(),
+                F.lit(
+                    "it tells of a statement that changes the tables, and of no row: leave the topic of the schema changes out of what "
+                    "is read"
+                ),
             ),
             (op.isNull(), F.lit("op is missing: it is no change event of Debezium's")),
             (op == "t", F.lit("it truncates the table, which no change of a row can tell")),
@@ -183,3 +221,7 @@ class Envelope:
     def _number(self, name: str) -> Column:
         # As text where it is the version that was asked for.
         return F.col(f"e.source.{name}").try_cast("bigint")
+
+
+def _literals(names: Sequence[str]) -> Column:
+    return F.array(*map(F.lit, names))

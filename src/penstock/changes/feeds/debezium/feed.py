@@ -11,18 +11,18 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.types import DataType, LongType, StringType, StructField, StructType, TimestampType
 
 from penstock.arrow.types import canonical_schema
-from penstock.changes.contract import ChangeContract
+from penstock.changes.contract import CHANGE_TYPE, ChangeContract
 from penstock.changes.feeds.dead_letters import COORDINATES, REASON
 from penstock.changes.feeds.debezium.changes import OWN, SEQUENCE, Sorting
 from penstock.changes.feeds.debezium.envelope import CONNECTORS, Envelope, Place
-from penstock.changes.feeds.debezium.images import Reading, can_be_read, is_text
+from penstock.changes.feeds.debezium.images import ExpectedColumns, Reading, can_be_read, is_text
 from penstock.changes.feeds.debezium.letters import Letters, QueueAddress
 from penstock.changes.plans import process
 from penstock.errors import InvalidChangelogSchema, InvalidChangeOption
-from penstock.kinds import require
+from penstock.kinds import column_names, require
 from penstock.names import did_you_mean, in_quotes
+from penstock.spark.internals.plans import fingerprint
 from penstock.spark.marks import marked
-from penstock.spark.plans import fingerprint
 from penstock.spark.schemas import quoted, to_struct
 
 _UNITS = ("micros", "millis", "nanos")
@@ -33,28 +33,34 @@ class DebeziumFeed:
     """Change events as Debezium writes them to a topic, in JSON with or without the schema around each.
 
     ``unwrap`` turns any DataFrame with such events in a column, streaming or not, into change rows: an update becomes a
-    pre-image (where the event has one) and a post-image, a delete a delete, a create and a snapshot read an insert. Tombstones
-    are passed over, and counted. What cannot be read is refused: it fails the query, or goes to a queue of dead letters, with
+    pre-image (where the event has one) and a post-image, a delete a delete, a create and a snapshot read an insert. Tombstones,
+    and what Debezium writes beside the changes of rows (heartbeats, where transactions begin and end, messages), are passed over, and
+    counted. What cannot be read is refused: it fails the query, or goes to a queue of dead letters, with
     the reason and where it came from. So do the truncation of a table, which no row can tell, and an event whose value was not
     sent.
 
     The version of a change, by connector, is the position of the event in the source's log, so that the changes of one row
-    ascend; a transaction has as many versions as events, and its rows may lie between those of others. ``_sequence`` orders the
-    changes that share a version. A micro-batch may end inside a transaction, so the contract says ``whole_commits=False``.
+    ascend, and no two have the same one but for the rows before and after an update; a transaction has as many versions as events, and
+    its rows may lie between those of others. ``_sequence`` orders the changes that share a version. A micro-batch may end inside a
+    transaction, so the contract says ``whole_commits=False``.
 
-    ============================ =========================== ========================================================
-    connector                    version                     sequence, where the event has no ``transaction.total_order``
-    ============================ =========================== ========================================================
-    ``postgresql``               bigint, ``source.lsn``      ``source.lsn``
-    ``mysql``, ``mariadb``       string, file and position   ``source.pos`` and ``source.row``
-    ``oracle``                   string, ``source.scn``      ``source.ssn``
-    ``sqlserver``                string, commit and change   ``source.event_serial_no``
-    ============================ =========================== ========================================================
+    ============================ ============================== =====================================================
+    connector                    version                        sequence, where the event has no
+                                                                ``transaction.total_order``
+    ============================ ============================== =====================================================
+    ``postgresql``               bigint, ``source.lsn``         ``source.lsn``
+    ``mysql``, ``mariadb``       string, file, position and row ``source.pos`` and ``source.row``
+    ``oracle``                   string, ``source.scn`` and     ``source.ssn``
+                                 ``source.ssn``
+    ``sqlserver``                string, commit, change and     ``source.event_serial_no``
+                                 serial number
+    ============================ ============================== =====================================================
 
     A column is read by its target type: bigint and the like, float, double and boolean from numbers and text; date from days
     since 1970 or ISO text; timestamp from a count since 1970 or ISO text with a zone; timestamp_ntz likewise without one; binary
     from base64 or hex text; string as it is; arrays, maps and structs as ``from_json`` reads them. A value that does not fit
-    is refused, never rounded. A field that the event lacks is NULL; one that the schema lacks is left out.
+    is refused, never rounded. A row is to have the columns of the schema: an event that has another one, or lacks one, is refused,
+    as the table was changed, unless ``ignored`` or ``optional`` names the column. Fields inside structs are not looked at so.
 
     Parameters
     ----------
@@ -67,7 +73,8 @@ class DebeziumFeed:
     connector
         ``postgresql``, ``mysql``, ``mariadb``, ``oracle`` or ``sqlserver``.
     version
-        Another field as the version, such as ``source.ts_ms`` or ``transaction.id``; it has to ascend with the commits.
+        Another field as the version, such as ``source.ts_ms`` or ``transaction.id``; it has to ascend with the commits. A table that
+        applies changes then needs a ``sequence_by`` that orders all changes of a row.
     version_type
         ``bigint`` or ``string`` (which is compared as text), for ``version``.
     timestamps
@@ -84,8 +91,13 @@ class DebeziumFeed:
         A queue for what is refused, of the schema ``DEAD_LETTERS``: anything with ``queue`` and ``url``, such as
         ``ps.QueueSink("dead", url=…)``. A repeated micro-batch of a stream leaves each letter once, as long as its tasks are the
         same; a batch DataFrame leaves them each time it is evaluated. Without a queue, what is refused fails the query.
+    optional
+        Columns that an event may lack: those that the table got while there were events, and those that it has no more. They are NULL
+        then. ``"*"`` for all.
+    ignored
+        Columns of the table that are left out, beside those of the schema; ``"*"`` for all others.
     name
-        The name of the counts ``events`` and ``tombstones`` in a query's progress (``observedMetrics``); feeds in
+        The name of the counts ``events``, ``tombstones`` and ``others`` in a query's progress (``observedMetrics``); feeds in
         one query need different names.
 
     Raises
@@ -105,10 +117,14 @@ class DebeziumFeed:
     binaries: str = "base64"
     unavailable: str | None = "__debezium_unavailable_value"
     dead_letters: QueueAddress | None = None
+    optional: Sequence[str] | str = ()
+    ignored: Sequence[str] | str = ()
     name: str = "debezium"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "row_id", ChangeContract(self.row_id).row_id)
+        object.__setattr__(self, "optional", column_names("optional", self.optional))
+        object.__setattr__(self, "ignored", column_names("ignored", self.ignored))
         require("timestamps", self.timestamps, str | Mapping, f"one of {', '.join(_UNITS)}, or one by column")
         require("value", self.value, str, "a column's name")
         require("dead_letters", self.dead_letters, QueueAddress | None, "a ps.QueueSink")
@@ -152,13 +168,14 @@ class DebeziumFeed:
             self.name,
             F.count(F.lit(1)).alias("events"),
             F.count_if("tombstone").alias("tombstones"),
+            F.count_if("other").alias("others"),
         )
         letters = None
         if self.dead_letters is not None:
             letters = Letters.to(df.sparkSession, self.dead_letters, f"{self.name}:{fingerprint(df)}")
         return (
-            events.where("NOT tombstone")
-            .drop("tombstone")
+            events.where("NOT tombstone AND NOT other")
+            .drop("tombstone", "other")
             .mapInArrow(Sorting(reading, letters), self._result(columns, envelope))
         )
 
@@ -209,11 +226,15 @@ class DebeziumFeed:
             envelope.version().alias("version"),
             envelope.timestamp().alias("timestamp"),
             envelope.sequence().alias("sequence"),
+            F.when(F.col("e.op").isNull(), F.get_json_object("raw", "$.ddl")).alias("ddl"),
         )
+        names = envelope.names(F.col("raw")) if reading.columns.matter else F.lit(None).cast("array<string>")
         return placed.select(
             *COORDINATES,
             F.col("raw").alias("value"),
             envelope.tombstone(F.col("raw")).alias("tombstone"),
+            envelope.other(F.col("raw")).alias("other"),
+            names.alias("names"),
             "e.op",
             "e.before",
             "e.after",
@@ -240,6 +261,13 @@ class DebeziumFeed:
                     "read from events: have it as bigint or string, and convert it",
                     field.name,
                 )
+        unknown = next((name for name in self.optional if name not in ("*", *columns.names)), None)
+        if unknown is not None:
+            raise _invalid(
+                "MISSING_COLUMN",
+                f"optional names {in_quotes(unknown)}, and the schema has no such column.{did_you_mean(unknown, columns.names)}",
+                unknown,
+            )
         for name in self.row_id:
             if name not in columns.names:
                 raise _invalid(
@@ -267,6 +295,7 @@ class DebeziumFeed:
             self.decimals == "precise",
             self.binaries,
             self.unavailable,
+            ExpectedColumns(tuple(columns.names), tuple(self.optional), tuple(self.ignored)),
         )
 
     def _result(self, columns: StructType, envelope: Envelope) -> StructType:
@@ -274,7 +303,13 @@ class DebeziumFeed:
         data = [StructField(each.name, each.dataType, each.name not in ids) for each in columns]
         own: list[DataType] = [StringType(), envelope.version_type, TimestampType(), LongType()]
         added = [StructField(name, kind, False) for name, kind in zip(OWN, own, strict=True)]
-        return marked(StructType([*data, *added]), ids)
+        return marked(
+            StructType([*data, *added]),
+            ids,
+            sequence=SEQUENCE,
+            ordered=CHANGE_TYPE,
+            split=self.version is not None,
+        )
 
 
 def _wire(schema: pa.Schema) -> StructType:

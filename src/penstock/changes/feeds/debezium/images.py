@@ -21,6 +21,58 @@ _FIRST_DAY, _LAST_DAY = -719_162, 2_932_896
 _DAY_MICROS = 86_400_000_000
 _PER_MICRO = {"micros": 1, "millis": 1000}
 _SHOWN = 50
+_BETWEEN = "\0"
+
+
+@dataclass(frozen=True)
+class ExpectedColumns:
+    """Which columns a row after a change is to have, so that a table that has others is not read as if nothing had happened."""
+
+    schema: tuple[str, ...]
+    optional: tuple[str, ...] = ()
+    """Those that it may lack; ``*`` for all."""
+    ignored: tuple[str, ...] = ()
+    """Others that it may have; ``*`` for all."""
+
+    @property
+    def matter(self) -> bool:
+        """Whether anything is expected."""
+        return "*" not in self.optional or "*" not in self.ignored
+
+    def reasons(self, names: pa.ListArray, used: pa.Array, reasons: pa.Array) -> pa.Array:
+        """The reasons with those of events whose row has other columns.
+
+        Parameters
+        ----------
+        names
+            The columns that each row has.
+        used
+            Which of the rows count.
+        """
+        if not self.matter:
+            return reasons
+        # All rows of a table have the same ones, but for the time when it was changed.
+        kinds = pc.binary_join(names, _BETWEEN).dictionary_encode()
+        told = pa.array([self._amiss(text) for text in kinds.dictionary.to_pylist()], pa.string())
+        return _noted(
+            reasons,
+            pc.and_(used, told.is_valid().take(kinds.indices)).fill_null(False),
+            "",
+            told.take(kinds.indices),
+        )
+
+    def _amiss(self, names: str) -> str | None:
+        there = names.split(_BETWEEN)
+        absent = [name for name in self.schema if name not in there and name not in self.optional]
+        if absent and "*" not in self.optional:
+            return (
+                f"after has no column {', '.join(absent)}: the table has lost or renamed it, or the event is older than it. Take it out of the "
+                "schema, or name it in optional, where it is to be NULL"
+            )
+        more = [name for name in there if name not in self.schema and name not in self.ignored]
+        if more and "*" not in self.ignored:
+            return f"after has a column {', '.join(more)} that the schema lacks: add it to the schema, or name it in ignored"
+        return None
 
 
 @dataclass(frozen=True)
@@ -35,6 +87,7 @@ class Reading:
     precise: bool
     binaries: str
     unavailable: str | None
+    columns: ExpectedColumns
 
     def image(
         self, name: str, image: pa.StructArray, used: pa.Array, reasons: pa.Array

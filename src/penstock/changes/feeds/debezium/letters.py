@@ -14,7 +14,7 @@ from penstock.changes.feeds.dead_letters import DEAD_LETTERS
 from penstock.commit.microbatch import sink_name
 from penstock.errors import InvalidOption, SchemaMismatch
 from penstock.queue.opened import open_store
-from penstock.spark.given import CONF_PREFIX
+from penstock.spark.default_url import URL, default_url
 from penstock.spark.options import SinkOptions
 from penstock.spark.stores import check_reach
 from penstock.spark.task_writer import TaskWriter
@@ -56,10 +56,10 @@ class Letters:
         SchemaMismatch
             When it has another schema.
         """
-        url = address.url or spark.conf.get(f"{CONF_PREFIX}url", None)
+        url = address.url or default_url(spark)
         if url is None:
             raise InvalidOption(
-                f"the queue of dead letters {address.queue!r} needs its store: give it a url, or set {CONF_PREFIX}url",
+                f"the queue of dead letters {address.queue!r} needs its store: give it a url, or set {URL}",
                 option="url",
             )
         context = getattr(spark, "_sc", None)

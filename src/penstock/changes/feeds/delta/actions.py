@@ -82,6 +82,8 @@ class CommitFile:
     removed: tuple[DataFile, ...] = ()
     changed: tuple[DataFile, ...] = field(default=())
     """Files of changed rows, which say all that there is to say."""
+    digest: str = ""
+    """Of what the commit file says."""
 
     @property
     def files(self) -> int:

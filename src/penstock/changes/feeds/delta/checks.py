@@ -8,7 +8,7 @@ from penstock.changes.feeds.delta.actions import CommitFile, Metadata, Protocol
 from penstock.changes.feeds.files import DataFile
 from penstock.changes.feeds.paths import shown_path
 from penstock.changes.feeds.urls import row_id_forms
-from penstock.errors import FeedUnavailable
+from penstock.errors import DataLost, FeedUnavailable
 
 _READER = 3
 """The newest reader version that the Delta protocol has."""
@@ -46,32 +46,48 @@ def check_protocol(protocol: Protocol, shown: str) -> None:
     )
 
 
-def check_metadata(metadata: Metadata, shown: str) -> None:
+def check_metadata(metadata: Metadata, shown: str, version: int | None = None) -> None:
     """Refuse columns that have other names in the files.
+
+    Parameters
+    ----------
+    version
+        The version that has them; None for the newest one.
 
     Raises
     ------
     FeedUnavailable
         COLUMN_MAPPING.
     """
-    if metadata.column_mapping.lower() != "none":
-        raise FeedUnavailable(
-            f"the Delta table {shown} maps its columns by {metadata.column_mapping}, so that they have other names in its files, "
-            "which Penstock does not read: set delta.columnMapping.mode=none, where that is possible, or copy the table",
-            condition="FEED_UNAVAILABLE.COLUMN_MAPPING",
-            mode=metadata.column_mapping,
-        )
+    if metadata.column_mapping.lower() == "none":
+        return
+    which = "the Delta table" if version is None else f"version {version} of the Delta table"
+    raise FeedUnavailable(
+        f"{which} {shown} maps its columns by {metadata.column_mapping}, so that they have other names in its files, which "
+        "Penstock does not read: drop the mapping (ALTER TABLE … DROP FEATURE columnMapping) and begin after the version that does, "
+        "or copy the table",
+        condition="FEED_UNAVAILABLE.COLUMN_MAPPING",
+        mode=metadata.column_mapping,
+        version=version,
+    )
 
 
-def check_files(commit: CommitFile, table: Metadata | None, shown: str) -> None:
+def check_files(commit: CommitFile, before: Metadata | None, table: Metadata | None, shown: str) -> None:
     """Refuse files of which only a part counts, files of another table, and files whose partition the log does not say.
+
+    Parameters
+    ----------
+    before
+        The table before the commit: what it removes was written under that.
+    table
+        The table after it.
 
     Raises
     ------
     FeedUnavailable
         DELETION_VECTORS, FILES_ELSEWHERE or PARTITION_UNKNOWN.
     """
-    for _, action in commit.needed:
+    for kind, action in commit.needed:
         if action.deletion_vector:
             raise FeedUnavailable(
                 f"version {commit.version} of the Delta table {shown} has deletion vectors, which Penstock does not read: set "
@@ -80,7 +96,7 @@ def check_files(commit: CommitFile, table: Metadata | None, shown: str) -> None:
                 condition="FEED_UNAVAILABLE.DELETION_VECTORS",
                 version=commit.version,
             )
-        if table is not None and len(action.values) < len(table.partition_columns):
+        if not _says_partition(action, before if kind == "delete" else table):
             raise FeedUnavailable(
                 f"version {commit.version} of the Delta table {shown} removes a file, and its log does not say of which "
                 f"partition, as writers may leave it: begin after that version (file {shown_path(action.path)})",
@@ -94,6 +110,33 @@ def check_files(commit: CommitFile, table: Metadata | None, shown: str) -> None:
                 condition="FEED_UNAVAILABLE.FILES_ELSEWHERE",
                 version=commit.version,
             )
+
+
+def _says_partition(action: DataFile, table: Metadata | None) -> bool:
+    return table is None or {name for name, _ in action.values}.issuperset(table.partition_columns)
+
+
+def replaced(shown: str, version: int) -> FeedUnavailable:
+    """The error for a table that another one took the place of."""
+    return FeedUnavailable(
+        f"version {version} of the Delta table {shown} is of another table, which took its place at this path: the table was "
+        "removed, replaced or recreated. Start the query again, with a new checkpoint and an empty sink",
+        condition="FEED_UNAVAILABLE.TABLE_REPLACED",
+        table=shown,
+        version=version,
+    )
+
+
+def went_back(shown: str, version: int, newest: int) -> DataLost:
+    """The error for a log that ends before what has been read."""
+    return DataLost(
+        f"version {version} of the Delta table {shown} has been read, and the table is at version {newest} now: it was restored from a "
+        "backup, or recreated. What was read of later versions does not hold: read anew what depends on it, with a new checkpoint "
+        "and an empty sink",
+        condition="DATA_LOST.HISTORY_CHANGED",
+        version=version,
+        newest=newest,
+    )
 
 
 def elsewhere(action: DataFile) -> bool:

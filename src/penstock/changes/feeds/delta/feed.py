@@ -10,16 +10,17 @@ from typing import Any
 
 import pyarrow as pa
 
-from penstock.arrow.fields import metadata_to_arrow
 from penstock.changes.contract import CHANGE_TYPE, ChangeContract
 from penstock.changes.feeds.changelog import METADATA_FIELDS, Commit, Description, begins_late, change_rows
-from penstock.changes.feeds.columns import METADATA_NAMES
+from penstock.changes.feeds.columns import METADATA_NAMES, check_there
 from penstock.changes.feeds.delta.actions import CommitFile, Metadata
 from penstock.changes.feeds.delta.checks import (
     check_files,
     check_metadata,
     check_protocol,
     no_feed,
+    replaced,
+    went_back,
 )
 from penstock.changes.feeds.delta.log import Log
 from penstock.changes.feeds.delta.reach import Reach
@@ -28,12 +29,10 @@ from penstock.changes.feeds.delta.values import data_schema, partition_value
 from penstock.changes.feeds.files import Estimate, FileCommit, Slice, Task, cut
 from penstock.changes.feeds.parquet import count_rows, fitted, read_piece, readable, with_constants
 from penstock.changes.feeds.paths import absolute, shown_path
+from penstock.changes.feeds.planned import Column, Planned, columns_of
 from penstock.changes.feeds.urls import FeedUrl, pairs, prefixed, row_id_forms
-from penstock.errors import FeedUnavailable, InvalidChangelogSchema
+from penstock.errors import DataLost, FeedUnavailable, InvalidChangelogSchema, PenstockError
 from penstock.kinds import column_names, require
-
-_PLANNED = "penstock.delta.onlyChanges"
-"""In the metadata of the column _change_type: that no pass looks for rows which did not change."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +109,7 @@ class DeltaFeed:
         FeedUnavailable
             NOT_A_TABLE, STORAGE, READER_FEATURE, COLUMN_MAPPING or SCHEMA.
         InvalidChangelogSchema
-            MISSING_ROW_ID, for a table without the change data feed.
+            MISSING_ROW_ID, for a table without the change data feed; MISSING_COLUMN, for a row id that is not there.
         MissingDependency
         """
         library("deltalake")
@@ -128,9 +127,14 @@ class DeltaFeed:
         check_metadata(metadata, self.name)
         contract, only_changes = self._contract(metadata, newest)
         columns = data_schema(metadata.schema, self.name)
-        mark = metadata_to_arrow({_PLANNED: True}) if only_changes else None
-        told = [each.with_metadata(mark) if each.name == CHANGE_TYPE else each for each in METADATA_FIELDS]
-        return Description(f"delta:{metadata.id}", pa.schema([*columns, *told]), contract)
+        known = {name.lower() for name in columns.names}
+        unknown = [each for each in self.row_id or () if each.split(".")[0].strip("`").lower() not in known]
+        check_there(columns, f"the Delta table {self.name}", unknown)
+        self.__dict__["_described"] = newest, metadata.id
+        planned = Planned(newest, len(columns), only_changes)
+        return Description(
+            f"delta:{metadata.id}", planned.on(pa.schema([*columns, *METADATA_FIELDS])), contract
+        )
 
     def _contract(self, metadata: Metadata, newest: int) -> tuple[ChangeContract | None, bool]:
         """The contract, and whether all rows are changes."""
@@ -181,8 +185,17 @@ class DeltaFeed:
         return frozenset(commit.version for commit, state in found if _has_twins(commit, state))
 
     def newest(self, after: int) -> int:
-        """The newest version; one or two looks at the log's folder."""
-        return max(after, self._log.newest())
+        """The newest version; one or two looks at the log's folder.
+
+        Raises
+        ------
+        DataLost
+            HISTORY_CHANGED, when the table no longer has a version that has been read.
+        """
+        newest = self._log.newest()
+        if newest < after == self.__dict__.get("_logged"):
+            raise went_back(self.name, after, newest)
+        return max(after, newest)
 
     def commits(self, after: int, upto: int, rows: int | None = None) -> Iterator[Commit]:
         """The versions of a range, those without changes included."""
@@ -219,21 +232,18 @@ class DeltaFeed:
         ------
         FeedUnavailable
             FEED_NOT_ENABLED, for versions without the change data feed that rewrote files, where no row id is given;
-            DELETION_VECTORS, READER_FEATURE, COLUMN_MAPPING, FILES_ELSEWHERE.
+            DELETION_VECTORS, READER_FEATURE, COLUMN_MAPPING, FILES_ELSEWHERE; TABLE_REPLACED, for versions of another table.
         DataLost
         """
         found: list[FileCommit] = []
         refused: list[int] = []
         for commit, state in self._states(after, upto):
-            if commit.protocol is not None:
-                check_protocol(commit.protocol, self.name)
-            if state is not None:
-                check_metadata(state, self.name)
-            check_files(commit, state, self.name)
+            self._check(commit, state)
             rewritten = _has_twins(commit, state)
             if rewritten and self.row_id is None:
                 refused.append(commit.version)
-            found.append(FileCommit(commit.version, commit.timestamp, commit.needed, rewritten))
+            columns = self._columns(commit.version, state)
+            found.append(FileCommit(commit.version, commit.timestamp, commit.needed, rewritten, columns))
         if refused:
             raise no_feed(self.name, refused)
         needed = [(commit.version, file.path) for commit in found for _, file in commit.files]
@@ -241,6 +251,30 @@ class DeltaFeed:
         if gone:
             raise self._reach.lost(*next((version, path) for version, path in needed if path in gone))
         return cut(found, rows_per_task)
+
+    def _check(self, commit: CommitFile, state: Metadata | None) -> None:
+        """Refuse a version that cannot be read, or not by a query that was planned before it."""
+        if commit.protocol is not None:
+            check_protocol(commit.protocol, self.name)
+        if state is not None:
+            check_metadata(state, self.name, commit.version)
+            version, table = self.__dict__.get("_described", (commit.version, state.id))
+            if commit.version > version and state.id != table:
+                raise replaced(self.name, commit.version)
+        before = self._log.metadata(commit.version - 1) if commit.metadata is not None else state
+        check_files(commit, before, state, self.name)
+
+    def _columns(self, version: int, state: Metadata | None) -> tuple[Column, ...]:
+        """The columns of a version, which a query that was planned before has to know."""
+        if state is None:
+            return ()
+        try:
+            return columns_of(data_schema(state.schema, self.name))
+        except PenstockError:
+            if version > self.__dict__.get("_described", (version,))[0]:
+                raise
+            # The table has other columns by now.
+            return ()
 
     def read(self, task: Task, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """The rows of some files, a batch at a time.
@@ -252,11 +286,12 @@ class DeltaFeed:
         FeedUnavailable
             UNREADABLE_FILE, SCHEMA_CHANGED; FEED_NOT_ENABLED, when the feed was turned off after the query was planned.
         """
-        place = schema.get_field_index(CHANGE_TYPE)
-        planned = schema.field(place).metadata if place >= 0 else None
-        only_changes = planned is not None and planned == metadata_to_arrow({_PLANNED: True})
+        planned = Planned.of(schema)
+        read = columns_of(schema)
         for each in task.slices:
-            if each.rewritten and only_changes:
+            if planned is not None and each.columns:
+                planned.check(f"the Delta table {self.name}", each.version, read, each.columns)
+            if planned is not None and planned.only_changes and each.rewritten:
                 raise FeedUnavailable(
                     f"version {each.version} of the Delta table {self.name} was written without the change data feed, which was "
                     "on when this query was made: make the query anew, which then removes the rows that did not change",
@@ -268,16 +303,18 @@ class DeltaFeed:
     def _slice(self, each: Slice, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         def refuse(what: str) -> FeedUnavailable:
             return FeedUnavailable(
-                f"version {each.version} of the Delta table {self.name} has files of another schema: {what}. Begin after it, or "
-                f"read up to it from the table as it was (file {each.path})",
+                f"version {each.version} of the Delta table {self.name} has files of another schema: {what}. Begin after it "
+                f"(starting_version={each.version + 1}, with a new checkpoint), and bring in the table as it was at that version in "
+                f"another way (file {each.path})",
                 condition="FEED_UNAVAILABLE.SCHEMA_CHANGED",
                 version=each.version,
             )
 
+        names = {name.lower(): name for name in schema.names}
         constants = {
-            name: partition_value(name, text, schema.field(name).type)
+            names[name.lower()]: partition_value(name, text, schema.field(names[name.lower()]).type)
             for name, text in each.values
-            if name in schema.names
+            if name.lower() in names
         }
         stored = [name for name in schema.names if name not in constants and name not in METADATA_NAMES]
         wanted = [*stored, CHANGE_TYPE] if each.change_type is None else stored
@@ -298,8 +335,18 @@ class DeltaFeed:
     def _readable(self, path: str) -> AbstractContextManager[None]:
         return readable(f"{path} of {self.name}", self._storage.told)
 
+    def commit_name(self, version: int) -> str | None:
+        """A digest of the commit file."""
+        if not self._log.first <= version <= self._log.seen:
+            return None
+        try:
+            return self._log.commit(version).digest
+        except DataLost:
+            return None
+
     def logged(self, upto: int) -> None:
-        """The table keeps its versions as it is set up to; a reader has no say in it."""
+        """The table keeps its versions as it is set up to; but from here on a log that does not reach so far is another one."""
+        self.__dict__["_logged"] = upto
 
     def _states(self, after: int, upto: int) -> Iterator[tuple[CommitFile, Metadata | None]]:
         after, upto = max(after, -1), min(upto, self._log.newest())

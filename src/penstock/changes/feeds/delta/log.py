@@ -6,6 +6,8 @@ import json
 import re
 from collections import OrderedDict
 from collections.abc import Iterator
+from dataclasses import replace
+from hashlib import blake2b
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -60,6 +62,11 @@ class Log:
         while self.first - 1 in there:
             self.first -= 1
 
+    @property
+    def seen(self) -> int:
+        """The newest version that has been seen."""
+        return self._newest
+
     def newest(self) -> int:
         """The newest version now.
 
@@ -100,8 +107,11 @@ class Log:
     def _parsed(self, version: int) -> CommitFile:
         name = _file(version)
         try:
-            lines = self._storage.read(name).splitlines()
-            return parse_commit(version, lines, lambda: int(self._storage.info(name)[0].mtime_ns // 1000))
+            content = self._storage.read(name)
+            commit = parse_commit(
+                version, content.splitlines(), lambda: int(self._storage.info(name)[0].mtime_ns // 1000)
+            )
+            return replace(commit, digest=blake2b(content, digest_size=16).hexdigest())
         except FileNotFoundError:
             raise self.lost(version) from None
         except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from functools import lru_cache
 from typing import Any
 
 import pyarrow as pa
@@ -16,6 +17,7 @@ from penstock.changes.feeds.parquet import nullable
 from penstock.errors import FeedUnavailable, PenstockError
 
 
+@lru_cache(maxsize=64)
 def data_schema(delta: str, shown: str) -> pa.Schema:
     """The columns of a Delta schema; all may be NULL, since rows of old versions may have been.
 

@@ -87,6 +87,7 @@ class IcebergFeed:
 
     def describe(self) -> Description:
         opened = self._opened()
+        opened.describe_anew()
         data = canonical_schema(opened.arrow_schema())
         by_lineage = self._by_lineage()
         check_reserved(data, self.name, lineage.NAMES if by_lineage else ())
@@ -101,7 +102,7 @@ class IcebergFeed:
             whole_commits=True,
         )
         columns = [*data, *(lineage.FIELDS if by_lineage else ()), *METADATA_FIELDS]
-        return Description(f"iceberg:{opened.uuid()}", pa.schema(columns), contract)
+        return Description(f"iceberg:{opened.uuid()}", opened.planned().on(pa.schema(columns)), contract)
 
     def begin(self) -> int:
         """The table's first commit; refused where that cannot be read any more, since a new query would miss its rows."""
@@ -128,6 +129,11 @@ class IcebergFeed:
         from penstock.changes.feeds.iceberg.scan import rows
 
         return rows(task, schema)
+
+    def commit_name(self, version: int) -> str | None:
+        """The snapshot's id."""
+        snapshot = self._opened().history(version).chain.get(version)
+        return None if snapshot is None else str(snapshot.snapshot_id)
 
     def logged(self, upto: int) -> None:
         """Nothing is kept for a reader in Iceberg; but from here on a history without that commit is another history."""

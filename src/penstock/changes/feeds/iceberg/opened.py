@@ -21,6 +21,7 @@ from penstock.changes.feeds.iceberg.history import History
 from penstock.changes.feeds.iceberg.planning import Planner
 from penstock.changes.feeds.iceberg.scan import ReadTask, TableView
 from penstock.changes.feeds.iceberg.secrets import without_secrets
+from penstock.changes.feeds.planned import Planned
 from penstock.errors import DataLost, FeedUnavailable, PenstockError
 
 
@@ -36,8 +37,19 @@ class Opened:
         self._table: Table | None = None
         self._schema: Schema | None = None
         self._lineage = False
+        self._version = 0
         self._history: History | None = None
         self._parents: dict[int, bool] = {}
+
+    def describe_anew(self) -> None:
+        """Take the table as it is now for the one that a query is planned with, another one of its name included."""
+        self._table = self._schema = None
+        self._load()
+        self._described()
+
+    def planned(self) -> Planned:
+        """What a query knows of the table that is planned with it as it was described."""
+        return Planned(self._version, len(self._described().fields))
 
     def uuid(self) -> str:
         """The identity that a table keeps when it is renamed."""
@@ -82,7 +94,7 @@ class Opened:
             by_lineage,
         )
         with self._plainly("its manifests cannot be read", missing=DataLost):
-            planner = Planner(self._name, table.io, table.metadata.specs(), view, rows_per_task)
+            planner = Planner(self._name, table, view, rows_per_task)
             return planner.tasks(snapshots)
 
     def _described(self) -> Schema:
@@ -90,6 +102,7 @@ class Opened:
             table = self._current()
             self._schema = table.schema()
             self._lineage = table.metadata.format_version >= lineage.FORMAT_VERSION
+            self._version = self._known().last
         return self._schema
 
     def _known(self) -> History:

@@ -12,9 +12,8 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
-from pyiceberg.io import FileIO
 from pyiceberg.manifest import DataFileContent, FileFormat, ManifestContent, ManifestEntryStatus
-from pyiceberg.partitioning import PartitionSpec
+from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.transforms import IdentityTransform
 
@@ -22,7 +21,8 @@ from penstock.changes.contract import DELETE, INSERT
 from penstock.changes.feeds.iceberg.deletes import DeleteFile
 from penstock.changes.feeds.iceberg.history import Change
 from penstock.changes.feeds.iceberg.manifests import Entry, File, Manifest, entries, manifests
-from penstock.changes.feeds.iceberg.scan import FileRows, ReadTask, TableView
+from penstock.changes.feeds.iceberg.scan import FileRows, ReadTask, TableView, columns_of
+from penstock.changes.feeds.planned import Column
 from penstock.changes.feeds.urls import row_id_forms
 from penstock.errors import FeedUnavailable
 
@@ -49,10 +49,12 @@ class _Deletes:
 class Planner:
     """Makes the tasks of a range."""
 
-    def __init__(
-        self, name: str, io: FileIO, specs: dict[int, PartitionSpec], view: TableView, rows_per_task: int
-    ) -> None:
-        self._name, self._io, self._specs = name, io, specs
+    def __init__(self, name: str, table: Table, view: TableView, rows_per_task: int) -> None:
+        self._name, self._io, self._specs = name, table.io, table.metadata.specs()
+        schemas = table.metadata.schemas
+        self._columns: dict[int | None, tuple[Column, ...]] = {
+            each.schema_id: columns_of(each.fields) for each in schemas
+        }
         self._view, self._rows_per_task = view, rows_per_task
 
     def tasks(self, changes: Iterable[Change]) -> list[ReadTask]:
@@ -203,6 +205,7 @@ class Planner:
             take=take,
             first_row_id=file.first_row_id,
             updated=entry.sequence_number,
+            columns=self._columns.get(change.snapshot.schema_id, ()),
         )
 
     def _no_lineage(self, change: Change) -> FeedUnavailable:

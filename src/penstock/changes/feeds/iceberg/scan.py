@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from pyiceberg.io.pyarrow import _to_requested_schema, pyarrow_to_schema
 from pyiceberg.schema import Schema
 from pyiceberg.table.name_mapping import NameMapping
 from pyiceberg.typedef import TableVersion
+from pyiceberg.types import IcebergType, ListType, MapType, NestedField, StructType
 
 from penstock.changes.feeds.access import access_denied, is_denied
 from penstock.changes.feeds.changelog import change_rows
@@ -22,6 +23,7 @@ from penstock.changes.feeds.columns import METADATA_NAMES
 from penstock.changes.feeds.iceberg import lineage
 from penstock.changes.feeds.iceberg.deletes import NONE, DeleteFile, Positions, positions
 from penstock.changes.feeds.iceberg.secrets import without_secrets
+from penstock.changes.feeds.planned import Column, Planned
 from penstock.errors import DataLost, FeedUnavailable, PenstockError
 
 _BATCH_ROWS = 65_536
@@ -59,6 +61,8 @@ class FileRows:
     """The row id of the file's first row."""
     updated: int | None = None
     """The version that last updated the rows of which the file does not say it."""
+    columns: tuple[Column, ...] = ()
+    """The table's columns in that version."""
     part: int = 0
     parts: int = 1
 
@@ -110,6 +114,24 @@ def rows(task: ReadTask, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
             ) from None
 
 
+def columns_of(fields: Iterable[NestedField]) -> tuple[Column, ...]:
+    """The columns of a schema, by their ids."""
+    return tuple(Column(each.name, _shape(each.field_type), each.field_id) for each in fields)
+
+
+def _shape(kind: IcebergType) -> str:
+    """A type with the ids of what is in it; comments, and what may be missing, change nothing for a reader."""
+    if isinstance(kind, StructType):
+        fields = (f"{each.field_id}: {each.name}: {_shape(each.field_type)}" for each in kind.fields)
+        return f"struct<{', '.join(fields)}>"
+    if isinstance(kind, ListType):
+        return f"list<{kind.element_id}: {_shape(kind.element_type)}>"
+    if isinstance(kind, MapType):
+        key, value = _shape(kind.key_type), _shape(kind.value_type)
+        return f"map<{kind.key_id}: {key}, {kind.value_id}: {value}>"
+    return str(kind)
+
+
 class _Scan:
     """Reads parts of files into one schema."""
 
@@ -128,9 +150,12 @@ class _Scan:
                 column=absent,
             )
         self._projected = Schema(*(columns[name] for name in wanted))
+        self._planned, self._read = Planned.of(schema), columns_of(self._projected.fields)
         self._positions: dict[tuple[DeleteFile, str], Positions] = {}
 
     def rows(self, part: FileRows) -> Iterator[pa.RecordBatch]:
+        if self._planned is not None and part.columns:
+            self._planned.check(self._table.name, part.version, self._read, part.columns)
         leave = self._named(part.leave, part.path)
         take = None if part.take is None else np.setdiff1d(self._named(part.take, part.path), leave)
         if take is not None and not len(take):

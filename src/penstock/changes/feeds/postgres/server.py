@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from penstock.changes.feeds.postgres.address import driver
 from penstock.errors import DataLost, FeedUnavailable, InvalidUrl, PenstockError
+from penstock.store.postgres_tls import warn_in_clear
 from penstock.store.statements import bind, parse
 from penstock.store.url import StoreUrl
 
@@ -118,6 +119,7 @@ class Server:
             autocommit=True,
             row_factory=namedtuple_row,
         )
+        warn_in_clear(connection, str(self._url))
         try:
             connection.prepare_threshold = None
             # A replication connection has no prepared statements.

@@ -20,6 +20,7 @@ from penstock.changes.feeds.postgres.pgoutput import INSERT, NEW, NULL, TEXT, Re
 from penstock.changes.feeds.postgres.server import Server, Session, SlotInUse, run
 from penstock.changes.feeds.postgres.slot import FAILOVER_SINCE, Slot
 from penstock.errors import DataLost
+from penstock.names import in_quotes
 
 if TYPE_CHECKING:
     import psycopg
@@ -177,6 +178,7 @@ class Snapshots:
         (there,) = self._server.all("snapshots_there")
         if not there.there or not (there.visible or self._required):
             return None
+        self._require_trusted_owner(self._server.all("foreign_owner"))
         return next(iter(self._server.all("snapshot", slot=self._slot.name)), None)
 
     @contextmanager
@@ -207,8 +209,18 @@ class Snapshots:
         with connection.transaction():
             # Two queries with slots of their own may come at the same moment.
             run(connection, "lock_schema")
-            for statement in ("make_schema", "make_slots"):
-                run(connection, statement)
+            run(connection, "make_schema")
+            self._require_trusted_owner(run(connection, "foreign_owner"))
+            run(connection, "make_slots")
+
+    def _require_trusted_owner(self, foreign: Sequence[Any]) -> None:
+        for row in foreign:
+            raise self._server.unavailable(
+                "SCHEMA_OWNER",
+                f"the schema penstock_snapshots belongs to the role {in_quotes(row.owner)}, which could run code with the rights of this "
+                "feed's: give it to this one, alter schema penstock_snapshots owner to …, and its tables too, or drop it",
+                owner=row.owner,
+            )
 
     def _copy_all(
         self,
@@ -295,7 +307,7 @@ def _described(copy: Copy) -> dict[str, Any]:
 
 
 def _copy(found: dict[str, Any]) -> Copy:
-    return Copy(found["place"], relation_from_json(found["relation"]), found["rows"])
+    return Copy(str(found["place"]), relation_from_json(found["relation"]), int(found["rows"]))
 
 
 def _identifier(name: str) -> str:

@@ -263,6 +263,26 @@ SELECT pg_advisory_xact_lock(hashtextextended('penstock_snapshots', 0));
 -- name: make_schema
 CREATE SCHEMA IF NOT EXISTS penstock_snapshots;
 
+-- A role that was there first with the schema, or the table: whoever owns a table can give it a trigger, which runs with the rights of whoever
+-- writes to it.
+-- name: foreign_owner
+WITH RECURSIVE mine (oid) AS (
+    SELECT oid FROM pg_roles WHERE rolname IN (current_user, session_user)
+    UNION
+    SELECT m.roleid FROM pg_auth_members AS m JOIN mine ON m.member = mine.oid
+), owned (owner) AS (
+    SELECT nspowner FROM pg_namespace WHERE nspname = 'penstock_snapshots'
+    UNION
+    SELECT relowner FROM pg_class WHERE oid = to_regclass('penstock_snapshots.slots')
+)
+SELECT r.rolname::text AS owner
+FROM owned
+JOIN pg_roles AS r ON r.oid = owned.owner
+WHERE NOT r.rolsuper
+    AND r.oid NOT IN (SELECT mine.oid FROM mine)
+    AND r.oid NOT IN (SELECT datdba FROM pg_database WHERE datname = current_database())
+LIMIT 1;
+
 -- name: make_slots
 CREATE TABLE IF NOT EXISTS penstock_snapshots.slots (
     slot text PRIMARY KEY,

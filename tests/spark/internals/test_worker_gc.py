@@ -9,7 +9,7 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 import penstock as ps
-from penstock.spark.garbage import spare_imports
+from penstock.spark.internals.worker_gc import spare_imports
 from penstock.spark.tasks import RangePartition, Scan
 from tests.spark.support import fill, make_queue
 

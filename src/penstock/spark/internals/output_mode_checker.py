@@ -1,4 +1,4 @@
-"""Spark's own verdict on a plan and an output mode, without starting anything."""
+"""Spark's own check of a plan in an output mode, without starting anything (``UnsupportedOperationChecker``, Spark 4.2 and 4.3)."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from py4j.protocol import Py4JError
 from pyspark.errors import AnalysisException, IllegalArgumentException, PySparkException
 from pyspark.sql import DataFrame
+
+from penstock.spark.internals.plans import analysed
+from penstock.spark.internals.sessions import JvmError
 
 
 @dataclass(frozen=True)
@@ -19,16 +21,10 @@ class Refusal:
     message: str
 
 
-def has_verdict(frame: DataFrame) -> bool:
-    """Whether Spark can be asked: only a classic session reaches its checker."""
-    return hasattr(frame, "_jdf")
-
-
 def refusal(frame: DataFrame, mode: str, trigger: str = "processing time") -> Refusal | None:
-    """Why Spark would not start a query in an output mode; None when it would.
+    """Why Spark would not start a query of a classic session in an output mode; None when it would.
 
-    ``UnsupportedOperationChecker.checkForStreaming``, ``checkForContinuous`` and ``checkAdditionalRealTimeModeConstraints`` of
-    Spark 4.2 and 4.3, which a query's start calls with the same plan.
+    A query's start calls ``checkForStreaming``, ``checkForContinuous`` and ``checkAdditionalRealTimeModeConstraints`` with the same plan.
 
     Parameters
     ----------
@@ -36,8 +32,8 @@ def refusal(frame: DataFrame, mode: str, trigger: str = "processing time") -> Re
         What it would be started with: ``continuous`` and ``real time`` have checks of their own.
     """
     java: Any = frame
-    checker, modes = _spark(java.sparkSession._jvm)
-    plan = java._jdf.queryExecution().analyzed()
+    checker, modes = _checker(java.sparkSession._jvm)
+    plan = analysed(frame)
     try:
         if trigger == "continuous":
             checker.checkForContinuous(plan, modes[mode])
@@ -59,14 +55,14 @@ def told_by(error: Exception) -> Refusal:
         return Refusal(None, _first_line(str(error)))
     try:
         condition = str(thrown.getCondition())
-    except Py4JError:
+    except JvmError:
         # It has none.
         condition = None
     return Refusal(condition, _first_line(str(thrown.getMessage())))
 
 
 @lru_cache(maxsize=1)
-def _spark(jvm: Any) -> tuple[Any, dict[str, Any]]:
+def _checker(jvm: Any) -> tuple[Any, dict[str, Any]]:
     """The checker's class and the output modes: each step to them by name is a call of its own."""
     sql = jvm.org.apache.spark.sql
     modes = sql.streaming.OutputMode

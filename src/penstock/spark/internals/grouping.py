@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from penstock.spark.plan_tree import Node, items
+from penstock.spark.internals.plan_text import Node, items
 
 # What Spark makes a session window's column of, and a column that is another one by a new name.
 _SESSION = re.compile(r"named_struct\(start, .*\) AS session_window#(\d+)(?:-T\d+ms)?", re.DOTALL)

@@ -10,8 +10,7 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from penstock.errors import MissingDependency
-from penstock.spark.data_sources import is_classic
-from penstock.spark.stores import is_local
+from penstock.spark.internals.sessions import is_classic, is_local
 
 _NEEDS = ("penstock", "pyarrow")
 _PROBE = "import importlib.util as u, sys; print(','.join(n for n in sys.argv[1:] if u.find_spec(n) is None))"

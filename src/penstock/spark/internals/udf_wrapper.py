@@ -13,10 +13,12 @@ from typing import Any, Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.continuous.hidden import ROW
 from penstock.errors import SchemaMismatch
+from penstock.spark.internals.arrow_types import arrow_type, parse_type
 
 Function = Callable[..., Any]
+ROW = 0
+"""The kind of what is a row, the default of a number; markers and fillers have others."""
 
 
 def shielded_command(command: bytes, eval_type: int, return_type: str) -> bytes:
@@ -31,11 +33,7 @@ def shielded_command(command: bytes, eval_type: int, return_type: str) -> bytes:
     return_type
         Its return type as Spark's JSON.
     """
-    from pyspark.sql.types import _parse_datatype_json_string
-
-    pickled: bytes = _pickles().dumps(
-        (_Pickled(command, eval_type), _parse_datatype_json_string(return_type))
-    )
+    pickled: bytes = _pickles().dumps((_Pickled(command, eval_type), parse_type(return_type)))
     return pickled
 
 
@@ -233,6 +231,4 @@ class _Arrow:
         return column.slice(len(column) - 1)
 
     def nothing(self, count: int) -> pa.Array:
-        from pyspark.sql.pandas.types import to_arrow_type
-
-        return pa.nulls(count, to_arrow_type(self._return_type, timezone="UTC"))
+        return pa.nulls(count, arrow_type(self._return_type))

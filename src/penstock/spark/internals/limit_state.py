@@ -7,23 +7,38 @@ is. Both are records of a key and a value, each with its length before it, and -
 
 from __future__ import annotations
 
-import json
 import re
 import struct
 from collections.abc import Iterator
+from typing import Protocol
 
 import pyarrow as pa
 from pyarrow import fs
 
-from penstock.spark.checkpoint import Checkpoint
+from penstock.json_text import parse_json
 
 _LIMIT = "globalLimit"
 _BLOCK = b"LZ4Block"
 _HEADER = struct.Struct("<8sBIII")
 _RAW, _LZ4 = 0x10, 0x20
+_MOST_BYTES = 1 << 26
+"""Of a file when it is unpacked: a limit's is one number."""
 _NUMBER = re.compile(r"\d+")
 # An UnsafeRow of one number: the bits that mark nulls, then the number.
 _VALUE = struct.Struct("<qq")
+
+
+class Checkpoint(Protocol):
+    """Where a checkpoint is."""
+
+    @property
+    def files(self) -> fs.FileSystem: ...
+
+    @property
+    def root(self) -> str: ...
+
+    def read(self, name: str) -> bytes | None:
+        """The bytes of a file; None when there is none."""
 
 
 class UnreadableState(Exception):
@@ -40,18 +55,18 @@ def rows_passed(checkpoint: Checkpoint, batch_id: int) -> int:
     """
     try:
         return _rows_passed(checkpoint, f"state/{limit_operator(checkpoint)}/0", batch_id + 1)
-    except (OSError, ValueError, KeyError, struct.error) as error:
+    except (OSError, ValueError, KeyError, TypeError, struct.error) as error:
         raise UnreadableState(f"{type(error).__name__}: {error}") from error
 
 
 def _rows_passed(checkpoint: Checkpoint, folder: str, newest: int) -> int:
     # A micro-batch of which no row passes leaves the number as it is, and writes none.
     for version in range(newest, 0, -1):
-        delta = _bytes(checkpoint, f"{folder}/{version}.delta")
+        delta = checkpoint.read(f"{folder}/{version}.delta")
         number = None if delta is None else _count(delta)
         if number is not None:
             return number
-        snapshot = _bytes(checkpoint, f"{folder}/{version}.snapshot")
+        snapshot = checkpoint.read(f"{folder}/{version}.snapshot")
         if snapshot is not None:
             return _count(snapshot) or 0
         if delta is None:
@@ -78,10 +93,10 @@ def limit_operator(checkpoint: Checkpoint) -> int:
 def _name(checkpoint: Checkpoint, operator: str) -> str | None:
     """What Spark calls an operator."""
     folder = f"state/{operator}/_metadata"
-    text = _bytes(checkpoint, f"{folder}/metadata") or _newest(checkpoint, f"{folder}/v2")
+    text = checkpoint.read(f"{folder}/metadata") or _newest(checkpoint, f"{folder}/v2")
     if text is None:
         return None
-    name = json.loads(text.partition(b"\n")[2])["operatorInfo"]["operatorName"]
+    name = parse_json(text.partition(b"\n")[2])["operatorInfo"]["operatorName"]
     return str(name)
 
 
@@ -89,15 +104,7 @@ def _newest(checkpoint: Checkpoint, folder: str) -> bytes | None:
     selector = fs.FileSelector(f"{checkpoint.root}/{folder}", allow_not_found=True)
     names = [info.base_name for info in checkpoint.files.get_file_info(selector)]
     numbers = [int(name) for name in names if _NUMBER.fullmatch(name)]
-    return _bytes(checkpoint, f"{folder}/{max(numbers)}") if numbers else None
-
-
-def _bytes(checkpoint: Checkpoint, name: str) -> bytes | None:
-    try:
-        with checkpoint.files.open_input_stream(f"{checkpoint.root}/{name}") as stream:
-            return bytes(stream.read())
-    except FileNotFoundError:
-        return None
+    return checkpoint.read(f"{folder}/{max(numbers)}") if numbers else None
 
 
 def _count(file: bytes) -> int | None:
@@ -112,11 +119,14 @@ def _count(file: bytes) -> int | None:
 
 def _blocks(file: bytes) -> Iterator[bytes]:
     """The contents of the blocks; an empty one is the end."""
-    codec, position = pa.Codec("lz4_raw"), 0
+    codec, position, left = pa.Codec("lz4_raw"), 0, _MOST_BYTES
     while position < len(file):
         magic, token, packed, size, _ = _HEADER.unpack_from(file, position)
         if magic != _BLOCK or token & 0xF0 not in (_RAW, _LZ4):
             raise ValueError("it is compressed in another way")
+        left -= size
+        if left < 0:
+            raise ValueError("it would have more bytes when it is unpacked than a limit needs")
         position += _HEADER.size
         block = file[position : position + packed]
         if size:

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.spark.checkpoint import Checkpoint
-from penstock.spark.limit_state import UnreadableState, rows_passed
+from penstock.spark.internals.limit_state import UnreadableState, rows_passed
 
 # What Spark 4.3.0 wrote: a delta with the count 2, and one without a change.
 TWO = bytes.fromhex(

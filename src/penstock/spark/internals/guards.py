@@ -1,4 +1,6 @@
-"""Expressions that look only at real rows: markers and fillers, which pass every filter, get a value without them.
+"""Expressions of a continuous query that look only at real rows (Spark 4.2, 4.3).
+
+Markers and fillers, which pass every filter, get a value without them.
 
 Without the guard a marker that is the copy of a row that a filter took out would meet what stands behind the filter: a division
 by the zero that was filtered away, or a Python function that does not expect a null.
@@ -6,14 +8,15 @@ by the zero that was filtered away, or a Python function that does not expect a 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
-from py4j.protocol import Py4JJavaError
+from penstock.spark.internals.scala import children, name_of, sequence
+from penstock.spark.internals.sessions import JvmException
 
-from penstock.continuous.allowed import children
-from penstock.continuous.shield import shielded_command
-
+Shield = Callable[[bytes, int, str], bytes]
+"""The form of a pickled Python function that sees real rows alone: of the command, Spark's number for its kind, and its return type."""
 _PLAIN = ("AttributeReference", "Literal")
 _ONE_ROW = ("JsonTuple",)
 """Generators that give one row for each, whatever it is."""
@@ -28,21 +31,21 @@ class Guards:
         A classic session.
     kind
         The attribute of the carried plan that says what a row is.
+    shield
+        Makes the form of users' Python functions that sees real rows alone.
     """
 
-    def __init__(self, spark: Any, kind: Any) -> None:
-        self._spark = spark
-        self._kind = kind
+    def __init__(self, spark: Any, kind: Any, shield: Shield) -> None:
+        self._kind, self._shield = kind, shield
         self._jvm = spark._jvm
         self._expressions = expressions = spark._jvm.org.apache.spark.sql.catalyst.expressions
         # To find a name in the JVM takes as long as to call it.
         self._case_when, self._default = expressions.CaseWhen, expressions.Literal.default
         self._tuple, self._option = spark._jvm.scala.Tuple2, spark._jvm.scala.Option.apply
-        self._sequence = spark._jvm.PythonUtils.toSeq
 
     def column(self, expression: Any) -> Any:
         """A column of a projection, under its name."""
-        if expression.nodeName() != "Alias":
+        if name_of(expression) != "Alias":
             return expression
         (value,) = children(expression)
         return self._with_children(expression, [self._value(value)])
@@ -53,7 +56,7 @@ class Guards:
 
     def generator(self, expression: Any) -> Any:
         """A generator that gives one row for a marker or a filler, whatever their array holds."""
-        if expression.nodeName() in _ONE_ROW:
+        if name_of(expression) in _ONE_ROW:
             return self._with_children(expression, [self._value(child) for child in children(expression)])
         (value,) = children(expression)
         guarded = self._case(self._shielded(value), self._one_element(value.dataType()))
@@ -80,7 +83,7 @@ class Guards:
         return self._jvm.org.apache.spark.sql.catalyst.trees.TreePattern.PYTHON_UDF()
 
     def _value(self, expression: Any) -> Any:
-        if expression.nodeName() in _PLAIN:
+        if name_of(expression) in _PLAIN:
             return expression
         return self._case(self._shielded(expression), self._something(expression.dataType()))
 
@@ -91,7 +94,7 @@ class Guards:
         """A value that is not null, where the type has one: with a null, pandas would see floats instead of integers."""
         try:
             return self._default(data_type)
-        except Py4JJavaError:
+        except JvmException:
             return self._expressions.Literal.create(None, data_type)
 
     def _one_element(self, data_type: Any) -> Any:
@@ -105,7 +108,7 @@ class Guards:
         """The expression with each Python function in it shielded; Spark runs those ahead of any condition."""
         if not expression.containsPattern(self._python):
             return expression
-        if expression.nodeName() == "PythonUDF":
+        if name_of(expression) == "PythonUDF":
             return self._shielded_function(expression)
         return self._with_children(expression, [self._shielded(child) for child in children(expression)])
 
@@ -113,7 +116,7 @@ class Guards:
         function = udf.func()
         command = bytes(function.command().toArray(self._jvm.scala.reflect.ClassTag.Byte()))
         shielded = self._jvm.org.apache.spark.api.python.SimplePythonFunction(
-            bytearray(shielded_command(command, udf.evalType(), udf.dataType().json())),
+            bytearray(self._shield(command, udf.evalType(), udf.dataType().json())),
             function.envVars(),
             function.pythonIncludes(),
             function.pythonExec(),
@@ -133,12 +136,15 @@ class Guards:
         )
 
     def _argument(self, expression: Any) -> Any:
-        if expression.nodeName() == "NamedArgumentExpression":
+        if name_of(expression) == "NamedArgumentExpression":
             (value,) = children(expression)
             return self._with_children(expression, [self._argument(value)])
-        if expression.nodeName() == "AttributeReference" and expression.nullable():
+        if name_of(expression) == "AttributeReference" and expression.nullable():
             return self._case(expression, self._something(expression.dataType()))
         return self._value(expression)
+
+    def _sequence(self, items: list[Any]) -> Any:
+        return sequence(self._jvm, items)
 
     def _with_children(self, tree: Any, below: list[Any]) -> Any:
         return tree.withNewChildren(self._sequence(below))

@@ -1,0 +1,62 @@
+"""Private API of Spark's has one room, ``penstock.spark.internals``: tell where else its names stand."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+SOURCE = Path(__file__).resolve().parents[1] / "src/penstock"
+ROOM = SOURCE / "spark/internals"
+_ATTRIBUTES = {
+    "_jvm", "_jdf", "_jsc", "_jsparkSession", "_jlistener", "_gateway", "_jc", "_jreader", "_jwrite", "_active_spark_context",
+    "_explain_string",
+}  # fmt: skip
+_PACKAGES = (
+    "py4j", "pyspark.cloudpickle", "pyspark.daemon", "pyspark.serializers", "pyspark.sql.classic", "pyspark.sql.connect",
+    "pyspark.sql.pandas", "pyspark.sql.worker", "pyspark.util", "pyspark.worker", "pyspark.worker_util",
+)  # fmt: skip
+_TEXTS = ("org.apache.spark.",)
+_ALLOWED = {"optional.py": ("py4j",)}
+"""What is no use of them: the packages that an extra brings."""
+
+
+def main() -> int:
+    found = [
+        each for path in sorted(SOURCE.rglob("*.py")) if ROOM not in path.parents for each in _look(path)
+    ]
+    for each in found:
+        print(each)
+    return 1 if found else 0
+
+
+def _look(path: Path) -> Iterator[str]:
+    docstrings: set[int] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            docstrings.add(id(node.value))
+        name = _private(node, docstrings)
+        if name is not None and name not in _ALLOWED.get(path.name, ()):
+            where = f"{path.relative_to(SOURCE.parents[1])}:{getattr(node, 'lineno', 1)}"
+            yield f"{where}: {name} is Spark's private API: use it in penstock.spark.internals"
+
+
+def _private(node: ast.AST, docstrings: set[int]) -> str | None:
+    if isinstance(node, ast.Attribute) and node.attr in _ATTRIBUTES:
+        return node.attr
+    if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+        known = (*_ATTRIBUTES, "py4j")
+        return node.value if node.value in known or node.value.startswith(_TEXTS) else None
+    if isinstance(node, ast.Import):
+        return next((each.name for each in node.names if each.name.startswith(_PACKAGES)), None)
+    if isinstance(node, ast.ImportFrom) and node.module is not None:
+        if node.module.startswith(_PACKAGES):
+            return node.module
+        if node.module.startswith("pyspark"):
+            return next((each.name for each in node.names if each.name.startswith("_")), None)
+    return None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,166 @@
+"""Segments that somebody else made: none takes more memory than a segment may, or leads a reader out of its buffers."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from contextlib import suppress
+from decimal import Decimal
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.arrow import messages, segments
+from penstock.arrow.messages import MAX_UNPACKED, any_values, kept_table, unpacked_size
+from penstock.arrow.segments import decode, decode_each, encode
+from penstock.errors import StoreError
+from tests.arrow.strategies import tables
+
+WIDE = 1 << 30
+Read = Callable[[bytes, pa.Schema], pa.RecordBatch]
+READS: list[Read] = [
+    lambda payload, schema: decode(payload, schema),
+    lambda payload, schema: decode(payload, schema, schema.names),
+    lambda payload, schema: next(decode_each([payload], schema)),
+]
+reads = pytest.mark.parametrize("read", READS, ids=["all", "some", "each"])
+
+
+def body_of(payload: bytes) -> int:
+    return 8 + int(struct.unpack_from("<Ii", payload)[1])
+
+
+@reads
+def test_a_bomb_is_refused_before_it_is_unpacked(read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = pa.record_batch({"v": pa.array([bytes(8 << 20)])})
+    payload = encode(batch).to_pybytes()
+    assert len(payload) < 4096
+    assert read(payload, batch.schema).equals(batch)
+    monkeypatch.setattr(segments, "MAX_UNPACKED", 7 << 20)
+    before = pa.total_allocated_bytes()
+    with pytest.raises(StoreError, match="would take 83") as caught:
+        read(payload, batch.schema)
+    assert caught.value.condition == "SEGMENT_UNREADABLE"
+    assert pa.total_allocated_bytes() == before
+
+
+@reads
+@pytest.mark.parametrize("size", [MAX_UNPACKED + 1, 1 << 40, (1 << 63) - 1])
+def test_so_is_one_that_says_more_than_it_holds(read: Read, size: int) -> None:
+    batch = pa.record_batch({"v": pa.array([bytes(1 << 20)])})
+    payload = bytearray(encode(batch).to_pybytes())
+    plain = struct.pack("<q", 1 << 20)
+    place = payload.rindex(plain)
+    struct.pack_into("<q", payload, place, size)
+    with pytest.raises(StoreError, match="when it is unpacked"):
+        read(bytes(payload), batch.schema)
+
+
+@given(tables())
+def test_the_size_is_that_of_the_buffers(case: tuple[pa.Schema, list[dict[str, object]]]) -> None:
+    schema, rows = case
+    batch = pa.RecordBatch.from_pylist(rows, schema=schema)
+    message = pa.ipc.read_message(encode(batch))
+    size = unpacked_size(message)
+    plain = pa.ipc.read_message(batch.serialize()).body.size
+    # Arrow's writer leaves single buffers as they are, where they would not get smaller.
+    assert 0 <= size <= plain
+
+
+COLUMNS = {
+    "text": pa.array(["abc", "def", "ghi"]),
+    "bytes": pa.array([b"abc", b"def", b"ghi"]),
+    "list": pa.array([[1], [2], [3]], pa.list_(pa.int64())),
+    "map": pa.array([[("a", 1)], [("b", 2)], [("c", 3)]], pa.map_(pa.string(), pa.int64())),
+    "inside": pa.array([{"a": "abc"}, {"a": "def"}, {"a": "ghi"}]),
+}
+
+
+@reads
+@pytest.mark.parametrize("name", COLUMNS)
+@pytest.mark.parametrize("offset", [WIDE, -1])
+def test_an_offset_that_leads_out_of_its_buffer_is_refused(read: Read, name: str, offset: int) -> None:
+    batch = pa.record_batch({"v": COLUMNS[name]})
+    payload = bytearray(batch.serialize().to_pybytes())
+    offsets = struct.pack("<4i", *(range(4) if name in ("list", "map") else range(0, 12, 3)))
+    struct.pack_into("<i", payload, payload.index(offsets, body_of(payload)) + 4, offset)
+    with pytest.raises(StoreError) as caught:
+        read(bytes(payload), batch.schema)
+    assert caught.value.condition == "SEGMENT_UNREADABLE"
+
+
+@reads
+def test_values_that_no_program_should_write_are_read_as_they_are(read: Read) -> None:
+    wide = pa.array([10**30], pa.decimal128(38, 0))
+    batch = pa.record_batch(
+        {
+            "text": pa.Array.from_buffers(pa.string(), 1, pa.array([b"\xff"]).buffers()),
+            "number": pa.Array.from_buffers(pa.decimal128(5, 0), 1, wide.buffers()),
+            "time": pa.Array.from_buffers(pa.time64("ns"), 1, pa.array([-1]).buffers()),
+        }
+    )
+    found = read(encode(batch).to_pybytes(), batch.schema)
+    assert found.column("text").cast(pa.binary()).to_pylist() == [b"\xff"]
+    assert found.column("number").to_pylist() == [Decimal(10**30)]
+
+
+@given(tables())
+def test_any_schema_has_a_form_without_ranges(case: tuple[pa.Schema, list[dict[str, object]]]) -> None:
+    schema, rows = case
+    batch = pa.RecordBatch.from_pylist(rows, schema=schema)
+    found = pa.ipc.read_record_batch(encode(batch), any_values(schema))
+    found.validate(full=True)
+    assert found.num_rows == batch.num_rows
+
+
+@pytest.mark.timeout(60)
+@given(st.binary(max_size=400))
+def test_no_bytes_do_more_than_raise(data: bytes) -> None:
+    batch = pa.record_batch({"v": pa.array(["abc"] * 50)})
+    payload = encode(batch).to_pybytes()
+    place = body_of(payload) - len(data) // 2
+    forged = payload[: max(place, 8)] + data
+    forged = forged[: len(payload)] + payload[len(forged) :]
+    with suppress(StoreError, UnicodeDecodeError):
+        decode(forged, batch.schema).to_pylist()
+
+
+def stream_of(table: pa.Table, **options: object) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema, options=pa.ipc.IpcWriteOptions(**options)) as writer:
+        writer.write_table(table, max_chunksize=2)
+    return bytes(sink.getvalue())
+
+
+@pytest.mark.parametrize("rows", [0, 1, 5])
+def test_a_table_that_was_kept_comes_back(rows: int) -> None:
+    table = pa.table(COLUMNS).slice(0, min(rows, 3))
+    table = pa.concat_tables([table, table]) if rows == 5 else table
+    for options in ({}, {"compression": "zstd"}):
+        found = kept_table(stream_of(table, **options))
+        assert found.equals(table)
+        assert found.schema.equals(table.schema)
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\0" * 64, b"nonsense" * 9, pa.schema([("n", pa.int64())]).serialize().to_pybytes()[:40]]
+)
+def test_what_is_no_table_is_a_value_error(data: bytes) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        kept_table(data)
+
+
+def test_neither_is_a_bomb_a_dictionary_or_an_offset_that_leads_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = stream_of(pa.table({"text": COLUMNS["text"]}))
+    offsets = struct.pack("<3i", 0, 3, 6)
+    forged = bytearray(plain)
+    struct.pack_into("<i", forged, forged.index(offsets) + 4, WIDE)
+    with pytest.raises(ValueError, match="no Arrow stream"):
+        kept_table(bytes(forged))
+    with pytest.raises(ValueError, match="dictionary"):
+        kept_table(stream_of(pa.table({"text": COLUMNS["text"].dictionary_encode()})))
+    monkeypatch.setattr(messages, "MAX_UNPACKED", 1 << 20)
+    with pytest.raises(ValueError, match="unpacked"):
+        kept_table(stream_of(pa.table({"v": [bytes(2 << 20)]}), compression="zstd"))

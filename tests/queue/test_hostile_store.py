@@ -1,0 +1,40 @@
+"""A store that somebody else wrote: an error by name, and no reader that goes round for ever."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from penstock import Store
+from penstock.arrow.segments import encode
+from penstock.errors import StoreError
+from penstock.store.statements import qualify
+from tests.queue.support import SCHEMA, rows
+from tests.store.support import raw_connection
+
+
+def put(store: Store, batch: pa.RecordBatch) -> None:
+    """Exchange the one payload that there is."""
+    database = store.database
+    mark = "?" if database.dialect == "sqlite" else "%s"
+    text = qualify(f"update penstock.payload set data = {mark}", database.dialect, database.url.schema)
+    connection = raw_connection(database)
+    connection.execute(text, (encode(batch).to_pybytes(),))
+    connection.close()
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("found", [0, 2, 4])
+def test_a_segment_with_more_or_fewer_rows_than_it_should_have_is_refused(store: Store, found: int) -> None:
+    queue = store.create_queue("q", SCHEMA)
+    queue.append(rows(1, 2, 3))
+    put(store, pa.RecordBatch.from_pylist(rows(*range(found)), schema=SCHEMA))
+    with pytest.raises(StoreError, match=f"has {found} rows") as caught:
+        queue.read(0, 0)
+    assert caught.value.condition == "SEGMENT_UNREADABLE"
+
+
+def test_no_trigger_or_view_of_the_file_s_calls_what_is_not_sqlite_s_own(store: Store) -> None:
+    if store.database.dialect == "sqlite":
+        with store.database.transaction(write=False) as tx:
+            assert tx.query("pragma trusted_schema") == [(0,)]

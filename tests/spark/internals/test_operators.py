@@ -1,0 +1,115 @@
+"""The table of operators has classes of Spark's, and says of them what Spark's checks say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
+from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
+
+from penstock.spark.internals.operators import _PROPERTIES, Is, all_that, of
+from penstock.spark.internals.output_mode_checker import refusal
+from penstock.spark.internals.plan_text import tree_of
+from penstock.spark.internals.sessions import JvmError
+
+_PACKAGES = (
+    "org.apache.spark.sql.catalyst.plans.logical",
+    "org.apache.spark.sql.catalyst.streaming",
+    "org.apache.spark.sql.execution.streaming",
+    "org.apache.spark.sql.execution.streaming.runtime",
+    "org.apache.spark.sql.execution.streaming.sources",
+)
+
+
+@pytest.mark.parametrize("name", sorted(_PROPERTIES))
+def test_an_operator_is_a_class_of_sparks(spark: SparkSession, name: str) -> None:
+    assert any(_is_there(spark, f"{package}.{name}") for package in _PACKAGES)
+
+
+def _is_there(spark: SparkSession, name: str) -> bool:
+    assert spark._jvm is not None
+    try:
+        spark._jvm.java.lang.Class.forName(name)
+    except (JvmError, PySparkException):
+        return False
+    return True
+
+
+def test_an_operator_that_is_not_known_has_no_property() -> None:
+    assert of("NoSuchOperator") == Is(0)
+    assert "NoSuchOperator" not in all_that(Is.PER_ROW)
+
+
+def _plans(spark: SparkSession) -> dict[str, DataFrame]:
+    rows = spark.range(3).withColumn("k", F.col("id") % 2)
+    return {
+        "Aggregate": rows.groupBy("k").count(),
+        "Deduplicate": rows.dropDuplicates(["k"]),
+        "Distinct": spark.sql("select distinct id from range(3)"),
+        "EventTimeWatermark": spark.readStream.format("rate").load().withWatermark("timestamp", "1 minute"),
+        "Except": rows.exceptAll(rows),
+        "Expand": rows.rollup("k").count(),
+        "Filter": rows.where("k = 1"),
+        "Generate": rows.select(F.explode(F.array("k"))),
+        "GlobalLimit": rows.limit(1),
+        "Intersect": rows.intersect(rows),
+        "Join": rows.join(rows, "k"),
+        "MapInArrow": rows.mapInArrow(lambda batches: batches, rows.schema),
+        "MapInPandas": rows.mapInPandas(lambda batches: batches, rows.schema),
+        "Offset": rows.offset(1),
+        "Project": rows.select("k"),
+        "Repartition": rows.repartition(2),
+        "RepartitionByExpression": rows.repartition(2, "k"),
+        "Sample": rows.sample(0.5),
+        "Sort": rows.orderBy("k"),
+        "SubqueryAlias": rows.alias("a"),
+        "Union": rows.union(rows),
+    }
+
+
+def test_plans_are_printed_with_the_names_of_the_table(spark: SparkSession) -> None:
+    missing = {
+        name
+        for name, frame in _plans(spark).items()
+        if name not in {node.name for node in tree_of(frame).walk()}
+    }
+    assert missing == set()
+
+
+def _below_a_union(rate: DataFrame) -> dict[str, DataFrame]:
+    timed = rate.withWatermark("timestamp", "1 minute")
+    grouped = timed.groupBy("value")
+    return {
+        "Aggregate": grouped.count().select("value"),
+        "Deduplicate": timed.dropDuplicates(["value"]).select("value"),
+        "DeduplicateWithinWatermark": timed.dropDuplicatesWithinWatermark(["value"]).select("value"),
+        "Filter": timed.where("value > 1").select("value"),
+        "FlatMapGroupsInPandasWithState": grouped.applyInPandasWithState(
+            lambda key, rows, state: iter([]), "value long", "value long", "update", "NoTimeout"
+        ),
+        "TransformWithStateInPySpark": grouped.transformWithState(Nothing(), "value long", "Update", "None"),
+    }
+
+
+class Nothing(StatefulProcessor):
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        """It keeps nothing."""
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:  # noqa: N802, N803 - Spark's names
+        yield from ()
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
+
+def test_what_has_to_be_above_a_union_in_real_time_is_what_spark_says(spark: SparkSession) -> None:
+    rate = spark.readStream.format("rate").load()
+    told = {}
+    for name, frame in _below_a_union(rate).items():
+        assert name in {node.name for node in tree_of(frame).walk()}
+        refused = refusal(frame.union(rate.select("value")), "update", "real time")
+        told[name] = refused is not None and "STATEFUL_OPERATORS_BEFORE_UNION" in str(refused.condition)
+    assert told == {name: Is.ABOVE_UNION in of(name) for name in told}

@@ -1,0 +1,216 @@
+"""The driver's port: strangers who connect and say nothing, or the wrong thing, hold up nobody."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from multiprocessing.connection import Connection
+
+import pytest
+
+from penstock.continuous.coordinator import EpochCoordinator
+from penstock.continuous.epochs import Epochs
+from penstock.continuous.link import READER, WRITER
+from penstock.errors import StoreUnavailable
+from penstock.spark import endpoint, handshakes
+from penstock.spark.endpoint import Address, Listening
+from tests.support.waiting import wait_until
+
+HONEST = 0.7
+"""Seconds in which an answer has to be there: less than what one stranger is given."""
+
+
+def mirror(connection: Connection) -> None:
+    with connection:
+        connection.send_bytes(connection.recv_bytes()[::-1])
+
+
+@pytest.fixture
+def listening() -> Iterator[Listening]:
+    with closing(Listening("127.0.0.1", mirror, "penstock-test")) as made:
+        yield made
+
+
+@pytest.fixture
+def address(listening: Listening) -> Address:
+    return Address("127.0.0.1", listening.port, listening.secret)
+
+
+@pytest.fixture
+def strangers(listening: Listening) -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def stranger(port: int) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", port), timeout=10)
+
+
+def seconds_to_ask(address: Address) -> float:
+    began = time.monotonic()
+    assert address.ask(b"abc") == b"cba"
+    return time.monotonic() - began
+
+
+def is_closed(connection: socket.socket) -> bool:
+    connection.setblocking(False)
+    try:
+        while connection.recv(4096):
+            pass
+    except BlockingIOError:
+        return False
+    except ConnectionError:
+        return True
+    return True
+
+
+def hung_up(connection: socket.socket) -> bool:
+    """Whether one more byte does not get through."""
+    try:
+        connection.sendall(b"x")
+    except ConnectionError:
+        return True
+    return False
+
+
+def test_strangers_who_say_nothing_hold_up_nobody(
+    listening: Listening, address: Address, strangers: ExitStack
+) -> None:
+    for _ in range(5):
+        strangers.enter_context(stranger(listening.port))
+        assert seconds_to_ask(address) < HONEST
+
+
+def test_a_stranger_is_given_a_second(listening: Listening, strangers: ExitStack) -> None:
+    silent = strangers.enter_context(stranger(listening.port))
+    began = time.monotonic()
+    wait_until(lambda: is_closed(silent), timeout=5)
+    assert time.monotonic() - began < 3 * handshakes.SECONDS
+
+
+def test_also_one_who_says_a_little_now_and_then(listening: Listening, strangers: ExitStack) -> None:
+    slow = strangers.enter_context(stranger(listening.port))
+    began = time.monotonic()
+    # The head of a message of 200 bytes, and then one byte after the other.
+    slow.sendall(b"\0\0\0\xc8")
+    while time.monotonic() - began < 10 and not hung_up(slow):
+        time.sleep(0.1)
+    assert time.monotonic() - began < 3 * handshakes.SECONDS
+
+
+def test_a_crowd_of_strangers_is_bounded_and_holds_up_nobody(
+    listening: Listening, address: Address, strangers: ExitStack, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "penstock.spark")
+    before = threading.active_count()
+    many = [strangers.enter_context(stranger(listening.port)) for _ in range(handshakes.MOST + 50)]
+    wait_until(lambda: sum(map(is_closed, many[:50])) == 50, timeout=5)
+    assert threading.active_count() - before < handshakes.MOST + 20
+    assert seconds_to_ask(address) < HONEST
+    assert [record.action for record in caplog.records] == ["strangers"]  # type: ignore[attr-defined] # by extra
+    wait_until(lambda: all(map(is_closed, many)), timeout=5)
+    wait_until(lambda: threading.active_count() <= before, timeout=5)
+
+
+def test_strangers_who_come_again_and_again_hold_up_nobody(listening: Listening, address: Address) -> None:
+    done = threading.Event()
+
+    def crowd() -> None:
+        with ExitStack() as stack:
+            while not done.is_set():
+                stack.enter_context(stranger(listening.port))
+                time.sleep(0.002)
+
+    crowding = threading.Thread(target=crowd)
+    crowding.start()
+    try:
+        time.sleep(0.5)
+        for _ in range(5):
+            assert seconds_to_ask(address) < HONEST
+    finally:
+        done.set()
+        crowding.join()
+
+
+def test_a_task_tries_again_when_the_driver_has_no_time_for_it(
+    monkeypatch: pytest.MonkeyPatch, address: Address
+) -> None:
+    real, tries = endpoint._shaken, []
+
+    def late(where: tuple[str, int], authkey: bytes, deadline: float) -> Connection:
+        tries.append(where)
+        if len(tries) == 1:
+            with stranger(where[1]) as silent:
+                wait_until(lambda: is_closed(silent), timeout=5)
+            raise EOFError
+        return real(where, authkey, deadline)
+
+    monkeypatch.setattr(endpoint, "_shaken", late)
+    assert address.ask(b"abc") == b"cba"
+    assert len(tries) == 2
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("said", [b"", b"\0", b"\0\0\0\x40#CHALL"])
+def test_a_driver_that_says_nothing_or_stops_in_the_middle_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, said: bytes
+) -> None:
+    monkeypatch.setattr(endpoint, "_PATIENCE", 0.5)
+
+    def speak() -> None:
+        other, _ = silent.accept()
+        other.sendall(said)
+        with other:
+            while other.recv(100):
+                pass
+
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        threading.Thread(target=speak, daemon=True).start()
+        lost = Address("127.0.0.1", silent.getsockname()[1], b"secret")
+        with pytest.raises(StoreUnavailable, match=r"spark\.driver\.host") as caught:
+            lost.ask(b"abc")
+    assert caught.value.condition == "STORE_UNAVAILABLE"
+
+
+def test_a_wrong_secret_has_a_name_of_its_own(address: Address) -> None:
+    wrong = Address(address.host, address.port, b"guess")
+    with pytest.raises(StoreUnavailable, match="is not the driver") as caught:
+        wrong.ask(b"abc")
+    assert caught.value.condition == "STORE_UNAVAILABLE.OTHER_DRIVER"
+    assert address.ask(b"abc") == b"cba"
+
+
+def test_whoever_waits_when_the_port_is_closed_is_sent_away(
+    listening: Listening, address: Address, strangers: ExitStack
+) -> None:
+    silent = strangers.enter_context(stranger(listening.port))
+    assert address.ask(b"abc") == b"cba"
+    began = time.monotonic()
+    listening.close()
+    listening.close()
+    assert time.monotonic() - began < HONEST
+    wait_until(lambda: is_closed(silent), timeout=HONEST)
+    with pytest.raises(StoreUnavailable):
+        address.ask(b"abc")
+
+
+def test_links_of_continuous_queries_are_not_held_up_either(strangers: ExitStack) -> None:
+    with closing(EpochCoordinator("127.0.0.1", "127.0.0.1", Epochs(1, 0, 8))) as coordinator:
+        for _ in range(5):
+            strangers.enter_context(stranger(coordinator.address.port))
+        began = time.monotonic()
+        reader, writer = coordinator.address.link(READER, 0), coordinator.address.link(WRITER, 0)
+        coordinator.await_tasks(HONEST, lambda: True)
+        assert time.monotonic() - began < HONEST
+        coordinator.give(0, [{0: 7}])
+        assert reader.answer()["positions"] == {"0": 7}
+        # What has shown the secret has no deadline.
+        time.sleep(1.5 * handshakes.SECONDS)
+        coordinator.rest()
+        assert reader.answer()["kind"] == "rest"
+        reader.close()
+        writer.close()

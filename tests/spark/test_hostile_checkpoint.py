@@ -1,0 +1,131 @@
+"""Files of a checkpoint that somebody else wrote: an error by name, and no more memory or time than they are worth."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.commit.offsets import QueueOffset
+from penstock.errors import CheckpointMismatch, CommitRefused, PenstockError
+from penstock.limits.key_record import read_key
+from penstock.limits.record import read_record
+from penstock.spark import checkpoint as checkpoints
+from penstock.spark.checkpoint import Checkpoint
+from penstock.spark.limit_state import UnreadableState, rows_passed
+from penstock.state import show
+
+DEEP = "[" * 200_000 + "]" * 200_000
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Path:
+    for folder in ("offsets", "commits", "penstock", "state/0/_metadata", "state/0/0"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "metadata").write_text('{"id":"00000000-0000-0000-0000-000000000000"}')
+    (tmp_path / "offsets/0").write_text('v1\n{"conf":{}}\n{"a":1}')
+    (tmp_path / "commits/0").write_text("v1\n{}")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "read"),
+    [
+        ("metadata", DEEP, lambda found: found.query_id()),
+        ("metadata", "[]", lambda found: found.query_id()),
+        ("offsets/0", f"v1\n{DEEP}\n1", lambda found: found.passed(0)),
+        ("penstock/limit.json", DEEP, read_record),
+        ("penstock/limit.json", '{"rows": {}}', read_record),
+        ("penstock/limit-per.json", DEEP, read_key),
+        ("penstock/limit-per.json", "7", read_key),
+    ],
+)
+def test_what_is_not_as_it_should_be_is_refused_by_name(
+    made: Path, name: str, text: str, read: Callable[[Checkpoint], object]
+) -> None:
+    (made / name).write_text(text)
+    with pytest.raises(CommitRefused, match="is not as"):
+        read(Checkpoint(str(made)))
+
+
+def test_an_offset_that_is_nested_too_deeply_is_a_text_as_those_of_other_sources(made: Path) -> None:
+    (made / "offsets/0").write_text(f"v1\n{{}}\n{DEEP}")
+    assert Checkpoint(str(made)).offsets(0) == [DEEP]
+
+
+def test_a_file_of_any_size_is_not_read(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoints, "MOST_BYTES", 1 << 20)
+    with (made / "offsets/0").open("wb") as file:
+        # Takes no room on the disk.
+        file.truncate(1 << 40)
+    with pytest.raises(CommitRefused, match="cannot be read"):
+        Checkpoint(str(made)).offsets(0)
+
+
+@pytest.mark.parametrize("name", ["²", "1²", "٣", "-1", "1.tmp"])
+def test_names_that_are_no_numbers_are_no_batches(made: Path, name: str) -> None:
+    (made / "offsets" / name).write_text("v1\n{}\n1")
+    assert Checkpoint(str(made)).last_begun() == 0
+    assert show(None, made).last_planned in (0, None)
+
+
+GOOD: dict[str, Any] = {
+    "store": "s",
+    "queue": "q",
+    "consumer": "c",
+    "generation": 1,
+    "epoch": 2,
+    "from": [0],
+    "to": [5],
+}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"from": 7}, {"to": "abc"}, {"to": {"0": 1}}, {"from": [0, 0], "to": [1]}, {"from": [-1]}, {"to": [True]}, {"to": [1e9]},
+        {"generation": "1"}, {"epoch": None}, {"queue": ["q"]}, {"consumer": {"a": 1}}, {"store": None}, {"rowsPerTask": "9; drop"},
+        {"rowsPerTask": -1},
+    ],
+)  # fmt: skip
+def test_an_offset_with_anything_else_in_it_is_refused(change: dict[str, Any]) -> None:
+    assert QueueOffset.of(GOOD) is not None
+    with pytest.raises(CheckpointMismatch, match="not as Penstock writes it"):
+        QueueOffset.of({**GOOD, **change})
+
+
+def block(packed: bytes, size: int, token: int = 0x20) -> bytes:
+    return struct.pack("<8sBIII", b"LZ4Block", token, len(packed), size, 0) + packed
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        pytest.param(block(b"\x0f\0\0", (1 << 32) - 1), id="one block"),
+        pytest.param(block(b"", 1 << 26) * 64, id="many blocks"),
+        pytest.param(block(b"\x7f\xff\xff\xff", 4, 0x10), id="a long key"),
+        pytest.param(b"", id="nothing"),
+    ],
+)
+def test_the_state_of_a_limit_sets_no_memory_aside(made: Path, state: bytes) -> None:
+    (made / "state/0/_metadata/metadata").write_text('v1\n{"operatorInfo":{"operatorName":"globalLimit"}}')
+    (made / "state/0/0/1.delta").write_bytes(state)
+    with pytest.raises(UnreadableState):
+        rows_passed(Checkpoint(str(made)), 0)
+
+
+@pytest.mark.parametrize("name", ["metadata", "offsets/0", "commits/0", "state/0/_metadata/metadata"])
+@pytest.mark.parametrize(
+    "text",
+    [DEEP, f"v1\n{DEEP}\n{DEEP}", 'v1\n[{"a":1}]', "v1", "", "v1\n{}\n" + json.dumps({**GOOD, "to": 1})],
+)
+def test_what_can_be_shown_is_shown(made: Path, name: str, text: str) -> None:
+    (made / "state/0/0/1.delta").write_bytes(b"")
+    (made / name).write_text(text)
+    with suppress(PenstockError):
+        show(None, made).to_dict()

@@ -1,0 +1,142 @@
+"""What Spark shows and keeps of queries whose store takes a password: plans, event log, errors, checkpoints, processes."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import psutil
+import psycopg
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+import penstock as ps
+from penstock.spark.default_url import default_url
+from tests.spark.support import SCHEMA, batch, run, stream, table
+
+
+@pytest.fixture
+def url(pg_url: str) -> Iterator[str]:
+    yield f"{pg_url}?schema=leaks"
+    with psycopg.connect(pg_url, autocommit=True) as connection:
+        connection.execute("drop schema if exists leaks cascade")
+        connection.execute("drop table if exists public.leaks")
+
+
+@pytest.fixture
+def events(spark: SparkSession, tmp_path: Path) -> Iterator[Path]:
+    """A folder with an event log of its own, as ``spark.eventLog.enabled`` writes it."""
+    folder = tmp_path / "events"
+    folder.mkdir()
+    context: Any = spark.sparkContext
+    jvm, inner = context._jvm, context._jsc.sc()
+    conf = (
+        inner.conf()
+        .clone()
+        .set("spark.eventLog.compress", "false")
+        .set("spark.eventLog.rolling.enabled", "false")
+    )
+    log = jvm.org.apache.spark.scheduler.EventLoggingListener(
+        "app",
+        jvm.scala.Option.empty(),
+        jvm.java.net.URI(folder.as_uri()),
+        conf,
+        context._jsc.hadoopConfiguration(),
+    )
+    log.start()
+    inner.addSparkListener(log)
+    yield folder
+    inner.removeSparkListener(log)
+
+
+def explained(frame: DataFrame) -> str:
+    text = io.StringIO()
+    with contextlib.redirect_stdout(text):
+        frame.explain(mode="extended")
+    return text.getvalue()
+
+
+def told(action: Callable[[], object]) -> str:
+    with pytest.raises(Exception, match=r".") as caught:
+        action()
+    return f"{caught.value!r} {caught.value}"
+
+
+def command_lines() -> str:
+    """What everybody on the machine sees of the JVM and the workers."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            found.append(" ".join(process.cmdline()))
+    return "\n".join(found)
+
+
+def test_the_password_is_nowhere_to_be_seen(
+    spark: SparkSession, url: str, events: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with ps.connect(url) as store:
+        store.create_queue("orders", SCHEMA, partitions=2).append(table(range(3)))
+        store.create_queue("out", SCHEMA)
+        for name in ("c", "d"):
+            store.create_consumer(name).register("orders")
+    spark.conf.set("spark.penstock.url", url)
+    try:
+        ps.register(spark)
+        read = batch(spark, url).where("id > 0")
+        shown = [explained(read), told(lambda: ps.changes.read(spark, f"queue:orders?store={url}"))]
+        read.write.format("penstock").options(url=url).mode("append").save("out")
+        run(stream(spark, url), url, "out", tmp_path / "ck1", guarantee="exactly_once")
+        kept = ps.stream(spark, ps.QueueSource("orders", "c", url)).limit(2)
+        sink = ps.TableSink("public.leaks", keys=["id"], url=url)
+        for query, trigger in (
+            (kept.write(sink), ps.Trigger.available_now()),
+            (
+                ps.stream(spark, ps.QueueSource("orders", "d")).write(ps.QueueSink("out")),
+                ps.Trigger.continuous("100 ms"),
+            ),
+        ):
+            started = query.start(checkpoint=str(tmp_path / f"ck {trigger}"), trigger=trigger)
+            started.processAllAvailable()
+            shown.append(command_lines())
+            started.stop()
+        shown += [
+            told(lambda: batch(spark, url, "no_such_queue").collect()),
+            told(lambda: read.selectExpr("raise_error(name)").collect()),
+            told(lambda: batch(spark, url.replace("@", "x@", 1)).collect()),
+            told(lambda: batch(spark, f"{url}&bad option").collect()),
+            str(spark.conf.getAll),
+        ]
+    finally:
+        spark.conf.unset("spark.penstock.url")
+        ps.register(spark)
+    (tmp_path / "shown").write_text("\n".join([*shown, *capfd.readouterr()]))
+    written = {
+        str(file.relative_to(tmp_path)): file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()
+    }
+    password = str(urlsplit(url).password).encode()
+    assert [name for name, content in written.items() if password in content] == []
+    # What there is to be seen was looked at.
+    log = b"".join(content for name, content in written.items() if name.startswith("events/"))
+    assert log.count(b"SparkListenerJobStart") > 3
+    assert b"spark.penstock.url" in log
+    assert b"pyspark.daemon" in written["shown"] or b"tests.support.daemon" in written["shown"]
+    assert sum(name.endswith("offsets/0") for name in written) == 3
+
+
+def test_a_session_s_store_is_whole_here_and_its_setting_is_not(spark: SparkSession, url: str) -> None:
+    session = spark.newSession()
+    session.conf.set("spark.penstock.url", url)
+    assert default_url(session) == url
+    for _ in range(2):
+        ps.register(session)
+        assert session.conf.get("spark.penstock.url") != url
+        assert default_url(session) == url
+    session.conf.set("spark.penstock.url", "sqlite:///x.db")
+    ps.register(session)
+    assert default_url(session) == "sqlite:///x.db"
+    session.conf.unset("spark.penstock.url")
+    assert default_url(session) is None

@@ -1,0 +1,359 @@
+"""The files of a SQLite store are its user's alone, and another user can neither replace them nor hold their locks."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import sqlite3
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+import penstock
+from penstock.errors import InvalidUrl, StoreNotFound, StoreUnsafe
+from penstock.pipeline.publishing.publisher import _hurried
+from penstock.store import bells, store_files
+from penstock.store.url import parse_url
+from tests.store.programs import SCHEMA
+
+STRANGER = 54_321
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of another user")
+
+
+@contextmanager
+def umask(mask: int) -> Iterator[None]:
+    before = os.umask(mask)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def modes(folder: Path) -> dict[str, str]:
+    """The modes of everything in a folder, and of the folders in it, by a name without numbers."""
+    return {
+        str(path.relative_to(folder)).partition("/")[0].rstrip("0123456789")
+        + (
+            "/" if path.is_dir() else "" if path.parent == folder else "/lock"
+        ): f"{stat.S_IMODE(path.lstat().st_mode):04o}"
+        for path in folder.rglob("*")
+    }
+
+
+def used(url: str) -> dict[str, str]:
+    """Everything that a store makes, by name, while it is open."""
+    with penstock.connect(url) as store:
+        queue = store.create_queue("q", SCHEMA)
+        with closing(queue.watch()), closing(closing_lock(store)):
+            queue.append([{"n": 1}])
+            return modes(Path(parse_url(url).target).parent)
+
+
+class closing_lock:  # noqa: N801 - used like a function
+    """An owner's lock, for ``closing``."""
+
+    def __init__(self, store: penstock.Store) -> None:
+        self._lock = store.database.owner_lock("somebody")
+        assert self._lock.acquire()
+
+    def close(self) -> None:
+        self._lock.release()
+
+
+@pytest.mark.parametrize("mask", [0o000, 0o022, 0o077, 0o277])
+@pytest.mark.parametrize(
+    ("option", "file", "folder"),
+    [
+        ("", "0600", "0700"),
+        ("?mode=0640", "0640", "0750"),
+        ("?mode=660", "0660", "0770"),
+        ("?mode=0644", "0644", "0755"),
+    ],
+)
+def test_files_and_folders_have_the_mode_of_the_url_whatever_the_umask(
+    tmp_path: Path, mask: int, option: str, file: str, folder: str
+) -> None:
+    with umask(mask):
+        found = used(f"sqlite:///{tmp_path}/x.db{option}")
+    beside = {f"x.db{suffix}": file for suffix in ("", "-wal", "-shm", "-lock", "-bell-")}
+    assert found == beside | {"x.db-owners/": folder, "x.db-owners/lock": file}
+
+
+def test_the_file_says_what_those_beside_it_are_like(tmp_path: Path) -> None:
+    """One that a user has made less open, or one whose files an earlier version made readable for all."""
+    url = f"sqlite:///{tmp_path}/x.db"
+    with umask(0o022):
+        used(f"{url}?mode=0644")
+    (tmp_path / "x.db").chmod(0o600)
+    with penstock.connect(url) as store, closing(store.queue("q").watch()), closing(closing_lock(store)):
+        store.queue("q").append([{"n": 2}])
+        assert set(modes(tmp_path).values()) == {"0600", "0700"}
+
+
+def test_an_open_store_stays_open_and_is_warned_of_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "x.db"
+    sqlite3.connect(file).execute("create table mine (n)").connection.close()
+    file.chmod(0o664)
+    for _ in range(2):
+        with penstock.connect(f"sqlite:///{file}"):
+            assert modes(tmp_path)["x.db"] == "0664"
+    (record,) = [each for each in caplog.records if getattr(each, "action", "") == "store_open_to_others"]
+    assert record.levelno == logging.WARNING
+    assert f"run `chmod 0600 {file}`, or write mode=0664 in its URL" in record.getMessage()
+    assert "others may write" in record.getMessage()
+
+
+def test_no_warning_where_the_url_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(2):
+        with penstock.connect(f"sqlite:///{tmp_path}/x.db?mode=0644"):
+            pass
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("mode", ["0400", "0060", "0755", "0611", "66", "0o600", "rw", "", "00600", "10600"])
+def test_a_mode_that_is_none_is_refused(mode: str) -> None:
+    with pytest.raises(InvalidUrl, match="such as 0600 or 0640"):
+        parse_url(f"sqlite:///x.db?mode={mode}")
+
+
+def test_trust_that_is_none_is_refused() -> None:
+    with pytest.raises(InvalidUrl, match="trust is own or folder, not 'all'"):
+        parse_url("sqlite:///x.db?trust=all")
+
+
+def test_other_urls_of_the_same_store_keep_both(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/x.db?mode=0640&trust=folder"
+    hurried = parse_url(_hurried(url))
+    assert hurried.options == {
+        "mode": "0640",
+        "trust": "folder",
+        "synchronous": "normal",
+        "busy_timeout": "5000",
+    }
+    with pytest.raises(StoreNotFound, match=r"x\.db\?mode=0640&trust=folder"):
+        penstock.connect(url, create=False)
+
+
+def test_a_file_that_is_made_does_not_take_the_locks_of_one_that_is_there(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/x.db"
+    with penstock.connect(url) as store:
+        queue = store.create_queue("q", SCHEMA)
+        with store.database.transaction():
+            store_files.StoreFiles(f"{tmp_path}/x.db").make()
+            other = sqlite3.connect(tmp_path / "x.db", timeout=0)
+            with pytest.raises(sqlite3.OperationalError, match="locked"):
+                other.execute("begin immediate")
+            other.close()
+        queue.append([{"n": 1}])
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def refused(url: str, condition: str) -> StoreUnsafe:
+    found = []
+    for create in (True, False):
+        with pytest.raises(StoreUnsafe) as caught:
+            penstock.connect(url, create=create)
+        found.append(caught.value)
+        assert caught.value.condition == f"STORE_UNSAFE.{condition}"
+    return found[0]
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Path:
+    """A store's file."""
+    folder = tmp_path / "mine"
+    folder.mkdir(0o700)
+    used(f"sqlite:///{folder}/x.db")
+    return folder / "x.db"
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o757, 0o702])
+def test_a_folder_that_others_may_write_to_is_refused(made: Path, mode: int) -> None:
+    made.parent.chmod(mode)
+    error = refused(f"sqlite:///{made}", "FOLDER_WRITABLE")
+    assert f"run `chmod go-w {made.parent}`" in str(error)
+    assert error.parameters == {"folder": str(made.parent), "mode": f"{mode:04o}"}
+    with penstock.connect(f"sqlite:///{made}?trust=folder", create=False) as store:
+        assert store.queue("q").read(0, 0).num_rows == 1
+    made.parent.chmod(0o1777)
+    with penstock.connect(f"sqlite:///{made}", create=False) as store:
+        assert store.queue("q").read(0, 0).num_rows == 1
+
+
+def test_nothing_is_made_in_such_a_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "open"
+    folder.mkdir()
+    folder.chmod(0o777)
+    with pytest.raises(StoreUnsafe):
+        penstock.connect(f"sqlite:///{folder}/x.db")
+    assert list(folder.iterdir()) == []
+
+
+@as_root
+def test_a_group_s_folder_is_refused_unless_the_group_is_its_user_s_own(
+    made: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.chown(made.parent, -1, STRANGER)
+    made.parent.chmod(0o770)
+    refused(f"sqlite:///{made}", "FOLDER_WRITABLE")
+    monkeypatch.setattr(store_files, "_is_own_group", lambda gid: gid == STRANGER)
+    penstock.connect(f"sqlite:///{made}", create=False).close()
+    monkeypatch.undo()
+    os.chown(made.parent, -1, 0)
+    penstock.connect(f"sqlite:///{made}", create=False).close()
+
+
+def test_a_group_of_nobody_s_is_not_one_s_own() -> None:
+    assert store_files._is_own_group(0)
+    assert not store_files._is_own_group(2**31 - 7)
+
+
+@as_root
+def test_a_folder_of_another_user_s_is_refused(made: Path) -> None:
+    os.chown(made.parent, STRANGER, -1)
+    error = refused(f"sqlite:///{made}", "FOLDER_OWNER")
+    assert f"belongs to user {STRANGER}" in str(error)
+    penstock.connect(f"sqlite:///{made}?trust=folder", create=False).close()
+
+
+@as_root
+@pytest.mark.parametrize("suffix", ["", "-wal", "-shm", "-journal", "-lock", "-owners"])
+def test_a_file_that_somebody_else_has_put_there_is_refused(made: Path, suffix: str) -> None:
+    made.parent.chmod(0o1777)
+    file = Path(f"{made}{suffix}")
+    if not file.exists():
+        file.touch()
+    os.chown(file, STRANGER, -1)
+    error = refused(f"sqlite:///{made}", "FILE_OWNER")
+    assert error.parameters == {"file": str(file), "owner": f"user {STRANGER}"}
+
+
+@as_root
+@pytest.mark.parametrize("where", ["file", "folder", "chain"])
+def test_a_store_behind_another_user_s_link_is_refused(made: Path, tmp_path: Path, where: str) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(made if where == "file" else made.parent)
+    way = link if where == "file" else link / "x.db"
+    if where == "chain":
+        own = tmp_path / "own"
+        own.symlink_to("link/../link")
+        way = own / "x.db"
+    # One's own may be there.
+    penstock.connect(f"sqlite:///{way}", create=False).close()
+    os.lchown(link, STRANGER, -1)
+    error = refused(f"sqlite:///{way}", "SYMLINK")
+    assert f"symbolic link {link} of user {STRANGER}" in str(error)
+    penstock.connect(f"sqlite:///{way}?trust=folder", create=False).close()
+    penstock.connect(f"sqlite:///{made}", create=False).close()
+
+
+def test_a_link_in_the_place_of_a_file_beside_it_is_refused(made: Path, tmp_path: Path) -> None:
+    for suffix in ("-lock", "-wal", "-owners"):
+        file, elsewhere = Path(f"{made}{suffix}"), tmp_path / "elsewhere"
+        moved = file.rename(tmp_path / "moved") if file.exists() else None
+        file.symlink_to(elsewhere)
+        refused(f"sqlite:///{made}", "SYMLINK")
+        assert not elsewhere.exists()
+        file.unlink()
+        if moved is not None:
+            moved.rename(file)
+
+
+def test_a_link_that_comes_later_is_not_followed_either(made: Path, tmp_path: Path) -> None:
+    with penstock.connect(f"sqlite:///{made}") as store:
+        lock = Path(f"{made}-lock")
+        lock.unlink()
+        lock.symlink_to(tmp_path / "elsewhere")
+        with pytest.raises(StoreUnsafe), closing(sqlite3.connect(made)) as own:
+            store.queue("q").append([{"n": 2}], connection=own)
+        assert not (tmp_path / "elsewhere").exists()
+
+
+@pytest.mark.timeout(30)
+def test_a_pipe_in_the_place_of_a_bell_keeps_no_append_waiting(made: Path) -> None:
+    with penstock.connect(f"sqlite:///{made}") as store:
+        queue = store.queue("q")
+        bell = Path(f"{made}-bell-{queue.record.queue_id}")
+        bell.unlink()
+        os.mkfifo(bell)
+        queue.append([{"n": 2}])
+
+
+@as_root
+def test_a_bell_of_somebody_else_s_is_not_listened_to(made: Path) -> None:
+    bell = Path(f"{made}-bell-1")
+    os.chown(bell, STRANGER, -1)
+    assert bells.hang(str(made), 1) is None
+    with penstock.connect(f"sqlite:///{made}") as store, closing(store.queue("q").watch()) as watch:
+        assert watch.wait({0: 0}, 5)
+
+
+def as_a_stranger(paths: list[str]) -> int:
+    """How many of some files another user can open and lock."""
+    child = os.fork()
+    if child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    held = 0
+    try:
+        os.setgroups([])
+        os.setgid(STRANGER)
+        os.setuid(STRANGER)
+        for path in paths:
+            with suppress(PermissionError):
+                fcntl.flock(os.open(path, os.O_RDONLY), fcntl.LOCK_SH | fcntl.LOCK_NB)
+                held += 1
+    except BaseException:
+        held = 255
+    os._exit(held)
+
+
+@as_root
+@pytest.mark.parametrize(("option", "held"), [("", 0), ("?mode=0644", 3)])
+def test_another_user_can_neither_read_the_rows_nor_hold_a_lock(option: str, held: int) -> None:
+    # Where everybody may go: not in pytest's own folders.
+    with tempfile.TemporaryDirectory() as folder, umask(0o022):
+        os.chmod(folder, 0o755)
+        with penstock.connect(f"sqlite:///{folder}/x.db{option}") as store:
+            queue = store.create_queue("q", SCHEMA)
+            with closing(queue.watch()):
+                queue.append([{"n": 1}])
+            names = ["x.db", "x.db-lock", f"x.db-bell-{queue.record.queue_id}"]
+            with closing(closing_lock(store)):
+                (owner,) = os.listdir(f"{folder}/x.db-owners")
+            names += [] if held else [f"x.db-owners/{owner}"]
+            assert as_a_stranger([f"{folder}/{name}" for name in names]) == held
+
+
+@as_root
+def test_root_s_files_beside_another_user_s_store_are_that_user_s(made: Path) -> None:
+    for path in (made.parent, *made.parent.rglob("*")):
+        os.chown(path, STRANGER, STRANGER)
+    Path(f"{made}-lock").unlink()
+    with penstock.connect(f"sqlite:///{made}?trust=folder") as store, closing(closing_lock(store)):
+        store.queue("q").append([{"n": 2}])
+        owners = {(path.stat().st_uid, path.stat().st_gid) for path in made.parent.rglob("*")}
+    assert owners == {(STRANGER, STRANGER)}
+
+
+@as_root
+def test_a_file_that_somebody_else_makes_at_the_same_moment_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tmp_path.chmod(0o1777)
+    file = tmp_path / "x.db"
+
+    def faster(self: store_files.StoreFiles) -> None:
+        sqlite3.connect(file).execute("create table theirs (n)").connection.close()
+        os.chown(file, STRANGER, -1)
+
+    monkeypatch.setattr(store_files.StoreFiles, "make", faster)
+    with pytest.raises(StoreUnsafe) as caught:
+        penstock.connect(f"sqlite:///{file}")
+    assert caught.value.condition == "STORE_UNSAFE.FILE_OWNER"

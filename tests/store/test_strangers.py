@@ -1,0 +1,262 @@
+"""Roles of PostgreSQL that may connect to a store's database and no more, and what they can do to those who use the store: nothing."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from urllib.parse import urlsplit
+
+import psycopg
+import pyarrow as pa
+import pytest
+from psycopg import sql
+
+import penstock as ps
+from penstock.errors import StoreUnsafe
+from penstock.store import relations
+from penstock.store.owners import DRAWN_BITS, advisory_key
+from tests.support.waiting import wait_until
+
+SCHEMA = pa.schema([("id", pa.int64())])
+NAME = "somebody's consumer"
+ROLES = ("app", "friend", "stranger")
+As = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def database(pg_url: str) -> Iterator[str]:
+    """A database of its own, which any role may connect to and make schemas in."""
+    name = f"strangers_{uuid.uuid4().hex[:8]}"
+    with psycopg.connect(pg_url, autocommit=True) as admin:
+        admin.execute(sql.SQL("create database {}").format(sql.Identifier(name)))
+        for role in ROLES:
+            admin.execute(
+                sql.SQL("create role {} login password 'pw'").format(sql.Identifier(f"{name}_{role}"))
+            )
+        admin.execute(sql.SQL("grant create on database {} to public").format(sql.Identifier(name)))
+        try:
+            yield urlsplit(pg_url)._replace(path=f"/{name}").geturl()
+        finally:
+            admin.execute(sql.SQL("drop database {} with (force)").format(sql.Identifier(name)))
+            for role in ROLES:
+                admin.execute(sql.SQL("drop role {}").format(sql.Identifier(f"{name}_{role}")))
+
+
+@pytest.fixture
+def as_role(database: str) -> As:
+    """`as_role("app", "schema=s")`: the URL of a role."""
+
+    def url(role: str, query: str = "") -> str:
+        parts = urlsplit(database)
+        login = f"{parts.path[1:]}_{role}:pw@{parts.hostname}:{parts.port}"
+        return parts._replace(netloc=login, query=query).geturl()
+
+    return url
+
+
+def run(url: str, text: str) -> list[tuple[object, ...]]:
+    with psycopg.connect(url, autocommit=True) as connection:
+        cursor = connection.execute(text.encode())
+        return cursor.fetchall() if cursor.description else []
+
+
+@pytest.fixture
+def schema(database: str) -> Iterator[str]:
+    name = f"s_{uuid.uuid4().hex[:8]}"
+    yield name
+    run(database, f"drop schema if exists {name} cascade")
+
+
+@pytest.fixture
+def store(as_role: As, schema: str) -> Iterator[ps.Store]:
+    with ps.connect(as_role("app", f"schema={schema}")) as made:
+        yield made
+
+
+def refused(url: str, owner: str) -> None:
+    for create in (True, False):
+        with pytest.raises(StoreUnsafe, match=f"belongs to the role .*_{owner}") as caught:
+            ps.connect(url, create=create)
+        assert caught.value.condition == "STORE_UNSAFE.SCHEMA_OWNER"
+        assert str(caught.value.parameters["owner"]).endswith(f"_{owner}")
+
+
+def test_a_schema_that_a_stranger_made_first_is_refused(database: str, as_role: As, schema: str) -> None:
+    run(as_role("stranger"), f"create schema {schema}; grant all on schema {schema} to public")
+    refused(as_role("app", f"schema={schema}"), "stranger")
+    # Whoever may do all is the one to be caught.
+    refused(f"{database}?schema={schema}", "stranger")
+    name = urlsplit(database).path[1:]
+    with ps.connect(as_role("app", f"schema={schema}&owner={name}_stranger")) as store:
+        assert store.queues() == []
+
+
+def test_so_is_a_whole_store_of_a_stranger_s(database: str, as_role: As, schema: str) -> None:
+    ps.connect(as_role("stranger", f"schema={schema}")).close()
+    run(
+        as_role("stranger"),
+        f"""
+        create function {schema}.trap() returns trigger language plpgsql as
+            $$ begin execute 'alter role ' || quote_ident(session_user) || ' connection limit 0'; return new; end $$;
+        create trigger trap before insert on {schema}.queue for each row execute function {schema}.trap();
+        grant all on schema {schema} to public; grant all on all tables in schema {schema} to public;
+        """,
+    )
+    refused(as_role("app", f"schema={schema}"), "stranger")
+    refused(f"{database}?schema={schema}", "stranger")
+    with ps.connect(as_role("stranger", f"schema={schema}"), create=False) as own:
+        assert own.queues() == []
+
+
+def test_so_is_a_table_of_a_stranger_s_in_a_schema_of_all(database: str, as_role: As, schema: str) -> None:
+    run(database, f"create schema {schema}; grant all on schema {schema} to public")
+    run(as_role("stranger"), f"create table {schema}.store (uuid text, version bigint)")
+    refused(as_role("app", f"schema={schema}"), "stranger")
+
+
+def test_roles_that_one_is_a_member_of_are_trusted(database: str, as_role: As, schema: str) -> None:
+    ps.connect(as_role("friend", f"schema={schema}")).close()
+    name = urlsplit(database).path[1:]
+    run(database, f"grant {name}_friend to {name}_app")
+    try:
+        ps.connect(as_role("app", f"schema={schema}"), create=False).close()
+    finally:
+        run(database, f"revoke {name}_friend from {name}_app")
+    refused(as_role("app", f"schema={schema}"), "friend")
+
+
+@pytest.fixture
+def held(as_role: As) -> Iterator[psycopg.Connection[object]]:
+    """A stranger's session."""
+    with psycopg.connect(as_role("stranger"), autocommit=True) as connection:
+        yield connection
+
+
+def hold(connection: psycopg.Connection[object], key: int) -> None:
+    connection.execute("select pg_try_advisory_lock(%s)", [key])
+
+
+def test_locks_that_a_stranger_holds_keep_nobody_from_a_consumer(
+    store: ps.Store, held: psycopg.Connection[object]
+) -> None:
+    first = advisory_key(NAME) >> DRAWN_BITS << DRAWN_BITS
+    for drawn in range(0, 1 << DRAWN_BITS, 1 << (DRAWN_BITS - 9)):
+        hold(held, first + drawn)
+    one, two = (store.database.owner_lock(NAME) for _ in range(2))
+    assert not two.held_elsewhere()
+    assert one.acquire()
+    assert two.held_elsewhere()
+    assert not two.acquire()
+    one.release()
+    assert two.acquire()
+    two.release()
+
+
+def test_a_stranger_who_waits_for_an_owner_s_lock_is_no_owner_after_it(
+    store: ps.Store, held: psycopg.Connection[object], as_role: As
+) -> None:
+    lock, other = (store.database.owner_lock(NAME) for _ in range(2))
+    assert lock.acquire()
+    ((high, low),) = held.execute(
+        "select classid::bigint, objid::bigint from pg_locks where locktype = 'advisory' and objsubid = 1 and granted"
+        " and database = (select oid from pg_database where datname = current_database())"
+    ).fetchall()
+    with closing(psycopg.connect(as_role("stranger"), autocommit=True)) as waiting:
+        key = (high << 32) + low
+        waiting.pgconn.send_query(
+            f"select pg_advisory_lock({key - (1 << 64) if key >> 63 else key})".encode()
+        )
+        lock.release()
+        wait_until(lambda: not held_by_none(held, low), timeout=5)
+        assert not other.held_elsewhere()
+        assert other.acquire()
+        other.release()
+
+
+def held_by_none(connection: psycopg.Connection[object], low: int) -> bool:
+    return not connection.execute(
+        "select from pg_locks where locktype = 'advisory' and granted and objid = %s", [low]
+    ).fetchall()
+
+
+def test_whoever_may_move_consumers_by_a_role_of_its_own_is_an_owner(
+    database: str, store: ps.Store, as_role: As, schema: str
+) -> None:
+    """A login without a right of its own, which takes those of a role."""
+    name = urlsplit(database).path[1:]
+    run(database, f"grant {name}_app to {name}_friend; alter role {name}_friend noinherit")
+    try:
+        url = as_role("friend", f"schema={schema}&options=-crole%3D{name}_app")
+        with ps.connect(url, create=False) as theirs:
+            lock = theirs.database.owner_lock(NAME)
+            assert lock.acquire()
+            assert store.database.owner_lock(NAME).held_elsewhere()
+            lock.release()
+    finally:
+        run(database, f"revoke {name}_app from {name}_friend; alter role {name}_friend inherit")
+
+
+def test_many_who_want_a_lock_at_once_get_it_one_at_a_time(store: ps.Store) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    locks = [store.database.owner_lock(NAME) for _ in range(6)]
+    with ThreadPoolExecutor(len(locks)) as pool, ExitStack() as stack:
+        for lock in locks:
+            stack.callback(lock.release)
+        for _ in range(5):
+            got = list(pool.map(lambda lock: lock.acquire(), locks))
+            assert got.count(True) <= 1
+            for lock, mine in zip(locks, got, strict=True):
+                if mine:
+                    lock.release()
+        assert locks[0].acquire()
+
+
+@pytest.mark.timeout(30)
+def test_no_lock_of_a_stranger_s_keeps_a_store_from_being_made(
+    as_role: As, schema: str, held: psycopg.Connection[object]
+) -> None:
+    hold(held, 7235416081274633)
+    ps.connect(as_role("app", f"schema={schema}&lock_wait=1s")).close()
+
+
+def test_names_of_relations_are_names_and_never_sql(
+    database: str, store: ps.Store, as_role: As, schema: str
+) -> None:
+    """Who may stage tables may make relations in the schema, with any names and comments."""
+    name = urlsplit(database).path[1:]
+    store.create_queue("q", SCHEMA)
+    run(database, f"grant usage, create on schema {schema} to {name}_stranger")
+    sink, app = "table:t", "the app"
+    told = json.dumps({"sink": sink, "app_id": app, "created_at": 0})
+    attack = f"{relations.PREFIX}x; drop table {schema}.queue cascade"
+    with psycopg.connect(as_role("stranger"), autocommit=True) as stranger:
+        for relation, comment in (
+            (attack, told),
+            (f"{relations.PREFIX}y", "[[["),
+            (f"{relations.PREFIX}z", '{"a": 1}'),
+        ):
+            there = sql.Identifier(schema, relation)
+            stranger.execute(sql.SQL("create unlogged table {} (n int)").format(there))
+            stranger.execute(sql.SQL("comment on table {} is {}").format(there, sql.Literal(comment)))
+    with store.database.transaction(write=False) as tx:
+        assert [found.name for found in relations.listed(tx)] == [attack]
+    relations.drop_of(store.database, sink, app)
+    assert store.queues() == ["q"]
+    with store.database.transaction(write=False) as tx:
+        assert relations.listed(tx) == []
+
+
+def test_a_wake_up_of_a_stranger_s_is_no_more_than_that(
+    store: ps.Store, held: psycopg.Connection[object], schema: str, database: str
+) -> None:
+    queue = store.create_queue("q", SCHEMA)
+    ((oid,),) = run(database, f"select '{schema}.partition'::regclass::oid")
+    held.execute("select pg_advisory_lock(%s::integer, %s::integer)", [oid, queue.record.queue_id])
+    with closing(queue.watch()) as watch:
+        assert not watch.wait({0: 0}, 0.2)
+        held.execute("select pg_notify(%s, 'x; drop')", [f"penstock_{oid}_{queue.record.queue_id}"])
+        queue.append([{"id": 1}])
+        assert watch.wait({0: 0}, 5)

@@ -1,0 +1,104 @@
+"""TLS to PostgreSQL: libpq's options get there, and a password that crosses a network without it is warned of."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import psycopg
+import pytest
+
+import penstock as ps
+from penstock.changes.feeds.postgres import PostgresFeed
+from penstock.errors import PenstockError
+from penstock.store import postgres_tls
+from tests.support.tls_proxy import certificate, tls_in_front_of
+
+pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificates")
+
+
+@pytest.fixture
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server is on another machine."""
+    monkeypatch.setattr(postgres_tls, "is_local", lambda connection: False)
+    monkeypatch.setattr(postgres_tls, "_warned", set())
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [each.getMessage() for each in caplog.records if getattr(each, "action", "") == "not_encrypted"]
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_a_password_that_crosses_a_network_in_clear_is_warned_of_once(
+    pg_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = f"{pg_url}?schema=in_clear"
+    caplog.set_level(logging.WARNING, "penstock.store")
+    try:
+        for _ in range(2):
+            ps.connect(url).close()
+        (told,) = warnings(caplog)
+        assert "sslmode=verify-full" in told
+        assert str(urlsplit(pg_url).password) not in caplog.text
+    finally:
+        with psycopg.connect(pg_url, autocommit=True) as connection:
+            connection.execute("drop schema in_clear cascade")
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_so_is_a_feed_s(pg_url: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, "penstock.store")
+    with pytest.raises(PenstockError):
+        PostgresFeed(pg_url, "no_such_publication").describe()
+    assert len(warnings(caplog)) == 1
+
+
+def test_this_machine_s_own_servers_need_no_tls(
+    pg_url: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgres_tls, "_warned", set())
+    with pytest.raises(PenstockError, match="there is no store"):
+        ps.connect(f"{pg_url}?schema=nowhere", create=False)
+    assert warnings(caplog) == []
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_the_options_of_libpq_get_there(
+    pg_url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = urlsplit(pg_url)
+    assert server.hostname
+    assert server.port
+    mine, other, wrong = (
+        certificate(tmp_path, name) for name in ("localhost", "other.example", "localhost2")
+    )
+
+    def at(port: int, **options: object) -> Callable[[], object]:
+        query = "&".join(f"{name}={value}" for name, value in {"schema": "nowhere", **options}.items())
+        url = server._replace(
+            netloc=f"{server.username}:{server.password}@localhost:{port}",
+            query=f"{query}&hostaddr=127.0.0.1",
+        ).geturl()
+        return lambda: ps.connect(url, create=False, patience=0)
+
+    with tls_in_front_of(server.hostname, server.port, mine) as port:
+        # Whoever gets as far as the store's schema was let in.
+        for options in ({"sslmode": "verify-full", "sslrootcert": mine.file}, {"sslmode": "require"}):
+            with pytest.raises(PenstockError, match="there is no store"):
+                at(port, **options)()
+        with pytest.raises(PenstockError, match="certificate verify failed"):
+            at(port, sslmode="verify-full", sslrootcert=wrong.file)()
+        with pytest.raises(PenstockError):
+            at(port, sslmode="disable")()
+    with (
+        tls_in_front_of(server.hostname, server.port, other) as port,
+        pytest.raises(PenstockError, match="does not match host name"),
+    ):
+        at(port, sslmode="verify-full", sslrootcert=other.file)()
+    # A server without TLS gets no password from whoever asks for it.
+    with pytest.raises(PenstockError, match="does not support SSL"):
+        at(server.port, sslmode="require")()
+    assert warnings(caplog) == []

@@ -1,0 +1,130 @@
+"""A table that applies changes is the table that they are changes of, after every micro-batch, however often a change comes.
+
+The reference is a table with random commits: rows that come, go, come again, get other values and other keys, and trade keys.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import penstock as ps
+from tests.tables.support import query, sql_name
+from tests.tables.test_changes import ChangeTable
+from tests.tables.test_history import History
+
+State = dict[str, int]
+Row = tuple[str, int, int, int]
+"""A key, a value, the commit's version, and whether the row is there."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A table at each of its commits; before the first one it is empty."""
+
+    states: tuple[State, ...]
+    rewritten: tuple[frozenset[str], ...]
+    """For each commit the keys that it has changes of: also such as have the same row as before."""
+
+    def changes(self, version: int, whole: bool) -> Iterator[Row]:
+        """The change rows of a commit, with or without the rows that there were before an update."""
+        before, after = self.states[version - 1], self.states[version]
+        for key in self.rewritten[version - 1]:
+            if key in before and (whole or key not in after):
+                yield key, before[key], version, 0
+            if key in after:
+                yield key, after[key], version, 1
+
+    def now(self, version: int) -> list[tuple[Any, ...]]:
+        return sorted(self.states[version].items(), key=repr)
+
+    def history(self, version: int) -> list[tuple[Any, ...]]:
+        """Each row that there was, with the commits between which it was there."""
+        found: list[tuple[Any, ...]] = []
+        for key in {key for keys in self.rewritten[:version] for key in keys}:
+            places = [place for place in range(1, version + 1) if key in self.rewritten[place - 1]]
+            for begins, ends in pairwise([*places, None]):
+                assert begins is not None
+                if key in self.states[begins]:
+                    found.append((key, self.states[begins][key], begins, ends))
+        return sorted(found, key=repr)
+
+
+@st.composite
+def sources(draw: st.DrawFn) -> Source:
+    states: list[State] = [{}]
+    rewritten: list[frozenset[str]] = []
+    for _ in range(draw(st.integers(1, 7))):
+        state = dict(states[-1])
+        touched = draw(st.lists(st.sampled_from("abcd"), unique=True, max_size=4))
+        values = [state.pop(key, None) for key in touched]
+        what = draw(st.sampled_from(["rows", "trade"]))
+        if what == "trade":
+            # Rows get the keys of one another.
+            values = values[1:] + values[:1]
+        else:
+            values = [draw(st.one_of(st.none(), st.integers(0, 3))) for _ in touched]
+        state |= {key: value for key, value in zip(touched, values, strict=True) if value is not None}
+        rewritten.append(frozenset(key for key in touched if key in state or key in states[-1]))
+        states.append(state)
+    return Source(tuple(states), tuple(rewritten))
+
+
+@st.composite
+def reads(draw: st.DrawFn, commits: int) -> list[tuple[int, int]]:
+    """Ranges of commits as micro-batches have them: some are read again, from any commit on."""
+    done, found = 0, []
+    while done < commits:
+        begins = draw(st.integers(0, done))
+        ends = draw(st.integers(begins + 1, commits))
+        found.append((begins, max(ends, done)) if draw(st.booleans()) else (begins, ends))
+        # No read leaves a gap: whoever reads again from an earlier commit reads on from there.
+        done = max(done, found[-1][1])
+    return found
+
+
+@pytest.mark.parametrize("scd_type", [1, 2])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(source=sources(), data=st.data(), whole=st.booleans(), seed=st.integers(0, 99))
+def test_the_table_is_the_source_after_every_micro_batch(
+    store: ps.Store,
+    store_url: str,
+    scd_type: int,
+    source: Source,
+    data: st.DataObject,
+    whole: bool,
+    seed: int,
+) -> None:
+    query(store_url, f"drop table if exists {sql_name(store_url, 't')}")
+    table = (ChangeTable if scd_type == 1 else History)(store, store_url)
+    shuffle, newest = random.Random(seed), 0
+    for number, (after, upto) in enumerate(data.draw(reads(len(source.rewritten)))):
+        rows = [row for version in range(after + 1, upto + 1) for row in source.changes(version, whole)]
+        shuffle.shuffle(rows)
+        if rows:
+            table.apply(number, rows)
+        newest = max(newest, upto)
+        assert table.rows() == (source.now(newest) if scd_type == 1 else source.history(newest))
+
+
+@pytest.mark.parametrize("scd_type", [1, 2])
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(source=sources(), data=st.data(), whole=st.booleans())
+def test_the_table_is_the_source_when_all_commits_have_come_in_any_order(
+    store: ps.Store, store_url: str, scd_type: int, source: Source, data: st.DataObject, whole: bool
+) -> None:
+    query(store_url, f"drop table if exists {sql_name(store_url, 't')}")
+    table = (ChangeTable if scd_type == 1 else History)(store, store_url)
+    last = len(source.rewritten)
+    for number, version in enumerate(data.draw(st.permutations(range(1, last + 1)))):
+        rows = list(source.changes(version, whole))
+        if rows:
+            table.apply(number, rows)
+    assert table.rows() == (source.now(last) if scd_type == 1 else source.history(last))

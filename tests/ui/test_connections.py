@@ -1,0 +1,214 @@
+"""The page's server among strangers: who says nothing, takes nothing, comes in crowds, or is another site's page, holds up nobody."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from urllib.parse import urlsplit
+
+import httpx
+import pyarrow as pa
+import pytest
+
+import penstock as ps
+from penstock.store.statements import qualify
+from penstock.ui import connections
+from tests.spark.support import one_store
+from tests.store.support import run_sql
+from tests.support.waiting import wait_until
+from tests.ui.conftest import Served
+
+Serve = Callable[..., Served]
+pytestmark = one_store
+TOKEN = "a token for tests"
+
+
+@pytest.fixture
+def strangers() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def connected(served: Served) -> socket.socket:
+    parts = urlsplit(served.url)
+    assert parts.hostname
+    assert parts.port
+    return socket.create_connection((parts.hostname, parts.port), timeout=10)
+
+
+def is_closed(connection: socket.socket) -> bool:
+    connection.setblocking(False)
+    try:
+        while connection.recv(1 << 16):
+            pass
+    except BlockingIOError:
+        return False
+    except ConnectionError:
+        return True
+    return True
+
+
+def open_connections(served: Served) -> int:
+    return len(served.server.server_state.connections)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [b"", b"GET / HT", b"GET /api/snapshot HTTP/1.1\r\nHost: localhost\r\n", b"\x16\x03\x01"],
+    ids=["nothing", "some", "most", "tls"],
+)
+def test_whoever_sends_no_request_is_sent_away(
+    serve: Serve, strangers: ExitStack, monkeypatch: pytest.MonkeyPatch, said: bytes
+) -> None:
+    monkeypatch.setattr(connections, "REQUEST_SECONDS", 0.3)
+    served = serve()
+    silent = strangers.enter_context(connected(served))
+    silent.sendall(said)
+    wait_until(lambda: is_closed(silent), timeout=5)
+    wait_until(lambda: open_connections(served) == 0, timeout=5)
+
+
+def test_also_one_who_says_a_little_now_and_then(
+    serve: Serve, strangers: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "REQUEST_SECONDS", 0.5)
+    slow = strangers.enter_context(connected(serve()))
+    began = time.monotonic()
+    slow.sendall(b"GET / HTTP/1.1\r\n")
+    with suppress(ConnectionError):
+        while time.monotonic() - began < 10:
+            slow.sendall(b"X: y\r\n")
+            time.sleep(0.05)
+    assert time.monotonic() - began < 5
+
+
+def test_also_one_who_had_an_answer_before(
+    serve: Serve, strangers: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "REQUEST_SECONDS", 0.3)
+    again = strangers.enter_context(connected(serve()))
+    again.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    assert again.recv(1 << 16)
+    # It keeps uvicorn's own clock from running, which any byte stops.
+    again.sendall(b"G")
+    wait_until(lambda: is_closed(again), timeout=5)
+
+
+def test_a_crowd_is_bounded_and_viewers_get_through(
+    serve: Serve, strangers: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "MOST_CONNECTIONS", 20)
+    served = serve()
+    many = [strangers.enter_context(connected(served)) for _ in range(60)]
+    wait_until(lambda: sum(map(is_closed, many)) >= 40, timeout=4)
+    assert open_connections(served) <= 20
+    began = time.monotonic()
+    assert served.get("/api/snapshot").status_code == 200
+    assert time.monotonic() - began < 2
+
+
+def test_where_all_are_viewers_no_more_come_in(
+    serve: Serve, strangers: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "MOST_CONNECTIONS", 3)
+    served = serve()
+    for _ in range(3):
+        viewer = strangers.enter_context(connected(served))
+        viewer.sendall(b"GET /api/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert viewer.recv(10)
+    with pytest.raises(httpx.TransportError):
+        served.get("/api/snapshot")
+    assert served.server.feed.viewers == 3
+
+
+def test_a_viewer_who_takes_nothing_loses_its_place(
+    serve: Serve, strangers: ExitStack, store: ps.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "TAKING_SECONDS", 0.5)
+    served = serve(every=0.1)
+    # Large snapshots, so that the buffers on the way are full soon.
+    real = type(served.server.feed).newest
+
+    async def large(self: object) -> object:
+        taken = await real(self)  # type: ignore[arg-type]
+        return type(taken)(taken.snapshot, taken.text + b" " * (4 << 20), taken.at)
+
+    monkeypatch.setattr(type(served.server.feed), "newest", large)
+    idle = strangers.enter_context(connected(served))
+    idle.sendall(b"GET /api/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    wait_until(lambda: served.server.feed.viewers == 1, timeout=5)
+    wait_until(lambda: served.server.feed.viewers == 0, timeout=10)
+    wait_until(lambda: open_connections(served) == 0, timeout=5)
+
+
+def test_a_viewer_who_takes_what_comes_stays(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "REQUEST_SECONDS", 0.3)
+    monkeypatch.setattr(connections, "TAKING_SECONDS", 0.3)
+    served = serve(every=0.1)
+    began, snapshots = time.monotonic(), 0
+    with httpx.stream("GET", f"{served.url}api/events", timeout=10) as answer:
+        for line in answer.iter_lines():
+            snapshots += line.startswith("data:")
+            if time.monotonic() - began > 1.2:
+                break
+    assert snapshots > 5
+
+
+ELSEWHERE = [
+    {
+        "Origin": "https://evil.example",
+        "Sec-Fetch-Site": "cross-site",
+        "Sec-Fetch-Mode": "cors",
+        "Sec-Fetch-Dest": "empty",
+    },
+    {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors", "Sec-Fetch-Dest": "image"},
+    {"Sec-Fetch-Site": "same-site", "Sec-Fetch-Mode": "no-cors", "Sec-Fetch-Dest": "script"},
+    {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "iframe"},
+    {"Origin": "https://evil.example"},
+    {"Origin": "http://localhost:9"},
+    {"Origin": "null"},
+]
+
+
+def test_pages_of_other_sites_get_nothing_and_hold_no_place(serve: Serve) -> None:
+    served, known = serve(), serve(token=TOKEN)
+    for headers in ELSEWHERE:
+        for path in ("/", "/api/snapshot", "/api/events", "/metrics"):
+            assert served.get(path, headers=headers).status_code == 403
+        knowing = headers | {"Authorization": f"Bearer {TOKEN}"}
+        assert known.get("/api/snapshot", headers=knowing).status_code == 403
+    assert served.server.feed.viewers == 0
+
+
+def test_a_link_to_the_page_may_be_followed_and_one_to_its_parts_may_not(serve: Serve) -> None:
+    served = serve()
+    link = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
+    assert served.get("/", headers=link).status_code == 200
+    assert served.get("/api/events", headers=link).status_code == 403
+
+
+def test_the_page_itself_gets_what_it_asks_for(serve: Serve) -> None:
+    served = serve()
+    for site in ("same-origin", "none"):
+        assert served.get("/api/snapshot", headers={"Sec-Fetch-Site": site}).status_code == 200
+    own = served.url.rstrip("/")
+    assert served.get("/api/snapshot", headers={"Origin": own}).status_code == 200
+
+
+def test_the_page_goes_on_with_whatever_somebody_has_written_into_the_store(
+    serve: Serve, store: ps.Store
+) -> None:
+    served = serve(every=0.1)
+    store.create_queue("q", pa.schema([("id", pa.int64())]))
+    text = qualify(
+        "update penstock.queue set key_columns = '[[[['", store.database.dialect, store.database.url.schema
+    )
+    run_sql(store.database, text)
+    wait_until(
+        lambda: "cannot read" in (served.get("/api/snapshot").json()["store"]["error"] or ""), timeout=5
+    )
+    assert served.get("/").status_code == 200
+    run_sql(store.database, text.replace("[[[[", "[]"))
+    wait_until(lambda: served.get("/api/snapshot").json()["store"]["error"] is None, timeout=5)
