@@ -37,6 +37,7 @@ _OTHER = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 _SHORTEST_SECRET = 4
+_SCHEME = r"\bpostgres(?:ql)?://"
 
 
 def secrets_of(url: str) -> list[str]:
@@ -52,10 +53,15 @@ def secrets_of(url: str) -> list[str]:
     return sorted((secret for secret in found if len(secret) >= _SHORTEST_SECRET), key=len, reverse=True)
 
 
+def without(text: str, secret: str) -> str:
+    """Return a text without a secret; one such as ``postgres`` stays in the scheme of a URL, where it tells nothing."""
+    return re.sub(rf"({_SCHEME})|{re.escape(secret)}", lambda found: found[1] or "***", text)
+
+
 def redact(text: str, secrets: Sequence[str] = ()) -> str:
     """Return a text without passwords; of a very long one the beginning."""
     for secret in secrets:
-        text = text.replace(secret, "***")
+        text = without(text, secret)
     cut = len(text) > LOOKED_AT
     shown = without_user_info(text[:LOOKED_AT], cut=cut)
     shown = _PASSWORD.sub(_struck, _IN_QUERY.sub(r"\1***", shown))

@@ -31,6 +31,13 @@ def test_an_error_is_one_line(penstock_sqlite: Penstock) -> None:
     }
 
 
+@pytest.mark.parametrize("secret", ["postgres", "gres", "sql:"])
+def test_a_url_keeps_its_scheme_whatever_the_password(secret: str) -> None:
+    told = f"postgresql://app@db/shop: no route; the password was {secret}"
+    assert redact(told, [secret]) == "postgresql://app@db/shop: no route; the password was ***"
+    assert sentence(told, 300, [secret]).startswith("postgresql://app@db/shop")
+
+
 def test_json_may_be_asked_for_before_the_command(penstock_sqlite: Penstock) -> None:
     assert penstock_sqlite("--json", "queue", "list").json == {"queues": []}
     assert penstock_sqlite("--json", "queue", "show", "x", code=1).error["error"] == "QUEUE_NOT_FOUND"

@@ -223,6 +223,13 @@ def test_no_secret_is_told(text: str) -> None:
         assert "hunter22" not in error_of(error).message
 
 
+def test_what_a_feed_tells_to_look_at_comes_with_the_progress() -> None:
+    latest = {"feed": "f", "from": 1, "to": 1, "warnings": ["the slot\nkeeps a password=geheim", ""]}
+    sources = [{"latestOffset": latest}, {"latestOffset": "{}"}, {"latestOffset": {"to": 1}}, {}]
+    progress = progress_of({"batchId": 1, "sources": sources}, 0, None, ["slot"])
+    assert progress.warnings == ("the *** keeps a password=***",)
+
+
 def test_an_error_is_told_by_its_condition_in_one_short_line() -> None:
     spark = (
         "org.apache.spark.sql.streaming.StreamingQueryException: [STREAM_FAILED] it broke\n"

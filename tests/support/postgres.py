@@ -19,14 +19,17 @@ from tests.support.waiting import wait_until
 SETTINGS = {
     "listen_addresses": "127.0.0.1",
     "unix_socket_directories": "",
-    "max_connections": "400",
+    "max_connections": "200",
     "wal_level": "logical",
     "max_wal_senders": "20",
     "max_replication_slots": "20",
+    "max_prepared_transactions": "10",
     "shared_buffers": "64MB",
     "timezone": "UTC",
     "log_timezone": "UTC",
 }
+_QUICK_SCRAM = 160_000
+"""The server from which on the cost of a password can be chosen."""
 
 
 @dataclass(frozen=True)
@@ -89,10 +92,21 @@ def _start(directory: Path, settings: dict[str, str]) -> PostgresServer:
     server = PostgresServer(f"postgresql://penstock:{password}@127.0.0.1:{port}/postgres", directory, guard)
     try:
         wait_until(lambda: _answers(server, log), timeout=60, message="PostgreSQL accepts connections")
+        _hash_quickly(server)
     except BaseException:
         server.stop()
         raise
     return server
+
+
+def _hash_quickly(server: PostgresServer) -> None:
+    """Have logins take little time; thousands of connections are made in the tests."""
+    import psycopg
+
+    with psycopg.connect(server.url, autocommit=True) as connection:
+        if connection.info.server_version >= _QUICK_SCRAM:
+            connection.execute("SET scram_iterations = 1")
+            connection.execute(f"ALTER ROLE penstock PASSWORD '{connection.info.password}'".encode())
 
 
 def _answers(server: PostgresServer, log: Path) -> bool:

@@ -239,6 +239,26 @@ def test_a_query_is_told_with_its_progress(collector: Collector, store: ps.Store
     assert [each["rows_in"] for each in collector.collect()["queries"][0]["history"]] == [10, 5]
 
 
+def test_what_a_query_tells_to_look_at_is_a_note_while_it_runs(collector: Collector, store: ps.Store) -> None:
+    run = QueryRun("id", "run", ODD, "micro-batch", 5)
+    _begin(store, run)
+    _tell(store, run, QueryProgress(1, 1, warnings=("the slot keeps 3 MiB of log", "and more")))
+    notes = collector.collect()["notes"]
+    assert [note.rpartition(": ")[2] for note in notes] == ["the slot keeps 3 MiB of log", "and more"]
+    assert all(note.startswith(f"query {ODD}, at 20") for note in notes)
+    # The next progress takes its place, and another run has told nothing yet.
+    _tell(store, run, QueryProgress(2, 1))
+    assert collector.collect()["notes"] == []
+    _tell(store, run, QueryProgress(3, 1, warnings=("again",)))
+    _begin(store, QueryRun("id", "next", ODD, "micro-batch", 6))
+    assert collector.collect()["notes"] == []
+    _tell(store, QueryRun("id", "next", ODD, "micro-batch", 6), QueryProgress(4, 1, warnings=("again",)))
+    store.database.run(
+        lambda tx: queries.end(tx, QueryRun("id", "next", ODD, "micro-batch", 6), None), idempotent=True
+    )
+    assert collector.collect()["notes"] == []
+
+
 def _took(batch: int, duration: float) -> QueryProgress:
     return QueryProgress(batch, 10, duration=duration, durations={"triggerExecution": duration})
 

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-from penstock.changes.feeds.changelog import Changelog
+from penstock.changes.feeds.changelog import Changelog, Description, described
+from penstock.changes.feeds.planned import with_plan
 from penstock.changes.options import EVER, ChangeOptions
 from penstock.changes.passes import Passes
 from penstock.changes.rows import ChangeRows, Layout
@@ -20,7 +21,14 @@ _IN_ORDER = [("_commit_version", "ascending")]
 
 
 def changes(
-    feed: Changelog, after: int, upto: int, *, mode: str, compute_updates: bool, net_window: int = EVER
+    feed: Changelog,
+    after: int,
+    upto: int,
+    *,
+    mode: str,
+    compute_updates: bool,
+    net_window: int = EVER,
+    description: Description | None = None,
 ) -> Iterator[pa.Table]:
     """The changes of a range in the order of their commits, some commits at a time; the net changes of it all at once.
 
@@ -30,23 +38,23 @@ def changes(
         As ``deduplication_mode`` and ``compute_updates`` of ``changes.read``.
     net_window
         EVER for the net changes of the range, COMMIT for those of each commit.
+    description
+        How the feed was described; as it is at the start of the range when None.
 
     Raises
     ------
     ChangelogContractViolation, DataLost, InvalidChangeOption
     """
-    found = feed.describe()
+    found = description or described(feed, after)
     options = ChangeOptions(mode, compute_updates, net_window)
     passes = Passes() if found.contract is None else Passes.of(found.contract, options)
-    layout = None
+    schema, layout = with_plan(found.schema, found.plan), None
     if passes and found.contract is not None:
         layout = layout_of(to_struct(found.schema), found.contract, case_sensitive=True)
     ranges = [(after, upto)] if passes.net == EVER else _pieces(feed, after, upto)
     for first, last in ranges:
         batches = [
-            batch
-            for task in feed.tasks(first, last, _ROWS_PER_TASK)
-            for batch in feed.read(task, found.schema)
+            batch for task in feed.tasks(first, last, _ROWS_PER_TASK) for batch in feed.read(task, schema)
         ]
         table = pa.Table.from_batches(batches, schema=found.schema)
         yield _processed(table, layout, passes).sort_by(_IN_ORDER)

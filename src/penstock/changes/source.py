@@ -11,8 +11,15 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from penstock.changes.feeds.changelog import Changelog, Description, NamesCommits, history_changed
-from penstock.changes.feeds.planned import with_planned
+from penstock.changes.feeds.changelog import (
+    Changelog,
+    Description,
+    NamesCommits,
+    PlannedChangelog,
+    WatchedChangelog,
+    history_changed,
+)
+from penstock.changes.feeds.planned import with_plan
 from penstock.changes.feeds.urls import parse
 from penstock.changes.range import ChangeRange
 from penstock.errors import CheckpointMismatch, FeedUnavailable, InvalidChangeOption, SchemaMismatch
@@ -22,14 +29,20 @@ from penstock.spark.internals.worker_gc import spare_imports
 from penstock.spark.schemas import projection, to_struct
 
 FORMAT = "penstock_changes"
+_COMMIT = "commit"
+"""Where an offset has what its last commit is known by."""
+_STATE = "state"
+"""Where an offset has what the feed keeps with a version."""
+_WARNINGS = "warnings"
+"""Where the progress of a query has what is wrong with the feed's system."""
 STARTING = ("startingVersion", "startingTimestamp", "startingBoundInclusive")
 ENDING = ("endingVersion", "endingTimestamp", "endingBoundInclusive")
 LIMITS = ("maxCommitsPerTrigger", "maxRowsPerTrigger")
-BATCH = ("url", *STARTING, *ENDING, "rowsPerTask", "planned")
-PLANNED = "planned"
-"""What ``changes.read`` and ``read_stream`` say of the feed as it was when they were called."""
+BATCH = ("url", *STARTING, *ENDING, "rowsPerTask")
 STREAM = (*BATCH, *LIMITS, "readOnly")
 _PASSES = ("deduplicationmode", "computeupdates")
+_PLANNED = ("plan", "somecolumns")
+"""Options that `changes.read` gives to its own reads."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +56,17 @@ class ReadOptions:
     max_rows: int | None = None
     read_only: bool = False
     """Whether the feed is not told how far it has been read."""
-    planned: str | None = None
-    """The feed as it was when the query was planned."""
+    plan: str | None = field(default=None, repr=False)
+    """The feed's plan, where it was described before."""
+    some_columns: bool = False
+    """Whether the user named the columns."""
+
+    def open(self, columns: Sequence[str]) -> Changelog:
+        """The feed, ready to read some columns."""
+        feed = parse(self.url)
+        if isinstance(feed, PlannedChangelog):
+            feed.follow(self.plan, columns, some_columns=self.some_columns)
+        return feed
 
 
 def read_options(given: Mapping[str, str], known: Sequence[str], what: str) -> ReadOptions:
@@ -60,7 +82,9 @@ def read_options(given: Mapping[str, str], known: Sequence[str], what: str) -> R
             f"format({FORMAT!r}) gives change rows as the feed has them: deduplicationMode and computeUpdates are arguments "
             "of penstock.changes.read, read_stream and post_process"
         )
-    read = Given(given, known, what, STREAM)
+    planned = {name: value for name, value in given.items() if name.lower() in _PLANNED}
+    read = Given({name: value for name, value in given.items() if name not in planned}, known, what, STREAM)
+    plan = Given(planned, _PLANNED, what)
     return ReadOptions(
         url=read.required("url"),
         range=ChangeRange.of(
@@ -75,7 +99,8 @@ def read_options(given: Mapping[str, str], known: Sequence[str], what: str) -> R
         max_commits=read.value("maxCommitsPerTrigger", positive),
         max_rows=read.value("maxRowsPerTrigger", positive),
         read_only=read.value("readOnly", boolean, False),
-        planned=read.text(PLANNED),
+        plan=plan.text("plan"),
+        some_columns=plan.value("someColumns", boolean, False),
     )
 
 
@@ -121,7 +146,7 @@ class ChangesReader(DataSourceReader):
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self._options = options
-        self._feed = parse(options.url)
+        self._feed = options.open(schema.names)
         self._schema = _read_schema(schema, self._feed.describe(), options)
 
     def partitions(self) -> Sequence[InputPartition]:
@@ -146,7 +171,7 @@ class ChangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self._options = options
-        self._feed = parse(options.url)
+        self._feed = options.open(schema.names)
         self._requested = schema
         self._known: tuple[str, pa.Schema] | None = None
         self._cap = options.range.last_version
@@ -167,7 +192,8 @@ class ChangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         is_open = self._options.range.is_open and not self._options.read_only
         self._initial = self._feed.begin() if is_open else self._options.range.start(self._feed)
         self._note_end(self._initial)
-        return self._offset(self._initial, self._initial)
+        state = self._feed.stream_start() if isinstance(self._feed, PlannedChangelog) else None
+        return self._offset(self._initial, self._initial, state)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """The end of the next micro-batch; ``start`` itself when there is nothing for one."""
@@ -179,17 +205,20 @@ class ChangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if begin == after and self._options.range.first_time is not None:
             # Nothing was late enough when the query began; commits that came since may be too early, too.
             after = max(after, self._options.range.start(self._feed))
-        newest = self._feed.newest(after)
+        if self._cap is not None and after >= self._cap:
+            return start
+        newest, state = self._newest(after, start.get(_STATE))
         self._check_commit(start)
         upto = self._admitted(after, self._capped(newest))
-        return start if upto <= after else self._offset(after, upto)
+        return start if upto <= after else self._offset(after, upto, state)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """Where the feed ends now, for the query's progress."""
         newest = self._capped(
             self._feed.newest(self._initial if self._initial is not None else self._feed.oldest())
         )
-        return self._offset(newest, newest)
+        warnings = self._feed.warnings() if isinstance(self._feed, WatchedChangelog) else ()
+        return self._offset(newest, newest) | ({_WARNINGS: list(warnings)} if warnings else {})
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """The tasks of a micro-batch; its range is in ``end`` alone."""
@@ -217,6 +246,12 @@ class ChangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._ends_here:
             self._ends_here, self._cap = False, self._capped(self._feed.newest(after))
 
+    def _newest(self, after: int, state: Mapping[str, Any] | None) -> tuple[int, dict[str, Any] | None]:
+        """The end of what can be read now, and what the feed keeps in the checkpoint with it."""
+        if isinstance(self._feed, PlannedChangelog):
+            return self._feed.stream_end(after, state)
+        return self._feed.newest(after), None
+
     def _capped(self, upto: int) -> int:
         return upto if self._cap is None else min(upto, self._cap)
 
@@ -238,10 +273,11 @@ class ChangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 return end
         return upto
 
-    def _offset(self, after: int, upto: int) -> dict[str, Any]:
+    def _offset(self, after: int, upto: int, state: dict[str, Any] | None = None) -> dict[str, Any]:
         offset = {"feed": self._described()[0], "from": after, "to": upto}
         name = self._commit_name(upto) if after < upto else None
-        return offset if name is None else {**offset, "commit": name}
+        kept = {_COMMIT: name, _STATE: state}
+        return offset | {key: value for key, value in kept.items() if value is not None}
 
     def _commit_name(self, version: int) -> str | None:
         return self._feed.commit_name(version) if isinstance(self._feed, NamesCommits) else None
@@ -267,7 +303,7 @@ class ChangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _check_commit(self, offset: dict[str, Any]) -> None:
         """Refuse an offset whose last commit is another one in the feed as it is now."""
-        known = offset.get("commit")
+        known = offset.get(_COMMIT)
         if known is not None and self._commit_name(offset["to"]) not in (None, known):
             raise history_changed(self._feed.name, offset["to"])
 
@@ -276,14 +312,14 @@ def _read_schema(requested: StructType, found: Description, options: ReadOptions
     try:
         wanted = projection(requested, found.schema)
     except SchemaMismatch as error:
-        if options.planned is None:
+        if options.plan is None:
             raise
         raise FeedUnavailable(
             f"the columns have changed after this query was planned: {error.message}. Read the feed again and start the query again",
             condition="FEED_UNAVAILABLE.SCHEMA_CHANGED",
             **error.parameters,
         ) from None
-    return with_planned(wanted, options.planned, found.schema)
+    return with_plan(wanted, found.plan if options.plan is None else options.plan)
 
 
 def _read(feed: Changelog, task: InputPartition, schema: pa.Schema) -> Iterator[pa.RecordBatch]:

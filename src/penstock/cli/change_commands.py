@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -86,10 +87,10 @@ def show(
     """Show the changes of a feed, commit by commit: + for inserted rows, - for deleted ones."""
     from penstock.changes.options import EVER
 
-    view = _View(run, feed, mode, updates, net_window=EVER)
-    bounds = _range(start, end)
-    after = bounds.start(view.feed)
-    view.show(after, bounds.end(view.feed, after), rows)
+    opened, bounds = _opened(run, feed), _range(start, end)
+    after = bounds.start(opened)
+    view = _View(run, opened, mode, updates, after=after, net_window=EVER)
+    view.show(after, bounds.end(opened, after), rows)
 
 
 @command(
@@ -124,9 +125,9 @@ def tail(
     from penstock.changes.options import COMMIT
 
     # Of each commit: those of all that has come would depend on when we looked.
-    view = _View(run, feed, mode, updates, net_window=COMMIT)
-    opened = view.feed
+    opened = _opened(run, feed)
     stands = opened.newest(opened.oldest()) if start is None else _range(start).start(opened)
+    view = _View(run, opened, mode, updates, after=stands, net_window=COMMIT)
     for _ in polls(lambda: view.shown):
         newest = opened.newest(stands)
         if newest > stands:
@@ -142,7 +143,8 @@ def tail(
     examples=["penstock changes lag 'postgresql://app@db/shop?publication=orders'"],
 )
 def lag(run: Run, feed: FeedArgument) -> None:
-    """Show how much log a PostgreSQL feed's slot keeps on the server, and how much of it has not been read and logged."""
+    """Show how much log a PostgreSQL feed's slot keeps on the server, how much of it has not been read and logged, and which open
+    transaction holds it."""
     from penstock.changes.feeds.postgres import PostgresFeed
     from penstock.cli.output import Section
     from penstock.cli.units import size_text
@@ -155,25 +157,32 @@ def lag(run: Run, feed: FeedArgument) -> None:
         "slot": opened.slot,
         "retained_bytes": found.retained,
         "unconfirmed_bytes": found.unconfirmed,
+        "open_transaction": None if found.open_transaction is None else asdict(found.open_transaction),
     }
     pairs = [
         ("slot", opened.slot),
         ("kept on the server", size_text(found.retained)),
         ("not read and logged", size_text(found.unconfirmed)),
     ]
+    if found.open_transaction is not None:
+        pairs.append(("oldest open transaction", found.open_transaction.told()))
     run.output.describe(data, [Section("", pairs)])
 
 
 class _View:
     """The changes of a feed on their way to the output."""
 
-    def __init__(self, run: Run, url: str, mode: str, updates: bool, *, net_window: int) -> None:
+    def __init__(
+        self, run: Run, feed: Changelog, mode: str, updates: bool, *, after: int, net_window: int
+    ) -> None:
+        from penstock.changes.feeds.changelog import described
         from penstock.changes.options import MODES, one_of
 
-        self.feed = _opened(run, url)
+        self._feed = feed
         self._mode = one_of("--mode", mode, MODES, "INVALID_DEDUPLICATION_MODE")
         self._updates, self._net_window = updates, net_window
-        columns = [name for name in self.feed.describe().schema.names if name not in _METADATA]
+        self._description = described(feed, after)
+        columns = [name for name in self._description.schema.names if name not in _METADATA]
         self._print: ChangePrinter = run.output.change_printer(columns)
         self.shown = 0
 
@@ -189,12 +198,13 @@ class _View:
         from penstock.changes.local import changes
 
         return changes(
-            self.feed,
+            self._feed,
             after,
             upto,
             mode=self._mode,
             compute_updates=self._updates,
             net_window=self._net_window,
+            description=self._description,
         )
 
     def _show(self, table: pa.Table) -> None:

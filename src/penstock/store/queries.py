@@ -60,6 +60,8 @@ class QueryProgress:
         Milliseconds of the newest one, and of its phases.
     watermark
         Microseconds since 1970.
+    warnings
+        What is wrong with the systems that it reads from, for people, without secrets.
     """
 
     batch_id: int
@@ -71,6 +73,7 @@ class QueryProgress:
     watermark: int | None = None
     state_rows: int | None = None
     state_bytes: int | None = None
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -152,6 +155,7 @@ def _insert(tx: Transaction, run: QueryRun, progress: QueryProgress, now: int) -
         watermark=progress.watermark,
         state_rows=progress.state_rows,
         state_bytes=progress.state_bytes,
+        warnings=json.dumps(progress.warnings) if progress.warnings else None,
     )
     tx.run("prune_query_progress", query_id=run.query_id, most=KEPT_PROGRESS, ahead=now + AHEAD)
 

@@ -10,6 +10,7 @@ from urllib.parse import parse_qsl, quote, unquote, urlencode
 
 from penstock.errors import InvalidUrl
 from penstock.names import did_you_mean, in_quotes
+from penstock.redaction import without
 
 _FORMS = "sqlite:///relative.db, sqlite:////absolute.db or postgresql://user@host/database?schema=penstock"
 _SQLITE_OPTIONS = ("synchronous", "busy_timeout", "mode", "trust")
@@ -61,7 +62,7 @@ class StoreUrl:
         """The text in one line, without the URL's secrets."""
         text = " ".join(text.split())
         for secret in self.secrets:
-            text = text.replace(secret, "***")
+            text = without(text, secret)
         return text
 
 

@@ -139,7 +139,7 @@ class Collector:
             "queries": _with(queries, self._queries.histories(step)),
             "ledger": ledger.told(seen),
             "dead_letters": self._letters.told(seen, self._database),
-            "notes": list(self._checkpoints.notes),
+            "notes": [*self._queries.notes, *self._checkpoints.notes],
         }
 
     def _about(self, now: int) -> Snapshot:

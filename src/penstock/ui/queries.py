@@ -75,6 +75,8 @@ class Queries:
         self._known: dict[str, _Known] = {}
         self._order: list[str] = []
         self._seen_to = 0
+        self.notes: list[str] = []
+        """What running queries have told that somebody should look at."""
 
     @property
     def since(self) -> int:
@@ -97,9 +99,20 @@ class Queries:
         by_id = {found.state.query_id: found for found in checkpoints}
         told = [self._told(row, by_id.get(row.query_id), seen.now) for row in rows.values()]
         told += [_of_checkpoint(found) for found in checkpoints if found.state.query_id not in rows]
+        self.notes = [note for each in told for note in self._notes(each)]
         told.sort(key=lambda each: (STATES.index(each["state"]), each["name"] or "", each["id"]))
         self._order = [each["id"] for each in told]
         return told
+
+    def _notes(self, query: Mapping[str, Any]) -> list[str]:
+        known = self._known.get(query["id"])
+        if known is None or known.last is None or query["state"] not in (RUNNING, SILENT):
+            return []
+        if known.last.run_id != query["run_id"]:
+            return []
+        warnings = json.loads(known.last.warnings or "[]")
+        name = query["name"] or query["id"]
+        return [f"query {name}, at {iso(known.last.told_at)}: {each}" for each in warnings]
 
     def histories(self, step: int) -> list[list[Any]]:
         """The history of each query, in the order of :meth:`told`."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import pickle
 import random
 import uuid
 from collections.abc import Iterator, Sequence
@@ -11,8 +13,12 @@ from typing import Any
 
 import psycopg
 import pyarrow as pa
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from penstock.changes.feeds.postgres import PostgresFeed
+from penstock.changes.schema import narrowed
+from penstock.changes.source import STREAM, ChangesStreamReader, read_options
+from penstock.spark.schemas import to_struct
 
 Row = dict[str, Any]
 COLUMNS = ("id", "part", "text", "number")
@@ -69,6 +75,15 @@ def source_at(url: str) -> Iterator[Source]:
             drop = "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name LIKE %s AND NOT active"
             connection.execute(drop.encode(), [f"{name}%"])
             source.run(f"DROP PUBLICATION IF EXISTS {name}", f"DROP SCHEMA {name} CASCADE")
+
+
+@contextmanager
+def open_transaction(source: Source, statement: str) -> Iterator[psycopg.Connection[Any]]:
+    """Leave a statement's transaction open; it is rolled back in the end."""
+    with psycopg.connect(source.url) as connection:
+        connection.execute(statement.encode())
+        yield connection
+        connection.rollback()
 
 
 def batches(
@@ -160,3 +175,83 @@ def _statement(table: str, chance: random.Random, version: int) -> str:
 def long_text(chance: random.Random) -> str:
     # Not compressible: it is kept out of line, and updates of other columns do not log it.
     return "".join(chance.choices("0123456789abcdef", k=6000))
+
+
+class Stream:
+    """A streaming query as Spark runs it, without Spark: a checkpoint, and runs that can be ended anywhere.
+
+    What is written goes to ``rows``; a micro-batch that is repeated replaces what it has written before.
+    """
+
+    def __init__(self, **options: str) -> None:
+        self._options = options
+        self.offsets: list[dict[str, Any]] = []
+        self.committed = 0
+        self.batches: dict[int, list[Row]] = {}
+        self._reader: ChangesStreamReader | None = None
+        self._initial: dict[str, Any] = {}
+
+    @property
+    def rows(self) -> list[Row]:
+        return [row for number in sorted(self.batches) for row in self.batches[number]]
+
+    def start(self, feed: PostgresFeed, columns: Sequence[str] | None = None) -> pa.Schema:
+        """Plan the query and start it: the columns of the plan."""
+        found = feed.describe()
+        schema = to_struct(found.schema)
+        if columns is not None:
+            schema = narrowed(schema, found.contract, columns, case_sensitive=True)
+        plan = (
+            {"plan": found.plan, "someColumns": str(columns is not None).lower()}
+            if hasattr(found, "plan")
+            else {}
+        )
+        given = read_options({"url": feed.url, **plan, **self._options}, STREAM, "a read")
+        self.end()
+        self._reader = ChangesStreamReader(given, schema)
+        self._initial = self._reader.initialOffset() if not self.offsets else {}
+        return found.schema
+
+    def step(self, *, die: str = "") -> bool:
+        """Run one micro-batch: whether there was one. ``die`` ends the run once it is ``logged`` or ``written``."""
+        reader = self._reader
+        assert reader is not None
+        if self.committed == len(self.offsets):
+            before = self.offsets[-1] if self.offsets else self._initial
+            found = json.loads(json.dumps(reader.latestOffset(before, ReadAllAvailable())))
+            if found == before:
+                return False
+            self.offsets.append(found)
+        if die == "logged":
+            self.end()
+            return True
+        number = len(self.offsets) - 1
+        tasks = reader.partitions(self._before(number), self.offsets[number])
+        executor = pickle.loads(pickle.dumps(reader))
+        self.batches[number] = [
+            row
+            for task in pickle.loads(pickle.dumps(tasks))
+            for batch in executor.read(task)
+            for row in batch.to_pylist()
+        ]
+        if die == "written":
+            self.end()
+            return True
+        self.committed = len(self.offsets)
+        return True
+
+    def end(self) -> None:
+        """End the run, as its process would."""
+        if self._reader is not None:
+            self._reader._feed._link().close()  # type: ignore[attr-defined] # a PostgresFeed
+        self._reader = None
+
+    def drain(self) -> list[Row]:
+        """Run micro-batches until there is nothing more: the rows that came."""
+        first = len(self.offsets)
+        while self.step():
+            pass
+        return [row for number in range(first, len(self.offsets)) for row in self.batches[number]]
+
+    def _before(self, number: int) -> dict[str, Any]:
+        return self.offsets[number - 1] if number else self._initial

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from urllib.parse import urlsplit
 
 import pytest
@@ -62,3 +63,18 @@ def test_the_lag_of_a_slot(source: Source) -> None:
     # A slot that keeps too much is told of whatever one looks at.
     for command in ("show", "lag"):
         assert "does its query run" in run_penstock("changes", command, f"{url}&lag_warning=1").err
+
+
+def test_changes_on_both_sides_of_a_new_column(source: Source) -> None:
+    table = source.table("id int primary key, v text")
+    source.make_slot()
+    source.run(f"INSERT INTO {table} VALUES (1, 'a')", f"ALTER TABLE {table} ADD w int")
+    source.run(f"INSERT INTO {table} VALUES (2, 'b', 8)")
+    url = f"{source.url}?publication={source.name}&slot={source.name}"
+    error = run_penstock("changes", "show", url, "--json", code=1).error
+    assert error["error"] == "FEED_UNAVAILABLE.COLUMN_ADDED"
+    first, last, version = re.findall(r"_version=(\d+)", error["message"])
+    (row,) = run_penstock("changes", "show", url, "--json", "--from", version).lines
+    assert (row["id"], row["w"]) == (2, 8)
+    (row,) = run_penstock("changes", "show", url, "--json", "--from", first, "--to", last).lines
+    assert (row["id"], "w" in row) == (1, False)

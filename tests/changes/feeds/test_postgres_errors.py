@@ -32,6 +32,8 @@ def refused(condition: str) -> pytest.RaisesExc[FeedUnavailable]:
         {},
         {"tables": ("public.a b", "ü&?=")},
         {"snapshot": "none", "truncate": "skip", "lag_warning": 0, "slot_wait": 2.5},
+        {"types": {"a:b&": "text", "public.t.v": "double"}, "skip": [7, 5], "invalid_values": "null"},
+        {"accept": ["public.o+r:16.17", "public.p:-5+6"]},
     ],
 )
 def test_a_feed_is_its_url(options: dict[str, Any]) -> None:
@@ -67,6 +69,10 @@ def test_the_password_is_not_shown() -> None:
         ("postgresql://h/db?publication=p&slot=s&snapshot=no", "initial, none"),
         ("postgresql://h/db?publication=p&slot=s&truncate=no", "fail, skip"),
         ("postgresql://h/db?publication=p&slot=s&lag_warning=much", "lag_warning"),
+        ("postgresql://h/db?publication=p&slot=s&type=price", "text, double"),
+        ("postgresql://h/db?publication=p&slot=s&type=price:int", "text, double"),
+        ("postgresql://h/db?publication=p&slot=s&skip=0/16", "whole numbers"),
+        ("postgresql://h/db?publication=p&slot=s&invalid_values=skip", "fail, null"),
         ("postgresql:h/db", "postgresql://"),
     ],
 )

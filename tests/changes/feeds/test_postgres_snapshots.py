@@ -301,3 +301,15 @@ def test_a_schema_of_copies_that_a_stranger_made_first_is_refused(pg_url: str) -
         with psycopg.connect(pg_url, autocommit=True) as admin:
             admin.execute(f"drop database {name} with (force)".encode())
             admin.execute(f"drop role {name}".encode())
+
+
+def test_a_standby_that_takes_over_has_the_slot(source: Source) -> None:
+    if source.version < 17:
+        pytest.skip("slots fail over since PostgreSQL 17")
+    source.table("id int primary key")
+    with pytest.raises(FeedUnavailable) as caught:
+        source.feed(snapshot="none").describe()
+    assert "failover => true" in caught.value.message
+    source.feed(snapshot="initial").begin()
+    query = f"SELECT failover FROM pg_replication_slots WHERE slot_name = '{source.name}'"
+    assert source.rows(query) == [(True,)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from pyspark.sql import SparkSession
 
 import penstock as ps
 from penstock.testing import temporary_store_url
-from tests.changes.feeds.postgres import Row, Source, apply
+from tests.changes.feeds.postgres import Row, Source, apply, open_transaction
 from tests.changes.feeds.postgres_child import COLUMNS, start
 from tests.changes.frames import Sink
 from tests.support.processes import ChildProcess
@@ -136,6 +137,31 @@ def test_a_copy_keeps_long_values_that_an_update_did_not_touch(
     assert copied() == [(1, 2, 9000), (2, 3, 5), (3, 0, 9000)]
 
 
+def test_a_table_that_changes_ends_the_query_and_starting_again_goes_on(
+    spark: SparkSession, source: Source, tmp_path: Path
+) -> None:
+    table = source.table("id int primary key, v int")
+    source.run(f"INSERT INTO {table} VALUES (1, 1)")
+    feed, sink = source.feed(snapshot="initial"), Sink(tmp_path)
+
+    def run() -> list[tuple[Any, ...]]:
+        """The rows of all micro-batches, without those columns that a copy does not have."""
+        changes = ps.changes.read_stream(spark, feed)
+        sink.drain(changes.select(*(name for name in changes.columns if not name.startswith("_"))))
+        return [row for number in sorted(sink.batches) for row in sink.batches[number]]
+
+    assert run() == [(1, 1)]
+    source.run(f"INSERT INTO {table} VALUES (2, 7)", f"ALTER TABLE {table} ALTER v TYPE text, ADD w int")
+    source.run(f"INSERT INTO {table} VALUES (3, '007', 5)")
+    with pytest.raises(StreamingQueryException, match=r"FEED_UNAVAILABLE\.COLUMN_TYPE_CHANGED"):
+        run()
+    assert run() == [(1, 1), (2, 7), (3, "007", 5)]
+    source.run(f"ALTER TABLE {table} DROP w", f"UPDATE {table} SET v = '8' WHERE id = 1")
+    some = ps.changes.read_stream(spark, feed, columns=["v"])
+    sink.drain(some.select("id", "v"))
+    assert [row for number in sorted(sink.batches) for row in sink.batches[number]][-1] == (1, "8")
+
+
 def test_a_start_that_is_refused_leaves_no_slot(spark: SparkSession, source: Source, tmp_path: Path) -> None:
     source.table("id int primary key")
     changes = ps.changes.read_stream(spark, source.feed(snapshot="initial"))
@@ -169,6 +195,26 @@ def test_a_queue_in_the_same_server_makes_no_endless_micro_batches(
         query.stop()
         assert len(batches) == 3
         assert max(progress.batchId for progress in query.recentProgress) <= 3
+
+
+def test_the_progress_of_a_query_tells_of_a_transaction_that_stays_open(
+    spark: SparkSession, source: Source, tmp_path: Path
+) -> None:
+    table = source.table("id int primary key")
+    source.make_slot()
+    source.run(f"INSERT INTO {table} VALUES (1)")
+    feed = source.feed(transaction_warning=0.001)
+    frame = ps.changes.read_stream(spark, feed)
+    with open_transaction(source, f"INSERT INTO {table} VALUES (2)"):
+        query = (
+            frame.writeStream.format("noop")
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination()
+    (told,) = json.loads(query.recentProgress[0].json)["sources"][0]["latestOffset"]["warnings"]
+    assert "server process" in told
 
 
 def _schema(schema: Any) -> Any:

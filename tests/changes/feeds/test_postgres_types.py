@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
+import re
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
@@ -17,7 +19,7 @@ from hypothesis import strategies as st
 from penstock.changes.feeds.postgres.rows import json_strings
 from penstock.changes.feeds.postgres.values import arrow_type, from_text
 from penstock.errors import FeedUnavailable
-from tests.changes.feeds.postgres import Source, everything
+from tests.changes.feeds.postgres import Source, Stream, everything
 
 TEXT = pa.string()
 TYPES: list[tuple[str, pa.DataType, list[str]]] = [
@@ -152,6 +154,120 @@ def test_a_value_that_no_type_holds_is_an_error(source: Source, kind: str, value
     with pytest.raises(FeedUnavailable, match="'v'") as caught:
         everything(feed)
     assert caught.value.condition == "FEED_UNAVAILABLE.VALUE"
+
+
+INVALID = [
+    ("numeric(5, 2)", "NaN", "1.25"),
+    ("date", "0044-03-15 BC", "2026-01-01"),
+    ("timestamptz", "12000-01-01", "infinity"),
+]
+
+
+def rows_with(source: Source, table: str, *values: str) -> None:
+    for number, value in enumerate(values):
+        source.run(f"INSERT INTO {table} VALUES ({number}, '{value}')")
+
+
+@pytest.mark.parametrize(("kind", "bad", "good"), INVALID)
+@pytest.mark.parametrize("way", ["log", "snapshot"])
+def test_a_value_that_no_type_holds_is_read_as_text_or_null(
+    source: Source, caplog: pytest.LogCaptureFixture, way: str, kind: str, bad: str, good: str
+) -> None:
+    table = source.table(f"id int primary key, v {kind}, w int")
+    if way == "log":
+        source.make_slot()
+    rows_with(source, table, good, bad, bad)
+    snapshot = "none" if way == "log" else "initial"
+
+    def read(**options: Any) -> list[Any]:
+        return [row["v"] for row in everything(source.feed(snapshot=snapshot, **options))]
+
+    with pytest.raises(FeedUnavailable, match=re.escape(bad)) as caught:
+        read()
+    assert caught.value.condition == "FEED_UNAVAILABLE.VALUE"
+    # The way out of the message leads out, also of a slot that has the row, and of its URL.
+    assert "types={'v': 'text'}" in caught.value.message
+    assert ("skip=" in caught.value.message) == (way == "log")
+    texts = [row[0] for row in source.rows(f"SELECT concat(v) FROM {table} ORDER BY id")]
+    assert read(types={"v": "text"}) == texts
+    assert read(types={"t.v": "text"}) == texts
+    with caplog.at_level(logging.WARNING, "penstock.changes"):
+        first, *others = read(invalid_values="null")
+    assert first is not None
+    assert others == [None, None]
+    (record,) = caplog.records
+    assert (record.action, record.values, record.column) == ("invalid_values", 2, "v")  # type: ignore[attr-defined] # by extra
+
+
+def test_a_numeric_column_as_double(source: Source) -> None:
+    table = source.table("id int primary key, v numeric(5, 2)")
+    source.make_slot()
+    rows_with(source, table, "1.25", "NaN", "-0.5")
+    feed = source.feed(types={"v": "double"})
+    assert feed.describe().schema.field("v").type == pa.float64()
+    first, second, third = (row["v"] for row in everything(feed))
+    assert (first, math.isnan(second), third) == (1.25, True, -0.5)
+
+
+def test_a_column_that_is_not_there_cannot_be_read_as_text(source: Source) -> None:
+    source.table("id int primary key")
+    with pytest.raises(FeedUnavailable, match="'v'") as caught:
+        source.feed(types={"v": "text"}).describe()
+    assert caught.value.condition == "FEED_UNAVAILABLE.COLUMN_UNKNOWN"
+
+
+def test_a_key_that_no_type_holds_is_never_null(source: Source) -> None:
+    table = source.table("id numeric(5, 2) primary key")
+    source.make_slot()
+    source.run(f"INSERT INTO {table} VALUES ('NaN')")
+    with pytest.raises(FeedUnavailable) as caught:
+        everything(source.feed(invalid_values="null"))
+    assert caught.value.condition == "FEED_UNAVAILABLE.VALUE"
+    assert [row["id"] for row in everything(source.feed(types={"id": "text"}))] == ["NaN"]
+
+
+def test_a_commit_is_skipped_by_its_version(source: Source, caplog: pytest.LogCaptureFixture) -> None:
+    table = source.table("id int primary key, v numeric(5, 2)")
+    stream = Stream()
+    stream.start(source.feed(snapshot="initial"))
+    stream.drain()
+    rows_with(source, table, "1", "NaN")
+    source.run(f"DELETE FROM {table} WHERE id = 1", f"INSERT INTO {table} VALUES (2, 2)")
+    for _ in range(2):
+        with pytest.raises(FeedUnavailable) as caught:
+            stream.drain()
+        stream.start(source.feed(snapshot="initial"))
+    version = caught.value.parameters["version"]
+    assert f"skip=[{version}]" in caught.value.message
+    stream.start(source.feed(snapshot="initial", skip=[version]))
+    with caplog.at_level(logging.WARNING, "penstock.changes"):
+        stream.drain()
+    assert [(row["_change_type"], row["id"]) for row in stream.rows] == [
+        ("insert", 0),
+        ("delete", 1),
+        ("insert", 2),
+    ]
+    assert {record.action for record in caplog.records} == {"commits_skipped"}  # type: ignore[attr-defined] # by extra
+
+
+def test_a_commit_that_changes_a_table_is_skipped(source: Source) -> None:
+    table = source.table("id int primary key, v int")
+    stream = Stream()
+    stream.start(source.feed(snapshot="initial"))
+    stream.drain()
+    source.run(f"INSERT INTO {table} VALUES (1, 1)")
+    with source.connection.transaction():
+        source.run(
+            f"INSERT INTO {table} VALUES (2, 2)",
+            f"TRUNCATE {table}",
+            f"INSERT INTO {table} VALUES (3, 3)",
+        )
+    source.run(f"INSERT INTO {table} VALUES (4, 4)")
+    with pytest.raises(FeedUnavailable, match="TRUNCATE") as caught:
+        stream.drain()
+    stream.start(source.feed(snapshot="initial", skip=[caught.value.parameters["version"]]))
+    stream.drain()
+    assert [row["id"] for row in stream.rows] == [1, 4]
 
 
 @settings(max_examples=60)

@@ -6,7 +6,7 @@ it opens nothing before it is asked to, and what it opens belongs to that proces
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -44,6 +44,9 @@ class Description:
     """Data columns, then METADATA_FIELDS."""
     contract: ChangeContract | None
     """None where nothing tells rows apart; no pass can be done then."""
+    plan: str | None = None
+    """What a feed whose columns change has to be told again, to read as it was described: with the schema of a read (`planned.py`), or by
+    :class:`PlannedChangelog`."""
 
 
 @runtime_checkable
@@ -144,6 +147,60 @@ def history_changed(name: str, version: int) -> DataLost:
         condition="DATA_LOST.HISTORY_CHANGED",
         version=version,
     )
+
+
+@runtime_checkable
+class PlannedChangelog(Changelog, Protocol):
+    """A feed whose tables may get other columns while a query runs.
+
+    A query is planned with the columns that the feed was described with. Rows that do not fit them end it, before they are read.
+    """
+
+    def describe(self, after: int | None = None) -> Description:
+        """The feed as a reader has to know it that begins after a version; after the oldest one when None."""
+
+    def follow(self, plan: str | None, columns: Sequence[str], *, some_columns: bool) -> None:
+        """Read as the feed was described; called before anything else in a process that reads.
+
+        Parameters
+        ----------
+        plan
+            That of the description; None for how the feed is now.
+        columns
+            The names of the columns that are read.
+        some_columns
+            Whether the reader named them, so that it does not mind others.
+        """
+
+    def stream_start(self) -> dict[str, Any]:
+        """What a new query keeps in its checkpoint beside its version; JSON."""
+
+    def stream_end(self, after: int, state: Mapping[str, Any] | None) -> tuple[int, dict[str, Any]]:
+        """In the place of ``newest`` for a stream: the version up to which the plan fits, and what to keep with it.
+
+        Parameters
+        ----------
+        state
+            What was kept with ``after``.
+
+        Raises
+        ------
+        FeedUnavailable
+            When the next commit does not fit the plan.
+        """
+
+
+@runtime_checkable
+class WatchedChangelog(Changelog, Protocol):
+    """A feed whose system somebody may have to look after."""
+
+    def warnings(self) -> Sequence[str]:
+        """What is wrong now, for people; asked for with each micro-batch."""
+
+
+def described(feed: Changelog, after: int | None) -> Description:
+    """A feed as a reader has to know it that begins after a version."""
+    return feed.describe(after) if isinstance(feed, PlannedChangelog) else feed.describe()
 
 
 def begins_late(name: str, first: int) -> FeedUnavailable:

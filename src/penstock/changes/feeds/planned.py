@@ -51,9 +51,9 @@ class Planned:
         found = (schema.metadata or {}).get(_KEY)
         return None if found is None else cls(**json.loads(found))
 
-    def on(self, schema: pa.Schema) -> pa.Schema:
-        """The schema of a description, with this."""
-        return schema.with_metadata({_KEY: json.dumps(asdict(self)).encode()})
+    def to_json(self) -> str:
+        """The plan of a feed's description."""
+        return json.dumps(asdict(self))
 
     def check(self, name: str, version: int, read: Iterable[Column], now: Iterable[Column]) -> None:
         """Refuse a version that came after the query was planned, and has other columns.
@@ -97,16 +97,9 @@ class Planned:
             )
 
 
-def planned_text(schema: pa.Schema) -> str | None:
-    """What a description's schema says, for an option."""
-    found = (schema.metadata or {}).get(_KEY)
-    return None if found is None else found.decode()
-
-
-def with_planned(schema: pa.Schema, text: str | None, described: pa.Schema) -> pa.Schema:
-    """A read's schema with what the option says; where nobody gave it, with what the table is now."""
-    told = planned_text(described) if text is None else text
-    return schema if told is None else schema.with_metadata({_KEY: told.encode()})
+def with_plan(schema: pa.Schema, plan: str | None) -> pa.Schema:
+    """A read's schema with the plan of a feed's description, where that has one."""
+    return schema if plan is None else schema.with_metadata({_KEY: plan.encode()})
 
 
 @lru_cache(maxsize=64)

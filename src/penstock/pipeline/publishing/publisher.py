@@ -286,15 +286,15 @@ def _write(tx: Transaction, notes: list[_Note], secrets: list[str]) -> None:
         if note.news is None:
             queries.tell(tx, run, None)
         else:
-            progress = _progress(tx, followed, note.news)
+            progress = _progress(tx, followed, note.news, secrets)
             source, sink = ends_of(note.news.told, secrets)
             queries.tell(tx, run, progress, source=source, sink=sink)
         if note.ends:
             queries.end(tx, run, followed.error)
 
 
-def _progress(tx: Transaction, followed: _Followed, news: _News) -> QueryProgress:
-    progress = progress_of(news.told, news.rows_in, news.rows_out)
+def _progress(tx: Transaction, followed: _Followed, news: _News, secrets: list[str]) -> QueryProgress:
+    progress = progress_of(news.told, news.rows_in, news.rows_out, secrets)
     if progress.rows_out is not None:
         return progress
     return replace(progress, rows_out=_rows_out(tx, followed, progress.batch_id))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -18,6 +18,7 @@ from penstock.store.queries import QueryError, QueryProgress
 
 _TEXT = 300
 _MESSAGE = 600
+_WARNING = 400
 # What Spark puts behind an error's message: the query's plan, and where in its own code it was.
 # Every pattern here takes time in proportion to the text: nobody knows what others write.
 _BEHIND = re.compile(r"\n=== Streaming Query ===|\n[ \t]+at [\w.$]+[(.]|\nJVM stacktrace:")
@@ -26,7 +27,9 @@ _BEHIND = re.compile(r"\n=== Streaming Query ===|\n[ \t]+at [\w.$]+[(.]|\nJVM st
 _OBJECT = re.compile(r"(?<![\w.])(?:\w+\.)+([\w$]+)@[0-9a-f]+")
 
 
-def progress_of(told: Mapping[str, Any], rows_in: int, rows_out: int | None) -> QueryProgress:
+def progress_of(
+    told: Mapping[str, Any], rows_in: int, rows_out: int | None, secrets: Sequence[str] = ()
+) -> QueryProgress:
     """Progress in Spark's JSON, with the rows of all that it stands for."""
     durations = {phase: float(taken) for phase, taken in (told.get("durationMs") or {}).items()}
     operators = told.get("stateOperators") or []
@@ -40,6 +43,7 @@ def progress_of(told: Mapping[str, Any], rows_in: int, rows_out: int | None) -> 
         watermark=_watermark((told.get("eventTime") or {}).get("watermark")),
         state_rows=_sum(operators, "numRowsTotal"),
         state_bytes=_sum(operators, "memoryUsedBytes"),
+        warnings=tuple(_warnings(told.get("sources") or [], secrets)),
     )
 
 
@@ -54,6 +58,16 @@ def ends_of(told: Mapping[str, Any], secrets: Sequence[str]) -> tuple[str | None
     sources = [_called(each) for each in told.get("sources") or []]
     sink = _called(told.get("sink") or {})
     return text_of(", ".join(filter(None, sources)), secrets), text_of(sink, secrets)
+
+
+def _warnings(sources: Sequence[Mapping[str, Any]], secrets: Sequence[str]) -> Iterator[str]:
+    """What change feeds tell of their systems, beside where they end."""
+    for source in sources:
+        latest = source.get("latestOffset")
+        for each in (latest.get("warnings") or ()) if isinstance(latest, Mapping) else ():
+            text = text_of(str(each), secrets, _WARNING)
+            if text:
+                yield text
 
 
 def _called(end: Mapping[str, Any]) -> str:

@@ -571,10 +571,10 @@ where query_id = :query_id and run_id = :run_id;
 -- name: insert_query_progress
 insert into penstock.query_progress
     (query_id, told_at, run_id, batch_id, rows_in, rows_out, p50, p90, p99, most, duration, durations, watermark, state_rows,
-     state_bytes)
+     state_bytes, warnings)
 values
     (:query_id, :now, :run_id, :batch_id, :rows_in, :rows_out, :half, :ninety, :ninety_nine, :most, :duration, :durations, :watermark,
-     :state_rows, :state_bytes)
+     :state_rows, :state_bytes, :warnings)
 on conflict (query_id, told_at) do nothing;
 
 -- What was told under a clock that was ahead would be the newest for long.

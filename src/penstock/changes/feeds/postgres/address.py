@@ -9,7 +9,10 @@ from penstock.errors import InvalidUrl, MissingDependency
 from penstock.names import did_you_mean, in_quotes
 from penstock.store.url import StoreUrl, parse_url
 
-OWN = ("publication", "slot", "table", "snapshot", "truncate", "lag_warning", "slot_wait")
+OWN = (
+    "publication", "slot", "table", "snapshot", "truncate", "accept", "type", "invalid_values", "skip", "lag_warning", "transaction_warning",
+    "slot_wait",
+)  # fmt: skip
 
 
 def driver() -> Any:

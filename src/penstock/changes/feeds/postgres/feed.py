@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,13 +14,16 @@ from penstock.changes.feeds.changelog import Commit, Description
 from penstock.changes.feeds.postgres.address import joined, shown, split
 from penstock.changes.feeds.postgres.link import Link, LogPiece
 from penstock.changes.feeds.postgres.slot import SlotLag
+from penstock.changes.feeds.postgres.values import AS_TYPES
 from penstock.errors import InvalidUrl
 from penstock.kinds import column_names, require
 
 _SLOT = re.compile(r"[a-z0-9_]{1,63}")
 _SNAPSHOTS = ("initial", "none")
 _TRUNCATES = ("fail", "skip")
+_INVALID_VALUES = ("fail", "null")
 _LAG_WARNING = 1 << 30
+_TRANSACTION_WARNING = 300.0
 _SLOT_WAIT = 10.0
 
 
@@ -42,7 +45,8 @@ class PostgresFeed:
     Types: boolean, smallint to bigint, real, double, numeric(p, s) up to 38 digits, date, timestamp with and without time zone,
     bytea as Arrow has them; domains as what they are made of; everything else (numeric without a precision, time, interval,
     uuid, json, enums, arrays, …) as the text that PostgreSQL writes. Infinite dates and times become the first and the last
-    that Spark has; other dates before year 1 or after 9999, and NaN in a numeric with a precision, are an error.
+    that Spark has; other dates before year 1 or after 9999, and NaN in a numeric with a precision, are an error: see ``types`` and
+    ``invalid_values``.
 
     Parameters
     ----------
@@ -62,8 +66,22 @@ class PostgresFeed:
         ``none``: the slot has to be there, and gives what it still has.
     truncate
         What to do with TRUNCATE of a table: ``fail`` the query, or ``skip`` it, so that the feed's reader keeps the rows.
+    accept
+        What has happened to the tables that their log does not tell, and the copy may lack: as the error names it that stops the
+        query.
+    types
+        Columns to read as ``text``, or as ``double``, rather than as their own type: ``{"price": "text"}``, or with the table where
+        several have a column of that name, ``{"orders.price": "double"}``. Text has every value.
+    invalid_values
+        What to do with a value that its type here cannot hold, such as NaN in a numeric with a precision: ``fail`` the query, or
+        ``null``, which gives NULL in its place and logs how many there were.
+    skip
+        Commits to leave out, by their versions: knowingly, since the copy lacks their rows from then on.
     lag_warning
         Bytes of log that the slot may keep on the server's disk before a warning is logged; 0 for no warning.
+    transaction_warning
+        Seconds that a transaction on the server may be open before a warning is logged and told in the progress of the query, since
+        the slot keeps all log that is written meanwhile; 0 for no warning.
     slot_wait
         Seconds to wait for another reader of the slot to leave.
 
@@ -81,7 +99,12 @@ class PostgresFeed:
     tables: Sequence[str] | None = None
     snapshot: str = ""
     truncate: str = ""
+    accept: Sequence[str] | None = None
+    types: Mapping[str, str] | None = field(default=None, hash=False)
+    invalid_values: str = ""
+    skip: Sequence[int] | None = None
     lag_warning: int | None = None
+    transaction_warning: float | None = None
     slot_wait: float | None = None
 
     def __post_init__(self) -> None:
@@ -90,6 +113,9 @@ class PostgresFeed:
         self._check()
         parameters = [("publication", self.publication), ("slot", self.slot)]
         parameters += [("table", table) for table in self.tables or ()]
+        parameters += [("accept", each) for each in self.accept or ()]
+        parameters += [("type", f"{column}:{kind}") for column, kind in (self.types or {}).items()]
+        parameters += [("skip", str(version)) for version in self.skip or ()]
         for name, default in _DEFAULTS.items():
             if getattr(self, name) != default:
                 parameters.append((name, str(getattr(self, name))))
@@ -107,9 +133,21 @@ class PostgresFeed:
         name: str = self.__dict__["_name"]
         return name
 
-    def describe(self) -> Description:
-        """The tables of the publication."""
-        return self._link().describe()
+    def describe(self, after: int | None = None) -> Description:
+        """The tables of the publication, as the rows were written that are to be read: those after a version, or all."""
+        return self._link().describe(after)
+
+    def follow(self, plan: str | None, columns: Sequence[str], *, some_columns: bool) -> None:
+        """Read some columns of the tables as they were described."""
+        self._link().follow(plan, columns, some_columns)
+
+    def stream_start(self) -> dict[str, Any]:
+        """The state of the publication with which a new query begins."""
+        return self._link().publication_state()
+
+    def stream_end(self, after: int, state: Mapping[str, Any] | None) -> tuple[int, dict[str, Any]]:
+        """The version up to which a stream can be read by its plan, and the state of the publication at that moment."""
+        return self._link().stream_end(after, state)
 
     def begin(self) -> int:
         """The start of a new query; with ``snapshot="initial"``, the slot and its snapshot are made where there is no slot."""
@@ -145,8 +183,12 @@ class PostgresFeed:
         self._link().logged(upto)
 
     def lag(self) -> SlotLag:
-        """The bytes of log that the slot keeps on the server, and those of them that have not been confirmed."""
+        """The bytes of log that the slot keeps on the server, those of them that have not been confirmed, and who else holds them."""
         return self._link().lag()
+
+    def warnings(self) -> list[str]:
+        """A transaction that has been open on the server for too long."""
+        return self._link().warnings()
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_opened"}
@@ -163,7 +205,13 @@ class PostgresFeed:
             return (own.get(name) or [None])[-1]  # type: ignore[list-item] # None stands for nothing given
 
         tables = self.tables if self.tables is not None else own.get("table")
-        settled: dict[str, Any] = {"tables": column_names("tables", tables or ()) or None}
+        accept = self.accept if self.accept is not None else own.get("accept")
+        settled: dict[str, Any] = {
+            "tables": column_names("tables", tables or ()) or None,
+            "accept": column_names("accept", accept or ()) or None,
+            "types": self._types(own.get("type", ())),
+            "skip": self._skip(own.get("skip", ())),
+        }
         for name in ("publication", "slot"):
             require(name, getattr(self, name), str | None, "text")
             settled[name] = getattr(self, name) or one(name) or ""
@@ -176,6 +224,33 @@ class PostgresFeed:
             settled[name] = default if given is None else _number(name, given, type(default))
         for name, value in settled.items():
             object.__setattr__(self, name, value)
+
+    def _types(self, given: Sequence[str]) -> dict[str, str] | None:
+        require("types", self.types, Mapping | None, "a mapping such as {'price': 'text'}")
+        found = dict(self.types or {})
+        if self.types is None:
+            for each in given:
+                column, _, kind = each.rpartition(":")
+                found[column] = kind
+        for column, kind in found.items():
+            if kind not in AS_TYPES or not column:
+                raise InvalidUrl(
+                    f"types: the column {column!r} as {kind!r}: a column is read as one of {', '.join(AS_TYPES)}; in a URL, "
+                    "type=COLUMN:text",
+                    parameter="types",
+                )
+        return found or None
+
+    def _skip(self, given: Sequence[str]) -> tuple[int, ...] | None:
+        require("skip", self.skip, Sequence | None, "a list of versions such as [34488752]")
+        versions = given if self.skip is None else self.skip
+        try:
+            return tuple(sorted({int(each) for each in versions})) or None
+        except ValueError:
+            raise InvalidUrl(
+                f"skip={list(versions)!r}: give the versions of commits, which are whole numbers",
+                parameter="skip",
+            ) from None
 
     def _check(self) -> None:
         if not self.publication:
@@ -195,17 +270,20 @@ class PostgresFeed:
                 f"slot={self.slot!r}: PostgreSQL's slots have 1 to 63 lower-case letters, digits and underscores",
                 parameter="slot",
             )
-        for name, known in (("snapshot", _SNAPSHOTS), ("truncate", _TRUNCATES)):
+        for name, known in _CHOICES.items():
             if getattr(self, name) not in known:
                 raise InvalidUrl(
                     f"{name}={getattr(self, name)!r}: give one of {', '.join(known)}", parameter=name
                 )
 
 
+_CHOICES = {"snapshot": _SNAPSHOTS, "truncate": _TRUNCATES, "invalid_values": _INVALID_VALUES}
 _DEFAULTS: dict[str, Any] = {
     "snapshot": "initial",
     "truncate": "fail",
+    "invalid_values": "fail",
     "lag_warning": _LAG_WARNING,
+    "transaction_warning": _TRANSACTION_WARNING,
     "slot_wait": _SLOT_WAIT,
 }
 

@@ -6,7 +6,7 @@ column: each step looks at one column of all rows together.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -23,16 +23,19 @@ TEXT, NULL, UNCHANGED = b"tnu"
 _EPOCH = 946_684_800_000_000
 """Microseconds from 1970 to 2000, where PostgreSQL's time begins."""
 _MOST_BYTES = 2**31 - 64
+_IN_IDENTITY = 1
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column as a message or the catalog tells of it."""
+    """A column as a Relation message or the catalog describes it."""
 
     name: str
     type: int
     """The type's object id."""
     modifier: int = -1
+    key: bool = False
+    """Whether the replica identity has it; with ``full``, each column."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,8 @@ class Relation:
     schema: str
     table: str
     columns: tuple[Column, ...]
+    identity: str = "d"
+    """The replica identity: default, index, full or nothing, by the first letter."""
 
     @property
     def name(self) -> str:
@@ -54,22 +59,30 @@ class Relation:
         oid = int.from_bytes(message[1:5], "big")
         schema, place = _text(message, 5)
         table, place = _text(message, place)
+        identity = chr(message[place])
         count = int.from_bytes(message[place + 1 : place + 3], "big")
         place += 3
         columns = []
         for _ in range(count):
+            key = bool(message[place] & _IN_IDENTITY)
             name, place = _text(message, place + 1)
             kind = int.from_bytes(message[place : place + 4], "big")
             modifier = int.from_bytes(message[place + 4 : place + 8], "big", signed=True)
-            columns.append(Column(name, kind, modifier))
+            columns.append(Column(name, kind, modifier, key))
             place += 8
         # The protocol writes pg_catalog as nothing.
-        return cls(oid, schema or "pg_catalog", table, tuple(columns))
+        return cls(oid, schema or "pg_catalog", table, tuple(columns), identity)
 
 
 def _text(message: bytes, start: int) -> tuple[str, int]:
     end = message.index(0, start)
     return message[start:end].decode(), end + 1
+
+
+def truncated_relations(message: bytes) -> list[int]:
+    """The object ids in a Truncate message."""
+    oids: list[int] = np.frombuffer(message, ">u4", offset=6).tolist()
+    return oids
 
 
 class Buffer:
@@ -202,27 +215,33 @@ class Decoder:
     after, upto
         The transactions that count.
     wanted
-        Called with each relation as it comes or changes; False leaves its rows out.
+        Called with each relation, and the transaction, when the first row comes that was written with it; False leaves its rows
+        out. It raises where the rows cannot be read.
     truncated
-        Called with the object ids of relations that a transaction that counts has emptied.
+        Called with the relations that a transaction that counts has emptied, and the transaction.
+    skipped
+        Transactions that do not count.
     """
 
     def __init__(
         self,
         after: int,
         upto: int,
-        wanted: Callable[[Relation], bool],
-        truncated: Callable[[Sequence[Relation]], None],
+        wanted: Callable[[Relation, int], bool],
+        truncated: Callable[[Sequence[Relation], int], None],
+        skipped: Collection[int] = (),
     ) -> None:
         self._after, self._upto = after, upto
         self._wanted, self._truncated = wanted, truncated
-        self._relations: dict[int, tuple[Relation, bool]] = {}
+        self._skipped = np.array(sorted(skipped), np.int64)
+        self._relations: dict[int, Relation] = {}
+        self._judged: dict[Relation, bool] = {}
         self._version = self._timestamp = self._sequence = 0
 
     def begin(self, version: int, timestamp: int, sequence: int, relation: Relation) -> None:
         """Go on in the middle of a transaction, as a snapshot's rows have no messages of their own around them."""
         self._version, self._timestamp, self._sequence = version, timestamp, sequence
-        self._know(relation)
+        self._relations[relation.oid] = relation
 
     def decode(self, messages: Sequence[bytes]) -> list[list[Changes]]:
         """The changes in some messages, cut where a relation changes its form."""
@@ -237,23 +256,21 @@ class Decoder:
                 start = index
                 continue
             relation = Relation.of(message)
-            known = self._relations.get(relation.oid)
-            if known is not None and known[0] != relation:
+            if self._relations.get(relation.oid, relation) != relation:
                 found.append(self._part(buffer, kinds, start, index))
                 start = index
-            self._know(relation)
+            self._relations[relation.oid] = relation
         found.append(self._part(buffer, kinds, start, len(messages)))
         return [part for part in found if part]
 
-    def _know(self, relation: Relation) -> None:
-        self._relations[relation.oid] = relation, self._wanted(relation)
+    def _counts(self, versions: Any) -> Any:
+        counts = (versions > self._after) & (versions <= self._upto)
+        return counts & ~np.isin(versions, self._skipped) if len(self._skipped) else counts
 
     def _empty(self, message: bytes) -> None:
-        oids = np.frombuffer(message, ">u4", offset=6).tolist()
-        known = [self._relations[oid] for oid in oids if oid in self._relations]
-        wanted = [relation for relation, counts in known if counts]
-        if wanted and self._after < self._version <= self._upto:
-            self._truncated(wanted)
+        oids = truncated_relations(message)
+        if self._counts(np.array([self._version]))[0]:
+            self._truncated([self._relations[oid] for oid in oids if oid in self._relations], self._version)
 
     def _part(self, buffer: Buffer, all_kinds: Any, low: int, high: int) -> list[Changes]:
         starts, kinds = buffer.starts[low:high], all_kinds[low:high]
@@ -263,10 +280,15 @@ class Decoder:
         self._version, self._timestamp = int(versions[-1]), int(stamps[-1])
         rows = np.flatnonzero((kinds == INSERT) | (kinds == UPDATE) | (kinds == DELETE))
         transaction = np.searchsorted(begins, rows)
-        counts = (versions > self._after) & (versions <= self._upto)
+        counts = self._counts(versions)
         rows, transaction = rows[counts[transaction]], transaction[counts[transaction]]
-        oids, which = np.unique(buffer.int32(starts[rows] + 1) & 0xFFFFFFFF, return_inverse=True)
-        known = [self._relation(oid) for oid in oids.tolist()]
+        oids, firsts, which = np.unique(
+            buffer.int32(starts[rows] + 1) & 0xFFFFFFFF, return_index=True, return_inverse=True
+        )
+        known = [
+            self._relation(oid, int(versions[transaction[first]]))
+            for oid, first in zip(oids.tolist(), firsts.tolist(), strict=True)
+        ]
         wanted = np.array([counted for _, counted in known], bool)
         if not wanted.all():
             keep = wanted[which]
@@ -291,10 +313,13 @@ class Decoder:
             changes.timestamp = stamps[transaction[message]]
         return [changes for changes, _ in found if len(changes)]
 
-    def _relation(self, oid: int) -> tuple[Relation, bool]:
+    def _relation(self, oid: int, version: int) -> tuple[Relation, bool]:
         if oid not in self._relations:
             raise ChangelogContractViolation(f"pgoutput sent a row of relation {oid} before the relation")
-        return self._relations[oid]
+        relation = self._relations[oid]
+        if relation not in self._judged:
+            self._judged[relation] = self._wanted(relation, version)
+        return relation, self._judged[relation]
 
     def _sequences(self, transaction: Any, first: Any, begun: int, total: int) -> Any:
         """The position of each message's first tuple in its transaction, counted on from the buffer before."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,14 +23,15 @@ from penstock.changes.feeds.changelog import INSTANT
 from penstock.changes.feeds.postgres import pgoutput
 from penstock.changes.feeds.postgres.catalog import KEY, SEQUENCE, TABLE, UNCHANGED_COLUMNS, Table, Tables
 from penstock.changes.feeds.postgres.pgoutput import Changes, Relation
-from penstock.changes.feeds.postgres.values import from_text
+from penstock.changes.feeds.postgres.schema_changes import Fit, SchemaChange
+from penstock.changes.feeds.postgres.values import from_text, held
 from penstock.errors import FeedUnavailable
 
 _TYPES = pa.array([INSERT, DELETE, PREIMAGE, POSTIMAGE])
 _INSERT, _DELETE, _PREIMAGE, _POSTIMAGE = range(4)
 _BARE = {20, 21, 23, 26}
 """Whole numbers, whose text is JSON already."""
-_SNAPSHOTS = "penstock_snapshots"
+SNAPSHOTS = "penstock_snapshots"
 
 
 class Rows:
@@ -38,74 +40,58 @@ class Rows:
     Parameters
     ----------
     tables
-        The tables as the query knows them.
+        The tables as the query is planned with them.
     schema
         The columns to give.
     name
         The feed, for messages.
-    published
-        Finds the tables that the publication has now.
+    first
+        The commit with which the range begins, for messages.
+    accepted
+        As for :class:`Fit`.
+    nulls_invalid
+        Whether values that a type cannot hold are null.
+    may_skip
+        Whether a commit of the range can be left out; the snapshot cannot.
     """
 
     def __init__(
-        self, tables: Tables, schema: pa.Schema, name: str, published: Callable[[], Sequence[Table]]
+        self,
+        tables: Tables,
+        schema: pa.Schema,
+        name: str,
+        first: int,
+        accepted: Collection[str],
+        *,
+        nulls_invalid: bool,
+        may_skip: bool,
     ) -> None:
-        self._tables, self._schema, self._name, self._published = tables, schema, name, published
+        self._tables, self._schema, self._name, self._first = tables, schema, name, first
         self._columns = tables.columns()
+        self.fit = Fit(tables, selected_columns(tables, schema), accepted)
         self._known: dict[Relation, Table] = {}
+        self.nulls_invalid, self._may_skip = nulls_invalid, may_skip
+        self.invalid: Counter[tuple[str, str]] = Counter()
+        """Values that are null since their type cannot hold them, by table and column."""
 
-    def wanted(self, relation: Relation) -> bool:
+    def wanted(self, relation: Relation, version: int) -> bool:
         """Whether a relation's rows belong to the feed.
-
-        What the log tells may be older than what the query knows, or newer: columns and tables that have gone since are left
-        out, those that have come since are not.
 
         Raises
         ------
         FeedUnavailable
-            SCHEMA_CHANGED, when a table has got a column or a name that the query does not know, or the publication a table.
+            When they do, and cannot be read as the query is planned.
         """
-        if relation.schema == _SNAPSHOTS:
+        if relation.schema == SNAPSHOTS:
             return False
-        table = self._table_of(relation)
-        if table is None:
-            return False
-        known = {column.name for column in table.relation.columns}
-        strange = [column.name for column in relation.columns if column.name not in known]
-        if strange:
-            now = next((each for each in self._published() if each.name == table.name), table)
-            added = [column.name for column in now.relation.columns if column.name in strange]
-            if added:
-                raise self._changed(
-                    f"{table.name} has a column {added[0]!r} that it did not have when the query began",
-                    table=table.name,
-                )
-        self._known[relation] = table
-        return True
-
-    def _table_of(self, relation: Relation) -> Table | None:
-        for table in self._tables.tables:
-            if table.name == relation.name:
-                return table
-        renamed = next((table for table in self._tables.tables if table.relation.oid == relation.oid), None)
-        if renamed is None and not self._tables.several:
-            return None
-        now = {table.relation.oid: table.name for table in self._published()}
-        if renamed is not None:
-            if now.get(relation.oid) in (None, renamed.name):
-                # It got its name between the row and the query.
-                return renamed
-            raise self._changed(f"{renamed.name} is called {now[relation.oid]} now", table=renamed.name)
-        if relation.name in now.values():
-            raise self._changed(f"the publication has a table {relation.name} that it did not have")
-        return None
-
-    def _changed(self, what: str, **parameters: Any) -> FeedUnavailable:
-        return FeedUnavailable(
-            f"{self._name}: {what}: start the query again, which reads the columns anew",
-            condition="FEED_UNAVAILABLE.SCHEMA_CHANGED",
-            **parameters,
-        )
+        table = self.fit.table_of(relation)
+        change = table if isinstance(table, SchemaChange) else None
+        if isinstance(table, Table):
+            self._known[relation] = table
+            change = self.fit.change(table, relation)
+        if change is not None:
+            raise change.in_range(self._name, self._first, version)
+        return table is not None
 
     def batch(self, part: Sequence[Changes], done: tuple[int, int]) -> pa.RecordBatch | None:
         """The rows of some changes in their order, without those up to a version and sequence."""
@@ -156,26 +142,47 @@ class Rows:
             [columns.values(each) for each in field.type], fields=list(field.type)
         )
 
-    def misfit(
-        self, table: Table, changes: Changes, column: int, field: pa.Field, why: str
+    def not_held(
+        self, table: Table, field: pa.Field, value: str | None, version: int, why: str
     ) -> FeedUnavailable:
         """A value that its column cannot hold."""
-        found = changes.relation.columns[column]
-        known = next(each for each in table.relation.columns if each.name == found.name)
-        if (found.type, found.modifier) != (known.type, known.modifier):
-            return self._changed(
-                f"the type of the column {found.name!r} of {table.name} has changed, and this row is of the other type ({why}); "
-                "with a new slot where it is older than the query; else",
-                table=table.name,
-            )
+        skip = f"; or leave the commit out, skip=[{version}]" if self._may_skip else ""
         return FeedUnavailable(
-            f"{self._name}: the column {found.name!r} of {table.name} has a value that {field.type} cannot hold ({why}): change "
-            "the row, or make the column text or numeric without a precision, which are read as strings; rows that are "
-            "in the log already need a new slot",
+            f"{self._name}: {table.name} has {field.name} = {value!r} in commit {version}, which {field.type} cannot hold{why}. Read "
+            f"the column as text, types={{{field.name!r}: 'text'}}; or have NULL in its place, "
+            f"invalid_values='null'{skip}",
             condition="FEED_UNAVAILABLE.VALUE",
             table=table.name,
-            column=found.name,
+            column=field.name,
+            version=version,
         )
+
+    def note_invalid(self, table: Table, field: pa.Field, count: int) -> None:
+        """Count values that are given as null."""
+        self.invalid[table.name, field.name] += count
+
+    def key_unknown(self, table: Table, column: str) -> FeedUnavailable:
+        """A row that is not identified."""
+        return FeedUnavailable(
+            f"{self._name}: a change of {table.name} came without {column!r}, by which its rows are identified. A partition with "
+            "another replica identity does that: alter table … replica identity default, for each partition, and start over with a "
+            "new slot and a new checkpoint",
+            condition="FEED_UNAVAILABLE.KEY_UNKNOWN",
+            table=table.name,
+            column=column,
+        )
+
+
+def selected_columns(tables: Tables, schema: Iterable[pa.Field]) -> dict[str, Collection[str]]:
+    """Which columns of the tables a read has, by table."""
+    fields = {field.name: field for field in schema}
+    if not tables.several:
+        return {tables.tables[0].name: set(fields)}
+    return {
+        table.name: {field.name for field in fields[name].type}
+        for name, table in tables.columns().items()
+        if name in fields
+    }
 
 
 class _TableColumns:
@@ -217,8 +224,6 @@ class _TableColumns:
     def _differs(self, before: Any, after: Any) -> Any:
         found = np.zeros(len(before), bool)
         for name in self._table.key:
-            if name not in self._places:
-                continue
             text = self.text(self._places[name])
             left, right = text.take(pa.array(before)), text.take(pa.array(after))
             same = pc.fill_null(pc.equal(left, right), False).to_numpy(zero_copy_only=False)
@@ -234,16 +239,28 @@ class _TableColumns:
         return self._text[column]
 
     def values(self, field: pa.Field) -> pa.Array:
-        """A column in the type that is asked for; null where the table did not have it then."""
-        place = self._places.get(field.name)
-        if place is None:
-            return pa.nulls(self.count, field.type)
-        text = self._kept_text(place)
+        """A column in the type that is asked for."""
+        text = self._kept_text(self._places[field.name])
         try:
-            return from_text(text, field.type)
+            found = from_text(text, field.type)
         except pa.ArrowInvalid as error:
-            why = str(error)[:200]
-            raise self._rows.misfit(self._table, self.changes, place, field, why) from None
+            found = from_text(self._held(text, field, str(error)), field.type)
+        if found.null_count and not field.nullable:
+            raise self._rows.key_unknown(self._table, field.name)
+        return found
+
+    def _held(self, text: pa.StringArray, field: pa.Field, why: str) -> pa.StringArray:
+        """The values that a type has, and null for others, where that is wanted."""
+        valid = pc.fill_null(held(text, field.type), True)
+        wrong = np.flatnonzero(~valid.to_numpy(zero_copy_only=False))
+        if not len(wrong) or not self._rows.nulls_invalid or not field.nullable:
+            first = int(wrong[0]) if len(wrong) else None
+            version = int(self.kept(self.changes.version)[first or 0])
+            value = None if first is None else text[first].as_py()[:100]
+            why = "" if len(wrong) else f" ({why[:200]})"
+            raise self._rows.not_held(self._table, field, value, version, why)
+        self._rows.note_invalid(self._table, field, len(wrong))
+        return pc.if_else(valid, text, pa.scalar(None, pa.string()))
 
     def _kept_text(self, place: int) -> pa.StringArray:
         text = self.text(place)
@@ -251,7 +268,11 @@ class _TableColumns:
 
     def unchanged(self) -> pa.ListArray:
         """The names of the columns whose values are not known, for each row; null where all are."""
-        found = {name: self.kept(self.changes.unknown(place)) for name, place in self._places.items()}
+        found = {
+            column.name: self.kept(self.changes.unknown(self._places[column.name]))
+            for column in self._table.relation.columns
+            if column.name in self._places
+        }
         names = [name for name, mask in found.items() if mask.any()]
         if not names:
             return pa.nulls(self.count, pa.list_(pa.string()))
@@ -264,12 +285,14 @@ class _TableColumns:
 
     def key_text(self) -> pa.StringArray:
         """The key as the text of a JSON object."""
+        if not self._table.key:
+            return pa.repeat("{}", self.count)
         parts: list[Any] = []
         for name in self._table.key:
-            if name not in self._places:
-                continue
             place = self._places[name]
             text = self._kept_text(place)
+            if self._table.keyed and text.null_count:
+                raise self._rows.key_unknown(self._table, name)
             if self.changes.relation.columns[place].type not in _BARE:
                 text = json_strings(text)
             label = json_strings(pa.array([name]))[0].as_py()

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from importlib import resources
 from itertools import chain
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from penstock.changes.feeds.postgres.address import driver
 from penstock.errors import DataLost, FeedUnavailable, InvalidUrl, PenstockError
@@ -59,6 +59,29 @@ class ServerGone(FeedUnavailable):
     """The server does not answer, or went away; retried with back-off before it is raised."""
 
     condition = "FEED_UNAVAILABLE.SERVER"
+
+
+class Statements(Protocol):
+    """What runs the feed's statements."""
+
+    def all(self, statement: str, /, **parameters: Any) -> list[Any]: ...
+
+    def unavailable(self, condition: str, message: str, **parameters: Any) -> FeedUnavailable: ...
+
+
+class Session:
+    """The feed's statements on one connection, in the transaction that it is in."""
+
+    def __init__(self, server: Server, connection: psycopg.Connection[Any]) -> None:
+        self._server, self._connection = server, connection
+
+    def all(self, statement: str, /, **parameters: Any) -> list[Any]:
+        """The rows of a named statement."""
+        return run(self._connection, statement, **parameters)
+
+    def unavailable(self, condition: str, message: str, **parameters: Any) -> FeedUnavailable:
+        """An error of the feed."""
+        return self._server.unavailable(condition, message, **parameters)
 
 
 class Server:

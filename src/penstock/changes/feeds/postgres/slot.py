@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 
 from penstock.changes.feeds.changelog import Commit
 from penstock.changes.feeds.postgres.catalog import missing_publication
+from penstock.changes.feeds.postgres.open_transactions import OpenTransaction
+from penstock.changes.feeds.postgres.pgoutput import TRUNCATE, Relation, truncated_relations
 from penstock.changes.feeds.postgres.server import WAL_LEVEL, Server, SlotInUse, lsn, quoted
 from penstock.errors import FeedUnavailable
 
@@ -16,6 +18,8 @@ log = logging.getLogger("penstock.changes")
 _MOST_MESSAGES = 2**31 - 1
 _GROWTH = 8
 _OLDEST_SERVER = 130_000
+FAILOVER_SINCE = 170_000
+"""The server whose standbys can have a primary's logical slots."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,8 @@ class SlotLag:
     """Bytes of log on the server's disk."""
     unconfirmed: int
     """Bytes of log behind what has been read and logged."""
+    open_transaction: OpenTransaction | None = None
+    """The oldest transaction that is open on the server: the log is kept from its beginning on."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +51,33 @@ class SlotState:
         return SlotLag(self.flushed - self.restart, max(0, self.flushed - self.confirmed))
 
 
+@dataclass(frozen=True)
+class RelationUse:
+    """A relation that rows were written with."""
+
+    relation: Relation
+    version: int
+    """The first commit with such rows."""
+
+
+@dataclass(frozen=True)
+class Truncation:
+    """Relations that a commit has emptied."""
+
+    relations: list[Relation]
+    version: int
+
+
+@dataclass(frozen=True)
+class LogRelations:
+    """The relations in a range of the log, each list in the log's order."""
+
+    uses: list[RelationUse]
+    emptied: list[Truncation]
+    others: list[Relation]
+    """Relations without rows of their own: partitions, whose rows come under another name."""
+
+
 class Slot:
     """A slot and the publication that is read through it.
 
@@ -61,12 +94,12 @@ class Slot:
     def __init__(self, server: Server, name: str, publication: str, lag_warning: int) -> None:
         self._server, self.name, self._publication = server, name, publication
         self._warned_at, self._lag_warning = lag_warning, lag_warning
-        self._chosen: list[int] | None = None
+        self._chosen: dict[str, int] | None = None
         self._moved_to = 0
 
-    def choose(self, oids: Sequence[int] | None) -> None:
-        """Look at the rows of some relations only."""
-        self._chosen = None if oids is None else list(oids)
+    def choose(self, tables: Mapping[str, int] | None) -> None:
+        """Look at the rows of some tables only, by name and object id."""
+        self._chosen = None if tables is None else dict(tables)
 
     def check_server(self) -> None:
         """Refuse a server that cannot decode its log.
@@ -136,12 +169,14 @@ class Slot:
         return found
 
     def missing(self) -> FeedUnavailable:
+        (found,) = self._server.all("server")
+        failover = ", failover => true" if found.version >= FAILOVER_SINCE else ""
         return self._server.unavailable(
             "SLOT_MISSING",
             f'there is no replication slot {self.name!r}. With snapshot="initial", the default, a streaming query with a new '
             "checkpoint makes one, and reads the rows that are there first; so does one that has lost its slot, and with it the changes "
             'since: let it start over into an empty or another sink. For snapshot="none", '
-            f"select pg_create_logical_replication_slot('{self.name}', 'pgoutput') makes one that starts now",
+            f"select pg_create_logical_replication_slot('{self.name}', 'pgoutput'{failover}) makes one that starts now",
             slot=self.name,
         )
 
@@ -159,7 +194,9 @@ class Slot:
 
     def others(self) -> list[int]:
         """Relations whose rows are left out."""
-        return [row.oid for row in self._server.all("others", chosen=self._chosen)]
+        chosen = self._chosen
+        oids = None if chosen is None else list(chosen.values())
+        return [row.oid for row in self._server.all("others", chosen=oids, names=list(chosen or ()))]
 
     def has_changes(self, after: int, upto: int) -> bool:
         """Whether some commit of a range has rows."""
@@ -189,6 +226,52 @@ class Slot:
             if seen < messages:
                 return
             messages = min(messages * _GROWTH, _MOST_MESSAGES)
+
+    def relations(
+        self, after: int, upto: int, *, skipped: Collection[int] = (), messages: int | None = None
+    ) -> LogRelations:
+        """The relations of the rows of a range, and what it empties.
+
+        Parameters
+        ----------
+        skipped
+            Commits that do not count.
+        messages
+            About how many messages of the log to look at; all when None.
+        """
+        rows = self._server.all(
+            "relations",
+            **self._bounds(upto),
+            messages=messages,
+            after=after,
+            skipped=list(skipped),
+            others=self.others(),
+        )
+        known: dict[int, Relation] = {}
+        uses: dict[Relation, RelationUse] = {}
+        emptied = []
+        for row in rows:
+            if row.oid is not None:
+                relation = known[row.oid]
+                if row.version <= upto:
+                    uses.setdefault(relation, RelationUse(relation, row.version))
+            elif row.data[:1] == b"R":
+                relation = Relation.of(row.data)
+                known[relation.oid] = relation
+            elif after < row.version <= upto and row.version not in skipped:
+                oids = truncated_relations(row.data)
+                emptied.append(Truncation([known[oid] for oid in oids if oid in known], row.version))
+        with_rows = {relation.oid for relation in uses}
+        with_rows |= {relation.oid for each in emptied for relation in each.relations}
+        others = [relation for oid, relation in known.items() if oid not in with_rows]
+        return LogRelations(list(uses.values()), emptied, others)
+
+    def descriptions(self, upto: int) -> list[Relation] | None:
+        """The relations that the log describes up to a commit, with rows or without; None where it empties some."""
+        found = [row.data for row in self._server.all("descriptions", **self._bounds(upto))]
+        if any(data[:1] == TRUNCATE for data in found):
+            return None
+        return [Relation.of(data) for data in found]
 
     def messages(self, upto: int) -> Generator[list[bytes], None, None]:
         """All messages up to a commit, in chunks; from the slot's position on."""

@@ -10,15 +10,15 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from penstock.changes.feeds.postgres.catalog import Table
-from penstock.changes.feeds.postgres.pgoutput import INSERT, NEW, NULL, TEXT, Column, Relation
-from penstock.changes.feeds.postgres.server import Server, SlotInUse, run
-from penstock.changes.feeds.postgres.slot import Slot
+from penstock.changes.feeds.postgres.catalog import Table, relation_from_json, relation_to_json
+from penstock.changes.feeds.postgres.pgoutput import INSERT, NEW, NULL, TEXT, Relation
+from penstock.changes.feeds.postgres.server import Server, Session, SlotInUse, run
+from penstock.changes.feeds.postgres.slot import FAILOVER_SINCE, Slot
 from penstock.errors import DataLost
 from penstock.names import in_quotes
 
@@ -48,6 +48,8 @@ class Snapshot:
     """Below every later commit's: the position at which the slot begins, less one."""
     timestamp: int
     copies: tuple[Copy, ...]
+    publication: Mapping[str, Any]
+    """The state of the publication at that moment."""
 
     @property
     def rows(self) -> int:
@@ -74,10 +76,12 @@ class Snapshots:
     ----------
     server, slot
         Where.
+    required
+        Whether a role that may not see them is refused; else it does without.
     """
 
-    def __init__(self, server: Server, slot: Slot) -> None:
-        self._server, self._slot = server, slot
+    def __init__(self, server: Server, slot: Slot, *, required: bool) -> None:
+        self._server, self._slot, self._required = server, slot, required
         self._none = False
 
     def find(self) -> Snapshot | None:
@@ -89,12 +93,17 @@ class Snapshots:
             self._none = found is not None and found.state == "read"
             return None
         copies = tuple(_copy(each) for each in found.tables)
-        return Snapshot(found.consistent_point - 1, found.copied_at, copies)
+        return Snapshot(found.consistent_point - 1, found.copied_at, copies, found.publication)
 
-    def make(self, tables: Sequence[Table]) -> None:
+    def make(self, tables: Sequence[Table], check: Callable[[Session], dict[str, Any]]) -> None:
         """Make the slot and its snapshot, unless the slot is there; one process at a time.
 
         What a process left half done that died is swept away first.
+
+        Parameters
+        ----------
+        check
+            Called in the snapshot: refuses tables that are not as they are planned, and gives the state of the publication.
         """
         if self._made(self._row()):
             return
@@ -113,7 +122,7 @@ class Snapshots:
                 else:
                     _drop(connection, row.tables)
                 run(connection, "begin_snapshot", slot=self._slot.name)
-                self._copy_all(connection, tables)
+                self._copy_all(connection, tables, check)
             self._none = False
 
     def _made(self, row: Any) -> bool:
@@ -167,7 +176,7 @@ class Snapshots:
 
     def _row(self) -> Any:
         (there,) = self._server.all("snapshots_there")
-        if not there.there:
+        if not there.there or not (there.visible or self._required):
             return None
         self._require_trusted_owner(self._server.all("foreign_owner"))
         return next(iter(self._server.all("snapshot", slot=self._slot.name)), None)
@@ -213,24 +222,38 @@ class Snapshots:
                 owner=row.owner,
             )
 
-    def _copy_all(self, connection: psycopg.Connection[Any], tables: Sequence[Table]) -> None:
+    def _copy_all(
+        self,
+        connection: psycopg.Connection[Any],
+        tables: Sequence[Table],
+        check: Callable[[Session], dict[str, Any]],
+    ) -> None:
         with self._made_slot() as (point, exported), connection.transaction():
             connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
             connection.execute("SET TRANSACTION SNAPSHOT '" + exported.replace("'", "''") + "'")
+            publication = check(Session(self._server, connection))
             copies = [self._copied(connection, table, place) for place, table in enumerate(tables)]
-            text = json.dumps([_described(copy) for copy in copies])
-            run(connection, "end_snapshot", slot=self._slot.name, point=point, tables=text)
+            run(
+                connection,
+                "end_snapshot",
+                slot=self._slot.name,
+                point=point,
+                tables=json.dumps([_described(copy) for copy in copies]),
+                publication=json.dumps(publication),
+            )
 
     @contextmanager
     def _made_slot(self) -> Iterator[tuple[int, str]]:
         """The position at which the new slot begins, and the name of the snapshot, which lives as long as the connection."""
         connection = self._server.connect(replication="database")
         try:
-            export = (
-                "(SNAPSHOT 'export')" if connection.info.server_version >= _SYNTAX_15 else "EXPORT_SNAPSHOT"
-            )
+            version = connection.info.server_version
+            options = "(SNAPSHOT 'export')" if version >= _SYNTAX_15 else "EXPORT_SNAPSHOT"
+            if version >= FAILOVER_SINCE:
+                # A standby that takes over has the slot then, where it synchronizes slots.
+                options = "(SNAPSHOT 'export', FAILOVER)"
             name = _identifier(self._slot.name)
-            cursor = connection.execute(f"CREATE_REPLICATION_SLOT {name} LOGICAL pgoutput {export}".encode())
+            cursor = connection.execute(f"CREATE_REPLICATION_SLOT {name} LOGICAL pgoutput {options}".encode())
             row = cursor.fetchone()
             assert row is not None
             high, _, low = row.consistent_point.partition("/")
@@ -280,22 +303,11 @@ def _drop(connection: psycopg.Connection[Any], tables: Sequence[Any]) -> None:
 
 
 def _described(copy: Copy) -> dict[str, Any]:
-    relation = copy.relation
-    columns = [[column.name, column.type, column.modifier] for column in relation.columns]
-    return {
-        "place": copy.place,
-        "rows": copy.rows,
-        "oid": relation.oid,
-        "schema": relation.schema,
-        "table": relation.table,
-        "columns": columns,
-    }
+    return {"place": copy.place, "rows": copy.rows, "relation": relation_to_json(copy.relation)}
 
 
 def _copy(found: dict[str, Any]) -> Copy:
-    columns = tuple(Column(*each) for each in found["columns"])
-    relation = Relation(found["oid"], found["schema"], found["table"], columns)
-    return Copy(str(found["place"]), relation, int(found["rows"]))
+    return Copy(str(found["place"]), relation_from_json(found["relation"]), int(found["rows"]))
 
 
 def _identifier(name: str) -> str:

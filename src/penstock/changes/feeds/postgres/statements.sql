@@ -29,43 +29,137 @@ SELECT current_setting('server_version_num')::int AS version,
 SELECT system_identifier FROM pg_control_system();
 
 -- name: publication
-SELECT puballtables AS every_table, pubupdate OR pubdelete AS changes_rows
+SELECT pubupdate OR pubdelete AS changes_rows,
+    concat(oid, '.', xmin, '.', CASE WHEN puballtables THEN 'a' END, CASE WHEN pubinsert THEN 'i' END, CASE WHEN pubupdate THEN 'u' END,
+        CASE WHEN pubdelete THEN 'd' END, CASE WHEN pubtruncate THEN 't' END, CASE WHEN pubviaroot THEN 'r' END) AS state
 FROM pg_publication WHERE pubname = :publication;
 
+-- name: published_tables
+-- Which tables they are, what makes them part of the publication, and a stamp that changes with their definition.
+WITH published AS (
+    SELECT c.oid, c.xmin, c.relkind, p.schemaname AS schema, p.schemaname || '.' || p.tablename AS name, b.oid AS publication
+    FROM pg_publication AS b
+    JOIN pg_publication_tables AS p ON p.pubname = b.pubname
+    JOIN pg_namespace AS n ON n.nspname = p.schemaname
+    JOIN pg_class AS c ON c.relnamespace = n.oid AND c.relname = p.tablename
+    WHERE b.pubname = :publication AND p.schemaname <> 'penstock_snapshots'
+)
+SELECT t.oid, t.schema, t.name,
+    (SELECT string_agg(r.oid::text, '.' ORDER BY r.oid) FROM pg_publication_rel AS r
+        WHERE r.prpubid = t.publication
+            AND (r.prrelid = t.oid OR r.prrelid IN (SELECT a.relid::oid FROM pg_partition_ancestors(t.oid) AS a))) AS entry,
+    CASE WHEN t.relkind = 'p' THEN ARRAY(
+        SELECT l.relid::oid FROM pg_partition_tree(t.oid) AS l WHERE l.isleaf AND l.relid <> t.oid ORDER BY 1) END AS partitions,
+    (SELECT jsonb_object_agg(a.attname, jsonb_build_array(a.attnum, a.atttypid::bigint, a.atttypmod)) FROM pg_attribute AS a
+        WHERE a.attrelid = t.oid AND a.attnum > 0 AND NOT a.attisdropped) AS columns,
+    md5(concat(t.xmin, '/',
+        (SELECT string_agg(a.attnum || ':' || a.xmin, ' ' ORDER BY a.attnum) FROM pg_attribute AS a
+            WHERE a.attrelid = t.oid AND a.attnum > 0), '/',
+        (SELECT string_agg(i.indexrelid || ':' || i.xmin, ' ' ORDER BY i.indexrelid) FROM pg_index AS i
+            WHERE i.indrelid = t.oid))) AS stamp
+FROM published AS t
+ORDER BY t.name;
+
+-- name: published_schemas
+SELECT n.nspname AS schema, p.oid
+FROM pg_publication AS b
+JOIN pg_publication_namespace AS p ON p.pnpubid = b.oid
+JOIN pg_namespace AS n ON n.oid = p.pnnspid
+WHERE b.pubname = :publication;
+
+-- name: transaction
+SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint AS next;
+
+-- name: origins
+-- When tables were made, and whether the partitions among them were made as such. A table's columns of the system are never
+-- written again.
+SELECT c.oid, c.oid::regclass::text AS name,
+    pg_snapshot_xmax(pg_current_snapshot())::text::bigint - age(m.xmin) AS created,
+    EXISTS (SELECT FROM pg_publication AS b JOIN pg_publication_rel AS r ON r.prpubid = b.oid
+        WHERE b.pubname = :publication AND r.prrelid = c.oid) AS named,
+    NOT EXISTS (SELECT FROM pg_partition_ancestors(c.oid) AS a
+        JOIN pg_inherits AS i ON i.inhrelid = a.relid
+        JOIN pg_attribute AS n ON n.attrelid = a.relid AND n.attnum = -6
+        WHERE i.xmin::text <> n.xmin::text) AS made_as_it_is
+FROM pg_class AS c
+JOIN pg_attribute AS m ON m.attrelid = c.oid AND m.attnum = -6
+WHERE c.oid = ANY (:oids::oid[]);
+
+-- name: partition_roots
+SELECT c.oid, pg_partition_root(c.oid)::oid AS root
+FROM pg_class AS c WHERE c.oid = ANY (:oids::oid[]) AND c.relispartition;
+
+-- name: changing
+-- Whether a transaction may be changing a table's definition, or has done so and cannot be seen yet; and whether one has a table
+-- for itself, or waits for that, so that the tables of a publication cannot be listed.
+SELECT count(*) FILTER (WHERE l.granted) > 0 AS busy, count(*) FILTER (WHERE l.mode = 'AccessExclusiveLock') > 0 AS alone
+FROM pg_locks AS l
+LEFT JOIN pg_stat_activity AS s ON s.pid = l.pid
+WHERE l.locktype = 'relation' AND l.relation >= 16384 AND l.pid <> pg_backend_pid()
+    AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+    AND l.mode IN ('ShareUpdateExclusiveLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
+    AND s.backend_type IS DISTINCT FROM 'autovacuum worker';
+
+-- name: domains
+-- What domains are made of, however deep.
+WITH RECURSIVE base (oid, type, modifier) AS (
+    SELECT y.oid, y.typbasetype, y.typtypmod FROM pg_type AS y WHERE y.typtype = 'd' AND y.oid = ANY (:oids::oid[])
+    UNION ALL
+    SELECT b.oid, y.typbasetype, CASE WHEN y.typtypmod >= 0 THEN y.typtypmod ELSE b.modifier END
+    FROM base AS b JOIN pg_type AS y ON y.oid = b.type AND y.typtype = 'd'
+)
+SELECT b.oid, b.type, b.modifier
+FROM base AS b JOIN pg_type AS y ON y.oid = b.type AND y.typtype <> 'd';
+
+-- name: relations
+-- The relations of the rows above a commit, in the order of the log. A group is what comes between two relation messages of
+-- one relation, so that it has one form: the message itself (data), the rows of each relation, and each TRUNCATE (data).
+WITH message AS (
+    SELECT number, data, get_byte(data, 0) AS kind
+    FROM pg_logical_slot_peek_binary_changes(:slot, :upto::pg_lsn, :messages, 'proto_version', '1', 'publication_names', :names)
+        WITH ORDINALITY AS p (lsn, xid, data, number)
+), placed AS (
+    SELECT number, kind,
+        CASE WHEN kind IN (82, 84) THEN data END AS data,
+        CASE WHEN kind IN (73, 68, 85) THEN ('x' || encode(substr(data, 2, 4), 'hex'))::bit(32)::bigint END AS oid,
+        max(CASE WHEN kind = 66 THEN ('x' || encode(substr(data, 2, 8), 'hex'))::bit(64)::bigint END) OVER so_far AS version,
+        count(*) FILTER (WHERE kind = 82) OVER so_far AS form
+    FROM message
+    WINDOW so_far AS (ORDER BY number ROWS UNBOUNDED PRECEDING)
+)
+SELECT min(number) AS number, oid, string_agg(data, NULL) AS data, min(version) AS version
+FROM placed
+WHERE kind IN (82, 84)
+    OR (oid IS NOT NULL AND version > :after AND version <> ALL (:skipped::bigint[]) AND oid <> ALL (:others::oid[]::bigint[]))
+GROUP BY form, oid, CASE WHEN kind = 84 THEN number ELSE 0 END
+ORDER BY 1;
+
+-- name: descriptions
+-- What the log describes and empties, without what it has rows of: a third of the time.
+SELECT data
+FROM pg_logical_slot_peek_binary_changes(:slot, :upto::pg_lsn, NULL, 'proto_version', '1', 'publication_names', :names)
+WHERE get_byte(data, 0) IN (82, 84);
+
 -- name: columns
--- Domains are what they are made of, however deep.
-WITH RECURSIVE published AS (
+SELECT t.oid, t.schemaname AS schema, t.tablename AS table, t.relkind AS kind, t.relreplident AS identity, t.rowfilter,
+    a.attname AS name, a.atttypid AS type, a.atttypmod AS modifier,
+    coalesce(a.attnum = ANY (i.indkey), false) AS key
+FROM (
     SELECT c.oid, p.schemaname, p.tablename, c.relkind, c.relreplident,
         to_jsonb(p) -> 'attnames' AS names, to_jsonb(p) ->> 'rowfilter' AS rowfilter
     FROM pg_publication_tables AS p
     JOIN pg_namespace AS n ON n.nspname = p.schemaname
     JOIN pg_class AS c ON c.relnamespace = n.oid AND c.relname = p.tablename
     WHERE p.pubname = :publication AND p.schemaname <> 'penstock_snapshots'
-), identity AS (
-    SELECT t.oid, i.indkey
-    FROM published AS t
-    JOIN LATERAL (
-        SELECT x.indkey FROM pg_index AS x
-        WHERE x.indrelid = t.oid AND x.indislive
-            AND CASE WHEN t.relreplident = 'i' THEN x.indisreplident ELSE x.indisprimary END
-        LIMIT 1
-    ) AS i ON true
-), base (oid, type, modifier) AS (
-    SELECT DISTINCT a.atttypid, a.atttypid, -1
-    FROM pg_attribute AS a JOIN published AS t ON t.oid = a.attrelid
-    UNION ALL
-    SELECT b.oid, y.typbasetype, y.typtypmod
-    FROM base AS b JOIN pg_type AS y ON y.oid = b.type AND y.typtype = 'd'
-)
-SELECT t.oid, t.schemaname AS schema, t.tablename AS table, t.relkind AS kind, t.relreplident AS identity, t.rowfilter,
-    a.attname AS name, a.atttypid AS type, a.atttypmod AS modifier,
-    b.type AS base_type, CASE WHEN b.type = a.atttypid THEN a.atttypmod ELSE b.modifier END AS base_modifier,
-    coalesce(a.attnum = ANY (i.indkey), false) AS key
-FROM published AS t
+) AS t
 JOIN pg_attribute AS a ON a.attrelid = t.oid AND a.attnum > 0 AND NOT a.attisdropped
-JOIN base AS b ON b.oid = a.atttypid
-JOIN pg_type AS y ON y.oid = b.type AND y.typtype <> 'd'
-LEFT JOIN identity AS i ON i.oid = t.oid
+LEFT JOIN LATERAL (
+    -- A key that is checked at the end of a transaction is no replica identity.
+    SELECT x.indkey FROM pg_index AS x
+    WHERE x.indrelid = t.oid AND x.indislive AND x.indimmediate
+        AND CASE WHEN t.relreplident = 'i' THEN x.indisreplident ELSE x.indisprimary END
+    LIMIT 1
+) AS i ON true
 WHERE coalesce(t.names ? a.attname, true)
     -- Server 15 names generated columns, which none before 18 sends.
     AND (a.attgenerated = '' OR current_setting('server_version_num')::int >= 180000)
@@ -81,16 +175,30 @@ SELECT current_database() AS here,
 FROM (VALUES (1)) AS one (n)
 LEFT JOIN pg_replication_slots AS s ON s.slot_name = :slot;
 
+-- name: oldest_transaction
+-- Of those that have written, the one with the oldest number. Who may not see all of another role's sees its number all the same.
+SELECT s.backend_xid::text AS number, s.pid, s.state, s.query, extract(epoch FROM clock_timestamp() - s.xact_start)::float8 AS seconds,
+    age(s.backend_xid) AS age
+FROM pg_stat_activity AS s
+WHERE s.backend_xid IS NOT NULL AND s.pid <> pg_backend_pid()
+UNION ALL
+SELECT p.transaction::text, NULL, 'prepared', quote_literal(p.gid), extract(epoch FROM clock_timestamp() - p.prepared)::float8,
+    age(p.transaction)
+FROM pg_prepared_xacts AS p
+ORDER BY age DESC LIMIT 1;
+
 -- name: advance
 SELECT pg_replication_slot_advance(:slot, :upto::pg_lsn);
 
 -- name: others
--- Relations whose rows are of no interest: they are there, and they are not chosen. What is gone may have been chosen.
+-- Relations whose rows are of no interest: they are there, and they are not chosen. What is gone may have been chosen, and a
+-- table with a chosen one's name may have taken its place.
 SELECT c.oid
-FROM pg_class AS c
+FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
 WHERE c.relkind IN ('r', 'p')
-    AND (c.relnamespace = to_regnamespace('penstock_snapshots')
-        OR (:chosen::oid[] IS NOT NULL AND c.oid >= 16384 AND c.oid <> ALL (:chosen::oid[])));
+    AND (n.nspname = 'penstock_snapshots'
+        OR (:chosen::oid[] IS NOT NULL AND c.oid >= 16384 AND c.oid <> ALL (:chosen::oid[])
+            AND n.nspname || '.' || c.relname <> ALL (:names::text[])));
 
 -- name: commits
 -- A transaction's messages have its id; two with one id cannot be in the log of a slot, which holds back the wraparound.
@@ -144,7 +252,10 @@ WHERE CASE WHEN get_byte(data, 0) IN (73, 68, 85)
     THEN ('x' || encode(substr(data, 2, 4), 'hex'))::bit(32)::bigint <> ALL (:others::oid[]::bigint[]) ELSE true END;
 
 -- name: snapshots_there
-SELECT to_regclass('penstock_snapshots.slots') IS NOT NULL AS there;
+-- A role that reads from a slot alone need not see them.
+SELECT count(*) > 0 AS there, coalesce(bool_and(has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT')), true) AS visible
+FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+WHERE n.nspname = 'penstock_snapshots' AND c.relname = 'slots';
 
 -- name: lock_schema
 SELECT pg_advisory_xact_lock(hashtextextended('penstock_snapshots', 0));
@@ -178,11 +289,12 @@ CREATE TABLE IF NOT EXISTS penstock_snapshots.slots (
     state text NOT NULL CHECK (state IN ('copying', 'complete', 'read')),
     consistent_point bigint,
     copied_at bigint,
-    tables jsonb NOT NULL DEFAULT '[]'
+    tables jsonb NOT NULL DEFAULT '[]',
+    publication jsonb
 );
 
 -- name: snapshot
-SELECT state, consistent_point, copied_at, tables FROM penstock_snapshots.slots WHERE slot = :slot;
+SELECT state, consistent_point, copied_at, tables, publication FROM penstock_snapshots.slots WHERE slot = :slot;
 
 -- name: begin_snapshot
 INSERT INTO penstock_snapshots.slots (slot, state) VALUES (:slot, 'copying')
@@ -190,7 +302,7 @@ ON CONFLICT (slot) DO UPDATE SET state = 'copying', consistent_point = NULL, cop
 
 -- name: end_snapshot
 UPDATE penstock_snapshots.slots
-SET state = 'complete', consistent_point = :point, tables = :tables::jsonb,
+SET state = 'complete', consistent_point = :point, tables = :tables::jsonb, publication = :publication::jsonb,
     copied_at = (extract(epoch FROM clock_timestamp()) * 1000000)::bigint
 WHERE slot = :slot;
 

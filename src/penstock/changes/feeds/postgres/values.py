@@ -27,6 +27,10 @@ _SIMPLE = {
 _NUMERIC = 1700
 _DIGITS = 38
 """The most that a decimal of Spark's has."""
+AS_TYPES = {"text": pa.string(), "double": pa.float64()}
+"""What a column may be read as, whatever its type."""
+_NO_NUMBERS = pa.array(["NaN", "Infinity", "-Infinity"])
+_A_DAY = r"^\d{4}-\d\d-\d\d(?: [0-9:.+-]*)?$"
 _ENDS = {
     "date": {"infinity": "9999-12-31", "-infinity": "0001-01-01"},
     "timestamp": {"infinity": "9999-12-31 23:59:59.999999", "-infinity": "0001-01-01 00:00:00"},
@@ -68,6 +72,18 @@ def from_text(text: pa.StringArray, target: pa.DataType) -> pa.Array:
         if not pat.is_temporal(target):
             raise
     return _finite(text, target).cast(target)
+
+
+def held(text: pa.StringArray, target: pa.DataType) -> pa.BooleanArray:
+    """Which values of a column a type has; null for null.
+
+    PostgreSQL's numeric has NaN and, from 14 on, infinity; its dates go beyond the years 1 and 9999.
+    """
+    if pat.is_decimal(target):
+        return pc.if_else(pc.is_valid(text), pc.invert(pc.is_in(text, value_set=_NO_NUMBERS)), None)
+    if pat.is_temporal(target):
+        return pc.match_substring_regex(_finite(text, target), _A_DAY)
+    return pc.if_else(pc.is_valid(text), True, None)
 
 
 def _booleans(text: pa.StringArray) -> pa.BooleanArray:
