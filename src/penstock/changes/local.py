@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import pyarrow as pa
 
 from penstock.changes.feeds.changelog import Changelog, Description, described
-from penstock.changes.feeds.planned import with_plan
 from penstock.changes.options import EVER, ChangeOptions
 from penstock.changes.passes import Passes
 from penstock.changes.rows import ChangeRows, Layout
@@ -48,7 +47,7 @@ def changes(
     found = description or described(feed, after)
     options = ChangeOptions(mode, compute_updates, net_window)
     passes = Passes() if found.contract is None else Passes.of(found.contract, options)
-    schema, layout = with_plan(found.schema, found.plan), None
+    schema, layout = found.planned_schema, None
     if passes and found.contract is not None:
         layout = layout_of(to_struct(found.schema), found.contract, case_sensitive=True)
     ranges = [(after, upto)] if passes.net == EVER else _pieces(feed, after, upto)

@@ -18,8 +18,8 @@ from penstock.changes.feeds.changelog import (
     PlannedChangelog,
     WatchedChangelog,
     history_changed,
+    with_plan,
 )
-from penstock.changes.feeds.planned import with_plan
 from penstock.changes.feeds.urls import parse
 from penstock.changes.range import ChangeRange
 from penstock.errors import CheckpointMismatch, FeedUnavailable, InvalidChangeOption, SchemaMismatch

@@ -34,6 +34,15 @@ class Commit:
     """Its change rows; an estimate where counting them means reading them."""
 
 
+PLAN = b"penstock.plan"
+"""The metadata of a read's schema as a whole that has the plan of a description."""
+
+
+def with_plan(schema: pa.Schema, plan: str | None) -> pa.Schema:
+    """A read's schema with the plan of a description, where that has one."""
+    return schema if plan is None else schema.with_metadata({PLAN: plan.encode()})
+
+
 @dataclass(frozen=True)
 class Description:
     """What a feed looks like now."""
@@ -47,6 +56,11 @@ class Description:
     plan: str | None = None
     """What a feed whose columns change has to be told again, to read as it was described: with the schema of a read (`planned.py`), or by
     :class:`PlannedChangelog`."""
+
+    @property
+    def planned_schema(self) -> pa.Schema:
+        """The schema of a read of all columns that was planned with this description."""
+        return with_plan(self.schema, self.plan)
 
 
 @runtime_checkable

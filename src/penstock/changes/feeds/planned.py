@@ -13,11 +13,10 @@ from functools import lru_cache
 
 import pyarrow as pa
 
+from penstock.changes.feeds.changelog import PLAN
 from penstock.changes.feeds.columns import METADATA_NAMES
 from penstock.errors import FeedUnavailable
 from penstock.names import in_quotes
-
-_KEY = b"penstock.planned"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +47,7 @@ class Planned:
     @classmethod
     def of(cls, schema: pa.Schema) -> Planned | None:
         """What a read's schema says; None where nobody said it."""
-        found = (schema.metadata or {}).get(_KEY)
+        found = (schema.metadata or {}).get(PLAN)
         return None if found is None else cls(**json.loads(found))
 
     def to_json(self) -> str:
@@ -95,11 +94,6 @@ class Planned:
                 added=added,
                 dropped=gone,
             )
-
-
-def with_plan(schema: pa.Schema, plan: str | None) -> pa.Schema:
-    """A read's schema with the plan of a feed's description, where that has one."""
-    return schema if plan is None else schema.with_metadata({_KEY: plan.encode()})
 
 
 @lru_cache(maxsize=64)

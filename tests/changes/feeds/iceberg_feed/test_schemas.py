@@ -176,7 +176,7 @@ def test_a_running_query_stops_before_a_version_with_other_columns(
     lake: Lake, table: Table, change: Callable[[Table], None], told: str, now: tuple[Any, ...]
 ) -> None:
     feed = lake.feed(row_id="id")
-    planned = feed.describe().schema
+    planned = feed.describe().planned_schema
     change(table)
     assert feed.newest(1) == 2
     (first, second) = pickle.loads(pickle.dumps([feed.tasks(0, 1, 10), feed.tasks(1, 2, 10)]))
@@ -190,7 +190,7 @@ def test_a_running_query_stops_before_a_version_with_other_columns(
 
 def test_a_read_of_chosen_columns_minds_those_alone(lake: Lake, table: Table) -> None:
     feed = lake.feed(row_id="id")
-    planned = feed.describe().schema
+    planned = feed.describe().planned_schema
     chosen = planned.remove(planned.get_field_index("data"))
     add_column(table)
     feed.newest(1)
@@ -203,7 +203,7 @@ def test_names_comments_and_order_change_nothing_for_a_running_query(lake: Lake)
     table = lake.table(schema=schema)
     table.append(pa.Table.from_pylist([{"id": 1, "s": {"a": 1}}], schema=schema))
     feed = lake.feed(row_id="id")
-    planned = feed.describe().schema
+    planned = feed.describe().planned_schema
     with table.update_schema() as update:
         update.update_column("s", doc="a struct")
         update.update_column(("s", "a"), doc="a number", required=False)
