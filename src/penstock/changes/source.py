@@ -205,8 +205,6 @@ class ChangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if begin == after and self._options.range.first_time is not None:
             # Nothing was late enough when the query began; commits that came since may be too early, too.
             after = max(after, self._options.range.start(self._feed))
-        if self._cap is not None and after >= self._cap:
-            return start
         newest, state = self._newest(after, start.get(_STATE))
         self._check_commit(start)
         upto = self._admitted(after, self._capped(newest))
@@ -249,7 +247,9 @@ class ChangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _newest(self, after: int, state: Mapping[str, Any] | None) -> tuple[int, dict[str, Any] | None]:
         """The end of what can be read now, and what the feed keeps in the checkpoint with it."""
         if isinstance(self._feed, PlannedChangelog):
-            return self._feed.stream_end(after, state)
+            # Behind the end of the range nothing has to fit.
+            at_end = self._cap is not None and after >= self._cap
+            return (after, None) if at_end else self._feed.stream_end(after, state)
         return self._feed.newest(after), None
 
     def _capped(self, upto: int) -> int:
