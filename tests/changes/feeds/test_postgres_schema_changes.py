@@ -320,6 +320,29 @@ def test_a_column_in_the_place_of_another_one_ends_the_query(
     assert keys(few.drain(), "id") == [("insert", 2), ("update_postimage", 1), ("update_postimage", 2)]
 
 
+def test_names_that_are_exchanged_and_back_again_between_two_micro_batches(source: Source) -> None:
+    table = source.table("id int primary key, v int, w int")
+    stream = running(source)
+    source.run(f"INSERT INTO {table} VALUES (1, 10, 20)")
+    exchange = [statement.format(t=table) for statement in REPLACED["names exchanged"]]
+    source.run(*exchange, f"INSERT INTO {table} (id, v, w) VALUES (2, 200, 100)", *exchange)
+    with refused("COLUMN_REPLACED", table=table) as caught:
+        stream.drain()
+    assert keys(stream.rows, "id", "v", "w") == [("insert", 1, 10, 20)]
+    stream.start(source.feed(snapshot="initial"))
+    stream.drain()
+    mend = re.search("update .* = w", caught.value.message)
+    assert mend
+    source.run(mend[0])
+    with refused("COLUMN_REPLACED"):
+        stream.drain()
+    stream.start(source.feed(snapshot="initial"))
+    stream.drain()
+    copy: dict[Any, Row] = {}
+    apply(stream.rows, ("id",), ("id", "v", "w"), copy)
+    assert [tuple(row.values()) for row in copy.values()] == [(1, 10, 20), (2, 100, 200)]
+
+
 def test_a_restarted_query_says_what_was_done_to_columns(
     source: Source, caplog: pytest.LogCaptureFixture
 ) -> None:

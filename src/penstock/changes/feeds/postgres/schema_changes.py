@@ -117,6 +117,7 @@ class Fit:
             self._other_key(table, relation)
             or self._missing(table, there)
             or self._retyped(table, there)
+            or self._exchanged(table, there)
             or self._more(table, there)
         )
 
@@ -168,6 +169,21 @@ class Fit:
                     parameters={"table": table.name, "column": name},
                 )
         return None
+
+    def _exchanged(self, table: Table, there: Collection[str]) -> SchemaChange | None:
+        """Columns keep their places as long as they are: names in another order are those of other columns."""
+        planned = self._of_interest(table)
+        now = [name for name in there if name in planned]
+        if now == planned:
+            return None
+        names = [name for name, other in zip(planned, now, strict=True) if name != other]
+        values = ", ".join(f"{name} = {name}" for name in names)
+        return SchemaChange(
+            condition="FEED_UNAVAILABLE.COLUMN_REPLACED",
+            what=f"the columns {_listed(names)} of {table.name} are others than before",
+            advice=f". Then update {table.name} set {values} sends their values",
+            parameters={"table": table.name, "column": names[0]},
+        )
 
     def _more(self, table: Table, there: dict[str, BaseType]) -> SchemaChange | None:
         if self._tables.some_columns or not self._reads_all(table):
