@@ -48,8 +48,6 @@ CHANGES = {
     "maxCommitsPerTrigger": "commits in a micro-batch",
     "maxRowsPerTrigger": "rows in a micro-batch, rounded up to a whole commit",
     "rowsPerTask": "about how many rows a task reads",
-    "planned": "set by `ps.changes.read` and `read_stream`: the table as it was when they were called, so that a version with other columns is refused",
-    "someColumns": "set by the same: whether they were given `columns`, so that columns of a PostgreSQL table that come later are not minded",
     "readOnly": "a stream never tells the feed how far it has been read: a PostgreSQL slot stays where it is",
 }
 
@@ -68,7 +66,7 @@ _UNSET = {
     "endingTimestamp": "all",
     "queue": "",
 }
-_UNSET_OF_CHANGES = {"startingTimestamp": "all", "planned": "the table as it is when the query starts"}
+_UNSET_OF_CHANGES = {"startingTimestamp": "all"}
 _FIELDS = {
     "includeServiceColumns": "service_columns",
     "maxCommitsPerTrigger": "max_commits",

@@ -52,7 +52,7 @@ def test_the_library_configures_no_logging() -> None:
         and re.search(r"\b(addHandler|setLevel|basicConfig)$", ast.unparse(node.func))
         # That is the JVM's, of a session which the library has made.
         and (module, ast.unparse(node.func))
-        != ("penstock.spark.session", "log4j.core.config.Configurator.setLevel")
+        != ("penstock.spark.internals.sessions", "log4j.core.config.Configurator.setLevel")
         if module.split(".")[1] not in _PROGRAMS
     }
     assert not found

@@ -17,7 +17,7 @@ from penstock.limits.key_record import read_key
 from penstock.limits.record import read_record
 from penstock.spark import checkpoint as checkpoints
 from penstock.spark.checkpoint import Checkpoint
-from penstock.spark.limit_state import UnreadableState, rows_passed
+from penstock.spark.internals.limit_state import UnreadableState, rows_passed
 from penstock.state import show
 
 DEEP = "[" * 200_000 + "]" * 200_000

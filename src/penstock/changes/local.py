@@ -47,15 +47,13 @@ def changes(
     found = description or described(feed, after)
     options = ChangeOptions(mode, compute_updates, net_window)
     passes = Passes() if found.contract is None else Passes.of(found.contract, options)
-    layout = None
+    schema, layout = found.planned_schema, None
     if passes and found.contract is not None:
         layout = layout_of(to_struct(found.schema), found.contract, case_sensitive=True)
     ranges = [(after, upto)] if passes.net == EVER else _pieces(feed, after, upto)
     for first, last in ranges:
         batches = [
-            batch
-            for task in feed.tasks(first, last, _ROWS_PER_TASK)
-            for batch in feed.read(task, found.schema)
+            batch for task in feed.tasks(first, last, _ROWS_PER_TASK) for batch in feed.read(task, schema)
         ]
         table = pa.Table.from_batches(batches, schema=found.schema)
         yield _processed(table, layout, passes).sort_by(_IN_ORDER)

@@ -9,20 +9,11 @@ from pyspark.sql import DataFrame, SparkSession
 
 from penstock.changes.contract import COMMIT_VERSION, ChangeContract
 from penstock.changes.feeds.changelog import Changelog, described
-from penstock.changes.feeds.planned import planned_text
 from penstock.changes.feeds.urls import parse
 from penstock.changes.options import MODES, one_of
 from penstock.changes.plans import process
 from penstock.changes.schema import narrowed, told_by
-from penstock.changes.source import (
-    BATCH,
-    FORMAT,
-    PLANNED,
-    SOME_COLUMNS,
-    STREAM,
-    ChangesDataSource,
-    read_options,
-)
+from penstock.changes.source import BATCH, FORMAT, STREAM, ChangesDataSource, read_options
 from penstock.errors import InvalidChangelogSchema
 from penstock.kinds import column_names, require
 from penstock.spark.data_sources import make_known
@@ -173,6 +164,8 @@ def _open(
     read_options({"url": opened.url, **options}, STREAM if streaming else BATCH, "read of changes")
     first = given.get("startingVersion")
     found = described(opened, None if first is None else int(str(first)) - 1)
+    if found.plan is not None:
+        options |= {"plan": found.plan, "someColumns": _text(columns is not None)}
     schema = to_struct(found.schema)
     if found.contract is not None:
         schema = told_by(schema, found.contract, net=net)
@@ -181,11 +174,6 @@ def _open(
             schema, found.contract, column_names("columns", columns), case_sensitive=is_case_sensitive(spark)
         )
     make_known(spark, ChangesDataSource)
-    planned = planned_text(found.schema) if found.plan is None else found.plan
-    if planned is not None:
-        options[PLANNED] = planned
-    if found.plan is not None:
-        options[SOME_COLUMNS] = _text(columns is not None)
     reader = spark.readStream if streaming else spark.read
     frame = reader.format(FORMAT).schema(schema).options(**options, url=opened.url).load()
     return found.contract, frame

@@ -18,8 +18,8 @@ from penstock.changes.feeds.changelog import (
     PlannedChangelog,
     WatchedChangelog,
     history_changed,
+    with_plan,
 )
-from penstock.changes.feeds.planned import with_planned
 from penstock.changes.feeds.urls import parse
 from penstock.changes.range import ChangeRange
 from penstock.errors import CheckpointMismatch, FeedUnavailable, InvalidChangeOption, SchemaMismatch
@@ -29,6 +29,8 @@ from penstock.spark.internals.worker_gc import spare_imports
 from penstock.spark.schemas import projection, to_struct
 
 FORMAT = "penstock_changes"
+_COMMIT = "commit"
+"""Where an offset has what its last commit is known by."""
 _STATE = "state"
 """Where an offset has what the feed keeps with a version."""
 _WARNINGS = "warnings"
@@ -36,13 +38,11 @@ _WARNINGS = "warnings"
 STARTING = ("startingVersion", "startingTimestamp", "startingBoundInclusive")
 ENDING = ("endingVersion", "endingTimestamp", "endingBoundInclusive")
 LIMITS = ("maxCommitsPerTrigger", "maxRowsPerTrigger")
-BATCH = ("url", *STARTING, *ENDING, "rowsPerTask", "planned", "someColumns")
-PLANNED = "planned"
-"""What ``changes.read`` and ``read_stream`` say of the feed as it was when they were called."""
-SOME_COLUMNS = "someColumns"
-"""Whether the caller has named columns."""
+BATCH = ("url", *STARTING, *ENDING, "rowsPerTask")
 STREAM = (*BATCH, *LIMITS, "readOnly")
 _PASSES = ("deduplicationmode", "computeupdates")
+_PLANNED = ("plan", "somecolumns")
+"""Options that `changes.read` gives to its own reads."""
 
 
 @dataclass(frozen=True)
@@ -56,15 +56,16 @@ class ReadOptions:
     max_rows: int | None = None
     read_only: bool = False
     """Whether the feed is not told how far it has been read."""
-    planned: str | None = field(default=None, repr=False)
-    """The feed as it was when the query was planned."""
+    plan: str | None = field(default=None, repr=False)
+    """The feed's plan, where it was described before."""
     some_columns: bool = False
+    """Whether the user named the columns."""
 
     def open(self, columns: Sequence[str]) -> Changelog:
         """The feed, ready to read some columns."""
         feed = parse(self.url)
         if isinstance(feed, PlannedChangelog):
-            feed.follow(self.planned, columns, some_columns=self.some_columns)
+            feed.follow(self.plan, columns, some_columns=self.some_columns)
         return feed
 
 
@@ -81,7 +82,9 @@ def read_options(given: Mapping[str, str], known: Sequence[str], what: str) -> R
             f"format({FORMAT!r}) gives change rows as the feed has them: deduplicationMode and computeUpdates are arguments "
             "of penstock.changes.read, read_stream and post_process"
         )
-    read = Given(given, known, what, STREAM)
+    planned = {name: value for name, value in given.items() if name.lower() in _PLANNED}
+    read = Given({name: value for name, value in given.items() if name not in planned}, known, what, STREAM)
+    plan = Given(planned, _PLANNED, what)
     return ReadOptions(
         url=read.required("url"),
         range=ChangeRange.of(
@@ -96,8 +99,8 @@ def read_options(given: Mapping[str, str], known: Sequence[str], what: str) -> R
         max_commits=read.value("maxCommitsPerTrigger", positive),
         max_rows=read.value("maxRowsPerTrigger", positive),
         read_only=read.value("readOnly", boolean, False),
-        planned=read.text(PLANNED),
-        some_columns=read.value(SOME_COLUMNS, boolean, False),
+        plan=plan.text("plan"),
+        some_columns=plan.value("someColumns", boolean, False),
     )
 
 
@@ -202,8 +205,6 @@ class ChangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if begin == after and self._options.range.first_time is not None:
             # Nothing was late enough when the query began; commits that came since may be too early, too.
             after = max(after, self._options.range.start(self._feed))
-        if self._cap is not None and after >= self._cap:
-            return start
         newest, state = self._newest(after, start.get(_STATE))
         self._check_commit(start)
         upto = self._admitted(after, self._capped(newest))
@@ -246,7 +247,9 @@ class ChangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _newest(self, after: int, state: Mapping[str, Any] | None) -> tuple[int, dict[str, Any] | None]:
         """The end of what can be read now, and what the feed keeps in the checkpoint with it."""
         if isinstance(self._feed, PlannedChangelog):
-            return self._feed.stream_end(after, state)
+            # Behind the end of the range nothing has to fit.
+            at_end = self._cap is not None and after >= self._cap
+            return (after, None) if at_end else self._feed.stream_end(after, state)
         return self._feed.newest(after), None
 
     def _capped(self, upto: int) -> int:
@@ -272,10 +275,9 @@ class ChangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _offset(self, after: int, upto: int, state: dict[str, Any] | None = None) -> dict[str, Any]:
         offset = {"feed": self._described()[0], "from": after, "to": upto}
-        if state is not None:
-            offset[_STATE] = state
         name = self._commit_name(upto) if after < upto else None
-        return offset if name is None else {**offset, "commit": name}
+        kept = {_COMMIT: name, _STATE: state}
+        return offset | {key: value for key, value in kept.items() if value is not None}
 
     def _commit_name(self, version: int) -> str | None:
         return self._feed.commit_name(version) if isinstance(self._feed, NamesCommits) else None
@@ -301,7 +303,7 @@ class ChangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _check_commit(self, offset: dict[str, Any]) -> None:
         """Refuse an offset whose last commit is another one in the feed as it is now."""
-        known = offset.get("commit")
+        known = offset.get(_COMMIT)
         if known is not None and self._commit_name(offset["to"]) not in (None, known):
             raise history_changed(self._feed.name, offset["to"])
 
@@ -310,15 +312,14 @@ def _read_schema(requested: StructType, found: Description, options: ReadOptions
     try:
         wanted = projection(requested, found.schema)
     except SchemaMismatch as error:
-        if options.planned is None:
+        if options.plan is None:
             raise
         raise FeedUnavailable(
             f"the columns have changed after this query was planned: {error.message}. Read the feed again and start the query again",
             condition="FEED_UNAVAILABLE.SCHEMA_CHANGED",
             **error.parameters,
         ) from None
-    # What such a feed was planned with it knows itself.
-    return wanted if found.plan is not None else with_planned(wanted, options.planned, found.schema)
+    return with_plan(wanted, found.plan if options.plan is None else options.plan)
 
 
 def _read(feed: Changelog, task: InputPartition, schema: pa.Schema) -> Iterator[pa.RecordBatch]:

@@ -201,7 +201,11 @@ class Stream:
         schema = to_struct(found.schema)
         if columns is not None:
             schema = narrowed(schema, found.contract, columns, case_sensitive=True)
-        plan = {"planned": found.plan or "", "someColumns": str(columns is not None).lower()}
+        plan = (
+            {"plan": found.plan, "someColumns": str(columns is not None).lower()}
+            if hasattr(found, "plan")
+            else {}
+        )
         given = read_options({"url": feed.url, **plan, **self._options}, STREAM, "a read")
         self.end()
         self._reader = ChangesStreamReader(given, schema)

@@ -191,7 +191,7 @@ def test_a_feed_turned_off_under_a_query_is_refused_and_goes_on_when_the_query_i
     history = History(path, feed=True, partitioned=False)
     history.append(rows((1, "a", 1.0), (2, "b", 2.0), (3, "c", 3.0)))
     feed = DeltaFeed(path, "id")
-    planned = feed.describe().schema
+    planned = feed.describe().planned_schema
     switch(path, False)
     history.update(rows((1, "a", 1.0)))
     (task,) = feed.tasks(1, 3, 100)

@@ -198,7 +198,7 @@ def test_a_running_query_stops_before_a_version_with_other_columns(
 ) -> None:
     History(path, feed=feed_on, partitioned=False).append(rows((1, "a", 1.0)))
     feed = DeltaFeed(path, "id")
-    planned = feed.describe().schema
+    planned = feed.describe().planned_schema
     change(path)
     assert [row["id"] for row in read_as(feed, planned, -1, 1)] == [1]
     with refused("SCHEMA_CHANGED", told) as raised:
@@ -208,18 +208,20 @@ def test_a_running_query_stops_before_a_version_with_other_columns(
     if change is change_type:
         # What the version removed has the old type.
         with refused("SCHEMA_CHANGED", "version 2 .*bring in"):
-            read_as(feed, feed.describe().schema, 1, 2)
+            read_as(feed, feed.describe().planned_schema, 1, 2)
         return
     # One that is planned now has the version.
     assert 5 in [
-        row["id"] for row in read_as(feed, feed.describe().schema, 1, 2) if row[CHANGE_TYPE] == "insert"
+        row["id"]
+        for row in read_as(feed, feed.describe().planned_schema, 1, 2)
+        if row[CHANGE_TYPE] == "insert"
     ]
 
 
 def test_a_read_of_chosen_columns_minds_those_alone(path: Path) -> None:
     History(path, feed=True, partitioned=False).append(rows((1, "a", 1.0)))
     feed = DeltaFeed(path, "id")
-    planned = feed.describe().schema
+    planned = feed.describe().planned_schema
     chosen = planned.remove(planned.get_field_index("v"))
     add_column(path)
     assert [row["id"] for row in read_as(feed, chosen, -1, 2)] == [1, 5]
@@ -231,7 +233,7 @@ def test_a_read_of_chosen_columns_minds_those_alone(path: Path) -> None:
 def test_a_comment_and_the_order_of_columns_change_nothing_for_a_running_query(path: Path) -> None:
     history = History(path, feed=True, partitioned=False)
     feed = DeltaFeed(path, "id")
-    planned = feed.describe().schema
+    planned = feed.describe().planned_schema
     history.table.alter.set_column_metadata("v", {"comment": "a value"})
     history.append(rows((1, "a", 1.0)))
     backwards = rows((2, "b", 2.0)).select(["v", "p", "id"])

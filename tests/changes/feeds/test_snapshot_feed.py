@@ -64,7 +64,7 @@ def write(folder: Path, name: str, state: State, files: int = 0) -> None:
 
 
 def changes(feed: SnapshotFeed, after: int, upto: int, per_task: int = 1000) -> pa.Table:
-    schema = feed.describe().schema
+    schema = feed.describe().planned_schema
     batches = []
     for task in feed.tasks(after, upto, per_task):
         there, same = pickle.loads(pickle.dumps((feed, task)))
@@ -139,7 +139,7 @@ def test_versions_stay_when_older_snapshots_are_removed_and_what_is_lost_is_name
         path = folder / name
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     with pytest.raises(DataLost, match="version 1 is made"):
-        list(feed.read(tasks[0], feed.describe().schema))
+        list(feed.read(tasks[0], feed.describe().planned_schema))
     for after in (-1, 0, 1, 2):
         with pytest.raises(DataLost, match="versions 4 to 4") as raised:
             feed.tasks(after, 4, 10)
@@ -231,7 +231,7 @@ def test_older_snapshots_lack_columns_or_are_refused_by_name(folder: Path) -> No
 def test_a_running_query_stops_before_a_snapshot_with_other_columns(folder: Path) -> None:
     write(folder, "1", {1: "a"})
     feed = SnapshotFeed(str(folder), "id")
-    planned = feed.describe().schema
+    planned = feed.describe().planned_schema
     pq.write_table(pa.table({"id": [1, 2], "data": ["a", "b"], "more": ["x", "y"]}), folder / "2.parquet")
     tasks = [feed.tasks(0, 1, 10), feed.tasks(1, 2, 10)]
     assert sum(batch.num_rows for task in tasks[0] for batch in feed.read(task, planned)) == 1

@@ -34,6 +34,15 @@ class Commit:
     """Its change rows; an estimate where counting them means reading them."""
 
 
+PLAN = b"penstock.plan"
+"""The metadata of a read's schema as a whole that has the plan of a description."""
+
+
+def with_plan(schema: pa.Schema, plan: str | None) -> pa.Schema:
+    """A read's schema with the plan of a description, where that has one."""
+    return schema if plan is None else schema.with_metadata({PLAN: plan.encode()})
+
+
 @dataclass(frozen=True)
 class Description:
     """What a feed looks like now."""
@@ -45,7 +54,13 @@ class Description:
     contract: ChangeContract | None
     """None where nothing tells rows apart; no pass can be done then."""
     plan: str | None = None
-    """What a feed whose tables change has to be told again, to read as it was described: see :class:`PlannedChangelog`."""
+    """What a feed whose columns change has to be told again, to read as it was described: with the schema of a read (`planned.py`), or by
+    :class:`PlannedChangelog`."""
+
+    @property
+    def planned_schema(self) -> pa.Schema:
+        """The schema of a read of all columns that was planned with this description."""
+        return with_plan(self.schema, self.plan)
 
 
 @runtime_checkable
@@ -131,6 +146,24 @@ class Changelog(Protocol):
 
 
 @runtime_checkable
+class NamesCommits(Protocol):
+    """A feed that knows a commit from another one of the same version, such as of a table that was restored from a backup."""
+
+    def commit_name(self, version: int) -> str | None:
+        """What the commit of a version is known by; None where there is none, or it cannot be read any more."""
+
+
+def history_changed(name: str, version: int) -> DataLost:
+    """The error for a version that is another commit than the one which was read."""
+    return DataLost(
+        f"version {version} of {name} is another commit than the one that was read: the table was restored from a backup, or "
+        "recreated, and has been written to since. Read anew what depends on it, with a new checkpoint and an empty sink",
+        condition="DATA_LOST.HISTORY_CHANGED",
+        version=version,
+    )
+
+
+@runtime_checkable
 class PlannedChangelog(Changelog, Protocol):
     """A feed whose tables may get other columns while a query runs.
 
@@ -182,24 +215,6 @@ class WatchedChangelog(Changelog, Protocol):
 def described(feed: Changelog, after: int | None) -> Description:
     """A feed as a reader has to know it that begins after a version."""
     return feed.describe(after) if isinstance(feed, PlannedChangelog) else feed.describe()
-
-
-@runtime_checkable
-class NamesCommits(Protocol):
-    """A feed that knows a commit from another one of the same version, such as of a table that was restored from a backup."""
-
-    def commit_name(self, version: int) -> str | None:
-        """What the commit of a version is known by; None where there is none, or it cannot be read any more."""
-
-
-def history_changed(name: str, version: int) -> DataLost:
-    """The error for a version that is another commit than the one which was read."""
-    return DataLost(
-        f"version {version} of {name} is another commit than the one that was read: the table was restored from a backup, or "
-        "recreated, and has been written to since. Read anew what depends on it, with a new checkpoint and an empty sink",
-        condition="DATA_LOST.HISTORY_CHANGED",
-        version=version,
-    )
 
 
 def begins_late(name: str, first: int) -> FeedUnavailable:

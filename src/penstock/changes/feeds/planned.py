@@ -13,11 +13,10 @@ from functools import lru_cache
 
 import pyarrow as pa
 
+from penstock.changes.feeds.changelog import PLAN
 from penstock.changes.feeds.columns import METADATA_NAMES
 from penstock.errors import FeedUnavailable
 from penstock.names import in_quotes
-
-_KEY = b"penstock.planned"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +47,12 @@ class Planned:
     @classmethod
     def of(cls, schema: pa.Schema) -> Planned | None:
         """What a read's schema says; None where nobody said it."""
-        found = (schema.metadata or {}).get(_KEY)
+        found = (schema.metadata or {}).get(PLAN)
         return None if found is None else cls(**json.loads(found))
 
-    def on(self, schema: pa.Schema) -> pa.Schema:
-        """The schema of a description, with this."""
-        return schema.with_metadata({_KEY: json.dumps(asdict(self)).encode()})
+    def to_json(self) -> str:
+        """The plan of a feed's description."""
+        return json.dumps(asdict(self))
 
     def check(self, name: str, version: int, read: Iterable[Column], now: Iterable[Column]) -> None:
         """Refuse a version that came after the query was planned, and has other columns.
@@ -95,18 +94,6 @@ class Planned:
                 added=added,
                 dropped=gone,
             )
-
-
-def planned_text(schema: pa.Schema) -> str | None:
-    """What a description's schema says, for an option."""
-    found = (schema.metadata or {}).get(_KEY)
-    return None if found is None else found.decode()
-
-
-def with_planned(schema: pa.Schema, text: str | None, described: pa.Schema) -> pa.Schema:
-    """A read's schema with what the option says; where nobody gave it, with what the table is now."""
-    told = planned_text(described) if text is None else text
-    return schema if told is None else schema.with_metadata({_KEY: told.encode()})
 
 
 @lru_cache(maxsize=64)

@@ -114,7 +114,7 @@ class SnapshotFeed:
         )
         planned = Planned(newest.version, len(found))
         return Description(
-            f"snapshots:{self.name}", planned.on(pa.schema([*found, *METADATA_FIELDS])), contract
+            f"snapshots:{self.name}", pa.schema([*found, *METADATA_FIELDS]), contract, planned.to_json()
         )
 
     def _data_schema(self, snapshot: Snapshot) -> pa.Schema:

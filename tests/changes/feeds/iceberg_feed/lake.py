@@ -67,7 +67,7 @@ def counted(table: pa.Table) -> Counter[Row]:
 
 def changes(feed: Changelog, after: int, upto: int, rows_per_task: int = 1000) -> pa.Table:
     """The change rows of a range."""
-    schema = feed.describe().schema
+    schema = feed.describe().planned_schema
     tasks = feed.tasks(after, upto, rows_per_task) if after < upto else ()
     batches = [batch for task in tasks for batch in feed.read(task, schema)]
     assert all(batch.schema == schema and batch.num_rows for batch in batches)

@@ -271,7 +271,7 @@ def test_a_damaged_deletion_vector_is_told(lake: Lake, place: int) -> None:
     feed = lake.feed()
     (task,) = feed.tasks(1, 2, 10)
     with pytest.raises(FeedUnavailable, match="its magic number or its checksum") as error:
-        list(feed.read(task, feed.describe().schema))
+        list(feed.read(task, feed.describe().planned_schema))
     assert error.value.condition == "FEED_UNAVAILABLE.UNREADABLE_FILE"
 
 

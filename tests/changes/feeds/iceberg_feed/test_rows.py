@@ -235,7 +235,7 @@ def test_a_running_query_keeps_its_columns_and_the_next_one_has_the_new_ones(
     lake: Lake, orders: Table
 ) -> None:
     running = lake.feed()
-    schema = running.describe().schema
+    schema = running.describe().planned_schema
     with orders.update_schema() as update:
         update.rename_column("data", "text")
     orders.append(rows((7, "g", 7)).rename_columns(["id", "text", "n"]))

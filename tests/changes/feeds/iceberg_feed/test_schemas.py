@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import warnings
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -83,10 +84,12 @@ def _change(table: Table, what: str, number: int) -> None:
             )
         )
     elif what == "delete":
-        table.delete(f"{count} = {number % 2}")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # that nothing was deleted
+            table.delete(f"{count} = {number % 2}")
     elif what == "positions" and table.current_snapshot() is not None:
         delete_positions(table, [(file, number % file.record_count) for file in live_files(table)[:2]])
-    elif what == "compact" and table.current_snapshot() is not None and not table.spec().fields:
+    elif what == "compact" and not table.spec().fields and table.scan().to_arrow().num_rows:
         compact(table)
     elif what == "rollback" and len(table.snapshots()) > 1:
         parent = table.current_snapshot().parent_snapshot_id  # type: ignore[union-attr] - there are several
@@ -176,7 +179,7 @@ def test_a_running_query_stops_before_a_version_with_other_columns(
     lake: Lake, table: Table, change: Callable[[Table], None], told: str, now: tuple[Any, ...]
 ) -> None:
     feed = lake.feed(row_id="id")
-    planned = feed.describe().schema
+    planned = feed.describe().planned_schema
     change(table)
     assert feed.newest(1) == 2
     (first, second) = pickle.loads(pickle.dumps([feed.tasks(0, 1, 10), feed.tasks(1, 2, 10)]))
@@ -190,7 +193,7 @@ def test_a_running_query_stops_before_a_version_with_other_columns(
 
 def test_a_read_of_chosen_columns_minds_those_alone(lake: Lake, table: Table) -> None:
     feed = lake.feed(row_id="id")
-    planned = feed.describe().schema
+    planned = feed.describe().planned_schema
     chosen = planned.remove(planned.get_field_index("data"))
     add_column(table)
     feed.newest(1)
@@ -203,7 +206,7 @@ def test_names_comments_and_order_change_nothing_for_a_running_query(lake: Lake)
     table = lake.table(schema=schema)
     table.append(pa.Table.from_pylist([{"id": 1, "s": {"a": 1}}], schema=schema))
     feed = lake.feed(row_id="id")
-    planned = feed.describe().schema
+    planned = feed.describe().planned_schema
     with table.update_schema() as update:
         update.update_column("s", doc="a struct")
         update.update_column(("s", "a"), doc="a number", required=False)

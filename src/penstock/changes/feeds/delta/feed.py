@@ -133,7 +133,7 @@ class DeltaFeed:
         self.__dict__["_described"] = newest, metadata.id
         planned = Planned(newest, len(columns), only_changes)
         return Description(
-            f"delta:{metadata.id}", planned.on(pa.schema([*columns, *METADATA_FIELDS])), contract
+            f"delta:{metadata.id}", pa.schema([*columns, *METADATA_FIELDS]), contract, planned.to_json()
         )
 
     def _contract(self, metadata: Metadata, newest: int) -> tuple[ChangeContract | None, bool]:

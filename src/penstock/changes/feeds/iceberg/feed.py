@@ -102,7 +102,9 @@ class IcebergFeed:
             whole_commits=True,
         )
         columns = [*data, *(lineage.FIELDS if by_lineage else ()), *METADATA_FIELDS]
-        return Description(f"iceberg:{opened.uuid()}", opened.planned().on(pa.schema(columns)), contract)
+        return Description(
+            f"iceberg:{opened.uuid()}", pa.schema(columns), contract, opened.planned().to_json()
+        )
 
     def begin(self) -> int:
         """The table's first commit; refused where that cannot be read any more, since a new query would miss its rows."""
