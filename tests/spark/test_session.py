@@ -47,7 +47,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, str]]:
     builder = Builder()
     found["start"] = builder.given
     monkeypatch.setattr(session.SparkSession, "builder", builder)
-    monkeypatch.setattr(session.SparkContext, "_active_spark_context", None)
+    monkeypatch.setattr(session, "running_context", lambda: None)
     monkeypatch.setattr(session, "_registered", lambda _, later: found["later"].update(later))
     monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
     return found
