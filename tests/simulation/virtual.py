@@ -198,7 +198,7 @@ def _replacements() -> dict[str, Any]:
         "penstock.continuous.coordinator.threading": threads,
         "penstock.continuous.coordinator.Listening": SimListening,
         "penstock.continuous.coordinator._shut": lambda line: line.shutdown(),
-        "penstock.continuous.link.Client": lambda where, authkey: machine().network.connect(where[1]),
+        "penstock.continuous.link.connect": lambda where, authkey: machine().network.connect(where[1]),
         "penstock.continuous.logs.time": clock,
         "penstock.continuous.logs.is_local": lambda files: True,
         "penstock.continuous.logs.create_durably": lambda path, content: machine().disk.create(path, content),

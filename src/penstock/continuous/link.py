@@ -14,7 +14,6 @@ from typing import Any
 from penstock.errors import ContinuousFailed
 from penstock.spark.endpoint import NO_DRIVER, connect, unreachable
 
-Client = connect
 READER, WRITER = "reader", "writer"
 _LONGEST_WAIT = 1.0
 
@@ -38,7 +37,7 @@ class Address:
             When the driver does not answer.
         """
         try:
-            connection = Client((self.host, self.port), authkey=self.secret)
+            connection = connect((self.host, self.port), authkey=self.secret)
         except NO_DRIVER as error:
             raise unreachable(self.host, self.port, error) from error
         link = Link(connection)

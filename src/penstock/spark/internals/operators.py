@@ -7,7 +7,6 @@ answer wherever one is asked for.
 from __future__ import annotations
 
 from enum import Flag, auto
-from functools import cache
 
 
 class Is(Flag):
@@ -106,9 +105,3 @@ _PROPERTIES = {
 def of(name: str) -> Is:
     """The properties of an operator, none for one that is not known."""
     return _PROPERTIES.get(name, Is(0))
-
-
-@cache
-def all_that(properties: Is) -> frozenset[str]:
-    """The names of the operators with all of some properties."""
-    return frozenset(name for name, found in _PROPERTIES.items() if properties in found)
