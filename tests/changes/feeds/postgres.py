@@ -201,11 +201,8 @@ class Stream:
         schema = to_struct(found.schema)
         if columns is not None:
             schema = narrowed(schema, found.contract, columns, case_sensitive=True)
-        plan = (
-            {"plan": found.plan, "someColumns": str(columns is not None).lower()}
-            if hasattr(found, "plan")
-            else {}
-        )
+        assert found.plan is not None
+        plan = {"plan": found.plan, "someColumns": str(columns is not None).lower()}
         given = read_options({"url": feed.url, **plan, **self._options}, STREAM, "a read")
         self.end()
         self._reader = ChangesStreamReader(given, schema)
