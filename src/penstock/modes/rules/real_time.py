@@ -37,7 +37,8 @@ def real_time(plan: Plan, mode: str) -> Iterator[Problem]:
             fix="outputMode('update')",
             condition=_MODE,
         )
-    for node in plan.streaming("Union"):
+    # Spark 4.2 takes no state under this trigger, wherever it is.
+    for node in plan.streaming("Union") if _takes_state(plan) else ():
         below = next(
             (each for each in node.below() if each.streaming and Is.ABOVE_UNION in of(each.name)), None
         )
@@ -112,8 +113,12 @@ def _allowed(plan: Plan, node: Node) -> bool:
     if node.name == "Repartition":
         # With a shuffle; without one it is coalesce.
         return node.arguments[1:2] == ("true",)
-    since = Is.REAL_TIME | (Is.REAL_TIME_4_3 if parse_version(plan.settings[VERSION]) >= (4, 3) else Is(0))
+    since = Is.REAL_TIME | (Is.REAL_TIME_4_3 if _takes_state(plan) else Is(0))
     return bool(of(node.name) & since) and not _python(node)
+
+
+def _takes_state(plan: Plan) -> bool:
+    return parse_version(plan.settings[VERSION]) >= (4, 3)
 
 
 def _called(node: Node) -> str:
