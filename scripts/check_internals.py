@@ -18,7 +18,7 @@ _PACKAGES = (
     "pyspark.sql.pandas", "pyspark.sql.worker", "pyspark.util", "pyspark.worker", "pyspark.worker_util",
 )  # fmt: skip
 _TEXTS = ("org.apache.spark.",)
-_ALLOWED = {"optional.py": ("py4j",)}
+_ALLOWED = {"extras.py": ("py4j",)}
 """What is no use of them: the packages that an extra brings."""
 
 

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 
 import penstock as ps
+from penstock.arguments import require
 from penstock.errors import InvalidInput
-from penstock.kinds import require
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -12,7 +12,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from penstock.optional import EXTRAS
+from penstock.extras import EXTRAS
 
 PROJECT = tomllib.loads((Path(__file__).resolve().parents[1] / "pyproject.toml").read_text())["project"]
 _OFFERED = {name: asked for name, asked in PROJECT["optional-dependencies"].items() if name != "dev"}
@@ -26,7 +26,7 @@ def test_every_package_of_an_extra_is_known_with_an_extra_that_has_it() -> None:
         for each in map(Requirement, asked):
             if each.name != PROJECT["name"]:
                 assert canonicalize_name(each.name) in known, (
-                    f"{each.name} of the extra {extra} is not in penstock.optional"
+                    f"{each.name} of the extra {extra} is not in penstock.extras"
                 )
     assert set(EXTRAS.values()) <= set(_OFFERED)
 

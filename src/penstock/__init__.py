@@ -106,7 +106,7 @@ if not TYPE_CHECKING:
     # A type checker would take any name for one that is there.
     def __getattr__(name: str) -> Any:
         if name in _HOMES:
-            from penstock.optional import load
+            from penstock.extras import load
 
             value = load(_HOMES[name], name, f"penstock.{name}")
             globals()[name] = value

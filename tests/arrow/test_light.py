@@ -8,10 +8,10 @@ import sys
 PROGRAM = """
 import sys
 import pyarrow as pa
-from penstock.arrow.keys import key_hash
-from penstock.arrow.rows import conform_batch
+from penstock.arrow.key_hash import key_hash
+from penstock.arrow.coerce import conform_batch
 from penstock.arrow.segments import decode, encode
-from penstock.arrow.types import canonical_schema, spark_json
+from penstock.arrow.schema import canonical_schema, spark_json
 from penstock.queue.placement import Placement, home_of
 
 schema = canonical_schema(pa.schema([

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from penstock.names import did_you_mean, in_quotes
+from penstock.arguments import did_you_mean, in_quotes
 
 
 def test_the_nearest_known_name_is_offered_whatever_its_case() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from penstock.arrow.rows import conform_batch, to_table
+from penstock.arrow.coerce import conform_batch, to_table
 from penstock.errors import SchemaMismatch
 
 

@@ -15,8 +15,8 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import Row
 
-from penstock.arrow.rows import to_table
-from penstock.arrow.types import canonical_schema
+from penstock.arrow.coerce import to_table
+from penstock.arrow.schema import canonical_schema
 from penstock.errors import SchemaMismatch
 
 UTC = dt.UTC

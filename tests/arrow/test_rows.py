@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 
-from penstock.arrow.rows import conform_batch, to_table
-from penstock.arrow.types import canonical_schema
+from penstock.arrow.coerce import conform_batch, to_table
+from penstock.arrow.schema import canonical_schema
 from penstock.errors import SchemaMismatch
 from tests.arrow.strategies import tables
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from pyspark.sql import types as sp
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
-from penstock.arrow.types import canonical_schema, schema_from_bytes, schema_to_bytes, spark_json
+from penstock.arrow.schema import canonical_schema, schema_from_bytes, schema_to_bytes, spark_json
 from penstock.errors import SchemaMismatch, UnsupportedType
 from tests.arrow.strategies import schemas
 

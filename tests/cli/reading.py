@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from penstock.arrow.types import canonical_schema
+from penstock.arrow.schema import canonical_schema
 from penstock.cli.ddl import parse_ddl
 from penstock.cli.intake.load import Intake, load
 from penstock.cli.intake.rejected import RowsRejected

@@ -11,7 +11,7 @@ import pyarrow.types as pat
 import pytest
 from hypothesis import given
 
-from penstock.arrow.types import canonical_schema, spark_json
+from penstock.arrow.schema import canonical_schema, spark_json
 from penstock.cli.ddl import parse_ddl
 from penstock.cli.ddl_text import schema_ddl
 from penstock.errors import InvalidInput, UnsupportedType

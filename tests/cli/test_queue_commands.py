@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from penstock.arrow.types import spark_json
+from penstock.arrow.schema import spark_json
 from penstock.queue.store import connect
 from tests.cli.conftest import Penstock
 

@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 import penstock as ps
-from penstock.arrow.types import spark_json
+from penstock.arrow.schema import spark_json
 from penstock.store import feeds
 
 FOLDER = Path(__file__).parent

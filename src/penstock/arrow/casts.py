@@ -13,11 +13,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from penstock.arrow.constants import zeros
-from penstock.arrow.fields import join
+from penstock.arguments import did_you_mean, in_quotes
+from penstock.arrow.batches import zeros
 from penstock.arrow.nulls import map_entries
+from penstock.arrow.spark_json import join
 from penstock.errors import SchemaMismatch
-from penstock.names import did_you_mean, in_quotes
 
 _NO_VALUES = zeros(pa.int32())[0]
 

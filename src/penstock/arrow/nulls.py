@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.types as pat
 
-from penstock.arrow.fields import join
+from penstock.arrow.spark_json import join
 
 
 def nested_fields(arrow_type: pa.DataType) -> list[pa.Field]:

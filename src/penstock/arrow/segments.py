@@ -17,9 +17,9 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 import pyarrow.types as pat
 
-from penstock.arrow.messages import MAX_UNPACKED, any_values, is_sound, unpacked_size
+from penstock.arguments import did_you_mean, in_quotes
+from penstock.arrow.ipc_messages import MAX_UNPACKED, any_values, is_sound, unpacked_size
 from penstock.errors import SchemaMismatch, StoreError
-from penstock.names import did_you_mean, in_quotes
 
 # Below this an LZ4 frame for each buffer costs more than it saves, and the writer's set-up more than both.
 _TINY_BYTES = 1024

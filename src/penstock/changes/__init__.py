@@ -29,7 +29,7 @@ if not TYPE_CHECKING:
     def __getattr__(name: str) -> Any:
         # Late: Spark's workers import modules of this package, and need no more than those.
         if name in _HOMES:
-            from penstock.optional import load
+            from penstock.extras import load
 
             return load(_HOMES[name], name, f"penstock.changes.{name}")
         raise AttributeError(f"module 'penstock.changes' has no attribute {name!r}")

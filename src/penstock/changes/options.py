@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from penstock.arguments import did_you_mean, in_quotes
 from penstock.errors import InvalidChangeOption
 from penstock.instants import UNITS, interval_micros
-from penstock.names import did_you_mean, in_quotes
 from penstock.spark.given import boolean
 
 MODES = ("none", "dropCarryovers", "netChanges")

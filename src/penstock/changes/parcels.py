@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from penstock.arrow.keys import check_key, key_hash
+from penstock.arrow.key_hash import check_key, key_hash
 from penstock.changes.rows import Path, column_at
 from penstock.errors import UnsupportedType
 from penstock.spark.parcels import pack

@@ -9,7 +9,8 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.types import StructField, StructType
 
-from penstock.arrow.types import canonical_schema
+from penstock.arguments import require
+from penstock.arrow.schema import canonical_schema
 from penstock.changes.contract import ChangeContract
 from penstock.changes.options import (
     COMMIT,
@@ -31,7 +32,6 @@ from penstock.changes.schema import layout_of, told_by, type_at
 from penstock.changes.stage import Guard, Whole, Witnessing
 from penstock.changes.witness.witness import address_of_witness
 from penstock.errors import InvalidChangeOption
-from penstock.kinds import require
 from penstock.spark.internals.plans import fingerprint
 from penstock.spark.internals.sessions import is_classic
 from penstock.spark.parcels import PLACE, places

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from penstock.arguments import in_quotes
 from penstock.changes.feeds.changelog import Changelog
 from penstock.changes.options import flag
 from penstock.errors import InvalidChangeOption
 from penstock.instants import micros_of
-from penstock.names import in_quotes
 from penstock.spark.given import timestamp
 
 

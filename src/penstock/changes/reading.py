@@ -7,6 +7,7 @@ from datetime import datetime
 
 from pyspark.sql import DataFrame, SparkSession
 
+from penstock.arguments import column_names, require
 from penstock.changes.contract import COMMIT_VERSION, ChangeContract
 from penstock.changes.feeds.changelog import Changelog, described
 from penstock.changes.feeds.urls import parse
@@ -15,7 +16,6 @@ from penstock.changes.plans import process
 from penstock.changes.schema import narrowed, told_by
 from penstock.changes.source import BATCH, FORMAT, STREAM, ChangesDataSource, read_options
 from penstock.errors import InvalidChangelogSchema
-from penstock.kinds import column_names, require
 from penstock.spark.data_sources import make_known
 from penstock.spark.internals.sessions import check_session
 from penstock.spark.schemas import is_case_sensitive, to_struct

@@ -16,10 +16,10 @@ from pyspark.sql.types import (
     VariantType,
 )
 
+from penstock.arguments import did_you_mean, in_quotes
 from penstock.changes.contract import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION, ChangeContract
 from penstock.changes.rows import Layout, Path
 from penstock.errors import InvalidChangelogSchema
-from penstock.names import did_you_mean, in_quotes
 from penstock.spark.marks import marked
 
 HELPERS = ("__penstock_", "__spark_cdc_")

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from penstock.arguments import did_you_mean, in_quotes, require
 from penstock.changes.contract import (
     CHANGE_TYPE,
     COMMIT_TIMESTAMP,
@@ -15,8 +16,6 @@ from penstock.changes.contract import (
     ChangeContract,
 )
 from penstock.errors import ChangelogContractViolation, InvalidChangelogSchema, InvalidInput
-from penstock.kinds import require
-from penstock.names import did_you_mean, in_quotes
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -9,6 +9,7 @@ from typing import Annotated, Any, TextIO
 
 import typer
 
+from penstock.arguments import brief
 from penstock.cli import (
     change_commands,
     checkpoint_commands,
@@ -35,7 +36,6 @@ from penstock.cli.commands import (
 from penstock.cli.output import one_line, redact
 from penstock.cli.standard_output import checked, silence
 from penstock.errors import PenstockError
-from penstock.names import brief
 
 app = typer.Typer(
     name="penstock",

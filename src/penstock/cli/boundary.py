@@ -11,7 +11,7 @@ import typer
 from penstock.cli.output import Output
 from penstock.cli.standard_output import silence
 from penstock.errors import MissingDependency, PenstockError
-from penstock.optional import instead
+from penstock.extras import instead
 
 FAILED, MISUSED, INTERRUPTED, BROKEN_PIPE = 1, 2, 130, 141
 

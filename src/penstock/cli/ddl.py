@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.arguments import did_you_mean
 from penstock.errors import InvalidInput
-from penstock.names import did_you_mean
 
 _TOKENS = re.compile(
     r"""\s*(?:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from penstock.arrow.types import spark_json
+from penstock.arrow.schema import spark_json
 
 _WORDS = {"byte": "tinyint", "short": "smallint", "integer": "int", "long": "bigint", "time(6)": "time"}
 _PLAIN = re.compile(r"[A-Za-z_]\w*", re.ASCII)

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from penstock.arguments import did_you_mean, in_quotes
 from penstock.errors import InvalidInput
-from penstock.names import did_you_mean, in_quotes
 
 
 @contextmanager

@@ -12,7 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from penstock.arrow.types import canonical_schema
+from penstock.arguments import did_you_mean, in_quotes
+from penstock.arrow.schema import canonical_schema
 from penstock.cli.ddl import parse_ddl
 from penstock.cli.intake.load import Intake, load
 from penstock.cli.intake.rejected import RowsRejected
@@ -20,7 +21,6 @@ from penstock.cli.intake.source import Source, open_source
 from penstock.cli.schemas import infer_schema
 from penstock.cli.units import counted
 from penstock.errors import InvalidInput
-from penstock.names import did_you_mean, in_quotes
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from penstock.arguments import in_quotes
 from penstock.cli.boundary import FAILED
 from penstock.cli.commands import Run, command
 from penstock.errors import InvalidInput
-from penstock.names import in_quotes
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -123,7 +123,7 @@ def _input(spark: SparkSession, ddl: str, time: tuple[str, str] | None) -> DataF
     """A streaming DataFrame with these columns, of a source that every trigger takes; it is never read."""
     from pyspark.sql import functions
 
-    from penstock.arrow.types import canonical_schema
+    from penstock.arrow.schema import canonical_schema
     from penstock.cli.ddl import parse_ddl
     from penstock.spark.schemas import to_struct
 

@@ -6,8 +6,8 @@ import json
 from datetime import datetime
 from typing import Any
 
+from penstock.arguments import in_quotes
 from penstock.errors import InvalidPosition
-from penstock.names import in_quotes
 
 FORMS = (
     "earliest, latest, a time such as 2024-01-31T12:00:00Z, or row indexes by partition such as '{\"0\": 5}'"

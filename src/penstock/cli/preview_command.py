@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from penstock.arguments import in_quotes
 from penstock.cli.commands import Run, command
 from penstock.cli.mode_commands import (
     DelayOption,
@@ -15,7 +16,6 @@ from penstock.cli.mode_commands import (
     event_time_of,
 )
 from penstock.errors import InvalidInput
-from penstock.names import in_quotes
 
 if TYPE_CHECKING:
     from penstock.modes.preview_result import MicroBatch, ModePreview, Preview

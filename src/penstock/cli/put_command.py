@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from penstock.arguments import in_quotes
 from penstock.cli.commands import Run, command
 from penstock.cli.queue_commands import QueueName, check_partition
 from penstock.cli.units import counted
 from penstock.errors import InvalidInput
-from penstock.names import in_quotes
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -220,7 +220,7 @@ def add_columns(
 
     Columns that the queue has already are left as they are, so that a repeat does no harm.
     """
-    from penstock.arrow.types import canonical_schema
+    from penstock.arrow.schema import canonical_schema
     from penstock.cli.ddl import parse_ddl
     from penstock.cli.ddl_text import schema_ddl
 

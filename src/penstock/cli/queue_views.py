@@ -70,7 +70,7 @@ PARTITION_COLUMNS = (
 
 def details(info: QueueInfo) -> dict[str, Any]:
     """Everything about a queue; the schema is Spark's JSON, and its DDL."""
-    from penstock.arrow.types import spark_json
+    from penstock.arrow.schema import spark_json
     from penstock.cli.ddl_text import schema_ddl
 
     return {

@@ -163,7 +163,7 @@ def _column_names(queue: Queue, wanted: str) -> list[str]:
     names = [name.strip() for name in wanted.split(",") if name.strip()]
     for name in names:
         if name not in queue.schema.names:
-            from penstock.names import did_you_mean, in_quotes
+            from penstock.arguments import did_you_mean, in_quotes
 
             hint = did_you_mean(name, queue.schema.names)
             raise InvalidInput(

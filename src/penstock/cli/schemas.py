@@ -8,10 +8,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from penstock.arrow.types import canonical_schema
+from penstock.arguments import in_quotes
+from penstock.arrow.schema import canonical_schema
 from penstock.cli.ddl import parse_ddl
 from penstock.errors import InvalidInput
-from penstock.names import in_quotes
 
 SAMPLE_BYTES = 16 << 20
 

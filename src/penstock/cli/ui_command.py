@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from penstock.cli.commands import Run, command
-from penstock.optional import load
+from penstock.extras import load
 
 _MODULE = "penstock.ui.serving"
 

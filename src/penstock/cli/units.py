@@ -6,8 +6,8 @@ import re
 from datetime import timedelta
 from decimal import Decimal
 
+from penstock.arguments import did_you_mean, in_quotes
 from penstock.errors import InvalidInput
-from penstock.names import did_you_mean, in_quotes
 
 _COUNTS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
 _SIZES = {

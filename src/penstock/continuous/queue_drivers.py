@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
+from penstock.arguments import in_quotes
 from penstock.commit.microbatch import sink_name
 from penstock.commit.offsets import QueueOffset, pad
 from penstock.commit.owner import Owner, follow, level
@@ -18,7 +19,6 @@ from penstock.continuous.epochs import Epoch
 from penstock.continuous.queues import QueueRows, QueueWrites
 from penstock.continuous.writer import Sink
 from penstock.errors import CheckpointMismatch
-from penstock.names import in_quotes
 from penstock.queue.commits import refuse_feed
 from penstock.queue.opened import open_store
 from penstock.queue.store import Store

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from penstock.arguments import in_quotes
 from penstock.errors import CheckpointMismatch, CommitRefused
 from penstock.limits.record import read_beside, read_record, write_beside
-from penstock.names import in_quotes
 from penstock.spark.checkpoint import Checkpoint, redact
 
 _FILE = "limit-per.json"

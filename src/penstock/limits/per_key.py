@@ -9,14 +9,13 @@ from pyspark.sql import DataFrame
 from pyspark.sql.streaming.state import GroupStateTimeout
 from pyspark.sql.types import BinaryType, StructField, StructType
 
-from penstock.arrow.keys import check_key
-from penstock.arrow.types import canonical_schema
+from penstock.arguments import column_names, did_you_mean, in_quotes, require
+from penstock.arrow.key_hash import check_key
+from penstock.arrow.schema import canonical_schema
 from penstock.errors import InvalidInput, InvalidOption
 from penstock.instants import interval_micros
-from penstock.kinds import column_names, require
 from penstock.limits.rows import check_rows
 from penstock.limits.stages import PACKED, Counting, Key, Pack, Whole
-from penstock.names import did_you_mean, in_quotes
 from penstock.spark.parcels import PLACE, SCHEMA, unpack
 from penstock.spark.schemas import is_case_sensitive, to_struct
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
+from penstock.arguments import path_text
 from penstock.errors import CheckpointNotFound, NotFound
-from penstock.kinds import path_text
 from penstock.limits.counted import counted
 from penstock.limits.key_record import read_key
 from penstock.limits.record import read_record

@@ -8,8 +8,8 @@ from typing import Any
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
+from penstock.arguments import did_you_mean, in_quotes
 from penstock.errors import InvalidOption
-from penstock.names import did_you_mean, in_quotes
 
 METRIC = "penstock limit"
 """What the micro-batches' progress calls the rows that the limit let through."""

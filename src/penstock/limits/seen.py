@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from penstock.arrow.messages import kept_table
+from penstock.arrow.ipc_messages import kept_table
 from penstock.errors import CheckpointMismatch
 from penstock.spark.codes import codes_of, ranks
 

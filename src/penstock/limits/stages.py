@@ -17,7 +17,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.streaming.state import GroupState
 
-from penstock.arrow.keys import key_hash
+from penstock.arrow.key_hash import key_hash
 from penstock.limits.seen import Seen
 from penstock.spark import parcels
 from penstock.spark.boundary import plainly

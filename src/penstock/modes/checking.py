@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from pyspark.sql import DataFrame
 
+from penstock.arguments import in_quotes, require
 from penstock.errors import InvalidInput
-from penstock.kinds import require
 from penstock.modes.claims import claims
 from penstock.modes.plan import Plan
 from penstock.modes.report import MODES, REFUSED, UNSAFE, ModeReport, Problem, Report
@@ -25,7 +25,6 @@ from penstock.modes.rules.watermarks import watermarks
 from penstock.modes.sink_kinds import Sink, sink_of
 from penstock.modes.sinks import SOURCES, not_asked, sink_problems
 from penstock.modes.table_refusals import table_refusals
-from penstock.names import in_quotes
 from penstock.spark.internals.output_mode_checker import Refusal, refusal
 from penstock.spark.internals.plan_text import tree_of
 from penstock.spark.internals.sessions import is_classic

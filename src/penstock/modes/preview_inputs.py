@@ -21,11 +21,10 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from penstock.arrow.rows import to_table
-from penstock.arrow.types import canonical_schema
+from penstock.arguments import did_you_mean, in_quotes, refusal
+from penstock.arrow.coerce import to_table
+from penstock.arrow.schema import canonical_schema
 from penstock.errors import InvalidInput
-from penstock.kinds import refusal
-from penstock.names import did_you_mean, in_quotes
 from penstock.spark.schemas import quoted, to_struct
 
 _WANTED = (

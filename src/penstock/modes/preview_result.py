@@ -7,8 +7,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from penstock.arguments import did_you_mean, in_quotes
 from penstock.errors import InvalidInput
-from penstock.names import did_you_mean, in_quotes
 from penstock.spark.internals.output_mode_checker import Refusal
 
 if TYPE_CHECKING:

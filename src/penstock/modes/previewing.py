@@ -12,13 +12,12 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
+from penstock.arguments import column_names, did_you_mean, in_quotes, refusal
 from penstock.errors import InvalidInput
-from penstock.kinds import column_names, refusal
 from penstock.modes.preview_inputs import Input, input_of
 from penstock.modes.preview_result import Preview
 from penstock.modes.preview_runs import run, source
 from penstock.modes.report import MODES
-from penstock.names import did_you_mean, in_quotes
 from penstock.spark.internals.class_names import FILE_MANAGER
 from penstock.spark.internals.sessions import check_session, clone_session, is_classic, is_local
 

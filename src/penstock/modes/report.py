@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from penstock.arguments import did_you_mean, in_quotes
 from penstock.errors import InvalidInput, OutputModeRefused
 from penstock.modes.emits import Emits
-from penstock.names import did_you_mean, in_quotes
 from penstock.spark.internals.plan_text import Node
 
 MODES = ("append", "update", "complete")

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from pyspark.sql import DataFrame
 
+from penstock.arguments import in_quotes
 from penstock.errors import InvalidInput
-from penstock.names import in_quotes
 from penstock.spark.internals.sessions import is_classic
 from penstock.spark.internals.sources import Format, look_up
 

@@ -10,8 +10,8 @@ from typing import ClassVar
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
+from penstock.arguments import require
 from penstock.errors import InvalidOption
-from penstock.kinds import require
 from penstock.queue.names import check_name
 
 _NOTHING: Mapping[str, object] = MappingProxyType({})

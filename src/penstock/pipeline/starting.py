@@ -10,6 +10,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
+from penstock.arguments import in_quotes
 from penstock.changes.feeds.changelog import Changelog
 from penstock.commit.offsets import QueueOffset
 from penstock.commit.owner import follow
@@ -28,7 +29,6 @@ from penstock.errors import ContinuousRefused, InvalidOption, PenstockError
 from penstock.limits.begun import keep
 from penstock.limits.per_key import KeyLimit
 from penstock.limits.rows import STOP, RowLimit
-from penstock.names import in_quotes
 from penstock.pipeline.continuous import ContinuousQuery
 from penstock.pipeline.ends import ConsoleSink, FunctionSink, QueueSink, QueueSource, RateSource
 from penstock.pipeline.failures import plain

@@ -11,15 +11,14 @@ from urllib.parse import urlsplit
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+from penstock.arguments import did_you_mean, in_quotes, path_text, require
 from penstock.changes.feeds.changelog import Changelog
 from penstock.changes.reading import read_stream
 from penstock.errors import CommitRefused, InvalidInput, InvalidOption
-from penstock.kinds import path_text, require
 from penstock.limits.per_key import KeyLimit
 from penstock.limits.pushdown import is_per_micro_batch
 from penstock.limits.rows import STOP, RowLimit
 from penstock.modes.checking import check as check_modes
-from penstock.names import did_you_mean, in_quotes
 from penstock.pipeline.continuous import ContinuousQuery
 from penstock.pipeline.ends import ConsoleSink, FunctionSink, QueueSink, QueueSource, RateSource
 from penstock.pipeline.failures import plainly

@@ -7,11 +7,11 @@ from typing import Any
 
 from pyspark.sql.types import StructType
 
+from penstock.arguments import in_quotes
 from penstock.continuous.commits import Commits
 from penstock.continuous.ends import SinkDriver, SinkEpoch
 from penstock.continuous.epochs import Epoch
 from penstock.continuous.writer import Sink
-from penstock.names import in_quotes
 from penstock.pipeline.table_tasks import TableWrites
 from penstock.queue.opened import open_store
 from penstock.tables import existing

@@ -7,11 +7,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.types as pat
 
+from penstock.arguments import in_quotes, refusal
 from penstock.arrow.casts import same_type
-from penstock.arrow.types import canonical_schema
+from penstock.arrow.schema import canonical_schema
 from penstock.errors import SchemaMismatch
-from penstock.kinds import refusal
-from penstock.names import in_quotes
 from penstock.queue.names import SERVICE_COLUMNS
 from penstock.store import catalog
 from penstock.store.catalog import QueueRecord

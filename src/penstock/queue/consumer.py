@@ -10,9 +10,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from penstock.arguments import require
 from penstock.errors import ConsumerInUse, InvalidInput, InvalidPosition, OffsetConflict, PartitionNotFound
 from penstock.instants import micros_of
-from penstock.kinds import require
 from penstock.queue.maintenance import Maintainer
 from penstock.queue.names import check_name
 from penstock.queue.numbers import check_whole_index, check_whole_partition

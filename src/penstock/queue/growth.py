@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from penstock.arrow.keys import key_hash
+from penstock.arrow.key_hash import key_hash
 from penstock.errors import InvalidInput
 from penstock.queue.placement import Hashes, Home, home_of
 from penstock.store import catalog, consumers, log

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from penstock.arguments import in_quotes
 from penstock.errors import InvalidName
-from penstock.names import in_quotes
 
 MAX_CHARACTERS = 255
 SERVICE_COLUMNS = ("_queue", "_generation", "_partition", "_row_index", "_timestamp")

@@ -17,8 +17,8 @@ from typing import TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.arrow.constants import u32, u32_array
-from penstock.arrow.keys import key_hash
+from penstock.arrow.batches import u32, u32_array
+from penstock.arrow.key_hash import key_hash
 from penstock.store.catalog import QueueRecord
 from penstock.store.database import Database
 

@@ -12,10 +12,9 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.arrow.rows import to_table
+from penstock.arguments import column_names, did_you_mean, in_quotes
+from penstock.arrow.coerce import to_table
 from penstock.errors import InvalidInput, InvalidPosition, PartitionNotFound, SchemaMismatch, StoreError
-from penstock.kinds import column_names
-from penstock.names import did_you_mean, in_quotes
 from penstock.queue.columns import add_columns, new_columns
 from penstock.queue.commits import refuse_feed
 from penstock.queue.consumer import Consumer

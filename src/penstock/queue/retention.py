@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import timedelta
 
+from penstock.arguments import require
 from penstock.errors import InvalidInput
-from penstock.kinds import require
 from penstock.store.catalog import RetentionLimits
 
 _AGES_END = timedelta(microseconds=2**63)

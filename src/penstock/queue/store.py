@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from penstock.arrow.keys import check_key
-from penstock.arrow.types import canonical_schema
+from penstock.arguments import column_names, require
+from penstock.arrow.key_hash import check_key
+from penstock.arrow.schema import canonical_schema
 from penstock.errors import ConsumerInUse, InvalidInput
-from penstock.kinds import column_names, require
 from penstock.queue.consumer import Consumer
 from penstock.queue.growth import MAX_PARTITIONS
 from penstock.queue.maintenance import STAGING_AGE, Maintainer, clean_ledger, sweep_staging

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
+from penstock.arguments import did_you_mean, in_quotes
 from penstock.errors import InvalidOption
 from penstock.instants import micros_of
-from penstock.names import did_you_mean, in_quotes
 
 SPARKS_OWN = frozenset({"path", "checkpointlocation", "queryname"})
 CONF_PREFIX = "spark.penstock."

@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from penstock.arguments import did_you_mean
 from penstock.errors import InvalidOption
-from penstock.names import did_you_mean
 from penstock.spark.given import Given, boolean, positive, timestamp
 from penstock.spark.quota import Quota
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pyspark.sql import SparkSession
 
+from penstock.arguments import did_you_mean, in_quotes
 from penstock.errors import InvalidOption
-from penstock.names import did_you_mean, in_quotes
 from penstock.spark.data_sources import make_known
 from penstock.spark.default_url import URL, hide_password, whole_url
 from penstock.spark.given import CONF_PREFIX

@@ -11,9 +11,9 @@ import pyarrow.types as pat
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
-from penstock.arrow.types import canonical_schema, spark_json
+from penstock.arguments import did_you_mean, in_quotes
+from penstock.arrow.schema import canonical_schema, spark_json
 from penstock.errors import SchemaMismatch
-from penstock.names import did_you_mean, in_quotes
 from penstock.store.catalog import QueueRecord
 from penstock.store.log import Chunk
 

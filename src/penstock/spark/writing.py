@@ -9,7 +9,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 
-from penstock.arrow.rows import conform_batch
+from penstock.arrow.coerce import conform_batch
 from penstock.queue.placement import Placement
 from penstock.spark.options import SinkOptions
 from penstock.store.catalog import QueueRecord

@@ -9,8 +9,8 @@ from datetime import datetime
 
 from pyarrow import fs
 
+from penstock.arguments import path_text
 from penstock.errors import CheckpointNotFound, StateRefused
-from penstock.kinds import path_text
 from penstock.spark.checkpoint import Checkpoint, cause, is_number, redact
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import SparkSession
 
+from penstock.arguments import did_you_mean, in_quotes, require
 from penstock.errors import StateRefused
-from penstock.kinds import require
-from penstock.names import did_you_mean, in_quotes
 from penstock.spark.internals.sessions import clone_session, is_classic
 from penstock.state.batches import CONTINUOUS
 from penstock.state.files import Files, is_there

@@ -11,9 +11,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from penstock.arrow.types import schema_from_bytes, schema_to_bytes
+from penstock.arguments import did_you_mean, in_quotes
+from penstock.arrow.schema import schema_from_bytes, schema_to_bytes
 from penstock.errors import AlreadyExists, CommitRefused, QueueNotFound
-from penstock.names import did_you_mean, in_quotes
 from penstock.store.database import Transaction
 from penstock.store.ledger import queue_sink
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.arguments import did_you_mean, in_quotes
 from penstock.errors import AlreadyExists, ConsumerNotFound, InvalidPosition, NotRegistered, OffsetConflict
-from penstock.names import did_you_mean, in_quotes
 from penstock.store.catalog import PartitionRecord, QueueRecord, find_queue, lock_partitions
 from penstock.store.database import Transaction
 from penstock.store.trim import first_since

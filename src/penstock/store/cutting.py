@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-from penstock.arrow.messages import MAX_UNPACKED
+from penstock.arrow.ipc_messages import MAX_UNPACKED
 from penstock.arrow.segments import encode
 from penstock.errors import InvalidInput
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
+from penstock.arguments import in_quotes
 from penstock.errors import (
     StoreError,
     StoreNotFound,
@@ -20,7 +21,6 @@ from penstock.errors import (
     StoreUnavailable,
     StoreUnsafe,
 )
-from penstock.names import in_quotes
 from penstock.store.database import Database, Transaction
 from penstock.store.postgres import PostgresDatabase
 from penstock.store.sqlite import SqliteDatabase

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import NoReturn
 from urllib.parse import parse_qsl, quote, unquote, urlencode
 
+from penstock.arguments import did_you_mean, in_quotes
 from penstock.errors import InvalidUrl
-from penstock.names import did_you_mean, in_quotes
 from penstock.redaction import without
 
 _FORMS = "sqlite:///relative.db, sqlite:////absolute.db or postgresql://user@host/database?schema=penstock"

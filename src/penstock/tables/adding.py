@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from penstock.arguments import in_quotes
 from penstock.errors import ContinuousRefused
-from penstock.names import in_quotes
 from penstock.tables.delta_place import is_delta
 
 if TYPE_CHECKING:

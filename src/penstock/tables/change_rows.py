@@ -9,8 +9,8 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.types import StructType
 
+from penstock.arguments import in_quotes
 from penstock.errors import InvalidOption, TableRefused
-from penstock.names import in_quotes
 from penstock.spark.marks import row_id_of
 from penstock.tables.columns import CHANGE_TYPE
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.types as pat
 
-from penstock.arrow.fields import mark_of
-from penstock.arrow.types import canonical_schema
+from penstock.arguments import did_you_mean, in_quotes
+from penstock.arrow.schema import canonical_schema
+from penstock.arrow.spark_json import mark_of
 from penstock.errors import InvalidInput, UnsupportedType
-from penstock.names import did_you_mean, in_quotes
 from penstock.tables.names import TableName, quoted
 
 if TYPE_CHECKING:

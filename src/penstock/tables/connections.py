@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+from penstock.arguments import refusal
 from penstock.errors import InvalidInput
-from penstock.kinds import refusal
 from penstock.store.postgres_session import SEARCH_PATH
 from penstock.store.statements import bind
 

@@ -11,8 +11,8 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
+from penstock.arguments import in_quotes
 from penstock.errors import SchemaMismatch
-from penstock.names import in_quotes
 from penstock.tables.columns import VALID_FROM, VALID_TO
 from penstock.tables.delta_applied import Applied, rows_of
 from penstock.tables.delta_collapsing import collapsed

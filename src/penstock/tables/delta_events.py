@@ -10,8 +10,8 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 from pyspark.sql import types as spark
 
+from penstock.arguments import did_you_mean, in_quotes
 from penstock.errors import InvalidInput, TableRefused
-from penstock.names import did_you_mean, in_quotes
 from penstock.tables.change_rows import require_changes
 from penstock.tables.columns import CHANGE_TYPE, VALID_FROM, VALID_TO, not_kept
 from penstock.tables.delta_schema import DeltaLayout, rows_layout

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
+from penstock.arguments import in_quotes
 from penstock.errors import (
     InvalidName,
     InvalidUrl,
@@ -17,8 +18,7 @@ from penstock.errors import (
     StoreUnavailable,
     TableRefused,
 )
-from penstock.names import in_quotes
-from penstock.optional import deltalake
+from penstock.extras import deltalake
 
 _SCHEME = "delta:"
 _OPTION = "storage."

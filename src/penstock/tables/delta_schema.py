@@ -10,9 +10,9 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import types as spark
 
-from penstock.arrow.types import canonical_schema
+from penstock.arguments import did_you_mean, in_quotes
+from penstock.arrow.schema import canonical_schema
 from penstock.errors import InvalidInput, SchemaMismatch, UnsupportedType
-from penstock.names import did_you_mean, in_quotes
 from penstock.tables.delta_place import DeltaPlace, library
 
 _SIMPLE = (

@@ -15,9 +15,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark import TaskContext
 
-from penstock.arrow.rows import conform_batch
+from penstock.arguments import in_quotes
+from penstock.arrow.coerce import conform_batch
 from penstock.errors import CommitRefused, PenstockError, TableRefused, condition_of
-from penstock.names import in_quotes
 from penstock.spark.boundary import plainly
 from penstock.tables.delta_place import DeltaPlace
 from penstock.tables.delta_schema import DeltaLayout

@@ -13,8 +13,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.types import StructType
 
+from penstock.arguments import in_quotes
 from penstock.errors import CommitRefused, InvalidInput, InvalidOption, PenstockError, TableRefused
-from penstock.names import in_quotes
 from penstock.spark.checkpoint import Checkpoint
 from penstock.spark.micro_batches import require_own
 from penstock.spark.schemas import quoted

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.arguments import refusal
 from penstock.errors import CheckpointMismatch, CheckpointRewound, InvalidName
-from penstock.kinds import refusal
 from penstock.queue.names import check_name
 from penstock.store.postgres_session import LOCK_WAIT
 from penstock.tables.connections import Borrowed, borrowed

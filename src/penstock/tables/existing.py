@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import pyarrow.types as pat
 
+from penstock.arguments import in_quotes
 from penstock.errors import SchemaMismatch, TableRefused
-from penstock.names import in_quotes
 from penstock.store.database import Transaction
 from penstock.tables.columns import VALID_TO, Column, Layout
 from penstock.tables.names import TableName, quoted

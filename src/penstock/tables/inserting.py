@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.arguments import brief, in_quotes
 from penstock.errors import TableRefused
-from penstock.names import brief, in_quotes
 from penstock.store.database import Database, Transaction
 from penstock.tables import merging
 from penstock.tables.columns import Layout

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from penstock.arguments import brief, in_quotes
 from penstock.errors import CommitRefused, TableRefused
-from penstock.names import brief, in_quotes
 from penstock.store.database import Transaction
 from penstock.tables import existing
 from penstock.tables.columns import Column, Layout

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from penstock.arguments import in_quotes
 from penstock.errors import InvalidName
-from penstock.names import in_quotes
 from penstock.queue.names import check_name
 from penstock.store.database import Transaction
 from penstock.store.relations import PREFIX

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pyspark.sql.types import StructType
 
+from penstock.arguments import in_quotes
 from penstock.errors import InvalidInput, InvalidOption
-from penstock.names import in_quotes
 from penstock.spark.marks import is_split, needed_sequence, sequence_of
 from penstock.tables.columns import COMMIT_VERSION
 

@@ -9,9 +9,8 @@ from typing import ClassVar
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
+from penstock.arguments import column_names, did_you_mean, in_quotes, require
 from penstock.errors import InvalidInput, InvalidOption, InvalidUrl, PenstockError, TableRefused
-from penstock.kinds import column_names, require
-from penstock.names import did_you_mean, in_quotes
 from penstock.queue.names import check_name
 from penstock.queue.store import connect
 from penstock.spark.default_url import URL, default_url

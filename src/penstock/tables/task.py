@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 from pyspark import TaskContext
 
-from penstock.arrow.rows import conform_batch
+from penstock.arguments import in_quotes
+from penstock.arrow.coerce import conform_batch
 from penstock.errors import TableRefused
-from penstock.names import in_quotes
 from penstock.queue.opened import open_store
 from penstock.spark.boundary import plainly
 from penstock.spark.internals.worker_gc import spare_imports

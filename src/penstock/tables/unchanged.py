@@ -23,8 +23,8 @@ from pyspark.sql.types import (
     VariantType,
 )
 
+from penstock.arguments import in_quotes
 from penstock.errors import InvalidInput, TableRefused
-from penstock.names import in_quotes
 from penstock.spark.marks import unchanged_of, value_of
 from penstock.spark.schemas import quoted
 from penstock.tables.columns import CHANGE_COLUMNS, CHANGE_TYPE

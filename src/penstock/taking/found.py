@@ -6,7 +6,7 @@ import threading
 
 import pyarrow as pa
 
-from penstock.arrow.first import first_rows
+from penstock.arrow.batches import first_rows
 
 
 class Found:

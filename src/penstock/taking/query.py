@@ -17,10 +17,10 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from penstock.arguments import in_quotes
 from penstock.errors import InvalidInput, OutputModeRefused
 from penstock.modes.checking import check
 from penstock.modes.report import WARNING
-from penstock.names import in_quotes
 from penstock.pipeline.failures import plain
 from penstock.pipeline.settings import no_data_batches
 from penstock.spark.internals.sessions import JvmError, is_local, remove_folder

@@ -13,7 +13,7 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame
 from pyspark.sql.types import DoubleType, LongType, StructField, StructType
 
-from penstock.kinds import refusal
+from penstock.arguments import refusal
 from penstock.pipeline.failures import plain
 from penstock.spark.internals.workers import check_workers
 from penstock.taking.clock import Clock

@@ -9,8 +9,8 @@ from typing import Any
 
 from pyspark.sql import DataFrame
 
+from penstock.arguments import refusal, require
 from penstock.errors import InvalidInput
-from penstock.kinds import refusal, require
 from penstock.limits.rows import MOST_ROWS
 from penstock.pipeline.failures import plain
 from penstock.spark.internals.plan_rewrite import replace_reads

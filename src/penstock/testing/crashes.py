@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from penstock.arguments import require
 from penstock.errors import InvalidInput
-from penstock.kinds import require
 
 BEFORE_SINK, AFTER_SINK = "before_sink", "after_sink"
 POINTS = (BEFORE_SINK, AFTER_SINK)

@@ -13,8 +13,8 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from penstock.arrow.rows import to_table
-from penstock.kinds import refusal
+from penstock.arguments import refusal
+from penstock.arrow.coerce import to_table
 from penstock.queue.store import connect
 from penstock.spark.internals.arrow_types import arrow_schema
 from penstock.spark.register import register

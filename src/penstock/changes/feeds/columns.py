@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 import pyarrow as pa
 
+from penstock.arguments import did_you_mean, in_quotes
 from penstock.changes.feeds.changelog import METADATA_FIELDS
 from penstock.errors import InvalidChangelogSchema
-from penstock.names import did_you_mean, in_quotes
 
 METADATA_NAMES = frozenset(field.name for field in METADATA_FIELDS)
 

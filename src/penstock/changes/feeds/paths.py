@@ -6,7 +6,7 @@ import os
 import re
 from urllib.parse import urlsplit
 
-from penstock.kinds import path_text
+from penstock.arguments import path_text
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 

@@ -13,10 +13,10 @@ from functools import lru_cache
 
 import pyarrow as pa
 
+from penstock.arguments import in_quotes
 from penstock.changes.feeds.changelog import PLAN
 from penstock.changes.feeds.columns import METADATA_NAMES
 from penstock.errors import FeedUnavailable
-from penstock.names import in_quotes
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from penstock.arrow.types import canonical_schema
+from penstock.arguments import require
+from penstock.arrow.schema import canonical_schema
 from penstock.changes.contract import (
     CHANGE_TYPE,
     COMMIT_TIMESTAMP,
@@ -26,7 +27,6 @@ from penstock.changes.feeds.changelog import METADATA_FIELDS, Commit, Descriptio
 from penstock.changes.feeds.columns import check_reserved, check_there
 from penstock.changes.feeds.urls import FeedUrl, pairs
 from penstock.errors import ChangelogContractViolation, DataLost, FeedUnavailable
-from penstock.kinds import require
 from penstock.queue.commits import append_commit, check_version, micros
 from penstock.queue.names import check_name
 from penstock.queue.opened import open_store

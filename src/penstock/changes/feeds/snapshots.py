@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from penstock.arrow.types import canonical_schema
+from penstock.arrow.schema import canonical_schema
 from penstock.changes.contract import INSERT, ChangeContract
 from penstock.changes.feeds.changelog import METADATA_FIELDS, Commit, Description, change_rows
 from penstock.changes.feeds.columns import METADATA_NAMES, check_reserved, check_there

@@ -8,8 +8,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, quote, unquote, urlencode
 
+from penstock.arguments import did_you_mean, in_quotes
 from penstock.errors import InvalidUrl
-from penstock.names import did_you_mean, in_quotes
 from penstock.spark.given import boolean
 
 if TYPE_CHECKING:

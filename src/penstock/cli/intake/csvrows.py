@@ -20,7 +20,7 @@ import pyarrow.csv
 import pyarrow.types as pat
 
 from penstock.arrow.casts import Misfit, match_names
-from penstock.arrow.rows import to_table
+from penstock.arrow.coerce import to_table
 from penstock.cli.intake.jsonlines import JsonLines
 from penstock.cli.intake.rows import Complaint, Record, Refused, infinite_rows, not_utf8, wrong_value
 from penstock.cli.intake.source import Source

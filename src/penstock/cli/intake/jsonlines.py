@@ -12,9 +12,10 @@ import pyarrow as pa
 import pyarrow.json
 import pyarrow.types as pat
 
+from penstock.arguments import did_you_mean, in_quotes
 from penstock.arrow.casts import Misfit, match_names
+from penstock.arrow.coerce import to_table
 from penstock.arrow.nulls import nested_fields
-from penstock.arrow.rows import to_table
 from penstock.cli.intake.rows import (
     Complaint,
     Record,
@@ -25,7 +26,6 @@ from penstock.cli.intake.rows import (
     wrong_value,
 )
 from penstock.cli.wire import NOT_FINITE, decode, wire_type
-from penstock.names import did_you_mean, in_quotes
 
 _BLANK = b" \t\r"
 _THREAD_BYTES = 1 << 20

@@ -13,9 +13,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
+from penstock.arguments import in_quotes
 from penstock.cli.ddl_text import type_ddl
 from penstock.errors import SchemaMismatch
-from penstock.names import in_quotes
 
 SHOWN_CHARACTERS = 60
 _DATE = re.compile(r"\s*(\d{4}-\d\d-\d\d)")

@@ -10,11 +10,11 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
+from penstock.arguments import require
 from penstock.changes.feeds.queue import QueueFeed
 from penstock.commit.microbatch import sink_name
 from penstock.errors import InvalidOption, PenstockError, condition_of
 from penstock.instants import now_micros
-from penstock.kinds import require
 from penstock.pipeline.ends import ConsoleSink, FunctionSink, QueueSink, QueueSource, RateSource
 from penstock.pipeline.levelling import QuerySource
 from penstock.pipeline.publishing.listening import Hearing, hearing_of

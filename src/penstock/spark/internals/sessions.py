@@ -8,7 +8,7 @@ from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
 
-from penstock.kinds import refusal
+from penstock.arguments import refusal
 
 _REGISTRY = "org.apache.spark.sql.execution.datasources.DataSourceManager"
 

@@ -10,7 +10,8 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.types import DataType, LongType, StringType, StructField, StructType, TimestampType
 
-from penstock.arrow.types import canonical_schema
+from penstock.arguments import column_names, did_you_mean, in_quotes, require
+from penstock.arrow.schema import canonical_schema
 from penstock.changes.contract import CHANGE_TYPE, ChangeContract
 from penstock.changes.feeds.dead_letters import COORDINATES, REASON
 from penstock.changes.feeds.debezium.changes import OWN, SEQUENCE, Sorting
@@ -19,8 +20,6 @@ from penstock.changes.feeds.debezium.images import ExpectedColumns, Reading, can
 from penstock.changes.feeds.debezium.letters import Letters, QueueAddress
 from penstock.changes.plans import process
 from penstock.errors import InvalidChangelogSchema, InvalidChangeOption
-from penstock.kinds import column_names, require
-from penstock.names import did_you_mean, in_quotes
 from penstock.spark.internals.plans import fingerprint
 from penstock.spark.marks import marked
 from penstock.spark.schemas import quoted, to_struct

@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from penstock.arguments import column_names, require
 from penstock.changes.contract import CHANGE_TYPE, ChangeContract
 from penstock.changes.feeds.changelog import METADATA_FIELDS, Commit, Description, begins_late, change_rows
 from penstock.changes.feeds.columns import METADATA_NAMES, check_there
@@ -32,7 +33,6 @@ from penstock.changes.feeds.paths import absolute, shown_path
 from penstock.changes.feeds.planned import Column, Planned, columns_of
 from penstock.changes.feeds.urls import FeedUrl, pairs, prefixed, row_id_forms
 from penstock.errors import DataLost, FeedUnavailable, InvalidChangelogSchema, PenstockError
-from penstock.kinds import column_names, require
 
 
 @dataclass(frozen=True)

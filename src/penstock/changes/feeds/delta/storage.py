@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from penstock.changes.feeds.access import access_denied, is_denied
 from penstock.changes.feeds.paths import is_url
 from penstock.errors import FeedUnavailable, PenstockError
-from penstock.optional import deltalake
+from penstock.extras import deltalake
 
 _AT_ONCE = 16
 T = TypeVar("T")

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.types as pat
 
-from penstock.arrow.types import canonical_schema
+from penstock.arrow.schema import canonical_schema
 from penstock.changes.feeds.columns import check_reserved
 from penstock.changes.feeds.delta.storage import library
 from penstock.changes.feeds.parquet import nullable

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from penstock.arrow.types import canonical_schema
+from penstock.arguments import column_names, require
+from penstock.arrow.schema import canonical_schema
 from penstock.changes.contract import ChangeContract
 from penstock.changes.feeds.changelog import METADATA_FIELDS, Commit, Description, begins_late
 from penstock.changes.feeds.columns import check_reserved, check_there
 from penstock.changes.feeds.iceberg import lineage
 from penstock.changes.feeds.urls import FeedUrl, pairs, prefixed
 from penstock.errors import FeedUnavailable
-from penstock.kinds import column_names, require
-from penstock.optional import load, missing
+from penstock.extras import load, missing
 from penstock.queue.names import check_name
 
 if TYPE_CHECKING:

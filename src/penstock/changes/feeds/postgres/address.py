@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode
 
+from penstock.arguments import did_you_mean, in_quotes
 from penstock.errors import InvalidUrl, MissingDependency
-from penstock.names import did_you_mean, in_quotes
 from penstock.store.url import StoreUrl, parse_url
 
 OWN = (

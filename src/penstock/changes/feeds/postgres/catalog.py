@@ -10,13 +10,13 @@ from typing import Any
 
 import pyarrow as pa
 
+from penstock.arguments import did_you_mean, in_quotes
 from penstock.changes.contract import ChangeContract
 from penstock.changes.feeds.changelog import METADATA_FIELDS
 from penstock.changes.feeds.postgres.pgoutput import Column, Relation
 from penstock.changes.feeds.postgres.server import Statements
 from penstock.changes.feeds.postgres.values import AS_TYPES, arrow_type
 from penstock.errors import FeedUnavailable
-from penstock.names import did_you_mean, in_quotes
 
 SEQUENCE, UNCHANGED_COLUMNS, TABLE, KEY = "_commit_sequence", "_unchanged", "_table", "_key"
 _ADDED = (

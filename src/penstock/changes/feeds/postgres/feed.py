@@ -10,13 +10,13 @@ from typing import Any
 
 import pyarrow as pa
 
+from penstock.arguments import column_names, require
 from penstock.changes.feeds.changelog import Commit, Description
 from penstock.changes.feeds.postgres.address import joined, shown, split
 from penstock.changes.feeds.postgres.link import Link, LogPiece
 from penstock.changes.feeds.postgres.slot import SlotLag
 from penstock.changes.feeds.postgres.values import AS_TYPES
 from penstock.errors import InvalidUrl
-from penstock.kinds import column_names, require
 
 _SLOT = re.compile(r"[a-z0-9_]{1,63}")
 _SNAPSHOTS = ("initial", "none")

@@ -15,12 +15,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from penstock.arguments import in_quotes
 from penstock.changes.feeds.postgres.catalog import Table, relation_from_json, relation_to_json
 from penstock.changes.feeds.postgres.pgoutput import INSERT, NEW, NULL, TEXT, Relation
 from penstock.changes.feeds.postgres.server import Server, Session, SlotInUse, run
 from penstock.changes.feeds.postgres.slot import FAILOVER_SINCE, Slot
 from penstock.errors import DataLost
-from penstock.names import in_quotes
 
 if TYPE_CHECKING:
     import psycopg

@@ -15,9 +15,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from penstock.arguments import in_quotes
 from penstock.arrow.casts import Misfit, kind_of, match_names
-from penstock.arrow.fields import join
-from penstock.names import in_quotes
+from penstock.arrow.spark_json import join
 
 _NOTHING = type(None)
 _MAX_FLOAT32 = (

@@ -7,7 +7,8 @@ a third of a second that a Spark worker which only moves batches must not pay.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeVar
 
 import pyarrow as pa
 
@@ -46,3 +47,26 @@ def zeros(arrow_type: pa.DataType, length: int = 1) -> pa.Array:
 def _array(arrow_type: pa.DataType, form: str, *values: float) -> pa.Array:
     buffer = pa.py_buffer(struct.pack(form, *values))
     return pa.Array.from_buffers(arrow_type, len(values), [None, buffer])
+
+
+# ---- first: The first rows of something that comes in pieces.
+
+Piece = TypeVar("Piece", pa.Table, pa.RecordBatch)
+
+
+def first_rows(pieces: Iterable[Piece], rows: int) -> Iterator[Piece]:
+    """The pieces up to the one that has the last of so many rows, and of that one its first rows; no piece behind it is asked for.
+
+    Parameters
+    ----------
+    rows
+        How many, all pieces together.
+    """
+    if rows < 1:
+        return
+    left = rows
+    for piece in pieces:
+        yield piece.slice(0, left)
+        left -= piece.num_rows
+        if left <= 0:
+            return

@@ -12,14 +12,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.types as pat
 
-from penstock.arrow import sparkjson
-from penstock.arrow.fields import (
-    check_names,
-    join,
-    shape_of,
-    spark_metadata,
-    unsupported,
-)
+from penstock.arrow import spark_json as sparkjson
+from penstock.arrow.spark_json import check_names, join, shape_of, spark_metadata, unsupported
 from penstock.errors import SchemaMismatch
 
 _MAX_PRECISION = 38
