@@ -15,9 +15,10 @@ from penstock.commit.microbatch import BatchCommit, sink_name
 from penstock.commit.offsets import QueueOffset, batch_ranges, pad
 from penstock.commit.owner import Owner
 from penstock.commit.queue_target import QueueTarget
-from penstock.store import log, staging
-from penstock.store.catalog import QueueRecord
-from penstock.store.ledger import LedgerKey
+from penstock.store import staging
+from penstock.store.log import partition_log
+from penstock.store.records.catalog import QueueRecord
+from penstock.store.records.ledger import LedgerKey
 from penstock.store.staging import Attempt
 
 OUTPUT = pa.schema([("id", pa.int64()), ("nth", pa.int64())])
@@ -188,7 +189,7 @@ class Driver:
     def _write(self, batch_id: int, task: int, rows: list[tuple[int, int]]) -> dict[str, int]:
         query = self.query
         table = pa.table([[i for i, _ in rows], [n for _, n in rows]], schema=OUTPUT)
-        segments = log.to_segments(table, task % query.sink.partitions)
+        segments = partition_log.to_segments(table, task % query.sink.partitions)
         if query.idempotent:
             key = LedgerKey(sink_name(query.sink), query.checkpoint.id, batch_id, task)
             append_task(self.database, query.sink, key, segments, origin=query.checkpoint.id)

@@ -14,8 +14,9 @@ from penstock.commit.microbatch import BatchCommit
 from penstock.commit.offsets import QueueOffset
 from penstock.commit.owner import Owner
 from penstock.commit.queue_target import QueueTarget
-from penstock.store import log, staging
-from penstock.store.catalog import QueueRecord
+from penstock.store import staging
+from penstock.store.log import partition_log
+from penstock.store.records.catalog import QueueRecord
 from penstock.store.staging import Attempt
 
 SCHEMA = pa.schema([("id", pa.int64())])
@@ -36,7 +37,7 @@ def stage(
 ) -> dict[str, int]:
     """One attempt of one task; what it tells the driver."""
     attempt = str(uuid.uuid4())
-    segments = log.to_segments(pa.table({"id": pa.array(ids, pa.int64())}), task % sink.partitions)
+    segments = partition_log.to_segments(pa.table({"id": pa.array(ids, pa.int64())}), task % sink.partitions)
     store.database.run(
         lambda tx: staging.stage(tx, sink, Attempt(app_id, batch_id, task, attempt), segments, 0)
     )

@@ -22,7 +22,7 @@ from penstock.errors import (
     PlanMismatch,
     QueueNotFound,
 )
-from penstock.store import ledger
+from penstock.store.records import ledger
 from tests.commit.protocol import Pair, make_pair, rows_of, stage, with_attempts
 
 

@@ -14,8 +14,9 @@ from penstock.commit.batch import append_task
 from penstock.commit.microbatch import sink_name
 from penstock.errors import CheckpointRewound, StoreReadOnly
 from penstock.queue import maintenance
-from penstock.store import ledger, ledger_cleanup, log
-from penstock.store.ledger import LedgerKey
+from penstock.store.log import partition_log
+from penstock.store.records import ledger, ledger_cleanup
+from penstock.store.records.ledger import LedgerKey
 from penstock.store.statements import qualify
 from tests.commit.protocol import Pair, make_pair, numbers, rows_of
 from tests.queue.support import settle
@@ -74,7 +75,9 @@ def test_an_app_that_is_started_again_after_long_repeats_nothing(pair: Pair) -> 
 def test_the_tasks_of_the_newest_micro_batches_stay(pair: Pair) -> None:
     def write(batch_id: int, task: int) -> Any:
         key = LedgerKey(sink_name(pair.sink.record), "app", batch_id, task)
-        return append_task(pair.into.database, pair.sink.record, key, log.to_segments(numbers(0, 1), 0))
+        return append_task(
+            pair.into.database, pair.sink.record, key, partition_log.to_segments(numbers(0, 1), 0)
+        )
 
     for batch_id in range(20):
         for task in range(2):

@@ -11,7 +11,8 @@ import pytest
 
 from penstock.commit.batch import append_task
 from penstock.errors import CheckpointMismatch, CheckpointRewound, CommitRefused
-from penstock.store import ledger, log
+from penstock.store.log import partition_log
+from penstock.store.records import ledger
 from tests.commit.protocol import Pair, make_pair, rows_of
 
 
@@ -32,7 +33,7 @@ def write(
 ) -> Any:
     sink = pair.sink.record
     key = replace(pair.batch(app, batch_id).key, task=task)
-    segments = log.to_segments(pa.table({"id": pa.array(ids, pa.int64())}), 0)
+    segments = partition_log.to_segments(pa.table({"id": pa.array(ids, pa.int64())}), 0)
     return append_task(pair.store.database, sink, key, segments, origin=origin, covers=covers)
 
 
@@ -129,7 +130,9 @@ def test_a_task_of_a_forgotten_micro_batch_is_refused_before_it_appends(
 def test_a_task_of_a_micro_batch_without_the_one_before_it_is_refused_before_it_appends(pair: Pair) -> None:
     key = replace(pair.batch("app", 3).key, task=0)
     with pytest.raises(CheckpointMismatch, match="nothing of this query"):
-        append_task(pair.store.database, pair.sink.record, key, log.to_segments(pa.table({"id": [1]}), 0))
+        append_task(
+            pair.store.database, pair.sink.record, key, partition_log.to_segments(pa.table({"id": [1]}), 0)
+        )
     assert rows_of(pair.sink) == []
 
 
@@ -137,7 +140,7 @@ def test_a_keyed_sink_that_grew_takes_no_rows_placed_before(store: Any) -> None:
     pair = make_pair(store, key=["id"])
     placed = pair.sink.record
     pair.sink.add_partitions(1)
-    segments = log.to_segments(pa.table({"id": [1]}), 0)
+    segments = partition_log.to_segments(pa.table({"id": [1]}), 0)
     for key in (None, replace(pair.batch("app", 0).key, task=0)):
         with pytest.raises(CommitRefused, match="got more partitions"):
             append_task(store.database, placed, key, segments)
@@ -145,7 +148,7 @@ def test_a_keyed_sink_that_grew_takes_no_rows_placed_before(store: Any) -> None:
 
 
 def test_without_a_key_repeats_are_repeated(pair: Pair) -> None:
-    segments = log.to_segments(pa.table({"id": [1]}), 0)
+    segments = partition_log.to_segments(pa.table({"id": [1]}), 0)
     for _ in range(2):
         append_task(pair.store.database, pair.sink.record, None, segments)
     assert rows_of(pair.sink) == [1, 1]

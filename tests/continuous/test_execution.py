@@ -13,7 +13,7 @@ from penstock.continuous import execution as module
 from penstock.continuous import queues, reader
 from penstock.continuous.execution import Settings, State
 from penstock.errors import ContinuousFailed, OwnerFenced
-from penstock.store.catalog import QueueGrown
+from penstock.store.records.catalog import QueueGrown
 from tests.continuous.copying import PATIENCE, Copy, die_behind
 from tests.support.waiting import wait_until
 

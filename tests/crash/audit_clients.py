@@ -18,9 +18,9 @@ import pyarrow as pa
 
 import penstock as ps
 from penstock.errors import PenstockError
-from penstock.store import catalog, consumers
 from penstock.store.database import Transaction
-from penstock.store.decoding import Decoder
+from penstock.store.log.decode import Decoder
+from penstock.store.records import catalog, consumers
 from tests.crash.audited import CONSUMER, SINK, SOURCE
 from tests.simulation.auditor import History, Snapshot, Violation, check, unknown
 

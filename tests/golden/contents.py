@@ -17,7 +17,7 @@ import pyarrow as pa
 
 import penstock as ps
 from penstock.arrow.schema import spark_json
-from penstock.store import feeds
+from penstock.store.records import feed_commits
 
 FOLDER = Path(__file__).parent
 DIALECTS = ("sqlite", "postgresql")
@@ -154,5 +154,5 @@ def _rows(queue: ps.Queue, partition: int, start: int) -> list[list[Any]]:
 
 
 def _feed_commits(store: ps.Store, queue: ps.Queue) -> list[list[Any]]:
-    found = store.database.run(lambda tx: feeds.page(tx, queue.record, -1), write=False)
+    found = store.database.run(lambda tx: feed_commits.page(tx, queue.record, -1), write=False)
     return [[each.version, each.timestamp, each.rows, each.ends] for each in found]

@@ -20,7 +20,7 @@ import pytest
 
 import penstock as ps
 from penstock.errors import ProducerFenced
-from penstock.store import migrate
+from penstock.store import store_schema
 from tests.golden.contents import (
     COPIED,
     CUSTOMERS,
@@ -125,7 +125,7 @@ def test_it_is_migrated_and_holds_what_it_held(golden: Golden, store: ps.Store) 
     assert found.keys() == expected.keys()
     for part in expected:
         assert found[part] == expected[part], part
-    assert store.info().version == migrate.VERSION
+    assert store.info().version == store_schema.VERSION
     # Opened once more it is as it was.
     with ps.connect(golden.url, create=False) as again:
         assert told(again) == found

@@ -20,8 +20,8 @@ from penstock.errors import (
     OffsetConflict,
     QueueNotFound,
 )
-from penstock.store import consumers
 from penstock.store.database import Transaction
+from penstock.store.records import consumers
 from tests.spark.support import fill, ids_in, make_queue, one_store, stream
 from tests.support.waiting import wait_until
 

@@ -16,8 +16,8 @@ from penstock.errors import QueryFailed, QueueNotFound
 from penstock.pipeline.publishing import publisher as module
 from penstock.pipeline.publishing.publisher import Publisher
 from penstock.pipeline.publishing.told import ends_of, error_of, progress_of, rows_of
-from penstock.store import queries
-from penstock.store.queries import QueryError, QueryRun
+from penstock.store.records import queries
+from penstock.store.records.queries import QueryError, QueryRun
 from tests.support.waiting import wait_until
 
 RUN = QueryRun("id", "run", "ř 'q'", "continuous", 5)

@@ -15,7 +15,7 @@ import penstock as ps
 from penstock.errors import InvalidOption, StoreNotFound
 from penstock.pipeline.publishing import listening
 from penstock.pipeline.publishing import publisher as module
-from penstock.store import queries
+from penstock.store.records import queries
 from penstock.ui import queries as shown
 from penstock.ui.collector import Collector
 from tests.spark.support import one_store

@@ -76,7 +76,7 @@ def test_an_append_that_fails_leaves_the_transaction_as_it_was(
     store: penstock.Store, connection: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also when it fails half way, and the caller commits all the same."""
-    from penstock.store import log
+    from penstock.store.log import partition_log
 
     queue = store.create_queue("q", SCHEMA, partitions=2, key=["n"])
     connection.execute("insert into mine values (1)")
@@ -86,7 +86,7 @@ def test_an_append_that_fails_leaves_the_transaction_as_it_was(
     def fail(*_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(log, "publish", fail)
+    monkeypatch.setattr(partition_log, "publish", fail)
     with pytest.raises(ZeroDivisionError):
         queue.append(rows(*range(20)), connection=connection)
     monkeypatch.undo()

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import penstock
-from penstock.store.postgres import PostgresTransaction
-from penstock.store.sqlite import SqliteTransaction
+from penstock.store.postgres.database import PostgresTransaction
+from penstock.store.sqlite.database import SqliteTransaction
 from penstock.store.statements import qualify
 from tests.queue.support import SCHEMA, everything, rows, settle
 from tests.store.support import run_sql

@@ -13,8 +13,9 @@ from hypothesis import HealthCheck, given, settings
 
 import penstock
 from penstock.errors import InvalidInput, QueueNotFound, SchemaMismatch, StoreError, UnsupportedType
-from penstock.store import merge, staging
-from penstock.store.log import MERGE_FAN_IN, to_segments
+from penstock.store import staging
+from penstock.store.log import compact
+from penstock.store.log.partition_log import MERGE_FAN_IN, to_segments
 from penstock.store.staging import Attempt
 from penstock.store.statements import qualify
 from tests.arrow.strategies import tables
@@ -280,7 +281,7 @@ def test_a_merge_finds_columns_that_came_since_the_queue_was_looked_up(store: pe
     queue.append([{"n": 1}])
     queue.add_columns(NOTE)
     queue.append([{"n": 2, "note": "x"}])
-    assert merge.merge_all(store.database, before, 0) == 1
+    assert compact.merge_all(store.database, before, 0) == 1
     assert queue.read(0, 0, columns="note").column(0).to_pylist() == [None, "x"]
 
 
@@ -360,9 +361,11 @@ def test_columns_are_added_while_an_append_is_in_hand(store: penstock.Store) -> 
     queue = store.create_queue("q", SCHEMA)
     if store.database.dialect == "postgres":
         with store.database.transaction() as tx:
-            from penstock.store import log
+            from penstock.store.log import partition_log
 
-            log.append(tx, queue.record, to_segments(pa.table({"n": [1], "s": ["a"]}, schema=SCHEMA), 0))
+            partition_log.append(
+                tx, queue.record, to_segments(pa.table({"n": [1], "s": ["a"]}, schema=SCHEMA), 0)
+            )
             assert store.queue("q").add_columns(NOTE).names == ["n", "s", "note"]
     else:
         queue.append([{"n": 1, "s": "a"}])

@@ -18,8 +18,10 @@ import pyarrow as pa
 import pytest
 
 import penstock
-from penstock.store import consumers, log, staging
+from penstock.store import staging
 from penstock.store.database import Transaction
+from penstock.store.log import partition_log
+from penstock.store.records import consumers
 from penstock.store.staging import Attempt
 from tests.queue.programs import check, check_widths
 from tests.queue.support import SCHEMA, hurried
@@ -136,7 +138,9 @@ def test_no_two_operations_wait_for_each_other(
         table = pa.table({"n": [1, 2], "s": ["x", "y"]}, schema=SCHEMA)
         other = store.queue("r").record
         attempt = Attempt("app", batch, 0, "try")
-        store.database.run(lambda tx: staging.stage(tx, other, attempt, log.to_segments(table, 1), 0))
+        store.database.run(
+            lambda tx: staging.stage(tx, other, attempt, partition_log.to_segments(table, 1), 0)
+        )
 
         def work(tx: Transaction) -> None:
             for name in ("a", "b"):

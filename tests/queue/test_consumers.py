@@ -17,7 +17,7 @@ from penstock.errors import (
     OffsetConflict,
     PartitionNotFound,
 )
-from penstock.store import catalog, consumers
+from penstock.store.records import catalog, consumers
 from tests.queue.support import SCHEMA, backdate, numbers, rows
 
 

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 
 import penstock
-from penstock.store import log, merge
-from penstock.store.log import MERGE_FAN_IN
-from penstock.store.runs import Runs
+from penstock.store.log import compact, partition_log
+from penstock.store.log.partition_log import MERGE_FAN_IN
+from penstock.store.log.segmenting import Runs
 from tests.queue.support import SCHEMA, backdate, numbers, rows, settle
 
 
@@ -34,7 +34,7 @@ def _appends(queue: penstock.Queue) -> list[tuple[int, int]]:
     found: list[tuple[int, int]] = []
     segments = {segment.start_index: segment for segment in _segments(queue)}
     end = queue.info().partitions[0].next_index
-    for chunk in log.read(queue._database, queue.record, 0, 0, end, with_runs=True):
+    for chunk in partition_log.read(queue._database, queue.record, 0, 0, end, with_runs=True):
         count = chunk.end - chunk.start
         if chunk.runs is None:
             segment = segments[chunk.start]
@@ -76,7 +76,7 @@ def test_a_part_of_a_merged_segment_knows_its_appends(store: penstock.Store) -> 
     queue.merge()
     for start in range(15):
         for end in range(start + 1, 16):
-            (chunk,) = log.read(store.database, queue.record, 0, start, end, with_runs=True)
+            (chunk,) = partition_log.read(store.database, queue.record, 0, start, end, with_runs=True)
             runs = chunk.runs
             assert runs is not None
             assert [(runs.append_at(row), runs.timestamp_at(row)) for row in range(end - start)] == before[
@@ -124,18 +124,18 @@ def test_the_number_of_segments_stays_low_and_rows_are_seldom_rewritten(
         segments.append(Fake(end, end + size))
         end += size
         if len(segments) // MERGE_FAN_IN > (len(segments) - 1) // MERGE_FAN_IN:
-            for group in merge._groups(merge._crowd(segments[: -merge._NEWEST - 1 : -1])):
+            for group in compact._groups(compact._crowd(segments[: -compact._NEWEST - 1 : -1])):
                 if len(group) > 1:
                     first = segments.index(group[0])
                     segments[first : first + len(group)] = [Fake(group[0].start_index, group[-1].end_index)]
                     rewritten += group[-1].end_index - group[0].start_index
-        most = max(most, len(segments) - end // (log.SEGMENT_ROWS // 2))
+        most = max(most, len(segments) - end // (partition_log.SEGMENT_ROWS // 2))
     assert most < 6 * MERGE_FAN_IN
     assert rewritten < 6 * end
 
 
 def test_a_merge_makes_no_segment_too_large(store: penstock.Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (merge, log):
+    for module in (compact, partition_log):
         monkeypatch.setattr(module, "SEGMENT_ROWS", 10)
     queue = store.create_queue("q", SCHEMA)
     for n in range(12):
@@ -150,7 +150,7 @@ def test_a_merge_takes_no_more_memory_than_it_may(
     store: penstock.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows that compress well would otherwise make segments that no reader can hold."""
-    monkeypatch.setattr(merge, "SEGMENT_RAW_BYTES", 50_000)
+    monkeypatch.setattr(compact, "SEGMENT_RAW_BYTES", 50_000)
     queue = store.create_queue("q", SCHEMA)
     for n in range(20):
         queue.append([{"n": n, "s": "x" * 10_000}])
@@ -166,10 +166,10 @@ def test_a_merge_that_comes_too_late_changes_nothing(store: penstock.Store) -> N
         queue.append(rows(n))
     run = _segments(queue)
     queue.trim(0, 3)
-    assert merge._merge_run(store.database, queue.record, 0, run) == 0
+    assert compact._merge_run(store.database, queue.record, 0, run) == 0
     run = _segments(queue)
     assert queue.merge() == 6
-    assert merge._merge_run(store.database, queue.record, 0, run) == 0
+    assert compact._merge_run(store.database, queue.record, 0, run) == 0
     assert numbers(queue.read(0, 3)) == list(range(3, 10))
 
 
@@ -178,10 +178,10 @@ def test_an_exchange_that_comes_too_late_changes_nothing(store: penstock.Store) 
     for n in range(4):
         queue.append(rows(n))
     run = _segments(queue)
-    _, loaded = merge._payloads(store.database, queue.record, 0, run)
+    _, loaded = compact._payloads(store.database, queue.record, 0, run)
     queue.trim(0, 1)
-    batches = merge._within_memory(queue.record, loaded)
-    assert not merge._replace(store.database, queue.record, 0, loaded, batches)
+    batches = compact._within_memory(queue.record, loaded)
+    assert not compact._replace(store.database, queue.record, 0, loaded, batches)
     assert numbers(queue.read(0, 1)) == [1, 2, 3]
 
 
@@ -190,10 +190,10 @@ def test_segments_of_a_restored_backup_are_not_exchanged_for_those_of_before(sto
     queue = store.create_queue("q", SCHEMA)
     for n in range(4):
         queue.append(rows(n))
-    _, loaded = merge._payloads(store.database, queue.record, 0, _segments(queue))
-    batches = merge._within_memory(queue.record, loaded)
+    _, loaded = compact._payloads(store.database, queue.record, 0, _segments(queue))
+    batches = compact._within_memory(queue.record, loaded)
     backdate(store, 1)
-    assert not merge._replace(store.database, queue.record, 0, loaded, batches)
+    assert not compact._replace(store.database, queue.record, 0, loaded, batches)
     assert len(_segments(queue)) == 4
 
 
@@ -217,14 +217,14 @@ def test_mergers_at_the_same_time_merge_everything_once(store: penstock.Store) -
 def test_a_reader_in_mid_read_sees_every_row_once_while_others_merge_append_and_trim(
     store: penstock.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log, "PAGE_SEGMENTS", 2)
+    monkeypatch.setattr(partition_log, "PAGE_SEGMENTS", 2)
     queue = store.create_queue("q", SCHEMA)
     for n in range(100):
         queue.append(rows(n))
     settle(store)
     random_ = random.Random(1)
     expected = 0
-    for chunk in log.read(store.database, queue.record, 0, 0, 100):
+    for chunk in partition_log.read(store.database, queue.record, 0, 0, 100):
         assert chunk.start == expected
         assert chunk.batch.column("n").to_pylist() == list(range(chunk.start, chunk.end))
         expected = chunk.end
@@ -273,7 +273,7 @@ def test_upkeep_that_fails_is_logged_and_the_next_append_works(
     def broken(*_: object) -> int:
         raise pa.ArrowInvalid("too large")
 
-    monkeypatch.setattr(merge, "merge_crowd", broken)
+    monkeypatch.setattr(compact, "merge_crowd", broken)
     queue = store.create_queue("q", SCHEMA)
     for n in range(2 * MERGE_FAN_IN):
         queue.append(rows(n))

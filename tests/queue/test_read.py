@@ -121,23 +121,23 @@ def test_rows_that_were_trimmed_are_an_error(queue: penstock.Queue) -> None:
 
 
 def test_a_long_range_is_read_page_by_page(store: penstock.Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    from penstock.store import log
+    from penstock.store.log import partition_log
 
-    monkeypatch.setattr(log, "PAGE_SEGMENTS", 3)
+    monkeypatch.setattr(partition_log, "PAGE_SEGMENTS", 3)
     queue = store.create_queue("long", SCHEMA)
     for n in range(20):
         queue.append([{"n": n, "s": "x" * 50}])
     assert numbers(queue.read(0, 0)) == list(range(20))
     assert numbers(queue.read(0, 5, 16)) == list(range(5, 16))
     for page_bytes in (1, 300, 10**6):
-        chunks = list(log.read(store.database, queue.record, 0, 2, 19, page_bytes=page_bytes))
+        chunks = list(partition_log.read(store.database, queue.record, 0, 2, 19, page_bytes=page_bytes))
         assert [chunk.start for chunk in chunks] == list(range(2, 19))
         assert [chunk.end for chunk in chunks] == list(range(3, 20))
 
 
 def test_a_reader_may_skip_what_was_trimmed(store: penstock.Store, queue: penstock.Queue) -> None:
-    from penstock.store import log
+    from penstock.store.log import partition_log
 
     queue.trim(0, 8)
-    chunks = list(log.read(store.database, queue.record, 0, 0, 30, on_lost="skip"))
+    chunks = list(partition_log.read(store.database, queue.record, 0, 0, 30, on_lost="skip"))
     assert numbers(pa.Table.from_batches([chunk.batch for chunk in chunks])) == list(range(8, 30))

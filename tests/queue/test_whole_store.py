@@ -13,10 +13,11 @@ import pytest
 import penstock
 from penstock.errors import CommitRefused, ConsumerInUse, InvalidInput, QueueNotFound
 from penstock.queue.maintenance import SWEEP_SECONDS
-from penstock.store import log, staging
-from penstock.store.migrate import VERSION
+from penstock.store import staging
+from penstock.store.log import partition_log
 from penstock.store.staging import Attempt
 from penstock.store.statements import qualify
+from penstock.store.store_schema import VERSION
 from tests.queue.support import SCHEMA, everything, rows, settle
 from tests.store.support import run_sql
 
@@ -50,7 +51,7 @@ def _rows_in_tables(store: penstock.Store) -> dict[str, int]:
 def _stage(
     store: penstock.Store, queue: penstock.Queue, app: str, batch: int, attempt: str, *values: int
 ) -> None:
-    segments = log.to_segments(pa.table({"n": values, "s": ["x"] * len(values)}, schema=SCHEMA), 0)
+    segments = partition_log.to_segments(pa.table({"n": values, "s": ["x"] * len(values)}, schema=SCHEMA), 0)
     store.database.run(
         lambda tx: staging.stage(tx, queue.record, Attempt(app, batch, 0, attempt), segments, 0)
     )

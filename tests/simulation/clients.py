@@ -16,7 +16,7 @@ from penstock.errors import (
 )
 from penstock.queue.opened import open_store
 from penstock.queue.store import Store
-from penstock.store.migrate import VERSION, StoreIdentity
+from penstock.store.store_schema import VERSION, StoreIdentity
 from tests.simulation.auditor import History, Snapshot
 from tests.simulation.database import Server, SimDatabase
 from tests.simulation.scenario import CONSUMER, FOREIGN, PROGRAM, SCHEMA, SINK, SOURCE, TABLE, Scenario

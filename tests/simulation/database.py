@@ -23,9 +23,9 @@ from greenlet import GreenletExit
 
 from penstock.errors import CommitOutcomeUnknown, StoreError, StoreLocked, StoreUnavailable
 from penstock.store.database import Database, Transaction
-from penstock.store.migrate import VERSION, _migrate
-from penstock.store.owners import OwnerLock
+from penstock.store.records.owners import OwnerLock
 from penstock.store.statements import statements
+from penstock.store.store_schema import VERSION, _migrate
 from penstock.store.url import parse_url
 from tests.simulation.auditor import Violation
 from tests.simulation.locks import THERE, Key, conflict, wanted

@@ -181,13 +181,13 @@ FAULTS = [
     ),
     Fault(
         "a seek does not refuse older checkpoints",
-        "store/consumers.py",
+        "store/records/consumers.py",
         '    tx.run("next_generation", **registration.keys)\n',
         "    pass\n",
     ),
     Fault(
         "a consumer is found, and not locked",
-        "store/consumers.py",
+        "store/records/consumers.py",
         '"lock_registration" if lock and tx.write else "find_registration", consumer=consumer, queue=queue',
         '"find_registration", consumer=consumer, queue=queue',
     ),
@@ -432,13 +432,13 @@ FAULTS = [
     # The log of a queue: appends, reads, trims and merges.
     Fault(
         "a read goes on to the end of its last segment",
-        "store/log.py",
+        "store/log/partition_log.py",
         "    length = min(end, row.end_index) - row.start_index - offset\n",
         "    length = row.end_index - row.start_index - offset\n",
     ),
     Fault(
         "a read skips rows that were trimmed although it is to fail",
-        "store/log.py",
+        "store/log/partition_log.py",
         '            if on_lost == "fail":\n                raise lost',
         "            if False:\n                raise lost",
     ),
@@ -450,13 +450,13 @@ FAULTS = [
     ),
     Fault(
         "a trim does not wait for retention-blocking consumers",
-        "store/trim.py",
+        "store/log/trim.py",
         "    if vital is not None:\n",
         "    if vital is not None and queue.retention.unlimited is None:\n",
     ),
     Fault(
         "a trim goes beyond the newest row",
-        "store/trim.py",
+        "store/log/trim.py",
         "        min(wanted, record.next_index, _consumers_bound(",
         "        min(wanted, _consumers_bound(",
     ),
@@ -468,26 +468,26 @@ FAULTS = [
     ),
     Fault(
         "a merge replaces segments that somebody else has replaced",
-        "store/merge.py",
+        "store/log/compact.py",
         "    if list(map(_identity, present)) != list(map(_identity, old)):\n        return False\n",
         "",
     ),
     Fault(
         "a merge reverses the order of segments",
-        "store/merge.py",
+        "store/log/compact.py",
         "    batch = pa.concat_batches(batches)\n",
         "    batch = pa.concat_batches(batches[::-1])\n",
     ),
     Fault(
         "a merge does not lock its partition",
-        "store/merge.py",
+        "store/log/compact.py",
         "    lock_partition(tx, queue, new.partition)\n    present",
         "    present",
     ),
     # Growth, producers, and consumers of programs.
     Fault(
         "a queue that grows does not tell its partitions",
-        "store/catalog.py",
+        "store/records/catalog.py",
         '    tx.run("set_total", queue_id=queue.queue_id, total=total)\n',
         "",
     ),
@@ -626,7 +626,7 @@ FAULTS = [
     ),
     Fault(
         "dropping a queue locks its partitions before what is staged for it",
-        "store/catalog.py",
+        "store/records/catalog.py",
         '    staged = tx.all("delete_queue_staged", queue_id=queue.queue_id)\n',
         '    lock_partitions(tx, queue)\n    staged = tx.all("delete_queue_staged", queue_id=queue.queue_id)\n',
     ),

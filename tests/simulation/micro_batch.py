@@ -30,7 +30,7 @@ from penstock.spark.options import SinkOptions, SourceOptions
 from penstock.spark.schemas import source_schema
 from penstock.spark.stream_reader import QueueStreamReader
 from penstock.spark.stream_writer import QueueStreamWriter
-from penstock.store import catalog
+from penstock.store.records import catalog
 from penstock.tables.sink import TableSink
 from penstock.tables.writer import TableWriter
 from tests.simulation.disk import SparkError, conflicts_told

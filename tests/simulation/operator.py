@@ -12,7 +12,7 @@ from typing import Any
 from penstock.errors import PenstockError
 from penstock.queue.maintenance import sweep_staging, upkeep
 from penstock.queue.opened import open_store
-from penstock.store import merge
+from penstock.store.log import compact
 from tests.simulation.auditor import History, Violation
 from tests.simulation.clients import Producer, Program
 from tests.simulation.continuous import ContinuousRun
@@ -290,7 +290,7 @@ class Operator:
         for name in store.queues():
             record = store.queue(name).record
             for partition in range(record.partitions):
-                merge.merge_all(store.database, record, partition)
+                compact.merge_all(store.database, record, partition)
             upkeep(store.database, store.uuid, record, range(record.partitions))
         sweep_staging(store.database, store.uuid, older)
 

@@ -16,9 +16,9 @@ from typing import Any
 
 from penstock.errors import StoreNotFound
 from penstock.queue.store import Store
-from penstock.store import catalog
-from penstock.store.catalog import QueueRecord, dropped
-from penstock.store.migrate import VERSION, StoreIdentity
+from penstock.store.records import catalog
+from penstock.store.records.catalog import QueueRecord, dropped
+from penstock.store.store_schema import VERSION, StoreIdentity
 from penstock.store.url import parse_url
 from penstock.store.watching import Wake
 from tests.simulation.database import Server, SimDatabase
@@ -153,12 +153,12 @@ def _replacements() -> dict[str, Any]:
     SimListening.network = staticmethod(lambda: machine().network)  # type: ignore[assignment]
     found: dict[str, Any] = {
         "uuid.uuid4": lambda: machine().uuid(),
-        "penstock.store.retries.time": clock,
-        "penstock.store.ledger.KEEP": 2,
-        "penstock.store.log.MERGE_FAN_IN": 3,
-        "penstock.store.log.PAGE_SEGMENTS": 3,
+        "penstock.store.database.time": clock,
+        "penstock.store.records.ledger.KEEP": 2,
+        "penstock.store.log.partition_log.MERGE_FAN_IN": 3,
+        "penstock.store.log.partition_log.PAGE_SEGMENTS": 3,
         "penstock.spark.tasks.SMALL_ROWS": 3,
-        "penstock.store.merge.MERGE_FAN_IN": 3,
+        "penstock.store.log.compact.MERGE_FAN_IN": 3,
         "penstock.queue.maintenance.MERGE_FAN_IN": 3,
         "penstock.spark.writing.FLUSH_SEGMENTS": 1,
         "penstock.tables.stages.CHUNK_ROWS": 3,
@@ -170,7 +170,7 @@ def _replacements() -> dict[str, Any]:
         "penstock.queue.opened._open": _Open(),
         "penstock.queue.maintenance.Maintainer.after_change": lambda self, queue, crowded: None,
         "penstock.queue.maintenance.Maintainer.close": lambda self: None,
-        "penstock.store.owners.time": clock,
+        "penstock.store.records.owners.time": clock,
         "penstock.spark.task_writer.TaskContext": _TaskContext,
         "penstock.spark.writing.TaskContext": _TaskContext,
         "penstock.spark.stores.TaskContext": _TaskContext,

@@ -16,8 +16,9 @@ from penstock import Queue, Store
 from penstock.spark.admission import next_end, split
 from penstock.spark.options import SourceOptions
 from penstock.spark.sizes import LARGE_BYTES, SMALL_BATCHES, BatchSizeWatch
-from penstock.store import catalog, merge
-from penstock.store.catalog import PartitionRecord
+from penstock.store.log import compact
+from penstock.store.records import catalog
+from penstock.store.records.catalog import PartitionRecord
 from tests.spark.support import fill, make_queue, table
 
 PARTITIONS = 3
@@ -105,7 +106,7 @@ def test_micro_batches_against_a_model(
         model.append(counts, number)
         if merged:
             for partition in range(PARTITIONS):
-                merge.merge_all(shared.database, queue.record, partition)
+                compact.merge_all(shared.database, queue.record, partition)
     start: tuple[int, ...] = (0,) * PARTITIONS
     total = tuple(len(owners) for owners in model.owners)
     for _ in range(sum(total) + 1):

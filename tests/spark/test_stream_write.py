@@ -20,7 +20,7 @@ from penstock.spark.schemas import to_struct
 from penstock.spark.source import PenstockDataSource
 from penstock.spark.stream_writer import QueueStreamWriter
 from penstock.store import staging
-from penstock.store.log import to_segments
+from penstock.store.log.partition_log import to_segments
 from penstock.testing import replay_last_batch, temporary_store_url
 from tests.spark.support import (
     SCHEMA,

@@ -116,7 +116,7 @@ def echo(url: str, rows: str) -> None:
 def append_many(url: str, writer: str, appends: str) -> None:
     """Append to the partitions of a queue, sometimes to all at once, and staged rows too."""
     from penstock.store import staging
-    from penstock.store.cutting import to_segments
+    from penstock.store.log.segmenting import to_segments
 
     with penstock.connect(url, create=False) as store:
         queue = store.queue("q")
@@ -140,7 +140,7 @@ def _one_row(n: int) -> pa.Table:
 
 def stop_in_append(url: str, moment: str) -> None:
     """Append a row, and stop in the middle of the first attempt until somebody continues this process."""
-    from penstock.store import log
+    from penstock.store.log import partition_log
 
     attempts: list[int] = []
 
@@ -149,7 +149,7 @@ def stop_in_append(url: str, moment: str) -> None:
         if len(attempts) == 1:
             _stop()
 
-    placed = log.place
+    placed = partition_log.place
 
     def place(*arguments: object) -> object:
         places = placed(*arguments)  # type: ignore[arg-type]
@@ -165,7 +165,7 @@ def stop_in_append(url: str, moment: str) -> None:
         elif moment == "behind_many_rows":
             queue.append_with([{"n": n} for n in range(12)], then=lambda tx, appended: stop())
         else:
-            log.place = place  # type: ignore[assignment]
+            partition_log.place = place  # type: ignore[assignment]
             queue.append([{"n": n} for n in range(12)])
         print("appended after", len(attempts), flush=True)
 
@@ -174,7 +174,7 @@ def stop_in_plan(url: str) -> None:
     """Own the consumer `c`, and stop while a transaction has its registration's row."""
     from penstock.commit.owner import Owner
     from penstock.errors import OwnerFenced
-    from penstock.store import consumers
+    from penstock.store.records import consumers
 
     with penstock.connect(url, create=False) as store:
         owner = Owner(store.database, store.uuid, "c", "q")

@@ -147,7 +147,7 @@ def test_a_payload_that_is_damaged_is_an_error(store: penstock.Store) -> None:
 def test_a_row_that_no_database_or_reader_takes_is_refused(
     store: penstock.Store, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
-    monkeypatch.setattr(f"penstock.store.cutting.{limit}", 10_000)
+    monkeypatch.setattr(f"penstock.store.log.segmenting.{limit}", 10_000)
     queue = store.create_queue("q", SCHEMA)
     with pytest.raises(penstock.errors.InvalidInput, match="keep large objects in files"):
         queue.append([{"n": 1, "s": os.urandom(10_000).hex()}])
@@ -157,7 +157,7 @@ def test_a_row_that_no_database_or_reader_takes_is_refused(
 def test_large_rows_are_cut_into_segments_that_readers_can_hold(
     store: penstock.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.store.cutting.SEGMENT_RAW_BYTES", 100_000)
+    monkeypatch.setattr("penstock.store.log.segmenting.SEGMENT_RAW_BYTES", 100_000)
     queue = store.create_queue("q", SCHEMA)
     table = _big(5_000)
     queue.append(table)

@@ -8,9 +8,9 @@ import pytest
 
 import penstock
 from penstock.errors import StoreNotFound, StoreTooNew
-from penstock.store import migrate, statements
+from penstock.store import statements, store_schema
 from penstock.store.database import Database
-from penstock.store.postgres import PostgresDatabase
+from penstock.store.postgres.database import PostgresDatabase
 from penstock.store.statements import qualify
 from penstock.store.url import parse_url
 from tests.store.support import described, run_sql
@@ -24,20 +24,20 @@ NEXT = {
 @pytest.fixture
 def next_version(monkeypatch: pytest.MonkeyPatch) -> int:
     """As if there were one more migration."""
-    version = migrate.VERSION + 1
+    version = store_schema.VERSION + 1
     real = statements.migrations
 
     def with_one_more(dialect: str) -> dict[int, str]:
         return real(dialect) | {version: NEXT[dialect]}
 
-    monkeypatch.setattr(migrate, "migrations", with_one_more)
-    monkeypatch.setattr(migrate, "VERSION", version)
+    monkeypatch.setattr(store_schema, "migrations", with_one_more)
+    monkeypatch.setattr(store_schema, "VERSION", version)
     return version
 
 
 def test_the_version_is_that_of_the_last_migration_and_both_databases_have_the_same_ones() -> None:
     found = [list(statements.migrations(dialect)) for dialect in ("sqlite", "postgres")]
-    assert found[0] == found[1] == list(range(1, migrate.VERSION + 1))
+    assert found[0] == found[1] == list(range(1, store_schema.VERSION + 1))
 
 
 def test_a_script_is_cut_where_a_statement_ends_and_not_inside_one() -> None:
@@ -46,7 +46,7 @@ def test_a_script_is_cut_where_a_statement_ends_and_not_inside_one() -> None:
         "create trigger t before insert on a when new.n > 1\nbegin\n    select raise(abort, 'no; never');\nend;\n"
         "alter table a add column m int;\n"
     )
-    found = [" ".join(statement.split()) for statement in migrate._statements(script)]
+    found = [" ".join(statement.split()) for statement in store_schema._statements(script)]
     assert found == [
         "create table a (n int);",
         "insert into a values ('x;y');",
@@ -63,7 +63,7 @@ def test_a_migrated_store_equals_a_fresh_one(
         uuid = old.uuid
     request.getfixturevalue("next_version")
     with penstock.connect(store_url) as migrated:
-        assert migrated.info().version == migrate.VERSION
+        assert migrated.info().version == store_schema.VERSION
         assert migrated.uuid == uuid
         assert migrated.queue("kept").read(0, 0).to_pylist() == [{"n": 1}]
         ours = described(migrated.database)
@@ -76,28 +76,31 @@ def test_a_migrated_store_equals_a_fresh_one(
 
 def test_a_store_of_a_newer_version_is_refused_and_left_alone(store_url: str) -> None:
     with penstock.connect(store_url) as store:
-        _set_version(store.database, migrate.VERSION + 1)
+        _set_version(store.database, store_schema.VERSION + 1)
         before = described(store.database)
         for create in (True, False):
             with pytest.raises(StoreTooNew, match="upgrade Penstock") as caught:
                 penstock.connect(store_url, create=create)
-            assert caught.value.parameters == {"found": migrate.VERSION + 1, "known": migrate.VERSION}
+            assert caught.value.parameters == {
+                "found": store_schema.VERSION + 1,
+                "known": store_schema.VERSION,
+            }
         assert described(store.database) == before
-        assert _versions(store.database) == [migrate.VERSION + 1]
+        assert _versions(store.database) == [store_schema.VERSION + 1]
 
 
 def test_a_migration_that_fails_leaves_nothing_half_done(
     store_url: str, next_version: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(migrate, "VERSION", next_version - 1)
+    monkeypatch.setattr(store_schema, "VERSION", next_version - 1)
     with penstock.connect(store_url) as store:
         before = described(store.database)
         _set_version(store.database, next_version - 1)
-    monkeypatch.setattr(migrate, "VERSION", next_version)
+    monkeypatch.setattr(store_schema, "VERSION", next_version)
     broken = statements.migrations(store.database.dialect) | {
         next_version: "create table penstock.half (n int);\nselect nonsense;"
     }
-    monkeypatch.setattr(migrate, "migrations", lambda dialect: broken)
+    monkeypatch.setattr(store_schema, "migrations", lambda dialect: broken)
     with pytest.raises(penstock.PenstockError):
         penstock.connect(store_url)
     monkeypatch.undo()
@@ -114,7 +117,7 @@ def test_a_store_is_not_made_where_that_is_not_wanted(store_url: str, tmp_path) 
 
 def test_the_advice_where_no_store_is_has_no_password() -> None:
     url = parse_url("postgresql://app:hunter22@db/shop?schema=a&sslmode=prefer")
-    assert str(migrate._missing(PostgresDatabase(url))) == (
+    assert str(store_schema._missing(PostgresDatabase(url))) == (
         "[STORE_NOT_FOUND] there is no store at postgresql://app@db/shop?schema=a&sslmode=prefer: make one with "
         "`penstock store init --url 'postgresql://app@db/shop?schema=a&sslmode=prefer'`, with its password in the URL"
     )

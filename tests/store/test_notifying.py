@@ -11,8 +11,8 @@ from contextlib import contextmanager
 import pytest
 
 import penstock
-from penstock.store import postgres_watch
-from penstock.store.postgres_watch import PostgresWatch
+from penstock.store.postgres import watch as postgres_watch
+from penstock.store.postgres.watch import PostgresWatch
 from tests.store.programs import SCHEMA
 from tests.store.proxy import proxied
 from tests.store.support import raw_connection, run_sql

@@ -9,10 +9,11 @@ import pytest
 
 import penstock
 from penstock.errors import StoreError, StoreNotFound
-from penstock.store import migrate, queries, statements
-from penstock.store.migrate import open_database
-from penstock.store.queries import QueryError, QueryProgress, QueryRun
+from penstock.store import statements, store_schema
+from penstock.store.records import queries
+from penstock.store.records.queries import QueryError, QueryProgress, QueryRun
 from penstock.store.statements import qualify
+from penstock.store.store_schema import open_database
 from tests.store.support import described, run_sql
 
 RUN = QueryRun("id", "run 1", 'it\'s "big" <script>', "micro-batch", 5, sink="queue 'x'")
@@ -142,9 +143,11 @@ def test_who_only_looks_leaves_an_older_store_as_it_is(
 ) -> None:
     with monkeypatch.context() as older:
         real = statements.migrations
-        older.setattr(migrate, "VERSION", 2)
+        older.setattr(store_schema, "VERSION", 2)
         older.setattr(
-            migrate, "migrations", lambda dialect: {n: text for n, text in real(dialect).items() if n <= 2}
+            store_schema,
+            "migrations",
+            lambda dialect: {n: text for n, text in real(dialect).items() if n <= 2},
         )
         before = penstock.connect(store_url)
     with pytest.raises(StoreError, match="schema version 2"):

@@ -332,14 +332,14 @@ def test_a_transaction_of_ones_own_process_is_named_in_sqlite(
 def test_the_kernels_list_of_locks_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, found: int | None
 ) -> None:
-    from penstock.store import file_locks
+    from penstock.store.sqlite import write_lock
 
     inodes = {}
     for name in ("lock", "shm"):
         (tmp_path / f"x.db-{name}").touch()
         inodes[name] = (tmp_path / f"x.db-{name}").stat().st_ino
     (tmp_path / "locks").write_text(line.format(**inodes))
-    monkeypatch.setattr(file_locks, "_LOCKS", tmp_path / "locks")
-    assert file_locks.writer(f"{tmp_path}/x.db") == found
-    monkeypatch.setattr(file_locks, "_LOCKS", tmp_path / "none")
-    assert file_locks.writer(f"{tmp_path}/x.db") is None
+    monkeypatch.setattr(write_lock, "_LOCKS", tmp_path / "locks")
+    assert write_lock.writer(f"{tmp_path}/x.db") == found
+    monkeypatch.setattr(write_lock, "_LOCKS", tmp_path / "none")
+    assert write_lock.writer(f"{tmp_path}/x.db") is None

@@ -17,7 +17,7 @@ import pytest
 import penstock
 from penstock.errors import InvalidUrl, StoreNotFound, StoreUnsafe
 from penstock.pipeline.publishing.publisher import _hurried
-from penstock.store import bells, store_files
+from penstock.store.sqlite import files, wakeups
 from penstock.store.url import parse_url
 from tests.store.programs import SCHEMA
 
@@ -146,7 +146,7 @@ def test_a_file_that_is_made_does_not_take_the_locks_of_one_that_is_there(tmp_pa
     with penstock.connect(url) as store:
         queue = store.create_queue("q", SCHEMA)
         with store.database.transaction():
-            store_files.StoreFiles(f"{tmp_path}/x.db").make()
+            files.StoreFiles(f"{tmp_path}/x.db").make()
             other = sqlite3.connect(tmp_path / "x.db", timeout=0)
             with pytest.raises(sqlite3.OperationalError, match="locked"):
                 other.execute("begin immediate")
@@ -203,7 +203,7 @@ def test_a_group_s_folder_is_refused_unless_the_group_is_its_user_s_own(
     os.chown(made.parent, -1, STRANGER)
     made.parent.chmod(0o770)
     refused(f"sqlite:///{made}", "FOLDER_WRITABLE")
-    monkeypatch.setattr(store_files, "_is_own_group", lambda gid: gid == STRANGER)
+    monkeypatch.setattr(files, "_is_own_group", lambda gid: gid == STRANGER)
     penstock.connect(f"sqlite:///{made}", create=False).close()
     monkeypatch.undo()
     os.chown(made.parent, -1, 0)
@@ -211,8 +211,8 @@ def test_a_group_s_folder_is_refused_unless_the_group_is_its_user_s_own(
 
 
 def test_a_group_of_nobody_s_is_not_one_s_own() -> None:
-    assert store_files._is_own_group(0)
-    assert not store_files._is_own_group(2**31 - 7)
+    assert files._is_own_group(0)
+    assert not files._is_own_group(2**31 - 7)
 
 
 @as_root
@@ -290,7 +290,7 @@ def test_a_pipe_in_the_place_of_a_bell_keeps_no_append_waiting(made: Path) -> No
 def test_a_bell_of_somebody_else_s_is_not_listened_to(made: Path) -> None:
     bell = Path(f"{made}-bell-1")
     os.chown(bell, STRANGER, -1)
-    assert bells.hang(str(made), 1) is None
+    assert wakeups.hang(str(made), 1) is None
     with penstock.connect(f"sqlite:///{made}") as store, closing(store.queue("q").watch()) as watch:
         assert watch.wait({0: 0}, 5)
 
@@ -349,11 +349,11 @@ def test_a_file_that_somebody_else_makes_at_the_same_moment_is_refused(
     tmp_path.chmod(0o1777)
     file = tmp_path / "x.db"
 
-    def faster(self: store_files.StoreFiles) -> None:
+    def faster(self: files.StoreFiles) -> None:
         sqlite3.connect(file).execute("create table theirs (n)").connection.close()
         os.chown(file, STRANGER, -1)
 
-    monkeypatch.setattr(store_files.StoreFiles, "make", faster)
+    monkeypatch.setattr(files.StoreFiles, "make", faster)
     with pytest.raises(StoreUnsafe) as caught:
         penstock.connect(f"sqlite:///{file}")
     assert caught.value.condition == "STORE_UNSAFE.FILE_OWNER"

@@ -15,8 +15,8 @@ from psycopg import sql
 
 import penstock as ps
 from penstock.errors import StoreUnsafe
-from penstock.store import relations
-from penstock.store.owners import DRAWN_BITS, advisory_key
+from penstock.store.postgres import staging_relations
+from penstock.store.records.owners import DRAWN_BITS, advisory_key
 from tests.support.waiting import wait_until
 
 SCHEMA = pa.schema([("id", pa.int64())])
@@ -231,22 +231,22 @@ def test_names_of_relations_are_names_and_never_sql(
     run(database, f"grant usage, create on schema {schema} to {name}_stranger")
     sink, app = "table:t", "the app"
     told = json.dumps({"sink": sink, "app_id": app, "created_at": 0})
-    attack = f"{relations.PREFIX}x; drop table {schema}.queue cascade"
+    attack = f"{staging_relations.PREFIX}x; drop table {schema}.queue cascade"
     with psycopg.connect(as_role("stranger"), autocommit=True) as stranger:
         for relation, comment in (
             (attack, told),
-            (f"{relations.PREFIX}y", "[[["),
-            (f"{relations.PREFIX}z", '{"a": 1}'),
+            (f"{staging_relations.PREFIX}y", "[[["),
+            (f"{staging_relations.PREFIX}z", '{"a": 1}'),
         ):
             there = sql.Identifier(schema, relation)
             stranger.execute(sql.SQL("create unlogged table {} (n int)").format(there))
             stranger.execute(sql.SQL("comment on table {} is {}").format(there, sql.Literal(comment)))
     with store.database.transaction(write=False) as tx:
-        assert [found.name for found in relations.listed(tx)] == [attack]
-    relations.drop_of(store.database, sink, app)
+        assert [found.name for found in staging_relations.listed(tx)] == [attack]
+    staging_relations.drop_of(store.database, sink, app)
     assert store.queues() == ["q"]
     with store.database.transaction(write=False) as tx:
-        assert relations.listed(tx) == []
+        assert staging_relations.listed(tx) == []
 
 
 def test_a_wake_up_of_a_stranger_s_is_no_more_than_that(

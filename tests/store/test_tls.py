@@ -14,7 +14,7 @@ import pytest
 import penstock as ps
 from penstock.changes.feeds.postgres import PostgresFeed
 from penstock.errors import PenstockError
-from penstock.store import postgres_tls
+from penstock.store.postgres import session
 from tests.support.tls_proxy import certificate, tls_in_front_of
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificates")
@@ -23,8 +23,8 @@ pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl
 @pytest.fixture
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """The server is on another machine."""
-    monkeypatch.setattr(postgres_tls, "is_local", lambda connection: False)
-    monkeypatch.setattr(postgres_tls, "_warned", set())
+    monkeypatch.setattr(session, "is_local", lambda connection: False)
+    monkeypatch.setattr(session, "_warned", set())
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -59,7 +59,7 @@ def test_so_is_a_feed_s(pg_url: str, caplog: pytest.LogCaptureFixture) -> None:
 def test_this_machine_s_own_servers_need_no_tls(
     pg_url: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(postgres_tls, "_warned", set())
+    monkeypatch.setattr(session, "_warned", set())
     with pytest.raises(PenstockError, match="there is no store"):
         ps.connect(f"{pg_url}?schema=nowhere", create=False)
     assert warnings(caplog) == []

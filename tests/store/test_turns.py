@@ -69,7 +69,7 @@ def test_writers_take_turns_in_sqlite(tmp_path: Any) -> None:
 
 
 def test_a_turn_that_does_not_come_is_reported(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from penstock.store.turns import Turn
+    from penstock.store.sqlite.write_lock import Turn
 
     monkeypatch.setattr("penstock.store.database.RETRY_SECONDS", 0.2)
     with penstock.connect(f"sqlite:///{tmp_path}/x.db?busy_timeout=100") as store:
@@ -86,7 +86,7 @@ def test_a_turn_that_does_not_come_is_reported(tmp_path: Any, monkeypatch: pytes
 
 
 def test_nobody_keeps_a_turn_that_came_too_late(tmp_path: Any) -> None:
-    from penstock.store.turns import Turn
+    from penstock.store.sqlite.write_lock import Turn
     from tests.support.waiting import wait_until
 
     one, two, three = (Turn(f"{tmp_path}/lock") for _ in range(3))

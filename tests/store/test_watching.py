@@ -14,7 +14,9 @@ import pytest
 
 import penstock
 from penstock.errors import QueueNotFound, StoreError, StoreNotFound
-from penstock.store import bells, postgres_watch, sqlite_watch
+from penstock.store.postgres import watch as postgres_watch
+from penstock.store.sqlite import wakeups
+from penstock.store.sqlite import watch as sqlite_watch
 from penstock.store.watching import Watch
 from tests.queue.support import hurried
 from tests.store.programs import SCHEMA
@@ -287,7 +289,7 @@ def test_without_events_of_the_file_system_it_looks_by_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sqlite_watch, "_writes", lambda path: None)
-    monkeypatch.setattr(bells, "hang", lambda *_: None)
+    monkeypatch.setattr(wakeups, "hang", lambda *_: None)
     monkeypatch.setattr(sqlite_watch, "REST", 0.02)
     with penstock.connect(f"sqlite:///{tmp_path}/x.db") as store:
         queue = store.create_queue("q", SCHEMA)

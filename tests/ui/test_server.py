@@ -20,8 +20,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import penstock as ps
-from penstock.store import queries
-from penstock.store.queries import QueryError, QueryProgress, QueryRun
+from penstock.store.records import queries
+from penstock.store.records.queries import QueryError, QueryProgress, QueryRun
 from penstock.store.url import parse_url
 from penstock.ui import app, feed
 from penstock.ui.collector import Collector

@@ -14,8 +14,8 @@ import pytest
 
 import penstock as ps
 from penstock.changes.feeds.dead_letters import DEAD_LETTERS
-from penstock.store import queries
-from penstock.store.queries import QueryError, QueryProgress, QueryRun
+from penstock.store.records import queries
+from penstock.store.records.queries import QueryError, QueryProgress, QueryRun
 from penstock.ui import letters
 from penstock.ui.collector import Collector
 from penstock.ui.history import BUDGET, MOST, History, step_for
@@ -471,7 +471,7 @@ def test_dead_letters_are_told_with_the_newest(
     def read(*_: object, **__: object) -> None:
         raise AssertionError("payloads are read again")
 
-    monkeypatch.setattr(letters.log, "read", read)
+    monkeypatch.setattr(letters.partition_log, "read", read)
     assert collector.collect()["dead_letters"] == [told]
 
 
@@ -509,8 +509,8 @@ def test_the_reason_of_a_dead_letter_has_no_secrets_and_its_value_is_as_it_came(
 def test_the_number_of_statements_does_not_grow_with_the_store(
     collector: Collector, store: ps.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from penstock.store.postgres import PostgresTransaction
-    from penstock.store.sqlite import SqliteTransaction
+    from penstock.store.postgres.database import PostgresTransaction
+    from penstock.store.sqlite.database import SqliteTransaction
 
     kind = SqliteTransaction if store.database.dialect == "sqlite" else PostgresTransaction
     real, asked = kind.all, []

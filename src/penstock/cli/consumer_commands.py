@@ -17,8 +17,8 @@ from penstock.errors import QueueNotFound
 if TYPE_CHECKING:
     from penstock.queue.consumer import Lag
     from penstock.queue.store import Store
-    from penstock.store.consumers import Registration
     from penstock.store.database import Transaction
+    from penstock.store.records.consumers import Registration
 
 group = typer.Typer(
     help="Make consumers, see how far behind they are, move them.",

@@ -11,12 +11,13 @@ from penstock.commit.microbatch import BatchCommit
 from penstock.commit.moves import lock_consumer, move_consumer, move_mark
 from penstock.commit.offsets import QueueOffset, plan_text
 from penstock.errors import CheckpointMismatch, CheckpointRewound, CommitRefused
-from penstock.store import catalog, ledger, log
-from penstock.store.catalog import QueueRecord
-from penstock.store.consumers import Registration
 from penstock.store.database import Database, Transaction
-from penstock.store.ledger import LedgerKey
-from penstock.store.log import Segment
+from penstock.store.log import partition_log
+from penstock.store.log.partition_log import Segment
+from penstock.store.records import catalog, ledger
+from penstock.store.records.catalog import QueueRecord
+from penstock.store.records.consumers import Registration
+from penstock.store.records.ledger import LedgerKey
 
 logger = logging.getLogger("penstock.commit")
 
@@ -207,7 +208,7 @@ def append_task(
     origin: str = "",
     covers: str = "",
     new_sink: bool = False,
-) -> log.Appended | None:
+) -> partition_log.Appended | None:
     """Append what one task has written; None when the task, or its micro-batch, did so before.
 
     Parameters
@@ -232,10 +233,10 @@ def append_task(
     """
     rows = sum(segment.rows for segment in segments)
 
-    def work(tx: Transaction) -> log.Appended | None:
+    def work(tx: Transaction) -> partition_log.Appended | None:
         if key is not None and _appended_before(tx, key, origin, covers, rows, new_sink):
             return None
-        appended = log.append(tx, sink, segments)
+        appended = partition_log.append(tx, sink, segments)
         catalog.require_unchanged(tx, sink)
         return appended
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from penstock.commit.offsets import QueueOffset
-from penstock.store.catalog import QueueRecord
 from penstock.store.database import Transaction
-from penstock.store.ledger import LedgerKey, queue_sink
+from penstock.store.records.catalog import QueueRecord
+from penstock.store.records.ledger import LedgerKey, queue_sink
 
 T = TypeVar("T")
 

@@ -9,9 +9,9 @@ from typing import Any
 from penstock.commit.microbatch import BatchCommit
 from penstock.commit.offsets import QueueOffset, pad, plan_text
 from penstock.errors import CheckpointMismatch, ConsumerBound, OffsetConflict, PlanMismatch
-from penstock.store import consumers
-from penstock.store.consumers import Registration
 from penstock.store.database import Transaction
+from penstock.store.records import consumers
+from penstock.store.records.consumers import Registration
 
 
 def lock_consumer(tx: Transaction, source: QueueOffset) -> Registration:

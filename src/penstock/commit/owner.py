@@ -8,10 +8,10 @@ from collections.abc import Sequence
 
 from penstock.commit.offsets import QueueOffset, pad, plan_text
 from penstock.errors import CheckpointMismatch, OwnerFenced, StoreUnavailable, condition_of
-from penstock.store import catalog, consumers
-from penstock.store.catalog import PartitionRecord, QueueRecord
-from penstock.store.consumers import Registration
 from penstock.store.database import Database, Transaction
+from penstock.store.records import catalog, consumers
+from penstock.store.records.catalog import PartitionRecord, QueueRecord
+from penstock.store.records.consumers import Registration
 
 log = logging.getLogger("penstock.commit")
 

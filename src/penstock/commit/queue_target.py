@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from penstock.commit.microbatch import BatchCommit, Target, sink_name
 from penstock.store import staging
-from penstock.store.catalog import QueueRecord
 from penstock.store.database import Transaction
-from penstock.store.log import Appended
+from penstock.store.log.partition_log import Appended
+from penstock.store.records.catalog import QueueRecord
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from penstock.continuous.ends import SinkEpoch
 from penstock.continuous.epochs import Epoch
 from penstock.errors import CheckpointMismatch
 from penstock.queue.opened import open_store
-from penstock.store import ledger
-from penstock.store.ledger import LedgerKey
+from penstock.store.records import ledger
+from penstock.store.records.ledger import LedgerKey
 
 T = TypeVar("T")
 

@@ -23,7 +23,7 @@ from penstock.continuous.runs import Engine, Run, grouped
 from penstock.continuous.settling import settle
 from penstock.continuous.telling import Telling
 from penstock.errors import ContinuousFailed, OwnerFenced, PenstockError, condition_of
-from penstock.store.catalog import QueueGrown
+from penstock.store.records.catalog import QueueGrown
 
 log = logging.getLogger("penstock.continuous")
 

@@ -25,9 +25,9 @@ from penstock.queue.store import Store
 from penstock.spark.options import SinkOptions, SourceOptions
 from penstock.spark.positions import require_reached, start_positions, still_there
 from penstock.spark.schemas import check_writable, source_schema
-from penstock.store import catalog
-from penstock.store.catalog import QueueRecord
 from penstock.store.database import Transaction
+from penstock.store.records import catalog
+from penstock.store.records.catalog import QueueRecord
 
 
 @dataclass

@@ -20,10 +20,11 @@ from penstock.spark.positions import report_loss
 from penstock.spark.schemas import output
 from penstock.spark.stores import check_reach
 from penstock.spark.writing import Pieces
-from penstock.store import log, staging
-from penstock.store.catalog import QueueRecord
+from penstock.store import staging
+from penstock.store.log import partition_log
+from penstock.store.records.catalog import QueueRecord
 from penstock.store.staging import Attempt
-from penstock.store.watching import watch
+from penstock.store.watch_queue import watch
 
 _LONGEST_WAIT = 1.0
 _AHEAD_ROWS = 131_072
@@ -121,7 +122,7 @@ class QueueReading(SourceTask):
     def _rows(self, partition: int, start: int, end: int) -> Iterator[_Ahead]:
         source, position = self._source, start
         wanted = [name for name in source.queue.schema.names if name in set(source.schema.names)]
-        chunks = log.read(
+        chunks = partition_log.read(
             self._database,
             source.queue,
             partition,
@@ -217,7 +218,7 @@ class QueueStaging(SinkTask):
         for group in _pieces(self._sink, self._placement, self._task, rows):
             self._stage(attempt, group)
 
-    def _stage(self, attempt: Attempt, group: list[log.Segment]) -> None:
+    def _stage(self, attempt: Attempt, group: list[partition_log.Segment]) -> None:
         first = self._staged
         self._database.run(
             lambda tx: staging.stage(tx, self._sink.queue, attempt, group, first), idempotent=True
@@ -234,5 +235,5 @@ class QueueStaging(SinkTask):
 
 def _pieces(
     sink: QueueWrites, placement: Placement, task: int, rows: list[pa.RecordBatch]
-) -> Iterator[list[log.Segment]]:
+) -> Iterator[list[partition_log.Segment]]:
     return Pieces(sink.queue, placement, task, sink.max_rows).groups(iter(rows))

@@ -12,9 +12,9 @@ from penstock.arrow.casts import same_type
 from penstock.arrow.schema import canonical_schema
 from penstock.errors import SchemaMismatch
 from penstock.queue.names import SERVICE_COLUMNS
-from penstock.store import catalog
-from penstock.store.catalog import QueueRecord
 from penstock.store.database import Database, Transaction
+from penstock.store.records import catalog
+from penstock.store.records.catalog import QueueRecord
 
 _HELPERS = ("__penstock_", "__spark_cdc_")
 """What the names of columns begin with that continuous queries and change feeds have for themselves."""

@@ -9,15 +9,16 @@ import pyarrow as pa
 
 from penstock.errors import InvalidInput
 from penstock.instants import micros_of
-from penstock.store import feeds, log
-from penstock.store.catalog import QueueRecord
 from penstock.store.database import Transaction
+from penstock.store.log import partition_log
+from penstock.store.records import feed_commits
+from penstock.store.records.catalog import QueueRecord
 
 if TYPE_CHECKING:
     from penstock.queue.queue import Queue
 
 
-def append_commit(queue: Queue, version: int, moment: int, rows: pa.Table) -> log.Appended:
+def append_commit(queue: Queue, version: int, moment: int, rows: pa.Table) -> partition_log.Appended:
     """Append the change rows of one commit, all of them or none, over all partitions that they touch.
 
     Parameters
@@ -37,11 +38,11 @@ def append_commit(queue: Queue, version: int, moment: int, rows: pa.Table) -> lo
     record = queue.record
 
     def first(tx: Transaction) -> bool:
-        feeds.open_commit(tx, record, version, moment)
+        feed_commits.open_commit(tx, record, version, moment)
         return True
 
-    def then(tx: Transaction, appended: log.Appended) -> None:
-        feeds.close_commit(tx, record, version, moment, appended.rows)
+    def then(tx: Transaction, appended: partition_log.Appended) -> None:
+        feed_commits.close_commit(tx, record, version, moment, appended.rows)
 
     return queue.append_with(rows, first=first, then=then)
 

@@ -16,11 +16,12 @@ from penstock.instants import micros_of
 from penstock.queue.maintenance import Maintainer
 from penstock.queue.names import check_name
 from penstock.queue.numbers import check_whole_index, check_whole_partition
-from penstock.store import catalog, consumers, log
-from penstock.store.catalog import QueueRecord
-from penstock.store.consumers import Registration
 from penstock.store.database import Database, Transaction
-from penstock.store.trim import time_of
+from penstock.store.log import partition_log
+from penstock.store.log.trim import time_of
+from penstock.store.records import catalog, consumers
+from penstock.store.records.catalog import QueueRecord
+from penstock.store.records.consumers import Registration
 
 logger = logging.getLogger("penstock.queue")
 
@@ -219,7 +220,7 @@ class Consumer:
 
         generation, record, start, end = self._database.run(work, write=False)
         self._pulled[queue, partition] = generation
-        chunks = log.read(self._database, record, partition, start, end)
+        chunks = partition_log.read(self._database, record, partition, start, end)
         return Pull(
             pa.Table.from_batches([chunk.batch for chunk in chunks], schema=record.schema), start, end
         )

@@ -8,9 +8,10 @@ from typing import Any
 from penstock.arrow.key_hash import key_hash
 from penstock.errors import InvalidInput
 from penstock.queue.placement import Hashes, Home, home_of
-from penstock.store import catalog, consumers, log
-from penstock.store.catalog import QueueRecord
 from penstock.store.database import Database, Transaction
+from penstock.store.log import partition_log
+from penstock.store.records import catalog, consumers
+from penstock.store.records.catalog import QueueRecord
 
 MAX_PARTITIONS = 4096
 
@@ -61,7 +62,7 @@ def _gather(
     for there in source.run(lambda tx: catalog.partitions(tx, queue), write=False):
         start = max(there.first_index, upto.get(there.partition, 0))
         ends[there.partition] = there.next_index
-        chunks = log.read(
+        chunks = partition_log.read(
             source, queue, there.partition, start, there.next_index, columns=queue.key, on_lost="skip"
         )
         for chunk in chunks:

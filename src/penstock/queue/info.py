@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 import pyarrow as pa
 
 from penstock.queue.retention import Retention
-from penstock.store import catalog, consumers
-from penstock.store.catalog import PartitionRecord, QueueRecord
 from penstock.store.database import Transaction
+from penstock.store.records import catalog, consumers
+from penstock.store.records.catalog import PartitionRecord, QueueRecord
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,15 @@ from collections.abc import Callable, Iterable
 from datetime import timedelta
 
 from penstock.errors import NotFound, StoreReadOnly, StoreUnavailable, condition_of
-from penstock.store import catalog, forks, ledger_cleanup, merge, observed_ends, staging
-from penstock.store.catalog import QueueRecord
-from penstock.store.consumers import owner_name
+from penstock.store import forks, staging
 from penstock.store.database import Database, Transaction
 from penstock.store.forks import Forkable
-from penstock.store.log import MERGE_FAN_IN
-from penstock.store.trim import retention_bound, trim
+from penstock.store.log import compact, observed_ends
+from penstock.store.log.partition_log import MERGE_FAN_IN
+from penstock.store.log.trim import retention_bound, trim
+from penstock.store.records import catalog, ledger_cleanup
+from penstock.store.records.catalog import QueueRecord
+from penstock.store.records.consumers import owner_name
 
 log = logging.getLogger("penstock.queue")
 
@@ -181,7 +183,7 @@ def upkeep(database: Database, store_uuid: str, queue: QueueRecord, wanted: Iter
     for partition in old:
         trim_partition(database, store_uuid, current, partition, None)
     for partition in crowded:
-        merge.merge_crowd(database, current, partition)
+        compact.merge_crowd(database, current, partition)
 
 
 def trim_partition(

@@ -9,7 +9,7 @@ from penstock.errors import StoreError
 from penstock.queue.store import Store, connect
 from penstock.store.database import RETRY_SECONDS
 from penstock.store.forks import Guard
-from penstock.store.sqlite import file_at
+from penstock.store.sqlite.database import file_at
 from penstock.store.url import StoreUrl, parse_url
 
 

@@ -19,8 +19,8 @@ import pyarrow.compute as pc
 
 from penstock.arrow.batches import u32, u32_array
 from penstock.arrow.key_hash import key_hash
-from penstock.store.catalog import QueueRecord
 from penstock.store.database import Database
+from penstock.store.records.catalog import QueueRecord
 
 Rows = TypeVar("Rows", pa.Table, pa.RecordBatch)
 

@@ -7,8 +7,8 @@ import threading
 
 from penstock.errors import InvalidInput
 from penstock.queue.queue import AppendResult, Queue, Rows
-from penstock.store import producers
 from penstock.store.database import Database, Transaction
+from penstock.store.records import producers
 
 log = logging.getLogger("penstock.queue")
 

@@ -27,11 +27,13 @@ from penstock.queue.numbers import check_whole_index, check_whole_partition
 from penstock.queue.placement import Placement
 from penstock.queue.placement import placement_of as placement_of
 from penstock.queue.retention import Retention, limits_of
-from penstock.store import catalog, log, merge
-from penstock.store.catalog import PartitionRecord, QueueRecord
-from penstock.store.cutting import Segment, to_segments
 from penstock.store.database import Database, Transaction
-from penstock.store.watching import Watch, watch
+from penstock.store.log import compact, partition_log
+from penstock.store.log.segmenting import Segment, to_segments
+from penstock.store.records import catalog
+from penstock.store.records.catalog import PartitionRecord, QueueRecord
+from penstock.store.watch_queue import watch
+from penstock.store.watching import Watch
 
 logger = logging.getLogger("penstock.queue")
 
@@ -136,9 +138,9 @@ class Queue:
         *,
         connection: Any = None,
         first: Callable[[Transaction], bool] | None = None,
-        then: Callable[[Transaction, log.Appended], None] | None = None,
+        then: Callable[[Transaction, partition_log.Appended], None] | None = None,
         idempotent: bool = False,
-    ) -> log.Appended:
+    ) -> partition_log.Appended:
         """Append in one transaction with ``first``, which may end it by returning False, and with ``then``."""
         table = self.conformed(rows, lambda record: record.schema)
         if then is None:
@@ -149,10 +151,10 @@ class Queue:
             record, placement = self._current_placement()
             segments = self._segments(table, partition, placement)
             if not segments and first is None:
-                return log.Appended({})
+                return partition_log.Appended({})
             try:
                 return self._append(record, segments, connection, first, then, idempotent)
-            except log.QueueGrown:
+            except partition_log.QueueGrown:
                 # Nothing of it has happened: place the rows anew.
                 self.refresh()
         raise StoreError(f"queue {self.name!r} gets more partitions all the time: try again")
@@ -175,13 +177,13 @@ class Queue:
         segments: list[Segment],
         connection: Any,
         first: Callable[[Transaction], bool] | None,
-        then: Callable[[Transaction, log.Appended], None] | None,
+        then: Callable[[Transaction, partition_log.Appended], None] | None,
         idempotent: bool,
-    ) -> log.Appended:
-        def work(tx: Transaction) -> log.Appended:
+    ) -> partition_log.Appended:
+        def work(tx: Transaction) -> partition_log.Appended:
             if first is not None and not first(tx):
-                return log.Appended({})
-            appended = log.append(tx, record, segments)
+                return partition_log.Appended({})
+            appended = partition_log.append(tx, record, segments)
             if then is not None:
                 then(tx, appended)
             return appended
@@ -307,7 +309,7 @@ class Queue:
             self.refresh()
         record = self._record
         schema = record.schema if named is None else _selected(record.schema, named)
-        chunks = log.read(self._database, record, partition, start, stop, columns=named)
+        chunks = partition_log.read(self._database, record, partition, start, stop, columns=named)
         return pa.Table.from_batches(_within(chunks, max_bytes), schema=schema)
 
     def _partition(self, partition: int) -> PartitionRecord:
@@ -365,7 +367,7 @@ class Queue:
     def merge(self) -> int:
         """Merge small segments as far as they may grow; the number of segments that went."""
         self.refresh()
-        return sum(merge.merge_all(self._database, self._record, p) for p in range(self.partitions))
+        return sum(compact.merge_all(self._database, self._record, p) for p in range(self.partitions))
 
     def maintain(self) -> None:
         """Do the upkeep that otherwise happens beside appends: merge crowds of segments, apply the retention."""
@@ -458,7 +460,7 @@ def _selected(schema: pa.Schema, columns: Sequence[str]) -> pa.Schema:
     return pa.schema([schema.field(name) for name in columns])
 
 
-def _within(chunks: Iterator[log.Chunk], max_bytes: int | None) -> Iterator[pa.RecordBatch]:
+def _within(chunks: Iterator[partition_log.Chunk], max_bytes: int | None) -> Iterator[pa.RecordBatch]:
     left = max_bytes
     for chunk in chunks:
         if left is None:

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 from penstock.arguments import require
 from penstock.errors import InvalidInput
-from penstock.store.catalog import RetentionLimits
+from penstock.store.records.catalog import RetentionLimits
 
 _AGES_END = timedelta(microseconds=2**63)
 

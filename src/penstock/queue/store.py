@@ -19,10 +19,10 @@ from penstock.queue.names import check_name
 from penstock.queue.producer import Producer
 from penstock.queue.queue import Queue
 from penstock.queue.retention import Retention, limits_of
-from penstock.store import catalog, consumers
-from penstock.store.consumers import Registration
 from penstock.store.database import Database, Transaction
-from penstock.store.migrate import StoreIdentity, open_database
+from penstock.store.records import catalog, consumers
+from penstock.store.records.consumers import Registration
+from penstock.store.store_schema import StoreIdentity, open_database
 
 log = logging.getLogger("penstock.queue")
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from penstock.commit.offsets import pad
 from penstock.spark.appends import Backlog, whole_appends
 from penstock.spark.options import SourceOptions
-from penstock.store.catalog import PartitionRecord, QueueRecord
 from penstock.store.database import Transaction
-from penstock.store.log import PAGE_SEGMENTS
+from penstock.store.log.partition_log import PAGE_SEGMENTS
+from penstock.store.records.catalog import PartitionRecord, QueueRecord
 
 
 def next_end(

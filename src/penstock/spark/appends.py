@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.store.catalog import QueueRecord
 from penstock.store.database import Transaction
-from penstock.store.runs import Runs
+from penstock.store.log.segmenting import Runs
+from penstock.store.records.catalog import QueueRecord
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,9 @@ from penstock.spark.filters import NO_ROW, expression, row_bounds
 from penstock.spark.options import SourceOptions
 from penstock.spark.positions import end_positions, start_positions, still_there
 from penstock.spark.tasks import RangePartition, Scan
-from penstock.store import catalog
-from penstock.store.catalog import QueueRecord
 from penstock.store.database import Transaction
+from penstock.store.records import catalog
+from penstock.store.records.catalog import QueueRecord
 
 
 @plain_errors

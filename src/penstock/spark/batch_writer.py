@@ -15,7 +15,7 @@ from penstock.spark.options import SinkOptions
 from penstock.spark.task_writer import TaskWriter
 from penstock.spark.writing import Wrote
 from penstock.store import staging
-from penstock.store.catalog import QueueRecord
+from penstock.store.records.catalog import QueueRecord
 
 _BATCH = 0
 

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from penstock.commit.offsets import QueueOffset, pad
 from penstock.errors import CheckpointMismatch, DataLost, InvalidPosition
 from penstock.spark.options import SourceOptions
-from penstock.store import consumers
-from penstock.store.catalog import PartitionRecord, QueueRecord
 from penstock.store.database import Transaction
+from penstock.store.records import consumers
+from penstock.store.records.catalog import PartitionRecord, QueueRecord
 
 log = logging.getLogger("penstock.spark")
 

@@ -14,8 +14,8 @@ from pyspark.sql.types import StructType
 from penstock.arguments import did_you_mean, in_quotes
 from penstock.arrow.schema import canonical_schema, spark_json
 from penstock.errors import SchemaMismatch
-from penstock.store.catalog import QueueRecord
-from penstock.store.log import Chunk
+from penstock.store.log.partition_log import Chunk
+from penstock.store.records.catalog import QueueRecord
 
 SERVICE_FIELDS = (
     pa.field("_queue", pa.string(), nullable=False),

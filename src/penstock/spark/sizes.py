@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 
 from penstock.spark.options import SourceOptions
-from penstock.store.catalog import PartitionRecord
+from penstock.store.records.catalog import PartitionRecord
 
 log = logging.getLogger("penstock.spark")
 

@@ -38,7 +38,7 @@ from penstock.spark.schemas import check_writable, projection, source_schema, to
 from penstock.spark.stores import check_reach
 from penstock.spark.stream_reader import QueueStreamReader
 from penstock.spark.stream_writer import QueueStreamWriter
-from penstock.store.catalog import QueueRecord
+from penstock.store.records.catalog import QueueRecord
 
 # Spark plans a read with filters in this worker, and only while its setting for pushdown is on (4.2, 4.3).
 _PUSHDOWN_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"

@@ -21,9 +21,9 @@ from penstock.spark.options import SourceOptions
 from penstock.spark.positions import require_reached, start_positions, still_there
 from penstock.spark.sizes import BatchSizeWatch
 from penstock.spark.tasks import RangePartition, Scan
-from penstock.store import catalog
-from penstock.store.catalog import PartitionRecord, QueueRecord
 from penstock.store.database import Transaction
+from penstock.store.records import catalog
+from penstock.store.records.catalog import PartitionRecord, QueueRecord
 
 
 @plain_errors

@@ -21,9 +21,9 @@ from penstock.spark.micro_batches import digest_of, micro_batch, require_own
 from penstock.spark.options import SinkOptions
 from penstock.spark.task_writer import TaskWriter
 from penstock.spark.writing import StreamTask, Wrote
-from penstock.store.catalog import QueueRecord
-from penstock.store.ledger import LedgerKey
-from penstock.store.log import Appended
+from penstock.store.log.partition_log import Appended
+from penstock.store.records.catalog import QueueRecord
+from penstock.store.records.ledger import LedgerKey
 
 log = logging.getLogger("penstock.spark")
 

@@ -16,9 +16,9 @@ from penstock.spark.options import SinkOptions
 from penstock.spark.stores import check_reach
 from penstock.spark.writing import Pieces, Wrote
 from penstock.store import staging
-from penstock.store.catalog import QueueRecord
-from penstock.store.ledger import LedgerKey
-from penstock.store.log import Segment
+from penstock.store.log.partition_log import Segment
+from penstock.store.records.catalog import QueueRecord
+from penstock.store.records.ledger import LedgerKey
 from penstock.store.staging import Attempt
 
 

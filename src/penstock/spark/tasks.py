@@ -13,8 +13,8 @@ from penstock.spark.internals.worker_gc import spare_imports
 from penstock.spark.positions import report_loss
 from penstock.spark.schemas import output
 from penstock.spark.stores import check_reach
-from penstock.store import log
-from penstock.store.catalog import QueueRecord
+from penstock.store.log import partition_log
+from penstock.store.records.catalog import QueueRecord
 
 SMALL_ROWS = 8192
 
@@ -57,8 +57,8 @@ class Scan:
             yield output(chunk, self.queue, task.partition, self.schema)
         self._note_loss(task.partition, position, task.end)
 
-    def _chunks(self, task: RangePartition) -> Iterator[log.Chunk]:
-        return log.read(
+    def _chunks(self, task: RangePartition) -> Iterator[partition_log.Chunk]:
+        return partition_log.read(
             open_store(self.url).database,
             self.queue,
             task.partition,

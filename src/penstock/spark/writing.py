@@ -12,8 +12,8 @@ from pyspark.sql.datasource import WriterCommitMessage
 from penstock.arrow.coerce import conform_batch
 from penstock.queue.placement import Placement
 from penstock.spark.options import SinkOptions
-from penstock.store.catalog import QueueRecord
-from penstock.store.cutting import SEGMENT_RAW_BYTES, Segment, to_segments
+from penstock.store.log.segmenting import SEGMENT_RAW_BYTES, Segment, to_segments
+from penstock.store.records.catalog import QueueRecord
 
 FLUSH_SEGMENTS = 8
 FLUSH_BYTES = FLUSH_SEGMENTS * SEGMENT_RAW_BYTES

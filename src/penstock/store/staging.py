@@ -7,11 +7,18 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from penstock.errors import CommitRefused
-from penstock.store import relations
-from penstock.store.catalog import QueueRecord, require_unchanged
-from penstock.store.consumers import list_registrations
 from penstock.store.database import Database, Transaction
-from penstock.store.log import Appended, Segment, allocate_payloads, place, publish, store_payloads
+from penstock.store.log.partition_log import (
+    Appended,
+    Segment,
+    allocate_payloads,
+    place,
+    publish,
+    store_payloads,
+)
+from penstock.store.postgres import staging_relations
+from penstock.store.records.catalog import QueueRecord, require_unchanged
+from penstock.store.records.consumers import list_registrations
 
 _FAR_AHEAD = 86_400_000_000
 
@@ -131,7 +138,7 @@ def sweep(database: Database, store_uuid: str, *, older_than: int) -> int:
         before = min(max(now - older_than, 0), 2**62)
         # What was staged under a clock that was far ahead would not be old for as long.
         ahead = now + _FAR_AHEAD
-        aged = [each for each in relations.listed(tx) if not before <= each.created_at <= ahead]
+        aged = [each for each in staging_relations.listed(tx) if not before <= each.created_at <= ahead]
         old = {row.app_id for row in tx.all("staged_apps") if not before <= row.oldest <= ahead}
         running = _running(tx, store_uuid) if old or aged else set()
         dead = sorted(old - running)
@@ -143,7 +150,7 @@ def sweep(database: Database, store_uuid: str, *, older_than: int) -> int:
         drop_payloads(tx, [row.payload_id for row in gone])
         idle = [relation for relation in aged if relation.app_id not in running]
         for relation in idle:
-            relations.drop(tx, relation.name)
+            staging_relations.drop(tx, relation.name)
         return len(gone) + len(idle)
 
     return database.run(work, idempotent=True)

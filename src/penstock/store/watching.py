@@ -14,9 +14,8 @@ from typing import Any
 
 from penstock.errors import PartitionNotFound, StoreError, StoreUnavailable, condition_of
 from penstock.store import forks
-from penstock.store.catalog import QueueRecord, dropped
-from penstock.store.database import Database
 from penstock.store.forks import Forkable
+from penstock.store.records.catalog import QueueRecord, dropped
 
 log = logging.getLogger("penstock.store")
 
@@ -218,22 +217,3 @@ class Watch(Forkable, ABC):
     def after_fork_in_child(self) -> None:
         self._guard = threading.Lock()
         self._closed = True
-
-
-def watch(database: Database, queue: QueueRecord, partitions: Collection[int] | None = None) -> Watch:
-    """Watch a queue for rows that anybody appends; close it after use.
-
-    Parameters
-    ----------
-    partitions
-        The partitions that matter to the caller; all when None.
-    """
-    from penstock.store.postgres import PostgresDatabase
-    from penstock.store.postgres_watch import PostgresWatch
-    from penstock.store.sqlite import SqliteDatabase
-    from penstock.store.sqlite_watch import SqliteWatch
-
-    if isinstance(database, SqliteDatabase):
-        return SqliteWatch(database, queue, partitions)
-    assert isinstance(database, PostgresDatabase)
-    return PostgresWatch(database, queue, partitions)

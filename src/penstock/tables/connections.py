@@ -11,7 +11,7 @@ from typing import Any
 
 from penstock.arguments import refusal
 from penstock.errors import InvalidInput
-from penstock.store.postgres_session import SEARCH_PATH
+from penstock.store.postgres.session import SEARCH_PATH
 from penstock.store.statements import bind
 
 _LOOK_UP = "select pg_catalog.set_config('search_path', :path, true)"

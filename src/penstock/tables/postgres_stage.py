@@ -8,8 +8,8 @@ from itertools import count
 
 import pyarrow as pa
 
-from penstock.store import relations
 from penstock.store.database import Database, Transaction
+from penstock.store.postgres import staging_relations
 from penstock.tables.columns import Layout
 from penstock.tables.loading import as_csv, defined, nul_refused
 from penstock.tables.segment_stage import drop_earlier
@@ -33,7 +33,7 @@ class PostgresStage(Stage):
         drop_earlier(database, sink, app_id)
         own = ["piece bigint", *defined(layout, columns.names)]
         relation = database.run(
-            lambda tx: relations.create(tx, own, sink=sink, app_id=app_id), idempotent=True
+            lambda tx: staging_relations.create(tx, own, sink=sink, app_id=app_id), idempotent=True
         )
         return cls(columns, sink, app_id, batch_id, relation)
 
@@ -49,7 +49,7 @@ class PostgresStage(Stage):
         def work(tx: Transaction) -> None:
             used[0] = next(numbers)
             columns = ", ".join(["piece", *chunk.schema.names])
-            where = relations.qualified(tx, self.relation)
+            where = staging_relations.qualified(tx, self.relation)
             tx.load(f"copy {where} ({columns}) from stdin (format csv)", [as_csv(_numbered(used[0], chunk))])
 
         with nul_refused():
@@ -57,17 +57,17 @@ class PostgresStage(Stage):
         return str(used[0]), int(chunk.num_rows)
 
     def take(self, tx: Transaction, attempts: Mapping[str, int]) -> Source:
-        if not relations.exists(tx, self.relation):
+        if not staging_relations.exists(tx, self.relation):
             raise self.swept()
         pieces = ",".join(str(int(piece)) for piece in attempts)
         return Source(
-            relations.qualified(tx, self.relation),
+            staging_relations.qualified(tx, self.relation),
             f"piece = any('{{{pieces}}}'::bigint[])",
             sum(attempts.values()),
         )
 
     def drop(self, tx: Transaction) -> None:
-        relations.drop(tx, self.relation)
+        staging_relations.drop(tx, self.relation)
 
 
 def _numbered(piece: int, chunk: pa.RecordBatch) -> pa.RecordBatch:

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from penstock.arrow.segments import decode
-from penstock.store import relations, staging
-from penstock.store.cutting import Segment, to_segments
+from penstock.store import staging
 from penstock.store.database import Database, Transaction
+from penstock.store.log.segmenting import Segment, to_segments
+from penstock.store.postgres import staging_relations
 from penstock.store.staging import Attempt
 from penstock.tables.columns import Layout
 from penstock.tables.loading import clear, defined, load
@@ -91,5 +92,5 @@ class SegmentStage(Stage):
 
 def drop_earlier(database: Database, sink: str, app_id: str) -> None:
     """Drop what earlier tries of an app have staged for a table, in whichever way."""
-    relations.drop_of(database, sink, app_id)
+    staging_relations.drop_of(database, sink, app_id)
     database.run(lambda tx: staging.discard(tx, Place(sink), app_id, _LAST), idempotent=True)

@@ -16,7 +16,7 @@ from penstock.queue.opened import open_store
 from penstock.queue.store import Store
 from penstock.spark.checkpoint import Checkpoint
 from penstock.spark.micro_batches import micro_batch, require_own
-from penstock.store.ledger import LedgerKey
+from penstock.store.records.ledger import LedgerKey
 from penstock.tables.columns import Layout
 from penstock.tables.inserting import Insert
 from penstock.tables.postgres_stage import PostgresStage

@@ -10,9 +10,9 @@ from typing import Any
 from penstock.changes.feeds.dead_letters import DEAD_LETTERS, REASON, VALUE
 from penstock.errors import PenstockError
 from penstock.redaction import sentence
-from penstock.store import log
-from penstock.store.catalog import QueueRecord
 from penstock.store.database import Database
+from penstock.store.log import partition_log
+from penstock.store.records.catalog import QueueRecord
 from penstock.ui.reading import Seen
 from penstock.ui.times import iso
 
@@ -86,7 +86,7 @@ def _last(database: Database, record: QueueRecord, row: Any) -> list[tuple[int, 
     start = max(row.first_index, row.next_index - NEWEST)
     found = []
     columns = [REASON, VALUE]
-    for chunk in log.read(
+    for chunk in partition_log.read(
         database, record, row.partition, start, row.next_index, columns=columns, with_runs=True
     ):
         for place, values in enumerate(chunk.batch.to_pylist()):

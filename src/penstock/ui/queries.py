@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from penstock.store.queries import CONTINUOUS, FAILED, HEARTBEAT_SECONDS, RUNNING, STOPPED
+from penstock.store.records.queries import CONTINUOUS, FAILED, HEARTBEAT_SECONDS, RUNNING, STOPPED
 from penstock.ui.checkpoints import Found, entry
 from penstock.ui.history import History, Spread
 from penstock.ui.reading import Seen

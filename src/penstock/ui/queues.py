@@ -6,7 +6,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.store.catalog import QueueRecord
+from penstock.store.records.catalog import QueueRecord
 from penstock.ui.history import History
 from penstock.ui.reading import Seen
 from penstock.ui.times import iso, seconds

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.errors import StoreTooNew
-from penstock.store import catalog, queries
-from penstock.store.catalog import QueueRecord
-from penstock.store.consumers import owner_name
 from penstock.store.database import Database, Transaction
-from penstock.store.migrate import VERSION, open_database
+from penstock.store.records import catalog, queries
+from penstock.store.records.catalog import QueueRecord
+from penstock.store.records.consumers import owner_name
+from penstock.store.store_schema import VERSION, open_database
 
 COMMITS = 50
 PATIENCE = 2.0

@@ -28,7 +28,7 @@ from penstock.errors import (
     QueueNotFound,
     SchemaMismatch,
 )
-from penstock.store import feeds
+from penstock.store.records import feed_commits
 
 DATA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("data", pa.string())])
 CONTRACT = ps.ChangeContract("id", intermediate_changes=True)
@@ -251,7 +251,7 @@ def test_commits_whose_rows_are_gone_are_forgotten(store: ps.Store, feed: ps.Que
     for partition in range(3):
         queue.trim(partition, before=queue.info().partitions[partition].next_index)
     feed.append_commit(20, at(20), inserts(1))
-    kept = store.database.run(lambda tx: feeds.page(tx, queue.record, -1), write=False)
+    kept = store.database.run(lambda tx: feed_commits.page(tx, queue.record, -1), write=False)
     assert [commit.version for commit in kept] == [19, 20]
     assert feed.oldest() == 19
     assert rows(feed, 19, 20).keys() == {(20, 1)}

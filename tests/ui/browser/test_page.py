@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from penstock.store import queries
-from penstock.store.queries import QueryError, QueryProgress, QueryRun
+from penstock.store.records import queries
+from penstock.store.records.queries import QueryError, QueryProgress, QueryRun
 from tests.ui.browser.conftest import Open
 from tests.ui.browser.monitor import Monitor
 

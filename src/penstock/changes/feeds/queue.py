@@ -32,9 +32,9 @@ from penstock.queue.names import check_name
 from penstock.queue.opened import open_store
 from penstock.queue.queue import AppendResult, Queue, Rows
 from penstock.queue.retention import Retention
-from penstock.store import catalog, feeds
-from penstock.store.catalog import QueueRecord
 from penstock.store.database import Transaction
+from penstock.store.records import catalog, feed_commits
+from penstock.store.records.catalog import QueueRecord
 
 if TYPE_CHECKING:
     from penstock.spark.tasks import RangePartition
@@ -173,18 +173,18 @@ class QueueFeed:
         return self.oldest()
 
     def oldest(self) -> int:
-        return int(self._run(feeds.oldest))
+        return int(self._run(feed_commits.oldest))
 
     def newest(self, after: int) -> int:
-        found = self._run(feeds.newest)
+        found = self._run(feed_commits.newest)
         return after if found is None else max(after, found.version)
 
     def commits(self, after: int, upto: int, rows: int | None = None) -> Iterator[Commit]:
         done = after
 
-        def page(tx: Transaction, queue: QueueRecord) -> list[feeds.FeedCommit]:
+        def page(tx: Transaction, queue: QueueRecord) -> list[feed_commits.FeedCommit]:
             self._check_there(tx, queue, done)
-            return feeds.page(tx, queue, done, upto)
+            return feed_commits.page(tx, queue, done, upto)
 
         while found := self._run(page):
             for each in found:
@@ -197,8 +197,8 @@ class QueueFeed:
         def bounds(tx: Transaction, queue: QueueRecord) -> tuple[list[int], list[int]]:
             self._check_there(tx, queue, after)
             return (
-                feeds.starts(tx, queue, after, queue.partitions),
-                feeds.starts(tx, queue, upto, queue.partitions),
+                feed_commits.starts(tx, queue, after, queue.partitions),
+                feed_commits.starts(tx, queue, upto, queue.partitions),
             )
 
         start, end = self._run(bounds)
@@ -214,13 +214,13 @@ class QueueFeed:
         """Nothing: the queue's retention says what stays."""
 
     def _check_there(self, tx: Transaction, queue: QueueRecord, after: int) -> None:
-        oldest = feeds.oldest(tx, queue)
+        oldest = feed_commits.oldest(tx, queue)
         if after >= oldest:
             return
         first = [part.first_index for part in catalog.partitions(tx, queue)]
         if any(
             start < bound
-            for start, bound in zip(feeds.starts(tx, queue, after, len(first)), first, strict=True)
+            for start, bound in zip(feed_commits.starts(tx, queue, after, len(first)), first, strict=True)
         ):
             raise DataLost(
                 f"the commits of {self.name} up to {oldest} have been trimmed, and those above {after} were asked for: start "

@@ -15,7 +15,7 @@ from penstock.instants import now_micros
 from penstock.pipeline.publishing.publisher import Publisher
 from penstock.pipeline.publishing.told import error_of, text_of
 from penstock.spark.internals.listeners import listen as hear
-from penstock.store.queries import MICRO_BATCH, QueryRun
+from penstock.store.records.queries import MICRO_BATCH, QueryRun
 
 log = logging.getLogger("penstock.pipeline")
 

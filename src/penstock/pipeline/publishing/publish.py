@@ -24,9 +24,9 @@ from penstock.queue.store import connect
 from penstock.spark.checkpoint import redact
 from penstock.spark.default_url import URL, default_url
 from penstock.spark.internals.sessions import check_session, is_classic
-from penstock.store.catalog import find_queue
 from penstock.store.database import Transaction
-from penstock.store.queries import CONTINUOUS, MICRO_BATCH, QueryRun
+from penstock.store.records.catalog import find_queue
+from penstock.store.records.queries import CONTINUOUS, MICRO_BATCH, QueryRun
 from penstock.store.url import parse_url
 from penstock.tables.names import resolve
 from penstock.tables.sink import TableSink

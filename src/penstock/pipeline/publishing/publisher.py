@@ -18,11 +18,11 @@ from typing import Any
 from penstock.errors import InvalidInput, NotFound, PenstockError, condition_of
 from penstock.pipeline.publishing.told import ends_of, progress_of, rows_of
 from penstock.redaction import secrets_of
-from penstock.store import queries
 from penstock.store.database import Database, Transaction
 from penstock.store.forks import Forkable, watch
-from penstock.store.migrate import open_database
-from penstock.store.queries import HEARTBEAT_SECONDS, QueryError, QueryProgress, QueryRun
+from penstock.store.records import queries
+from penstock.store.records.queries import HEARTBEAT_SECONDS, QueryError, QueryProgress, QueryRun
+from penstock.store.store_schema import open_database
 from penstock.store.url import parse_url, with_options
 
 log = logging.getLogger("penstock.pipeline")

@@ -14,7 +14,7 @@ from penstock.errors import PenstockError, QueryFailed
 from penstock.instants import micros_of
 from penstock.pipeline.failures import plain
 from penstock.redaction import sentence
-from penstock.store.queries import QueryError, QueryProgress
+from penstock.store.records.queries import QueryError, QueryProgress
 
 _TEXT = 300
 _MESSAGE = 600

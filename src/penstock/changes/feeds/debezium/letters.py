@@ -18,9 +18,9 @@ from penstock.spark.default_url import URL, default_url
 from penstock.spark.options import SinkOptions
 from penstock.spark.stores import check_reach
 from penstock.spark.task_writer import TaskWriter
-from penstock.store import ledger
-from penstock.store.catalog import QueueRecord
-from penstock.store.ledger import LedgerKey
+from penstock.store.records import ledger
+from penstock.store.records.catalog import QueueRecord
+from penstock.store.records.ledger import LedgerKey
 
 
 @runtime_checkable

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from penstock.changes.feeds.postgres.address import driver
 from penstock.errors import DataLost, FeedUnavailable, InvalidUrl, PenstockError
-from penstock.store.postgres_tls import warn_in_clear
+from penstock.store.postgres.session import warn_in_clear
 from penstock.store.statements import bind, parse
 from penstock.store.url import StoreUrl
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from penstock.errors import ProducerFenced, QueueNotFound
-from penstock.store.catalog import QueueRecord
 from penstock.store.database import Transaction
+from penstock.store.records.catalog import QueueRecord
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.arrow.segments import decode, decode_each
-from penstock.store.catalog import QueueRecord
+from penstock.store.records.catalog import QueueRecord
 
 
 class _Filling:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from penstock.errors import StoreError, condition_of
 from penstock.json_text import parse_json
 from penstock.store.database import Database, Transaction
-from penstock.store.postgres import PostgresDatabase
+from penstock.store.postgres.database import PostgresDatabase
 
 log = logging.getLogger("penstock.store")
 

@@ -14,8 +14,8 @@ import logging
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from penstock.store.catalog import PartitionRecord, QueueRecord
 from penstock.store.database import AHEAD, Transaction
+from penstock.store.records.catalog import PartitionRecord, QueueRecord
 
 log = logging.getLogger("penstock.store")
 

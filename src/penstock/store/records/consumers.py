@@ -8,9 +8,9 @@ from typing import Any
 
 from penstock.arguments import did_you_mean, in_quotes
 from penstock.errors import AlreadyExists, ConsumerNotFound, InvalidPosition, NotRegistered, OffsetConflict
-from penstock.store.catalog import PartitionRecord, QueueRecord, find_queue, lock_partitions
 from penstock.store.database import Transaction
-from penstock.store.trim import first_since
+from penstock.store.log.trim import first_since
+from penstock.store.records.catalog import PartitionRecord, QueueRecord, find_queue, lock_partitions
 
 Position = str | int | Mapping[int, int]
 

@@ -15,7 +15,7 @@ from typing import Any
 from penstock.errors import StoreReadOnly
 from penstock.store import forks
 from penstock.store.forks import Forkable
-from penstock.store.store_files import READING, StoreFiles
+from penstock.store.sqlite.files import READING, StoreFiles
 
 # Another process that looks whether a file lock is free holds it for an instant.
 _TRIES, _PAUSE = 5, 0.01

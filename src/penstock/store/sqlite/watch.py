@@ -7,14 +7,14 @@ import time
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
-from penstock.store import bells
-from penstock.store.catalog import QueueRecord
-from penstock.store.file_events import WRITTEN, FileEvents
+from penstock.store.records.catalog import QueueRecord
+from penstock.store.sqlite import wakeups
+from penstock.store.sqlite.inotify import WRITTEN, FileEvents
 from penstock.store.statements import statements
 from penstock.store.watching import Watch
 
 if TYPE_CHECKING:
-    from penstock.store.sqlite import SqliteDatabase
+    from penstock.store.sqlite.database import SqliteDatabase
 
 # What is written to a slow disk may be seen later than this.
 REST, RESTING = 0.02, 1.0
@@ -38,7 +38,7 @@ class SqliteWatch(Watch):
         self._database = database
         self._text = statements("sqlite", "main")["read_ends"]
         self._version: int | None = None
-        self._bell = bells.hang(database.path, queue.queue_id, database.files)
+        self._bell = wakeups.hang(database.path, queue.queue_id, database.files)
         self._writes = _writes(database.path)
         self._reliable = self._writes is not None
         """Whether the last change was told of: not every file system does."""

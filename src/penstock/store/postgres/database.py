@@ -24,10 +24,17 @@ from penstock.errors import (
     StoreUnavailable,
 )
 from penstock.store.database import Database, Transaction
-from penstock.store.lock_holders import Holder, LockLook
-from penstock.store.owners import AdvisoryOwnerLock, OwnerLock, advisory_halves, advisory_key
-from penstock.store.postgres_session import FREE, LOCK_WAIT, SEARCH_PATH, STEERED, longest_wait, set_up
-from penstock.store.postgres_tls import warn_in_clear
+from penstock.store.postgres.lock_holders import Holder, LockLook
+from penstock.store.postgres.session import (
+    FREE,
+    LOCK_WAIT,
+    SEARCH_PATH,
+    STEERED,
+    longest_wait,
+    set_up,
+    warn_in_clear,
+)
+from penstock.store.records.owners import AdvisoryOwnerLock, OwnerLock, advisory_halves, advisory_key
 from penstock.store.statements import bind
 from penstock.store.url import StoreUrl, seconds
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.errors import CommitOutOfOrder
-from penstock.store import catalog
-from penstock.store.catalog import QueueRecord
 from penstock.store.database import Transaction
+from penstock.store.records import catalog
+from penstock.store.records.catalog import QueueRecord
 
 PAGE = 1024
 _PRUNED_AT_ONCE = 64

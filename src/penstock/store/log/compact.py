@@ -17,12 +17,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from penstock.store.catalog import QueueRecord, lock_partition, reread
-from penstock.store.cutting import SEGMENT_RAW_BYTES, SEGMENT_ROWS, Segment
 from penstock.store.database import Database, Transaction
-from penstock.store.decoding import decode_together
-from penstock.store.log import MERGE_FAN_IN, PAGE_SEGMENTS, store_payloads
-from penstock.store.runs import Part, Runs
+from penstock.store.log.decode import decode_together
+from penstock.store.log.partition_log import MERGE_FAN_IN, PAGE_SEGMENTS, store_payloads
+from penstock.store.log.segmenting import SEGMENT_RAW_BYTES, SEGMENT_ROWS, Part, Runs, Segment
+from penstock.store.records.catalog import QueueRecord, lock_partition, reread
 
 SEGMENT_BYTES = 8 << 20
 _NEWEST = 4 * MERGE_FAN_IN

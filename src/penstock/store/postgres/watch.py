@@ -14,12 +14,12 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import StoreUnavailable
-from penstock.store.catalog import QueueRecord
+from penstock.store.records.catalog import QueueRecord
 from penstock.store.statements import statements
 from penstock.store.watching import Watch
 
 if TYPE_CHECKING:
-    from penstock.store.postgres import PostgresDatabase
+    from penstock.store.postgres.database import PostgresDatabase
 
 REST = 1.0
 _SHORTEST = 0.005

@@ -22,11 +22,11 @@ from penstock.errors import (
     StoreNotFound,
     StoreReadOnly,
 )
-from penstock.store import bells, file_locks
 from penstock.store.database import Database, Transaction
-from penstock.store.owners import FileOwnerLock, OwnerLock, file_held, lock_file
-from penstock.store.store_files import StoreFiles
-from penstock.store.turns import Turn
+from penstock.store.records.owners import FileOwnerLock, OwnerLock, file_held, lock_file
+from penstock.store.sqlite import wakeups, write_lock
+from penstock.store.sqlite.files import StoreFiles
+from penstock.store.sqlite.write_lock import Turn
 from penstock.store.url import StoreUrl, file_mode, is_trusting
 
 # A small append changes half a dozen pages, all of which go into the log; a large one has a page's overhead for each that it fills.
@@ -231,7 +231,7 @@ class SqliteDatabase(Database):
         connection.turn.give_back()
 
     def _notified(self, connection: _Connection, channels: Iterable[str]) -> bool:
-        bells.ring(self.path, map(int, channels))
+        wakeups.ring(self.path, map(int, channels))
         return True
 
     def _rollback(self, connection: _Connection) -> None:
@@ -271,9 +271,9 @@ class SqliteDatabase(Database):
         return StoreError(f"{self.url}: {error}")
 
     def _locked_out(self, why: str) -> StoreLocked:
-        writer = file_locks.writer(self.path)
+        writer = write_lock.writer(self.path)
         return StoreLocked(
-            f"{self.url} is locked by another writer: {why}. It is {file_locks.described(writer)}",
+            f"{self.url} is locked by another writer: {why}. It is {write_lock.described(writer)}",
             seconds=self._patience,
             holders=[] if writer is None else [writer],
         )

@@ -11,8 +11,8 @@ import os
 from collections.abc import Iterable
 
 from penstock.errors import StoreUnsafe
-from penstock.store.file_events import VISITED, FileEvents
-from penstock.store.store_files import READING, StoreFiles
+from penstock.store.sqlite.files import READING, StoreFiles
+from penstock.store.sqlite.inotify import VISITED, FileEvents
 
 _MOST = 64
 """Files; of more queues some share one."""

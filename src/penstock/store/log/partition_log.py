@@ -10,14 +10,14 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.errors import DataLost, StoreError
-from penstock.store.catalog import QueueGrown as QueueGrown
-from penstock.store.catalog import QueueRecord, dropped, grown
-from penstock.store.cutting import SEGMENT_ROWS as SEGMENT_ROWS
-from penstock.store.cutting import Segment as Segment
-from penstock.store.cutting import to_segments as to_segments
 from penstock.store.database import Database, Transaction
-from penstock.store.decoding import Decoder
-from penstock.store.runs import Runs
+from penstock.store.log.decode import Decoder
+from penstock.store.log.segmenting import SEGMENT_ROWS as SEGMENT_ROWS
+from penstock.store.log.segmenting import Runs
+from penstock.store.log.segmenting import Segment as Segment
+from penstock.store.log.segmenting import to_segments as to_segments
+from penstock.store.records.catalog import QueueGrown as QueueGrown
+from penstock.store.records.catalog import QueueRecord, dropped, grown
 
 BLOCK = 4096
 PAGE_SEGMENTS = 1024

@@ -1,16 +1,62 @@
-"""What every session of a PostgreSQL store is set to, in one round trip when its connection is made.
-
-Names that are not qualified are looked up in ``pg_catalog`` alone: PostgreSQL takes an operator or a function of another schema on the
-search path wherever that fits the types better than its own, and others may be allowed to make some there. The store's schema is not on
-the path either, since some role may have a right to make things in it; all that is in it is named with it.
-
-A server frees a lock when the transaction that has it ends, and by default waits for ever for a client that was stopped, or whose
-machine is gone. With these settings it ends such a session, and whoever waits for a lock waits for a time.
-"""
+"""Connections to PostgreSQL that others on the network could read."""
 
 from __future__ import annotations
 
+import ipaddress
+import logging
 from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import psycopg
+
+
+log = logging.getLogger("penstock.store")
+
+_warned: set[str] = set()
+
+
+def warn_in_clear(connection: psycopg.Connection[Any], shown: str) -> None:
+    """Warn once of a server that a password leads to over a network without TLS.
+
+    libpq tries TLS first and goes on without it where the server has none, or somebody on the way says so.
+
+    Parameters
+    ----------
+    shown
+        The server's URL without its password.
+    """
+    with_password = connection.pgconn.used_password and not connection.pgconn.ssl_in_use
+    if not with_password or shown in _warned or is_local(connection):
+        return
+    _warned.add(shown)
+    log.warning(
+        "the connection to %s is not encrypted: whoever is on the way can read and change the rows, and may learn the password. Write "
+        "sslmode=verify-full in its URL, with sslrootcert=… where the server's certificate is of an authority of your own",
+        shown,
+        extra={"action": "not_encrypted", "store": shown},
+    )
+
+
+def is_local(connection: psycopg.Connection[Any]) -> bool:
+    """Whether a connection does not leave this machine."""
+    info = connection.info
+    if info.host.startswith(("/", "@")):
+        return True
+    try:
+        return ipaddress.ip_address(info.hostaddr).is_loopback
+    except ValueError:
+        return False
+
+
+# ---- postgres_session: What every session of a PostgreSQL store is set to, in one round trip when its connection is made.
+#
+# Names that are not qualified are looked up in ``pg_catalog`` alone: PostgreSQL takes an operator or a function of another schema on the
+# search path wherever that fits the types better than its own, and others may be allowed to make some there. The store's schema is not on
+# the path either, since some role may have a right to make things in it; all that is in it is named with it.
+#
+# A server frees a lock when the transaction that has it ends, and by default waits for ever for a client that was stopped, or whose
+# machine is gone. With these settings it ends such a session, and whoever waits for a lock waits for a time.
 
 SEARCH_PATH = "pg_catalog, pg_temp"
 """Temporary relations are looked for last, rather than before all others."""

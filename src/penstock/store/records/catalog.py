@@ -15,7 +15,7 @@ from penstock.arguments import did_you_mean, in_quotes
 from penstock.arrow.schema import schema_from_bytes, schema_to_bytes
 from penstock.errors import AlreadyExists, CommitRefused, QueueNotFound
 from penstock.store.database import Transaction
-from penstock.store.ledger import queue_sink
+from penstock.store.records.ledger import queue_sink
 
 
 @dataclass(frozen=True)

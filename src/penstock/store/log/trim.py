@@ -5,11 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
-from penstock.store import observed_ends
-from penstock.store.catalog import PartitionRecord, QueueRecord, RetentionLimits, lock_partition, reread
 from penstock.store.database import Transaction
-from penstock.store.log import PAGE_SEGMENTS
-from penstock.store.runs import Runs
+from penstock.store.log import observed_ends
+from penstock.store.log.partition_log import PAGE_SEGMENTS
+from penstock.store.log.segmenting import Runs
+from penstock.store.records.catalog import (
+    PartitionRecord,
+    QueueRecord,
+    RetentionLimits,
+    lock_partition,
+    reread,
+)
 
 
 def trim(

@@ -9,9 +9,9 @@
 
 from __future__ import annotations
 
-from penstock.store import ledger
-from penstock.store.catalog import list_queues
 from penstock.store.database import Database, Transaction
+from penstock.store.records import ledger
+from penstock.store.records.catalog import list_queues
 
 IDLE_MICROSECONDS = 30 * 86_400_000_000
 """How long an app has not committed before all but its newest entries go."""

@@ -22,8 +22,8 @@ from penstock.errors import (
     StoreUnsafe,
 )
 from penstock.store.database import Database, Transaction
-from penstock.store.postgres import PostgresDatabase
-from penstock.store.sqlite import SqliteDatabase
+from penstock.store.postgres.database import PostgresDatabase
+from penstock.store.sqlite.database import SqliteDatabase
 from penstock.store.statements import migrations, newest_version, own_relations, parse, qualify
 from penstock.store.url import parse_url, with_options
 

@@ -1,0 +1,1 @@
+"""The log of a partition: append, read, compact and trim segments."""

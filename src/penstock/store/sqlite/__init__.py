@@ -1,0 +1,1 @@
+"""The SQLite store: one file in WAL mode, for one machine."""

@@ -1,0 +1,27 @@
+"""The watch of a queue, for the kind of database that holds it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from penstock.store.database import Database
+from penstock.store.postgres.database import PostgresDatabase
+from penstock.store.postgres.watch import PostgresWatch
+from penstock.store.records.catalog import QueueRecord
+from penstock.store.sqlite.database import SqliteDatabase
+from penstock.store.sqlite.watch import SqliteWatch
+from penstock.store.watching import Watch
+
+
+def watch(database: Database, queue: QueueRecord, partitions: Collection[int] | None = None) -> Watch:
+    """Watch a queue for rows that anybody appends; close it after use.
+
+    Parameters
+    ----------
+    partitions
+        The partitions that matter to the caller; all when None.
+    """
+    if isinstance(database, SqliteDatabase):
+        return SqliteWatch(database, queue, partitions)
+    assert isinstance(database, PostgresDatabase)
+    return PostgresWatch(database, queue, partitions)
