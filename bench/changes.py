@@ -191,7 +191,7 @@ def fill(rows: int) -> None:
     from penstock.changes.passes import Passes
     from penstock.changes.rows import Layout
     from penstock.changes.stage import Guard, Whole
-    from penstock.spark.parcels import places
+    from penstock.spark.shuffle_batches import places
 
     keys = np.arange(rows // 2, dtype=np.int64)
     table = pa.concat_tables([_rows(keys, keys * 0, "delete", 1), _rows(keys, keys * 0 + 1, "insert", 1)])

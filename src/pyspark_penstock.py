@@ -1,5 +1,5 @@
 """Spark finds the data source ``penstock`` through this module: it imports each ``pyspark_*`` and takes its ``DefaultSource``."""
 
-from penstock.spark.source import PenstockDataSource as DefaultSource
+from penstock.spark.source.data_source import PenstockDataSource as DefaultSource
 
 __all__ = ["DefaultSource"]

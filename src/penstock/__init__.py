@@ -38,15 +38,15 @@ if TYPE_CHECKING:
     from penstock.queue.consumer import Consumer as Consumer
     from penstock.queue.consumer import Lag as Lag
     from penstock.queue.consumer import Pull as Pull
+    from penstock.queue.maintenance import Retention as Retention
     from penstock.queue.producer import Producer as Producer
     from penstock.queue.queue import AppendResult as AppendResult
     from penstock.queue.queue import Queue as Queue
     from penstock.queue.queue import QueueInfo as QueueInfo
-    from penstock.queue.retention import Retention as Retention
     from penstock.queue.store import Store as Store
     from penstock.queue.store import connect as connect
     from penstock.spark.progress_log import log_progress as log_progress
-    from penstock.spark.register import register as register
+    from penstock.spark.registration import register as register
     from penstock.spark.session import session as session
     from penstock.tables.exactly_once import exactly_once as exactly_once
     from penstock.tables.sink import TableSink as TableSink
@@ -79,7 +79,7 @@ _HOMES = {
     "QueueSink": "penstock.pipeline.ends",
     "QueueSource": "penstock.pipeline.ends",
     "RateSource": "penstock.pipeline.ends",
-    "Retention": "penstock.queue.retention",
+    "Retention": "penstock.queue.maintenance",
     "SnapshotFeed": "penstock.changes.feeds.snapshots",
     "Store": "penstock.queue.store",
     "TableSink": "penstock.tables.sink",
@@ -90,7 +90,7 @@ _HOMES = {
     "exactly_once": "penstock.tables.exactly_once",
     "log_progress": "penstock.spark.progress_log",
     "publish": "penstock.pipeline.publishing.publish",
-    "register": "penstock.spark.register",
+    "register": "penstock.spark.registration",
     "sample": "penstock.taking.sample",
     "session": "penstock.spark.session",
     "stream": "penstock.pipeline.stream",

@@ -12,8 +12,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from penstock.changes.parcels import Packing, hashable
-from penstock.spark import parcels
-from penstock.spark.parcels import places, unpack
+from penstock.spark import shuffle_batches
+from penstock.spark.shuffle_batches import places, unpack
 
 IDS = st.sampled_from([0.0, -0.0, float("nan"), 1.5, None])
 ROWS = st.lists(st.tuples(IDS, st.sampled_from(["a", "b", None]), st.integers(0, 9)), max_size=30)
@@ -54,7 +54,7 @@ def test_each_place_is_a_partition_of_sparks(spark: SparkSession, partitions: in
 def test_a_large_part_goes_in_several_parcels(
     monkeypatch: pytest.MonkeyPatch, limit: str, least: int
 ) -> None:
-    monkeypatch.setattr(parcels, limit, least)
+    monkeypatch.setattr(shuffle_batches, limit, least)
     table = pa.table({"id": list(range(95))})
     (batch,) = Packing(((0,),), places(2)).pack(table)
     assert all(rows.num_rows <= 10 for rows in unpack([batch]))
@@ -64,8 +64,8 @@ def test_a_large_part_goes_in_several_parcels(
 def test_parcels_that_are_too_much_for_one_column_go_in_several_batches(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(parcels, "_PARCEL_ROWS", 10)
-    monkeypatch.setattr(parcels, "_BATCH_BYTES", 1_000)
+    monkeypatch.setattr(shuffle_batches, "_PARCEL_ROWS", 10)
+    monkeypatch.setattr(shuffle_batches, "_BATCH_BYTES", 1_000)
     table = pa.table({"id": list(range(95))})
     batches = list(Packing(((0,),), places(2)).pack(table))
     assert len(batches) > 1

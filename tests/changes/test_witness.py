@@ -20,7 +20,7 @@ from penstock.changes.witness.journal import COMPACT_EVERY, Journal
 from penstock.changes.witness.witness import FeedMemory
 from penstock.errors import ChangelogContractViolation, StoreUnavailable
 from penstock.spark.checkpoint import Checkpoint
-from penstock.spark.endpoint import Address, Endpoint
+from penstock.spark.driver_endpoint import Address, Endpoint
 from penstock.testing import replay_last_batch
 from tests.changes.frames import Files, Row, Sink, contract
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from penstock.commit.batch import append_task, commit_batch
-from penstock.commit.microbatch import BatchCommit, sink_name
+from penstock.commit.micro_batch import BatchCommit, sink_name
 from penstock.commit.offsets import QueueOffset, batch_ranges, pad
 from penstock.commit.owner import Owner
+from penstock.commit.protocol import append_task, commit_batch
 from penstock.commit.queue_target import QueueTarget
 from penstock.store import staging
 from penstock.store.log import partition_log

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from penstock import Retention
-from penstock.commit.batch import commit_batch, note_batch
+from penstock.commit.protocol import commit_batch, note_batch
 from penstock.errors import (
     CheckpointMismatch,
     CheckpointRewound,

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from penstock import connect
-from penstock.commit.batch import append_task
-from penstock.commit.microbatch import sink_name
+from penstock.commit.micro_batch import sink_name
+from penstock.commit.protocol import append_task
 from penstock.errors import CheckpointRewound, StoreReadOnly
 from penstock.queue import maintenance
 from penstock.store.log import partition_log

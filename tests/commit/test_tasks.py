@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from penstock.commit.batch import append_task
+from penstock.commit.protocol import append_task
 from penstock.errors import CheckpointMismatch, CheckpointRewound, CommitRefused
 from penstock.store.log import partition_log
 from penstock.store.records import ledger

@@ -17,7 +17,7 @@ from penstock.continuous.logs import CheckpointLog
 from penstock.continuous.queue_drivers import QueueSinkDriver, QueueSourceDriver
 from penstock.continuous.quota import Limit
 from penstock.errors import PenstockError
-from penstock.queue.opened import open_store
+from penstock.queue.open_stores import open_store
 from penstock.spark.options import SinkOptions, SourceOptions
 from tests.continuous.local import LocalEngine
 

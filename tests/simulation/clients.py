@@ -14,7 +14,7 @@ from penstock.errors import (
     PenstockError,
     ProducerFenced,
 )
-from penstock.queue.opened import open_store
+from penstock.queue.open_stores import open_store
 from penstock.queue.store import Store
 from penstock.store.store_schema import VERSION, StoreIdentity
 from tests.simulation.auditor import History, Snapshot

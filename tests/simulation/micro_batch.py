@@ -25,11 +25,11 @@ from penstock.pipeline.levelling import QuerySource
 from penstock.pipeline.micro_batches import MicroBatchQuery, expected_epochs
 from penstock.pipeline.starting import follow_from
 from penstock.pipeline.table_driver import TableSinkDriver
-from penstock.queue.opened import open_store
+from penstock.queue.open_stores import open_store
 from penstock.spark.options import SinkOptions, SourceOptions
 from penstock.spark.schemas import source_schema
-from penstock.spark.stream_reader import QueueStreamReader
-from penstock.spark.stream_writer import QueueStreamWriter
+from penstock.spark.sink.writers import QueueStreamWriter
+from penstock.spark.source.stream_reader import QueueStreamReader
 from penstock.store.records import catalog
 from penstock.tables.sink import TableSink
 from penstock.tables.writer import TableWriter

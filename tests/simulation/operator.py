@@ -11,7 +11,7 @@ from typing import Any
 
 from penstock.errors import PenstockError
 from penstock.queue.maintenance import sweep_staging, upkeep
-from penstock.queue.opened import open_store
+from penstock.queue.open_stores import open_store
 from penstock.store.log import compact
 from tests.simulation.auditor import History, Violation
 from tests.simulation.clients import Producer, Program

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 import penstock
 from penstock import Queue, Store
-from penstock.spark.admission import next_end, split
+from penstock.spark.batch_size_warnings import LARGE_BYTES, SMALL_BATCHES, BatchSizeWatch
 from penstock.spark.options import SourceOptions
-from penstock.spark.sizes import LARGE_BYTES, SMALL_BATCHES, BatchSizeWatch
+from penstock.spark.source.admission import next_end, split
 from penstock.store.log import compact
 from penstock.store.records import catalog
 from penstock.store.records.catalog import PartitionRecord

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.spark.codes import codes_of, column_codes, order_codes
+from penstock.spark.factorize import codes_of, column_codes, order_codes
 
 SMALL = st.integers(0, 3)
 TEXT = st.sampled_from(["", "a", "b", "ab", "☂"])

@@ -13,7 +13,7 @@ from pyspark.sql import functions as fn
 
 import penstock as ps
 from penstock import Queue, Store
-from penstock.queue.names import SERVICE_COLUMNS
+from penstock.queue.checks import SERVICE_COLUMNS
 from penstock.spark.schemas import SERVICE_FIELDS
 from penstock.testing import replay_last_batch
 from tests.spark.support import (
@@ -94,7 +94,7 @@ def test_a_sink_gets_columns_in_the_middle_of_a_micro_batch(
     fill(queue, range(3, 6), partition=1)
 
     def add_meanwhile(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from penstock.queue.opened import open_store
+        from penstock.queue.open_stores import open_store
 
         for each in batches:
             open_store(store_url).queue("out").add_columns(pa.field("note", pa.string()))

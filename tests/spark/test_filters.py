@@ -17,7 +17,7 @@ from pyspark.sql import datasource as filters
 from pyspark.sql.datasource import Filter
 
 from penstock import Store
-from penstock.spark.filters import NO_ROW, expression, row_bounds
+from penstock.spark.source.batch_reader import NO_ROW, expression, row_bounds
 from tests.spark.support import batch, fill, make_queue
 
 SETTING = "spark.sql.python.filterPushdown.enabled"

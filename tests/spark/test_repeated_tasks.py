@@ -14,7 +14,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from penstock import Store
 from penstock.spark.options import SourceOptions
-from penstock.spark.stream_reader import QueueStreamReader
+from penstock.spark.source.stream_reader import QueueStreamReader
 from penstock.testing import replay_last_batch
 from tests.spark.support import SCHEMA, failure, fill, ids_in, make_queue, one_store, run, start, stream
 

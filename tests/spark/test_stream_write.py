@@ -17,8 +17,8 @@ from penstock import Store
 from penstock.errors import CommitRefused
 from penstock.spark.options import SinkOptions
 from penstock.spark.schemas import to_struct
-from penstock.spark.source import PenstockDataSource
-from penstock.spark.stream_writer import QueueStreamWriter
+from penstock.spark.sink.writers import QueueStreamWriter
+from penstock.spark.source.data_source import PenstockDataSource
 from penstock.store import staging
 from penstock.store.log.partition_log import to_segments
 from penstock.testing import replay_last_batch, temporary_store_url

@@ -9,8 +9,8 @@ import pytest
 
 import penstock as ps
 from penstock.queue.queue import placement_of
-from penstock.spark import writing
-from penstock.spark.writing import Pieces
+from penstock.spark.sink import write_task
+from penstock.spark.sink.write_task import Pieces
 from tests.spark.support import SCHEMA, make_queue, one_store
 
 MIB = 1 << 20
@@ -28,7 +28,7 @@ def pieces(store: ps.Store, max_rows: int = 65_536) -> Pieces:
 
 @one_store
 def test_heavy_rows_are_stored_before_they_are_many(store: ps.Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writing, "FLUSH_BYTES", 6 * MIB)
+    monkeypatch.setattr(write_task, "FLUSH_BYTES", 6 * MIB)
     drawn = 0
 
     def batches() -> Iterator[pa.RecordBatch]:

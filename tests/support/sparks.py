@@ -38,7 +38,7 @@ def make_spark(
     """A session whose files are all under `directory`; `conf` keys are written with `__` for a dot."""
     from pyspark.sql import SparkSession
 
-    from penstock.spark.internals.class_names import FILE_MANAGER
+    from penstock.spark.internals.sources import FILE_MANAGER
 
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     directory.mkdir(parents=True, exist_ok=True)

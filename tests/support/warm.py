@@ -34,7 +34,7 @@ USUAL = (
     "pyspark.sql.worker.python_streaming_sink_runner",
     "pyspark.sql.worker.write_into_data_source",
     "pyarrow.compute",
-    "penstock.spark.source",
+    "penstock.spark.source.data_source",
     "penstock.changes.source",
 )
 

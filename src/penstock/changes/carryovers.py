@@ -10,7 +10,7 @@ import pyarrow as pa
 from penstock.changes.groups import Groups
 from penstock.changes.rows import IS_DELETE, IS_INSERT, ChangeRows
 from penstock.changes.violations import check_same_data
-from penstock.spark.codes import both, codes_of, surely_equal
+from penstock.spark.factorize import both, codes_of, surely_equal
 
 
 def changed(rows: ChangeRows, *, partial: bool = False) -> Any:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.spark.codes import Codes, ranks
+from penstock.spark.factorize import Codes, ranks
 
 
 class Groups:

@@ -12,7 +12,7 @@ from penstock.changes.rows import (
     IS_PREIMAGE,
     ChangeRows,
 )
-from penstock.spark.codes import Codes
+from penstock.spark.factorize import Codes
 
 
 def net(rows: ChangeRows, group: Codes, *, updates: bool) -> ChangeRows:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from penstock.arguments import did_you_mean, in_quotes
 from penstock.errors import InvalidChangeOption
 from penstock.instants import UNITS, interval_micros
-from penstock.spark.given import boolean
+from penstock.spark.options import boolean
 
 MODES = ("none", "dropCarryovers", "netChanges")
 STRATEGIES = ("auto", "micro_batch", "watermark")

@@ -12,7 +12,7 @@ import pyarrow as pa
 from penstock.arrow.key_hash import check_key, key_hash
 from penstock.changes.rows import Path, column_at
 from penstock.errors import UnsupportedType
-from penstock.spark.parcels import pack
+from penstock.spark.shuffle_batches import pack
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from penstock.changes.rows import (
 )
 from penstock.changes.unchanged import carried
 from penstock.changes.violations import check_order_known, check_sequence, check_single
-from penstock.spark.codes import Codes, both, codes_of
+from penstock.spark.factorize import Codes, both, codes_of
 
 
 @dataclass(frozen=True)

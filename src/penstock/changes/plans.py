@@ -34,9 +34,9 @@ from penstock.changes.witness.witness import address_of_witness
 from penstock.errors import InvalidChangeOption
 from penstock.spark.internals.plans import fingerprint
 from penstock.spark.internals.sessions import is_classic
-from penstock.spark.parcels import PLACE, places
-from penstock.spark.parcels import SCHEMA as PARCELS
 from penstock.spark.schemas import is_case_sensitive, quoted, to_struct
+from penstock.spark.shuffle_batches import PLACE, places
+from penstock.spark.shuffle_batches import SCHEMA as PARCELS
 
 _KEY = "__penstock_key_"
 # Both the name and the mark make Spark refuse update and complete mode at the start (4.2: the name, 4.3: the mark).

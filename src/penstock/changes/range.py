@@ -11,7 +11,7 @@ from penstock.changes.feeds.changelog import Changelog
 from penstock.changes.options import flag
 from penstock.errors import InvalidChangeOption
 from penstock.instants import micros_of
-from penstock.spark.given import timestamp
+from penstock.spark.options import timestamp
 
 
 @dataclass(frozen=True)

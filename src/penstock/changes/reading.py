@@ -16,8 +16,8 @@ from penstock.changes.plans import process
 from penstock.changes.schema import narrowed, told_by
 from penstock.changes.source import BATCH, FORMAT, STREAM, ChangesDataSource, read_options
 from penstock.errors import InvalidChangelogSchema
-from penstock.spark.data_sources import make_known
 from penstock.spark.internals.sessions import check_session
+from penstock.spark.registration import make_known
 from penstock.spark.schemas import is_case_sensitive, to_struct
 
 

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from penstock.changes.contract import TYPES
 from penstock.changes.groups import Groups
-from penstock.spark.codes import Codes, both, codes_of, order_codes
+from penstock.spark.factorize import Codes, both, codes_of, order_codes
 
 IS_INSERT, IS_DELETE, IS_POSTIMAGE, IS_PREIMAGE = range(4)
 EVENT_TIME = "__penstock_event_time"

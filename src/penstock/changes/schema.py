@@ -20,7 +20,7 @@ from penstock.arguments import did_you_mean, in_quotes
 from penstock.changes.contract import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION, ChangeContract
 from penstock.changes.rows import Layout, Path
 from penstock.errors import InvalidChangelogSchema
-from penstock.spark.marks import marked
+from penstock.spark.column_metadata import marked
 
 HELPERS = ("__penstock_", "__spark_cdc_")
 """What the names of helper columns begin with."""

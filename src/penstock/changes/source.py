@@ -23,9 +23,9 @@ from penstock.changes.feeds.changelog import (
 from penstock.changes.feeds.urls import parse
 from penstock.changes.range import ChangeRange
 from penstock.errors import CheckpointMismatch, FeedUnavailable, InvalidChangeOption, SchemaMismatch
-from penstock.spark.boundary import plain_errors
-from penstock.spark.given import Given, boolean, positive
-from penstock.spark.internals.worker_gc import spare_imports
+from penstock.spark.error_boundary import plain_errors
+from penstock.spark.internals.workers import spare_imports
+from penstock.spark.options import Given, boolean, positive
 from penstock.spark.schemas import projection, to_struct
 
 FORMAT = "penstock_changes"

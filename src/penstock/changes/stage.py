@@ -14,9 +14,9 @@ from penstock.changes.passes import Passes
 from penstock.changes.rows import ChangeRows, Layout
 from penstock.changes.violations import check_rows
 from penstock.changes.witness.facts import Facts, Scope, commits_in, raise_refusal
-from penstock.spark.boundary import plainly
-from penstock.spark.endpoint import Address
-from penstock.spark.parcels import unpack
+from penstock.spark.driver_endpoint import Address
+from penstock.spark.error_boundary import plainly
+from penstock.spark.shuffle_batches import unpack
 
 CHUNK_ROWS = 1_000_000
 CHUNK_BYTES = 128 << 20

@@ -11,7 +11,7 @@ import pyarrow.types as pat
 
 from penstock.changes.rows import IS_INSERT, IS_POSTIMAGE, ChangeRows, column_at
 from penstock.changes.violations import unknown_value
-from penstock.spark.codes import Codes
+from penstock.spark.factorize import Codes
 
 
 def carried(rows: ChangeRows, group: Codes) -> ChangeRows:

@@ -20,7 +20,7 @@ from penstock.changes.rows import (
     column_at,
 )
 from penstock.errors import ChangelogContractViolation
-from penstock.spark.codes import both, codes_of
+from penstock.spark.factorize import both, codes_of
 
 _EPOCH = 0
 

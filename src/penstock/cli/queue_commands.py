@@ -21,7 +21,7 @@ from penstock.errors import InvalidInput, PartitionNotFound, QueueNotFound
 
 if TYPE_CHECKING:
     from penstock.queue.info import QueueInfo
-    from penstock.queue.retention import Retention
+    from penstock.queue.maintenance import Retention
     from penstock.queue.store import Store
 
 group = typer.Typer(
@@ -51,7 +51,7 @@ KeepBytes = Annotated[
 
 
 def make_retention(rows: str | None, age: str | None, size: str | None) -> Retention:
-    from penstock.queue.retention import Retention
+    from penstock.queue.maintenance import Retention
 
     return Retention(
         rows=None if rows is None else parse_count(rows, "--retention-rows"),

@@ -11,7 +11,7 @@ from penstock.instants import moment_text
 
 if TYPE_CHECKING:
     from penstock.queue.info import QueueInfo
-    from penstock.queue.retention import Retention
+    from penstock.queue.maintenance import Retention
 
 
 def time_text(time: str | None) -> str:

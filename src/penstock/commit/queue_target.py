@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.commit.microbatch import BatchCommit, Target, sink_name
+from penstock.commit.micro_batch import BatchCommit, Target, sink_name
 from penstock.store import staging
 from penstock.store.database import Transaction
 from penstock.store.log.partition_log import Appended

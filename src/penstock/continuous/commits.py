@@ -6,13 +6,13 @@ import json
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from penstock.commit.batch import commit_batch, note_batch
-from penstock.commit.microbatch import BatchCommit, Target
+from penstock.commit.micro_batch import BatchCommit, Target
 from penstock.commit.offsets import QueueOffset
+from penstock.commit.protocol import commit_batch, note_batch
 from penstock.continuous.ends import SinkEpoch
 from penstock.continuous.epochs import Epoch
 from penstock.errors import CheckpointMismatch
-from penstock.queue.opened import open_store
+from penstock.queue.open_stores import open_store
 from penstock.store.records import ledger
 from penstock.store.records.ledger import LedgerKey
 

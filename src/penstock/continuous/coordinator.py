@@ -14,8 +14,8 @@ from penstock.continuous.epochs import Epoch, Epochs
 from penstock.continuous.link import READER, WRITER, Address, decode, encode
 from penstock.continuous.quota import Quota
 from penstock.errors import ContinuousFailed, PenstockError, condition_of
-from penstock.spark.endpoint import Listening
-from penstock.spark.handshakes import shut as _shut
+from penstock.spark.driver_endpoint import Listening
+from penstock.spark.driver_endpoint import shut as _shut
 
 log = logging.getLogger("penstock.continuous")
 

@@ -23,7 +23,7 @@ from penstock.continuous.link import Address
 from penstock.continuous.reader import ReadTask
 from penstock.continuous.writer import REPORT, Sink, WriteTask
 from penstock.errors import ContinuousFailed
-from penstock.spark.endpoint import names
+from penstock.spark.driver_endpoint import names
 from penstock.spark.internals.sessions import clone_session, task_slots
 from penstock.spark.schemas import to_struct
 from penstock.spark.session import PIPELINED

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from penstock.commit.batch import OTHER_INPUT
+from penstock.commit.protocol import OTHER_INPUT
 from penstock.continuous.coordinator import EpochCoordinator
 from penstock.continuous.ends import Positions, SinkDriver, SourceDriver
 from penstock.continuous.epochs import Epoch

@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from penstock.errors import ContinuousFailed
-from penstock.spark.endpoint import NO_DRIVER, connect, unreachable
+from penstock.spark.driver_endpoint import NO_DRIVER, connect, unreachable
 
 READER, WRITER = "reader", "writer"
 _LONGEST_WAIT = 1.0

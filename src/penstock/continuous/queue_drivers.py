@@ -9,7 +9,7 @@ import pyarrow as pa
 from pyspark.sql.types import StructType
 
 from penstock.arguments import in_quotes
-from penstock.commit.microbatch import sink_name
+from penstock.commit.micro_batch import sink_name
 from penstock.commit.offsets import QueueOffset, pad
 from penstock.commit.owner import Owner, follow, level
 from penstock.commit.queue_target import QueueTarget
@@ -19,12 +19,12 @@ from penstock.continuous.epochs import Epoch
 from penstock.continuous.queues import QueueRows, QueueWrites
 from penstock.continuous.writer import Sink
 from penstock.errors import CheckpointMismatch
-from penstock.queue.commits import refuse_feed
-from penstock.queue.opened import open_store
+from penstock.queue.feed_commits import refuse_feed
+from penstock.queue.open_stores import open_store
 from penstock.queue.store import Store
 from penstock.spark.options import SinkOptions, SourceOptions
-from penstock.spark.positions import require_reached, start_positions, still_there
 from penstock.spark.schemas import check_writable, source_schema
+from penstock.spark.source.positions import require_reached, start_positions, still_there
 from penstock.store.database import Transaction
 from penstock.store.records import catalog
 from penstock.store.records.catalog import QueueRecord

@@ -9,17 +9,17 @@ from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
-from penstock.commit.batch import append_task
+from penstock.commit.protocol import append_task
 from penstock.continuous.link import Link
 from penstock.continuous.reader import Source, SourceTask
 from penstock.continuous.writer import Sink, SinkTask
-from penstock.queue.opened import open_store
+from penstock.queue.open_stores import open_store
 from penstock.queue.placement import Placement
 from penstock.queue.queue import placement_of
-from penstock.spark.positions import report_loss
 from penstock.spark.schemas import output
-from penstock.spark.stores import check_reach
-from penstock.spark.writing import Pieces
+from penstock.spark.sink.write_task import Pieces
+from penstock.spark.source.positions import report_loss
+from penstock.spark.store_reach import check_reach
 from penstock.store import staging
 from penstock.store.log import partition_log
 from penstock.store.records.catalog import QueueRecord

@@ -14,9 +14,9 @@ from penstock.continuous.hidden import FILLER, MARKER, Labels
 from penstock.continuous.link import READER, Address, Link
 from penstock.continuous.sending import in_whole
 from penstock.instants import now_micros
-from penstock.spark.boundary import plainly
+from penstock.spark.error_boundary import plainly
 from penstock.spark.internals.udf_wrapper import ROW
-from penstock.spark.internals.worker_gc import spare_imports
+from penstock.spark.internals.workers import spare_imports
 
 MOST_TIMES = 1000
 """Of an epoch, which are told for its latencies."""

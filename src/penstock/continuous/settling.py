@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from penstock.commit.batch import sink_behind
+from penstock.commit.protocol import sink_behind
 from penstock.continuous.ends import SinkDriver, SinkEpoch
 from penstock.continuous.logs import CheckpointLog
 from penstock.errors import CheckpointRewound, OwnerFenced

@@ -17,9 +17,9 @@ from penstock.continuous.link import WRITER, Address, Link
 from penstock.continuous.reader import MOST_TIMES
 from penstock.errors import ContinuousFailed
 from penstock.instants import now_micros
-from penstock.spark.boundary import plainly
+from penstock.spark.error_boundary import plainly
 from penstock.spark.internals.udf_wrapper import ROW
-from penstock.spark.internals.worker_gc import spare_imports
+from penstock.spark.internals.workers import spare_imports
 
 if TYPE_CHECKING:
     from penstock.continuous.frames import ContinuousFrame

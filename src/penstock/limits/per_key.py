@@ -16,8 +16,8 @@ from penstock.errors import InvalidInput, InvalidOption
 from penstock.instants import interval_micros
 from penstock.limits.rows import check_rows
 from penstock.limits.stages import PACKED, Counting, Key, Pack, Whole
-from penstock.spark.parcels import PLACE, SCHEMA, unpack
 from penstock.spark.schemas import is_case_sensitive, to_struct
+from penstock.spark.shuffle_batches import PLACE, SCHEMA, unpack
 
 _STATE = StructType([StructField("seen", BinaryType())])
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from penstock.arrow.ipc_messages import kept_table
 from penstock.errors import CheckpointMismatch
-from penstock.spark.codes import codes_of, ranks
+from penstock.spark.factorize import codes_of, ranks
 
 _KEY = "key_"
 _COUNT, _LAST = "count", "last"

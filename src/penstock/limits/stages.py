@@ -19,13 +19,13 @@ from pyspark.sql.streaming.state import GroupState
 
 from penstock.arrow.key_hash import key_hash
 from penstock.limits.seen import Seen
-from penstock.spark import parcels
-from penstock.spark.boundary import plainly
-from penstock.spark.codes import codes_of, ranks
-from penstock.spark.parcels import PLACE, ROWS
+from penstock.spark import shuffle_batches
+from penstock.spark.error_boundary import plainly
+from penstock.spark.factorize import codes_of, ranks
+from penstock.spark.shuffle_batches import PLACE, ROWS
 
 ORDER = "__penstock_order"
-PACKED = pa.schema([*parcels.SCHEMA, pa.field(ORDER, pa.int64(), nullable=False)])
+PACKED = pa.schema([*shuffle_batches.SCHEMA, pa.field(ORDER, pa.int64(), nullable=False)])
 PLACES = 64
 """It is part of the state: the place of a key must not change."""
 _CHUNK_ROWS, _CHUNK_BYTES = 1_000_000, 128 << 20
@@ -58,7 +58,7 @@ class Pack:
         number = 0 if context is None else context.partitionId() << 32
         for chunk in _chunks(batches):
             table = first(chunk, self.key, self.rows)
-            for packed in parcels.pack(table, self._targets(table), parcels.places(PLACES)):
+            for packed in shuffle_batches.pack(table, self._targets(table), shuffle_batches.places(PLACES)):
                 order = np.arange(number, number + packed.num_rows)
                 number += packed.num_rows
                 yield pa.RecordBatch.from_arrays([*packed.columns, pa.array(order)], schema=PACKED)

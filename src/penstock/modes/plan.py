@@ -7,9 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from penstock.spark.internals.grouping import by_session, grouping
 from penstock.spark.internals.operators import Is, of
-from penstock.spark.internals.plan_text import Node, marked, plain
+from penstock.spark.internals.plan_text import Node, by_session, grouping, marked, plain
 
 _NO_TIME = ("NoTimeout", "NoTime")
 _WINDOW = re.compile(r"window#\d+")

@@ -18,8 +18,8 @@ from penstock.modes.preview_inputs import Input, input_of
 from penstock.modes.preview_result import Preview
 from penstock.modes.preview_runs import run, source
 from penstock.modes.report import MODES
-from penstock.spark.internals.class_names import FILE_MANAGER
 from penstock.spark.internals.sessions import check_session, clone_session, is_classic, is_local
+from penstock.spark.internals.sources import FILE_MANAGER
 
 _ONE_INPUT = "batches"
 

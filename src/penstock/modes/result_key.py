@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 
-from penstock.spark.internals.grouping import grouping
 from penstock.spark.internals.operators import Is, of
-from penstock.spark.internals.plan_text import Node, items
+from penstock.spark.internals.plan_text import Node, grouping, items
 
 _COLUMN = re.compile(r"(.*)#(\d+)L?(?:-T\d+ms)?", re.DOTALL)
 

@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame
 
 from penstock.arguments import require
 from penstock.errors import InvalidOption
-from penstock.queue.names import check_name
+from penstock.queue.checks import check_name
 
 _NOTHING: Mapping[str, object] = MappingProxyType({})
 

@@ -36,14 +36,14 @@ from penstock.pipeline.levelling import QuerySource
 from penstock.pipeline.publishing.publish import continuous, place_of
 from penstock.pipeline.table_driver import TableSinkDriver
 from penstock.pipeline.trigger import Trigger
-from penstock.queue.opened import open_store
+from penstock.queue.open_stores import open_store
 from penstock.spark.checkpoint import Checkpoint
 from penstock.spark.internals.listeners import Listeners
 from penstock.spark.internals.plans import streaming_reads
 from penstock.spark.internals.sessions import is_classic
 from penstock.spark.options import STREAM_SINK, STREAM_SOURCE, sink_options, source_options, with_defaults
-from penstock.spark.register import defaults, register
-from penstock.spark.stores import check_reach
+from penstock.spark.registration import defaults, register
+from penstock.spark.store_reach import check_reach
 from penstock.tables.adding import require_added
 from penstock.tables.delta_place import is_delta
 from penstock.tables.sink import TableSink

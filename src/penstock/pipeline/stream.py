@@ -33,12 +33,11 @@ from penstock.pipeline.starting import AnySink, catch_up_with_sink, start_contin
 from penstock.pipeline.trigger import Trigger
 from penstock.pipeline.waking import waking
 from penstock.spark.checkpoint import Checkpoint
-from penstock.spark.default_url import default_url
-from penstock.spark.given import CONF_PREFIX
+from penstock.spark.default_store import default_url
 from penstock.spark.internals.plans import repeatable, streaming_reads
 from penstock.spark.internals.sessions import check_session, default_file_system
-from penstock.spark.options import GUARANTEES
-from penstock.spark.register import register
+from penstock.spark.options import CONF_PREFIX, GUARANTEES
+from penstock.spark.registration import register
 from penstock.tables.sink import TableSink
 
 log = logging.getLogger("penstock.pipeline")

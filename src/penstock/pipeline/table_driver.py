@@ -13,7 +13,7 @@ from penstock.continuous.ends import SinkDriver, SinkEpoch
 from penstock.continuous.epochs import Epoch
 from penstock.continuous.writer import Sink
 from penstock.pipeline.table_tasks import TableWrites
-from penstock.queue.opened import open_store
+from penstock.queue.open_stores import open_store
 from penstock.tables import existing
 from penstock.tables.loading import nul_refused
 from penstock.tables.names import resolve

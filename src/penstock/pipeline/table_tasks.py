@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.continuous.writer import Sink, SinkTask
-from penstock.queue.opened import open_store
-from penstock.spark.stores import check_reach
+from penstock.queue.open_stores import open_store
+from penstock.spark.store_reach import check_reach
 from penstock.store.staging import Attempt
 from penstock.tables import merging
 from penstock.tables.inserting import insert_chunk

@@ -18,8 +18,8 @@ from pyspark.sql.types import StructType
 
 from penstock.errors import condition_of
 from penstock.spark.checkpoint import RUNS, Checkpoint
-from penstock.spark.data_sources import make_known
 from penstock.spark.internals.plans import keeps_rows
+from penstock.spark.registration import make_known
 
 log = logging.getLogger("penstock.pipeline")
 

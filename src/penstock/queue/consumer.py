@@ -13,9 +13,8 @@ import pyarrow as pa
 from penstock.arguments import require
 from penstock.errors import ConsumerInUse, InvalidInput, InvalidPosition, OffsetConflict, PartitionNotFound
 from penstock.instants import micros_of
+from penstock.queue.checks import check_name, check_whole_index, check_whole_partition
 from penstock.queue.maintenance import Maintainer
-from penstock.queue.names import check_name
-from penstock.queue.numbers import check_whole_index, check_whole_partition
 from penstock.store.database import Database, Transaction
 from penstock.store.log import partition_log
 from penstock.store.log.trim import time_of

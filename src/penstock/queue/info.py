@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import pyarrow as pa
 
-from penstock.queue.retention import Retention
+from penstock.queue.maintenance import Retention
 from penstock.store.database import Transaction
 from penstock.store.records import catalog, consumers
 from penstock.store.records.catalog import PartitionRecord, QueueRecord

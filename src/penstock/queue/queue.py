@@ -15,18 +15,15 @@ import pyarrow.compute as pc
 from penstock.arguments import column_names, did_you_mean, in_quotes
 from penstock.arrow.coerce import to_table
 from penstock.errors import InvalidInput, InvalidPosition, PartitionNotFound, SchemaMismatch, StoreError
-from penstock.queue.columns import add_columns, new_columns
-from penstock.queue.commits import refuse_feed
+from penstock.queue.checks import check_name, check_whole_index, check_whole_partition
 from penstock.queue.consumer import Consumer
-from penstock.queue.growth import grow
+from penstock.queue.evolution import add_columns, grow, new_columns
+from penstock.queue.feed_commits import refuse_feed
 from penstock.queue.info import QueueInfo as QueueInfo
 from penstock.queue.info import queue_info
-from penstock.queue.maintenance import Maintainer, trim_partition, upkeep
-from penstock.queue.names import check_name
-from penstock.queue.numbers import check_whole_index, check_whole_partition
+from penstock.queue.maintenance import Maintainer, Retention, limits_of, trim_partition, upkeep
 from penstock.queue.placement import Placement
 from penstock.queue.placement import placement_of as placement_of
-from penstock.queue.retention import Retention, limits_of
 from penstock.store.database import Database, Transaction
 from penstock.store.log import compact, partition_log
 from penstock.store.log.segmenting import Segment, to_segments

@@ -12,13 +12,19 @@ from penstock.arguments import column_names, require
 from penstock.arrow.key_hash import check_key
 from penstock.arrow.schema import canonical_schema
 from penstock.errors import ConsumerInUse, InvalidInput
+from penstock.queue.checks import check_name
 from penstock.queue.consumer import Consumer
-from penstock.queue.growth import MAX_PARTITIONS
-from penstock.queue.maintenance import STAGING_AGE, Maintainer, clean_ledger, sweep_staging
-from penstock.queue.names import check_name
+from penstock.queue.evolution import MAX_PARTITIONS
+from penstock.queue.maintenance import (
+    STAGING_AGE,
+    Maintainer,
+    Retention,
+    clean_ledger,
+    limits_of,
+    sweep_staging,
+)
 from penstock.queue.producer import Producer
 from penstock.queue.queue import Queue
-from penstock.queue.retention import Retention, limits_of
 from penstock.store.database import Database, Transaction
 from penstock.store.records import catalog, consumers
 from penstock.store.records.consumers import Registration

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from pyspark.sql import SparkSession
 
 from penstock.errors import InvalidInput
-from penstock.spark.given import CONF_PREFIX
-from penstock.spark.internals.class_names import FILE_MANAGER
 from penstock.spark.internals.sessions import hide_source_warnings, running_context
-from penstock.spark.register import register
+from penstock.spark.internals.sources import FILE_MANAGER
+from penstock.spark.options import CONF_PREFIX
+from penstock.spark.registration import register
 
 # Spark's own default (4.2, 4.3), and the setting that may have a password in it.
 _REDACTED = r"(?i)secret|password|token|access[.]?key|credential|^spark\.penstock\.url$"

@@ -11,7 +11,7 @@ from pyspark.sql.types import StructType
 
 from penstock.arguments import in_quotes
 from penstock.errors import InvalidOption, TableRefused
-from penstock.spark.marks import row_id_of
+from penstock.spark.column_metadata import row_id_of
 from penstock.tables.columns import CHANGE_TYPE
 
 

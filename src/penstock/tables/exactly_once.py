@@ -10,7 +10,7 @@ from typing import Any
 
 from penstock.arguments import refusal
 from penstock.errors import CheckpointMismatch, CheckpointRewound, InvalidName
-from penstock.queue.names import check_name
+from penstock.queue.checks import check_name
 from penstock.store.postgres.session import LOCK_WAIT
 from penstock.tables.connections import Borrowed, borrowed
 from penstock.tables.names import quoted

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from penstock.arguments import in_quotes
 from penstock.errors import InvalidName
-from penstock.queue.names import check_name
+from penstock.queue.checks import check_name
 from penstock.store.database import Transaction
 from penstock.store.postgres.staging_relations import PREFIX
 from penstock.store.statements import own_relations

@@ -6,7 +6,7 @@ from pyspark.sql.types import StructType
 
 from penstock.arguments import in_quotes
 from penstock.errors import InvalidInput, InvalidOption
-from penstock.spark.marks import is_split, needed_sequence, sequence_of
+from penstock.spark.column_metadata import is_split, needed_sequence, sequence_of
 from penstock.tables.columns import COMMIT_VERSION
 
 

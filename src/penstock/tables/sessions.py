@@ -5,8 +5,7 @@ from __future__ import annotations
 from pyspark.sql import DataFrame
 
 from penstock.errors import TableRefused
-from penstock.spark.internals.grouping import by_session
-from penstock.spark.internals.plan_text import tree_of
+from penstock.spark.internals.plan_text import by_session, tree_of
 
 
 def refuse_session_windows(frame: DataFrame) -> None:

@@ -11,13 +11,13 @@ from pyspark.sql.types import StructType
 
 from penstock.arguments import column_names, did_you_mean, in_quotes, require
 from penstock.errors import InvalidInput, InvalidOption, InvalidUrl, PenstockError, TableRefused
-from penstock.queue.names import check_name
+from penstock.queue.checks import check_name
 from penstock.queue.store import connect
-from penstock.spark.default_url import URL, default_url
+from penstock.spark.default_store import URL, default_url
 from penstock.spark.internals.plans import streaming_reads
 from penstock.spark.internals.sessions import is_classic
 from penstock.spark.schemas import COORDINATES
-from penstock.spark.stores import check_reach
+from penstock.spark.store_reach import check_reach
 from penstock.store.database import Transaction
 from penstock.store.url import parse_url
 from penstock.tables import applied, existing

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.commit.microbatch import BatchCommit, Target
+from penstock.commit.micro_batch import BatchCommit, Target
 from penstock.store.database import Transaction
 from penstock.tables import applying, existing, history, merging
 from penstock.tables.columns import Layout

@@ -11,10 +11,10 @@ from pyspark import TaskContext
 from penstock.arguments import in_quotes
 from penstock.arrow.coerce import conform_batch
 from penstock.errors import TableRefused
-from penstock.queue.opened import open_store
-from penstock.spark.boundary import plainly
-from penstock.spark.internals.worker_gc import spare_imports
-from penstock.spark.stores import check_reach
+from penstock.queue.open_stores import open_store
+from penstock.spark.error_boundary import plainly
+from penstock.spark.internals.workers import spare_imports
+from penstock.spark.store_reach import check_reach
 from penstock.tables.change_rows import require_changes
 from penstock.tables.columns import Layout
 from penstock.tables.shaping import ready, shaped_schema, staged_schema

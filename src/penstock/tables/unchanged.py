@@ -25,7 +25,7 @@ from pyspark.sql.types import (
 
 from penstock.arguments import in_quotes
 from penstock.errors import InvalidInput, TableRefused
-from penstock.spark.marks import unchanged_of, value_of
+from penstock.spark.column_metadata import unchanged_of, value_of
 from penstock.spark.schemas import quoted
 from penstock.tables.columns import CHANGE_COLUMNS, CHANGE_TYPE
 

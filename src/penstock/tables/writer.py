@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 from pyspark.sql import DataFrame, Row
 
-from penstock.commit.batch import commit_batch, note_batch
-from penstock.commit.microbatch import Target
+from penstock.commit.micro_batch import Target
+from penstock.commit.protocol import commit_batch, note_batch
 from penstock.errors import PenstockError
-from penstock.queue.opened import open_store
+from penstock.queue.open_stores import open_store
 from penstock.queue.store import Store
 from penstock.spark.checkpoint import Checkpoint
-from penstock.spark.micro_batches import micro_batch, require_own
+from penstock.spark.sink.micro_batches import micro_batch, require_own
 from penstock.store.records.ledger import LedgerKey
 from penstock.tables.columns import Layout
 from penstock.tables.inserting import Insert

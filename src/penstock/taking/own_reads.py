@@ -15,13 +15,13 @@ from pyspark.sql.types import StructType
 
 from penstock.changes.source import FORMAT as CHANGES
 from penstock.changes.source import STREAM, ChangesStreamReader, read_options
-from penstock.queue.opened import open_store
+from penstock.queue.open_stores import open_store
 from penstock.spark.internals.plans import StreamingRead
 from penstock.spark.options import BATCH_SOURCE, STREAM_SOURCE, source_options, with_defaults
-from penstock.spark.register import defaults
+from penstock.spark.registration import defaults
 from penstock.spark.schemas import projection, source_schema
-from penstock.spark.stores import check_reach
-from penstock.spark.stream_reader import QueueStreamReader
+from penstock.spark.source.stream_reader import QueueStreamReader
+from penstock.spark.store_reach import check_reach
 
 QUEUE = "penstock"
 _LIMITS = ("maxrowsperpartition", "maxrowspertrigger", "maxbytespertrigger", "maxcommitspertrigger")

@@ -17,7 +17,7 @@ from penstock.arguments import refusal
 from penstock.arrow.coerce import to_table
 from penstock.queue.store import connect
 from penstock.spark.internals.arrow_types import arrow_schema
-from penstock.spark.register import register
+from penstock.spark.registration import register
 from penstock.testing.running import Sink, StreamTest, run
 
 _QUEUE = "memory"

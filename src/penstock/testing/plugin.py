@@ -60,7 +60,7 @@ def penstock_spark() -> Iterator[SparkSession]:
     """A Spark session for all tests: the active one, or one of two threads that ends with the tests."""
     from pyspark.sql import SparkSession
 
-    from penstock.spark.register import register
+    from penstock.spark.registration import register
     from penstock.spark.session import session
 
     active = SparkSession.getActiveSession()

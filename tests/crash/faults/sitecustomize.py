@@ -111,7 +111,7 @@ def patch_tasks(module: ModuleType) -> None:
         return wrote
 
     def repeating(self: Any, batches: Any) -> Any:
-        from penstock.spark.writing import StreamTask
+        from penstock.spark.sink.write_task import StreamTask
 
         wrote = append(self, batches)
         if self.task == 0:
@@ -312,9 +312,9 @@ PATCHES = {
     "penstock.pipeline.table_driver": patch_continuous_table_driver,
     "penstock.pipeline.table_tasks": patch_continuous_tables,
     "penstock.commit.owner": patch_owner,
-    "penstock.commit.batch": patch_batch,
-    "penstock.spark.task_writer": patch_tasks,
-    "penstock.spark.stream_writer": patch_sink,
+    "penstock.commit.protocol": patch_batch,
+    "penstock.spark.sink.write_task": patch_tasks,
+    "penstock.spark.sink.writers": patch_sink,
     "penstock.tables.task": patch_table_tasks,
     "penstock.tables.delta_stage": patch_delta_tasks,
     "penstock.tables.delta_writer": patch_delta_writer,

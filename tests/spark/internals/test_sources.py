@@ -7,7 +7,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import ArrayType, LongType, StringType, StructField, StructType, TimestampType
 
-from penstock.spark.internals import class_names
+from penstock.spark.internals import sources
 from penstock.spark.internals.arrow_types import arrow_schema, arrow_type, as_sent, parse_type
 from penstock.spark.internals.output_mode_checker import refusal
 from penstock.spark.internals.sources import Format, look_up, set_variables
@@ -45,7 +45,7 @@ def test_the_variables_that_spark_adds_are_there_before(spark: SparkSession) -> 
     assert environment.containsKey("SPARK_PYTHON_RUNTIME")
 
 
-@pytest.mark.parametrize("name", [class_names.FILE_MANAGER, class_names.ROCKSDB])
+@pytest.mark.parametrize("name", [sources.FILE_MANAGER, sources.ROCKSDB])
 def test_classes_that_stand_in_settings_are_there(spark: SparkSession, name: str) -> None:
     assert spark._jvm is not None
     assert spark._jvm.java.lang.Class.forName(name).getName() == name

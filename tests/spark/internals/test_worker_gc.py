@@ -9,8 +9,8 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 import penstock as ps
-from penstock.spark.internals.worker_gc import spare_imports
-from penstock.spark.tasks import RangePartition, Scan
+from penstock.spark.internals.workers import spare_imports
+from penstock.spark.source.read_task import RangePartition, Scan
 from tests.spark.support import fill, make_queue
 
 

@@ -27,17 +27,17 @@ from penstock.changes.feeds.changelog import METADATA_FIELDS, Commit, Descriptio
 from penstock.changes.feeds.columns import check_reserved, check_there
 from penstock.changes.feeds.urls import FeedUrl, pairs
 from penstock.errors import ChangelogContractViolation, DataLost, FeedUnavailable
-from penstock.queue.commits import append_commit, check_version, micros
-from penstock.queue.names import check_name
-from penstock.queue.opened import open_store
+from penstock.queue.checks import check_name
+from penstock.queue.feed_commits import append_commit, check_version, micros
+from penstock.queue.maintenance import Retention
+from penstock.queue.open_stores import open_store
 from penstock.queue.queue import AppendResult, Queue, Rows
-from penstock.queue.retention import Retention
 from penstock.store.database import Transaction
 from penstock.store.records import catalog, feed_commits
 from penstock.store.records.catalog import QueueRecord
 
 if TYPE_CHECKING:
-    from penstock.spark.tasks import RangePartition
+    from penstock.spark.source.read_task import RangePartition
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,7 @@ class QueueFeed:
             done = found[-1].version
 
     def tasks(self, after: int, upto: int, rows_per_task: int) -> Sequence[Any]:
-        from penstock.spark.admission import split
+        from penstock.spark.source.admission import split
 
         def bounds(tx: Transaction, queue: QueueRecord) -> tuple[list[int], list[int]]:
             self._check_there(tx, queue, after)
@@ -205,7 +205,7 @@ class QueueFeed:
         return split(start, end, rows_per_task)
 
     def read(self, task: Any, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        from penstock.spark.tasks import RangePartition, Scan
+        from penstock.spark.source.read_task import RangePartition, Scan
 
         piece: RangePartition = RangePartition(*task)
         return Scan(self.store, open_store(self.store).queue(self.queue).record, schema).read(piece)

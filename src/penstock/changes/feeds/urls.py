@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl, quote, unquote, urlencode
 
 from penstock.arguments import did_you_mean, in_quotes
 from penstock.errors import InvalidUrl
-from penstock.spark.given import boolean
+from penstock.spark.options import boolean
 
 if TYPE_CHECKING:
     from penstock.changes.feeds.changelog import Changelog

@@ -16,7 +16,7 @@ from penstock.changes.witness.facts import Facts, Scope, refusal
 from penstock.changes.witness.journal import Journal
 from penstock.errors import InvalidChangeOption, PenstockError, condition_of
 from penstock.spark.checkpoint import Checkpoint
-from penstock.spark.endpoint import Address, Endpoint
+from penstock.spark.driver_endpoint import Address, Endpoint
 from penstock.spark.internals.plans import watermarks_over
 from penstock.spark.internals.running import checkpoint_of, plan_of
 from penstock.store.forks import Guard

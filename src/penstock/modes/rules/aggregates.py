@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 from penstock.modes.plan import Plan, above_aggregation, expires, names, path_to
 from penstock.modes.report import UNSAFE, Problem
-from penstock.spark.internals.grouping import by_session, grouping
-from penstock.spark.internals.plan_text import Node, items, marked
+from penstock.spark.internals.plan_text import Node, by_session, grouping, items, marked
 
 MODE_CONDITION = "STREAMING_OUTPUT_MODE.UNSUPPORTED_OPERATION"
 

@@ -7,8 +7,8 @@ from importlib.util import find_spec
 
 from penstock.modes.plan import Plan, above_aggregation, is_map_groups, own_mode
 from penstock.modes.report import WARNING, Problem
-from penstock.spark.internals.class_names import ROCKSDB
 from penstock.spark.internals.plan_text import Node
+from penstock.spark.internals.sources import ROCKSDB
 
 _PROVIDER = "spark.sql.streaming.stateStore.providerClass"
 _IN_PANDAS = "FlatMapGroupsInPandasWithState"

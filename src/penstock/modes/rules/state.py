@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from penstock.modes.join_bounds import unmatched_sides
 from penstock.modes.plan import Plan, by_window, expires, keeps_for_ever, names
 from penstock.modes.report import UNSAFE, WARNING, Problem
-from penstock.spark.internals.grouping import grouping
+from penstock.spark.internals.plan_text import grouping
 
 _FOR_EVER = "PENSTOCK_STATE_FOR_EVER"
 _TIMEOUT = "GroupStateTimeout.ProcessingTimeTimeout with state.setTimeoutDuration(...); or state.remove() when a key is done"

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 from penstock.arguments import require
 from penstock.changes.feeds.queue import QueueFeed
-from penstock.commit.microbatch import sink_name
+from penstock.commit.micro_batch import sink_name
 from penstock.errors import InvalidOption, PenstockError, condition_of
 from penstock.instants import now_micros
 from penstock.pipeline.ends import ConsoleSink, FunctionSink, QueueSink, QueueSource, RateSource
@@ -22,7 +22,7 @@ from penstock.pipeline.publishing.publisher import LedgerName, Publisher, in_no_
 from penstock.pipeline.publishing.told import error_of, text_of
 from penstock.queue.store import connect
 from penstock.spark.checkpoint import redact
-from penstock.spark.default_url import URL, default_url
+from penstock.spark.default_store import URL, default_url
 from penstock.spark.internals.sessions import check_session, is_classic
 from penstock.store.database import Transaction
 from penstock.store.records.catalog import find_queue

@@ -1,4 +1,4 @@
-"""What a classic session knows of sources and sinks by the names of their formats (Spark 4.2, 4.3)."""
+"""Names of Spark's classes that stand in settings (Spark 4.2, 4.3)."""
 
 from __future__ import annotations
 
@@ -11,6 +11,14 @@ from pyspark.sql import DataFrame, SparkSession
 
 from penstock.spark.internals.output_mode_checker import Refusal, told_by
 from penstock.spark.internals.sessions import JvmError
+
+FILE_MANAGER = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+"""Of checkpoints; Spark's own choice runs a process for each link that a path might be, some 30 in a micro-batch."""
+ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+"""The state store that transformWithState needs."""
+
+
+# ---- sources: What a classic session knows of sources and sinks by the names of their formats (Spark 4.2, 4.3).
 
 _ADDED = ("SPARK_LOCAL_DIRS", "SPARK_AUTH_SOCKET_TIMEOUT", "SPARK_BUFFER_SIZE", "SPARK_PYTHON_RUNTIME")
 _READ_ONLY = "binaryfile"

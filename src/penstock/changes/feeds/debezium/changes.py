@@ -22,7 +22,7 @@ from penstock.changes.feeds.dead_letters import COORDINATES, DEAD_LETTERS, REASO
 from penstock.changes.feeds.debezium.images import Reading
 from penstock.changes.feeds.debezium.letters import Letters
 from penstock.errors import ChangelogContractViolation
-from penstock.spark.boundary import plainly
+from penstock.spark.error_boundary import plainly
 
 SEQUENCE = "_sequence"
 OWN = (CHANGE_TYPE, COMMIT_VERSION, COMMIT_TIMESTAMP, SEQUENCE)

@@ -20,8 +20,8 @@ from penstock.changes.feeds.debezium.images import ExpectedColumns, Reading, can
 from penstock.changes.feeds.debezium.letters import Letters, QueueAddress
 from penstock.changes.plans import process
 from penstock.errors import InvalidChangelogSchema, InvalidChangeOption
+from penstock.spark.column_metadata import marked
 from penstock.spark.internals.plans import fingerprint
-from penstock.spark.marks import marked
 from penstock.spark.schemas import quoted, to_struct
 
 _UNITS = ("micros", "millis", "nanos")

@@ -11,13 +11,13 @@ from pyspark import TaskContext
 from pyspark.sql import SparkSession
 
 from penstock.changes.feeds.dead_letters import DEAD_LETTERS
-from penstock.commit.microbatch import sink_name
+from penstock.commit.micro_batch import sink_name
 from penstock.errors import InvalidOption, SchemaMismatch
-from penstock.queue.opened import open_store
-from penstock.spark.default_url import URL, default_url
+from penstock.queue.open_stores import open_store
+from penstock.spark.default_store import URL, default_url
 from penstock.spark.options import SinkOptions
-from penstock.spark.stores import check_reach
-from penstock.spark.task_writer import TaskWriter
+from penstock.spark.sink.write_task import TaskWriter
+from penstock.spark.store_reach import check_reach
 from penstock.store.records import ledger
 from penstock.store.records.catalog import QueueRecord
 from penstock.store.records.ledger import LedgerKey

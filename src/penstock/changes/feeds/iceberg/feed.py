@@ -18,7 +18,7 @@ from penstock.changes.feeds.iceberg import lineage
 from penstock.changes.feeds.urls import FeedUrl, pairs, prefixed
 from penstock.errors import FeedUnavailable
 from penstock.extras import load, missing
-from penstock.queue.names import check_name
+from penstock.queue.checks import check_name
 
 if TYPE_CHECKING:
     from penstock.changes.feeds.iceberg.opened import Opened

@@ -7,8 +7,8 @@ import logging
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from penstock.commit.microbatch import BatchCommit
-from penstock.commit.moves import lock_consumer, move_consumer, move_mark
+from penstock.commit.consumer_moves import lock_consumer, move_consumer, move_mark
+from penstock.commit.micro_batch import BatchCommit
 from penstock.commit.offsets import QueueOffset, plan_text
 from penstock.errors import CheckpointMismatch, CheckpointRewound, CommitRefused
 from penstock.store.database import Database, Transaction

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pyspark.sql import SparkSession
 
 from penstock.errors import InvalidUrl
-from penstock.spark.given import CONF_PREFIX
+from penstock.spark.options import CONF_PREFIX
 from penstock.store.url import parse_url
 
 URL = f"{CONF_PREFIX}url"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.arguments import in_quotes
-from penstock.errors import InvalidName
+from penstock.errors import InvalidInput, InvalidName, InvalidPosition
 
 MAX_CHARACTERS = 255
 SERVICE_COLUMNS = ("_queue", "_generation", "_partition", "_row_index", "_timestamp")
@@ -25,3 +25,29 @@ def check_name(kind: str, name: object) -> str:
     if "\0" in name or any(0xD800 <= ord(character) <= 0xDFFF for character in name):
         raise InvalidName(f"the name of a {kind} may not contain NUL or lone surrogates: {in_quotes(name)}")
     return name
+
+
+# ---- numbers: Whether a number that names a row or a partition is a whole one.
+
+
+def check_whole_partition(partition: object) -> None:
+    """Refuse what is no whole number; True is none either.
+
+    Raises
+    ------
+    InvalidInput
+    """
+    if type(partition) is not int:
+        raise InvalidInput(f"a partition is a whole number, not {partition!r}")
+
+
+def check_whole_index(*indexes: object) -> None:
+    """Refuse row indexes that are no whole numbers.
+
+    Raises
+    ------
+    InvalidPosition
+    """
+    for index in indexes:
+        if type(index) is not int:
+            raise InvalidPosition(f"a row index is a whole number, not {index!r}")

@@ -1,29 +1,69 @@
-"""Streaming writes into a queue, with each of the three guarantees."""
+"""Batch writes into a queue: all rows become visible at once, or none."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
-from penstock.commit.batch import commit_batch, note_batch
-from penstock.commit.microbatch import BatchCommit, sink_name
+from penstock.commit.micro_batch import BatchCommit, sink_name
+from penstock.commit.protocol import commit_batch, note_batch
 from penstock.commit.queue_target import QueueTarget
 from penstock.errors import CommitRefused, condition_of
-from penstock.queue.opened import open_store
-from penstock.spark.boundary import plain_errors
+from penstock.queue.open_stores import open_store
 from penstock.spark.checkpoint import Checkpoint
-from penstock.spark.micro_batches import digest_of, micro_batch, require_own
+from penstock.spark.error_boundary import plain_errors
 from penstock.spark.options import SinkOptions
-from penstock.spark.task_writer import TaskWriter
-from penstock.spark.writing import StreamTask, Wrote
+from penstock.spark.sink.micro_batches import digest_of, micro_batch, require_own
+from penstock.spark.sink.write_task import StreamTask, TaskWriter, Wrote
+from penstock.store import staging
 from penstock.store.log.partition_log import Appended
 from penstock.store.records.catalog import QueueRecord
 from penstock.store.records.ledger import LedgerKey
+
+_BATCH = 0
+
+
+@plain_errors
+class QueueWriter(DataSourceArrowWriter):
+    """One batch write."""
+
+    def __init__(self, options: SinkOptions, queue: QueueRecord) -> None:
+        self._options = options
+        self._queue = queue
+        self._job = f"job:{uuid.uuid4()}"
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Stage the rows of one task."""
+        return TaskWriter(self._options, self._queue).stage(self._job, _BATCH, iterator)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Make what the tasks staged visible, as one append."""
+        store = open_store(self._options.url)
+        attempts = {wrote.attempt: wrote.segments for wrote in messages if isinstance(wrote, Wrote)}
+        if not any(attempts.values()):
+            return
+
+        appended = store.database.run(
+            lambda tx: staging.promote(tx, self._queue, self._job, _BATCH, attempts)
+        )
+        store.tend(self._queue, appended.crowded)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Drop what was staged; where that fails it is invisible, and swept later."""
+        # An error here would hide the one that led here.
+        with contextlib.suppress(Exception):
+            database = open_store(self._options.url).database
+            database.run(lambda tx: staging.discard(tx, self._queue, self._job, _BATCH))
+
+
+# ---- stream_writer: Streaming writes into a queue, with each of the three guarantees.
 
 log = logging.getLogger("penstock.spark")
 

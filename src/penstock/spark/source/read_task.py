@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
-from penstock.queue.opened import open_store
-from penstock.spark.internals.worker_gc import spare_imports
-from penstock.spark.positions import report_loss
+from penstock.queue.open_stores import open_store
+from penstock.spark.internals.workers import spare_imports
 from penstock.spark.schemas import output
-from penstock.spark.stores import check_reach
+from penstock.spark.source.positions import report_loss
+from penstock.spark.store_reach import check_reach
 from penstock.store.log import partition_log
 from penstock.store.records.catalog import QueueRecord
 

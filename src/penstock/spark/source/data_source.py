@@ -16,12 +16,10 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from penstock.errors import InvalidOption
-from penstock.queue.commits import refuse_feed
-from penstock.queue.opened import open_store
-from penstock.spark.batch_reader import FilteringQueueReader, QueueReader
-from penstock.spark.batch_writer import QueueWriter
-from penstock.spark.boundary import plain_errors
+from penstock.queue.feed_commits import refuse_feed
+from penstock.queue.open_stores import open_store
 from penstock.spark.checkpoint import Checkpoint
+from penstock.spark.error_boundary import plain_errors
 from penstock.spark.options import (
     ANY_SOURCE,
     BATCH_SINK,
@@ -35,9 +33,10 @@ from penstock.spark.options import (
     with_defaults,
 )
 from penstock.spark.schemas import check_writable, projection, source_schema, to_struct
-from penstock.spark.stores import check_reach
-from penstock.spark.stream_reader import QueueStreamReader
-from penstock.spark.stream_writer import QueueStreamWriter
+from penstock.spark.sink.writers import QueueStreamWriter, QueueWriter
+from penstock.spark.source.batch_reader import FilteringQueueReader, QueueReader
+from penstock.spark.source.stream_reader import QueueStreamReader
+from penstock.spark.store_reach import check_reach
 from penstock.store.records.catalog import QueueRecord
 
 # Spark plans a read with filters in this worker, and only while its setting for pushdown is on (4.2, 4.3).

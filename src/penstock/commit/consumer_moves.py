@@ -6,7 +6,7 @@ import hashlib
 import json
 from typing import Any
 
-from penstock.commit.microbatch import BatchCommit
+from penstock.commit.micro_batch import BatchCommit
 from penstock.commit.offsets import QueueOffset, pad, plan_text
 from penstock.errors import CheckpointMismatch, ConsumerBound, OffsetConflict, PlanMismatch
 from penstock.store.database import Transaction

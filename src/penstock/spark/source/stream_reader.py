@@ -12,15 +12,15 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, Suppor
 from penstock.commit.offsets import QueueOffset, pad
 from penstock.commit.owner import Owner
 from penstock.errors import CheckpointMismatch
-from penstock.queue.opened import open_store
+from penstock.queue.open_stores import open_store
 from penstock.queue.store import Store
-from penstock.spark.admission import next_end, split
-from penstock.spark.allowance import Allowance, at_most
-from penstock.spark.boundary import plain_errors
+from penstock.spark.batch_size_warnings import BatchSizeWatch
+from penstock.spark.error_boundary import plain_errors
+from penstock.spark.limit_pushdown import Allowance, at_most
 from penstock.spark.options import SourceOptions
-from penstock.spark.positions import require_reached, start_positions, still_there
-from penstock.spark.sizes import BatchSizeWatch
-from penstock.spark.tasks import RangePartition, Scan
+from penstock.spark.source.admission import next_end, split
+from penstock.spark.source.positions import require_reached, start_positions, still_there
+from penstock.spark.source.read_task import RangePartition, Scan
 from penstock.store.database import Transaction
 from penstock.store.records import catalog
 from penstock.store.records.catalog import PartitionRecord, QueueRecord

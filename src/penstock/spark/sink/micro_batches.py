@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from penstock.commit.microbatch import BatchCommit, Target
+from penstock.commit.micro_batch import BatchCommit, Target
 from penstock.commit.offsets import batch_ranges, other_offsets
 from penstock.errors import CheckpointMismatch
 from penstock.spark.checkpoint import Checkpoint

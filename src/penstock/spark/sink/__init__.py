@@ -1,0 +1,1 @@
+"""Writing a queue from Spark: batch and streaming writers, and what their tasks do."""
