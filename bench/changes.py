@@ -187,10 +187,9 @@ def memory(rows: int) -> int:
 def fill(rows: int) -> None:
     """What a worker does with one micro-batch in which every row changed; prints the peak in bytes."""
     from penstock.changes.options import ChangeOptions
-    from penstock.changes.parcels import Packing
-    from penstock.changes.passes import Passes
-    from penstock.changes.rows import Layout
-    from penstock.changes.stage import Guard, Whole
+    from penstock.changes.passes.passes import Passes
+    from penstock.changes.passes.rows import Layout
+    from penstock.changes.stage import Guard, Packing, Whole
     from penstock.spark.shuffle_batches import places
 
     keys = np.arange(rows // 2, dtype=np.int64)

@@ -15,7 +15,7 @@ from pyspark.sql.types import StructType
 import penstock as ps
 from bench.harness import Result, pairs, scratch, timed
 from bench.spark_session import spark
-from penstock.changes.feeds.delta import DeltaFeed
+from penstock.feeds.delta import DeltaFeed
 from penstock.spark.schemas import to_struct
 
 COMMITS = 8

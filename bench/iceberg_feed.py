@@ -17,7 +17,7 @@ import penstock as ps
 from bench.data import rows
 from bench.harness import Result, scratch, speed, timed
 from bench.spark_session import spark
-from penstock.changes.feeds.iceberg import IcebergFeed
+from penstock.feeds.iceberg import IcebergFeed
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table

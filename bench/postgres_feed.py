@@ -14,7 +14,7 @@ import psycopg
 import penstock as ps
 from bench.harness import Result, scratch, speed, timed
 from bench.spark_session import spark
-from penstock.changes.feeds.postgres import PostgresFeed
+from penstock.feeds.postgres import PostgresFeed
 from tests.support.pgtools import program
 from tests.support.postgres import start_postgres
 

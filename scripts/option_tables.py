@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, fields
 from typing import Any
 
-from penstock.changes import source as changes
+from penstock.changes import data_source as changes
 from penstock.spark import options
 
 # Set by `stream.limit`, and by nobody else.

@@ -1,5 +1,5 @@
 """Spark finds the data source ``penstock_changes`` through this module, as it finds ``penstock`` through its own."""
 
-from penstock.changes.source import ChangesDataSource as DefaultSource
+from penstock.changes.data_source import ChangesDataSource as DefaultSource
 
 __all__ = ["DefaultSource"]

@@ -12,8 +12,8 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from penstock import redaction
-from penstock.changes.feeds.iceberg.secrets import without_secrets
 from penstock.errors import InvalidUrl
+from penstock.lake.errors import without_secrets
 from penstock.modes.preview_runs import _refusal
 from penstock.pipeline.failures import plain
 from penstock.pipeline.publishing.told import ends_of, error_of

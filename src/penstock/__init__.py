@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from penstock import logs as logs
     from penstock import modes as modes
     from penstock import state as state
-    from penstock.changes.contract import ChangeContract as ChangeContract
-    from penstock.changes.feeds.debezium import DebeziumFeed as DebeziumFeed
-    from penstock.changes.feeds.delta import DeltaFeed as DeltaFeed
-    from penstock.changes.feeds.iceberg import IcebergFeed as IcebergFeed
-    from penstock.changes.feeds.postgres import PostgresFeed as PostgresFeed
-    from penstock.changes.feeds.queue import QueueFeed as QueueFeed
-    from penstock.changes.feeds.snapshots import SnapshotFeed as SnapshotFeed
+    from penstock.changes.debezium import DebeziumFeed as DebeziumFeed
     from penstock.errors import PenstockError as PenstockError
+    from penstock.feeds.contract import ChangeContract as ChangeContract
+    from penstock.feeds.delta import DeltaFeed as DeltaFeed
+    from penstock.feeds.iceberg import IcebergFeed as IcebergFeed
+    from penstock.feeds.postgres import PostgresFeed as PostgresFeed
+    from penstock.feeds.queue_feed import QueueFeed as QueueFeed
+    from penstock.feeds.snapshots.feed import SnapshotFeed as SnapshotFeed
     from penstock.pipeline.continuous import ContinuousQuery as ContinuousQuery
     from penstock.pipeline.ends import ConsoleSink as ConsoleSink
     from penstock.pipeline.ends import FunctionSink as FunctionSink
@@ -58,29 +58,29 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "AppendResult": "penstock.queue.queue",
-    "ChangeContract": "penstock.changes.contract",
+    "ChangeContract": "penstock.feeds.contract",
     "ConsoleSink": "penstock.pipeline.ends",
     "Consumer": "penstock.queue.consumer",
     "ContinuousQuery": "penstock.pipeline.continuous",
     "FunctionSink": "penstock.pipeline.ends",
     "Lag": "penstock.queue.consumer",
-    "DebeziumFeed": "penstock.changes.feeds.debezium",
-    "DeltaFeed": "penstock.changes.feeds.delta",
-    "IcebergFeed": "penstock.changes.feeds.iceberg",
+    "DebeziumFeed": "penstock.changes.debezium",
+    "DeltaFeed": "penstock.feeds.delta",
+    "IcebergFeed": "penstock.feeds.iceberg",
     "PenstockError": "penstock.errors",
-    "PostgresFeed": "penstock.changes.feeds.postgres",
+    "PostgresFeed": "penstock.feeds.postgres",
     "Producer": "penstock.queue.producer",
     "Pull": "penstock.queue.consumer",
     "Pipeline": "penstock.pipeline.stream",
     "Query": "penstock.pipeline.query",
     "Queue": "penstock.queue.queue",
-    "QueueFeed": "penstock.changes.feeds.queue",
+    "QueueFeed": "penstock.feeds.queue_feed",
     "QueueInfo": "penstock.queue.queue",
     "QueueSink": "penstock.pipeline.ends",
     "QueueSource": "penstock.pipeline.ends",
     "RateSource": "penstock.pipeline.ends",
     "Retention": "penstock.queue.maintenance",
-    "SnapshotFeed": "penstock.changes.feeds.snapshots",
+    "SnapshotFeed": "penstock.feeds.snapshots.feed",
     "Store": "penstock.queue.store",
     "TableSink": "penstock.tables.sink",
     "Taken": "penstock.taking.result",

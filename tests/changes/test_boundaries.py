@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.changes.options import ChangeOptions, net_window
-from penstock.changes.passes import Passes
-from penstock.changes.rows import ChangeRows, Layout
+from penstock.changes.passes.passes import Passes
+from penstock.changes.passes.rows import ChangeRows, Layout
 from tests.changes import model
 from tests.changes.frames import contract, table, tuples
 

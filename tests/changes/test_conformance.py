@@ -15,9 +15,9 @@ from pyspark.sql import DataFrame, SparkSession
 
 import penstock as ps
 from penstock.changes.options import ChangeOptions, net_window
-from penstock.changes.passes import Passes
-from penstock.changes.rows import ChangeRows, Layout
-from penstock.changes.violations import check_rows
+from penstock.changes.passes.passes import Passes
+from penstock.changes.passes.rows import ChangeRows, Layout
+from penstock.changes.passes.violations import check_rows
 from tests.changes.frames import Files, Row, Sink, collected, contract, frame, table, tuples
 
 CASES: list[dict[str, Any]] = json.loads((Path(__file__).parent / "cdc_spark43.json").read_text())["cases"]

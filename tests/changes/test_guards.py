@@ -12,10 +12,10 @@ import pytest
 from pyspark.sql.types import StructField, StructType
 
 import penstock as ps
-from penstock.changes import violations
-from penstock.changes.rows import ChangeRows, Layout
+from penstock.changes.passes import violations
+from penstock.changes.passes.rows import ChangeRows, Layout
+from penstock.changes.passes.violations import check_rows
 from penstock.changes.schema import layout_of
-from penstock.changes.violations import check_rows
 from penstock.errors import ChangelogContractViolation, InvalidChangelogSchema
 from penstock.spark.schemas import to_struct
 from tests.changes import model

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
-from penstock.changes.parcels import Packing, hashable
+from penstock.changes.stage import Packing, hashable
 from penstock.spark import shuffle_batches
 from penstock.spark.shuffle_batches import places, unpack
 

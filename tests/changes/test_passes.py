@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from penstock.changes.options import ChangeOptions, net_window
-from penstock.changes.passes import Passes
-from penstock.changes.rows import ChangeRows, Layout
+from penstock.changes.passes.passes import Passes
+from penstock.changes.passes.rows import ChangeRows, Layout
+from penstock.changes.passes.violations import check_rows
 from penstock.changes.schema import layout_of
-from penstock.changes.violations import check_rows
 from penstock.errors import ChangelogContractViolation
 from penstock.spark.schemas import to_struct
 from tests.changes import model

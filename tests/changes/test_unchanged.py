@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from penstock.changes.options import ChangeOptions, net_window
-from penstock.changes.passes import Passes
-from penstock.changes.rows import ChangeRows
+from penstock.changes.passes.passes import Passes
+from penstock.changes.passes.rows import ChangeRows
 from penstock.changes.schema import layout_of
 from penstock.errors import ChangelogContractViolation, InvalidChangelogSchema
 from penstock.spark.schemas import to_struct

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
 import penstock as ps
-from penstock.changes.witness import commits as module
-from penstock.changes.witness.commits import Versions
-from penstock.changes.witness.facts import Facts, Scope, commits_in
-from penstock.changes.witness.journal import COMPACT_EVERY, Journal
-from penstock.changes.witness.witness import FeedMemory
+from penstock.changes.commit_tracker import history as module
+from penstock.changes.commit_tracker.facts import Facts, Scope, commits_in
+from penstock.changes.commit_tracker.history import Versions
+from penstock.changes.commit_tracker.journal import COMPACT_EVERY, Journal
+from penstock.changes.commit_tracker.tracker import FeedMemory
 from penstock.errors import ChangelogContractViolation, StoreUnavailable
 from penstock.spark.checkpoint import Checkpoint
 from penstock.spark.driver_endpoint import Address, Endpoint

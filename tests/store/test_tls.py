@@ -12,8 +12,8 @@ import psycopg
 import pytest
 
 import penstock as ps
-from penstock.changes.feeds.postgres import PostgresFeed
 from penstock.errors import PenstockError
+from penstock.feeds.postgres import PostgresFeed
 from penstock.store.postgres import session
 from tests.support.tls_proxy import certificate, tls_in_front_of
 

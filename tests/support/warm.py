@@ -35,7 +35,7 @@ USUAL = (
     "pyspark.sql.worker.write_into_data_source",
     "pyarrow.compute",
     "penstock.spark.source.data_source",
-    "penstock.changes.source",
+    "penstock.changes.data_source",
 )
 
 

@@ -14,12 +14,12 @@ from hypothesis import HealthCheck, given, settings
 from pyspark.sql import types as spark
 
 from penstock.errors import CommitRefused, TableRefused
+from penstock.lake.delta_location import DeltaPlace
 from penstock.tables.columns import VALID_FROM, VALID_TO
 from penstock.tables.delta_applied import Applied
 from penstock.tables.delta_applying import ChangesWriter, changes_writer
 from penstock.tables.delta_events import PRESENT, SEQUENCE, EventTask
 from penstock.tables.delta_outcome import history, latest
-from penstock.tables.delta_place import DeltaPlace
 from penstock.tables.delta_stage import DeltaStage
 from penstock.tables.delta_transactions import AppTransaction
 from tests.tables.test_history import Event, deliveries

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 import penstock as ps
-from penstock.changes.feeds.dead_letters import DEAD_LETTERS
+from penstock.changes.debezium.dead_letters import DEAD_LETTERS
 from penstock.store.records import queries
 from penstock.store.records.queries import QueryError, QueryProgress, QueryRun
 from penstock.ui import letters

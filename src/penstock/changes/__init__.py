@@ -5,18 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from penstock.changes.feeds.dead_letters import DEAD_LETTERS as DEAD_LETTERS
-    from penstock.changes.feeds.urls import parse as parse
-    from penstock.changes.plans import post_process as post_process
+    from penstock.changes.debezium.dead_letters import DEAD_LETTERS as DEAD_LETTERS
+    from penstock.changes.differences import between as between
+    from penstock.changes.post_processing import post_process as post_process
     from penstock.changes.reading import read as read
     from penstock.changes.reading import read_stream as read_stream
-    from penstock.changes.snapshots_between import between as between
+    from penstock.feeds.urls import parse as parse
 
 _HOMES = {
-    "DEAD_LETTERS": "penstock.changes.feeds.dead_letters",
-    "between": "penstock.changes.snapshots_between",
-    "parse": "penstock.changes.feeds.urls",
-    "post_process": "penstock.changes.plans",
+    "DEAD_LETTERS": "penstock.changes.debezium.dead_letters",
+    "between": "penstock.changes.differences",
+    "parse": "penstock.feeds.urls",
+    "post_process": "penstock.changes.post_processing",
     "read": "penstock.changes.reading",
     "read_stream": "penstock.changes.reading",
 }

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-from penstock.changes.feeds.changelog import Changelog, Description, described
 from penstock.changes.options import EVER, ChangeOptions
-from penstock.changes.passes import Passes
-from penstock.changes.rows import ChangeRows, Layout
+from penstock.changes.passes.passes import Passes
+from penstock.changes.passes.rows import ChangeRows, Layout
+from penstock.changes.passes.violations import check_rows
 from penstock.changes.schema import layout_of
-from penstock.changes.violations import check_rows
+from penstock.feeds.protocol import Changelog, Description, described
 from penstock.spark.schemas import to_struct
 
 _ROWS_AT_ONCE = 500_000

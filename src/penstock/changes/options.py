@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
 
 from penstock.arguments import did_you_mean, in_quotes
 from penstock.errors import InvalidChangeOption
-from penstock.instants import UNITS, interval_micros
-from penstock.spark.options import boolean
+from penstock.feeds.protocol import Changelog
+from penstock.instants import UNITS, interval_micros, micros_of
+from penstock.spark.options import boolean, timestamp
 
 MODES = ("none", "dropCarryovers", "netChanges")
 STRATEGIES = ("auto", "micro_batch", "watermark")
@@ -88,3 +91,149 @@ def net_window(text: str | None) -> int:
             value=text,
         )
     return size
+
+
+# ---- range: From which commit to which a feed is read, with the options and conditions of Spark 4.2's ``changes()``.
+
+
+@dataclass(frozen=True)
+class ChangeRange:
+    """Bounds by version or by time, microseconds since 1970; None for no bound."""
+
+    first_version: int | None = None
+    last_version: int | None = None
+    first_time: int | None = None
+    last_time: int | None = None
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        starting_version: object = None,
+        ending_version: object = None,
+        starting_timestamp: object = None,
+        ending_timestamp: object = None,
+        starting_bound_inclusive: object = True,
+        ending_bound_inclusive: object = True,
+    ) -> ChangeRange:
+        """Check the options as Spark 4.3 does, and that the range does not run backwards, which Spark forgets.
+
+        Raises
+        ------
+        InvalidChangeOption
+            CONFLICTING_RANGE_TYPES, MISSING_STARTING_VERSION, MISSING_STARTING_TIMESTAMP, INVALID_TIMESTAMP,
+            INVALID_VERSION or REVERSED_RANGE.
+        """
+        versions = [_version("startingVersion", starting_version), _version("endingVersion", ending_version)]
+        times = [
+            _time("startingTimestamp", starting_timestamp),
+            _time("endingTimestamp", ending_timestamp),
+        ]
+        if any(each is not None for each in versions) and any(each is not None for each in times):
+            raise _invalid(
+                "CONFLICTING_RANGE_TYPES",
+                "a range goes by version or by timestamp: give bounds of one kind",
+            )
+        _check("Version", *versions)
+        _check("Timestamp", *times)
+        first = 0 if flag("startingBoundInclusive", starting_bound_inclusive) else 1
+        last = 0 if flag("endingBoundInclusive", ending_bound_inclusive) else 1
+        return cls(
+            _moved(versions[0], first),
+            _moved(versions[1], -last),
+            _moved(times[0], first),
+            _moved(times[1], -last),
+        )
+
+    @property
+    def is_open(self) -> bool:
+        """Whether nothing says where to start."""
+        return self.first_version is None and self.first_time is None
+
+    def start(self, feed: Changelog) -> int:
+        """The version after which to read.
+
+        Raises
+        ------
+        FeedUnavailable
+            When a start by time lies before the first commit that is left, and there may have been others.
+        """
+        if self.first_version is not None:
+            return self.first_version - 1
+        oldest = feed.oldest()
+        if self.first_time is None:
+            return oldest
+        earlier = False
+        for commit in feed.commits(oldest, feed.newest(oldest)):
+            if commit.timestamp >= self.first_time:
+                if not earlier:
+                    # Commits that are gone may have been of this range, too.
+                    feed.begin()
+                return commit.version - 1
+            earlier = True
+        return feed.newest(oldest)
+
+    def end(self, feed: Changelog, after: int) -> int:
+        """The version up to which to read."""
+        newest = feed.newest(after)
+        if self.last_version is not None:
+            return max(after, min(self.last_version, newest))
+        if self.last_time is None:
+            return newest
+        found = after
+        for commit in feed.commits(after, newest):
+            if commit.timestamp <= self.last_time:
+                found = commit.version
+        return found
+
+
+def _check(kind: str, first: int | None, last: int | None) -> None:
+    if first is None and last is not None:
+        raise _invalid(
+            "MISSING_STARTING_VERSION" if kind == "Version" else "MISSING_STARTING_TIMESTAMP",
+            f"ending{kind} needs a starting{kind}: give both, or neither for the whole feed",
+        )
+    if first is not None and last is not None and last < first:
+        raise _invalid(
+            "REVERSED_RANGE",
+            f"ending{kind} lies before starting{kind}: exchange them",
+            first=first,
+            last=last,
+        )
+
+
+def _moved(bound: int | None, by: int) -> int | None:
+    return None if bound is None else bound + by
+
+
+def _version(name: str, value: object) -> int | None:
+    if value is None:
+        return None
+    try:
+        if isinstance(value, bool):
+            raise ValueError
+        return int(str(value))
+    except ValueError:
+        raise _invalid(
+            "INVALID_VERSION",
+            f"{name}={in_quotes(value)}: a version is a whole number",
+            option=name,
+            value=value,
+        ) from None
+
+
+def _time(name: str, value: object) -> int | None:
+    if value is None:
+        return None
+    try:
+        if isinstance(value, datetime):
+            return micros_of(value)
+        return timestamp(str(value))
+    except ValueError as error:
+        raise _invalid(
+            "INVALID_TIMESTAMP", f"{name}={in_quotes(value)}: {error}", option=name, value=value
+        ) from None
+
+
+def _invalid(condition: str, message: str, **parameters: Any) -> InvalidChangeOption:
+    return InvalidChangeOption(message, condition=f"INVALID_CDC_OPTION.{condition}", **parameters)

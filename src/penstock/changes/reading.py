@@ -8,14 +8,14 @@ from datetime import datetime
 from pyspark.sql import DataFrame, SparkSession
 
 from penstock.arguments import column_names, require
-from penstock.changes.contract import COMMIT_VERSION, ChangeContract
-from penstock.changes.feeds.changelog import Changelog, described
-from penstock.changes.feeds.urls import parse
+from penstock.changes.data_source import BATCH, FORMAT, STREAM, ChangesDataSource, read_options
 from penstock.changes.options import MODES, one_of
-from penstock.changes.plans import process
+from penstock.changes.post_processing import process
 from penstock.changes.schema import narrowed, told_by
-from penstock.changes.source import BATCH, FORMAT, STREAM, ChangesDataSource, read_options
 from penstock.errors import InvalidChangelogSchema
+from penstock.feeds.contract import COMMIT_VERSION, ChangeContract
+from penstock.feeds.protocol import Changelog, described
+from penstock.feeds.urls import parse
 from penstock.spark.internals.sessions import check_session
 from penstock.spark.registration import make_known
 from penstock.spark.schemas import is_case_sensitive, to_struct

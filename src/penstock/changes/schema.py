@@ -17,9 +17,9 @@ from pyspark.sql.types import (
 )
 
 from penstock.arguments import did_you_mean, in_quotes
-from penstock.changes.contract import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION, ChangeContract
-from penstock.changes.rows import Layout, Path
+from penstock.changes.passes.rows import Layout, Path
 from penstock.errors import InvalidChangelogSchema
+from penstock.feeds.contract import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION, ChangeContract
 from penstock.spark.column_metadata import marked
 
 HELPERS = ("__penstock_", "__spark_cdc_")

@@ -16,9 +16,9 @@ from penstock.errors import InvalidChangeOption, InvalidInput
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from penstock.changes.feeds.changelog import Changelog
-    from penstock.changes.range import ChangeRange
+    from penstock.changes.options import ChangeRange
     from penstock.cli.output import ChangePrinter
+    from penstock.feeds.protocol import Changelog
 
 _BLOCK_ROWS = 1000
 _OPTIONS = {"starting": "--from", "ending": "--to"}
@@ -145,9 +145,9 @@ def tail(
 def lag(run: Run, feed: FeedArgument) -> None:
     """Show how much log a PostgreSQL feed's slot keeps on the server, how much of it has not been read and logged, and which open
     transaction holds it."""
-    from penstock.changes.feeds.postgres import PostgresFeed
     from penstock.cli.output import Section
     from penstock.cli.units import size_text
+    from penstock.feeds.postgres import PostgresFeed
 
     opened = _opened(run, feed)
     if not isinstance(opened, PostgresFeed):
@@ -175,8 +175,8 @@ class _View:
     def __init__(
         self, run: Run, feed: Changelog, mode: str, updates: bool, *, after: int, net_window: int
     ) -> None:
-        from penstock.changes.feeds.changelog import described
         from penstock.changes.options import MODES, one_of
+        from penstock.feeds.protocol import described
 
         self._feed = feed
         self._mode = one_of("--mode", mode, MODES, "INVALID_DEDUPLICATION_MODE")
@@ -216,14 +216,14 @@ class _View:
 
 
 def _opened(run: Run, url: str) -> Changelog:
-    from penstock.changes.feeds.urls import parse
+    from penstock.feeds.urls import parse
 
     return parse(url, store=run.url)
 
 
 def _range(start: str | None, end: str | None = None) -> ChangeRange:
     """The bounds that the options give; what is wrong with them is said of the options."""
-    from penstock.changes.range import ChangeRange
+    from penstock.changes.options import ChangeRange
 
     try:
         return ChangeRange.of(**_bound("starting", start), **_bound("ending", end))

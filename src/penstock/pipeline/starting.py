@@ -11,7 +11,6 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from penstock.arguments import in_quotes
-from penstock.changes.feeds.changelog import Changelog
 from penstock.commit.offsets import QueueOffset
 from penstock.commit.owner import follow
 from penstock.continuous.console import ConsoleDriver
@@ -26,6 +25,8 @@ from penstock.continuous.rate import RateDriver
 from penstock.continuous.settling import catch_up
 from penstock.continuous.telling import Telling
 from penstock.errors import ContinuousRefused, InvalidOption, PenstockError
+from penstock.feeds.protocol import Changelog
+from penstock.lake.delta_location import is_delta
 from penstock.limits.begun import keep
 from penstock.limits.per_key import KeyLimit
 from penstock.limits.rows import STOP, RowLimit
@@ -45,7 +46,6 @@ from penstock.spark.options import STREAM_SINK, STREAM_SOURCE, sink_options, sou
 from penstock.spark.registration import defaults, register
 from penstock.spark.store_reach import check_reach
 from penstock.tables.adding import require_added
-from penstock.tables.delta_place import is_delta
 from penstock.tables.sink import TableSink
 
 Transform = Callable[[Any], Any]

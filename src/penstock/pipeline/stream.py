@@ -12,9 +12,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from penstock.arguments import did_you_mean, in_quotes, path_text, require
-from penstock.changes.feeds.changelog import Changelog
 from penstock.changes.reading import read_stream
 from penstock.errors import CommitRefused, InvalidInput, InvalidOption
+from penstock.feeds.protocol import Changelog
 from penstock.limits.per_key import KeyLimit
 from penstock.limits.pushdown import is_per_micro_batch
 from penstock.limits.rows import STOP, RowLimit

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from penstock.arguments import in_quotes
 from penstock.errors import ContinuousRefused
-from penstock.tables.delta_place import is_delta
+from penstock.lake.delta_location import is_delta
 
 if TYPE_CHECKING:
     from penstock.tables.sink import TableSink

@@ -17,10 +17,10 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.errors import SchemaMismatch, TableRefused
+from penstock.lake.delta_location import DeltaPlace, library
 from penstock.tables.delta_events import PRESENT, SEQUENCE, Events
 from penstock.tables.delta_merging import merging
 from penstock.tables.delta_outcome import numbered
-from penstock.tables.delta_place import DeltaPlace, library
 from penstock.tables.delta_stage import FOLDER
 from penstock.tables.delta_transactions import properties
 from penstock.tables.names import quoted

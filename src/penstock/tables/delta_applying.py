@@ -13,6 +13,7 @@ from pyspark.sql.types import StructType
 
 from penstock.arguments import in_quotes
 from penstock.errors import SchemaMismatch
+from penstock.lake.delta_location import DeltaPlace
 from penstock.tables.columns import VALID_FROM, VALID_TO
 from penstock.tables.delta_applied import Applied, rows_of
 from penstock.tables.delta_collapsing import collapsed
@@ -20,7 +21,6 @@ from penstock.tables.delta_events import PRESENT, SEQUENCE, UNKNOWN, Events, Eve
 from penstock.tables.delta_filling import filled, kept_or_assigned, lacking, without, without_version
 from penstock.tables.delta_merging import SOURCE, assigned, merging
 from penstock.tables.delta_outcome import Outcome, history, latest
-from penstock.tables.delta_place import DeltaPlace
 from penstock.tables.delta_schema import DeltaLayout, fitting
 from penstock.tables.delta_stage import REPORT, DeltaStage, streamed, sweep
 from penstock.tables.delta_transactions import AppTransaction, properties

@@ -18,8 +18,8 @@ from pyspark import TaskContext
 from penstock.arguments import in_quotes
 from penstock.arrow.coerce import conform_batch
 from penstock.errors import CommitRefused, PenstockError, TableRefused, condition_of
+from penstock.lake.delta_location import DeltaPlace
 from penstock.spark.error_boundary import plainly
-from penstock.tables.delta_place import DeltaPlace
 from penstock.tables.delta_schema import DeltaLayout
 from penstock.tables.stages import chunked
 

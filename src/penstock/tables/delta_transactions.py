@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.errors import CheckpointMismatch, CheckpointRewound
+from penstock.lake.delta_location import library
 from penstock.spark.checkpoint import Checkpoint
-from penstock.tables.delta_place import library
 
 
 def properties(versions: Mapping[str, int]) -> Any:

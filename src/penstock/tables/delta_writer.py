@@ -15,11 +15,11 @@ from pyspark.sql.types import StructType
 
 from penstock.arguments import in_quotes
 from penstock.errors import CommitRefused, InvalidInput, InvalidOption, PenstockError, TableRefused
+from penstock.lake.delta_location import DeltaPlace, library
 from penstock.spark.checkpoint import Checkpoint
 from penstock.spark.schemas import quoted
 from penstock.spark.sink.micro_batches import require_own
 from penstock.tables.delta_merging import merging
-from penstock.tables.delta_place import DeltaPlace, library
 from penstock.tables.delta_schema import DeltaLayout, fitting, rows_layout
 from penstock.tables.delta_stage import REPORT, DeltaStage, DeltaTask, sweep
 from penstock.tables.delta_transactions import AppTransaction, properties

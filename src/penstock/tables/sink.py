@@ -11,6 +11,7 @@ from pyspark.sql.types import StructType
 
 from penstock.arguments import column_names, did_you_mean, in_quotes, require
 from penstock.errors import InvalidInput, InvalidOption, InvalidUrl, PenstockError, TableRefused
+from penstock.lake.delta_location import DeltaPlace, is_delta
 from penstock.queue.checks import check_name
 from penstock.queue.store import connect
 from penstock.spark.default_store import URL, default_url
@@ -25,7 +26,6 @@ from penstock.tables.adding import require_added
 from penstock.tables.change_rows import require_row_id
 from penstock.tables.columns import COMMIT_VERSION, Layout, layout_of
 from penstock.tables.delta_applying import accepted_changes, changes_writer
-from penstock.tables.delta_place import DeltaPlace, is_delta
 from penstock.tables.delta_writer import DeltaWriter, accepted_rows, delta_writer
 from penstock.tables.names import TableName, resolve
 from penstock.tables.ordering import ties

@@ -13,8 +13,8 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit
 from pyspark.sql.types import StructType
 
-from penstock.changes.source import FORMAT as CHANGES
-from penstock.changes.source import STREAM, ChangesStreamReader, read_options
+from penstock.changes.data_source import FORMAT as CHANGES
+from penstock.changes.data_source import STREAM, ChangesStreamReader, read_options
 from penstock.queue.open_stores import open_store
 from penstock.spark.internals.plans import StreamingRead
 from penstock.spark.options import BATCH_SOURCE, STREAM_SOURCE, source_options, with_defaults

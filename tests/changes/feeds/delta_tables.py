@@ -14,13 +14,13 @@ import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from penstock.changes.contract import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION
-from penstock.changes.feeds.delta import DeltaFeed
 from penstock.changes.options import ChangeOptions, net_window
-from penstock.changes.passes import Passes
-from penstock.changes.rows import ChangeRows, Layout
-from penstock.changes.violations import check_rows
+from penstock.changes.passes.passes import Passes
+from penstock.changes.passes.rows import ChangeRows, Layout
+from penstock.changes.passes.violations import check_rows
 from penstock.errors import FeedUnavailable
+from penstock.feeds.contract import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION
+from penstock.feeds.delta import DeltaFeed
 
 FEED = {"delta.enableChangeDataFeed": "true"}
 SCHEMA = pa.schema([("id", pa.int64()), ("p", pa.string()), ("v", pa.float64())])

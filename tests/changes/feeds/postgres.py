@@ -15,9 +15,9 @@ import psycopg
 import pyarrow as pa
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from penstock.changes.feeds.postgres import PostgresFeed
+from penstock.changes.data_source import STREAM, ChangesStreamReader, read_options
 from penstock.changes.schema import narrowed
-from penstock.changes.source import STREAM, ChangesStreamReader, read_options
+from penstock.feeds.postgres import PostgresFeed
 from penstock.spark.schemas import to_struct
 
 Row = dict[str, Any]

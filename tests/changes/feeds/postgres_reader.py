@@ -11,7 +11,7 @@ import sys
 import pyarrow.parquet  # noqa: F401 - what an executor has loaded already
 from pyspark.sql import SparkSession  # noqa: F401
 
-from penstock.changes.feeds.urls import parse
+from penstock.feeds.urls import parse
 
 
 def peak() -> int:

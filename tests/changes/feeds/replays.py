@@ -11,7 +11,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 import penstock as ps
-from penstock.changes.feeds.changelog import Changelog
+from penstock.feeds.protocol import Changelog
 from tests.changes.feeds.postgres import Row, apply
 from tests.changes.frames import Sink, tuples
 

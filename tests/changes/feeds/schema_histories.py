@@ -24,9 +24,9 @@ import psycopg
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from penstock.changes.feeds.postgres import PostgresFeed
-from penstock.changes.feeds.postgres.server import Server, statements
 from penstock.errors import FeedUnavailable
+from penstock.feeds.postgres import PostgresFeed
+from penstock.feeds.postgres.server import Server, statements
 from tests.changes.feeds.postgres import Row, Source, Stream, source_at
 
 Step = tuple[str, int]

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.changes.feeds.debezium.encoded import binary_reader, encoded, unscaled
-from penstock.changes.feeds.debezium.images import readable
+from penstock.changes.debezium.images import binary_reader, encoded, readable, unscaled
 
 JUNK = st.sampled_from(["=", "A", "AA", "AAA", "AA=A", "A===", "AAAA=", "====", "??==", "ä", "AAA\n"])
 

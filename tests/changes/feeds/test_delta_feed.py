@@ -17,10 +17,10 @@ from deltalake import DeltaTable
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock.changes.contract import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION
-from penstock.changes.feeds.delta import DeltaFeed
-from penstock.changes.range import ChangeRange
+from penstock.changes.options import ChangeRange
 from penstock.errors import DataLost, InvalidChangelogSchema, InvalidUrl
+from penstock.feeds.contract import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION
+from penstock.feeds.delta import DeltaFeed
 from tests.changes.feeds.delta_tables import (
     ODD,
     PLAIN,

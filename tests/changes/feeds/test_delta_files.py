@@ -13,14 +13,14 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, WriterProperties, write_deltalake
 
-from penstock.changes.contract import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION
-from penstock.changes.feeds.delta import DeltaFeed
-from penstock.changes.feeds.urls import parse
 from penstock.errors import (
     InvalidChangelogSchema,
     InvalidUrl,
     MissingDependency,
 )
+from penstock.feeds.contract import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION
+from penstock.feeds.delta import DeltaFeed
+from penstock.feeds.urls import parse
 from tests.changes.feeds.delta_tables import (
     FEED,
     SCHEMA,

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
 import penstock as ps
-from penstock.changes.contract import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION
-from penstock.changes.feeds.delta import DeltaFeed
 from penstock.errors import DataLost, FeedUnavailable, InvalidChangelogSchema
+from penstock.feeds.contract import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION
+from penstock.feeds.delta import DeltaFeed
 from tests.changes.feeds.delta_tables import (
     FEED,
     SCHEMA,

@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import penstock as ps
-from penstock.changes.feeds.delta import DeltaFeed
+from penstock.feeds.delta import DeltaFeed
 from tests.changes.feeds.delta_tables import History, changes, check_replay, passed, rows, switch
 from tests.changes.frames import Sink, collected, tuples
 from tests.support.object_store import SECRET

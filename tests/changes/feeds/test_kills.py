@@ -15,7 +15,7 @@ from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import SparkSession
 
 import penstock as ps
-from penstock.changes.feeds.changelog import Changelog
+from penstock.feeds.protocol import Changelog
 from tests.changes.feeds.debezium import postgres
 from tests.changes.feeds.iceberg_feed.lake import Lake
 from tests.changes.feeds.iceberg_feed.lake import rows as lake_rows

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 
-from penstock.changes.feeds.delta import DeltaFeed
-from penstock.changes.feeds.iceberg import IcebergFeed
-from penstock.changes.feeds.urls import parse
 from penstock.errors import DataLost, FeedUnavailable
+from penstock.feeds.delta import DeltaFeed
+from penstock.feeds.iceberg import IcebergFeed
+from penstock.feeds.urls import parse
 from tests.changes.feeds.delta_tables import History, changes, check_replay, passed, rows
 from tests.changes.feeds.iceberg_feed import lake
 from tests.support.object_store import KEY, SECRET, ObjectStore, object_store

@@ -16,9 +16,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.changes import local
-from penstock.changes.feeds.postgres import server
 from penstock.changes.schema import narrowed
 from penstock.errors import ChangelogContractViolation, DataLost
+from penstock.feeds.postgres import server
 from penstock.spark.schemas import to_struct
 from tests.changes.feeds.postgres import (
     COLUMNS,
@@ -303,7 +303,7 @@ def test_the_slot_moves_on_past_much_log_without_changes(
     source.make_slot()
     feed = source.feed()
     start = feed.oldest()
-    monkeypatch.setattr("penstock.changes.feeds.postgres.link._QUIET", 100_000)
+    monkeypatch.setattr("penstock.feeds.postgres.open_feed._QUIET", 100_000)
     source.run(f"INSERT INTO {source.name}.unpublished SELECT generate_series(1, 5000)")
     newest = feed.newest(start)
     assert newest > start + 100_000

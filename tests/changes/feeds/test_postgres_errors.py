@@ -10,9 +10,9 @@ from urllib.parse import urlsplit
 import psycopg
 import pytest
 
-from penstock.changes.feeds.postgres import PostgresFeed, address, server, slot
-from penstock.changes.feeds.urls import parse
 from penstock.errors import DataLost, FeedUnavailable, InvalidUrl, MissingDependency
+from penstock.feeds.postgres import PostgresFeed, address, server, slot
+from penstock.feeds.urls import parse
 from tests.changes.feeds.postgres import Source, everything, source_at
 from tests.support.postgres import start_postgres
 from tests.support.waiting import wait_until

@@ -9,8 +9,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from penstock.changes.feeds.postgres import PostgresFeed
-from penstock.changes.source import STREAM, ChangesStreamReader, read_options
+from penstock.changes.data_source import STREAM, ChangesStreamReader, read_options
+from penstock.feeds.postgres import PostgresFeed
 from penstock.spark.schemas import to_struct
 from tests.changes.feeds.postgres import Source, open_transaction
 from tests.cli.conftest import run_penstock

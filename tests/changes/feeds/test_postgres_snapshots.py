@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 import psycopg
 import pytest
 
-from penstock.changes.feeds.postgres import snapshot
 from penstock.errors import DataLost, FeedUnavailable
+from penstock.feeds.postgres import snapshot
 from tests.changes.feeds.postgres import Row, Source, apply, changes, everything, source_at
 
 

@@ -16,9 +16,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.changes.feeds.postgres.rows import json_strings
-from penstock.changes.feeds.postgres.values import arrow_type, from_text
 from penstock.errors import FeedUnavailable
+from penstock.feeds.postgres.rows import json_strings
+from penstock.feeds.postgres.values import arrow_type, from_text
 from tests.changes.feeds.postgres import Source, Stream, everything
 
 TEXT = pa.string()

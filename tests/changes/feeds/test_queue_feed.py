@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from penstock.changes import local
-from penstock.changes.feeds.changelog import Changelog
 from penstock.errors import (
     AlreadyExists,
     ChangelogContractViolation,
@@ -28,6 +27,7 @@ from penstock.errors import (
     QueueNotFound,
     SchemaMismatch,
 )
+from penstock.feeds.protocol import Changelog
 from penstock.store.records import feed_commits
 
 DATA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("data", pa.string())])

@@ -21,15 +21,15 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
 import penstock as ps
-from penstock.changes.contract import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION
-from penstock.changes.feeds.snapshot_folder import versions_of
-from penstock.changes.feeds.snapshots import SnapshotFeed
-from penstock.changes.feeds.urls import parse
+from penstock.changes.differences import between
 from penstock.changes.options import ChangeOptions, net_window
-from penstock.changes.passes import Passes
-from penstock.changes.rows import ChangeRows, Layout
-from penstock.changes.snapshots_between import between
+from penstock.changes.passes.passes import Passes
+from penstock.changes.passes.rows import ChangeRows, Layout
 from penstock.errors import DataLost, FeedUnavailable, InvalidChangelogSchema, InvalidInput, InvalidUrl
+from penstock.feeds.contract import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION
+from penstock.feeds.snapshots.feed import SnapshotFeed
+from penstock.feeds.snapshots.folder import versions_of
+from penstock.feeds.urls import parse
 from tests.changes.frames import Sink, collected, tuples
 
 SCHEMA = pa.schema([("id", pa.int64()), ("data", pa.string())])

@@ -14,9 +14,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 import penstock as ps
-from penstock.changes.feeds.changelog import Commit
-from penstock.changes.source import STREAM, ChangesStreamReader, read_options
+from penstock.changes.data_source import STREAM, ChangesStreamReader, read_options
 from penstock.errors import InvalidChangelogSchema, InvalidChangeOption, InvalidOption, InvalidUrl
+from penstock.feeds.protocol import Commit
 from penstock.instants import micros_of
 from penstock.spark.schemas import to_struct
 from penstock.testing import replay_last_batch

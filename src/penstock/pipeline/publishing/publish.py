@@ -11,9 +11,9 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from penstock.arguments import require
-from penstock.changes.feeds.queue import QueueFeed
 from penstock.commit.micro_batch import sink_name
 from penstock.errors import InvalidOption, PenstockError, condition_of
+from penstock.feeds.queue_feed import QueueFeed
 from penstock.instants import now_micros
 from penstock.pipeline.ends import ConsoleSink, FunctionSink, QueueSink, QueueSource, RateSource
 from penstock.pipeline.levelling import QuerySource

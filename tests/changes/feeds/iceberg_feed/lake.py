@@ -25,9 +25,9 @@ from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Operation, Summary
 from pyiceberg.table.update.snapshot import _FastAppendFiles, _OverwriteFiles
 
-from penstock.changes.contract import COMMIT_VERSION
-from penstock.changes.feeds.changelog import Changelog
-from penstock.changes.feeds.iceberg import IcebergFeed
+from penstock.feeds.contract import COMMIT_VERSION
+from penstock.feeds.iceberg import IcebergFeed
+from penstock.feeds.protocol import Changelog
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("data", pa.string()), ("n", pa.int32())])
 Row = tuple[Any, ...]

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.changes.feeds.changelog import Changelog
-from penstock.changes.passes import Passes
-from penstock.changes.rows import ChangeRows, Layout
+from penstock.changes.passes.passes import Passes
+from penstock.changes.passes.rows import ChangeRows, Layout
 from penstock.errors import FeedUnavailable, InvalidChangelogSchema
+from penstock.feeds.protocol import Changelog
 from tests.changes.feeds.iceberg_feed.lake import Lake, changes, counted, found, rows
 from tests.changes.feeds.iceberg_feed.numbered import HandFile, Numbered, NumberedRow
 from tests.changes.feeds.iceberg_feed.test_rows import SLOW

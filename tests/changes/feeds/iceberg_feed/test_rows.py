@@ -20,11 +20,11 @@ from pyiceberg.table import Table
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import LongType, StringType
 
-from penstock.changes.feeds.iceberg import IcebergFeed, scan
-from penstock.changes.feeds.urls import parse
-from penstock.changes.passes import Passes
-from penstock.changes.rows import ChangeRows, Layout
+from penstock.changes.passes.passes import Passes
+from penstock.changes.passes.rows import ChangeRows, Layout
 from penstock.errors import DataLost, FeedUnavailable, InvalidChangelogSchema, InvalidUrl
+from penstock.feeds.iceberg import IcebergFeed, scan
+from penstock.feeds.urls import parse
 from tests.changes.feeds.iceberg_feed.lake import (
     Lake,
     changes,
@@ -385,7 +385,7 @@ def test_a_feed_goes_through_its_url_and_a_pickle(lake: Lake) -> None:
 def test_without_pyiceberg_the_extra_is_named() -> None:
     program = (
         "import sys; sys.modules['pyiceberg'] = None\n"
-        "from penstock.changes.feeds.iceberg import IcebergFeed\n"
+        "from penstock.feeds.iceberg import IcebergFeed\n"
         "feed = IcebergFeed('a.b')\n"
         "try: feed.describe()\n"
         "except ImportError as error: print(error)"

@@ -1,0 +1,1 @@
+"""What a query knows of the commits of its feed."""

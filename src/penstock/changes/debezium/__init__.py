@@ -1,0 +1,6 @@
+"""Debezium's change events as change rows."""
+
+from penstock.changes.debezium.dead_letters import DEAD_LETTERS as DEAD_LETTERS
+from penstock.changes.debezium.feed import DebeziumFeed as DebeziumFeed
+
+__all__ = ["DEAD_LETTERS", "DebeziumFeed"]

@@ -1,0 +1,93 @@
+"""A queue for events that are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql import SparkSession
+
+from penstock.changes.debezium.dead_letters import DEAD_LETTERS
+from penstock.commit.micro_batch import sink_name
+from penstock.errors import InvalidOption, SchemaMismatch
+from penstock.queue.open_stores import open_store
+from penstock.spark.default_store import URL, default_url
+from penstock.spark.options import SinkOptions
+from penstock.spark.sink.write_task import TaskWriter
+from penstock.spark.store_reach import check_reach
+from penstock.store.records import ledger
+from penstock.store.records.catalog import QueueRecord
+from penstock.store.records.ledger import LedgerKey
+
+
+@runtime_checkable
+class QueueAddress(Protocol):
+    """A queue and its store."""
+
+    @property
+    def queue(self) -> str: ...
+
+    @property
+    def url(self) -> str | None: ...
+
+
+@dataclass(frozen=True)
+class Letters:
+    """Where refused events go."""
+
+    url: str = field(repr=False)
+    queue: QueueRecord
+    feed: str
+    """Which of a query's feeds they are of."""
+    application: str
+    """The session's id: what a batch query is known by."""
+
+    @classmethod
+    def to(cls, spark: SparkSession, address: QueueAddress, feed: str) -> Letters:
+        """Find the queue.
+
+        Raises
+        ------
+        QueueNotFound
+            When it is not there.
+        SchemaMismatch
+            When it has another schema.
+        """
+        url = address.url or default_url(spark)
+        if url is None:
+            raise InvalidOption(
+                f"the queue of dead letters {address.queue!r} needs its store: give it a url, or set {URL}",
+                option="url",
+            )
+        context = getattr(spark, "_sc", None)
+        check_reach(url, None if context is None else str(context.master))
+        record = open_store(url, verify=True).queue(address.queue).record
+        if not record.first_columns(record.first_width).equals(DEAD_LETTERS):
+            raise SchemaMismatch(
+                f"queue {address.queue!r} is not one of dead letters: create it with the schema "
+                "penstock.changes.DEAD_LETTERS",
+                queue=address.queue,
+            )
+        return cls(url, record, feed, "" if context is None else str(context.applicationId))
+
+    def send(self, batches: Iterable[pa.RecordBatch]) -> None:
+        """Append what the running task has refused, once however often the task is repeated."""
+        key, origin = self._key()
+        writer = TaskWriter(SinkOptions(self.url, self.queue.name), self.queue)
+        # Only micro-batches with dead letters have an entry, so the one before may lack its own.
+        writer.append_once(LedgerKey(*key, writer.task), origin, iter(batches), new_sink=True)
+        database = open_store(self.url).database
+        database.run(lambda tx: ledger.prune(tx, LedgerKey(*key)), idempotent=True)
+
+    def _key(self) -> tuple[tuple[str, str, int], str]:
+        context = TaskContext.get()
+        assert context is not None
+        query = context.getLocalProperty("sql.streaming.queryId")
+        batch = context.getLocalProperty("streaming.sql.batchId")
+        if query is not None and batch is not None:
+            return (sink_name(self.queue), f"{query}/{self.feed}", int(batch)), query
+        execution = context.getLocalProperty("spark.sql.execution.id")
+        return (sink_name(self.queue), f"{self.application}/{execution}/{self.feed}", 0), self.application

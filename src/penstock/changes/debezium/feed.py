@@ -1,0 +1,354 @@
+"""A stream of Debezium's change events, unwrapped into change rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
+from pyspark.sql.types import DataType, LongType, StringType, StructField, StructType, TimestampType
+
+from penstock.arguments import column_names, did_you_mean, in_quotes, require
+from penstock.arrow.schema import canonical_schema
+from penstock.changes.debezium.dead_letter_sink import Letters, QueueAddress
+from penstock.changes.debezium.dead_letters import COORDINATES, REASON
+from penstock.changes.debezium.envelope import CONNECTORS, Envelope, Place
+from penstock.changes.debezium.images import ExpectedColumns, Reading, can_be_read, is_text
+from penstock.changes.debezium.tasks import OWN, SEQUENCE, Sorting
+from penstock.changes.post_processing import process
+from penstock.errors import InvalidChangelogSchema, InvalidChangeOption
+from penstock.feeds.contract import CHANGE_TYPE, ChangeContract
+from penstock.spark.column_metadata import marked
+from penstock.spark.internals.plans import fingerprint
+from penstock.spark.schemas import quoted, to_struct
+
+_UNITS = ("micros", "millis", "nanos")
+
+
+@dataclass(frozen=True)
+class DebeziumFeed:
+    """Change events as Debezium writes them to a topic, in JSON with or without the schema around each.
+
+    ``unwrap`` turns any DataFrame with such events in a column, streaming or not, into change rows: an update becomes a
+    pre-image (where the event has one) and a post-image, a delete a delete, a create and a snapshot read an insert. Tombstones,
+    and what Debezium writes beside the changes of rows (heartbeats, where transactions begin and end, messages), are passed over, and
+    counted. What cannot be read is refused: it fails the query, or goes to a queue of dead letters, with
+    the reason and where it came from. So do the truncation of a table, which no row can tell, and an event whose value was not
+    sent.
+
+    The version of a change, by connector, is the position of the event in the source's log, so that the changes of one row
+    ascend, and no two have the same one but for the rows before and after an update; a transaction has as many versions as events, and
+    its rows may lie between those of others. ``_sequence`` orders the changes that share a version. A micro-batch may end inside a
+    transaction, so the contract says ``whole_commits=False``.
+
+    ============================ ============================== =====================================================
+    connector                    version                        sequence, where the event has no
+                                                                ``transaction.total_order``
+    ============================ ============================== =====================================================
+    ``postgresql``               bigint, ``source.lsn``         ``source.lsn``
+    ``mysql``, ``mariadb``       string, file, position and row ``source.pos`` and ``source.row``
+    ``oracle``                   string, ``source.scn`` and     ``source.ssn``
+                                 ``source.ssn``
+    ``sqlserver``                string, commit, change and     ``source.event_serial_no``
+                                 serial number
+    ============================ ============================== =====================================================
+
+    A column is read by its target type: bigint and the like, float, double and boolean from numbers and text; date from days
+    since 1970 or ISO text; timestamp from a count since 1970 or ISO text with a zone; timestamp_ntz likewise without one; binary
+    from base64 or hex text; string as it is; arrays, maps and structs as ``from_json`` reads them. A value that does not fit
+    is refused, never rounded. A row is to have the columns of the schema: an event that has another one, or lacks one, is refused,
+    as the table was changed, unless ``ignored`` or ``optional`` names the column. Fields inside structs are not looked at so.
+
+    Parameters
+    ----------
+    schema
+        The table's columns: a ``StructType``, or DDL such as ``id bigint not null, name string``.
+    row_id
+        The columns of its primary key.
+    value
+        The column that holds the events, string or binary; Kafka's by default.
+    connector
+        ``postgresql``, ``mysql``, ``mariadb``, ``oracle`` or ``sqlserver``.
+    version
+        Another field as the version, such as ``source.ts_ms`` or ``transaction.id``; it has to ascend with the commits. A table that
+        applies changes then needs a ``sequence_by`` that orders all changes of a row.
+    version_type
+        ``bigint`` or ``string`` (which is compared as text), for ``version``.
+    timestamps
+        The unit of counts for timestamps: ``micros`` (time.precision.mode=adaptive for columns of 4 to 6 digits), ``millis``
+        (3 digits and less, or time.precision.mode=connect) or ``nanos``, for all columns or for each by name.
+    decimals
+        ``string`` for decimal.handling.mode=string or double, ``precise`` for base64 of the unscaled value.
+    binaries
+        ``base64`` or ``hex``, as binary.handling.mode.
+    unavailable
+        What PostgreSQL's connector sends for a large value that did not change and was not logged. Such an event is refused;
+        ALTER TABLE … REPLICA IDENTITY FULL has the values sent. None takes the text for a value.
+    dead_letters
+        A queue for what is refused, of the schema ``DEAD_LETTERS``: anything with ``queue`` and ``url``, such as
+        ``ps.QueueSink("dead", url=…)``. A repeated micro-batch of a stream leaves each letter once, as long as its tasks are the
+        same; a batch DataFrame leaves them each time it is evaluated. Without a queue, what is refused fails the query.
+    optional
+        Columns that an event may lack: those that the table got while there were events, and those that it has no more. They are NULL
+        then. ``"*"`` for all.
+    ignored
+        Columns of the table that are left out, beside those of the schema; ``"*"`` for all others.
+    name
+        The name of the counts ``events``, ``tombstones`` and ``others`` in a query's progress (``observedMetrics``); feeds in
+        one query need different names.
+
+    Raises
+    ------
+    InvalidChangelogSchema, InvalidChangeOption
+        At once, for what cannot be right.
+    """
+
+    schema: StructType | str
+    row_id: Sequence[str] | str
+    value: str = "value"
+    connector: str = "postgresql"
+    version: str | None = None
+    version_type: str = "bigint"
+    timestamps: str | Mapping[str, str] = "micros"
+    decimals: str = "string"
+    binaries: str = "base64"
+    unavailable: str | None = "__debezium_unavailable_value"
+    dead_letters: QueueAddress | None = None
+    optional: Sequence[str] | str = ()
+    ignored: Sequence[str] | str = ()
+    name: str = "debezium"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "row_id", ChangeContract(self.row_id).row_id)
+        object.__setattr__(self, "optional", column_names("optional", self.optional))
+        object.__setattr__(self, "ignored", column_names("ignored", self.ignored))
+        require("timestamps", self.timestamps, str | Mapping, f"one of {', '.join(_UNITS)}, or one by column")
+        require("value", self.value, str, "a column's name")
+        require("dead_letters", self.dead_letters, QueueAddress | None, "a ps.QueueSink")
+        _one_of("connector", self.connector, CONNECTORS)
+        _one_of("version_type", self.version_type, ("bigint", "string"))
+        _one_of("decimals", self.decimals, ("string", "precise"))
+        _one_of("binaries", self.binaries, ("base64", "hex"))
+        for unit in [self.timestamps] if isinstance(self.timestamps, str) else self.timestamps.values():
+            _one_of("timestamps", unit, _UNITS)
+        if self.version is not None:
+            Place.named(self.version)
+
+    @property
+    def contract(self) -> ChangeContract:
+        """What the change rows keep to."""
+        return ChangeContract(
+            row_id=self.row_id, intermediate_changes=True, whole_commits=False, sequence=SEQUENCE
+        )
+
+    def unwrap(self, df: DataFrame) -> DataFrame:
+        """Change rows: the schema's columns, ``_change_type``, ``_commit_version``, ``_commit_timestamp`` and ``_sequence``.
+
+        Parameters
+        ----------
+        df
+            Events in the column ``value``; Kafka's columns ``topic``, ``partition`` and ``offset`` are told with what is
+            refused, where there are any.
+
+        Raises
+        ------
+        InvalidChangelogSchema
+            When a column is not there, or named as one that is added here.
+        QueueNotFound, SchemaMismatch
+            When the queue of dead letters is not there, or has another schema.
+        """
+        require("df", df, DataFrame, "a DataFrame with the events")
+        columns = self._columns()
+        envelope = Envelope(self.connector, self.version, self.version_type)
+        reading = self._reading(columns)
+        events = self._events(df, envelope, reading).observe(
+            self.name,
+            F.count(F.lit(1)).alias("events"),
+            F.count_if("tombstone").alias("tombstones"),
+            F.count_if("other").alias("others"),
+        )
+        letters = None
+        if self.dead_letters is not None:
+            letters = Letters.to(df.sparkSession, self.dead_letters, f"{self.name}:{fingerprint(df)}")
+        return (
+            events.where("NOT tombstone AND NOT other")
+            .drop("tombstone", "other")
+            .mapInArrow(Sorting(reading, letters), self._result(columns, envelope))
+        )
+
+    def read(
+        self,
+        df: DataFrame,
+        *,
+        deduplication_mode: str = "dropCarryovers",
+        compute_updates: bool = False,
+        net_window: str | None = None,
+        watermark_delay: str = "1 minute",
+    ) -> DataFrame:
+        """``unwrap``, and the passes that are asked for; see :func:`penstock.changes.post_process`.
+
+        Parameters
+        ----------
+        watermark_delay
+            For net changes on a stream: a transaction that is split over micro-batches comes with one time.
+        """
+        return process(
+            self.unwrap(df),
+            self.contract,
+            deduplication_mode=deduplication_mode,
+            compute_updates=compute_updates,
+            net_window=net_window,
+            watermark_delay=watermark_delay,
+        )
+
+    def _events(self, df: DataFrame, envelope: Envelope, reading: Reading) -> DataFrame:
+        """The events, opened, with the reason for those that cannot be."""
+        if self.value not in df.columns:
+            raise _invalid(
+                "MISSING_COLUMN",
+                f"there is no column {in_quotes(self.value)} with events.{did_you_mean(self.value, df.columns)} Name it as "
+                "value",
+                self.value,
+            )
+        raw = F.col(quoted(self.value)).cast("string").alias("raw")
+        # One step each: what is parsed is used many times.
+        parsed = df.select(*_coordinates(df), raw).select(
+            "*", envelope.parsed(F.col("raw"), _wire(reading.schema)).alias("parsed")
+        )
+        opened = parsed.select(
+            "*", envelope.opened(F.col("parsed")).alias("e"), envelope.broken.alias("broken")
+        )
+        placed = opened.select(
+            "*",
+            envelope.version().alias("version"),
+            envelope.timestamp().alias("timestamp"),
+            envelope.sequence().alias("sequence"),
+            F.when(F.col("e.op").isNull(), F.get_json_object("raw", "$.ddl")).alias("ddl"),
+        )
+        names = envelope.names(F.col("raw")) if reading.columns.matter else F.lit(None).cast("array<string>")
+        return placed.select(
+            *COORDINATES,
+            F.col("raw").alias("value"),
+            envelope.tombstone(F.col("raw")).alias("tombstone"),
+            envelope.other(F.col("raw")).alias("other"),
+            names.alias("names"),
+            "e.op",
+            "e.before",
+            "e.after",
+            "version",
+            "timestamp",
+            "sequence",
+            envelope.reason().alias(REASON),
+        )
+
+    def _columns(self) -> StructType:
+        columns = _struct(self.schema)
+        taken = next((name for name in columns.names if name.lower() in OWN), None)
+        if taken is not None:
+            raise _invalid(
+                "RESERVED_COLUMN",
+                f"the column {in_quotes(taken)} has a name that is added to change rows: rename it",
+                taken,
+            )
+        for field in canonical_schema(columns):
+            if not can_be_read(field.type):
+                raise _invalid(
+                    "INVALID_COLUMN_TYPE",
+                    f"the column {in_quotes(field.name)} is {columns[field.name].dataType.simpleString()}, which is not "
+                    "read from events: have it as bigint or string, and convert it",
+                    field.name,
+                )
+        unknown = next((name for name in self.optional if name not in ("*", *columns.names)), None)
+        if unknown is not None:
+            raise _invalid(
+                "MISSING_COLUMN",
+                f"optional names {in_quotes(unknown)}, and the schema has no such column.{did_you_mean(unknown, columns.names)}",
+                unknown,
+            )
+        for name in self.row_id:
+            if name not in columns.names:
+                raise _invalid(
+                    "MISSING_COLUMN",
+                    f"row_id names {in_quotes(name)}, and the schema has no such column.{did_you_mean(name, columns.names)}",
+                    name,
+                )
+        return columns
+
+    def _reading(self, columns: StructType) -> Reading:
+        units = {} if isinstance(self.timestamps, str) else dict(self.timestamps)
+        unknown = next((name for name in units if name not in columns.names), None)
+        if unknown is not None:
+            raise _invalid(
+                "MISSING_COLUMN",
+                f"timestamps names {in_quotes(unknown)}, and the schema has no such "
+                f"column.{did_you_mean(unknown, columns.names)}",
+                unknown,
+            )
+        return Reading(
+            canonical_schema(columns),
+            tuple(self.row_id),
+            self.timestamps if isinstance(self.timestamps, str) else _UNITS[0],
+            units,
+            self.decimals == "precise",
+            self.binaries,
+            self.unavailable,
+            ExpectedColumns(tuple(columns.names), tuple(self.optional), tuple(self.ignored)),
+        )
+
+    def _result(self, columns: StructType, envelope: Envelope) -> StructType:
+        ids = set(self.row_id)
+        data = [StructField(each.name, each.dataType, each.name not in ids) for each in columns]
+        own: list[DataType] = [StringType(), envelope.version_type, TimestampType(), LongType()]
+        added = [StructField(name, kind, False) for name, kind in zip(OWN, own, strict=True)]
+        return marked(
+            StructType([*data, *added]),
+            ids,
+            sequence=SEQUENCE,
+            ordered=CHANGE_TYPE,
+            split=self.version is not None,
+        )
+
+
+def _wire(schema: pa.Schema) -> StructType:
+    """What an image is parsed into: text wherever a value can be looked at by itself."""
+    given = to_struct(schema)
+    return StructType(
+        [
+            StructField(each.name, StringType() if is_text(field.type) else each.dataType)
+            for each, field in zip(given, schema, strict=True)
+        ]
+    )
+
+
+def _coordinates(df: DataFrame) -> list[Column]:
+    kinds = {"topic": "string", "partition": "int", "offset": "bigint"}
+    there = set(df.columns)
+    return [
+        (F.col(name) if name in there else F.lit(None)).cast(kind).alias(name) for name, kind in kinds.items()
+    ]
+
+
+def _struct(schema: StructType | str) -> StructType:
+    found: object = StructType.fromDDL(schema) if isinstance(schema, str) else schema
+    if not isinstance(found, StructType) or not found.names:
+        raise _invalid(
+            "MISSING_COLUMN",
+            f"the schema is a StructType or DDL with columns, not {in_quotes(schema)}",
+            "schema",
+        )
+    return found
+
+
+def _one_of(option: str, value: str, known: Sequence[str]) -> None:
+    if value not in known:
+        raise InvalidChangeOption(
+            f"{option}={in_quotes(value)}: give one of {', '.join(known)}.{did_you_mean(str(value), known)}",
+            option=option,
+            value=value,
+        )
+
+
+def _invalid(condition: str, message: str, column: str) -> InvalidChangelogSchema:
+    return InvalidChangelogSchema(message, condition=f"INVALID_CHANGELOG_SCHEMA.{condition}", column=column)

@@ -1,0 +1,105 @@
+"""What Spark's tasks do: events as Arrow batches in, change rows out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.changes.debezium.dead_letter_sink import Letters
+from penstock.changes.debezium.dead_letters import COORDINATES, DEAD_LETTERS, REASON
+from penstock.changes.debezium.images import Reading
+from penstock.errors import ChangelogContractViolation
+from penstock.feeds.contract import (
+    CHANGE_TYPE,
+    COMMIT_TIMESTAMP,
+    COMMIT_VERSION,
+    DELETE,
+    INSERT,
+    POSTIMAGE,
+    PREIMAGE,
+)
+from penstock.spark.error_boundary import plainly
+
+SEQUENCE = "_sequence"
+OWN = (CHANGE_TYPE, COMMIT_VERSION, COMMIT_TIMESTAMP, SEQUENCE)
+
+
+@dataclass(frozen=True)
+class Sorting:
+    """Events become change rows; those that are refused go to the dead letters, or fail the query."""
+
+    reading: Reading
+    letters: Letters | None
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return plainly(self._rows(batches))
+
+    def _rows(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        refused: list[pa.RecordBatch] = []
+        for batch in batches:
+            changes, bad = changes_of(batch, self.reading)
+            if bad.num_rows and self.letters is None:
+                raise _unreadable(bad)
+            if bad.num_rows:
+                refused.append(bad)
+            if changes.num_rows:
+                yield changes
+        if refused and self.letters is not None:
+            self.letters.send(refused)
+
+
+def changes_of(batch: pa.RecordBatch, reading: Reading) -> tuple[pa.RecordBatch, pa.RecordBatch]:
+    """The change rows of a batch of events, in the order of the events, and the dead letters of those that are refused."""
+    op, reasons = batch["op"], batch[REASON]
+    # What an event that is refused for its envelope has for its images does not matter.
+    taken = reasons.is_null()
+    has_old = _both(taken, _both(pc.is_in(op, pa.array(["u", "d"])), batch["before"].is_valid()))
+    has_new = _both(taken, pc.not_equal(op, "d").fill_null(False))
+    before, reasons = reading.image("before", batch["before"], has_old, reasons)
+    after, reasons = reading.image("after", batch["after"], has_new, reasons)
+    reasons = reading.columns.reasons(batch["names"], has_new, reasons)
+    taken = reasons.is_null()
+    old, new = (
+        np.flatnonzero(_both(taken, each).to_numpy(zero_copy_only=False)) for each in (has_old, has_new)
+    )
+    # The old image of an event comes before its new one.
+    order = pa.array(np.argsort(np.concatenate([2 * old, 2 * new + 1])))
+    event = pa.array(np.concatenate([old, new])).take(order)
+    is_new = pa.array(np.repeat([False, True], [len(old), len(new)])).take(order)
+    columns = [
+        pa.concat_arrays([gone.take(pa.array(old)), come.take(pa.array(new))]).take(order)
+        for gone, come in zip(before, after, strict=True)
+    ]
+    update = pc.equal(op.take(event), "u")
+    kinds = pc.if_else(is_new, pc.if_else(update, POSTIMAGE, INSERT), pc.if_else(update, PREIMAGE, DELETE))
+    sequence = pc.add(pc.multiply_checked(batch["sequence"].take(event), 2), is_new.cast(pa.int64()))
+    own = [kinds, batch["version"].take(event), batch["timestamp"].take(event), sequence]
+    changes = pa.RecordBatch.from_arrays([*columns, *own], names=[*reading.schema.names, *OWN])
+    return changes, _letters(batch, reasons)
+
+
+def _both(one: pa.Array, other: pa.Array) -> pa.Array:
+    return pc.and_(one, other)
+
+
+def _letters(batch: pa.RecordBatch, reasons: pa.Array) -> pa.RecordBatch:
+    bad = reasons.is_valid()
+    columns = [reasons, *(batch[each.name] for each in list(DEAD_LETTERS)[1:])]
+    arrays = [column.filter(bad).cast(each.type) for column, each in zip(columns, DEAD_LETTERS, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=DEAD_LETTERS)
+
+
+def _unreadable(refused: pa.RecordBatch) -> ChangelogContractViolation:
+    first = refused.slice(0, 1).to_pylist()[0]
+    where = ", ".join(f"{name} {first[name]}" for name in COORDINATES if first[name] is not None)
+    return ChangelogContractViolation(
+        f"an event of Debezium's cannot be taken{f' ({where})' if where else ''}: {first[REASON]}. Mend its source, or give the "
+        "feed dead_letters, a queue for such events",
+        condition="CHANGELOG_CONTRACT_VIOLATION.UNREADABLE_EVENT",
+        reason=first[REASON],
+        **{name: first[name] for name in COORDINATES},
+    )

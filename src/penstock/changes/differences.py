@@ -1,0 +1,149 @@
+"""``between``: the changes from one DataFrame to another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from penstock.arguments import did_you_mean, in_quotes, require
+from penstock.errors import ChangelogContractViolation, InvalidChangelogSchema, InvalidInput
+from penstock.feeds.contract import (
+    CHANGE_TYPE,
+    COMMIT_TIMESTAMP,
+    COMMIT_VERSION,
+    DELETE,
+    INSERT,
+    ChangeContract,
+)
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
+
+
+def between(
+    before: DataFrame,
+    after: DataFrame,
+    *,
+    row_id: str | Sequence[str],
+    version: int = 1,
+    timestamp: datetime | None = None,
+    compute_updates: bool = False,
+) -> DataFrame:
+    """The changes that lead from one state of a table to another.
+
+    Parameters
+    ----------
+    before, after
+        The states: batch DataFrames with the same columns, in any order.
+    row_id
+        The columns that tell rows apart, as in :class:`ChangeContract`.
+    version, timestamp
+        The ``_commit_version`` and ``_commit_timestamp`` of all rows; the present time, if none is given.
+    compute_updates
+        Whether a row that is in both with different contents is an ``update_preimage`` and an ``update_postimage`` instead of a
+        ``delete`` and an ``insert``.
+
+    Raises
+    ------
+    InvalidChangelogSchema
+        SCHEMA_DIFFERS, naming the column; MISSING_COLUMN for a row id that is not there; RESERVED_COLUMN.
+    InvalidInput
+        For a streaming DataFrame, or a time without a time zone.
+    ChangelogContractViolation
+        When it runs: NULL_ROW_ID, or DUPLICATE_ROW_ID for one that several rows of a state have.
+    """
+    from pyspark.sql import functions as F  # noqa: N812 - its usual name
+
+    from penstock.changes.post_processing import post_process
+    from penstock.spark.schemas import quoted
+
+    contract = ChangeContract(
+        row_id,
+        carryover_rows=True,
+        updates_as_delete_and_insert=True,
+        whole_commits=True,
+    )
+    _check(before, after)
+    require("version", version, int, "a whole number")
+    require("timestamp", timestamp, datetime | None, "a datetime with a time zone")
+    moment = timestamp or datetime.now(UTC)
+    if moment.tzinfo is None:
+        raise InvalidInput(f"the timestamp {moment} has no time zone: give datetime(…, tzinfo=UTC)")
+
+    def rows(frame: DataFrame, kind: str) -> DataFrame:
+        return frame.select(
+            *[F.col(quoted(name)) for name in after.columns],
+            F.lit(kind).alias(CHANGE_TYPE),
+            F.lit(version).cast("bigint").alias(COMMIT_VERSION),
+            F.lit(moment).cast("timestamp").alias(COMMIT_TIMESTAMP),
+        )
+
+    both = rows(before, DELETE).unionByName(rows(after, INSERT))
+    done = post_process(both, contract, compute_updates=compute_updates)
+    # A row that one state has twice would cancel one of its twins, and the other would pass for a change.
+    ids = [F.col(quoted(name) if name in after.columns else name) for name in contract.row_id]
+    counted = both.groupBy(F.struct(*ids).alias("row_id"), CHANGE_TYPE).agg(F.count("*").alias("rows"))
+    several = counted.where("rows > 1").select(F.to_json("row_id").alias("row_id"), CHANGE_TYPE)
+    return done.union(several.mapInArrow(_refuse_several, done.schema))
+
+
+def _refuse_several(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Refuse any row: each is a row id that one state has several times."""
+    for batch in batches:
+        if batch.num_rows:
+            found = batch.slice(0, 1).to_pylist()[0]
+            state = "before" if found[CHANGE_TYPE] == DELETE else "after"
+            raise ChangelogContractViolation(
+                f"several rows of {state} have the row id {found['row_id']}: name columns that tell all rows apart",
+                condition="CHANGELOG_CONTRACT_VIOLATION.DUPLICATE_ROW_ID",
+                row=found["row_id"],
+            )
+    yield from ()
+
+
+def _check(before: DataFrame, after: DataFrame) -> None:
+    from pyspark.sql import DataFrame
+
+    for name, frame in (("before", before), ("after", after)):
+        require(name, frame, DataFrame, "a DataFrame")
+        if frame.isStreaming:
+            raise InvalidInput(f"{name} is a streaming DataFrame: between compares two states that are whole")
+        taken = [
+            column
+            for column in frame.columns
+            if column.lower() in (CHANGE_TYPE, COMMIT_VERSION, COMMIT_TIMESTAMP)
+        ]
+        if taken:
+            raise _invalid(
+                "RESERVED_COLUMN",
+                taken[0],
+                f"{name} has a column {in_quotes(taken[0])}, which is a change row's own: rename it",
+            )
+    _check_same(before.schema, after.schema)
+
+
+def _check_same(before: StructType, after: StructType) -> None:
+    for here, there, where in ((before, after, "after"), (after, before, "before")):
+        for name in here.names:
+            if name not in there.names:
+                hint = did_you_mean(name, there.names)
+                raise _invalid(
+                    "SCHEMA_DIFFERS",
+                    name,
+                    f"{where} has no column {in_quotes(name)}.{hint} Select the same columns from both",
+                )
+    for name in before.names:
+        old, new = before[name].dataType, after[name].dataType
+        if old != new and old.simpleString() != new.simpleString():
+            raise _invalid(
+                "SCHEMA_DIFFERS",
+                name,
+                f"the column {in_quotes(name)} is {old.simpleString()} before and {new.simpleString()} after: cast one of them",
+            )
+
+
+def _invalid(condition: str, column: str, message: str) -> InvalidChangelogSchema:
+    return InvalidChangelogSchema(message, condition=f"INVALID_CHANGELOG_SCHEMA.{condition}", column=column)

@@ -1,5 +1,0 @@
-"""Change feeds of Delta tables."""
-
-from penstock.changes.feeds.delta.feed import DeltaFeed
-
-__all__ = ["DeltaFeed"]

@@ -1,5 +1,0 @@
-"""The changes of an Apache Iceberg table, by snapshot."""
-
-from penstock.changes.feeds.iceberg.feed import IcebergFeed as IcebergFeed
-
-__all__ = ["IcebergFeed"]

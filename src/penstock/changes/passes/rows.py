@@ -1,0 +1,185 @@
+"""Which of the rows in a table belong together, and what each group of them holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.feeds.contract import TYPES
+from penstock.spark.factorize import Codes, both, codes_of, order_codes, ranks
+
+
+class Groups:
+    """Rows in groups: ``of`` holds the number of each row's group, 0, 1, 2, …"""
+
+    def __init__(self, codes: Codes) -> None:
+        dense = codes.dense()
+        self.of, self.count = dense.values, dense.size
+
+    def places(self, rows: Any) -> Any:
+        """For each group the place of a row that a mask chooses; of no use where the group has none of them, or several."""
+        found = np.zeros(self.count, np.int64)
+        chosen = np.flatnonzero(rows)
+        found[self.of[chosen]] = chosen
+        return found
+
+    def filter(self, keep: Any) -> Groups:
+        """The groups of the rows that a mask chooses, with the same numbers; some may be empty."""
+        kept = Groups.__new__(Groups)
+        kept.of, kept.count = self.of[keep], self.count
+        return kept
+
+    def counts(self, rows: Any) -> Any:
+        """How many of the rows that a mask chooses are in each group."""
+        return np.bincount(self.of[rows], minlength=self.count)
+
+    def holding(self, groups: Any) -> Any:
+        """The mask of the rows in those groups that a mask chooses."""
+        return groups[self.of]
+
+    def ranks(self, rows: Any) -> Any:
+        """For each of the rows (indexes, in order) how many of them before it are in the same group."""
+        return ranks(self.of[rows])
+
+
+# ---- rows: Change rows as the passes see them: what each row is a change of, as numbers.
+
+IS_INSERT, IS_DELETE, IS_POSTIMAGE, IS_PREIMAGE = range(4)
+EVENT_TIME = "__penstock_event_time"
+"""The helper column that has a commit's time while its rows wait for others."""
+Path = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the columns of a contract are; a path goes down into nested columns."""
+
+    change_type: int
+    version: int
+    timestamp: int
+    row_id: tuple[Path, ...]
+    data: tuple[Path, ...]
+    """All columns that are the row's own."""
+    row_version: Path | None = None
+    sequence: Path | None = None
+    nullable_row_id: bool = False
+    unchanged: Path | None = None
+    """The column that names those whose values are not told."""
+    keyless: bool = False
+    """Whether rows with equal ids are equal, and a table may hold several of them."""
+
+    @property
+    def content(self) -> tuple[Path, ...]:
+        """What the two rows of a carry-over pair have in common: the row version, or else all data.
+
+        Where a commit may change a row several times, all that it wrote has one row version, which says too little.
+        """
+        return self.data if self.row_version is None or self.sequence is not None else (self.row_version,)
+
+
+class ChangeRows:
+    """A table of change rows; each attribute has a number for each row, worked out when it is first asked for."""
+
+    def __init__(self, table: pa.Table, layout: Layout) -> None:
+        self.table = table
+        self.layout = layout
+
+    def __len__(self) -> int:
+        return int(self.table.num_rows)
+
+    def columns(self, paths: Sequence[Path]) -> list[pa.Array]:
+        return [column_at(self.table, path) for path in paths]
+
+    @cached_property
+    def kinds(self) -> Any:
+        """Places in TYPES; a change type that is not there, or none at all, is -1."""
+        known = pa.array(TYPES, self.table.schema.field(self.layout.change_type).type)
+        places = pc.index_in(column_at(self.table, (self.layout.change_type,)), value_set=known)
+        return places.fill_null(-1).to_numpy().astype(np.int8)
+
+    @cached_property
+    def row(self) -> Codes:
+        """Which row of the table the change is of."""
+        return codes_of(self.columns(self.layout.row_id))
+
+    @cached_property
+    def change(self) -> Codes:
+        """Which row, and in which commit."""
+        return both(self.row, codes_of(self.columns([(self.layout.version,)])))
+
+    @cached_property
+    def changes(self) -> Groups:
+        """The rows of each row and commit."""
+        return Groups(self.change)
+
+    @cached_property
+    def content(self) -> Codes:
+        """Which row, in which commit, with which content."""
+        return both(self.change, codes_of(self.columns(self.layout.content)))
+
+    @cached_property
+    def order(self) -> list[Any]:
+        """What orders the changes of one row, the least significant first, as numpy.lexsort takes it."""
+        paths = [path for path in (self.layout.sequence, (self.layout.version,)) if path is not None]
+        after = np.isin(self.kinds, (IS_INSERT, IS_POSTIMAGE))
+        return [after, *(order_codes(column_at(self.table, path)) for path in paths)]
+
+    def in_groups(self, group: Codes) -> tuple[Any, Any]:
+        """The places of the rows group by group, in the order of the changes; and the mask of those at which a group begins."""
+        order = np.lexsort([*self.order, group.values])
+        sorted_groups = group.values[order]
+        return order, np.r_[True, sorted_groups[1:] != sorted_groups[:-1]][: len(order)]
+
+    def filter(self, keep: Any) -> ChangeRows:
+        """The rows that a mask chooses; what has been worked out goes with them."""
+        if keep.all():
+            return self
+        chosen = ChangeRows(self.table.filter(pa.array(keep)), self.layout)
+        for name in ("row", "change"):
+            if name in self.__dict__:
+                known: Codes = self.__dict__[name]
+                chosen.__dict__[name] = Codes(known.values[keep], known.size)
+        if "changes" in self.__dict__:
+            chosen.__dict__["changes"] = self.changes.filter(keep)
+        chosen.__dict__["kinds"] = self.kinds[keep]
+        return chosen
+
+    def with_table(self, table: pa.Table) -> ChangeRows:
+        """The same changes of the same rows, with other data."""
+        changed = ChangeRows(table, self.layout)
+        kept = ("row", "change", "changes", "kinds")
+        changed.__dict__.update({name: value for name, value in self.__dict__.items() if name in kept})
+        return changed
+
+    def with_kinds(self, kinds: Any) -> ChangeRows:
+        """The same rows with other change types."""
+        place, field = self.layout.change_type, self.table.schema.field(self.layout.change_type)
+        names = pa.array(TYPES, field.type).take(pa.array(kinds))
+        changed = self.with_table(self.table.set_column(place, field, names))
+        changed.__dict__["kinds"] = kinds
+        return changed
+
+
+def column_at(table: pa.Table, path: Path) -> pa.Array:
+    """One array with the values at a path; a null on the way is a null there."""
+    column = _combined(table.column(path[0]))
+    for place in path[1:]:
+        column = column.flatten()[place]
+    return column
+
+
+def _combined(column: pa.ChunkedArray) -> pa.Array:
+    if column.num_chunks == 1:
+        return column.chunk(0)
+    try:
+        return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
+    except pa.ArrowInvalid:
+        # More text than 32-bit offsets reach.
+        large = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}[column.type]
+        return pa.concat_arrays(column.cast(large).chunks)

@@ -1,0 +1,217 @@
+"""What a change feed can do wrong, and how it is told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.changes.passes.rows import (
+    IS_DELETE,
+    IS_INSERT,
+    IS_POSTIMAGE,
+    IS_PREIMAGE,
+    ChangeRows,
+    Groups,
+    Path,
+    column_at,
+)
+from penstock.errors import ChangelogContractViolation
+from penstock.feeds.contract import CHANGE_TYPE, COMMIT_TIMESTAMP, TYPES
+from penstock.spark.factorize import both, codes_of
+
+_EPOCH = 0
+
+
+def check_rows(rows: ChangeRows, *, needs_content: bool) -> None:
+    """Refuse rows that no pass could treat rightly.
+
+    Raises
+    ------
+    ChangelogContractViolation
+        NULL_COMMIT_TIMESTAMP, UNEXPECTED_CHANGE_TYPE, NULL_COMMIT_VERSION, NULL_ROW_ID, NULL_SEQUENCE or NULL_ROW_VERSION, with
+        the row.
+    """
+    layout = rows.layout
+    _check_timestamps(rows)
+    if (rows.kinds < 0).any():
+        place = int(np.argmax(rows.kinds < 0))
+        raise _violation(
+            "UNEXPECTED_CHANGE_TYPE",
+            rows,
+            place,
+            f"{CHANGE_TYPE} is {column_at(rows.table, (layout.change_type,))[place].as_py()!r}: a feed gives "
+            f"{', '.join(TYPES)}; map or filter other types before",
+        )
+    _check_nulls(rows, (layout.version,), "NULL_COMMIT_VERSION", "every change belongs to a commit")
+    for path in () if layout.nullable_row_id else layout.row_id:
+        _check_nulls(rows, path, "NULL_ROW_ID", "a row without its id cannot be followed")
+    if layout.sequence is not None:
+        _check_nulls(rows, layout.sequence, "NULL_SEQUENCE", "nothing then tells which change came first")
+    if needs_content and layout.row_version is not None:
+        advice = "name no row_version if the feed does not always have one"
+        _check_nulls(rows, layout.row_version, "NULL_ROW_VERSION", advice)
+
+
+def _check_timestamps(rows: ChangeRows) -> None:
+    field = rows.table.schema.field(rows.layout.timestamp)
+    column = column_at(rows.table, (rows.layout.timestamp,))
+    bad = column.is_null()
+    if not field.nullable:
+        # Spark reads a NULL of a column that is declared to have none as zero.
+        bad = pc.or_(bad, pc.equal(column.cast(pa.int64()), _EPOCH).fill_null(True))
+    if pc.any(bad).as_py():
+        place = pc.index(bad, True).as_py()
+        raise _violation(
+            "NULL_COMMIT_TIMESTAMP",
+            rows,
+            place,
+            f"{COMMIT_TIMESTAMP} is NULL: give every commit its time",
+        )
+
+
+def _check_nulls(rows: ChangeRows, path: Path, condition: str, advice: str) -> None:
+    column = column_at(rows.table, path)
+    if column.null_count:
+        place = pc.index(column.is_null(), True).as_py()
+        raise _violation(condition, rows, place, f"{name_of(rows.table.schema, path)} is NULL: {advice}")
+
+
+def check_sequence(rows: ChangeRows) -> None:
+    """Refuse changes of one row in one commit that have one place in its sequence, but for the two rows of an update.
+
+    Raises
+    ------
+    ChangelogContractViolation
+        UNEXPECTED_MULTIPLE_CHANGES_PER_ROW_VERSION.
+    """
+    assert rows.layout.sequence is not None
+    groups = Groups(both(rows.change, codes_of(rows.columns([rows.layout.sequence]))))
+    place = _one_of_several(rows, groups)
+    if place is not None:
+        raise _violation(
+            "UNEXPECTED_MULTIPLE_CHANGES_PER_ROW_VERSION",
+            rows,
+            place,
+            f"one commit has several changes of this row with one {name_of(rows.table.schema, rows.layout.sequence)}, and "
+            "nothing tells which came first: name a column that tells them apart as the contract's sequence",
+        )
+
+
+def check_single(rows: ChangeRows, *, asks_for_sequence: bool) -> None:
+    """Refuse several changes of one row in one commit, whose order nothing tells.
+
+    Raises
+    ------
+    ChangelogContractViolation
+        UNEXPECTED_MULTIPLE_CHANGES_PER_ROW_VERSION.
+    """
+    groups = rows.changes
+    advice = (
+        "name the column that orders them as the contract's sequence"
+        if asks_for_sequence
+        else "the contract has to say intermediate_changes=True, and name the column that orders them as its sequence"
+    )
+    place = _one_of_several(rows, groups)
+    if place is not None:
+        names = [TYPES[kind] for kind in rows.kinds[groups.of == groups.of[place]]]
+        raise _violation(
+            "UNEXPECTED_MULTIPLE_CHANGES_PER_ROW_VERSION",
+            rows,
+            place,
+            f"one commit has {', '.join(sorted(names))} of this row: {advice}",
+        )
+
+
+def _one_of_several(rows: ChangeRows, groups: Groups) -> int | None:
+    """A row that does to its table's row what another one of its group does too."""
+    for kinds in ((IS_DELETE, IS_PREIMAGE), (IS_INSERT, IS_POSTIMAGE)):
+        mask = np.isin(rows.kinds, kinds)
+        several = groups.counts(mask) > 1
+        if several.any():
+            return int(np.argmax(groups.holding(several) & mask))
+    return None
+
+
+def check_same_data(rows: ChangeRows, places: Any) -> None:
+    """Refuse rows of one row version with different data, where one of them would be taken for another.
+
+    Raises
+    ------
+    ChangelogContractViolation
+        UNEXPECTED_MULTIPLE_CHANGES_PER_ROW_VERSION.
+    """
+    if rows.layout.content == rows.layout.data:
+        return
+    of = rows.content.values[places]
+    data = (
+        codes_of([column.take(pa.array(places)) for column in rows.columns(rows.layout.data)]).dense().values
+    )
+    order = np.lexsort([data, of])
+    differ = (of[order][1:] == of[order][:-1]) & (data[order][1:] != data[order][:-1])
+    if differ.any():
+        raise _violation(
+            "UNEXPECTED_MULTIPLE_CHANGES_PER_ROW_VERSION",
+            rows,
+            int(places[order[int(np.argmax(differ))]]),
+            "one commit has several changes of this row with one row version and different data: name the column that orders "
+            "them as the contract's sequence",
+        )
+
+
+def check_order_known(rows: ChangeRows) -> None:
+    """Refuse an insert and a delete of the same content in one commit: either may have come first.
+
+    Raises
+    ------
+    ChangelogContractViolation
+        UNEXPECTED_MULTIPLE_CHANGES_PER_ROW_VERSION.
+    """
+    deletes, inserts = rows.kinds == IS_DELETE, rows.kinds == IS_INSERT
+    groups = Groups(rows.content)
+    unclear = (groups.counts(deletes) > 0) & (groups.counts(inserts) > 0)
+    if unclear.any():
+        raise _violation(
+            "UNEXPECTED_MULTIPLE_CHANGES_PER_ROW_VERSION",
+            rows,
+            int(np.argmax(groups.holding(unclear))),
+            "one commit inserts this row and deletes it with the same content, and nothing tells which came first: name the "
+            "column that orders them as the contract's sequence, or say carryover_rows=True where commits rewrite rows that did "
+            "not change (DeltaFeed(overwrites=True))",
+        )
+
+
+def unknown_value(rows: ChangeRows, place: int, column: str) -> ChangelogContractViolation:
+    """A row that came without a value that nothing else tells."""
+    return _violation(
+        "UNKNOWN_VALUE",
+        rows,
+        place,
+        f"the row came without its value of {column!r}, as PostgreSQL gives a row whose key has changed: alter table … replica "
+        "identity full has all values logged from then on; deduplication_mode='none' gives the changes one by one",
+    )
+
+
+def _violation(condition: str, rows: ChangeRows, place: int, what: str) -> ChangelogContractViolation:
+    layout = rows.layout
+    schema = rows.table.schema
+    paths = [*layout.row_id, (layout.version,), (layout.timestamp,)]
+    values = {name_of(schema, path): column_at(rows.table, path)[place].as_py() for path in paths}
+    shown = ", ".join(f"{name}={value!s}" for name, value in values.items())
+    return ChangelogContractViolation(
+        f"{what} (in the change with {shown})",
+        condition=f"CHANGELOG_CONTRACT_VIOLATION.{condition}",
+        row={name: str(value) for name, value in values.items()},
+    )
+
+
+def name_of(schema: pa.Schema, path: Path) -> str:
+    """A nested column's name, with dots."""
+    field: Any = schema.field(path[0])
+    names = [field.name]
+    for place in path[1:]:
+        field = field.type.field(place)
+        names.append(field.name)
+    return ".".join(names)

@@ -1,0 +1,116 @@
+"""Commits that are files: which ones, cut into tasks, and their rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from penstock.feeds.planned_schema import Column
+from penstock.lake.parquet import Piece, pieces
+
+_BYTES_PER_ROW = 32
+"""Where no file of the range says how many rows it has."""
+_FILES_PER_TASK = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """A Parquet file with rows of one or two versions of a table."""
+
+    path: str
+    """From the table's folder; a whole URL for a file elsewhere."""
+    size: int
+    rows: int | None = None
+    values: tuple[tuple[str, str | None], ...] = ()
+    """The values of the partition columns, as text."""
+    deletion_vector: bool = False
+
+
+@dataclass(frozen=True)
+class FileCommit:
+    """The files that hold the change rows of a commit."""
+
+    version: int
+    timestamp: int
+    files: tuple[tuple[str | None, DataFile], ...]
+    """Each with the change type of its rows, or None where they have one each."""
+    rewritten: bool = False
+    """Whether rows may have a twin that has not changed."""
+    columns: tuple[Column, ...] = ()
+    """The columns of the table in that version, where it says them."""
+
+
+@dataclass(frozen=True)
+class Slice:
+    """A piece of one file of one commit."""
+
+    path: str
+    piece: Piece
+    change_type: str | None
+    """None where the file says it, row by row."""
+    values: tuple[tuple[str, str | None], ...]
+    version: int
+    timestamp: int
+    rewritten: bool
+    """Whether its rows may have a twin that has not changed."""
+    columns: tuple[Column, ...] = ()
+    """As its commit has them."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What one Spark task reads."""
+
+    slices: tuple[Slice, ...]
+
+
+def cut(commits: Iterable[FileCommit], rows_per_task: int) -> list[Task]:
+    """Commits as tasks of about that many rows."""
+    found = list(commits)
+    estimate = Estimate(file for commit in found for _, file in commit.files)
+    tasks: list[Task] = []
+    slices: list[Slice] = []
+    rows = 0
+    for each, count in _slices(found, estimate, rows_per_task):
+        if slices and (rows + count > rows_per_task or len(slices) == _FILES_PER_TASK):
+            tasks.append(Task(tuple(slices)))
+            slices, rows = [], 0
+        slices.append(each)
+        rows += count
+    return [*tasks, Task(tuple(slices))] if slices else tasks
+
+
+def _slices(
+    commits: Iterable[FileCommit], estimate: Estimate, rows_per_task: int
+) -> Iterator[tuple[Slice, int]]:
+    for commit in commits:
+        for kind, file in commit.files:
+            rows = estimate.rows(file)
+            cuts = pieces(rows, rows_per_task)
+            for piece in cuts:
+                found = Slice(
+                    file.path,
+                    piece,
+                    kind,
+                    file.values,
+                    commit.version,
+                    commit.timestamp,
+                    commit.rewritten,
+                    commit.columns,
+                )
+                yield found, rows // len(cuts)
+
+
+class Estimate:
+    """How many rows files have that do not say it, going by those that do."""
+
+    def __init__(self, files: Iterable[DataFile]) -> None:
+        size = rows = 0
+        for file in files:
+            if file.rows:
+                size, rows = size + file.size, rows + file.rows
+        self._bytes = max(size / rows, 1.0) if rows else _BYTES_PER_ROW
+
+    def rows(self, file: DataFile) -> int:
+        """The rows of a file, at least one."""
+        return max(1, file.rows if file.rows is not None else int(file.size / self._bytes))

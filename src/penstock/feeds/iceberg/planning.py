@@ -1,0 +1,257 @@
+"""What a snapshot did to each of its files, from its manifests, cut into tasks.
+
+By the table format's rules (https://iceberg.apache.org/spec): a manifest entry says with its status and snapshot id whether a
+snapshot added or removed a file; a position delete applies to the data files of its partition whose sequence number is not above
+its own, and a deletion vector to the one that it names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any
+
+from pyiceberg.manifest import DataFileContent, FileFormat, ManifestContent, ManifestEntryStatus
+from pyiceberg.table import Table
+from pyiceberg.table.snapshots import Snapshot
+from pyiceberg.transforms import IdentityTransform
+
+from penstock.errors import FeedUnavailable
+from penstock.feeds.contract import DELETE, INSERT
+from penstock.feeds.iceberg.deletes import DeleteFile
+from penstock.feeds.iceberg.history import Change
+from penstock.feeds.iceberg.manifests import Entry, File, Manifest, entries, manifests
+from penstock.feeds.iceberg.scan import FileRows, ReadTask, TableView, columns_of
+from penstock.feeds.planned_schema import Column
+from penstock.feeds.urls import row_id_forms
+
+_PATH_FIELD = 2147483546
+"""The column of a position delete file that names the data file; the table format reserves its id."""
+
+
+@dataclass(frozen=True)
+class _Deletes:
+    """Position delete files and deletion vectors around a snapshot."""
+
+    before: Sequence[Entry] = ()
+    after: Sequence[Entry] = ()
+
+    @property
+    def changed(self) -> Sequence[Entry]:
+        before = {id(each) for each in self.before}
+        after = {id(each) for each in self.after}
+        return [
+            each for each in chain(self.before, self.after) if (id(each) in before) != (id(each) in after)
+        ]
+
+
+class Planner:
+    """Makes the tasks of a range."""
+
+    def __init__(self, name: str, table: Table, view: TableView, rows_per_task: int) -> None:
+        self._name, self._io, self._specs = name, table.io, table.metadata.specs()
+        schemas = table.metadata.schemas
+        self._columns: dict[int | None, tuple[Column, ...]] = {
+            each.schema_id: columns_of(each.fields) for each in schemas
+        }
+        self._view, self._rows_per_task = view, rows_per_task
+
+    def tasks(self, changes: Iterable[Change]) -> list[ReadTask]:
+        """Parts of files, as many together as make a task."""
+        tasks: list[ReadTask] = []
+        gathered: list[FileRows] = []
+        weight = 0
+        for part in chain.from_iterable(self._parts(change) for change in changes):
+            if gathered and weight + part.weight > self._rows_per_task:
+                tasks.append(ReadTask(self._view, tuple(gathered)))
+                gathered, weight = [], 0
+            gathered.append(part)
+            weight += part.weight
+        return [*tasks, ReadTask(self._view, tuple(gathered))] if gathered else tasks
+
+    def _parts(self, change: Change) -> Iterator[FileRows]:
+        for rows in self._files(change):
+            count = max(1, -(-rows.records // self._rows_per_task))
+            for part in range(count):
+                yield replace(rows, part=part, parts=count)
+
+    def _files(self, change: Change) -> Iterator[FileRows]:
+        """All files whose live rows the snapshot changed."""
+        snapshot = change.snapshot.snapshot_id
+        found = manifests(self._io, change.snapshot)
+        data = [each for each in found if each.content == ManifestContent.DATA]
+        own = self._own(change, [each for each in data if each.added_snapshot_id == snapshot])
+        removed = [entry for entry in own if entry.status == ManifestEntryStatus.DELETED]
+        deletes = self._deletes(found, snapshot, needed=bool(removed))
+        for entry in own:
+            if entry.status == ManifestEntryStatus.ADDED:
+                yield self._rows(change, entry, INSERT, leave=_applying(deletes.after, entry))
+        for entry in removed:
+            yield self._rows(change, entry, DELETE, leave=_applying(deletes.before, entry))
+        if deletes.changed:
+            yield from self._touched(change, data, {entry.file.file_path for entry in own}, deletes)
+
+    def _own(self, change: Change, written: Sequence[Manifest]) -> list[Entry]:
+        """What the snapshot added and removed, from the manifests that it wrote."""
+        snapshot = change.snapshot.snapshot_id
+        found = [
+            entry
+            for entry in chain.from_iterable(map(self._entries, written))
+            if entry.status != ManifestEntryStatus.EXISTING
+        ]
+        own = [entry for entry in found if entry.snapshot_id == snapshot]
+        # Up to 0.11 pyiceberg left a removed file the id of the snapshot that had added it.
+        doubtful = [
+            entry
+            for entry in found
+            if entry.snapshot_id != snapshot and entry.status == ManifestEntryStatus.DELETED
+        ]
+        bare = self._view.lineage and any(entry.file.first_row_id is None for entry in own)
+        if change.parent is not None and (doubtful or bare):
+            before = self._live(change.parent)
+            own += [entry for entry in doubtful if entry.file.file_path in before]
+            for entry in own:
+                _take_row_id(entry.file, before)
+        return own
+
+    def _live(self, snapshot: Snapshot) -> dict[str, Entry]:
+        """A snapshot's data files, by their paths."""
+        found = (each for each in manifests(self._io, snapshot) if each.content == ManifestContent.DATA)
+        return {
+            entry.file.file_path: entry
+            for entry in chain.from_iterable(map(self._entries, found))
+            if entry.status != ManifestEntryStatus.DELETED
+        }
+
+    def _touched(
+        self, change: Change, written: Sequence[Manifest], own: set[str], deletes: _Deletes
+    ) -> Iterator[FileRows]:
+        """Files that stay, and of which other rows are deleted than before."""
+        changed = deletes.changed
+        for entry in chain.from_iterable(map(self._entries, written)):
+            if entry.status == ManifestEntryStatus.DELETED or entry.file.file_path in own:
+                continue
+            if not _applying(changed, entry):
+                continue
+            before, after = _applying(deletes.before, entry), _applying(deletes.after, entry)
+            yield self._rows(change, entry, DELETE, take=after, leave=before)
+            if set(before) - set(after):
+                yield self._rows(change, entry, INSERT, take=before, leave=after)
+
+    def _deletes(self, written: Sequence[Manifest], snapshot: int, *, needed: bool) -> _Deletes:
+        """The delete files around the snapshot; none where they cannot matter."""
+        found = [each for each in written if each.content == ManifestContent.DELETES]
+        if not needed and all(each.added_snapshot_id != snapshot for each in found):
+            return _Deletes()
+        before, after = [], []
+        for manifest in found:
+            own = manifest.added_snapshot_id == snapshot
+            for entry in self._entries(manifest):
+                removed = entry.status == ManifestEntryStatus.DELETED
+                if removed and not own:
+                    continue
+                self._check_delete(entry.file)
+                if removed or entry.snapshot_id != snapshot:
+                    before.append(entry)
+                if not removed:
+                    after.append(entry)
+        return _Deletes(before, after)
+
+    def _entries(self, manifest: Manifest) -> list[Entry]:
+        return entries(self._io, manifest)
+
+    def _check_delete(self, file: File) -> None:
+        if file.content == DataFileContent.EQUALITY_DELETES:
+            raise FeedUnavailable(
+                f"{self._name} has equality deletes, which Flink writes and pyiceberg cannot read: have the writer use position "
+                "deletes or copy-on-write, and start behind the next compaction",
+                condition="FEED_UNAVAILABLE.EQUALITY_DELETES",
+                file=file.file_path,
+            )
+        if file.file_format != FileFormat.PUFFIN:
+            self._check_format(file)
+
+    def _check_format(self, file: File) -> None:
+        if file.file_format != FileFormat.PARQUET:
+            raise FeedUnavailable(
+                f"{self._name} has {file.file_format.value} files, and only Parquet is supported: set write.format.default to "
+                "parquet, and start behind the commits that wrote others",
+                condition="FEED_UNAVAILABLE.FILE_FORMAT",
+                file=file.file_path,
+            )
+
+    def _rows(
+        self,
+        change: Change,
+        entry: Entry,
+        change_type: str,
+        *,
+        leave: tuple[DeleteFile, ...],
+        take: tuple[DeleteFile, ...] | None = None,
+    ) -> FileRows:
+        file = entry.file
+        self._check_format(file)
+        if self._view.lineage and file.first_row_id is None:
+            raise self._no_lineage(change)
+        return FileRows(
+            version=change.version,
+            timestamp=change.timestamp,
+            change_type=change_type,
+            path=file.file_path,
+            records=file.record_count,
+            constants=self._identities(file),
+            leave=leave,
+            take=take,
+            first_row_id=file.first_row_id,
+            updated=entry.sequence_number,
+            columns=self._columns.get(change.snapshot.schema_id, ()),
+        )
+
+    def _no_lineage(self, change: Change) -> FeedUnavailable:
+        return FeedUnavailable(
+            f"version {change.version} of {self._name} has rows without row lineage, from before the table had format 3: "
+            "start from a later one, or give the columns that tell rows apart: "
+            f"{row_id_forms('iceberg', 'table', 'IcebergFeed')}",
+            condition="FEED_UNAVAILABLE.NO_ROW_LINEAGE",
+            version=change.version,
+        )
+
+    def _identities(self, file: File) -> tuple[tuple[int, Any], ...]:
+        """Columns that the file may do without, since its partition has their one value."""
+        fields = self._specs[file.spec_id].fields
+        values = ((each.source_id, file.partition[place]) for place, each in enumerate(fields))
+        identity = (isinstance(each.transform, IdentityTransform) for each in fields)
+        return tuple(pair for pair, same in zip(values, identity, strict=True) if same)
+
+
+def _take_row_id(file: File, before: Mapping[str, Entry]) -> None:
+    """A removed file whose row ids the writer left out has those that it had before."""
+    had = before[file.file_path].file.first_row_id if file.file_path in before else None
+    if file.first_row_id is None and had is not None:
+        file.first_row_id = had
+
+
+def _applying(deletes: Iterable[Entry], data: Entry) -> tuple[DeleteFile, ...]:
+    """What may delete rows of a data file; whether a position delete file does, its rows say."""
+    return tuple(_deletes_of(each.file) for each in deletes if _applies(each, data))
+
+
+def _deletes_of(file: File) -> DeleteFile:
+    if file.file_format != FileFormat.PUFFIN:
+        return DeleteFile(file.file_path)
+    return DeleteFile(file.file_path, file.content_offset or 0, file.content_size_in_bytes or 0)
+
+
+def _applies(delete: Entry, data: Entry) -> bool:
+    file, of = delete.file, data.file
+    if (delete.sequence_number or 0) < (data.sequence_number or 0) or file.spec_id != of.spec_id:
+        return False
+    if file.partition != of.partition:
+        return False
+    if file.referenced_data_file is not None:
+        return file.referenced_data_file == of.file_path
+    path = of.file_path.encode()
+    low = (file.lower_bounds or {}).get(_PATH_FIELD)
+    high = (file.upper_bounds or {}).get(_PATH_FIELD)
+    return (low is None or low <= path) and (high is None or path <= high)

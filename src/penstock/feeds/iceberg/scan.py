@@ -1,0 +1,285 @@
+"""Row lineage, which tables have from format 3 on: a number for each row, and the version that last updated it.
+
+A file has both as columns where its rows were written before, such as by a copy-on-write update. Elsewhere, and where the columns
+are null, a row's number is that of the file's first row plus its position, and its version the one that added the file
+(https://iceberg.apache.org/spec, "Row Lineage").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyiceberg.io import FileIO
+from pyiceberg.io.pyarrow import _to_requested_schema, pyarrow_to_schema
+from pyiceberg.schema import Schema
+from pyiceberg.table.name_mapping import NameMapping
+from pyiceberg.typedef import TableVersion
+from pyiceberg.types import IcebergType, ListType, MapType, NestedField, StructType
+
+from penstock.errors import DataLost, FeedUnavailable, PenstockError
+from penstock.feeds.iceberg.deletes import NONE, DeleteFile, Positions, positions
+from penstock.feeds.planned_schema import Column, Planned
+from penstock.feeds.protocol import METADATA_NAMES, change_rows
+from penstock.lake.errors import access_denied, is_denied, without_secrets
+
+ROW_ID, UPDATED = "_row_id", "_last_updated_sequence_number"
+FIELDS = (
+    pa.field(ROW_ID, pa.int64(), nullable=False),
+    pa.field(UPDATED, pa.int64(), nullable=False),
+)
+NAMES = (ROW_ID, UPDATED)
+FIELD_IDS = {ROW_ID: 2147483540, UPDATED: 2147483539}
+"""Which the table format reserves."""
+FORMAT_VERSION = 3
+
+
+# ---- scan: The change rows of parts of files, read on an executor.
+
+_BATCH_ROWS = 65_536
+
+
+@dataclass(frozen=True)
+class TableView:
+    """What an executor has to know of a table, with the credentials to its files."""
+
+    name: str
+    io: FileIO
+    schema: Schema
+    name_mapping: NameMapping | None
+    format_version: TableVersion
+    lineage: bool
+    """Whether rows are told apart by row lineage."""
+
+
+@dataclass(frozen=True)
+class FileRows:
+    """The rows of a data file, or of one of so many parts of it, that a snapshot changed in one way."""
+
+    version: int
+    timestamp: int
+    change_type: str
+    path: str
+    records: int
+    constants: tuple[tuple[int, Any], ...]
+    """Values of columns that the file may lack, by field id."""
+    leave: tuple[DeleteFile, ...]
+    """The rows that they name do not count."""
+    take: tuple[DeleteFile, ...] | None = None
+    """Only the rows that they name count."""
+    first_row_id: int | None = None
+    """The row id of the file's first row."""
+    updated: int | None = None
+    """The version that last updated the rows of which the file does not say it."""
+    columns: tuple[Column, ...] = ()
+    """The table's columns in that version."""
+    part: int = 0
+    parts: int = 1
+
+    @property
+    def weight(self) -> int:
+        return -(-self.records // self.parts)
+
+
+@dataclass(frozen=True)
+class ReadTask:
+    """What one Spark task reads."""
+
+    table: TableView
+    files: tuple[FileRows, ...]
+
+
+def rows(task: ReadTask, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """The task's change rows in a read's schema.
+
+    Raises
+    ------
+    DataLost
+        When a file is gone.
+    FeedUnavailable
+        When one cannot be read.
+    """
+    scan = _Scan(task.table, schema)
+    for part in task.files:
+        try:
+            yield from scan.rows(part)
+        except PenstockError:
+            raise
+        except FileNotFoundError:
+            raise DataLost(
+                f"the file {part.path} of {task.table.name}, with rows of version {part.version}, is gone: its snapshot was "
+                "expired, or the file removed as an orphan; start from a later version, with a new checkpoint",
+                version=part.version,
+                file=part.path,
+            ) from None
+        except Exception as error:  # File systems raise what their libraries raise.
+            told = without_secrets(error, task.table.io.properties)
+            if is_denied(error):
+                raise access_denied(task.table.name, told, "the catalog's properties") from None
+            raise FeedUnavailable(
+                f"the file {part.path} of {task.table.name}, with rows of version {part.version}, cannot be read: {told}",
+                condition="FEED_UNAVAILABLE.UNREADABLE_FILE",
+                version=part.version,
+                file=part.path,
+            ) from None
+
+
+def columns_of(fields: Iterable[NestedField]) -> tuple[Column, ...]:
+    """The columns of a schema, by their ids."""
+    return tuple(Column(each.name, _shape(each.field_type), each.field_id) for each in fields)
+
+
+def _shape(kind: IcebergType) -> str:
+    """A type with the ids of what is in it; comments, and what may be missing, change nothing for a reader."""
+    if isinstance(kind, StructType):
+        fields = (f"{each.field_id}: {each.name}: {_shape(each.field_type)}" for each in kind.fields)
+        return f"struct<{', '.join(fields)}>"
+    if isinstance(kind, ListType):
+        return f"list<{kind.element_id}: {_shape(kind.element_type)}>"
+    if isinstance(kind, MapType):
+        key, value = _shape(kind.key_type), _shape(kind.value_type)
+        return f"map<{kind.key_id}: {key}, {kind.value_id}: {value}>"
+    return str(kind)
+
+
+class _Scan:
+    """Reads parts of files into one schema."""
+
+    def __init__(self, table: TableView, schema: pa.Schema) -> None:
+        self._table, self._schema = table, schema
+        self._lineage = [name for name in schema.names if table.lineage and name in FIELD_IDS]
+        given = METADATA_NAMES.union(self._lineage)
+        wanted = [name for name in schema.names if name not in given]
+        columns = {field.name: field for field in table.schema.fields}
+        absent = next((name for name in wanted if name not in columns), None)
+        if absent is not None:
+            raise FeedUnavailable(
+                f"{table.name} has no column {absent!r} any more: it was dropped or renamed after the query was planned; start "
+                "the query again",
+                condition="FEED_UNAVAILABLE.SCHEMA_CHANGED",
+                column=absent,
+            )
+        self._projected = Schema(*(columns[name] for name in wanted))
+        self._planned, self._read = Planned.of(schema), columns_of(self._projected.fields)
+        self._positions: dict[tuple[DeleteFile, str], Positions] = {}
+
+    def rows(self, part: FileRows) -> Iterator[pa.RecordBatch]:
+        if self._planned is not None and part.columns:
+            self._planned.check(self._table.name, part.version, self._read, part.columns)
+        leave = self._named(part.leave, part.path)
+        take = None if part.take is None else np.setdiff1d(self._named(part.take, part.path), leave)
+        if take is not None and not len(take):
+            return
+        with self._table.io.new_input(part.path).open() as stream:
+            file = pq.ParquetFile(stream, pre_buffer=True)
+            if file.metadata.num_rows != part.records:
+                raise OSError(
+                    f"it has {file.metadata.num_rows} rows, the table's metadata says {part.records}"
+                )
+            for batch in self._batches(file, part, leave, take):
+                yield change_rows(
+                    batch,
+                    self._schema,
+                    change_type=part.change_type,
+                    version=part.version,
+                    timestamp=part.timestamp,
+                )
+
+    def _batches(
+        self, file: pq.ParquetFile, part: FileRows, leave: Positions, take: Positions | None
+    ) -> Iterator[pa.RecordBatch]:
+        physical = file.schema_arrow
+        downcast = self._table.format_version <= 2
+        in_file = pyarrow_to_schema(
+            physical,
+            self._table.name_mapping,
+            downcast_ns_timestamp_to_us=downcast,
+            format_version=self._table.format_version,
+        )
+        there = {field.field_id: field.name for field in in_file.fields}
+        columns = [there[field.field_id] for field in self._projected.fields if field.field_id in there]
+        numbers = {name: there.get(FIELD_IDS[name]) for name in self._lineage}
+        constants = {place: value for place, value in part.constants if place not in there}
+        for start, batch in _portions(file, part, [*columns, *filter(None, numbers.values())]):
+            kept = _selected(batch.select(columns), start, leave, take)
+            if not kept.num_rows:
+                continue
+            if self._projected.fields:
+                kept = _to_requested_schema(
+                    self._projected,
+                    in_file,
+                    kept,
+                    downcast_ns_timestamp_to_us=downcast,
+                    projected_missing_fields=constants,
+                    allow_timestamp_tz_mismatch=True,
+                )
+            told = _selected(self._numbered(batch, start, part, numbers), start, leave, take)
+            yield _beside(kept, told)
+
+    def _numbered(
+        self, batch: pa.RecordBatch, start: int, part: FileRows, stored: Mapping[str, str | None]
+    ) -> pa.RecordBatch:
+        """The wanted columns of row lineage."""
+        first = (part.first_row_id or 0) + start
+        inherited = {
+            ROW_ID: pa.array(np.arange(first, first + batch.num_rows)),
+            UPDATED: pa.repeat(pa.scalar(part.updated or 0, pa.int64()), batch.num_rows),
+        }
+        found = {
+            name: inherited[name] if place is None else pc.coalesce(batch.column(place), inherited[name])
+            for name, place in stored.items()
+        }
+        return pa.RecordBatch.from_pydict(found)
+
+    def _named(self, files: tuple[DeleteFile, ...], path: str) -> Positions:
+        """The positions in a data file that delete files name, in order."""
+        found = [self._read_positions(file, path) for file in files]
+        return np.unique(np.concatenate(found)) if found else NONE
+
+    def _read_positions(self, file: DeleteFile, path: str) -> Positions:
+        if (file, path) not in self._positions:
+            self._positions[file, path] = positions(self._table.io, file, path)
+        return self._positions[file, path]
+
+
+def _beside(data: pa.RecordBatch, more: pa.RecordBatch) -> pa.RecordBatch:
+    """The columns of both."""
+    for field, column in zip(more.schema, more.columns, strict=True):
+        data = data.append_column(field, column)
+    return data
+
+
+def _portions(
+    file: pq.ParquetFile, part: FileRows, columns: list[str]
+) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Batches of a part's row groups, each with the position of its first row in the file."""
+    count = file.metadata.num_row_groups
+    first, end = part.part * count // part.parts, (part.part + 1) * count // part.parts
+    start = sum(file.metadata.row_group(group).num_rows for group in range(first))
+    if first == end:
+        return
+    for batch in file.iter_batches(_BATCH_ROWS, row_groups=range(first, end), columns=columns):
+        yield start, batch
+        start += batch.num_rows
+
+
+def _selected(batch: pa.RecordBatch, start: int, leave: Positions, take: Positions | None) -> pa.RecordBatch:
+    if take is not None:
+        return batch.take(pa.array(_within(take, start, batch.num_rows)))
+    gone = _within(leave, start, batch.num_rows)
+    if not len(gone):
+        return batch
+    kept = np.ones(batch.num_rows, np.bool_)
+    kept[gone] = False
+    return batch.filter(pa.array(kept))
+
+
+def _within(positions: Positions, start: int, rows: int) -> Positions:
+    low, high = np.searchsorted(positions, [start, start + rows])
+    found: Positions = positions[low:high] - start
+    return found

@@ -1,0 +1,133 @@
+"""PostgreSQL's types in Arrow, and its text form of values as Arrow values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
+
+from penstock.feeds.protocol import INSTANT
+
+_SIMPLE = {
+    16: pa.bool_(),
+    17: pa.binary(),
+    20: pa.int64(),
+    21: pa.int16(),
+    23: pa.int32(),
+    26: pa.int64(),
+    700: pa.float32(),
+    701: pa.float64(),
+    1082: pa.date32(),
+    1114: pa.timestamp("us"),
+    1184: INSTANT,
+}
+_NUMERIC = 1700
+_DIGITS = 38
+"""The most that a decimal of Spark's has."""
+AS_TYPES = {"text": pa.string(), "double": pa.float64()}
+"""What a column may be read as, whatever its type."""
+_NO_NUMBERS = pa.array(["NaN", "Infinity", "-Infinity"])
+_A_DAY = r"^\d{4}-\d\d-\d\d(?: [0-9:.+-]*)?$"
+_ENDS = {
+    "date": {"infinity": "9999-12-31", "-infinity": "0001-01-01"},
+    "timestamp": {"infinity": "9999-12-31 23:59:59.999999", "-infinity": "0001-01-01 00:00:00"},
+}
+
+
+def arrow_type(oid: int, modifier: int = -1) -> pa.DataType:
+    """The Arrow type of a PostgreSQL type; a string where there is none that holds all its values.
+
+    A numeric without a precision, or with more than 38 digits, is a string: nothing else keeps all digits.
+    """
+    if oid == _NUMERIC and modifier >= 4:
+        precision, scale = (modifier - 4) >> 16, (modifier - 4) & 0x7FF
+        scale = scale - 0x800 if scale >= 0x400 else scale
+        precision = precision - scale if scale < 0 else max(precision, scale)
+        return pa.decimal128(precision, max(scale, 0)) if precision <= _DIGITS else pa.string()
+    return _SIMPLE.get(oid, pa.string())
+
+
+def from_text(text: pa.StringArray, target: pa.DataType) -> pa.Array:
+    """Values from their text form.
+
+    Infinite dates and times become the first and the last that Spark has.
+
+    Raises
+    ------
+    pyarrow.ArrowInvalid
+        For text that is no value of the type.
+    """
+    if target.equals(text.type):
+        return text
+    if pat.is_boolean(target):
+        return _booleans(text)
+    if pat.is_binary(target):
+        return _bytes(text)
+    try:
+        return text.cast(target)
+    except pa.ArrowInvalid:
+        if not pat.is_temporal(target):
+            raise
+    return _finite(text, target).cast(target)
+
+
+def held(text: pa.StringArray, target: pa.DataType) -> pa.BooleanArray:
+    """Which values of a column a type has; null for null.
+
+    PostgreSQL's numeric has NaN and, from 14 on, infinity; its dates go beyond the years 1 and 9999.
+    """
+    if pat.is_decimal(target):
+        return pc.if_else(pc.is_valid(text), pc.invert(pc.is_in(text, value_set=_NO_NUMBERS)), None)
+    if pat.is_temporal(target):
+        return pc.match_substring_regex(_finite(text, target), _A_DAY)
+    return pc.if_else(pc.is_valid(text), True, None)
+
+
+def _booleans(text: pa.StringArray) -> pa.BooleanArray:
+    found = pc.equal(text, "t")
+    known = pc.or_(found, pc.equal(text, "f"))
+    if pc.all(known, min_count=0).as_py() is False:
+        bad = text.filter(pc.invert(known))[0].as_py()
+        raise pa.ArrowInvalid(f"{bad!r} is no truth value")
+    return found
+
+
+def _finite(text: pa.StringArray, target: pa.DataType) -> pa.StringArray:
+    zone = "+00" if pat.is_timestamp(target) and target.tz is not None else ""
+    for name, end in _ENDS["date" if pat.is_date(target) else "timestamp"].items():
+        text = pc.if_else(pc.equal(text, name), pa.scalar(end + zone), text)
+    return text
+
+
+def _bytes(text: pa.StringArray) -> pa.BinaryArray:
+    """A backslash, an x, and two digits for each byte."""
+    offsets = np.frombuffer(text.buffers()[1], np.int32)[text.offset : text.offset + len(text) + 1]
+    lengths = np.diff(offsets)
+    data = _data(text)[offsets[0] : offsets[-1]]
+    there = lengths > 0
+    keep = np.ones(len(data), bool)
+    heads = (offsets[:-1] - offsets[0])[there]
+    if len(data) and not ((data[heads] == ord("\\")) & (data[heads + 1] == ord("x"))).all():
+        raise pa.ArrowInvalid("bytes do not begin with \\x")
+    keep[heads] = keep[heads + 1] = False
+    digits = _HEX[data[keep]]
+    if (digits > 15).any():
+        raise pa.ArrowInvalid("bytes have a digit that is none")
+    found = (digits[0::2] << 4) | digits[1::2]
+    ends = np.r_[0, np.cumsum(np.where(there, lengths // 2 - 1, 0))].astype(np.int32)
+    validity = pc.is_valid(text)
+    return pa.Array.from_buffers(
+        pa.binary(), len(text), [validity.buffers()[1], pa.py_buffer(ends), pa.py_buffer(found.tobytes())]
+    )
+
+
+def _data(text: pa.StringArray) -> Any:
+    data = text.buffers()[2]
+    return np.frombuffer(data, np.uint8) if data is not None else np.empty(0, np.uint8)
+
+
+_HEX = np.full(256, 255, np.uint8)
+_HEX[np.frombuffer(b"0123456789abcdef", np.uint8)] = np.arange(16)

@@ -1,0 +1,1 @@
+"""Snapshots of a table in a folder, as a change feed."""

@@ -1,0 +1,1 @@
+"""Tables in files: where they lie, and how Delta, Iceberg and Parquet files are read."""
