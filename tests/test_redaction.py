@@ -16,7 +16,7 @@ from penstock.errors import InvalidUrl
 from penstock.lake.errors import without_secrets
 from penstock.modes.preview_runs import _refusal
 from penstock.pipeline.failures import plain
-from penstock.pipeline.publishing.told import ends_of, error_of
+from penstock.pipeline.monitoring.progress_format import ends_of, error_of
 from penstock.redaction import redact, sentence, without_user_info
 from penstock.spark.checkpoint import cause
 from penstock.spark.checkpoint import redact as redact_location

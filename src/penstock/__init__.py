@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from penstock.feeds.queue_feed import QueueFeed as QueueFeed
     from penstock.feeds.snapshots.feed import SnapshotFeed as SnapshotFeed
     from penstock.pipeline.continuous import ContinuousQuery as ContinuousQuery
-    from penstock.pipeline.ends import ConsoleSink as ConsoleSink
-    from penstock.pipeline.ends import FunctionSink as FunctionSink
-    from penstock.pipeline.ends import QueueSink as QueueSink
-    from penstock.pipeline.ends import QueueSource as QueueSource
-    from penstock.pipeline.ends import RateSource as RateSource
-    from penstock.pipeline.publishing.publish import publish as publish
+    from penstock.pipeline.endpoints import ConsoleSink as ConsoleSink
+    from penstock.pipeline.endpoints import FunctionSink as FunctionSink
+    from penstock.pipeline.endpoints import QueueSink as QueueSink
+    from penstock.pipeline.endpoints import QueueSource as QueueSource
+    from penstock.pipeline.endpoints import RateSource as RateSource
+    from penstock.pipeline.monitoring.monitor import publish as publish
     from penstock.pipeline.query import Query as Query
     from penstock.pipeline.stream import Pipeline as Pipeline
     from penstock.pipeline.stream import Stream as Stream
@@ -59,10 +59,10 @@ __version__ = "0.1.0"
 _HOMES = {
     "AppendResult": "penstock.queue.queue",
     "ChangeContract": "penstock.feeds.contract",
-    "ConsoleSink": "penstock.pipeline.ends",
+    "ConsoleSink": "penstock.pipeline.endpoints",
     "Consumer": "penstock.queue.consumer",
     "ContinuousQuery": "penstock.pipeline.continuous",
-    "FunctionSink": "penstock.pipeline.ends",
+    "FunctionSink": "penstock.pipeline.endpoints",
     "Lag": "penstock.queue.consumer",
     "DebeziumFeed": "penstock.changes.debezium",
     "DeltaFeed": "penstock.feeds.delta",
@@ -76,9 +76,9 @@ _HOMES = {
     "Queue": "penstock.queue.queue",
     "QueueFeed": "penstock.feeds.queue_feed",
     "QueueInfo": "penstock.queue.queue",
-    "QueueSink": "penstock.pipeline.ends",
-    "QueueSource": "penstock.pipeline.ends",
-    "RateSource": "penstock.pipeline.ends",
+    "QueueSink": "penstock.pipeline.endpoints",
+    "QueueSource": "penstock.pipeline.endpoints",
+    "RateSource": "penstock.pipeline.endpoints",
     "Retention": "penstock.queue.maintenance",
     "SnapshotFeed": "penstock.feeds.snapshots.feed",
     "Store": "penstock.queue.store",
@@ -89,7 +89,7 @@ _HOMES = {
     "connect": "penstock.queue.store",
     "exactly_once": "penstock.tables.exactly_once",
     "log_progress": "penstock.spark.progress_log",
-    "publish": "penstock.pipeline.publishing.publish",
+    "publish": "penstock.pipeline.monitoring.monitor",
     "register": "penstock.spark.registration",
     "sample": "penstock.taking.sample",
     "session": "penstock.spark.session",

@@ -11,11 +11,11 @@ import pyarrow as pa
 import pytest
 
 import penstock as ps
-from penstock.continuous.ends import SinkDriver
-from penstock.continuous.execution import ContinuousExecution, Settings
-from penstock.continuous.logs import CheckpointLog
-from penstock.continuous.queue_drivers import QueueSinkDriver, QueueSourceDriver
-from penstock.continuous.quota import Limit
+from penstock.continuous.connectors.protocol import SinkDriver
+from penstock.continuous.connectors.queue_driver import QueueSinkDriver, QueueSourceDriver
+from penstock.continuous.driver.checkpoint_log import CheckpointLog
+from penstock.continuous.driver.coordinator import Limit
+from penstock.continuous.driver.execution import ContinuousExecution, Settings
 from penstock.errors import PenstockError
 from penstock.queue.open_stores import open_store
 from penstock.spark.options import SinkOptions, SourceOptions

@@ -10,12 +10,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from penstock.continuous.coordinator import EpochCoordinator
-from penstock.continuous.ends import Positions, SourceDriver
-from penstock.continuous.epochs import Epochs
-from penstock.continuous.link import READER, WRITER
-from penstock.continuous.reader import Reading, beginning
-from penstock.continuous.writer import Sink, Writing
+from penstock.continuous.connectors.protocol import Positions, SourceDriver
+from penstock.continuous.driver.coordinator import EpochCoordinator
+from penstock.continuous.driver.epochs import Epochs
+from penstock.continuous.task.channel import READER, WRITER
+from penstock.continuous.task.reader import Reading, beginning
+from penstock.continuous.task.writer import Sink, Writing
 
 Transform = Callable[[pa.RecordBatch], pa.RecordBatch]
 

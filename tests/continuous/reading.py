@@ -11,8 +11,8 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import ByteType, LongType, StructField, StructType
 
-from penstock.continuous.frames import ContinuousFrame, begin_frame, transformed
-from penstock.continuous.hidden import EPOCH, FILLER, HIDDEN, KIND, MARKER
+from penstock.continuous.plan.dataframe import ContinuousFrame, begin_frame, transformed
+from penstock.continuous.plan.metadata_columns import EPOCH, FILLER, HIDDEN, KIND, MARKER
 from penstock.spark.internals.udf_wrapper import ROW
 
 Step = tuple[str, int]

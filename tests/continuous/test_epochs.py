@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.continuous.epochs import Epoch, Epochs
+from penstock.continuous.driver.epochs import Epoch, Epochs
 from penstock.errors import ContinuousFailed
 
 

@@ -9,9 +9,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from penstock.continuous import execution as module
-from penstock.continuous import queues, reader
-from penstock.continuous.execution import Settings, State
+from penstock.continuous.connectors import queue_tasks
+from penstock.continuous.driver import execution as module
+from penstock.continuous.driver.execution import Settings, State
+from penstock.continuous.task import reader
 from penstock.errors import ContinuousFailed, OwnerFenced
 from penstock.store.records.catalog import QueueGrown
 from tests.continuous.copying import PATIENCE, Copy, die_behind
@@ -220,7 +221,7 @@ def test_a_query_that_is_far_behind_hurries_until_it_has_caught_up(
     copy: Copy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reader, "BEHIND_ROWS", 8)
-    monkeypatch.setattr(queues, "_AHEAD_ROWS", 2)
+    monkeypatch.setattr(queue_tasks, "_AHEAD_ROWS", 2)
     query = copy.add(60).query()
     copy.through(query)
     wait_until(lambda: [job.hurried for job in copy.engine.jobs] == [False, True, False])

@@ -12,8 +12,8 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from penstock.continuous.frames import ContinuousFrame, begin_frame, checked, transformed
-from penstock.continuous.hidden import EPOCH, KIND
+from penstock.continuous.plan.dataframe import ContinuousFrame, begin_frame, checked, transformed
+from penstock.continuous.plan.metadata_columns import EPOCH, KIND
 from penstock.errors import ContinuousRefused
 from tests.continuous.reading import Told, run, source_of, told
 

@@ -12,8 +12,8 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from penstock.continuous.frames import ContinuousFrame, checked, transformed
-from penstock.continuous.hidden import KIND
+from penstock.continuous.plan.dataframe import ContinuousFrame, checked, transformed
+from penstock.continuous.plan.metadata_columns import KIND
 from penstock.errors import ContinuousRefused
 from tests.continuous.reading import run, source_of, told
 

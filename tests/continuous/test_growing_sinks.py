@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from penstock.continuous.execution import ContinuousExecution, State
+from penstock.continuous.driver.execution import ContinuousExecution, State
 from tests.continuous.copying import Copy
 
 KEYS = 16

@@ -10,12 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.continuous import execution as module
-from penstock.continuous.coordinator import EpochCoordinator
-from penstock.continuous.epochs import Epochs
-from penstock.continuous.execution import State
-from penstock.continuous.link import READER, WRITER
-from penstock.continuous.quota import Limit, Quota
+from penstock.continuous.driver import execution as module
+from penstock.continuous.driver.coordinator import EpochCoordinator, Limit, Quota
+from penstock.continuous.driver.epochs import Epochs
+from penstock.continuous.driver.execution import State
+from penstock.continuous.task.channel import READER, WRITER
 from penstock.errors import CheckpointMismatch
 from tests.continuous.copying import PATIENCE, Copy, die_behind
 from tests.support.waiting import wait_until

@@ -100,7 +100,7 @@ def test_a_listener_hears_of_the_start_each_epoch_and_the_end(feed: Feed, listen
 def test_an_error_that_ends_the_query_is_told(
     feed: Feed, listen: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from penstock.continuous import execution
+    from penstock.continuous.driver import execution
 
     monkeypatch.setattr(execution, "_RESTARTS", 0)
     listener = listen()

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from penstock.continuous import logs
-from penstock.continuous.logs import CheckpointLog, create_durably
+from penstock.continuous.driver import checkpoint_log
+from penstock.continuous.driver.checkpoint_log import CheckpointLog, create_durably
 from penstock.errors import OwnerFenced
 from tests.continuous.copying import PATIENCE, Copy
 
@@ -79,7 +79,7 @@ def test_where_there_are_no_links_a_file_is_not_replaced_either(
 def test_an_entry_of_another_driver_is_not_replaced_and_ends_this_one(
     tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logs, "is_local", lambda files: place == "local")
+    monkeypatch.setattr(checkpoint_log, "is_local", lambda files: place == "local")
     mine, other = CheckpointLog(str(tmp_path)), CheckpointLog(str(tmp_path))
     assert mine.query_id == other.query_id
     other.write_offset(0, {"to": [2]}, 5)
@@ -102,9 +102,9 @@ def test_the_checkpoint_of_two_drivers_that_begin_at_once_has_one_id(
     tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other one is first, after this one has seen that there is no checkpoint."""
-    monkeypatch.setattr(logs, "is_local", lambda files: place == "local")
+    monkeypatch.setattr(checkpoint_log, "is_local", lambda files: place == "local")
     # An object store has to be asked first whether the file is there; a local file is created or refused in one step.
-    owner, name = (logs, "create_durably") if place == "local" else (CheckpointLog, "_create")
+    owner, name = (checkpoint_log, "create_durably") if place == "local" else (CheckpointLog, "_create")
     create = getattr(owner, name)
     others: list[str] = []
 

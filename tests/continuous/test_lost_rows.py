@@ -10,8 +10,9 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pytest
 
-from penstock.continuous import execution, queues
-from penstock.continuous.execution import ContinuousExecution, State
+from penstock.continuous.connectors import queue_tasks
+from penstock.continuous.driver import execution
+from penstock.continuous.driver.execution import ContinuousExecution, State
 from penstock.errors import DataLost
 from tests.continuous.copying import PATIENCE, Copy
 
@@ -109,7 +110,7 @@ def test_a_query_comes_to_rest_although_the_last_rows_are_the_lost_ones(
 
 def start_lagging(copy: Copy, monkeypatch: pytest.MonkeyPatch, gate: threading.Event) -> ContinuousExecution:
     """A query that has read the first four of ten rows and waits for the gate."""
-    monkeypatch.setattr(queues, "_AHEAD_ROWS", 4)
+    monkeypatch.setattr(queue_tasks, "_AHEAD_ROWS", 4)
     read = threading.Event()
 
     def waits(batch: pa.RecordBatch) -> pa.RecordBatch:

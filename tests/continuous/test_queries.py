@@ -249,7 +249,7 @@ def test_what_does_not_work_row_by_row_is_refused_at_once(copy: Copy) -> None:
 
 @one_store
 def test_what_ends_a_query_is_told(copy: Copy, monkeypatch: pytest.MonkeyPatch) -> None:
-    from penstock.continuous import execution
+    from penstock.continuous.driver import execution
 
     monkeypatch.setattr(execution, "_RESTARTS", 0)
     query = copy.start(

@@ -7,9 +7,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from penstock.continuous import reader
-from penstock.continuous.hidden import FILLER, KIND
-from penstock.continuous.reader import Reading, SourceTask
+from penstock.continuous.plan.metadata_columns import FILLER, KIND
+from penstock.continuous.task import reader
+from penstock.continuous.task.reader import Reading, SourceTask
 from penstock.spark.internals.udf_wrapper import ROW
 
 

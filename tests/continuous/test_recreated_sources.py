@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from penstock.continuous import execution as module
-from penstock.continuous.execution import ContinuousExecution
+from penstock.continuous.driver import execution as module
+from penstock.continuous.driver.execution import ContinuousExecution
 from penstock.errors import CheckpointMismatch, PenstockError
 from tests.continuous.copying import PATIENCE, SCHEMA, Copy
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import pyarrow as pa
 
-from penstock.continuous.sending import in_whole
+from penstock.continuous.task.channel import in_whole
 
 BATCHES = [pa.record_batch({"id": [n, None], "name": ["a" * n, "é"], "tags": [[1], []]}) for n in range(3)]
 

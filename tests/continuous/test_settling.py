@@ -8,9 +8,9 @@ from unittest.mock import Mock
 
 import pytest
 
-from penstock.continuous.ends import SinkEpoch
-from penstock.continuous.logs import CheckpointLog
-from penstock.continuous.settling import catch_up, settle
+from penstock.continuous.connectors.protocol import SinkEpoch
+from penstock.continuous.driver.checkpoint_log import CheckpointLog
+from penstock.continuous.driver.recovery import catch_up, settle
 from penstock.errors import CheckpointMismatch, CheckpointRewound, OwnerFenced
 
 NOTHING = SinkEpoch(-1)

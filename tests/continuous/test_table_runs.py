@@ -11,12 +11,13 @@ import pytest
 from pyspark.sql.types import LongType, StructField, StructType
 
 import penstock as ps
-from penstock.continuous import execution as module
-from penstock.continuous import queues, reader
-from penstock.continuous.ends import SinkDriver
-from penstock.continuous.execution import ContinuousExecution, State
-from penstock.pipeline import table_tasks
-from penstock.pipeline.table_driver import TableSinkDriver
+from penstock.continuous.connectors import queue_tasks
+from penstock.continuous.connectors.protocol import SinkDriver
+from penstock.continuous.driver import execution as module
+from penstock.continuous.driver.execution import ContinuousExecution, State
+from penstock.continuous.task import reader
+from penstock.pipeline import continuous_tables
+from penstock.pipeline.continuous_tables import TableSinkDriver
 from tests.continuous.copying import PATIENCE, Copy
 from tests.support.waiting import wait_until
 from tests.tables.support import named, query, rows, sql_name
@@ -52,7 +53,7 @@ class TableCopy(Copy):
 @pytest.fixture
 def table(store_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TableCopy]:
     # Each write is staged, and not only the end of an epoch.
-    monkeypatch.setattr(table_tasks, "CHUNK_ROWS", 1)
+    monkeypatch.setattr(continuous_tables, "CHUNK_ROWS", 1)
     found = TableCopy(store_url, tmp_path)
     yield found
     found.close()
@@ -62,7 +63,7 @@ def test_a_run_for_the_other_pace_leaves_the_rows_of_open_epochs_staged(
     table: TableCopy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reader, "BEHIND_ROWS", 8)
-    monkeypatch.setattr(queues, "_AHEAD_ROWS", 2)
+    monkeypatch.setattr(queue_tasks, "_AHEAD_ROWS", 2)
     running = table.add(60).query(start=False, interval=PATIENCE)
     made, staged = running._made, []
 
@@ -88,7 +89,7 @@ def test_a_query_that_changes_its_pace_has_each_row_once_and_repeats_no_run(
     table: TableCopy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reader, "BEHIND_ROWS", 8)
-    monkeypatch.setattr(queues, "_AHEAD_ROWS", 2)
+    monkeypatch.setattr(queue_tasks, "_AHEAD_ROWS", 2)
     monkeypatch.setattr(module, "_RESTARTS", 0)
     running = table.add(60).query()
     table.through(running)

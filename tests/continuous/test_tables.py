@@ -16,8 +16,8 @@ from penstock.errors import ContinuousRefused, InvalidOption, SchemaMismatch, Ta
 from penstock.store.staging import Attempt
 from penstock.tables.columns import Layout, layout_of
 from penstock.tables.names import resolve
-from penstock.tables.segment_stage import SegmentStage
 from penstock.tables.shaping import shaped_schema, staged_schema
+from penstock.tables.sql.stage import SegmentStage
 from tests.continuous.copying import Died, will_die_behind
 from tests.spark.support import one_store
 from tests.support.waiting import wait_until
@@ -211,7 +211,7 @@ def test_a_table_that_does_not_take_the_rows_is_refused_at_once(filled: Filled) 
 
 @one_store
 def test_a_key_without_a_value_is_told(filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
-    from penstock.continuous import execution
+    from penstock.continuous.driver import execution
 
     monkeypatch.setattr(execution, "_RESTARTS", 0)
     running = filled.start(sink=filled.table("t", "turn"))

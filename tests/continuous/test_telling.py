@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from penstock.continuous.telling import MOST_WAITING, Telling
+from penstock.continuous.driver.listener_dispatch import MOST_WAITING, Telling
 from penstock.errors import TableRefused
 
 PATIENCE = 30

@@ -15,8 +15,8 @@ from pyspark.cloudpickle import dumps
 from pyspark.sql.types import LongType, StructField, StructType
 from pyspark.util import PythonEvalType
 
-from penstock.continuous.hidden import HIDDEN, MARKER
-from penstock.continuous.user_code import arrow_runs, pandas_runs
+from penstock.continuous.plan.metadata_columns import HIDDEN, MARKER
+from penstock.continuous.plan.user_functions import arrow_runs, pandas_runs
 from penstock.errors import SchemaMismatch
 from penstock.spark.internals.udf_wrapper import ROW, shielded
 

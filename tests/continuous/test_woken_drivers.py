@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from penstock.continuous import execution as module
-from penstock.continuous.execution import ContinuousExecution, State
-from penstock.continuous.logs import CheckpointLog
+from penstock.continuous.driver import execution as module
+from penstock.continuous.driver.checkpoint_log import CheckpointLog
+from penstock.continuous.driver.execution import ContinuousExecution, State
 from penstock.errors import OwnerFenced, PlanMismatch
 from tests.continuous.copying import PATIENCE, Copy, Pause
 from tests.support.waiting import wait_until

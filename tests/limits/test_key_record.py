@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import CheckpointMismatch, CommitRefused
-from penstock.limits.key_record import KeyRecord, keep_key
-from penstock.limits.record import LimitRecord, write_record
+from penstock.limits.record import KeyRecord, LimitRecord, keep_key, write_record
 from penstock.spark.checkpoint import Checkpoint
 
 LIMIT = KeyRecord(("a",), 2, None)

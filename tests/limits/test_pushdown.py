@@ -9,8 +9,8 @@ import pytest
 
 from penstock.commit.offsets import QueueOffset
 from penstock.errors import CheckpointMismatch
-from penstock.limits.begun import Begun
 from penstock.limits.pushdown import quota
+from penstock.limits.resume import Begun
 from penstock.spark.checkpoint import Checkpoint
 
 QUEUE = json.dumps(QueueOffset("s", "q", "c", 1, 1, (3, 0), (5, 1)).to_dict())

@@ -9,7 +9,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 import penstock as ps
-from penstock.continuous import allowed
+from penstock.continuous.plan import allowed
 from penstock.modes.rules import penstocks_continuous
 
 TRIGGER = ps.Trigger.continuous("1 second")

@@ -8,7 +8,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from penstock.pipeline.publishing.listening import Hearing
+from penstock.pipeline.monitoring.listener import Hearing
 
 
 def told(run_id: str, batch: int) -> dict[str, Any]:

@@ -13,9 +13,9 @@ import pytest
 
 import penstock as ps
 from penstock.errors import QueryFailed, QueueNotFound
-from penstock.pipeline.publishing import publisher as module
-from penstock.pipeline.publishing.publisher import Publisher
-from penstock.pipeline.publishing.told import ends_of, error_of, progress_of, rows_of
+from penstock.pipeline.monitoring import publisher as module
+from penstock.pipeline.monitoring.progress_format import ends_of, error_of, progress_of, rows_of
+from penstock.pipeline.monitoring.publisher import Publisher
 from penstock.store.records import queries
 from penstock.store.records.queries import QueryError, QueryRun
 from tests.support.waiting import wait_until

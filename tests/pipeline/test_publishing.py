@@ -13,8 +13,8 @@ from pyspark.sql import SparkSession
 
 import penstock as ps
 from penstock.errors import InvalidOption, StoreNotFound
-from penstock.pipeline.publishing import listening
-from penstock.pipeline.publishing import publisher as module
+from penstock.pipeline.monitoring import listener as listening
+from penstock.pipeline.monitoring import publisher as module
 from penstock.store.records import queries
 from penstock.ui import queries as shown
 from penstock.ui.collector import Collector
@@ -102,7 +102,7 @@ def test_a_failure_is_told_with_its_condition_and_no_secret(
     trigger: ps.Trigger,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from penstock.continuous import execution
+    from penstock.continuous.driver import execution
 
     monkeypatch.setattr(execution, "_RESTARTS", 0)
     text = "no way to postgresql://app:hunter22@db/shop"
@@ -234,7 +234,7 @@ def test_a_store_that_is_gone_harms_no_query(
 ) -> None:
     caplog.set_level(logging.WARNING, "penstock")
     away = f"sqlite:///{tmp_path}/none.db"
-    monkeypatch.setattr("penstock.pipeline.publishing.publish._store_of_sink", lambda *_: away)
+    monkeypatch.setattr("penstock.pipeline.monitoring.monitor._store_of_sink", lambda *_: away)
     source.append([{"id": 1}])
     query = pipeline(spark, store_url).start(name=NAME, checkpoint=tmp_path / "ck", trigger=NOW)
     query.awaitTermination()

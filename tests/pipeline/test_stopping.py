@@ -12,8 +12,8 @@ import pytest
 import penstock as ps
 from penstock.commit.offsets import QueueOffset
 from penstock.commit.owner import Owner
-from penstock.pipeline.levelling import QuerySource
 from penstock.pipeline.micro_batches import MicroBatchQuery, expected_epochs
+from penstock.pipeline.offset_sync import QuerySource
 from tests.spark.support import make_queue, one_store
 
 

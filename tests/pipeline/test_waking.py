@@ -11,7 +11,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 import penstock as ps
 from penstock.pipeline import stream
-from penstock.pipeline.waking import WakingReader, waking
+from penstock.pipeline.initial_batch import WakingReader, waking
 from tests.changes.frames import SCHEMA, Files, contract, tuples
 from tests.spark.support import one_store
 from tests.support.waiting import wait_until

@@ -8,15 +8,15 @@ from typing import Any
 
 import pyarrow as pa
 
-from penstock.continuous.coordinator import EpochCoordinator
-from penstock.continuous.ends import SinkDriver
-from penstock.continuous.epochs import Epochs
-from penstock.continuous.execution import ContinuousExecution, Settings
-from penstock.continuous.link import READER, WRITER
-from penstock.continuous.logs import CheckpointLog
-from penstock.continuous.queue_drivers import QueueSourceDriver
-from penstock.continuous.reader import Reading, beginning
-from penstock.continuous.writer import Sink, Writing
+from penstock.continuous.connectors.protocol import SinkDriver
+from penstock.continuous.connectors.queue_driver import QueueSourceDriver
+from penstock.continuous.driver.checkpoint_log import CheckpointLog
+from penstock.continuous.driver.coordinator import EpochCoordinator
+from penstock.continuous.driver.epochs import Epochs
+from penstock.continuous.driver.execution import ContinuousExecution, Settings
+from penstock.continuous.task.channel import READER, WRITER
+from penstock.continuous.task.reader import Reading, beginning
+from penstock.continuous.task.writer import Sink, Writing
 from penstock.errors import ContinuousFailed
 from penstock.tables.sink import TableSink
 from tests.simulation.micro_batch import COLUMNS, Plan

@@ -17,14 +17,14 @@ import pyarrow as pa
 from pyspark.sql.types import LongType, StructField, StructType
 
 from penstock.commit.offsets import pad
-from penstock.continuous.ends import SinkDriver
-from penstock.continuous.logs import CheckpointLog
-from penstock.continuous.queue_drivers import QueueSinkDriver
-from penstock.continuous.settling import catch_up
-from penstock.pipeline.levelling import QuerySource
+from penstock.continuous.connectors.protocol import SinkDriver
+from penstock.continuous.connectors.queue_driver import QueueSinkDriver
+from penstock.continuous.driver.checkpoint_log import CheckpointLog
+from penstock.continuous.driver.recovery import catch_up
+from penstock.pipeline.continuous_start import follow_from
+from penstock.pipeline.continuous_tables import TableSinkDriver
 from penstock.pipeline.micro_batches import MicroBatchQuery, expected_epochs
-from penstock.pipeline.starting import follow_from
-from penstock.pipeline.table_driver import TableSinkDriver
+from penstock.pipeline.offset_sync import QuerySource
 from penstock.queue.open_stores import open_store
 from penstock.spark.options import SinkOptions, SourceOptions
 from penstock.spark.schemas import source_schema
@@ -32,7 +32,7 @@ from penstock.spark.sink.writers import QueueStreamWriter
 from penstock.spark.source.stream_reader import QueueStreamReader
 from penstock.store.records import catalog
 from penstock.tables.sink import TableSink
-from penstock.tables.writer import TableWriter
+from penstock.tables.sql.writer import TableWriter
 from tests.simulation.disk import SparkError, conflicts_told
 from tests.simulation.scheduler import Gate, Process
 from tests.simulation.virtual import Machine

@@ -13,8 +13,7 @@ import pytest
 
 from penstock.commit.offsets import QueueOffset
 from penstock.errors import CheckpointMismatch, CommitRefused, PenstockError
-from penstock.limits.key_record import read_key
-from penstock.limits.record import read_record
+from penstock.limits.record import read_key, read_record
 from penstock.spark import checkpoint as checkpoints
 from penstock.spark.checkpoint import Checkpoint
 from penstock.spark.internals.limit_state import UnreadableState, rows_passed

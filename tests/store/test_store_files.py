@@ -16,7 +16,7 @@ import pytest
 
 import penstock
 from penstock.errors import InvalidUrl, StoreNotFound, StoreUnsafe
-from penstock.pipeline.publishing.publisher import _hurried
+from penstock.pipeline.monitoring.publisher import _hurried
 from penstock.store.sqlite import files, wakeups
 from penstock.store.url import parse_url
 from tests.store.programs import SCHEMA

@@ -16,12 +16,12 @@ from pyspark.sql import types as spark
 from penstock.errors import CommitRefused, TableRefused
 from penstock.lake.delta_location import DeltaPlace
 from penstock.tables.columns import VALID_FROM, VALID_TO
-from penstock.tables.delta_applied import Applied
-from penstock.tables.delta_applying import ChangesWriter, changes_writer
-from penstock.tables.delta_events import PRESENT, SEQUENCE, EventTask
-from penstock.tables.delta_outcome import history, latest
-from penstock.tables.delta_stage import DeltaStage
-from penstock.tables.delta_transactions import AppTransaction
+from penstock.tables.delta.apply.applier import ChangesWriter, changes_writer
+from penstock.tables.delta.apply.events import PRESENT, SEQUENCE, EventTask
+from penstock.tables.delta.apply.memory import Applied
+from penstock.tables.delta.apply.outcome import history, latest
+from penstock.tables.delta.stage import DeltaStage
+from penstock.tables.delta.transactions import AppTransaction
 from tests.tables.test_history import Event, deliveries
 from tests.tables.test_history import folded as folded_history
 
@@ -290,7 +290,7 @@ def test_a_table_that_never_rests_is_left_alone(tmp_path: Path, hooks: Hooks) ->
 
 
 def test_what_is_remembered_stays_in_few_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.tables.delta_applied._MOST_FILES", 3)
+    monkeypatch.setattr("penstock.tables.delta.apply.memory._MOST_FILES", 3)
     driver = Driver(tmp_path, 2)
     for number in range(8):
         driver.apply(number, [("a", number, 2 * number, 1), ("a", 0, 2 * number + 1, 0)])

@@ -6,8 +6,8 @@ import pyarrow as pa
 import pytest
 
 from penstock.tables.columns import Layout, layout_of
-from penstock.tables.existing import Existing, affinity, differences
 from penstock.tables.names import TableName
+from penstock.tables.sql.existing import Existing, affinity, differences
 
 
 def layout(kind: pa.DataType, dialect: str) -> Layout:

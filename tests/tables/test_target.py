@@ -14,14 +14,13 @@ import pytest
 import penstock as ps
 from penstock.errors import CommitRefused
 from penstock.store.url import parse_url
-from penstock.tables import applied, existing
 from penstock.tables.columns import Layout, layout_of
 from penstock.tables.names import resolve
-from penstock.tables.postgres_stage import PostgresStage
-from penstock.tables.segment_stage import SegmentStage
 from penstock.tables.shaping import ready, staged_schema
-from penstock.tables.stages import Stage
-from penstock.tables.target import TableTarget
+from penstock.tables.sql import apply, existing
+from penstock.tables.sql.postgres_stage import PostgresStage
+from penstock.tables.sql.stage import SegmentStage, Stage
+from penstock.tables.sql.target import TableTarget
 from tests.support.waiting import wait_until
 from tests.tables.support import named, query, rows, sql_name
 
@@ -50,7 +49,7 @@ class Table:
             if self.CHANGES is None:
                 existing.prepare(tx, layout, complete=False)
             else:
-                applied.prepare(tx, layout)
+                apply.prepare(tx, layout)
             return layout
 
         self.layout = self.database.run(work)

@@ -9,6 +9,7 @@ from penstock.arguments import column_names, in_quotes, require
 from penstock.errors import InvalidChangelogSchema
 
 CHANGE_TYPE, COMMIT_VERSION, COMMIT_TIMESTAMP = "_change_type", "_commit_version", "_commit_timestamp"
+CHANGE_COLUMNS = (CHANGE_TYPE, COMMIT_VERSION, COMMIT_TIMESTAMP)
 INSERT, DELETE, PREIMAGE, POSTIMAGE = "insert", "delete", "update_preimage", "update_postimage"
 TYPES = (INSERT, DELETE, POSTIMAGE, PREIMAGE)
 """Their places are the change types' numbers where rows are compared."""

@@ -14,8 +14,8 @@ from penstock.arrow.key_hash import check_key
 from penstock.arrow.schema import canonical_schema
 from penstock.errors import InvalidInput, InvalidOption
 from penstock.instants import interval_micros
+from penstock.limits.per_key_tasks import PACKED, Counting, Key, Pack, Whole
 from penstock.limits.rows import check_rows
-from penstock.limits.stages import PACKED, Counting, Key, Pack, Whole
 from penstock.spark.schemas import is_case_sensitive, to_struct
 from penstock.spark.shuffle_batches import PLACE, SCHEMA, unpack
 

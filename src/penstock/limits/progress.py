@@ -10,9 +10,8 @@ from pyspark.sql import SparkSession
 
 from penstock.arguments import path_text
 from penstock.errors import CheckpointNotFound, NotFound
-from penstock.limits.counted import counted
-from penstock.limits.key_record import read_key
-from penstock.limits.record import read_record
+from penstock.limits.record import read_key, read_record
+from penstock.limits.resume import counted
 from penstock.spark.checkpoint import Checkpoint, redact
 
 

@@ -6,7 +6,7 @@ from pyspark.sql import DataFrame
 
 from penstock.commit.offsets import QueueOffset
 from penstock.errors import CheckpointMismatch, InvalidInput
-from penstock.limits.begun import Begun
+from penstock.limits.resume import Begun
 from penstock.limits.rows import METRIC
 from penstock.spark.checkpoint import Checkpoint, redact
 from penstock.spark.internals.operators import Is, of

@@ -6,8 +6,8 @@ from typing import Any
 
 from pyspark.sql.streaming.listener import StreamingQueryProgress
 
-from penstock.continuous.ends import SourceDriver
-from penstock.continuous.execution import ContinuousExecution, State
+from penstock.continuous.connectors.protocol import SourceDriver
+from penstock.continuous.driver.execution import ContinuousExecution, State
 from penstock.pipeline.failures import plain
 from penstock.pipeline.query import STOP_SECONDS, Query
 

@@ -16,7 +16,7 @@ from penstock.commit.offsets import QueueOffset, batch_ranges
 from penstock.commit.owner import drain
 from penstock.errors import PenstockError, condition_of
 from penstock.pipeline.failures import plain
-from penstock.pipeline.levelling import QuerySource, bring_level
+from penstock.pipeline.offset_sync import QuerySource, bring_level
 from penstock.pipeline.query import STOP_SECONDS, Query
 from penstock.queue.store import connect
 from penstock.spark.checkpoint import Checkpoint

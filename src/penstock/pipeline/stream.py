@@ -20,18 +20,18 @@ from penstock.limits.pushdown import is_per_micro_batch
 from penstock.limits.rows import STOP, RowLimit
 from penstock.modes.checking import check as check_modes
 from penstock.pipeline.continuous import ContinuousQuery
-from penstock.pipeline.ends import ConsoleSink, FunctionSink, QueueSink, QueueSource, RateSource
+from penstock.pipeline.continuous_start import AnySink, catch_up_with_sink, start_continuous
+from penstock.pipeline.endpoints import ConsoleSink, FunctionSink, QueueSink, QueueSource, RateSource
 from penstock.pipeline.failures import plainly
-from penstock.pipeline.levelling import QuerySource, bring_level
-from penstock.pipeline.limiting import Limiting, keep_for_each_key
+from penstock.pipeline.initial_batch import waking
+from penstock.pipeline.limited_query import Limiting, keep_for_each_key
 from penstock.pipeline.micro_batches import MicroBatchQuery, expected_epochs
-from penstock.pipeline.publishing.publish import Place, place_of, started
+from penstock.pipeline.monitoring.monitor import Place, place_of, started
+from penstock.pipeline.offset_sync import QuerySource, bring_level
 from penstock.pipeline.query import Query
 from penstock.pipeline.settings import no_data_batches
 from penstock.pipeline.shutdown import stop_on_sigterm
-from penstock.pipeline.starting import AnySink, catch_up_with_sink, start_continuous
 from penstock.pipeline.trigger import Trigger
-from penstock.pipeline.waking import waking
 from penstock.spark.checkpoint import Checkpoint
 from penstock.spark.default_store import default_url
 from penstock.spark.internals.plans import repeatable, streaming_reads

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.types as pat
@@ -13,13 +12,10 @@ from penstock.arguments import did_you_mean, in_quotes
 from penstock.arrow.schema import canonical_schema
 from penstock.arrow.spark_json import mark_of
 from penstock.errors import InvalidInput, UnsupportedType
+from penstock.feeds.contract import CHANGE_COLUMNS, CHANGE_TYPE
 from penstock.tables.names import TableName, quoted
+from penstock.tables.untouched_values import Unchanged
 
-if TYPE_CHECKING:
-    from penstock.tables.unchanged import Unchanged
-
-CHANGE_TYPE, COMMIT_VERSION = "_change_type", "_commit_version"
-CHANGE_COLUMNS = (CHANGE_TYPE, COMMIT_VERSION, "_commit_timestamp")
 VALID_FROM, VALID_TO = "_valid_from", "_valid_to"
 
 _POSTGRES = {

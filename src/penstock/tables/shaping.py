@@ -12,7 +12,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from penstock.spark.schemas import quoted
 from penstock.tables.change_rows import present
 from penstock.tables.columns import Column, Layout
-from penstock.tables.unchanged import UNKNOWN
+from penstock.tables.untouched_values import UNKNOWN
 
 JSON = {
     "ignoreNullFields": "false",

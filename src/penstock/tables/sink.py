@@ -1,4 +1,4 @@
-"""``ps.TableSink``."""
+"""Session windows, whose keys change as they grow, are nothing to upsert by."""
 
 from __future__ import annotations
 
@@ -10,29 +10,93 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from penstock.arguments import column_names, did_you_mean, in_quotes, require
-from penstock.errors import InvalidInput, InvalidOption, InvalidUrl, PenstockError, TableRefused
+from penstock.errors import (
+    ContinuousRefused,
+    InvalidInput,
+    InvalidOption,
+    InvalidUrl,
+    PenstockError,
+    TableRefused,
+)
+from penstock.feeds.contract import COMMIT_VERSION
 from penstock.lake.delta_location import DeltaPlace, is_delta
 from penstock.queue.checks import check_name
 from penstock.queue.store import connect
 from penstock.spark.default_store import URL, default_url
+from penstock.spark.internals.plan_text import by_session, tree_of
 from penstock.spark.internals.plans import streaming_reads
 from penstock.spark.internals.sessions import is_classic
 from penstock.spark.schemas import COORDINATES
 from penstock.spark.store_reach import check_reach
 from penstock.store.database import Transaction
 from penstock.store.url import parse_url
-from penstock.tables import applied, existing
-from penstock.tables.adding import require_added
-from penstock.tables.change_rows import require_row_id
-from penstock.tables.columns import COMMIT_VERSION, Layout, layout_of
-from penstock.tables.delta_applying import accepted_changes, changes_writer
-from penstock.tables.delta_writer import DeltaWriter, accepted_rows, delta_writer
+from penstock.tables.change_rows import require_row_id, ties
+from penstock.tables.columns import Layout, layout_of
+from penstock.tables.delta.apply.applier import accepted_changes, changes_writer
+from penstock.tables.delta.writer import DeltaWriter, accepted_rows, delta_writer
 from penstock.tables.names import TableName, resolve
-from penstock.tables.ordering import ties
-from penstock.tables.sessions import refuse_session_windows
-from penstock.tables.target import CHANGES
-from penstock.tables.unchanged import Unchanged
-from penstock.tables.writer import TableWriter
+from penstock.tables.sql import apply, existing
+from penstock.tables.sql.target import CHANGES
+from penstock.tables.sql.writer import TableWriter
+from penstock.tables.untouched_values import Unchanged
+
+
+def refuse_session_windows(frame: DataFrame) -> None:
+    """Refuse an aggregation by session windows, for output mode update.
+
+    Raises
+    ------
+    TableRefused
+    """
+    if not any(node.name == "Aggregate" and by_session(node) for node in tree_of(frame).walk()):
+        return
+    raise TableRefused(
+        "the query has a session window, and a session's key changes as it grows: in output mode update its earlier rows would "
+        "stay in the table for ever. Use output mode append with a watermark, which writes each session once it is closed, or "
+        "complete",
+        condition="TABLE_REFUSED.SESSION_WINDOW",
+    )
+
+
+# ---- adding: What a continuous query, which only adds rows, does not do to a table.
+
+_OTHERWISE = "or use ps.Trigger.processing_time"
+
+
+def require_added(table: TableSink, url: str, guarantee: str, output_mode: str) -> None:
+    """Refuse what does more to a table than to add rows to it.
+
+    Raises
+    ------
+    ContinuousRefused
+    """
+    called, wrong = f"ps.TableSink({in_quotes(table.name)})", ""
+    if is_delta(url):
+        wrong = f"{called} is a Delta table, which would get a version for each epoch: use a SQL table, {_OTHERWISE}"
+    elif table.apply_changes:
+        wrong = f"{called} applies changes, and a continuous query only adds rows: leave apply_changes out, {_OTHERWISE}"
+    elif output_mode != "append":
+        wrong = (
+            f"output mode {in_quotes(output_mode)} puts rows of {called} in the place of others, and a continuous query only "
+            f"adds rows: use output_mode='append', {_OTHERWISE}"
+        )
+    elif table.keys and guarantee == "at_least_once":
+        wrong = (
+            f"{called} has the keys {', '.join(table.keys)}, and with guarantee=at_least_once rows come again after a failure, "
+            "when their keys are there already: use guarantee=exactly_once, or leave the keys out"
+        )
+    if wrong:
+        raise ContinuousRefused(
+            wrong,
+            condition="CONTINUOUS_REFUSED.SINK",
+            sink="TableSink",
+            table=table.name,
+            guarantee=guarantee,
+            output_mode=output_mode,
+        )
+
+
+# ---- sink: ``ps.TableSink``.
 
 MODES = ("append", "update", "complete")
 _SCD_TYPES = (1, 2)
@@ -282,7 +346,7 @@ class TableSink:
         def work(tx: Transaction) -> Layout:
             layout = self._layout(resolve(tx, self.name), schema, keys, tx.dialect)
             if self.apply_changes:
-                applied.prepare(tx, layout)
+                apply.prepare(tx, layout)
             else:
                 existing.prepare(tx, layout, complete=output_mode == "complete")
             return layout

@@ -258,6 +258,7 @@ def patch_continuous_queues(module: ModuleType) -> None:
 def patch_continuous_tables(module: ModuleType) -> None:
     for kind in (module.TableStaging, module.TableInserts):
         kind.end = _staged(kind.end)
+    _committed(module.TableSinkDriver, lambda driver: str(driver._known.layout.name.table))
 
 
 def _staged(end: Any) -> Any:
@@ -271,10 +272,6 @@ def _staged(end: Any) -> Any:
 
 def patch_continuous_drivers(module: ModuleType) -> None:
     _committed(module.QueueSinkDriver, lambda driver: str(driver.options.queue))
-
-
-def patch_continuous_table_driver(module: ModuleType) -> None:
-    _committed(module.TableSinkDriver, lambda driver: str(driver._known.layout.name.table))
 
 
 def _committed(driver: Any, case: Callable[[Any], str]) -> None:
@@ -304,21 +301,20 @@ def patch_continuous_logs(module: ModuleType) -> None:
 
 
 PATCHES = {
-    "penstock.continuous.logs": patch_continuous_logs,
-    "penstock.continuous.queue_drivers": patch_continuous_drivers,
-    "penstock.continuous.queues": patch_continuous_queues,
-    "penstock.continuous.reader": patch_continuous_reader,
-    "penstock.continuous.writer": patch_continuous_writer,
-    "penstock.pipeline.table_driver": patch_continuous_table_driver,
-    "penstock.pipeline.table_tasks": patch_continuous_tables,
+    "penstock.continuous.driver.checkpoint_log": patch_continuous_logs,
+    "penstock.continuous.connectors.queue_driver": patch_continuous_drivers,
+    "penstock.continuous.connectors.queue_tasks": patch_continuous_queues,
+    "penstock.continuous.task.reader": patch_continuous_reader,
+    "penstock.continuous.task.writer": patch_continuous_writer,
+    "penstock.pipeline.continuous_tables": patch_continuous_tables,
     "penstock.commit.owner": patch_owner,
     "penstock.commit.protocol": patch_batch,
     "penstock.spark.sink.write_task": patch_tasks,
     "penstock.spark.sink.writers": patch_sink,
-    "penstock.tables.task": patch_table_tasks,
-    "penstock.tables.delta_stage": patch_delta_tasks,
-    "penstock.tables.delta_writer": patch_delta_writer,
-    "penstock.tables.delta_applied": patch_delta_applied,
+    "penstock.tables.sql.write_task": patch_table_tasks,
+    "penstock.tables.delta.stage": patch_delta_tasks,
+    "penstock.tables.delta.writer": patch_delta_writer,
+    "penstock.tables.delta.apply.memory": patch_delta_applied,
 }
 
 

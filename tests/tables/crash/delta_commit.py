@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from penstock.tables.delta_applied import Applied
-from penstock.tables.delta_applying import ChangesWriter
+from penstock.tables.delta.apply.applier import ChangesWriter
+from penstock.tables.delta.apply.memory import Applied
 from tests.tables.test_delta_events import SECOND, Driver
 
 

@@ -1,0 +1,59 @@
+"""A function of one's own as a sink."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.types import StructType
+
+from penstock.continuous.connectors.protocol import SinkDriver
+from penstock.continuous.driver.epochs import Epoch
+from penstock.continuous.task.writer import Sink, SinkTask
+
+Function = Callable[[pa.RecordBatch], object]
+
+
+@dataclass(frozen=True)
+class FunctionRows(Sink, SinkTask):
+    """Each task calls the function with the rows that it has."""
+
+    function: Function
+
+    def open(self, task: int) -> SinkTask:
+        return self
+
+    def write(self, rows: list[pa.RecordBatch], epoch: int) -> None:
+        self.function(pa.concat_batches(rows))
+
+    def end(self, epoch: int) -> dict[str, Any]:
+        return {}
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+@dataclass(frozen=True)
+class FunctionDriver(SinkDriver):
+    """Nothing is left to do when an epoch ends: rows may come again after a failure."""
+
+    function: Function
+
+    @property
+    def description(self) -> str:
+        return f"function {getattr(self.function, '__name__', type(self.function).__name__)}"
+
+    @property
+    def at_once(self) -> bool:
+        return True
+
+    def check(self, schema: StructType) -> None:
+        """Any rows will do."""
+
+    def sink(self) -> Sink:
+        return FunctionRows(self.function)
+
+    def commit(self, sink: Sink, epoch: Epoch, offset: Any) -> None:
+        """Nothing."""

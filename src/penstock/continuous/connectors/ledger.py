@@ -1,0 +1,97 @@
+"""Epochs in the ledger of a store: each is in its sink as a whole and once, with the consumer's move."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from penstock.commit.micro_batch import BatchCommit, Target
+from penstock.commit.offsets import QueueOffset
+from penstock.commit.protocol import commit_batch, note_batch
+from penstock.continuous.connectors.protocol import SinkEpoch
+from penstock.continuous.driver.epochs import Epoch
+from penstock.errors import CheckpointMismatch
+from penstock.queue.open_stores import open_store
+from penstock.store.records import ledger
+from penstock.store.records.ledger import LedgerKey
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Commits:
+    """What a query commits to a store.
+
+    Parameters
+    ----------
+    query_id
+        The id in its checkpoint.
+    app_id
+        Its identity in the ledger.
+    rebind
+        Whether it may take a consumer over from another checkpoint.
+    new_sink
+        Whether the sink may have nothing of the query although the checkpoint is not new.
+    """
+
+    url: str = field(repr=False)
+    query_id: str
+    app_id: str
+    rebind: bool
+    new_sink: bool
+
+    def commit(self, target: Target[T], epoch: Epoch, offset: Any) -> T | None:
+        """Make an epoch visible; what its target says of it, or None when it was before."""
+        store = open_store(self.url)
+        return commit_batch(store.database, store.uuid, self._batch(target, epoch, offset))
+
+    def note(self, ledger_name: str, epoch: Epoch, offset: Any) -> None:
+        """Enter an epoch whose rows can be seen already."""
+        note_batch(
+            open_store(self.url).database,
+            LedgerKey(ledger_name, self.app_id, epoch.number),
+            self.query_id,
+            epoch.rows_out,
+            new_sink=self.new_sink,
+            logged=json.dumps(offset),
+        )
+
+    def newest(self, ledger_name: str) -> SinkEpoch:
+        """Return the last epoch that the ledger has.
+
+        Raises
+        ------
+        CheckpointMismatch
+            When it was committed from another checkpoint.
+        """
+        found = open_store(self.url).database.run(
+            lambda tx: ledger.newest(tx, ledger_name, self.app_id), write=False
+        )
+        if found is None:
+            return SinkEpoch(-1)
+        if json.loads(found.ranges)[0] != self.query_id:
+            raise CheckpointMismatch(
+                f"app {self.app_id!r} has written to {ledger_name} from another checkpoint before: a new checkpoint needs a new "
+                "appId (leave the option out to get one)",
+                app_id=self.app_id,
+            )
+        return SinkEpoch(
+            found.batch_id, None if found.logged is None else json.loads(found.logged), found.rows
+        )
+
+    def _batch(self, target: Target[T], epoch: Epoch, offset: Any) -> BatchCommit[T]:
+        ours = QueueOffset.of(offset)
+        return BatchCommit(
+            sink=target,
+            app_id=self.app_id,
+            batch_id=epoch.number,
+            rows=epoch.rows_out,
+            origin=self.query_id,
+            sources=[] if ours is None else [ours],
+            others=[offset] if ours is None else [],
+            attempts=epoch.attempts,
+            rebind=self.rebind,
+            new_sink=self.new_sink,
+            logged=json.dumps(offset),
+        )

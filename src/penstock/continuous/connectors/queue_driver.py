@@ -1,0 +1,205 @@
+"""Queues as the driver of a continuous query sees them: consumers that are owned and moved, rows that are promoted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.types import StructType
+
+from penstock.arguments import in_quotes
+from penstock.commit.micro_batch import sink_name
+from penstock.commit.offsets import QueueOffset, pad
+from penstock.commit.owner import Owner, follow, level
+from penstock.commit.queue_target import QueueTarget
+from penstock.continuous.connectors.ledger import Commits
+from penstock.continuous.connectors.protocol import Positions, SinkDriver, SinkEpoch, SourceDriver
+from penstock.continuous.connectors.queue_tasks import QueueRows, QueueWrites
+from penstock.continuous.driver.epochs import Epoch
+from penstock.continuous.task.writer import Sink
+from penstock.errors import CheckpointMismatch
+from penstock.queue.feed_commits import refuse_feed
+from penstock.queue.open_stores import open_store
+from penstock.queue.store import Store
+from penstock.spark.options import SinkOptions, SourceOptions
+from penstock.spark.schemas import check_writable, source_schema
+from penstock.spark.source.positions import require_reached, start_positions, still_there
+from penstock.store.database import Transaction
+from penstock.store.records import catalog
+from penstock.store.records.catalog import QueueRecord
+
+
+@dataclass
+class QueueSourceDriver(SourceDriver):
+    """A queue to read, with or without a consumer."""
+
+    options: SourceOptions = field(repr=False)
+    _owner: Owner | None = field(default=None, init=False)
+    _schema: pa.Schema | None = field(default=None, init=False)
+    _pinned: QueueRecord | None = field(default=None, init=False)
+    """The queue that the run in hand reads: another one may have its name by the time an epoch is planned."""
+
+    @property
+    def description(self) -> str:
+        return f"queue {in_quotes(self.options.queue)}"
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Of the rows: the columns that the queue had when the query began, for all its runs."""
+        if self._schema is None:
+            self._schema = source_schema(self._found().schema, self.options.service_columns)
+        return self._schema
+
+    def own(self) -> None:
+        self._pinned = None
+        if self.options.consumer is not None:
+            if self._owner is not None:
+                # A driver that stood still and repeats its run does not take the consumer back from its successor.
+                self._owner.require()
+            self._let_go()
+            self._owner = Owner(
+                self._store().database, self._store().uuid, self.options.consumer, self.options.queue
+            )
+
+    def start(self, logged: Any | None) -> Positions:
+        store, self._pinned = self._store(), self._found()
+        queue = self._pinned
+
+        def work(tx: Transaction) -> Positions:
+            there = catalog.partitions(tx, queue)
+            if logged is None:
+                return dict(enumerate(start_positions(tx, self.options, queue, there)))
+            offset = self._parsed(logged)
+            offset.require(store.uuid, queue.name, self.options.consumer, self._generation(queue))
+            require_reached(offset, there)
+            offsets = pad(offset.end, len(there))
+            # Rows that are gone are skipped where they are read: the next epoch begins where the last one has ended.
+            still_there(self.options, there, offsets)
+            return dict(enumerate(offsets))
+
+        return store.database.run(work, write=False)
+
+    def ends(self) -> Positions:
+        queue = self._queue()
+        there = self._store().database.run(lambda tx: catalog.partitions(tx, queue), write=False)
+        return {part.partition: part.next_index for part in there}
+
+    def source(self) -> QueueRows:
+        return QueueRows(self.options.url, self._queue(), self.schema, self.options.fail_on_data_loss)
+
+    def plan(self, start: Positions, end: Positions) -> Any:
+        offset = QueueOffset(
+            store=self._store().uuid,
+            queue=self.options.queue,
+            consumer=self.options.consumer,
+            generation=self._generation(self._queue()),
+            epoch=0 if self._owner is None else self._owner.epoch,
+            start=_listed(start, len(end)),
+            end=_listed(end, len(end)),
+        )
+        if self._owner is not None:
+            self._owner.plan(offset)
+        return offset.to_dict()
+
+    def follow(self, offset: Any) -> None:
+        parsed = QueueOffset.of(offset)
+        if self.options.consumer is not None and parsed is not None:
+            follow(self._store().database, self._store().uuid, parsed)
+
+    def logged(self, offset: Any) -> bool:
+        return self._owner is not None and self._owner.observe(self._parsed(offset))[2]
+
+    def release(self, ended: Any | None) -> None:
+        self._let_go()
+        if self.options.consumer is not None and ended is not None:
+            level(self._store().database, self._store().uuid, self._parsed(ended))
+
+    def _let_go(self) -> None:
+        if self._owner is not None:
+            self._owner.release()
+            self._owner = None
+
+    def _store(self) -> Store:
+        return open_store(self.options.url)
+
+    def _queue(self) -> QueueRecord:
+        return self._pinned or self._found()
+
+    def _found(self) -> QueueRecord:
+        return self._store().database.run(lambda tx: catalog.find_queue(tx, self.options.queue), write=False)
+
+    def _generation(self, queue: QueueRecord) -> int:
+        return queue.generation if self._owner is None else self._owner.generation
+
+    def _parsed(self, offset: Any) -> QueueOffset:
+        parsed = QueueOffset.of(offset)
+        if parsed is None:
+            raise CheckpointMismatch(
+                f"the checkpoint has the offset {str(offset)[:200]!r}, which is not a queue's: it belongs to another "
+                "query; use that query's source, or a new checkpoint"
+            )
+        return parsed
+
+
+def _listed(positions: Positions, length: int) -> tuple[int, ...]:
+    return tuple(positions.get(partition, 0) for partition in range(length))
+
+
+@dataclass
+class QueueSinkDriver(SinkDriver):
+    """A queue to write to."""
+
+    options: SinkOptions = field(repr=False)
+    query_id: str
+    exactly_once: bool
+
+    @property
+    def description(self) -> str:
+        return f"queue {in_quotes(self.options.queue)}"
+
+    @property
+    def at_once(self) -> bool:
+        return not self.exactly_once
+
+    def check(self, schema: StructType) -> None:
+        queue = self._queue()
+        refuse_feed(queue)
+        check_writable(schema, queue.schema, queue.name)
+
+    def sink(self) -> QueueWrites:
+        app_id = self._commits.app_id if self.exactly_once else None
+        return QueueWrites(self.options.url, self._queue(), app_id, self.options.max_rows_per_write)
+
+    def newest(self) -> SinkEpoch:
+        return self._commits.newest(sink_name(self._queue()))
+
+    @property
+    def may_be_new(self) -> bool:
+        return self.options.allow_new_sink
+
+    def commit(self, sink: Sink, epoch: Epoch, offset: Any) -> None:
+        assert isinstance(sink, QueueWrites), "it is what `sink` has made"
+        # The queue as the tasks placed the rows in it: the store refuses them where it has got more partitions since.
+        queue = sink.queue
+        if not self.exactly_once:
+            self._commits.note(sink_name(queue), epoch, offset)
+            return
+        appended = self._commits.commit(QueueTarget(queue), epoch, offset)
+        open_store(self.options.url).tend(queue, () if appended is None else appended.crowded)
+
+    @property
+    def _commits(self) -> Commits:
+        options = self.options
+        return Commits(
+            options.url,
+            self.query_id,
+            options.app_id or self.query_id,
+            options.allow_new_checkpoint,
+            options.allow_new_sink,
+        )
+
+    def _queue(self) -> QueueRecord:
+        return open_store(self.options.url).database.run(
+            lambda tx: catalog.find_queue(tx, self.options.queue), write=False
+        )

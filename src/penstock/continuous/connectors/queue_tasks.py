@@ -1,0 +1,239 @@
+"""Queues as source and sink of continuous queries."""
+
+from __future__ import annotations
+
+import uuid
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+import pyarrow as pa
+
+from penstock.commit.protocol import append_task
+from penstock.continuous.task.channel import Link
+from penstock.continuous.task.reader import Source, SourceTask
+from penstock.continuous.task.writer import Sink, SinkTask
+from penstock.queue.open_stores import open_store
+from penstock.queue.placement import Placement
+from penstock.queue.queue import placement_of
+from penstock.spark.schemas import output
+from penstock.spark.sink.write_task import Pieces
+from penstock.spark.source.positions import report_loss
+from penstock.spark.store_reach import check_reach
+from penstock.store import staging
+from penstock.store.log import partition_log
+from penstock.store.records.catalog import QueueRecord
+from penstock.store.staging import Attempt
+from penstock.store.watch_queue import watch
+
+_LONGEST_WAIT = 1.0
+_AHEAD_ROWS = 131_072
+
+
+@dataclass(frozen=True)
+class QueueRows(Source):
+    """The rows of a queue as they come."""
+
+    url: str = field(repr=False)
+    queue: QueueRecord
+    schema: pa.Schema
+    fail_on_data_loss: bool = True
+
+    def open(self, positions: Mapping[int, int]) -> QueueReading:
+        check_reach(self.url, None)
+        return QueueReading(self, positions)
+
+
+@dataclass(frozen=True)
+class _Ahead:
+    """Rows that were read ahead."""
+
+    partition: int
+    made: int
+    """When they were appended, in microseconds since 1970."""
+    start: int
+    """The index of the first row."""
+    rows: pa.RecordBatch
+
+    @property
+    def end(self) -> int:
+        return self.start + int(self.rows.num_rows)
+
+    def upto(self, count: int) -> _Ahead:
+        return replace(self, rows=self.rows.slice(0, count))
+
+    def after(self, count: int) -> _Ahead:
+        return replace(self, start=self.start + count, rows=self.rows.slice(count))
+
+
+class QueueReading(SourceTask):
+    """Some partitions of a queue."""
+
+    def __init__(self, source: QueueRows, positions: Mapping[int, int]) -> None:
+        self._source = source
+        self._positions = dict(positions)
+        self._database = open_store(source.url).database
+        self._watch = watch(self._database, source.queue, positions)
+        self._ends: dict[int, int] = {}
+        """Of partitions that have more than was read ahead."""
+        self._held: deque[_Ahead] = deque()
+        """What was read ahead."""
+        self._times: list[tuple[int, int]] = []
+        self._skipped = False
+
+    def read(self, max_rows: int) -> pa.RecordBatch | None:
+        if not self._held:
+            self._fetch()
+        found, left, self._times = [], max_rows, []
+        while self._held and left:
+            ahead = self._held.popleft()
+            if ahead.rows.num_rows > left:
+                self._held.appendleft(ahead.after(left))
+                ahead = ahead.upto(left)
+            left -= ahead.rows.num_rows
+            self._positions[ahead.partition] = ahead.end
+            self._times.append((ahead.made, ahead.rows.num_rows))
+            found.append(ahead.rows)
+        return pa.concat_batches(found) if len(found) > 1 else found[0] if found else None
+
+    def _fetch(self) -> None:
+        """Read ahead what is there, segments as a whole."""
+        ends, self._ends = self._ends or self._watch.wait(self._positions, 0).ends, {}
+        for partition, end in ends.items():
+            start = self._positions[partition]
+            upto = min(end, start + _AHEAD_ROWS)
+            self._held.extend(self._rows(partition, start, upto))
+            if not self._held or self._held[-1].partition != partition:
+                # All of them are gone; the next rows come after them.
+                self._positions[partition], self._skipped = upto, True
+            if upto < end:
+                self._ends[partition] = end
+
+    @property
+    def ahead(self) -> bool:
+        if not self._held:
+            self._ends = self._ends or self._watch.wait(self._positions, 0).ends
+        return bool(self._held or self._ends)
+
+    @property
+    def behind(self) -> int:
+        return sum(end - self._positions[partition] for partition, end in self._ends.items())
+
+    def _rows(self, partition: int, start: int, end: int) -> Iterator[_Ahead]:
+        source, position = self._source, start
+        wanted = [name for name in source.queue.schema.names if name in set(source.schema.names)]
+        chunks = partition_log.read(
+            self._database,
+            source.queue,
+            partition,
+            start,
+            end,
+            columns=wanted,
+            on_lost="fail" if source.fail_on_data_loss else "skip",
+            with_runs="_timestamp" in source.schema.names,
+        )
+        for chunk in chunks:
+            self._note_loss(partition, position, chunk.start)
+            position = chunk.end
+            rows = output(chunk, source.queue, partition, source.schema)
+            yield _Ahead(partition, chunk.first_timestamp, chunk.start, rows)
+        self._note_loss(partition, position, end)
+
+    def _note_loss(self, partition: int, start: int, end: int) -> None:
+        if start < end:
+            report_loss(self._source.queue.name, partition, start, end, fail=False)
+
+    def times(self) -> list[tuple[int, int]]:
+        return self._times
+
+    def offsets(self) -> dict[int, int]:
+        self._skipped = False
+        return dict(self._positions)
+
+    @property
+    def skipped(self) -> bool:
+        return self._skipped
+
+    @property
+    def grown(self) -> bool:
+        return self._watch.partitions > self._source.queue.partitions
+
+    def wait(self, link: Link) -> None:
+        self._ends = self._watch.wait(self._positions, _LONGEST_WAIT, [link]).ends
+
+    def close(self) -> None:
+        self._watch.close()
+
+
+@dataclass(frozen=True)
+class QueueWrites(Sink):
+    """Rows into a queue: seen when they are written, or staged for the end of their epoch."""
+
+    url: str = field(repr=False)
+    queue: QueueRecord
+    app_id: str | None
+    """Of rows that are staged; None for rows that are seen at once."""
+    max_rows: int = 65_536
+
+    def open(self, task: int) -> SinkTask:
+        check_reach(self.url, None)
+        return QueueAppends(self, task) if self.app_id is None else QueueStaging(self, task, self.app_id)
+
+
+class QueueAppends(SinkTask):
+    """Each write is an append."""
+
+    def __init__(self, sink: QueueWrites, task: int) -> None:
+        self._sink, self._task = sink, task
+        self._store = open_store(sink.url)
+        self._placement = placement_of(self._store.database, sink.queue)
+
+    def write(self, rows: list[pa.RecordBatch], epoch: int) -> None:
+        crowded: set[int] = set()
+        for group in _pieces(self._sink, self._placement, self._task, rows):
+            appended = append_task(self._store.database, self._sink.queue, None, group)
+            crowded.update(() if appended is None else appended.crowded)
+        if crowded:
+            self._store.tend(self._sink.queue, tuple(crowded))
+
+    def end(self, epoch: int) -> dict[str, int]:
+        return {}
+
+    def close(self) -> None:
+        """Nothing: the process keeps its store open."""
+
+
+class QueueStaging(SinkTask):
+    """Each write is staged; the driver promotes it."""
+
+    def __init__(self, sink: QueueWrites, task: int, app_id: str) -> None:
+        self._sink, self._task, self._app_id = sink, task, app_id
+        self._attempt = str(uuid.uuid4())
+        self._database = open_store(sink.url).database
+        self._placement = placement_of(self._database, sink.queue)
+        self._staged = 0
+
+    def write(self, rows: list[pa.RecordBatch], epoch: int) -> None:
+        attempt = Attempt(self._app_id, epoch, self._task, self._attempt)
+        for group in _pieces(self._sink, self._placement, self._task, rows):
+            self._stage(attempt, group)
+
+    def _stage(self, attempt: Attempt, group: list[partition_log.Segment]) -> None:
+        first = self._staged
+        self._database.run(
+            lambda tx: staging.stage(tx, self._sink.queue, attempt, group, first), idempotent=True
+        )
+        self._staged += len(group)
+
+    def end(self, epoch: int) -> dict[str, int]:
+        staged, self._staged = self._staged, 0
+        return {self._attempt: staged} if staged else {}
+
+    def close(self) -> None:
+        """Nothing: what is staged and never promoted goes with the next epoch."""
+
+
+def _pieces(
+    sink: QueueWrites, placement: Placement, task: int, rows: list[pa.RecordBatch]
+) -> Iterator[list[partition_log.Segment]]:
+    return Pieces(sink.queue, placement, task, sink.max_rows).groups(iter(rows))

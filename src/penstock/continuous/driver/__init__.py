@@ -1,0 +1,1 @@
+"""The driver of a continuous query: its runs, epochs and checkpoint."""

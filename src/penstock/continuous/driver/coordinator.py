@@ -1,0 +1,325 @@
+"""A limit of rows in a continuous query: the driver hands out what is left of it to whoever is about to write rows.
+
+A writer asks for as many rows as it has in hand, so that nothing is held back by one task while another one could write it. Epochs
+are served one after the other: where one task's rows were dropped, no other task's of a later epoch have been counted in their place.
+What a run has handed out and not committed comes to nothing with the run; the next one begins with what was committed.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+from penstock.continuous.driver.epochs import Epoch, Epochs
+from penstock.continuous.task.channel import READER, WRITER, Address, decode, encode
+from penstock.errors import ContinuousFailed, PenstockError, condition_of
+from penstock.spark.driver_endpoint import Listening
+from penstock.spark.driver_endpoint import shut as _shut
+
+
+@dataclass(frozen=True)
+class Limit:
+    """Of the rows that a query writes over its whole life.
+
+    Parameters
+    ----------
+    rows
+        How many.
+    stops
+        Whether the query ends when it has them; else it drops what comes.
+    """
+
+    rows: int
+    stops: bool = True
+
+
+@dataclass
+class Quota:
+    """What is left for one run; not for several threads at once."""
+
+    left: int
+
+    def take(self, wanted: int) -> int:
+        """How many of the wanted rows may be written."""
+        given = max(min(wanted, self.left), 0)
+        self.left -= given
+        return given
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether nothing is left."""
+        return self.left <= 0
+
+
+# ---- coordinator: The driver's end of the lines to the tasks of one run: the one point that orders its epochs.
+
+log = logging.getLogger("penstock.continuous")
+
+_LONGEST = 16 << 20
+"""Bytes of a message: far more than the offsets of all partitions, or the rows for a console, need."""
+
+Clock = Callable[[], float]
+
+
+class EpochCoordinator:
+    """Listens to the readers and writers of a run, and tells the readers when an epoch ends.
+
+    Parameters
+    ----------
+    host, bind
+        The driver's address as executors know it, and the one to listen at.
+    epochs
+        The order of epochs.
+    """
+
+    def __init__(self, host: str, bind: str, epochs: Epochs) -> None:
+        self.run = str(uuid.uuid4())
+        self._epochs = epochs
+        self.tasks = epochs.tasks
+        self.quota: Quota | None = None
+        """What a limit leaves to be written."""
+        self._wants: dict[int, tuple[int, int]] = {}
+        """Of writers that wait for an answer, by their tasks: the epoch and how many rows."""
+        self._changed = threading.Condition()
+        self._lines: dict[tuple[str, int], Connection] = {}
+        self._gone: set[tuple[str, int]] = set()
+        self._failure: Exception | None = None
+        self._grown = False
+        self._off_pace: set[int] = set()
+        self._resting: set[int] = set()
+        # The last, since somebody may call at once.
+        self._listening = Listening(bind, self._serve, "penstock-epochs")
+        self.address = Address(host, self._listening.port, self.run, self._listening.secret)
+
+    # What the driver asks.
+
+    def await_tasks(self, timeout: float, alive: Callable[[], bool]) -> None:
+        """Wait until all readers and writers are there.
+
+        Raises
+        ------
+        ContinuousFailed
+            When some are not there in time, or the job has ended.
+        """
+        wanted = {(role, task) for role in (READER, WRITER) for task in range(self._epochs.tasks)}
+        deadline = time.monotonic() + timeout
+        with self._changed:
+            while wanted - self._lines.keys():
+                self._require()
+                left = deadline - time.monotonic()
+                if left <= 0 or not alive():
+                    break
+                self._changed.wait(min(left, 0.1))
+            missing = wanted - self._lines.keys()
+        if missing:
+            raise ContinuousFailed(
+                f"{len(missing)} of {len(wanted)} readers and writers of the query did not start"
+                + ("" if left > 0 else f" within {timeout:.0f} s")
+                + ": are there enough free task slots, and do executors reach spark.driver.host?",
+                condition="CONTINUOUS_FAILED.NOT_STARTED",
+            )
+
+    def give(self, epoch: int, groups: Sequence[Mapping[int, int]]) -> None:
+        """Tell each reader its partitions and where they stand, in the order of the tasks; the first epoch has this number."""
+        with self._changed:
+            self._epochs.next_epoch = epoch
+            for task, positions in enumerate(groups):
+                self._tell(READER, task, encode("start", epoch=epoch, positions=positions))
+
+    def begin(self) -> int | None:
+        """End the epoch in hand, if it has anything."""
+        with self._changed:
+            self._require()
+            number = self._epochs.begin()
+            if number is not None:
+                self._tell_readers(encode("epoch", number=number))
+        return number
+
+    def rest(self) -> None:
+        """Let the readers read no more."""
+        with self._changed:
+            self._tell_readers(encode("rest"))
+
+    def finish(self) -> None:
+        """Let the readers end when they have sent what they have in hand."""
+        with self._changed:
+            self._tell_readers(encode("finish"))
+
+    def complete(self, timeout: float, until: Callable[[], bool] = lambda: False) -> Epoch | None:
+        """The next epoch to commit; None when there is none within ``timeout`` seconds, or something else has happened.
+
+        Raises
+        ------
+        ContinuousFailed
+            When a task has failed, or its line has broken.
+        """
+        deadline = time.monotonic() + timeout
+        with self._changed:
+            while True:
+                self._require()
+                found = self._epochs.complete()
+                left = deadline - time.monotonic()
+                if found is not None or left <= 0 or until():
+                    return found
+                self._changed.wait(left)
+
+    def committed(self, number: int) -> None:
+        """Take note that an epoch is committed."""
+        with self._changed:
+            self._epochs.committed(number)
+            self._changed.notify_all()
+
+    def wake(self) -> None:
+        """Let whoever waits look again."""
+        with self._changed:
+            self._changed.notify_all()
+
+    @property
+    def settled(self) -> bool:
+        """Whether the readers rest, and all rows that they have read are committed."""
+        with self._changed:
+            return len(self._resting) == self.tasks and self._epochs.idle
+
+    @property
+    def grown(self) -> bool:
+        """Whether a reader has seen that the source has got more partitions."""
+        return self._grown
+
+    @property
+    def off_pace(self) -> int:
+        """How many readers say that batches for more rows, or for fewer, would suit them better."""
+        return len(self._off_pace)
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether a limit leaves nothing more to be written."""
+        return self.quota is not None and self.quota.exhausted
+
+    def close(self) -> None:
+        """Hang up on everybody, and hear nobody any more."""
+        self._listening.close()
+        with self._changed:
+            for line in self._lines.values():
+                _shut(line)
+
+    # What comes from the tasks.
+
+    def _require(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def _tell_readers(self, message: bytes) -> None:
+        for task in range(self.tasks):
+            if (READER, task) not in self._gone:
+                self._tell(READER, task, message)
+
+    def _tell(self, role: str, task: int, message: bytes) -> None:
+        try:
+            self._lines[role, task].send_bytes(message)
+        except OSError:
+            self._fail(_broken(role, task))
+
+    def _serve(self, line: Connection) -> None:
+        with line:
+            who = self._welcome(line)
+            if who is None:
+                return
+            try:
+                while self._hear(*who, decode(line.recv_bytes(_LONGEST))):
+                    pass
+            except Exception as error:
+                # The line has broken, or something came over it that is no message.
+                log.debug(
+                    "the line of %s %d is closed: %s",
+                    *who,
+                    error,
+                    extra={
+                        "action": "line_closed",
+                        "role": who[0],
+                        "task": who[1],
+                        "error": condition_of(error),
+                    },
+                )
+                self._left(who)
+
+    def _welcome(self, line: Connection) -> tuple[str, int] | None:
+        """Who it is; None for somebody of another run."""
+        try:
+            hello = decode(line.recv_bytes(_LONGEST))
+        except (OSError, EOFError, ValueError):
+            return None
+        who = (str(hello.get("role")), int(hello.get("task", -1)))
+        with self._changed:
+            if self._listening.closed or hello["kind"] != "hello" or hello.get("run") != self.run:
+                return None
+            if who in self._lines:
+                self._fail(
+                    ContinuousFailed(f"Spark has started {who[0]} {who[1]} of the query a second time")
+                )
+                return None
+            self._lines[who] = line
+            self._changed.notify_all()
+        return who
+
+    def _hear(self, role: str, task: int, message: dict[str, Any]) -> bool:
+        """Take note of a message; False after the last one."""
+        kind = message["kind"]
+        with self._changed:
+            try:
+                if kind == "sent":
+                    self._epochs.sent(task)
+                elif kind == "read":
+                    offsets = {int(partition): int(end) for partition, end in message["offsets"].items()}
+                    self._epochs.read(task, message["number"], offsets, message["rows"], message["times"])
+                elif kind == "wrote":
+                    self._epochs.wrote(
+                        task, message["number"], message["attempts"], message["rows"], message["written"]
+                    )
+                elif kind == "grown":
+                    self._grown = True
+                elif kind == "want":
+                    self._wants[task] = message["number"], message["rows"]
+                elif kind == "pace":
+                    self._off_pace.add(task)
+                elif kind == "resting":
+                    self._resting.add(task)
+                elif kind == "failed":
+                    self._fail(ContinuousFailed(str(message["error"])))
+                elif kind == "done":
+                    self._gone.add((role, task))
+                self._grant()
+            except PenstockError as error:
+                self._fail(error)
+            self._changed.notify_all()
+        return bool(kind != "done")
+
+    def _grant(self) -> None:
+        """Answer the writers of the first epoch. What a later one got would be missing there, should this one be the last to be committed."""
+        if self.quota is None:
+            return
+        for task, (epoch, rows) in list(self._wants.items()):
+            if epoch <= self._epochs.first or self.quota.exhausted:
+                del self._wants[task]
+                self._tell(WRITER, task, encode("granted", rows=self.quota.take(rows)))
+
+    def _left(self, who: tuple[str, int]) -> None:
+        with self._changed:
+            if who not in self._gone and not self._listening.closed:
+                self._fail(_broken(*who))
+            self._changed.notify_all()
+
+    def _fail(self, error: Exception) -> None:
+        self._failure = self._failure or error
+        self._changed.notify_all()
+
+
+def _broken(role: str, task: int) -> ContinuousFailed:
+    return ContinuousFailed(
+        f"the {role} of task {task} has gone away", condition="CONTINUOUS_FAILED.TASK_LOST", task=task
+    )

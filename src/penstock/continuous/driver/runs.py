@@ -1,0 +1,251 @@
+"""One run of a continuous query: a Spark job, and the lines to its tasks.
+
+A run may be made while the one before it is still at work: its tasks are told where they begin when they are there.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import uuid
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from pyspark import InheritableThread
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
+
+from penstock.continuous.connectors.protocol import Positions, SourceDriver
+from penstock.continuous.driver.coordinator import EpochCoordinator
+from penstock.continuous.driver.epochs import Epochs
+from penstock.continuous.plan.check import FEW_ROWS, MANY_ROWS, CheckedPlan
+from penstock.continuous.plan.dataframe import ContinuousFrame, begin_frame, checked, transformed
+from penstock.continuous.plan.metadata_columns import HIDDEN
+from penstock.continuous.task.channel import Address
+from penstock.continuous.task.reader import ReadTask
+from penstock.continuous.task.writer import REPORT, Sink, WriteTask
+from penstock.errors import ContinuousFailed
+from penstock.spark.driver_endpoint import names
+from penstock.spark.internals.sessions import clone_session, task_slots
+from penstock.spark.schemas import to_struct
+from penstock.spark.session import PIPELINED
+
+
+class Job(Protocol):
+    """The Spark job of one run."""
+
+    def start(self) -> None: ...
+
+    def alive(self) -> bool: ...
+
+    def join(self, timeout: float) -> bool: ...
+
+    def cancel(self) -> None: ...
+
+    def failure(self) -> Exception | None: ...
+
+
+class Engine(Protocol):
+    """What makes the coordinator and the job of a run; Spark's, but in tests of the protocol."""
+
+    def tasks(self, partitions: int) -> int:
+        """How many tasks read so many partitions."""
+
+    def coordinator(self, epochs: Epochs) -> EpochCoordinator: ...
+
+    def job(
+        self, coordinator: EpochCoordinator, tasks: int, sink: Sink, *, hurried: bool, limited: bool
+    ) -> Job: ...
+
+
+@dataclass
+class Run:
+    """A run whose job is planned, and perhaps started."""
+
+    coordinator: EpochCoordinator
+    job: Job
+    sink: Sink
+    """What its tasks write to."""
+    hurried: bool
+    """Whether it is for many rows rather than for early ones."""
+
+    @classmethod
+    def made(
+        cls, engine: Engine, tasks: int, sink: Sink, backlog: int, *, hurried: bool, limited: bool
+    ) -> Run:
+        """With a coordinator of its own."""
+        coordinator = engine.coordinator(Epochs(tasks, 0, backlog))
+        return cls(
+            coordinator,
+            engine.job(coordinator, tasks, sink, hurried=hurried, limited=limited),
+            sink,
+            hurried,
+        )
+
+    @property
+    def tasks(self) -> int:
+        return self.coordinator.tasks
+
+    @property
+    def off_pace(self) -> bool:
+        """Whether one reader is far behind, or, in a run that is for that, all have caught up."""
+        return self.coordinator.off_pace >= (self.tasks if self.hurried else 1)
+
+    def end(self, timeout: float) -> None:
+        """Whatever its tasks do."""
+        self.job.cancel()
+        self.coordinator.close()
+        self.job.join(timeout)
+
+
+def grouped(positions: Positions, tasks: int) -> Sequence[Positions]:
+    """Partitions by task."""
+    partitions = sorted(positions)
+    return [{p: positions[p] for p in partitions[task::tasks]} for task in range(tasks)]
+
+
+# ---- engine: Runs of a continuous query as Spark jobs: slots, sessions and plans.
+
+_SETTINGS = {
+    # A plan that may change while it runs has no use here, and is not on the list of what a query takes.
+    "spark.sql.adaptive.enabled": "false",
+    # At its largest value Spark counts the rows of a batch for Python and no longer weighs it after each of them.
+    "spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1),
+    # What is written to a Python worker goes out at once.
+    "spark.sql.execution.pandas.udf.buffer.size": "64",
+    "spark.sql.execution.python.udf.buffer.size": "64",
+}
+
+_BATCHES = (
+    "spark.sql.execution.arrow.maxRecordsPerBatch",
+    "spark.sql.execution.python.udf.maxRecordsPerBatch",
+)
+
+log = logging.getLogger("penstock.continuous")
+
+Transform = Callable[[ContinuousFrame], ContinuousFrame]
+
+
+@dataclass
+class SparkEngine:
+    """Makes what a run needs.
+
+    Parameters
+    ----------
+    spark
+        The user's session; the query works in a copy, with settings of its own.
+    transforms
+        The transformations, one after the other.
+    called
+        How Spark's page describes the job.
+    """
+
+    spark: SparkSession
+    source: SourceDriver
+    transforms: Sequence[Transform]
+    called: str
+    _plan: CheckedPlan = field(init=False)
+
+    def check(self) -> StructType:
+        """See whether the query can be run continuously; the schema of its rows.
+
+        Raises
+        ------
+        ContinuousRefused
+            When it has an operation that does not work row by row.
+        """
+        nobody = Address("", 0, "", b"")
+        frame = self._transformed(self._session(), ReadTask(self.source.source(), 1, nobody, 0))
+        self._plan = checked(frame)
+        self._plan.require_pipelined(self.spark.conf.get(PIPELINED, "false") == "true", self.spark.version)
+        for note in self._plan.notes:
+            log.warning(
+                "query %s: %s", self.called, note, extra={"action": "python_stages", "query": self.called}
+            )
+        schema: StructType = frame.schema
+        return schema
+
+    def coordinator(self, epochs: Epochs) -> EpochCoordinator:
+        return EpochCoordinator(*names(self.spark), epochs)
+
+    def tasks(self, partitions: int) -> int:
+        """How many there are: each has a task slot to the end, and one slot is left for other jobs where there is more than one.
+
+        Raises
+        ------
+        ContinuousFailed
+            When there is no slot.
+        """
+        slots = task_slots(self.spark)
+        if not slots:
+            raise ContinuousFailed(
+                "there is no task slot for the query: give the application executors",
+                condition="CONTINUOUS_FAILED.NO_SLOTS",
+            )
+        return min(partitions, max(slots - 1, 1))
+
+    def job(
+        self, coordinator: EpochCoordinator, tasks: int, sink: Sink, *, hurried: bool, limited: bool
+    ) -> SparkJob:
+        rows = MANY_ROWS if hurried else FEW_ROWS
+        fillers = self._plan.filler_rows(rows)
+        read = ReadTask(self.source.source(), tasks, coordinator.address, fillers, hurried)
+        frame = sink.shaped(self._transformed(self._session(rows), read))
+        write = WriteTask(sink, coordinator.address, limited)
+        return SparkJob(frame.carried.mapInArrow(write, REPORT), self.called)
+
+    def _session(self, rows: int | None = None) -> SparkSession:
+        own = clone_session(self.spark)
+        given = {} if rows is None else dict.fromkeys(_BATCHES, str(rows))
+        for key, value in {**_SETTINGS, **given}.items():
+            own.conf.set(key, value)
+        return own
+
+    def _transformed(self, own: SparkSession, read: ReadTask) -> ContinuousFrame:
+        tasks = read.tasks
+        schema = StructType([*to_struct(read.source.schema), *to_struct(HIDDEN)])
+        frame = begin_frame(own.range(0, tasks, 1, tasks).mapInArrow(read, schema, barrier=True))
+        for function in self.transforms:
+            frame = transformed(frame, function)
+        return frame
+
+
+class SparkJob:
+    """A job that ends when its readers do."""
+
+    def __init__(self, frame: DataFrame, called: str) -> None:
+        self._frame, self._called = frame, called
+        self._group = f"penstock-{uuid.uuid4()}"
+        self._failure: Exception | None = None
+        self._ended = threading.Event()
+        # With a thread of the JVM's for each of Python's, settings of a job are the thread's own.
+        self._thread = InheritableThread(target=self._run, name="continuous job", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            context = self._frame.sparkSession.sparkContext
+            context.setJobGroup(self._group, self._called, interruptOnCancel=True)
+            self._frame.write.format("noop").mode("overwrite").save()
+        except Exception as error:
+            self._failure = error
+        finally:
+            self._ended.set()
+
+    def alive(self) -> bool:
+        return not self._ended.is_set()
+
+    def join(self, timeout: float) -> bool:
+        return self._ended.wait(timeout)
+
+    def cancel(self) -> None:
+        if self.alive():
+            with suppress(Exception):
+                self._frame.sparkSession.sparkContext.cancelJobGroup(self._group)
+
+    def failure(self) -> Exception | None:
+        return self._failure

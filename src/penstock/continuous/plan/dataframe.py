@@ -1,0 +1,197 @@
+"""The DataFrame that a continuous query's transform gets: rows one by one, with the engine's hidden columns out of sight."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from pyspark.errors import PySparkAttributeError
+from pyspark.sql.types import ByteType, LongType, StructField, StructType
+
+from penstock.continuous.plan.allowed import (
+    OPERATORS,
+    OTHER_TRIGGER,
+    PROPERTIES,
+    check_operator,
+    no_method,
+    unsupported,
+)
+from penstock.continuous.plan.check import CheckedPlan, check_plan
+from penstock.continuous.plan.metadata_columns import EPOCH, KIND
+from penstock.continuous.plan.user_functions import arrow_runs, pandas_runs
+from penstock.errors import ContinuousRefused
+from penstock.spark.internals.hidden_columns import Carried, Carrier
+from penstock.spark.internals.sessions import is_dataframe_attribute, na_functions
+from penstock.spark.internals.udf_wrapper import shielded_command
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_MAP_LIKE = (
+    "alias", "drop", "dropna", "fillna", "filter", "replace", "select", "selectExpr", "to", "toDF", "where",
+    "withColumn", "withColumnRenamed", "withColumns", "withColumnsRenamed", "withMetadata",
+)  # fmt: skip
+"""Methods that give another frame; which columns and expressions they may be called with is seen in the plan."""
+_TOLD = ("colRegex", "columns", "dtypes", "explain", "printSchema", "schema")
+"""What the frame without the hidden columns says."""
+_HIDDEN_FIELDS = (StructField(KIND, ByteType()), StructField(EPOCH, LongType()))
+
+
+class ContinuousFrame:
+    """Answers to the names of ``pyspark.sql.DataFrame`` for what a continuous query can do, and refuses the rest by name.
+
+    A frame is made by `begin_frame` and by the operations on another. It is never executed itself: `carried` is.
+    """
+
+    def __init__(self, carrier: Carrier, plain: DataFrame, known: tuple[Carried, ...]) -> None:
+        self._carrier = carrier
+        self._plain = plain
+        self._known = known
+
+    @property
+    def carried(self) -> DataFrame:
+        """The DataFrame for Spark to run: the user's columns, then the hidden ones."""
+        return self._carrier.carried(self._known[0])
+
+    @property
+    def sparkSession(self) -> SparkSession:
+        return self._carrier.spark
+
+    @property
+    def isStreaming(self) -> bool:
+        return True
+
+    @property
+    def na(self) -> Any:
+        return na_functions(self)
+
+    def transform(self, func: Callable[..., ContinuousFrame], *args: Any, **kwargs: Any) -> ContinuousFrame:
+        """Give what a function makes of this frame."""
+        return transformed(self, lambda frame: func(frame, *args, **kwargs))
+
+    def mapInArrow(
+        self, func: Callable[..., Any], schema: Any, barrier: bool = False, profile: Any = None
+    ) -> ContinuousFrame:
+        """Apply a function to record batches; it is called anew for the rows between two rests or ends of epochs."""
+        return self._mapped("mapInArrow", arrow_runs, func, schema, profile)
+
+    def mapInPandas(
+        self, func: Callable[..., Any], schema: Any, barrier: bool = False, profile: Any = None
+    ) -> ContinuousFrame:
+        """Apply a function to pandas DataFrames; it is called anew for the rows between two rests or ends of epochs."""
+        return self._mapped("mapInPandas", pandas_runs, func, schema, profile)
+
+    def _mapped(self, name: str, runs: Any, func: Any, schema: Any, profile: Any) -> ContinuousFrame:
+        if profile is not None:
+            # All of a continuous query is one task.
+            raise unsupported("resource profile")
+        plain = getattr(self._plain, name)(func, schema)
+        refuse_hidden_names(plain.columns)
+        given = self.carried if name == "mapInArrow" else self._carrier.without_nulls(self._known[0])
+        declared = [StructField(field.name, field.dataType) for field in plain.schema]
+        carried = getattr(given, name)(runs(func, plain.schema), StructType([*declared, *_HIDDEN_FIELDS]))
+        made = self._carrier.carry_function(plain, carried)
+        return ContinuousFrame(self._carrier, plain, (made, *self._known))
+
+    def _derived(self, plain: DataFrame) -> ContinuousFrame:
+        refuse_hidden_names(plain.columns)
+        made = self._carrier.carry(plain, self._known)
+        return ContinuousFrame(self._carrier, plain, (made, *self._known))
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _TOLD:
+            return getattr(self._plain, name)
+        if name in _MAP_LIKE:
+            return lambda *args, **kwargs: self._derived(getattr(self._plain, name)(*args, **kwargs))
+        if name in PROPERTIES:
+            raise no_method(name)
+        if not name.startswith("_"):
+            if is_dataframe_attribute(name):
+                return _refusing(name)
+            if name in self._plain.columns:
+                return self._plain[name]
+        raise PySparkAttributeError(
+            errorClass="ATTRIBUTE_NOT_SUPPORTED", messageParameters={"attr_name": name}
+        )
+
+    def __getitem__(self, item: Any) -> Any:
+        from pyspark.sql import Column
+
+        given: Any = self._plain[item]
+        return given if isinstance(given, Column) else self._derived(given)
+
+    def __dir__(self) -> list[str]:
+        return dir(self._plain)
+
+    def __repr__(self) -> str:
+        return f"Continuous{self._plain!r}"
+
+
+def _refusing(name: str) -> Callable[..., Any]:
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise unsupported(OPERATORS[name]) if name in OPERATORS else no_method(name)
+
+    return refuse
+
+
+def begin_frame(carried: DataFrame) -> ContinuousFrame:
+    """The frame over a continuous query's reader.
+
+    Parameters
+    ----------
+    carried
+        A DataFrame of the source's columns and, at its end, the hidden ones. Of a classic session.
+
+    Raises
+    ------
+    ContinuousRefused
+        A column of the source has the name of a hidden one.
+    """
+    columns = carried.columns
+    refuse_hidden_names(columns[:-2])
+    carrier = Carrier(carried.sparkSession, check_operator, shielded_command)
+    begin = carrier.begin(carried)
+    return ContinuousFrame(carrier, carrier.plain(begin), (begin,))
+
+
+def transformed(
+    frame: ContinuousFrame, function: Callable[[ContinuousFrame], ContinuousFrame]
+) -> ContinuousFrame:
+    """What a user's transform makes of a frame.
+
+    Raises
+    ------
+    ContinuousRefused
+        An operation in it is not for continuous queries, or it gives something else than a frame made from this one.
+    """
+    made = function(frame)
+    if not isinstance(made, ContinuousFrame) or made._known[-1] is not frame._known[-1]:
+        raise ContinuousRefused(
+            f"A transform of a continuous query gives the DataFrame that it got, with operations on it, and this one gave "
+            f"{type(made).__name__}. Return the frame, or {OTHER_TRIGGER}.",
+            condition="CONTINUOUS_REFUSED.OTHER_FRAME",
+            given=type(made).__name__,
+        )
+    return made
+
+
+def checked(frame: ContinuousFrame) -> CheckedPlan:
+    """Look at the whole plan of a frame, as Spark will run it.
+
+    Raises
+    ------
+    ContinuousRefused
+        It has an operator that is not for continuous queries.
+    """
+    return check_plan(frame.carried)
+
+
+def refuse_hidden_names(columns: list[str]) -> None:
+    """Refuse columns with a name that the engine uses; Spark ignores case."""
+    for name in columns:
+        if name.lower() in (KIND, EPOCH):
+            raise ContinuousRefused(
+                f"A column of a continuous query cannot be called {name}: the engine has its own of that name. Rename it.",
+                condition="CONTINUOUS_REFUSED.COLUMN_NAME",
+                column=name,
+            )

@@ -1,0 +1,1 @@
+"""The tasks of a continuous query, and their channel to the driver."""

@@ -1,0 +1,339 @@
+"""One thread that tells a store of the queries of this process: at most once a second of each, and only the newest.
+
+Whoever tells the publisher leaves a note and goes on. A store that does not answer is logged once, and told again later.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from penstock.errors import InvalidInput, NotFound, PenstockError, condition_of
+from penstock.pipeline.monitoring.progress_format import ends_of, progress_of, rows_of
+from penstock.redaction import secrets_of
+from penstock.store.database import Database, Transaction
+from penstock.store.forks import Forkable, watch
+from penstock.store.records import queries
+from penstock.store.records.queries import HEARTBEAT_SECONDS, QueryError, QueryProgress, QueryRun
+from penstock.store.store_schema import open_database
+from penstock.store.url import parse_url, with_options
+
+log = logging.getLogger("penstock.pipeline")
+
+EVERY_SECONDS = 1.0
+"""Between two writes of one query."""
+RETRY_SECONDS = 10.0
+"""After a store did not answer."""
+GIVEN_UP_SECONDS = 300.0
+"""After which nobody is told any more of a run that ended while the store did not answer."""
+_EXIT_SECONDS = 2.0
+
+LedgerName = Callable[[Transaction], str | None]
+"""Finds what the ledger calls a sink."""
+
+
+def in_no_ledger(_tx: Transaction) -> None:
+    """Of a sink that enters nothing."""
+
+
+@dataclass(frozen=True)
+class _News:
+    """Progress that is not written yet: the newest, and the rows of all since the last that was."""
+
+    told: Mapping[str, Any]
+    rows_in: int
+    rows_out: int | None
+
+    @classmethod
+    def of(cls, told: Mapping[str, Any]) -> _News:
+        return cls(told, *rows_of(told))
+
+    def then(self, later: _News | None) -> _News:
+        if later is None:
+            return self
+        known = self.rows_out is not None or later.rows_out is not None
+        out = (self.rows_out or 0) + (later.rows_out or 0) if known else None
+        return _News(later.told, self.rows_in + later.rows_in, out)
+
+
+@dataclass
+class _Followed:
+    """A run that the publisher tells of."""
+
+    run: QueryRun
+    ledger_name: LedgerName
+    begun: bool = False
+    news: _News | None = None
+    ended_at: float | None = None
+    error: QueryError | None = None
+    written_at: float = 0.0
+    batch: int | None = None
+    """The last one whose rows were looked for in the ledger."""
+
+    @property
+    def ended(self) -> bool:
+        return self.ended_at is not None
+
+    def due(self) -> float:
+        """When there is something to write, by the clock."""
+        if not self.begun or self.ended:
+            return 0.0
+        return self.written_at + (HEARTBEAT_SECONDS if self.news is None else EVERY_SECONDS)
+
+
+@dataclass(frozen=True)
+class _Note:
+    """What one transaction writes of a run."""
+
+    followed: _Followed
+    begins: bool
+    news: _News | None
+    ends: bool = field(default=False)
+
+
+class Publisher(Forkable):
+    """What this process tells one store.
+
+    Parameters
+    ----------
+    url
+        The store's URL.
+    clock
+        Seconds, from anywhere.
+    """
+
+    def __init__(self, url: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._url, self._clock = url, clock
+        self.secrets = secrets_of(url)
+        self._reset()
+        watch(self)
+
+    def _reset(self) -> None:
+        self._changed = threading.Condition()
+        self._followed: dict[str, _Followed] = {}
+        self._thread: threading.Thread | None = None
+        self._database: Database | None = None
+        self._again_at = 0.0
+        self._away = False
+
+    def after_fork_in_child(self) -> None:
+        """The parent tells of its queries itself."""
+        self._reset()
+
+    # What others leave here; none of it waits.
+
+    def begin(self, run: QueryRun, ledger_name: LedgerName = in_no_ledger) -> None:
+        """A run begins."""
+        with self._changed:
+            self._followed[run.run_id] = _Followed(run, ledger_name)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="penstock-publisher", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+
+    def progressed(self, run_id: str, told: Mapping[str, Any]) -> None:
+        """A run has come further.
+
+        Parameters
+        ----------
+        told
+            In Spark's form, as JSON has it.
+        """
+        with self._changed:
+            followed = self._followed.get(run_id)
+            if followed is None:
+                return
+            first = followed.news is None
+            news = _News.of(told)
+            followed.news = news if followed.news is None else followed.news.then(news)
+            # The thread looks at its clock anew for the first one alone.
+            if first:
+                self._changed.notify_all()
+
+    def end(self, run_id: str, error: QueryError | None) -> None:
+        """A run has ended."""
+        with self._changed:
+            followed = self._followed.get(run_id)
+            if followed is not None and not followed.ended:
+                followed.ended_at, followed.error = self._clock(), error
+                self._changed.notify_all()
+
+    def settle(self, run_id: str, timeout: float) -> bool:
+        """Wait until the end of a run is written; False when it is not in time, or the store does not answer."""
+        with self._changed:
+            self._changed.wait_for(lambda: run_id not in self._followed or self._away, timeout)
+            return run_id not in self._followed
+
+    def settle_all(self, timeout: float) -> None:
+        """Wait until nothing is left to be written but that queries run."""
+
+        def written() -> bool:
+            return self._away or all(
+                each.begun and each.news is None and not each.ended for each in self._followed.values()
+            )
+
+        with self._changed:
+            for each in self._followed.values():
+                each.written_at = 0.0 if each.news is not None else each.written_at
+            self._changed.notify_all()
+            self._changed.wait_for(written, timeout)
+
+    # What its thread does.
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while (pause := self._pause()) > 0:
+                    self._changed.wait(pause)
+                if not self._followed:
+                    self._thread = None
+                    self._close()
+                    return
+                notes = self._notes()
+            try:
+                self._write(notes)
+            except Exception as error:
+                self._failed(notes, error)
+            else:
+                self._written(notes)
+
+    def _pause(self) -> float:
+        """Seconds until there is something to do."""
+        due = min((each.due() for each in self._followed.values()), default=0.0)
+        if self._followed:
+            due = max(due, self._again_at)
+        return due - self._clock()
+
+    def _notes(self) -> list[_Note]:
+        """What is due, taken out; what comes meanwhile stays for the next time."""
+        now, notes = self._clock(), []
+        for each in self._followed.values():
+            if each.due() <= now:
+                notes.append(_Note(each, not each.begun, each.news, each.ended))
+                each.news = None
+        return notes
+
+    def _write(self, notes: list[_Note]) -> None:
+        database = self._opened()
+        database.run(lambda tx: _write(tx, notes, self.secrets), idempotent=True, patience=0)
+
+    def _opened(self) -> Database:
+        if self._database is None:
+            # The store was made by whoever reads or writes it.
+            self._database, _ = open_database(_hurried(self._url), create=False, patience=0)
+        return self._database
+
+    def _written(self, notes: list[_Note]) -> None:
+        with self._changed:
+            now = self._clock()
+            for note in notes:
+                followed = note.followed
+                followed.begun, followed.written_at = True, now
+                if note.news is not None:
+                    followed.batch = int(note.news.told["batchId"])
+                if note.ends and self._followed.get(followed.run.run_id) is followed:
+                    del self._followed[followed.run.run_id]
+            if self._away:
+                log.info("queries are told of again", extra={"action": "published_again"})
+            self._away = False
+            self._changed.notify_all()
+
+    def _failed(self, notes: list[_Note], error: Exception) -> None:
+        with self._changed:
+            for note in notes:
+                if note.news is not None:
+                    note.followed.news = note.news.then(note.followed.news)
+            now = self._clock()
+            self._again_at = now + RETRY_SECONDS
+            for run_id, each in list(self._followed.items()):
+                if each.ended_at is not None and now - each.ended_at > GIVEN_UP_SECONDS:
+                    del self._followed[run_id]
+            # Once for each time that it goes away.
+            if not self._away:
+                what = error if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}"
+                log.warning(
+                    "queries run on, and the monitor page hears nothing of them for now: %s",
+                    what,
+                    extra={"action": "publish_failed", "error": condition_of(error)},
+                )
+            self._away = True
+            self._close()
+            self._changed.notify_all()
+
+    def _close(self) -> None:
+        database, self._database = self._database, None
+        if database is not None:
+            with suppress(Exception):
+                database.close()
+
+
+def _write(tx: Transaction, notes: list[_Note], secrets: list[str]) -> None:
+    if tx.dialect == "postgres":
+        # What is told may be lost with the machine: no commit waits for a disk.
+        tx.execute("set local synchronous_commit to off")
+    for note in notes:
+        followed = note.followed
+        run = followed.run
+        if note.begins:
+            queries.begin(tx, run)
+        if note.news is None:
+            queries.tell(tx, run, None)
+        else:
+            progress = _progress(tx, followed, note.news, secrets)
+            source, sink = ends_of(note.news.told, secrets)
+            queries.tell(tx, run, progress, source=source, sink=sink)
+        if note.ends:
+            queries.end(tx, run, followed.error)
+
+
+def _progress(tx: Transaction, followed: _Followed, news: _News, secrets: list[str]) -> QueryProgress:
+    progress = progress_of(news.told, news.rows_in, news.rows_out, secrets)
+    if progress.rows_out is not None:
+        return progress
+    return replace(progress, rows_out=_rows_out(tx, followed, progress.batch_id))
+
+
+def _rows_out(tx: Transaction, followed: _Followed, upto: int) -> int | None:
+    """What the ledger has of the micro-batches since; Spark does not count what a Python sink writes (4.2, 4.3)."""
+    after = upto - 1 if followed.batch is None else followed.batch
+    try:
+        sink = followed.ledger_name(tx)
+    except (NotFound, InvalidInput):
+        return None
+    if sink is None or upto <= after:
+        return None
+    return queries.rows_committed(tx, sink, followed.run.query_id, after, upto)
+
+
+def _hurried(url: str) -> str:
+    """The same store, in whose file a commit does not wait for the disk, nor for others for long."""
+    parsed = parse_url(url)
+    if parsed.dialect != "sqlite":
+        return url
+    return with_options(parsed, synchronous="normal", busy_timeout="5000")
+
+
+_publishers: dict[str, Publisher] = {}
+_guard = threading.Lock()
+
+
+def publisher(url: str) -> Publisher:
+    """The one of this process for a store."""
+    with _guard:
+        return _publishers.setdefault(url, Publisher(url))
+
+
+def _at_exit(pid: int) -> None:
+    if os.getpid() == pid:
+        for each in list(_publishers.values()):
+            each.settle_all(_EXIT_SECONDS)
+
+
+atexit.register(_at_exit, os.getpid())

@@ -1,0 +1,1 @@
+"""Change rows applied to a Delta table."""

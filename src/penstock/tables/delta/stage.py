@@ -1,0 +1,210 @@
+"""Rows on their way into a Delta table: tasks write them beside its data, where nobody reads them, and the driver takes them in."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark import TaskContext
+
+from penstock.arguments import in_quotes
+from penstock.arrow.coerce import conform_batch
+from penstock.errors import CommitRefused, PenstockError, TableRefused, condition_of
+from penstock.lake.delta_location import DeltaPlace
+from penstock.spark.error_boundary import plainly
+from penstock.tables.delta.schema import DeltaLayout
+from penstock.tables.sql.stage import chunked
+
+log = logging.getLogger("penstock.tables")
+
+# Delta's own tools leave a folder alone whose name begins so.
+FOLDER = "_penstock"
+REPORT = "file string, rows bigint, query string"
+_REPORT = pa.schema([("file", pa.string()), ("rows", pa.int64()), ("query", pa.string())])
+_BATCH_ROWS = 65_536
+_DAY_SECONDS = 86_400.0
+
+
+@dataclass(frozen=True)
+class DeltaStage:
+    """One try of one micro-batch; made on the driver, carried to the tasks."""
+
+    place: DeltaPlace
+    layout: DeltaLayout
+    app_id: str
+    batch_id: int
+
+    def file(self) -> str:
+        """A name that no other attempt of a task has."""
+        return f"{FOLDER}/{self._app}-{self.batch_id}-{int(time.time())}-{uuid.uuid4().hex}.parquet"
+
+    @property
+    def _app(self) -> str:
+        return hashlib.sha256(self.app_id.encode()).hexdigest()[:32]
+
+    def reader(self, files: Sequence[str]) -> pa.RecordBatchReader:
+        """The staged rows, some at a time."""
+        return streamed(self.layout.schema, self.batches(files, self.layout.schema))
+
+    def batches(self, files: Sequence[str], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        """Some columns of the staged rows, always in the same order."""
+        source = self.place.files()
+        for name in files:
+            with source.open_input_file(name) as file:
+                for batch in pq.ParquetFile(file).iter_batches(_BATCH_ROWS, columns=schema.names):
+                    yield batch.select(schema.names).cast(schema)
+
+    def columns(self, files: Sequence[str], names: Sequence[str]) -> pa.Table:
+        """Some columns of all staged rows."""
+        schema = pa.schema([self.layout.schema.field(name) for name in names])
+        with self.place.plainly():
+            return pa.Table.from_batches(self.batches(files, schema), schema)
+
+    def require_there(self, files: Sequence[str]) -> None:
+        """Refuse to commit what is not all there.
+
+        Raises
+        ------
+        CommitRefused
+        """
+        from pyarrow.fs import FileType
+
+        with self.place.plainly():
+            found = self.place.files().get_file_info(list(files))
+        if any(info.type != FileType.File for info in found):
+            raise CommitRefused(
+                f"the rows that the tasks staged for batch {self.batch_id} are not all in {self.place.shown}/{FOLDER} as the driver sees "
+                "it: a folder has to be the same one on all machines. Nothing of the batch is visible; restart the query, it repeats "
+                "the micro-batch",
+                batch_id=self.batch_id,
+            )
+
+    def drop(self) -> None:
+        """Delete everything that was staged up to the micro-batch; what cannot be deleted goes with a later sweep."""
+        try:
+            staged = _staged(self.place).items()
+            _delete(
+                self.place,
+                [name for name, (app, batch, _) in staged if app == self._app and batch <= self.batch_id],
+            )
+        except PenstockError as error:
+            # What came before is what counts.
+            log.warning(
+                "staged rows stay in %s: %s",
+                self.place.shown,
+                error,
+                extra={"action": "staged_stay", "table": self.place.shown, "error": condition_of(error)},
+            )
+
+
+def streamed(schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> pa.RecordBatchReader:
+    """Batches as deltalake takes them."""
+    return pa.RecordBatchReader.from_batches(schema, _ahead(batches))
+
+
+def _ahead(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same batches, read by a thread of their own: deltalake asks for them in one where its storage does not answer."""
+    with ThreadPoolExecutor(1) as pool:
+        coming = pool.submit(next, batches, None)
+        while (batch := coming.result()) is not None:
+            coming = pool.submit(next, batches, None)
+            yield batch
+
+
+def sweep(place: DeltaPlace) -> None:
+    """Delete what queries that died have staged, after a day."""
+    before = time.time() - _DAY_SECONDS
+    _delete(place, [name for name, (_, _, at) in _staged(place).items() if at < before])
+
+
+def _delete(place: DeltaPlace, names: Iterable[str]) -> None:
+    files = place.files()
+    for name in names:
+        try:
+            files.delete_file(name)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            log.warning(
+                "staged rows stay in %s: %s",
+                place.shown,
+                place.told(error),
+                extra={"action": "staged_stay", "table": place.shown, "error": condition_of(error)},
+            )
+
+
+def _staged(place: DeltaPlace) -> Mapping[str, tuple[str, int, int]]:
+    """Staged files with their app, micro-batch and time in seconds since 1970."""
+    from pyarrow.fs import FileSelector
+
+    with place.plainly():
+        found = place.files().get_file_info(FileSelector(FOLDER, allow_not_found=True))
+    parts = {f"{FOLDER}/{info.base_name}": info.base_name.split("-") for info in found}
+    return {
+        name: (part[0], int(part[1]), int(part[2]))
+        for name, part in parts.items()
+        if len(part) == 4 and part[1].isdigit() and part[2].isdigit()
+    }
+
+
+@dataclass
+class DeltaTask:
+    """For ``mapInArrow``: rows in, what was staged out."""
+
+    stage: DeltaStage = field(repr=False)
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return plainly(self._run(iter(batches)))
+
+    def _run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        context = TaskContext.get()
+        assert context is not None
+        name, rows = self.put(batches)
+        query = context.getLocalProperty("sql.streaming.queryId")
+        columns: list[list[Any]] = [[name], [rows], [query]]
+        yield pa.RecordBatch.from_arrays(
+            [pa.array(values, kind.type) for values, kind in zip(columns, _REPORT, strict=True)],
+            schema=_REPORT,
+        )
+
+    def put(self, batches: Iterator[pa.RecordBatch]) -> tuple[str | None, int]:
+        """Stage the rows; the file, None where there are none, and how many they are."""
+        chunks = self._checked(chunked(batches))
+        first = next(chunks, None)
+        if first is None:
+            return None, 0
+        stage, rows = self.stage, first.num_rows
+        name = stage.file()
+        with (
+            stage.place.plainly(),
+            stage.place.files().open_output_stream(name, buffer_size=1 << 20) as out,
+            pq.ParquetWriter(out, stage.layout.schema, compression="zstd") as writer,
+        ):
+            writer.write_batch(first)
+            for chunk in chunks:
+                rows += chunk.num_rows
+                writer.write_batch(chunk)
+        return name, rows
+
+    def _checked(self, chunks: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        layout = self.stage.layout
+        for chunk in chunks:
+            # They come as c0, c1 and so on.
+            batch = conform_batch(chunk.rename_columns(layout.schema.names), layout.schema)
+            for key in layout.keys:
+                if batch.column(key).null_count:
+                    raise TableRefused(
+                        f"a row has no value in {in_quotes(key)}, which is a key of {self.stage.place.shown}: give it one, as "
+                        "coalesce(column, '') does, or drop such rows",
+                        condition="TABLE_REFUSED.NULL_KEY",
+                        column=key,
+                    )
+            yield batch
