@@ -11,7 +11,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 import penstock as ps
 from bench.harness import Result
 from bench.spark_session import spark
-from penstock.modes.report import MODES
+from penstock.modes.checking.report import MODES
 from penstock.spark.internals.output_mode_checker import refusal
 
 OPERATORS = 30

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from penstock import redaction
 from penstock.errors import InvalidUrl
 from penstock.lake.errors import without_secrets
-from penstock.modes.preview_runs import _refusal
+from penstock.modes.previewing.run import _refusal
 from penstock.pipeline.failures import plain
 from penstock.pipeline.monitoring.progress_format import ends_of, error_of
 from penstock.redaction import redact, sentence, without_user_info

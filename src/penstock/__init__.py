@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from penstock.feeds.postgres import PostgresFeed as PostgresFeed
     from penstock.feeds.queue_feed import QueueFeed as QueueFeed
     from penstock.feeds.snapshots.feed import SnapshotFeed as SnapshotFeed
+    from penstock.peek.result import Taken as Taken
+    from penstock.peek.sample import sample as sample
+    from penstock.peek.take import take as take
     from penstock.pipeline.continuous import ContinuousQuery as ContinuousQuery
     from penstock.pipeline.endpoints import ConsoleSink as ConsoleSink
     from penstock.pipeline.endpoints import FunctionSink as FunctionSink
@@ -50,9 +53,6 @@ if TYPE_CHECKING:
     from penstock.spark.session import session as session
     from penstock.tables.exactly_once import exactly_once as exactly_once
     from penstock.tables.sink import TableSink as TableSink
-    from penstock.taking.result import Taken as Taken
-    from penstock.taking.sample import sample as sample
-    from penstock.taking.take import take as take
 
 __version__ = "0.1.0"
 
@@ -83,7 +83,7 @@ _HOMES = {
     "SnapshotFeed": "penstock.feeds.snapshots.feed",
     "Store": "penstock.queue.store",
     "TableSink": "penstock.tables.sink",
-    "Taken": "penstock.taking.result",
+    "Taken": "penstock.peek.result",
     "Stream": "penstock.pipeline.stream",
     "Trigger": "penstock.pipeline.trigger",
     "connect": "penstock.queue.store",
@@ -91,10 +91,10 @@ _HOMES = {
     "log_progress": "penstock.spark.progress_log",
     "publish": "penstock.pipeline.monitoring.monitor",
     "register": "penstock.spark.registration",
-    "sample": "penstock.taking.sample",
+    "sample": "penstock.peek.sample",
     "session": "penstock.spark.session",
     "stream": "penstock.pipeline.stream",
-    "take": "penstock.taking.take",
+    "take": "penstock.peek.take",
 }
 
 _MODULES = ("changes", "errors", "limits", "logs", "modes", "state")

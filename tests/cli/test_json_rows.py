@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.arrow.nulls import nested_fields
-from penstock.cli.intake.load import COUNTED_ERRORS
-from penstock.cli.wire import plain_rows
+from penstock.cli.load.load import COUNTED_ERRORS
+from penstock.cli.load.wire import plain_rows
 from tests.arrow.strategies import tables
 from tests.cli.reading import complaints, read_rows, read_table, rejected, schema_of
 

@@ -15,7 +15,7 @@ import pytest
 from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
-from penstock.cli.micro_batches import Cutting, micro_batches
+from penstock.cli.load.micro_batches import Cutting, micro_batches
 from penstock.errors import InvalidInput
 from tests.cli.conftest import run_penstock
 

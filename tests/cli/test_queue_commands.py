@@ -105,7 +105,7 @@ def test_drop_asks_on_a_terminal(
     penstock_sqlite: Penstock, monkeypatch: pytest.MonkeyPatch, answer: str, code: int
 ) -> None:
     penstock_sqlite("queue", "create", "q", "--schema", "id int")
-    monkeypatch.setattr("penstock.cli.commands._is_asked", lambda: True)
+    monkeypatch.setattr("penstock.cli.commands.shared._is_asked", lambda: True)
     said = penstock_sqlite("queue", "drop", "q", stdin=answer, code=code).err
     assert "Drop queue 'q' with 0 rows (0 B)? [y/N]" in said
     assert ("nothing was done" in said) == (code == 1)

@@ -156,11 +156,11 @@ def test_rows_that_are_trimmed_while_following_are_passed_over(
     penstock: Penstock, store_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """They alone: what is still there is shown."""
-    from penstock.cli import row_commands
-    from penstock.cli.commands import Common, Run
-    from penstock.cli.row_commands import _show_new, _View
+    from penstock.cli.commands import peek
+    from penstock.cli.commands.peek import _show_new, _View
+    from penstock.cli.commands.shared import Common, Run
 
-    monkeypatch.setattr(row_commands, "_BLOCK_ROWS", 2)
+    monkeypatch.setattr(peek, "_BLOCK_ROWS", 2)
     penstock("queue", "create", "q", "--schema", "id int")
     with connect(store_url) as store:
         queue = store.queue("q")
@@ -193,8 +193,8 @@ def test_rows_that_are_gone_without_a_trim_end_the_following(
     penstock: Penstock, store_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To pass them over would be to look for them for ever."""
-    from penstock.cli.commands import Common, Run
-    from penstock.cli.row_commands import _show_new, _View
+    from penstock.cli.commands.peek import _show_new, _View
+    from penstock.cli.commands.shared import Common, Run
 
     penstock("queue", "create", "q", "--schema", "id int")
     with connect(store_url) as store:

@@ -18,7 +18,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, Writ
 from pyspark.sql.streaming.query import StreamingQuery
 
 import penstock as ps
-from penstock.modes.report import MODES
+from penstock.modes.checking.report import MODES
 from tests.modes.frames import FRAMES, Inputs
 from tests.modes.live import LIVE, Live
 

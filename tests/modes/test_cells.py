@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import penstock as ps
-from penstock.modes.report import MODES
+from penstock.modes.checking.report import MODES
 from tests.modes.cells import CELLS, LOOKED_UP, OFTEN, Cell, PythonSink, frame_of, refusal_of
 from tests.modes.frames import FRAMES, Inputs, inputs, settings_of
 from tests.modes.live import LIVE

@@ -11,9 +11,9 @@ from pyspark.sql import DataFrame, SparkSession
 
 import penstock as ps
 from penstock.errors import InvalidInput, OutputModeRefused
-from penstock.modes.checking import _RULES
-from penstock.modes.plan import Plan
-from penstock.modes.report import MODES, REFUSED
+from penstock.modes.checking.check import _RULES
+from penstock.modes.checking.plan import Plan
+from penstock.modes.checking.report import MODES, REFUSED
 from penstock.spark.internals.output_mode_checker import refusal
 from penstock.spark.internals.plan_text import tree_of
 from tests.modes.frames import FRAMES, Frame, Inputs, inputs, settings_of

@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import penstock as ps
-from penstock.modes.report import ModeReport, Problem
+from penstock.modes.checking.report import ModeReport, Problem
 from tests.modes.cells import CELLS, Cell, PythonSink, frame_of, refusal_of
 from tests.modes.fixes import ELSEWHERE, FIXES, SHOWN, TOLD, UNTRIED
 from tests.modes.frames import FRAMES, Inputs, inputs, settings_of

@@ -10,9 +10,9 @@ from pyspark.java_gateway import ensure_callback_server_started
 from pyspark.sql import DataFrame, SparkSession
 
 import penstock as ps
-from penstock.modes.checking import _RULES
-from penstock.modes.plan import Plan
-from penstock.modes.report import MODES, REFUSED
+from penstock.modes.checking.check import _RULES
+from penstock.modes.checking.plan import Plan
+from penstock.modes.checking.report import MODES, REFUSED
 from penstock.spark.internals.output_mode_checker import refusal
 from penstock.spark.internals.plan_text import tree_of
 from tests.modes.frames import Inputs, inputs

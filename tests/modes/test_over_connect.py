@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.modes.report import MODES
+from penstock.modes.checking.report import MODES
 from tests.modes.frames import FRAMES
 from tests.support.processes import ChildProcess
 

@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession, functions
 
 import penstock as ps
 from penstock.errors import InvalidInput
-from penstock.modes.preview_result import DATA, NO_DATA, ModePreview, Preview
+from penstock.modes.previewing.result import DATA, NO_DATA, ModePreview, Preview
 
 TEN_MINUTES = ("ts", "10 minutes")
 

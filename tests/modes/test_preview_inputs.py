@@ -15,7 +15,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 import penstock as ps
 from penstock.errors import InvalidInput, SchemaMismatch
-from penstock.modes.preview_inputs import input_of
+from penstock.modes.previewing.inputs import input_of
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 PLAIN = StructType([StructField("id", LongType()), StructField("name", StringType())])

@@ -13,8 +13,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from penstock.errors import MissingDependency
-from penstock.modes.preview_cells import rows_as_text
-from penstock.modes.preview_result import DATA, NO_DATA, MicroBatch, ModePreview, Preview, StateRows
+from penstock.modes.previewing.cells import rows_as_text
+from penstock.modes.previewing.result import DATA, NO_DATA, MicroBatch, ModePreview, Preview, StateRows
 from penstock.spark.internals.output_mode_checker import Refusal
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)

@@ -10,14 +10,14 @@ from pyspark.errors import IllegalArgumentException
 from pyspark.sql import SparkSession
 
 import penstock as ps
-from penstock.modes.report import MODES
+from penstock.modes.checking.report import MODES
 from penstock.spark.internals.sources import abilities
 from tests.modes.cells import LOOKED_UP, Cell, PythonSink, frame_of, refusal_of
 from tests.modes.frames import Inputs, inputs
 from tests.modes.java_classes import java_classes
 from tests.modes.sparks_version import OF_THE_DOCS
 
-PACKAGE = "penstock.modes.sinks"
+PACKAGE = "penstock.modes.checking.sinks"
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import penstock
-from penstock.taking import query
+from penstock.peek import query
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

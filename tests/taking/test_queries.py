@@ -19,8 +19,8 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
 
 import penstock as ps
 from penstock.errors import InvalidInput, OutputModeRefused
-from penstock.taking import query
-from penstock.taking.plans import Reach, keeps_state, reach_of
+from penstock.peek import query
+from penstock.peek.own_reads import Reach, keeps_state, reach_of
 from tests.spark.support import fill, make_queue, one_store, stream
 from tests.support.processes import ChildProcess
 from tests.support.waiting import wait_until

@@ -14,8 +14,7 @@ from pyspark.sql import SparkSession
 
 import penstock as ps
 from penstock.errors import InvalidInput
-from penstock.taking.reservoir import Reservoir
-from penstock.taking.sample import draw_from
+from penstock.peek.sample import Reservoir, draw_from
 from tests.spark.support import fill, make_queue, one_store, stream
 
 

@@ -12,7 +12,7 @@ import pytest
 
 import penstock as ps
 from penstock.ui.collector import Collector
-from penstock.ui.serving import Server, prepared
+from penstock.ui.server import Server, prepared
 
 
 class Clock:

@@ -23,7 +23,7 @@ import penstock as ps
 from penstock.store.records import queries
 from penstock.store.records.queries import QueryError, QueryProgress, QueryRun
 from penstock.store.url import parse_url
-from penstock.ui import app, feed
+from penstock.ui import feed, server
 from penstock.ui.collector import Collector
 from tests.cli.conftest import run_penstock
 from tests.spark.support import one_store
@@ -412,7 +412,7 @@ def test_the_page_is_served_from_its_folder(
     (page / "index.html").write_text("<!doctype html><title>x</title>")
     (page / "assets/app-1.js").write_text("1")
     (tmp_path / "secret.txt").write_text("secret")
-    monkeypatch.setattr(app.make_app, "__defaults__", (page,))
+    monkeypatch.setattr(server.make_app, "__defaults__", (page,))
     served = serve()
     answer = served.get("/")
     assert (answer.text, answer.headers["content-type"]) == (
@@ -430,7 +430,7 @@ def test_the_page_is_served_from_its_folder(
 
 @one_store
 def test_without_the_page_a_sentence_is_served(serve: Serve, monkeypatch: Any, tmp_path: Path) -> None:
-    monkeypatch.setattr(app.make_app, "__defaults__", (tmp_path / "nothing",))
+    monkeypatch.setattr(server.make_app, "__defaults__", (tmp_path / "nothing",))
     answer = serve().get("/")
     assert answer.status_code == 200
     assert "no page" in answer.text
@@ -483,7 +483,7 @@ def test_it_says_where_the_page_is_and_ends_when_it_is_asked_to(
 @one_store
 def test_neither_spark_nor_pandas_is_loaded(store: ps.Store, store_url: str) -> None:
     program = (
-        "import sys; from penstock.ui.serving import prepared\n"
+        "import sys; from penstock.ui.server import prepared\n"
         f"with prepared({store_url!r}, port=0) as server: server.feed._collector.collect()\n"
         "print([m for m in ('pyspark', 'py4j', 'pandas') if m in sys.modules])"
     )

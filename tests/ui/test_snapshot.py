@@ -16,7 +16,7 @@ import penstock as ps
 from penstock.changes.debezium.dead_letters import DEAD_LETTERS
 from penstock.store.records import queries
 from penstock.store.records.queries import QueryError, QueryProgress, QueryRun
-from penstock.ui import letters
+from penstock.ui import sinks as letters
 from penstock.ui.collector import Collector
 from penstock.ui.history import BUDGET, MOST, History, step_for
 from tests.golden.contents import FOLDER

@@ -10,21 +10,21 @@ from typing import Annotated, Any, TextIO
 import typer
 
 from penstock.arguments import brief
-from penstock.cli import (
-    change_commands,
-    checkpoint_commands,
-    consumer_commands,
-    demo_command,
-    mode_commands,
-    preview_command,
-    put_command,
-    queue_commands,
-    row_commands,
-    store_commands,
-    ui_command,
-)
 from penstock.cli.boundary import BROKEN_PIPE, FAILED, INTERRUPTED, MISUSED, is_misuse
 from penstock.cli.commands import (
+    changes,
+    checkpoint,
+    consumer,
+    demo,
+    modes,
+    peek,
+    preview,
+    put,
+    queue,
+    store,
+    ui,
+)
+from penstock.cli.commands.shared import (
     Common,
     DebugOption,
     JsonOption,
@@ -33,8 +33,8 @@ from penstock.cli.commands import (
     VerboseOption,
     make_output,
 )
-from penstock.cli.output import one_line, redact
-from penstock.cli.standard_output import checked, silence
+from penstock.cli.output.protocol import one_line, redact
+from penstock.cli.output.standard_output import checked, silence
 from penstock.errors import PenstockError
 
 app = typer.Typer(
@@ -55,17 +55,17 @@ app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
 )
-app.add_typer(store_commands.group, name="store")
-app.add_typer(queue_commands.group, name="queue")
-app.add_typer(consumer_commands.group, name="consumer")
-app.add_typer(change_commands.group, name="changes")
-app.add_typer(mode_commands.group, name="modes")
-app.add_typer(checkpoint_commands.group, name="checkpoint")
-put_command.add_to(queue_commands.group)
-row_commands.add_to(queue_commands.group)
-preview_command.add_to(mode_commands.group)
-ui_command.add_to(app)
-demo_command.add_to(app)
+app.add_typer(store.group, name="store")
+app.add_typer(queue.group, name="queue")
+app.add_typer(consumer.group, name="consumer")
+app.add_typer(changes.group, name="changes")
+app.add_typer(modes.group, name="modes")
+app.add_typer(checkpoint.group, name="checkpoint")
+put.add_to(queue.group)
+peek.add_to(queue.group)
+preview.add_to(modes.group)
+ui.add_to(app)
+demo.add_to(app)
 
 
 def _show_version(wanted: bool) -> None:

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import typer
 
-from penstock.cli.output import Output
-from penstock.cli.standard_output import silence
+from penstock.cli.output.protocol import Output
+from penstock.cli.output.standard_output import silence
 from penstock.errors import MissingDependency, PenstockError
 from penstock.extras import instead
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from penstock.cli.output import Output
+from penstock.cli.output.protocol import Output
 from penstock.logs import JsonFormatter
 
 _LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)

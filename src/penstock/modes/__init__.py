@@ -5,20 +5,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from penstock.modes.checking import check as check
-    from penstock.modes.preview_result import Preview as Preview
-    from penstock.modes.previewing import preview as preview
-    from penstock.modes.report import ModeReport as ModeReport
-    from penstock.modes.report import Problem as Problem
-    from penstock.modes.report import Report as Report
+    from penstock.modes.checking.check import check as check
+    from penstock.modes.checking.report import ModeReport as ModeReport
+    from penstock.modes.checking.report import Problem as Problem
+    from penstock.modes.checking.report import Report as Report
+    from penstock.modes.previewing.preview import preview as preview
+    from penstock.modes.previewing.result import Preview as Preview
 
 _HOMES = {
-    "ModeReport": "penstock.modes.report",
-    "Preview": "penstock.modes.preview_result",
-    "Problem": "penstock.modes.report",
-    "Report": "penstock.modes.report",
-    "check": "penstock.modes.checking",
-    "preview": "penstock.modes.previewing",
+    "ModeReport": "penstock.modes.checking.report",
+    "Preview": "penstock.modes.previewing.result",
+    "Problem": "penstock.modes.checking.report",
+    "Report": "penstock.modes.checking.report",
+    "check": "penstock.modes.checking.check",
+    "preview": "penstock.modes.previewing.preview",
 }
 
 __all__ = ["ModeReport", "Preview", "Problem", "Report", "check", "preview"]

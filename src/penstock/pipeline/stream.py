@@ -18,7 +18,7 @@ from penstock.feeds.protocol import Changelog
 from penstock.limits.per_key import KeyLimit
 from penstock.limits.pushdown import is_per_micro_batch
 from penstock.limits.rows import STOP, RowLimit
-from penstock.modes.checking import check as check_modes
+from penstock.modes.checking.check import check as check_modes
 from penstock.pipeline.continuous import ContinuousQuery
 from penstock.pipeline.continuous_start import AnySink, catch_up_with_sink, start_continuous
 from penstock.pipeline.endpoints import ConsoleSink, FunctionSink, QueueSink, QueueSource, RateSource

@@ -6,25 +6,25 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from penstock.limits.progress import limit_progress as limit_progress
-    from penstock.state.batches import Batch as Batch
-    from penstock.state.batches import Source as Source
+    from penstock.state.logs import Batch as Batch
+    from penstock.state.logs import Source as Source
     from penstock.state.reading import read as read
+    from penstock.state.render import show as show
     from penstock.state.result import CheckpointState as CheckpointState
     from penstock.state.result import StateOperator as StateOperator
     from penstock.state.result import StatePart as StatePart
     from penstock.state.result import StateStore as StateStore
-    from penstock.state.showing import show as show
 
 _HOMES = {
-    "Batch": "penstock.state.batches",
+    "Batch": "penstock.state.logs",
     "CheckpointState": "penstock.state.result",
-    "Source": "penstock.state.batches",
+    "Source": "penstock.state.logs",
     "StateOperator": "penstock.state.result",
     "StatePart": "penstock.state.result",
     "StateStore": "penstock.state.result",
     "limit_progress": "penstock.limits.progress",
     "read": "penstock.state.reading",
-    "show": "penstock.state.showing",
+    "show": "penstock.state.render",
 }
 
 __all__ = sorted(_HOMES)  # noqa: PLE0605 - one list of the names

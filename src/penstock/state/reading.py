@@ -12,9 +12,9 @@ from pyspark.sql import SparkSession
 from penstock.arguments import did_you_mean, in_quotes, require
 from penstock.errors import StateRefused
 from penstock.spark.internals.sessions import clone_session, is_classic
-from penstock.state.batches import CONTINUOUS
 from penstock.state.files import Files, is_there
 from penstock.state.layout import Layout, read_layout
+from penstock.state.logs import CONTINUOUS
 from penstock.state.parts import way_to
 from penstock.state.result import StateOperator, StatePart
 

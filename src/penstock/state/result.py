@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from penstock.instants import moment_text
-from penstock.state.batches import Batch
+from penstock.state.logs import Batch
 
 if TYPE_CHECKING:
     from penstock.limits.progress import LimitProgress
@@ -203,7 +203,7 @@ class CheckpointState:
         return f"CheckpointState({self.location!r}{told}, operators={len(self.operators)})"
 
     def __str__(self) -> str:
-        from penstock.state.tables import text
+        from penstock.state.render import text
 
         return text(self)
 

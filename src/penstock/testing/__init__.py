@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from penstock.testing.crashes import Crash as Crash
     from penstock.testing.crashes import crash_at as crash_at
+    from penstock.testing.crashes import replay_last_batch as replay_last_batch
     from penstock.testing.memory import MemoryStream as MemoryStream
-    from penstock.testing.replay import replay_last_batch as replay_last_batch
     from penstock.testing.running import StreamTest as StreamTest
     from penstock.testing.running import run as run
     from penstock.testing.stores import temporary_store as temporary_store
@@ -19,7 +19,7 @@ _HOMES = {
     "MemoryStream": "penstock.testing.memory",
     "StreamTest": "penstock.testing.running",
     "crash_at": "penstock.testing.crashes",
-    "replay_last_batch": "penstock.testing.replay",
+    "replay_last_batch": "penstock.testing.crashes",
     "run": "penstock.testing.running",
     "temporary_store": "penstock.testing.stores",
     "temporary_store_url": "penstock.testing.stores",

@@ -11,15 +11,14 @@ import penstock
 from penstock.errors import PenstockError, StoreNotFound, condition_of
 from penstock.instants import now_micros
 from penstock.redaction import secrets_of, sentence
-from penstock.ui import ledger
+from penstock.ui import sinks
 from penstock.ui.checkpoints import Checkpoints
 from penstock.ui.consumers import Consumers
 from penstock.ui.history import step_for
-from penstock.ui.letters import Letters
 from penstock.ui.queries import Queries
 from penstock.ui.queues import Queues
-from penstock.ui.reading import Seen, look, open_to_look
-from penstock.ui.times import iso
+from penstock.ui.reading import Seen, iso, look, open_to_look
+from penstock.ui.sinks import Letters
 
 log = logging.getLogger("penstock.ui")
 
@@ -137,7 +136,7 @@ class Collector:
             "queues": _with(queues, self._queues.histories(seen, step)),
             "consumers": _with(consumers, self._consumers.histories(step)),
             "queries": _with(queries, self._queries.histories(step)),
-            "ledger": ledger.told(seen),
+            "ledger": sinks.told(seen),
             "dead_letters": self._letters.told(seen, self._database),
             "notes": [*self._queries.notes, *self._checkpoints.notes],
         }

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.ui.history import History
-from penstock.ui.reading import Seen
-from penstock.ui.times import iso, seconds
+from penstock.ui.reading import Seen, iso, seconds
 
 STUCK_SECONDS = 60.0
 

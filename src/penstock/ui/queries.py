@@ -11,8 +11,7 @@ from urllib.parse import urlsplit
 from penstock.store.records.queries import CONTINUOUS, FAILED, HEARTBEAT_SECONDS, RUNNING, STOPPED
 from penstock.ui.checkpoints import Found, entry
 from penstock.ui.history import History, Spread
-from penstock.ui.reading import Seen
-from penstock.ui.times import iso
+from penstock.ui.reading import Seen, iso
 
 SILENT = "silent"
 FILES_ONLY = "files only"

@@ -8,8 +8,7 @@ from typing import Any
 
 from penstock.store.records.catalog import QueueRecord
 from penstock.ui.history import History
-from penstock.ui.reading import Seen
-from penstock.ui.times import iso, seconds
+from penstock.ui.reading import Seen, iso, seconds
 
 
 @dataclass

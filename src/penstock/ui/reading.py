@@ -1,4 +1,4 @@
-"""The store at one moment, in a few statements however many queues and consumers there are."""
+"""Instants as the page gets them."""
 
 from __future__ import annotations
 
@@ -6,11 +6,25 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.errors import StoreTooNew
+from penstock.instants import moment_of, moment_text
 from penstock.store.database import Database, Transaction
 from penstock.store.records import catalog, queries
 from penstock.store.records.catalog import QueueRecord
 from penstock.store.records.consumers import owner_name
 from penstock.store.store_schema import VERSION, open_database
+
+
+def iso(micros: int | None) -> str | None:
+    """An instant (microseconds since 1970) as ISO 8601 with Z, in milliseconds."""
+    return None if micros is None else moment_text(moment_of(int(micros)), "milliseconds")
+
+
+def seconds(earlier: int | None, later: int) -> float | None:
+    """Seconds between two instants, 0 where the first is the later one."""
+    return None if earlier is None else round(max(later - earlier, 0) / 1e6, 3)
+
+
+# ---- reading: The store at one moment, in a few statements however many queues and consumers there are.
 
 COMMITS = 50
 PATIENCE = 2.0

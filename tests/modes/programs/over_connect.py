@@ -10,7 +10,7 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 import penstock as ps
-from penstock.modes.report import MODES
+from penstock.modes.checking.report import MODES
 from tests.modes.frames import FRAMES, inputs, settings_of
 
 os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable

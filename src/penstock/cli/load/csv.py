@@ -1,0 +1,251 @@
+"""CSV as RFC 4180 has it: a header with the columns' names, and quotes around whole fields only.
+
+A field without quotes that holds nothing is a null, ``""`` is the empty text: where there is but one column, an empty line is a
+row with a null. With more columns empty lines are passed over. Numbers are decimal. Nested values are written as JSON, binaries in
+base64. Sloppy quoting is refused rather than guessed at, because a wrong guess swallows the lines up to the next quote.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import sys
+from collections.abc import Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+import pyarrow.types as pat
+
+from penstock.arrow.casts import Misfit, match_names
+from penstock.arrow.coerce import to_table
+from penstock.cli.load.json_lines import JsonLines
+from penstock.cli.load.rows import Complaint, Record, Refused, infinite_rows, not_utf8, wrong_value
+from penstock.cli.load.source import Source
+from penstock.cli.load.wire import decode
+from penstock.errors import InvalidInput, SchemaMismatch
+
+_RECORD = re.compile(rb'[^"\n]*(?:"[^"]*"[^"\n]*)*(?:\n|\Z)')
+_HEXADECIMAL = re.compile(rb"0[xX]")
+_HEADER_BYTES = 1 << 20
+
+
+class CsvRows:
+    """Rows in CSV for a queue of the given schema.
+
+    Parameters
+    ----------
+    header
+        The names in the first record, which need be neither all of the columns nor in their order.
+    delimiter
+        One ASCII character.
+    nulls
+        What stands for a null where it is not quoted.
+
+    Raises
+    ------
+    SchemaMismatch
+        The header names a column that the queue does not have, one twice, or lacks one that takes no nulls.
+    """
+
+    def __init__(
+        self, schema: pa.Schema, header: Sequence[str], *, delimiter: str = ",", nulls: Sequence[str] = ("",)
+    ) -> None:
+        self._schema = schema
+        self._fields = _columns(header, schema)
+        self._delimiter = delimiter
+        self._nulls = list(nulls)
+        self._whole = [field.name for field in self._fields if _is_whole(field.type)]
+        # Where there is one column alone, nothing else stands for its null.
+        self._skips_blank_lines = len(self._fields) > 1
+        mark = re.escape(delimiter).encode()
+        self._quoted = re.compile(rb'(?:(?<=[\n%s])|\A)"[^"]*(?:""[^"]*)*"(?=[\r\n%s]|\Z)' % (mark, mark))
+
+    def cut(self, data: bytes) -> int:
+        # A newline ends a row when the quotes up to it are paired.
+        total, after, end = data.count(b'"'), 0, len(data)
+        while (at := data.rfind(b"\n", 0, end)) >= 0:
+            after += data.count(b'"', at, end)
+            if (total - after) % 2 == 0:
+                return at + 1
+            end = at
+        return 0
+
+    def parse(self, data: bytes) -> pa.Table:
+        return self.parse_ready(data)
+
+    def parse_ready(self, data: bytes) -> pa.Table:
+        if not data or (self._skips_blank_lines and not data.strip(b"\r\n")):
+            return self._schema.empty_table()
+        has_quotes = b'"' in data
+        if has_quotes and b'"' in self._quoted.sub(b"", data):
+            raise Refused("a quote is not around a whole field")
+        try:
+            self._refuse_hexadecimal(data, has_quotes)
+            found = self._read(data, has_quotes)
+            arrays = {
+                field.name: _decoded(column.combine_chunks(), field)
+                for field, column in zip(self._fields, found.columns, strict=True)
+            }
+            table = to_table(pa.table(arrays), self._schema)
+        except (ValueError, pa.ArrowException) as error:
+            raise Refused(str(error)) from error
+        self._refuse_overflow(table, data)
+        return table
+
+    def _refuse_hexadecimal(self, data: bytes, has_quotes: bool) -> None:
+        """Arrow would take its digits for the bits of an integer: 0xFF for the tinyint -1."""
+        if not self._whole or not _HEXADECIMAL.search(data):
+            return
+        for column in self._read(data, has_quotes, as_text=self._whole).columns:
+            if pc.any(pc.match_substring(column, "0x", ignore_case=True)).as_py():
+                raise Refused("an integer in hexadecimal")
+
+    def _read(self, data: bytes, has_quotes: bool, *, as_text: Sequence[str] = ()) -> pa.Table:
+        types = {field.name: _reader_type(field.type) for field in self._fields}
+        return pyarrow.csv.read_csv(
+            pa.BufferReader(data),
+            read_options=pyarrow.csv.ReadOptions(
+                column_names=[field.name for field in self._fields],
+                block_size=len(data) + 1 if has_quotes else 1 << 20,
+            ),
+            parse_options=pyarrow.csv.ParseOptions(
+                delimiter=self._delimiter,
+                newlines_in_values=has_quotes,
+                ignore_empty_lines=self._skips_blank_lines,
+            ),
+            convert_options=pyarrow.csv.ConvertOptions(
+                column_types=types | dict.fromkeys(as_text, pa.string()),
+                include_columns=list(as_text),
+                null_values=self._nulls,
+                strings_can_be_null=True,
+                quoted_strings_can_be_null=False,
+            ),
+        )
+
+    def _refuse_overflow(self, table: pa.Table, data: bytes) -> None:
+        rows = infinite_rows(table)
+        records = self.records(data) if rows else []
+        if any(b"nf" not in records[row].raw.lower() for row in rows):
+            raise Refused("a number is too large for 64 bits")
+
+    def records(self, data: bytes) -> list[Record]:
+        records, position, line = [], 0, 0
+        while position < len(data):
+            raw = self._next_record(data, position)
+            if raw.strip(b"\r\n") or not self._skips_blank_lines:
+                records.append(Record(line, raw, raw))
+            position += len(raw)
+            line += raw.count(b"\n")
+        return records
+
+    def _next_record(self, data: bytes, position: int) -> bytes:
+        found = _RECORD.match(data, position)
+        if found and (b'"' not in found[0] or b'"' not in self._quoted.sub(b"", found[0])):
+            return found[0]
+        # A wrong quote is its own line's trouble, not that of the lines up to the next quote.
+        line = data.find(b"\n", position) + 1
+        return data[position:line] if line else data[position:]
+
+    def explain(self, record: Record) -> Complaint:
+        if b'"' in self._quoted.sub(b"", record.raw):
+            return Complaint(
+                "has a quote that is not around a whole field, or is never closed: quote the whole field, double the "
+                "quotes in it"
+            )
+        try:
+            fields = split_record(record.raw, self._delimiter) or [""]
+        except UnicodeDecodeError as error:
+            return not_utf8(error)
+        except csv.Error as error:
+            return Complaint(f"is no CSV: {error}")
+        if len(fields) != len(self._fields):
+            return Complaint(f"has {len(fields)} fields, the header has {len(self._fields)}")
+        for field, text in zip(self._fields, fields, strict=True):
+            complaint = self._explain_value(field, text)
+            if complaint is not None:
+                return complaint
+        return Complaint("does not fit the queue's schema")
+
+    def _explain_value(self, field: pa.Field, text: str) -> Complaint | None:
+        if text in self._nulls:
+            return None if field.nullable else Complaint("takes no nulls", field.name)
+        quoted = '"' + text.replace('"', '""') + '"\n'
+        alone = CsvRows(pa.schema([field]), [field.name], delimiter=self._delimiter, nulls=self._nulls)
+        try:
+            alone.parse_ready(quoted.encode())
+        except Refused as error:
+            return wrong_value(field, text, error)
+        return None
+
+
+def _columns(header: Sequence[str], schema: pa.Schema) -> list[pa.Field]:
+    try:
+        places = match_names(list(header), list(schema), "")
+    except Misfit as misfit:
+        error = misfit.error()
+        raise SchemaMismatch(
+            f"the header (the first line of a CSV names the columns): {misfit.message}", **error.parameters
+        ) from None
+    by_place = {place: field for place, field in zip(places, schema, strict=True) if place is not None}
+    return [by_place[place] for place in range(len(header))]
+
+
+def _is_whole(kind: pa.DataType) -> bool:
+    return bool(pat.is_integer(kind) or pat.is_duration(kind))
+
+
+def _reader_type(kind: pa.DataType) -> pa.DataType:
+    if pat.is_float32(kind):
+        return pa.float64()
+    as_text = pat.is_binary(kind) or pat.is_nested(kind) or pat.is_decimal(kind)
+    return pa.string() if as_text else kind
+
+
+def _decoded(array: pa.Array, field: pa.Field) -> pa.Array:
+    kind = field.type
+    if not pat.is_nested(kind):
+        return decode(array, kind)
+    prefix = "{" + json.dumps(field.name) + ":"
+    texts = pc.coalesce(pc.replace_substring(array, "\n", " "), "null")
+    lines = pc.binary_join_element_wise(prefix, texts, "}\n", "")
+    data = pc.binary_join(pa.ListArray.from_arrays([0, len(lines)], lines), "")[0].as_py().encode()
+    reader = JsonLines(pa.schema([field.with_nullable(True)]))
+    return reader.parse_or_rewrite(data).column(0).combine_chunks()
+
+
+def split_record(raw: bytes, delimiter: str) -> list[str]:
+    """Return the fields of one record.
+
+    Raises
+    ------
+    UnicodeDecodeError, csv.Error
+    """
+    csv.field_size_limit(sys.maxsize)
+    text = raw.decode().rstrip("\r\n")
+    return next(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True), [])
+
+
+def read_header(source: Source, delimiter: str) -> tuple[list[str], int]:
+    """Take the first record off the source: its fields (none when it is empty), and the number of lines up to its end.
+
+    Raises
+    ------
+    InvalidInput
+        It is no header.
+    """
+    data, blank, found = b"", 0, None
+    while not (found and found[0].endswith(b"\n")) and (more := source.read(_HEADER_BYTES)):
+        data += more
+        blank = len(data) - len(data.lstrip(b"\r\n"))
+        found = _RECORD.match(data, blank)
+    end = found.end() if found else len(data)
+    source.put_back(data[end:])
+    try:
+        return split_record(data[blank:end], delimiter), data.count(b"\n", 0, end)
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise InvalidInput(
+            f"{source.name} does not start with a CSV header in UTF-8: {error}", condition="FILE_UNREADABLE"
+        ) from None

@@ -1,0 +1,261 @@
+"""JSON lines: one object in each line."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.json
+import pyarrow.types as pat
+
+from penstock.arguments import did_you_mean, in_quotes
+from penstock.arrow.casts import Misfit, match_names
+from penstock.arrow.coerce import to_table
+from penstock.arrow.nulls import nested_fields
+from penstock.cli.load.rows import Complaint, Record, Refused, infinite_rows, not_utf8, shortened, wrong_value
+from penstock.cli.load.wire import NOT_FINITE, decode, wire_type
+
+_BLANK = b" \t\r"
+_THREAD_BYTES = 1 << 20
+
+Rewrite = Callable[[Any], Any]
+
+
+class JsonLines:
+    """Rows in JSON lines for a queue of the given schema.
+
+    Arrow's reader does the work. What it cannot read, but is right (maps, names in another case, the text "NaN"), is
+    rewritten line by line in Python first, and so is every block in which it found a mistake.
+    """
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self._schema = schema
+        self._wire = pa.schema([(field.name, wire_type(field.type)) for field in schema])
+        self._nullable = [field.with_nullable(True) for field in schema]
+        self._needs_rewriting = any(_has_map(field) for field in schema)
+        self._rewrite = _object_rewriter(list(schema))
+
+    def cut(self, data: bytes) -> int:
+        return data.rfind(b"\n") + 1
+
+    def parse(self, data: bytes) -> pa.Table:
+        if self._needs_rewriting:
+            raise Refused("maps are objects in JSON, which Arrow does not read")
+        return self.parse_ready(data)
+
+    def parse_or_rewrite(self, data: bytes) -> pa.Table:
+        """As ``parse``, or else from the rows one by one."""
+        try:
+            return self.parse(data)
+        except Refused:
+            ready = [record.ready for record in self.records(data)]
+        if None in ready:
+            raise Refused("a line is no object that fits")
+        return self.parse_ready(b"".join(line for line in ready if line is not None))
+
+    def parse_ready(self, data: bytes) -> pa.Table:
+        rows = _count_objects(data)
+        if rows == 0:
+            return self._schema.empty_table()
+        try:
+            if not data.isascii():
+                data.decode()
+            found = self._read(data)
+            if found.num_rows != rows:
+                raise Refused("a line holds several values")
+            arrays = [
+                decode(column.combine_chunks(), field.type)
+                for column, field in zip(found.columns, self._schema, strict=True)
+            ]
+            table = to_table(pa.Table.from_arrays(arrays, schema=self._schema), self._schema)
+        except (ValueError, pa.ArrowException) as error:
+            raise Refused(str(error)) from error
+        self._refuse_overflow(table, data)
+        return table
+
+    def _read(self, data: bytes) -> pa.Table:
+        """Read in the wire types, on all cores unless a row is longer than a thread's share."""
+        try:
+            return self._read_by(_THREAD_BYTES, data)
+        except pa.ArrowInvalid:
+            if len(data) <= _THREAD_BYTES:
+                raise
+            return self._read_by(len(data), data)
+
+    def _read_by(self, block_size: int, data: bytes) -> pa.Table:
+        return pyarrow.json.read_json(
+            pa.BufferReader(data),
+            read_options=pyarrow.json.ReadOptions(block_size=block_size),
+            parse_options=pyarrow.json.ParseOptions(
+                explicit_schema=self._spelled_as(data), unexpected_field_behavior="error"
+            ),
+        )
+
+    def _spelled_as(self, data: bytes) -> pa.Schema:
+        """The wire types under the names as the first row has them: it may write them in another case."""
+        try:
+            found = list(_load(data[: data.find(b"\n") + 1] or data))
+            places = match_names(found, self._nullable, "")
+        except (ValueError, TypeError, RecursionError, Misfit):
+            return self._wire
+        names = [
+            field.name if place is None else found[place]
+            for place, field in zip(places, self._wire, strict=True)
+        ]
+        return pa.schema([field.with_name(name) for name, field in zip(names, self._wire, strict=True)])
+
+    def _refuse_overflow(self, table: pa.Table, data: bytes) -> None:
+        rows = infinite_rows(table)
+        lines = [line for line in data.split(b"\n") if line.strip(_BLANK)] if rows else []
+        if any(b"nf" not in lines[row] for row in rows):
+            raise Refused("a number is too large for 64 bits")
+
+    def records(self, data: bytes) -> list[Record]:
+        lines = enumerate(data.split(b"\n"))
+        return [self._record(number, line) for number, line in lines if line.strip(_BLANK)]
+
+    def _record(self, number: int, line: bytes) -> Record:
+        try:
+            return Record(number, line, self._ready(self._rewrite(_load(line))))
+        except (ValueError, TypeError, RecursionError, Misfit):
+            return Record(number, line, None)
+
+    def _ready(self, value: Any) -> bytes:
+        return json.dumps(value).encode() + b"\n"
+
+    def explain(self, record: Record) -> Complaint:
+        try:
+            value = _load(record.raw)
+        except UnicodeDecodeError as error:
+            return not_utf8(error)
+        except json.JSONDecodeError as error:
+            return Complaint(f"is no JSON object in one line: {error.msg} at character {error.pos + 1}")
+        except (ValueError, RecursionError) as error:
+            return Complaint(f"cannot be read: {error}")
+        if not isinstance(value, dict):
+            return Complaint("is no JSON object", value=shortened(value))
+        try:
+            places = match_names(list(value), list(self._schema), "")
+        except Misfit as misfit:
+            return Complaint(_name_trouble(misfit, self._schema.names), misfit.column)
+        found = list(value.values())
+        for place, field in zip(places, self._schema, strict=True):
+            complaint = None if place is None else self._explain_value(field, found[place])
+            if complaint is not None:
+                return complaint
+        return Complaint("does not fit the queue's schema")
+
+    def _explain_value(self, field: pa.Field, value: Any) -> Complaint | None:
+        alone = JsonLines(pa.schema([field]))
+        try:
+            alone.parse_ready(alone._ready(alone._rewrite({field.name: value})))
+        except (Refused, ValueError, TypeError, RecursionError, Misfit) as error:
+            return wrong_value(field, value, error)
+        return None
+
+
+def _name_trouble(misfit: Misfit, names: list[str]) -> str:
+    if misfit.expected.startswith("one of "):
+        return f"is unknown; it has to be {misfit.expected}.{did_you_mean(misfit.found, names)}"
+    return misfit.message.removeprefix(f"column {in_quotes(misfit.column)} ").rstrip(".")
+
+
+def _has_map(field: pa.Field) -> bool:
+    return pat.is_map(field.type) or any(_has_map(below) for below in nested_fields(field.type))
+
+
+def _count_objects(data: bytes) -> int:
+    """Count the lines that hold something; each has to start with an object.
+
+    Arrow's reader takes a line with ``null`` for a row, and dies of a block that holds nothing else.
+    """
+    lines = data.count(b"\n") + (not data.endswith(b"\n"))
+    starts = data.startswith(b"{") + data.count(b"\n{")
+    if starts == lines:
+        return lines
+    stripped = [line for line in (line.strip(_BLANK) for line in data.split(b"\n")) if line]
+    if not all(line.startswith(b"{") for line in stripped):
+        raise Refused("a line is no object")
+    return len(stripped)
+
+
+def _load(line: bytes) -> Any:
+    return json.loads(line.decode(), object_pairs_hook=_unique, parse_float=Decimal)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        doubled = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the key {in_quotes(doubled)} is there twice")
+    return found
+
+
+def _rewriter(kind: pa.DataType) -> Rewrite | None:
+    """Return what turns a value that Python has read into what Arrow reads as the wire type; None for no change."""
+    if pat.is_map(kind):
+        return _map_rewriter(kind)
+    if pat.is_list(kind):
+        element = _rewriter(kind.value_type)
+        return None if element is None else lambda value: [_each(element, each) for each in _a(list, value)]
+    if pat.is_struct(kind):
+        return _object_rewriter(list(kind))
+    if pat.is_floating(kind):
+        return _float
+    return str if pat.is_decimal(kind) else None
+
+
+def _each(rewrite: Rewrite | None, value: Any) -> Any:
+    return value if value is None or rewrite is None else rewrite(value)
+
+
+def _a(kind: type, value: Any) -> Any:
+    if not isinstance(value, kind):
+        raise TypeError(f"{value!r} is no {kind.__name__}")
+    return value
+
+
+def _float(value: Any) -> Any:
+    if isinstance(value, str):
+        return NOT_FINITE.get(value, value)
+    if not isinstance(value, Decimal):
+        return value
+    number = float(value)
+    if math.isinf(number):
+        raise ValueError(f"{value} is too large for 64 bits")
+    return number
+
+
+def _object_rewriter(fields: list[pa.Field]) -> Rewrite:
+    rewriters = {field.name: _rewriter(field.type) for field in fields}
+
+    def rewrite(value: Any) -> Any:
+        if not _a(dict, value).keys() <= rewriters.keys():
+            names = list(value)
+            places = match_names(names, fields, "")
+            value = {
+                field.name: value[names[place]]
+                for field, place in zip(fields, places, strict=True)
+                if place is not None
+            }
+        return {name: _each(rewriters[name], each) for name, each in value.items()}
+
+    return rewrite
+
+
+def _map_rewriter(kind: pa.DataType) -> Rewrite:
+    key_is_text = pat.is_string(wire_type(kind.key_type))
+    key, item = _rewriter(kind.key_type), _rewriter(kind.item_type)
+
+    def read_key(text: str) -> Any:
+        return text if key_is_text else _each(key, json.loads(text, parse_float=Decimal))
+
+    def rewrite(value: Any) -> Any:
+        return [{"key": read_key(name), "value": _each(item, each)} for name, each in _a(dict, value).items()]
+
+    return rewrite

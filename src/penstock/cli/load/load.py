@@ -1,0 +1,158 @@
+"""A whole input into one table of the queue's schema, or the rows that do not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from penstock.cli.load.csv import CsvRows, read_header
+from penstock.cli.load.json_lines import JsonLines
+from penstock.cli.load.rejected import BadRow, rows_rejected
+from penstock.cli.load.rows import Record, Refused, RowFormat
+from penstock.cli.load.source import Source
+
+BLOCK_BYTES = 8 << 20
+COUNTED_ERRORS = 1000
+
+
+@dataclass(frozen=True)
+class Intake:
+    """How to read an input."""
+
+    format: str = "auto"
+    """``auto``, ``jsonl`` or ``csv``."""
+    delimiter: str | None = None
+    """Of a CSV; None for what its name says."""
+    nulls: Sequence[str] = ("",)
+    """What stands for a null in a CSV."""
+    shown_errors: int = 10
+    block_bytes: int = BLOCK_BYTES
+
+
+@dataclass(frozen=True)
+class Block:
+    """Whole rows, and the 1-based line on which they start."""
+
+    data: bytes
+    line: int
+
+
+def load(
+    source: Source, queue: str, schema: pa.Schema, intake: Intake, on_bytes: Callable[[int], None]
+) -> pa.Table:
+    """Read all rows of an input.
+
+    The table, of the size of the rows in Arrow, is held in memory; the text is held a block at a time.
+
+    Parameters
+    ----------
+    schema
+        The queue's canonical schema.
+    on_bytes
+        Told how many more bytes have been read.
+
+    Raises
+    ------
+    RowsRejected
+        Rows do not fit.
+    SchemaMismatch
+        The header of a CSV does not.
+    """
+    rows, line = _format(source, schema, intake)
+    if rows is None:
+        return schema.empty_table()
+    tables: list[pa.Table] = []
+    found = _Found(intake.shown_errors)
+    for block in _blocks(source, rows, line, intake.block_bytes):
+        table, bad = _sift(rows, block.data, found.room)
+        found.add(rows, block, bad)
+        if found.count == 0:
+            tables.append(table)
+        on_bytes(len(block.data))
+        if found.room == 0:
+            break
+    if found.count:
+        raise rows_rejected(queue, found.shown, found.count, more=found.room == 0)
+    return pa.concat_tables(tables) if tables else schema.empty_table()
+
+
+def _format(source: Source, schema: pa.Schema, intake: Intake) -> tuple[RowFormat | None, int]:
+    if source.format(intake.format) == "jsonl":
+        return JsonLines(schema), 1
+    delimiter = intake.delimiter or source.delimiter()
+    header, lines = read_header(source, delimiter)
+    if not header:
+        return None, lines
+    return CsvRows(schema, header, delimiter=delimiter, nulls=intake.nulls), 1 + lines
+
+
+def _blocks(source: Source, rows: RowFormat, line: int, size: int) -> Iterator[Block]:
+    pending = b""
+    # Doubled while there is no end of a row in sight, so that a giant row is not copied over and over.
+    while more := source.read(max(size, len(pending))):
+        pending += more
+        end = rows.cut(pending)
+        if end:
+            yield Block(pending[:end], line)
+            line += pending.count(b"\n", 0, end)
+            pending = pending[end:]
+    if pending:
+        yield Block(pending, line)
+
+
+class _Found:
+    """The rows that do not fit so far: all counted, the first of them explained."""
+
+    def __init__(self, shown: int) -> None:
+        self._wanted = shown
+        self.shown: list[BadRow] = []
+        self.count = 0
+
+    @property
+    def room(self) -> int:
+        return COUNTED_ERRORS - self.count
+
+    def add(self, rows: RowFormat, block: Block, bad: Sequence[Record]) -> None:
+        for record in bad[: self._wanted - len(self.shown)]:
+            self.shown.append(BadRow(block.line + record.line, rows.explain(record)))
+        self.count += len(bad)
+
+
+def _sift(rows: RowFormat, data: bytes, limit: int) -> tuple[pa.Table, list[Record]]:
+    """Return the rows of a block, or those that do not fit, ``limit`` of them at most."""
+    try:
+        return rows.parse(data), []
+    except Refused:
+        records = rows.records(data)
+    whole = _try(rows, records)
+    if whole is not None:
+        return whole, []
+    return pa.table({}), _bad_records(rows, records, limit)
+
+
+def _try(rows: RowFormat, records: Sequence[Record]) -> pa.Table | None:
+    ready = [record.ready for record in records if record.ready is not None]
+    if len(ready) < len(records):
+        return None
+    try:
+        return rows.parse_ready(b"".join(ready))
+    except Refused:
+        return None
+
+
+def _bad_records(rows: RowFormat, records: Sequence[Record], limit: int) -> list[Record]:
+    """Bisect, with the very reader that reads good rows, so that no second opinion can differ from the first."""
+    bad: list[Record] = []
+    todo = [records]
+    while todo and len(bad) < limit:
+        part = todo.pop()
+        if _try(rows, part) is not None:
+            continue
+        if len(part) == 1:
+            bad.append(part[0])
+        else:
+            middle = len(part) // 2
+            todo += [part[middle:], part[:middle]]
+    return bad

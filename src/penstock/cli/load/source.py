@@ -1,0 +1,118 @@
+"""Where rows are read from: a file, packed or not, or standard input."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from penstock.cli.load.schemas import unreadable
+from penstock.errors import InvalidInput
+
+_BOM = b"\xef\xbb\xbf"
+_WIDE_BOMS = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
+_PACKED = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}
+_FORMATS = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "jsonl",
+    ".csv": "csv",
+    ".tsv": "csv",
+}
+_FIRST_BYTES = 1 << 16
+
+
+class Source:
+    """Bytes to be read once, without their byte order mark; what was read too far can be put back."""
+
+    def __init__(self, name: str, stream: Any, size: int | None) -> None:
+        self.name = name
+        self.size = size
+        """Bytes there are; None when that is not known."""
+        self._stream = stream
+        self._pending = b""
+        first = self.read(_FIRST_BYTES)
+        self.put_back(first.removeprefix(_BOM))
+        if first[:2] in _WIDE_BOMS:
+            encoding = _WIDE_BOMS[first[:2]]
+            raise InvalidInput(
+                f"{name} is {encoding}, not UTF-8: convert it with iconv -f {encoding} -t utf-8",
+                condition="FILE_UNREADABLE",
+            )
+
+    def read(self, size: int) -> bytes:
+        """The next bytes, ``size`` of them unless the end is nearer; empty at the end."""
+        found, self._pending = self._pending[:size], self._pending[size:]
+        if len(found) < size:
+            try:
+                found += self._stream.read(size - len(found))
+            except (OSError, pa.ArrowException, EOFError) as error:
+                raise unreadable(self.name, OSError(str(error))) from error
+        return found
+
+    def put_back(self, data: bytes) -> None:
+        self._pending = data + self._pending
+
+    def format(self, wanted: str) -> str:
+        """``jsonl`` or ``csv``: what is wanted, or for ``auto`` what the name's ending or else the first byte says."""
+        if wanted != "auto":
+            return wanted
+        known = _FORMATS.get(Path(_unpacked(self.name)).suffix.lower())
+        if known is not None:
+            return known
+        first = self.read(_FIRST_BYTES)
+        self.put_back(first)
+        start = first.lstrip()[:1]
+        if start == b"[":
+            raise InvalidInput(
+                f"{self.name} is a JSON array: write one object in each line, as `jq -c '.[]'` does",
+                value="[",
+            )
+        return "jsonl" if start == b"{" else "csv"
+
+    def delimiter(self) -> str:
+        """What separates the columns of a CSV by the name's ending."""
+        return "\t" if _unpacked(self.name).lower().endswith(".tsv") else ","
+
+
+def _unpacked(name: str) -> str:
+    return name[: -len(Path(name).suffix)] if Path(name).suffix.lower() in _PACKED else name
+
+
+@contextmanager
+def open_source(path: str) -> Iterator[Source]:
+    """Open a file, or standard input for ``-``.
+
+    Raises
+    ------
+    InvalidInput
+        It cannot be read, or is in UTF-16.
+    """
+    if path == "-":
+        if sys.stdin is None:
+            raise InvalidInput(
+                "standard input is closed: name a file, or pipe the rows in", condition="FILE_UNREADABLE"
+            )
+        yield Source("standard input", sys.stdin.buffer, None)
+        return
+    packed = _PACKED.get(Path(path).suffix.lower())
+    with ExitStack() as stack:
+        # Errors of what is done with the source are not those of opening it.
+        try:
+            if packed:
+                stream = stack.enter_context(pa.input_stream(path, compression=packed))
+            else:
+                stream = stack.enter_context(Path(path).open("rb"))
+        except OSError as error:
+            raise unreadable(path, error) from error
+        yield Source(path, stream, None if packed else _size(path))
+
+
+def _size(path: str) -> int | None:
+    size = os.stat(path).st_size
+    return size or None

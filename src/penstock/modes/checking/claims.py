@@ -1,0 +1,117 @@
+"""What a query emits in a mode: which rows, when, for how long state is kept, and what the sink has to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock.modes.checking.join_bounds import BOTH, given_up, unmatched_sides
+from penstock.modes.checking.plan import Plan, expires, result_key
+from penstock.spark.internals.operators import Is, of
+from penstock.spark.internals.plan_text import Node
+
+NEW_ROWS, FINISHED, CHANGED, ALL = "new rows", "finished groups", "changed groups", "all groups"
+MATCHED, ONLY_MATCHED, FUNCTION = "matched rows", "matched rows alone", "the function's rows"
+AT_ONCE, AFTER_WATERMARK = "at once", "after the watermark"
+NO_STATE, COUNT, UNTIL_WATERMARK, ONE_SIDE, FOR_EVER, OWN = (
+    "none",
+    "a count",
+    "until the watermark",
+    "for ever on one side",
+    "for ever",
+    "its own",
+)
+ADD, REPLACE_BY_KEY, REPLACE_ALL = "add", "replace by key", "replace all"
+
+_ROWS = {
+    NEW_ROWS: "each row comes out once",
+    FINISHED: "each group comes out once, with its last values,",
+    CHANGED: "the groups that a micro-batch changed come out, with their new values",
+    ALL: "all groups come out again in each micro-batch that has new rows",
+    MATCHED: "rows with a match come out once, in the micro-batch that reads the later of the two, and rows without one",
+    ONLY_MATCHED: "rows with a match come out once, in the micro-batch that reads the later of the two, and rows without one never do "
+    "where they are kept for ever",
+    FUNCTION: "the rows that the stateful function returns come out",
+}
+_WHEN = {
+    AT_ONCE: "in the micro-batch that reads it",
+    AFTER_WATERMARK: "in the first micro-batch after the watermark has passed it",
+}
+_STATE = {
+    NO_STATE: "no state is kept",
+    COUNT: "only the number of rows so far is kept",
+    UNTIL_WATERMARK: "state is kept until the watermark has passed it, and rows that come after that are dropped",
+    ONE_SIDE: "state of one side of the join is kept for ever, that of the other until the watermark has passed it",
+    FOR_EVER: "state is kept for ever",
+    OWN: "state is kept until the function or its timer removes it",
+}
+_SINK = {
+    ADD: "the sink only adds rows",
+    REPLACE_BY_KEY: "the sink has to replace what it has by key",
+    REPLACE_ALL: "the sink has to replace all that it has",
+}
+
+
+@dataclass(frozen=True)
+class Emits:
+    """Claims that a preview can be held against; ``str`` is the sentence."""
+
+    rows: str
+    when: str
+    state: str
+    sink: str
+    key: tuple[str, ...] = ()
+    """By which columns the sink replaces."""
+
+    def __str__(self) -> str:
+        when = f" {_WHEN[self.when]}" if self.rows in (NEW_ROWS, FINISHED, MATCHED) else ""
+        key = f" ({', '.join(self.key)})" if self.key and self.sink == REPLACE_BY_KEY else ""
+        sentence = f"{_ROWS[self.rows]}{when}; {_STATE[self.state]}; {_SINK[self.sink]}{key}."
+        return sentence[0].upper() + sentence[1:]
+
+
+# ---- claims: What a query emits in a mode, told from its plan.
+
+_WORST_FIRST = (FOR_EVER, ONE_SIDE, OWN, UNTIL_WATERMARK, COUNT, NO_STATE)
+
+
+def claims(plan: Plan, mode: str) -> Emits:
+    """What comes out of the operator nearest to the sink that keeps state; a query without one passes rows on."""
+    kept = {_state(node, mode) for node in plan.stateful} | {NO_STATE}
+    state = next(each for each in _WORST_FIRST if each in kept)
+    top = next((node for node in plan.stateful if node.name != "GlobalLimit"), None)
+    if mode == "complete":
+        # A deduplication lets a group through once, and the sink loses it with the next micro-batch.
+        rows = NEW_ROWS if top is not None and Is.DEDUPLICATION in of(top.name) else ALL
+        return Emits(rows, AT_ONCE, FOR_EVER, REPLACE_ALL)
+    if top is None:
+        return Emits(NEW_ROWS, AT_ONCE, state, ADD)
+    if top.name == "Aggregate":
+        if mode == "append":
+            return Emits(FINISHED, AFTER_WATERMARK, state, ADD)
+        return Emits(CHANGED, AT_ONCE, state, REPLACE_BY_KEY, result_key(plan.root, top))
+    if Is.FUNCTION in of(top.name):
+        return Emits(FUNCTION, AT_ONCE, state, ADD if mode == "append" else REPLACE_BY_KEY)
+    if top.name == "Join" and unmatched_sides(top):
+        rows = MATCHED if unmatched_sides(top) <= given_up(top) else ONLY_MATCHED
+        return Emits(rows, AFTER_WATERMARK, state, ADD)
+    return Emits(NEW_ROWS, AFTER_WATERMARK if _waits(plan, top, mode) else AT_ONCE, state, ADD)
+
+
+def _waits(plan: Plan, top: Node, mode: str) -> bool:
+    """Whether rows that pass an operator at once come from one below that holds them back."""
+    return mode == "append" and any(node in plan.aggregates for node in top.below())
+
+
+def _state(node: Node, mode: str) -> str:
+    if node.name == "GlobalLimit":
+        return COUNT
+    if Is.FUNCTION in of(node.name):
+        return OWN
+    if node.name == "Join":
+        sides = given_up(node)
+        return UNTIL_WATERMARK if sides == BOTH else ONE_SIDE if sides else FOR_EVER
+    if node.name == "DeduplicateWithinWatermark":
+        return UNTIL_WATERMARK
+    if node.name == "Aggregate" and mode == "complete":
+        return FOR_EVER
+    return UNTIL_WATERMARK if expires(node) else FOR_EVER

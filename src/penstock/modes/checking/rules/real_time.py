@@ -1,0 +1,142 @@
+"""Spark's real-time trigger."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from penstock.modes.checking.join_bounds import equal
+from penstock.modes.checking.plan import Plan, source_of
+from penstock.modes.checking.report import UNSAFE, WARNING, Problem
+from penstock.modes.checking.sinks import Sink
+from penstock.spark.internals.operators import Is, of
+from penstock.spark.internals.plan_text import Node, plain
+from penstock.spark.internals.versions import parse_version
+
+ALLOW_LIST = "spark.sql.streaming.realTimeMode.allowlistCheck"
+VERSION = "version"
+"""What the session's version is called among the settings of a plan."""
+_MODE = "STREAMING_REAL_TIME_MODE.OUTPUT_MODE_NOT_SUPPORTED"
+_STATE_BELOW_UNION = "STREAMING_REAL_TIME_MODE.STATEFUL_OPERATORS_BEFORE_UNION_NOT_SUPPORTED"
+_SAME_SOURCE = "STREAMING_REAL_TIME_MODE.IDENTICAL_SOURCES_IN_UNION_NOT_SUPPORTED"
+_SOURCE = "STREAMING_REAL_TIME_MODE.INPUT_STREAM_NOT_SUPPORTED"
+_NOT_ALLOWED = "STREAMING_REAL_TIME_MODE.OPERATOR_OR_SINK_NOT_IN_ALLOWLIST"
+_MICRO_BATCHES = "a processing-time trigger"
+_SOURCES = ("kafka", "memory")
+"""The second is a source for tests, of Spark's JVM."""
+_SINKS = ("console", "foreach", "kafka")
+_END_OF_CALL = re.compile(r"\)#\d+")
+
+
+def real_time(plan: Plan, mode: str) -> Iterator[Problem]:
+    """What ``checkAdditionalRealTimeModeConstraints`` of Spark 4.3 says."""
+    if mode != "update":
+        yield Problem(
+            _MODE,
+            f"the real-time trigger takes update mode only, not {mode}",
+            fix="outputMode('update')",
+            condition=_MODE,
+        )
+    # Spark 4.2 takes no state under this trigger, wherever it is.
+    for node in plan.streaming("Union") if _takes_state(plan) else ():
+        below = next(
+            (each for each in node.below() if each.streaming and Is.ABOVE_UNION in of(each.name)), None
+        )
+        if below is not None:
+            yield Problem.at(
+                below,
+                _STATE_BELOW_UNION,
+                f"under the real-time trigger the {below.name} has to be above the union",
+                fix=_MICRO_BATCHES + "; or a union first, and then what keeps state",
+                condition=_STATE_BELOW_UNION,
+            )
+
+
+def real_time_plans(plan: Plan, sink: Sink | None) -> Iterator[Problem]:
+    """Sources, operators and sinks that the real-time trigger does not take, which Spark (4.3) finds out when the query starts."""
+    for node in plan.nodes:
+        if Is.STREAMING_READ in of(node.name) and source_of(node) not in _SOURCES:
+            yield Problem.at(
+                node,
+                _SOURCE,
+                f"the source {source_of(node)} cannot be read in real time",
+                fix=_MICRO_BATCHES,
+                condition=_SOURCE,
+            )
+    yield from _same_sources(plan)
+    severity = UNSAFE if plan.settings.get(ALLOW_LIST) == "false" else "refused"
+    for node in plan.nodes:
+        if node.streaming and not _allowed(plan, node):
+            yield Problem.at(
+                node,
+                _NOT_ALLOWED,
+                f"the real-time trigger does not take {_called(node)}",
+                severity,
+                fix=_MICRO_BATCHES,
+                condition=_NOT_ALLOWED,
+            )
+        elif node.name == "Join" and not any(_broadcast(child) for child in node.children):
+            yield Problem.at(
+                node,
+                "PENSTOCK_REAL_TIME_BROADCAST",
+                "the real-time trigger takes a join with a batch only if Spark sends the batch to all tasks, which it does with "
+                "small ones",
+                WARNING,
+                fix="F.broadcast(batch)",
+            )
+    if sink is not None and sink.name not in _SINKS:
+        yield Problem(
+            _NOT_ALLOWED,
+            f"the real-time trigger does not take the sink {sink.name}",
+            severity,
+            fix="console, foreach or Kafka; or " + _MICRO_BATCHES,
+            condition=_NOT_ALLOWED,
+        )
+
+
+def _same_sources(plan: Plan) -> Iterator[Problem]:
+    for node in plan.streaming("Union"):
+        leaves = [plain(each.text) for each in node.walk() if each.streaming and not each.children]
+        if len(set(leaves)) < len(leaves):
+            yield Problem.at(
+                node,
+                _SAME_SOURCE,
+                "the real-time trigger does not read one stream twice for a union",
+                fix="read the source once for each side of the union",
+                condition=_SAME_SOURCE,
+            )
+
+
+def _allowed(plan: Plan, node: Node) -> bool:
+    if node.name == "Join":
+        return not all(child.streaming for child in node.children) and equal(node)
+    if node.name == "Repartition":
+        # With a shuffle; without one it is coalesce.
+        return node.arguments[1:2] == ("true",)
+    since = Is.REAL_TIME | (Is.REAL_TIME_4_3 if _takes_state(plan) else Is(0))
+    return bool(of(node.name) & since) and not _python(node)
+
+
+def _takes_state(plan: Plan) -> bool:
+    return parse_version(plan.settings[VERSION]) >= (4, 3)
+
+
+def _called(node: Node) -> str:
+    return f"Python functions, as in this {node.name}" if Is.REAL_TIME in of(node.name) else node.name
+
+
+def _broadcast(node: Node) -> bool:
+    return any(each.name == "ResolvedHint" and "broadcast" in each.text for each in node.walk())
+
+
+def _python(node: Node) -> bool:
+    """Whether an operator calls a Python function: its printed call has a number, as columns have, whose names have none inside."""
+    for end in _END_OF_CALL.finditer(node.text):
+        depth = 0
+        for place in range(end.start(), -1, -1):
+            depth += {")": 1, "(": -1}.get(node.text[place], 0)
+            if depth == 0:
+                if "#" in node.text[place : end.start()]:
+                    return True
+                break
+    return False

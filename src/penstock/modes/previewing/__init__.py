@@ -1,0 +1,1 @@
+"""What a query emits in each output mode, tried on a few small micro-batches."""

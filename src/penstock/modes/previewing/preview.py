@@ -1,0 +1,214 @@
+"""``modes.preview``: a transformation over a few small micro-batches, in each output mode."""
+
+from __future__ import annotations
+
+import inspect
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+
+from penstock.arguments import column_names, did_you_mean, in_quotes, refusal
+from penstock.errors import InvalidInput
+from penstock.modes.checking.report import MODES
+from penstock.modes.previewing.inputs import Input, input_of
+from penstock.modes.previewing.result import Preview
+from penstock.modes.previewing.run import run, source
+from penstock.spark.internals.sessions import check_session, clone_session, is_classic, is_local
+from penstock.spark.internals.sources import FILE_MANAGER
+
+_ONE_INPUT = "batches"
+
+
+def preview(
+    spark: SparkSession,
+    transform: Callable[..., DataFrame],
+    batches: Any,
+    *,
+    event_time: tuple[str, str] | Mapping[str, tuple[str, str]] | None = None,
+    schema: Any = None,
+    modes: str | Iterable[str] = MODES,
+    folder: str | Path | None = None,
+) -> Preview:
+    """Run a transformation over a few small micro-batches in each output mode, and tell what comes out of each.
+
+    Each of ``batches`` is one micro-batch; behind the last come those without data that Spark runs by itself. Nothing is left
+    behind: neither files, nor views, nor settings of the session, whose functions and views the transformation can use.
+
+    Parameters
+    ----------
+    spark
+        A classic session; its settings count, but for ``spark.sql.shuffle.partitions``, which is 1.
+    transform
+        A function of a streaming DataFrame that returns another; of one for each input, by name, where ``batches`` has several.
+    batches
+        A list of micro-batches. Each is a list of rows (dicts, pyspark Rows, or tuples and a schema), an Arrow table, a pandas
+        DataFrame or a Spark DataFrame at rest. A dict of such lists gives several inputs.
+    event_time
+        A column and a delay such as ``("ts", "10 minutes")``: the transformation gets its input with that watermark. A dict by
+        the inputs' names where there are several.
+    schema
+        Of the rows: DDL, a ``StructType`` or a ``pyarrow.Schema``; inferred when None. With it, dates and times may be text. A
+        dict by the inputs' names where there are several.
+    modes
+        Which output modes, in that order.
+    folder
+        Where the temporary files are, which the executors read too. This machine's own place when None, which a session on a
+        cluster cannot use.
+
+    Raises
+    ------
+    InvalidInput, SchemaMismatch
+        The arguments are no such thing.
+    Exception
+        What the transformation raises.
+    """
+    _check_spark(spark, folder)
+    wanted = _modes(modes)
+    inputs = _inputs(spark, batches, schema, event_time)
+    _check_transform(transform, inputs if isinstance(batches, Mapping) else None)
+    quick = _session_of_its_own(spark, folder)
+    with _active_session_kept(), _temporary(folder) as place:
+        frames = {name: _streamed(quick, name, given, place, event_time) for name, given in inputs.items()}
+        result = transform(**frames) if isinstance(batches, Mapping) else transform(frames[_ONE_INPUT])
+        _check_result(result)
+        found = [run(result, mode, list(inputs.values()), place / f"checkpoint-{mode}") for mode in wanted]
+    return Preview(tuple(found), quick.conf.get("spark.sql.session.timeZone") or "UTC")
+
+
+def _check_spark(spark: SparkSession, folder: str | Path | None) -> None:
+    check_session(spark)
+    if not is_classic(spark):
+        raise InvalidInput(
+            "a preview needs a classic Spark session, and this one is Spark Connect's: use one with a local master, such as "
+            "penstock.session(master='local[2]') gives",
+            condition="PREVIEW_NEEDS_CLASSIC",
+        )
+    master = str(spark.sparkContext.master)
+    if folder is None and not is_local(master):
+        raise InvalidInput(
+            f"the session runs on {in_quotes(master)}, whose executors may not see this machine's temporary files: give "
+            "folder=, a directory that all of the machines have, or use a session with a local master",
+            master=master,
+        )
+
+
+def _modes(modes: str | Iterable[str]) -> tuple[str, ...]:
+    wanted = tuple(dict.fromkeys(mode.lower() for mode in column_names("modes", modes)))
+    for mode in wanted:
+        if mode not in MODES:
+            raise InvalidInput(
+                f"there is no output mode {in_quotes(mode)}, only {', '.join(MODES)}.{did_you_mean(mode, MODES)}",
+                mode=mode,
+            )
+    if not wanted:
+        raise InvalidInput(f"modes is empty: give some of {', '.join(MODES)}")
+    return wanted
+
+
+def _inputs(spark: SparkSession, batches: Any, schema: Any, event_time: Any) -> dict[str, Input]:
+    several = batches if isinstance(batches, Mapping) else {_ONE_INPUT: batches}
+    if not several:
+        raise InvalidInput(
+            "batches is empty: give a list of micro-batches for each input", parameter="batches"
+        )
+    for name, given in (("schema", schema), ("event_time", event_time)):
+        unknown = given.keys() - several.keys() if isinstance(given, Mapping) else set()
+        if unknown:
+            known = ", ".join(map(str, several))
+            raise InvalidInput(
+                f"{name} is about an input {in_quotes(min(unknown))}, and batches has {known}", parameter=name
+            )
+    return {
+        name: input_of(
+            spark,
+            name if isinstance(batches, Mapping) else "batches",
+            given,
+            schema.get(name) if isinstance(schema, Mapping) else schema,
+            [time[0] for time in [_time_of(event_time, name)] if time is not None],
+        )
+        for name, given in several.items()
+    }
+
+
+def _time_of(event_time: Any, name: str) -> tuple[str, str] | None:
+    time = event_time.get(name) if isinstance(event_time, Mapping) else event_time
+    if time is None:
+        return None
+    if (
+        not isinstance(time, tuple | list)
+        or len(time) != 2
+        or not all(isinstance(part, str) for part in time)
+    ):
+        raise refusal("event_time", time, 'a column and a delay, such as ("ts", "10 minutes")')
+    return time[0], time[1]
+
+
+def _check_transform(transform: object, inputs: Mapping[str, Input] | None) -> None:
+    if not callable(transform):
+        raise refusal("transform", transform, "a function of a DataFrame that returns another")
+    if inputs is None:
+        return
+    try:
+        inspect.signature(transform).bind(**dict.fromkeys(inputs))
+    except TypeError as error:
+        raise InvalidInput(
+            f"transform does not take the inputs {', '.join(inputs)} by name ({error}): name its parameters so",
+            parameter="transform",
+        ) from None
+    except ValueError:
+        # Of a function whose parameters Python cannot tell.
+        return
+
+
+def _session_of_its_own(spark: SparkSession, folder: str | Path | None) -> SparkSession:
+    """A session with the views, functions and settings of another, and with some settings of its own."""
+    own = clone_session(spark)
+    own.conf.set("spark.sql.shuffle.partitions", "1")
+    own.conf.set("spark.sql.streaming.numRecentProgressUpdates", "100")
+    if folder is None:
+        own.conf.set("spark.sql.streaming.checkpointFileManagerClass", FILE_MANAGER)
+    return own
+
+
+@contextmanager
+def _active_session_kept() -> Iterator[None]:
+    """A transformation that makes a DataFrame makes the copy of the session the active one."""
+    active = SparkSession.getActiveSession()
+    try:
+        yield
+    finally:
+        if active is not None:
+            # The public way to make a session the active one, for Python and the JVM.
+            active.createDataFrame([], "none int")
+
+
+@contextmanager
+def _temporary(folder: str | Path | None) -> Iterator[Path]:
+    place = Path(tempfile.mkdtemp(prefix="penstock-preview-", dir=folder)).resolve()
+    try:
+        yield place
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def _streamed(spark: SparkSession, name: str, given: Input, place: Path, event_time: Any) -> DataFrame:
+    frame = source(spark, given, place / f"input-{len(list(place.iterdir()))}")
+    time = _time_of(event_time, name)
+    return frame if time is None else frame.withWatermark(*time)
+
+
+def _check_result(result: object) -> None:
+    if not isinstance(result, DataFrame):
+        raise InvalidInput(
+            f"transform returned {in_quotes(result)}: it has to return a DataFrame", parameter="transform"
+        )
+    if not result.isStreaming:
+        raise InvalidInput(
+            "transform returned a DataFrame that is not streaming: build it from the one that it is given",
+            parameter="transform",
+        )

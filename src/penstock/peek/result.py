@@ -1,0 +1,213 @@
+"""Taken rows as a table: in text, and in HTML for notebooks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from html import escape
+from typing import TYPE_CHECKING, overload
+
+import pyarrow as pa
+import pyarrow.types as pat
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql.conversion import ArrowTableToRowsConversion
+from pyspark.sql.types import StructType
+
+from penstock.modes.previewing.cells import rows_as_text
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+SHOWN_ROWS = 50
+SHOWN_CHARACTERS = 60
+_GAP = "  "
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """The first rows as cells."""
+
+    heads: tuple[str, ...]
+    kinds: tuple[str, ...]
+    """The columns' types."""
+    are_numbers: tuple[bool, ...]
+    lines: tuple[tuple[str, ...], ...]
+    notes: tuple[str, ...]
+    """What stands below."""
+
+    @classmethod
+    def of(cls, table: pa.Table, note: str, time_zone: str) -> Sheet:
+        """Lay out a table, with its instants in a time zone."""
+        more = table.num_rows - SHOWN_ROWS
+        shown = _in_zone(table.slice(0, SHOWN_ROWS), time_zone)
+        return cls(
+            tuple(_brief(name if name.isprintable() else repr(name)[1:-1]) for name in shown.column_names),
+            tuple(str(field.type) for field in shown.schema),
+            tuple(_is_number(field.type) for field in shown.schema),
+            tuple(tuple(map(_brief, line)) for line in rows_as_text(shown)),
+            (f"… {more:,} more", note) if more > 0 else (note,),
+        )
+
+    def text(self) -> str:
+        """The cells in columns of one width."""
+        lines = [self.heads, *self.lines]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        shown = [self._padded(line, widths) for line in lines]
+        shown.insert(1, _GAP.join("-" * width for width in widths))
+        return "\n".join([*shown, *(f"({note})" for note in self.notes)])
+
+    def _padded(self, cells: Sequence[str], widths: Sequence[int]) -> str:
+        padded = [
+            cell.rjust(width) if is_number else cell.ljust(width)
+            for cell, width, is_number in zip(cells, widths, self.are_numbers, strict=True)
+        ]
+        return _GAP.join(padded).rstrip()
+
+    def html(self) -> str:
+        """The cells as a table of HTML; a column's type stands where the mouse rests on its name."""
+        styles = [f'style="text-align: {"right" if is_number else "left"}"' for is_number in self.are_numbers]
+        heads = [
+            f'<th title="{escape(kind)}" {style}>{escape(head)}</th>'
+            for head, kind, style in zip(self.heads, self.kinds, styles, strict=True)
+        ]
+        lines = [
+            "".join(f"<td {style}>{escape(cell)}</td>" for cell, style in zip(line, styles, strict=True))
+            for line in self.lines
+        ]
+        body = "".join(f"<tr>{line}</tr>" for line in lines)
+        below = "".join(f"<p>{escape(note)}</p>" for note in self.notes)
+        return (
+            f"<div><table><thead><tr>{''.join(heads)}</tr></thead><tbody>{body}</tbody></table>{below}</div>"
+        )
+
+
+def _in_zone(table: pa.Table, time_zone: str) -> pa.Table:
+    """The same instants in a time zone; in their own where Arrow does not know it."""
+    fields = [field.with_type(_zoned(field.type, time_zone)) for field in table.schema]
+    try:
+        local = table.cast(pa.schema(fields))
+        # Zones are looked up when a value is made.
+        list(rows_as_text(local))
+    except (pa.ArrowException, KeyError, ValueError):
+        return table
+    return local
+
+
+def _zoned(kind: pa.DataType, time_zone: str) -> pa.DataType:
+    if pat.is_timestamp(kind) and kind.tz is not None:
+        return pa.timestamp(kind.unit, time_zone)
+    if pat.is_struct(kind):
+        return pa.struct([field.with_type(_zoned(field.type, time_zone)) for field in kind])
+    if pat.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_zoned(kind.value_type, time_zone)))
+    return kind
+
+
+def _brief(cell: str) -> str:
+    return cell if len(cell) <= SHOWN_CHARACTERS else f"{cell[: SHOWN_CHARACTERS - 1]}…"
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pat.is_integer(kind) or pat.is_floating(kind) or pat.is_decimal(kind))
+
+
+# ---- result: Rows that were taken from a stream: a list, an Arrow table, a DataFrame of pandas or Spark, and a table on the screen.
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Taken(Sequence[Row]):
+    """Rows of a stream; a list of them in every respect, and ``print`` and notebooks show a table.
+
+    Parameters
+    ----------
+    schema
+        Of the DataFrame.
+    asked
+        How many rows were asked for.
+    complete
+        False where the time was over before there were so many.
+    seconds
+        How long it took.
+    seen
+        Of how many rows they are a sample; None where they are the first ones.
+    """
+
+    schema: StructType
+    asked: int
+    complete: bool
+    seconds: float
+    seen: int | None
+    _table: pa.Table
+    _spark: SparkSession
+    _time_zone: str
+
+    @classmethod
+    def of(
+        cls,
+        df: DataFrame,
+        tables: Sequence[pa.Table],
+        asked: int,
+        seconds: float,
+        *,
+        complete: bool,
+        seen: int | None = None,
+    ) -> Taken:
+        """The rows of tables with the columns of a DataFrame."""
+        spark = df.sparkSession
+        table = pa.concat_tables(tables) if tables else spark.createDataFrame([], df.schema).toArrow()
+        zone = str(spark.conf.get("spark.sql.session.timeZone"))
+        return cls(df.schema, asked, complete, seconds, seen, table, spark, zone)
+
+    @cached_property
+    def _rows(self) -> list[Row]:
+        found: list[Row] = ArrowTableToRowsConversion.convert(self._table, self.schema)
+        return found
+
+    def __len__(self) -> int:
+        return int(self._table.num_rows)
+
+    @overload
+    def __getitem__(self, place: int) -> Row: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[Row]: ...
+    def __getitem__(self, place: int | slice) -> Row | list[Row]:
+        return self._rows[place]
+
+    def __eq__(self, other: object) -> bool:
+        return self._rows == list(other) if isinstance(other, Taken | list) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment] # as of a list
+
+    def to_arrow(self) -> pa.Table:
+        """The rows as PySpark's ``toArrow`` gives them."""
+        return self._table
+
+    def frame(self) -> DataFrame:
+        """The rows as a Spark DataFrame at rest."""
+        return self._spark.createDataFrame(self._table, self.schema)
+
+    def toPandas(self) -> pd.DataFrame:
+        """The rows as PySpark's ``toPandas`` gives them."""
+        return self.frame().toPandas()
+
+    @property
+    def note(self) -> str:
+        """What is to be said of them, in a line."""
+        rows = f"{len(self):,} row{'' if len(self) == 1 else 's'}"
+        if not self.complete:
+            return f"{rows} of {self.asked:,}: no more came within {self.seconds:.3g} s"
+        return rows if self.seen is None else f"{rows}, a sample of {self.seen:,}"
+
+    def __str__(self) -> str:
+        return self._sheet().text()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        return self._sheet().html()
+
+    def _sheet(self) -> Sheet:
+        return Sheet.of(self._table, self.note, self._time_zone)

@@ -1,0 +1,214 @@
+"""A uniform sample without replacement of rows that come in batches, in parts that can be merged.
+
+Each row gets a random key, and the rows with the smallest keys stay. As all rows have the same weight, this is the reservoir of
+Efraimidis and Spirakis, "Weighted random sampling with a reservoir", Information Processing Letters 97(5), 2006, algorithm A-Res.
+The rows with the smallest keys of a whole are among those of its parts (Cohen and Kaplan, "Summarizing data using bottom-k
+sketches", PODC 2007), so tasks sample for themselves, and what they keep is merged.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from pyspark import TaskContext
+from pyspark.sql import DataFrame
+from pyspark.sql.types import DoubleType, LongType, StructField, StructType
+
+from penstock.arguments import refusal
+from penstock.peek.own_reads import keeps_state
+from penstock.peek.query import Clock, check_folder, failure, plain_interrupts, require_append, running
+from penstock.peek.result import Taken
+from penstock.peek.take import check_arguments, folder_text, harmless, is_seconds
+from penstock.pipeline.failures import plain
+from penstock.spark.internals.workers import check_workers
+
+Keys = NDArray[np.float64]
+_SLACK = 2
+"""A reservoir is thinned out when it holds so many times the rows that it is for."""
+
+
+class Reservoir:
+    """The rows with the smallest keys of all that it was given.
+
+    Parameters
+    ----------
+    rows
+        How many stay.
+    """
+
+    def __init__(self, rows: int) -> None:
+        self._rows = rows
+        self._bound = np.inf
+        self._parts: list[tuple[pa.Table, Keys]] = []
+        self._held = 0
+
+    def add(self, table: pa.Table, keys: Keys) -> None:
+        """Take rows with their keys."""
+        places = np.flatnonzero(keys < self._bound)
+        if not places.size:
+            return
+        # A copy, which holds on to nothing of a large batch.
+        self._parts.append((table.take(pa.array(places)), keys[places]))
+        self._held += int(places.size)
+        if self._held >= _SLACK * self._rows:
+            self._thin_out()
+
+    def kept(self) -> tuple[pa.Table, Keys] | None:
+        """The sample in the order of its keys, which is a random one; None when nothing came."""
+        if not self._parts:
+            return None
+        self._thin_out()
+        ((table, keys),) = self._parts
+        order = np.argsort(keys)
+        return table.take(pa.array(order)), keys[order]
+
+    def _thin_out(self) -> None:
+        table = pa.concat_tables([part for part, _ in self._parts])
+        keys = np.concatenate([part for _, part in self._parts])
+        if keys.size > self._rows:
+            places = np.argpartition(keys, self._rows - 1)[: self._rows]
+            table, keys = table.take(pa.array(places)), keys[places]
+        if keys.size == self._rows:
+            self._bound = float(keys.max())
+        self._parts, self._held = [(table, keys)], int(keys.size)
+
+
+# ---- sample: ``ps.sample``: a uniform sample of a bounded run of a stream.
+
+_KEY, _SEEN = "key", "seen"
+_GLANCE = 0.05
+_BATCH_ROWS = 10_000
+_MICRO_BATCH_ROWS = 1_000_000
+"""Of a run that ends at a time: what is not complete by then does not count."""
+
+
+def sample(
+    df: DataFrame,
+    n: int,
+    *,
+    seconds: float | None = None,
+    seed: int | None = None,
+    folder: str | os.PathLike[str] | None = None,
+) -> Taken:
+    """Draw a uniform sample without replacement from the rows that come out of a streaming DataFrame.
+
+    Each task keeps the rows with the smallest random keys, and what they keep is merged (see
+    :mod:`penstock.peek.sample`), so no more than ``n`` rows of a task ever leave it. As with :func:`take`, nothing is
+    consumed and nothing stays behind. The query runs in output mode append.
+
+    Parameters
+    ----------
+    df
+        A streaming DataFrame of a classic session.
+    n
+        How many rows, from 1; all of them where there are fewer.
+    seconds
+        Draw from what comes within so many seconds, in whole micro-batches. From what the stream holds now when None.
+    seed
+        For the same sample of the same tasks once more, from 0.
+    folder
+        As for :func:`take`.
+
+    Returns
+    -------
+    Taken
+        The rows in a random order; ``seen`` says of how many they are the sample.
+
+    Raises
+    ------
+    InvalidInput, OutputModeRefused, Exception
+        As for :func:`take`.
+    """
+    check_arguments(df, n)
+    if seconds is not None and not is_seconds(seconds):
+        raise refusal("seconds", seconds, "a finite number of seconds above 0, or None")
+    if seed is not None and (type(seed) is not int or seed < 0):
+        raise refusal("seed", seed, "a whole number from 0, or None")
+    place = folder_text(folder)
+    if keeps_state(df):
+        require_append(df)
+        check_folder(df, place)
+    check_workers(df.sparkSession)
+    clock, drawing = Clock(seconds), _Drawing(n, seed)
+    trigger: dict[str, Any] = {"availableNow": True} if seconds is None else {"processingTime": "0 seconds"}
+    frame = harmless(df, None if seconds is None else _MICRO_BATCH_ROWS)
+    with plain_interrupts(), running(frame, drawing, folder=place, **trigger) as query:
+        while not clock.is_over and query.isActive:
+            time.sleep(clock.at_most(_GLANCE))
+        error = drawing.error or failure(query)
+    if error is not None:
+        raise error
+    return Taken.of(df, drawing.rows(df.columns), n, clock.passed, complete=True, seen=drawing.seen)
+
+
+class _Drawing:
+    """The sample of all micro-batches so far."""
+
+    def __init__(self, rows: int, seed: int | None) -> None:
+        self._rows = rows
+        self._seed = seed
+        self._reservoir = Reservoir(rows)
+        self.seen = 0
+        self.error: Exception | None = None
+
+    def __call__(self, batch: DataFrame, number: int) -> None:
+        """Called by Spark, in a thread of its own."""
+        try:
+            found = _drawn(batch, self._rows, None if self._seed is None else [self._seed, number]).toArrow()
+        except Exception as error:
+            self.error = plain(error)
+            raise
+        self.seen += sum(found[_SEEN].to_pylist())
+        self._reservoir.add(found.drop_columns([_KEY, _SEEN]), found[_KEY].to_numpy())
+
+    def rows(self, names: list[str]) -> list[pa.Table]:
+        """The sample."""
+        kept = self._reservoir.kept()
+        return [] if kept is None else [kept[0].rename_columns(names)]
+
+
+def _drawn(batch: DataFrame, rows: int, seed: list[int] | None) -> DataFrame:
+    """The sample of each task: its rows, their keys, and in the first one how many rows the task has seen."""
+    # Columns by number: two may have one name.
+    numbered = batch.toDF(*(f"c{number}" for number in range(len(batch.columns))))
+    schema = StructType(
+        [*numbered.schema.fields, StructField(_KEY, DoubleType()), StructField(_SEEN, LongType())]
+    )
+
+    def draw(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        context = TaskContext.get()
+        part = 0 if context is None else context.partitionId()
+        random = np.random.default_rng(None if seed is None else [*seed, part])
+        return draw_from(batches, rows, random)
+
+    return numbered.mapInArrow(draw, schema)
+
+
+def draw_from(
+    batches: Iterator[pa.RecordBatch], rows: int, random: np.random.Generator
+) -> Iterator[pa.RecordBatch]:
+    """What a task does.
+
+    Parameters
+    ----------
+    random
+        Makes the keys.
+    """
+    reservoir, seen = Reservoir(rows), 0
+    for batch in batches:
+        seen += batch.num_rows
+        reservoir.add(pa.Table.from_batches([batch]), random.random(batch.num_rows))
+    kept = reservoir.kept()
+    if kept is None:
+        return
+    table, keys = kept
+    counts = np.zeros(keys.size, np.int64)
+    counts[0] = seen
+    table = table.append_column(_KEY, pa.array(keys)).append_column(_SEEN, pa.array(counts))
+    yield from table.to_batches(_BATCH_ROWS)

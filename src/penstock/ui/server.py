@@ -1,0 +1,215 @@
+"""The page's address space; everything in it is read."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import uvicorn
+from fastapi import FastAPI
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.staticfiles import StaticFiles
+
+from penstock.errors import InvalidInput, InvalidOption, PenstockError
+from penstock.ui.access import Access, Guard, is_loopback
+from penstock.ui.collector import Collector
+from penstock.ui.connections import BoundedProtocol
+from penstock.ui.feed import Feed
+from penstock.ui.metrics import exposition
+
+PAGE = Path(__file__).parent / "page"
+_NO_PAGE = "This installation of Penstock has no page in it; /api/snapshot and /metrics are there.\n"
+
+
+def make_app(feed: Feed, access: Access, page: Path = PAGE) -> FastAPI:
+    """The application.
+
+    Parameters
+    ----------
+    page
+        The folder with index.html.
+    """
+    app = FastAPI(title="Penstock", docs_url=None, redoc_url=None, openapi_url=None)
+    app.add_middleware(Guard, access=access)
+
+    @app.get("/api/snapshot")
+    async def snapshot() -> Response:
+        return Response((await feed.newest()).text, media_type="application/json")
+
+    @app.get("/api/events")
+    async def events() -> Response:
+        if feed.full:
+            return PlainTextResponse("There are too many viewers.\n", 503)
+        return StreamingResponse(
+            feed.events(), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"}
+        )
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        text = exposition((await feed.newest()).snapshot)
+        return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
+
+    if (page / "index.html").is_file():
+        app.mount("/", _Page(directory=page, html=True))
+    else:
+        app.add_api_route("/", lambda: PlainTextResponse(_NO_PAGE), methods=["GET"])
+    return app
+
+
+class _Page(StaticFiles):
+    """Files that a browser asks for again, but for those whose names change with what is in them."""
+
+    def file_response(self, *args: object, **more: object) -> Response:
+        response = super().file_response(*args, **more)  # type: ignore[arg-type]  # passed on
+        path = str(args[0])
+        forever = "/assets/" in path.replace("\\", "/")
+        response.headers["Cache-Control"] = "private, max-age=31536000, immutable" if forever else "no-cache"
+        return response
+
+
+# ---- serving: The server of the monitor page, from its start to Ctrl-C.
+
+SHORTEST_TOKEN = 8
+_ENDING_SECONDS = 3
+
+
+def serve(
+    url: str,
+    *,
+    checkpoints: Sequence[str] = (),
+    host: str = "127.0.0.1",
+    port: int = 8080,
+    token: str | None = None,
+    every: float = 1.0,
+    ready: Callable[[str], None] = lambda address: None,
+) -> None:
+    """Serve the page until the process is asked to end.
+
+    Parameters
+    ----------
+    url
+        The store, which has to be there.
+    checkpoints
+        Checkpoints to show besides.
+    host, port
+        Where to listen; port 0 takes a free one.
+    token
+        What viewers have to know; needed where others than this machine reach the server.
+    every
+        Seconds between two snapshots.
+    ready
+        Called with the page's address once it can be opened.
+
+    Raises
+    ------
+    InvalidOption
+        When a token is missing, or too short.
+    InvalidInput
+        When the address is taken, or not one of this machine's.
+    InvalidUrl, StoreNotFound, StoreUnavailable, StoreTooNew, MissingDependency
+    """
+    with prepared(url, checkpoints=checkpoints, host=host, port=port, token=token, every=every) as server:
+        ready(server.address)
+        server.serve_until_ended()
+
+
+@contextmanager
+def prepared(
+    url: str,
+    *,
+    checkpoints: Sequence[str] = (),
+    host: str = "127.0.0.1",
+    port: int = 8080,
+    token: str | None = None,
+    every: float = 1.0,
+) -> Iterator[Server]:
+    """A server that listens already and answers once it serves; parameters and errors are those of :func:`serve`."""
+    access = _access(host, token)
+    collector = Collector(url, checkpoints, every=every)
+    try:
+        with _bound(host, port) as listening:
+            yield Server(Feed(collector, every), access, listening)
+    finally:
+        collector.close()
+
+
+class Server(uvicorn.Server):
+    """One that ends its event streams first: it would wait for them."""
+
+    def __init__(self, feed: Feed, access: Access, listening: socket.socket) -> None:
+        super().__init__(
+            uvicorn.Config(
+                make_app(feed, access),
+                http=BoundedProtocol,
+                ws="none",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                timeout_graceful_shutdown=_ENDING_SECONDS,
+                lifespan="off",
+            )
+        )
+        self.feed = feed
+        self._listening = listening
+        self.address = _address(access.host, listening.getsockname()[1])
+        """Where the page is."""
+
+    def serve_until_ended(self) -> None:
+        """Serve until a signal comes, or ``should_exit`` is set."""
+        self.run(sockets=[self._listening])
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End the event streams, then the rest."""
+        self.feed.close()
+        await super().shutdown(sockets)
+
+
+def _access(host: str, token: str | None) -> Access:
+    if token is None and not is_loopback(host):
+        raise InvalidOption(
+            f"others reach the page at {host!r}, so it needs a token: give --token, or set PENSTOCK_UI_TOKEN",
+            option="token",
+        )
+    if token is not None and len(token) < SHORTEST_TOKEN:
+        raise InvalidOption(
+            f"a token has {SHORTEST_TOKEN} characters or more, such as `openssl rand -hex 16` gives",
+            option="token",
+        )
+    return Access(host, token)
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    try:
+        family = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host.strip("[]"), port), family=family)
+    except OSError as error:
+        raise _refused(host, port, error) from error
+
+
+def _refused(host: str, port: int, error: OSError) -> PenstockError:
+    if error.errno == errno.EADDRINUSE:
+        return InvalidInput(
+            f"port {port} of {host} is taken: choose another one with --port, or 0 for any that is free",
+            condition="PORT_TAKEN",
+            port=port,
+        )
+    if error.errno == errno.EACCES:
+        return InvalidInput(
+            f"port {port} is not for this user: choose one from 1024 on with --port",
+            condition="PORT_REFUSED",
+            port=port,
+        )
+    return InvalidInput(
+        f"{host!r} is no address of this machine ({error.strerror or error}): give --host one that is, such as 127.0.0.1 or 0.0.0.0",
+        condition="NO_SUCH_ADDRESS",
+        host=host,
+    )
+
+
+def _address(host: str, port: int) -> str:
+    name = host.strip("[]")
+    return f"http://[{name}]:{port}/" if ":" in name else f"http://{name}:{port}/"
