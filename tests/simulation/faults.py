@@ -49,8 +49,8 @@ FAULTS = [
     Fault(
         "an idempotent task enters the ledger in a transaction before that of its rows",
         "commit/protocol.py",
-        "    def work(tx: Transaction) -> log.Appended | None:\n        if key is not None and _appended_before(tx, key, origin, covers, rows, new_sink):\n            return None\n        appended = log.append(tx, sink, segments)\n",
-        "    if key is not None and database.run(\n        lambda tx: _appended_before(tx, key, origin, covers, rows, new_sink), idempotent=True\n    ):\n        return None\n\n    def work(tx: Transaction) -> log.Appended | None:\n        appended = log.append(tx, sink, segments)\n",
+        "    def work(tx: Transaction) -> partition_log.Appended | None:\n        if key is not None and _appended_before(tx, key, origin, covers, rows, new_sink):\n            return None\n        appended = partition_log.append(tx, sink, segments)\n",
+        "    if key is not None and database.run(\n        lambda tx: _appended_before(tx, key, origin, covers, rows, new_sink), idempotent=True\n    ):\n        return None\n\n    def work(tx: Transaction) -> partition_log.Appended | None:\n        appended = partition_log.append(tx, sink, segments)\n",
     ),
     Fault(
         "an idempotent task that is repeated appends again",
