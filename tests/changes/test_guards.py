@@ -12,6 +12,7 @@ import pytest
 from pyspark.sql.types import StructField, StructType
 
 import penstock as ps
+from penstock import changes
 from penstock.changes.passes import violations
 from penstock.changes.passes.rows import ChangeRows, Layout
 from penstock.changes.passes.violations import check_rows
@@ -108,10 +109,9 @@ def test_where_case_counts_a_name_in_another_case_is_not_found(name: str) -> Non
 
 
 def test_every_condition_is_in_the_docs() -> None:
-    root = Path(violations.__file__).parents[3]
-    docs = (root / "docs/changes.md").read_text()
+    docs = (Path(__file__).resolve().parents[2] / "docs/changes.md").read_text()
     named = set(re.findall(r'"([A-Z]+(?:_[A-Z]+)+)"', Path(violations.__file__).read_text()))
-    for path in Path(violations.__file__).parent.rglob("*.py"):
+    for path in Path(changes.__file__).parent.rglob("*.py"):
         named |= set(re.findall(r"CHANGELOG_CONTRACT_VIOLATION\.([A-Z_0-9]+)", path.read_text()))
     assert {"NULL_ROW_ID", "DUPLICATE_ROW_ID", "LATE_COMMIT"} <= named
     assert [name for name in sorted(named) if f"`{name}`" not in docs] == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from penstock.arguments import in_quotes
 from penstock.errors import InvalidInput, InvalidName, InvalidPosition
+from penstock.store.records.catalog import QueueRecord
 
 MAX_CHARACTERS = 255
 SERVICE_COLUMNS = ("_queue", "_generation", "_partition", "_row_index", "_timestamp")
@@ -51,3 +52,17 @@ def check_whole_index(*indexes: object) -> None:
     for index in indexes:
         if type(index) is not int:
             raise InvalidPosition(f"a row index is a whole number, not {index!r}")
+
+
+def refuse_feed(queue: QueueRecord) -> None:
+    """Refuse rows without a commit for a queue that holds a change feed.
+
+    Raises
+    ------
+    InvalidInput
+    """
+    if queue.contract is not None:
+        raise InvalidInput(
+            f"queue {queue.name!r} holds a change feed, whose rows come in whole commits: use QueueFeed.append_commit",
+            queue=queue.name,
+        )

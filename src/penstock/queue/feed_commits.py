@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from penstock.errors import InvalidInput
 from penstock.instants import micros_of
+from penstock.queue.queue import Queue
 from penstock.store.database import Transaction
 from penstock.store.log import partition_log
 from penstock.store.records import feed_commits
-from penstock.store.records.catalog import QueueRecord
-
-if TYPE_CHECKING:
-    from penstock.queue.queue import Queue
 
 
 def append_commit(queue: Queue, version: int, moment: int, rows: pa.Table) -> partition_log.Appended:
@@ -69,17 +65,3 @@ def micros(timestamp: datetime) -> int:
     if not isinstance(timestamp, datetime) or timestamp.tzinfo is None:
         raise InvalidInput(f"a commit's timestamp is a datetime with a time zone, not {timestamp!r}")
     return micros_of(timestamp)
-
-
-def refuse_feed(queue: QueueRecord) -> None:
-    """Refuse rows without a commit for a queue that holds a change feed.
-
-    Raises
-    ------
-    InvalidInput
-    """
-    if queue.contract is not None:
-        raise InvalidInput(
-            f"queue {queue.name!r} holds a change feed, whose rows come in whole commits: use QueueFeed.append_commit",
-            queue=queue.name,
-        )

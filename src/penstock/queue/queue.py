@@ -15,10 +15,9 @@ import pyarrow.compute as pc
 from penstock.arguments import column_names, did_you_mean, in_quotes
 from penstock.arrow.coerce import to_table
 from penstock.errors import InvalidInput, InvalidPosition, PartitionNotFound, SchemaMismatch, StoreError
-from penstock.queue.checks import check_name, check_whole_index, check_whole_partition
+from penstock.queue.checks import check_name, check_whole_index, check_whole_partition, refuse_feed
 from penstock.queue.consumer import Consumer
 from penstock.queue.evolution import add_columns, grow, new_columns
-from penstock.queue.feed_commits import refuse_feed
 from penstock.queue.info import QueueInfo as QueueInfo
 from penstock.queue.info import queue_info
 from penstock.queue.maintenance import Maintainer, Retention, limits_of, trim_partition, upkeep

@@ -19,7 +19,7 @@ from penstock.continuous.connectors.queue_tasks import QueueRows, QueueWrites
 from penstock.continuous.driver.epochs import Epoch
 from penstock.continuous.task.writer import Sink
 from penstock.errors import CheckpointMismatch
-from penstock.queue.feed_commits import refuse_feed
+from penstock.queue.checks import refuse_feed
 from penstock.queue.open_stores import open_store
 from penstock.queue.store import Store
 from penstock.spark.options import SinkOptions, SourceOptions

@@ -16,7 +16,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from penstock.errors import InvalidOption
-from penstock.queue.feed_commits import refuse_feed
+from penstock.queue.checks import refuse_feed
 from penstock.queue.open_stores import open_store
 from penstock.spark.checkpoint import Checkpoint
 from penstock.spark.error_boundary import plain_errors

@@ -16,13 +16,13 @@ from pyiceberg.table import Table
 from pyspark.sql import SparkSession
 
 import penstock as ps
-from tests.changes.feeds.debezium import postgres as event
-from tests.changes.feeds.delta_tables import SCHEMA as DELTA_SCHEMA
-from tests.changes.feeds.delta_tables import History, table_at
-from tests.changes.feeds.delta_tables import rows as delta_rows
-from tests.changes.feeds.iceberg_feed import lake
-from tests.changes.feeds.postgres import COLUMNS, DDL, Row, Source, state_of, transaction
-from tests.changes.feeds.replays import State, check_states, read_both_ways, same_rows
+from tests.feeds.debezium import postgres as event
+from tests.feeds.delta_tables import SCHEMA as DELTA_SCHEMA
+from tests.feeds.delta_tables import History, table_at
+from tests.feeds.delta_tables import rows as delta_rows
+from tests.feeds.iceberg import lake
+from tests.feeds.postgres import COLUMNS, DDL, Row, Source, state_of, transaction
+from tests.feeds.replays import State, check_states, read_both_ways, same_rows
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("data", pa.string())])
 NAMES = tuple(SCHEMA.names)

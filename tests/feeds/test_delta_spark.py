@@ -11,8 +11,8 @@ from pyspark.sql import SparkSession
 
 import penstock as ps
 from penstock.feeds.delta import DeltaFeed
-from tests.changes.feeds.delta_tables import History, changes, check_replay, passed, rows, switch
 from tests.changes.frames import Sink, collected, tuples
+from tests.feeds.delta_tables import History, changes, check_replay, passed, rows, switch
 from tests.support.object_store import SECRET
 
 

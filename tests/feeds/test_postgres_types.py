@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from penstock.errors import FeedUnavailable
 from penstock.feeds.postgres.rows import json_strings
 from penstock.feeds.postgres.values import arrow_type, from_text
-from tests.changes.feeds.postgres import Source, Stream, everything
+from tests.feeds.postgres import Source, Stream, everything
 
 TEXT = pa.string()
 TYPES: list[tuple[str, pa.DataType, list[str]]] = [

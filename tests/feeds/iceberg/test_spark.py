@@ -11,7 +11,8 @@ from pyiceberg.table import Table
 from pyspark.sql import SparkSession
 
 import penstock as ps
-from tests.changes.feeds.iceberg_feed.lake import (
+from tests.changes.frames import Sink
+from tests.feeds.iceberg.lake import (
     Lake,
     commit_deletes,
     delete_file,
@@ -19,8 +20,7 @@ from tests.changes.feeds.iceberg_feed.lake import (
     new_files,
     rows,
 )
-from tests.changes.feeds.iceberg_feed.numbered import Numbered
-from tests.changes.frames import Sink
+from tests.feeds.iceberg.numbered import Numbered
 
 
 def test_a_batch_read_has_updates_without_what_did_not_change(

@@ -15,8 +15,8 @@ from penstock.errors import DataLost, FeedUnavailable
 from penstock.feeds.delta import DeltaFeed
 from penstock.feeds.iceberg import IcebergFeed
 from penstock.feeds.urls import parse
-from tests.changes.feeds.delta_tables import History, changes, check_replay, passed, rows
-from tests.changes.feeds.iceberg_feed import lake
+from tests.feeds.delta_tables import History, changes, check_replay, passed, rows
+from tests.feeds.iceberg import lake
 from tests.support.object_store import KEY, SECRET, ObjectStore, object_store
 
 _NUMBERS = count()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.errors import FeedUnavailable
-from tests.changes.feeds.postgres import Source, changes, everything
+from tests.feeds.postgres import Source, changes, everything
 
 
 def refused(condition: str) -> pytest.RaisesExc[FeedUnavailable]:

@@ -25,7 +25,7 @@ from penstock.changes.passes.rows import ChangeRows, Layout
 from penstock.errors import DataLost, FeedUnavailable, InvalidChangelogSchema, InvalidUrl
 from penstock.feeds.iceberg import IcebergFeed, scan
 from penstock.feeds.urls import parse
-from tests.changes.feeds.iceberg_feed.lake import (
+from tests.feeds.iceberg.lake import (
     Lake,
     changes,
     commit_deletes,

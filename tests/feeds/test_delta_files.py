@@ -21,7 +21,7 @@ from penstock.errors import (
 from penstock.feeds.contract import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION
 from penstock.feeds.delta import DeltaFeed
 from penstock.feeds.urls import parse
-from tests.changes.feeds.delta_tables import (
+from tests.feeds.delta_tables import (
     FEED,
     SCHEMA,
     History,

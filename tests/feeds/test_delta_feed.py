@@ -21,7 +21,7 @@ from penstock.changes.options import ChangeRange
 from penstock.errors import DataLost, InvalidChangelogSchema, InvalidUrl
 from penstock.feeds.contract import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION
 from penstock.feeds.delta import DeltaFeed
-from tests.changes.feeds.delta_tables import (
+from tests.feeds.delta_tables import (
     ODD,
     PLAIN,
     SCHEMA,

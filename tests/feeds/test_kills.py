@@ -16,11 +16,11 @@ from pyspark.sql import SparkSession
 
 import penstock as ps
 from penstock.feeds.protocol import Changelog
-from tests.changes.feeds.debezium import postgres
-from tests.changes.feeds.iceberg_feed.lake import Lake
-from tests.changes.feeds.iceberg_feed.lake import rows as lake_rows
-from tests.changes.feeds.postgres import Source, source_at
-from tests.changes.feeds.streaming_child import LETTERS, TOPIC, start
+from tests.feeds.debezium import postgres
+from tests.feeds.iceberg.lake import Lake
+from tests.feeds.iceberg.lake import rows as lake_rows
+from tests.feeds.postgres import Source, source_at
+from tests.feeds.streaming_child import LETTERS, TOPIC, start
 from tests.support.processes import ChildProcess
 from tests.support.waiting import wait_until
 
@@ -166,7 +166,7 @@ def test_every_feed_that_is_killed_goes_on_exactly_once(
             return Counter(tuple(row.values()) for row in queues[name].read(0, 0).to_pylist())
 
         words = [word for pair in urls.items() for word in pair]
-        child = run_child("tests.changes.feeds.streaming_child", tmp_path / "out", store_url, *words)
+        child = run_child("tests.feeds.streaming_child", tmp_path / "out", store_url, *words)
         wait_until(
             lambda: child.returncode is not None or all(queue.info().rows for queue in queues.values()),
             240,

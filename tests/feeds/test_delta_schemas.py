@@ -22,7 +22,8 @@ import penstock as ps
 from penstock.errors import DataLost, FeedUnavailable, InvalidChangelogSchema
 from penstock.feeds.contract import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION
 from penstock.feeds.delta import DeltaFeed
-from tests.changes.feeds.delta_tables import (
+from tests.changes.frames import Sink
+from tests.feeds.delta_tables import (
     FEED,
     SCHEMA,
     History,
@@ -36,7 +37,6 @@ from tests.changes.feeds.delta_tables import (
     replayed,
     rows,
 )
-from tests.changes.frames import Sink
 
 WIDER = pa.schema([*SCHEMA, ("extra", pa.string())])
 

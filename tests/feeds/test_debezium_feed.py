@@ -24,9 +24,9 @@ import penstock as ps
 from penstock.changes.debezium import DEAD_LETTERS, DebeziumFeed
 from penstock.errors import InvalidChangelogSchema, InvalidChangeOption, QueueNotFound, SchemaMismatch
 from penstock.testing import replay_last_batch
-from tests.changes.feeds.debezium import NOW, ROW, TYPES, mysql, postgres, topic
-from tests.changes.feeds.test_debezium_values import to_base64
 from tests.changes.frames import Sink
+from tests.feeds.debezium import NOW, ROW, TYPES, mysql, postgres, topic
+from tests.feeds.test_debezium_values import to_base64
 
 EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - as collect() gives times
 PLACEHOLDER = "__debezium_unavailable_value"

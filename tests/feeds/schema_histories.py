@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 from penstock.errors import FeedUnavailable
 from penstock.feeds.postgres import PostgresFeed
 from penstock.feeds.postgres.server import Server, statements
-from tests.changes.feeds.postgres import Row, Source, Stream, source_at
+from tests.feeds.postgres import Row, Source, Stream, source_at
 
 Step = tuple[str, int]
 KINDS = ("one", "chosen", "several", "partitioned")

@@ -12,8 +12,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 import penstock as ps
 from penstock.feeds.protocol import Changelog
-from tests.changes.feeds.postgres import Row, apply
 from tests.changes.frames import Sink, tuples
+from tests.feeds.postgres import Row, apply
 
 State = dict[Any, Row]
 _SEQUENCES = ("_commit_sequence", "_sequence")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import FeedUnavailable
-from tests.changes.feeds.postgres import Row, Source, Stream, apply, open_transaction
+from tests.feeds.postgres import Row, Source, Stream, apply, open_transaction
 
 
 def refused(condition: str, **parameters: Any) -> pytest.RaisesExc[FeedUnavailable]:

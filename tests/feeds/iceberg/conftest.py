@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pyiceberg.table import Table
 
-from tests.changes.feeds.iceberg_feed.lake import Lake, rows
+from tests.feeds.iceberg.lake import Lake, rows
 
 
 @pytest.fixture

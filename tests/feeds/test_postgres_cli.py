@@ -7,8 +7,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.changes.feeds.postgres import Source
 from tests.cli.conftest import run_penstock
+from tests.feeds.postgres import Source
 
 
 def left_behind(source: Source) -> list[tuple[int, ...]]:

@@ -11,7 +11,7 @@ import pytest
 from pyiceberg.table import Table
 
 from penstock.errors import DataLost, FeedUnavailable
-from tests.changes.feeds.iceberg_feed.lake import (
+from tests.feeds.iceberg.lake import (
     Lake,
     found,
     rows,

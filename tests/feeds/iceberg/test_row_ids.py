@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.errors import FeedUnavailable
-from tests.changes.feeds.iceberg_feed.lake import Lake
+from tests.feeds.iceberg.lake import Lake
 
 
 def test_a_table_of_maps_alone_has_no_row_id(lake: Lake) -> None:

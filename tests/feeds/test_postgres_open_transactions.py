@@ -12,8 +12,8 @@ import pytest
 from penstock.changes.data_source import STREAM, ChangesStreamReader, read_options
 from penstock.feeds.postgres import PostgresFeed
 from penstock.spark.schemas import to_struct
-from tests.changes.feeds.postgres import Source, open_transaction
 from tests.cli.conftest import run_penstock
+from tests.feeds.postgres import Source, open_transaction
 from tests.support.waiting import wait_until
 
 

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from tests.changes.feeds.schema_histories import play_many
+from tests.feeds.schema_histories import play_many
 
 
 def test_a_copy_follows_tables_that_change(logical_pg_url: str) -> None:

@@ -13,7 +13,7 @@ import pytest
 from penstock.errors import DataLost, FeedUnavailable, InvalidUrl, MissingDependency
 from penstock.feeds.postgres import PostgresFeed, address, server, slot
 from penstock.feeds.urls import parse
-from tests.changes.feeds.postgres import Source, everything, source_at
+from tests.feeds.postgres import Source, everything, source_at
 from tests.support.postgres import start_postgres
 from tests.support.waiting import wait_until
 

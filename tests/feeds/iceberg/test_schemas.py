@@ -20,7 +20,8 @@ from pyspark.sql import SparkSession
 
 import penstock as ps
 from penstock.errors import FeedUnavailable, InvalidChangelogSchema
-from tests.changes.feeds.iceberg_feed.lake import (
+from tests.changes.frames import Sink
+from tests.feeds.iceberg.lake import (
     SCHEMA,
     Lake,
     changes,
@@ -32,7 +33,6 @@ from tests.changes.feeds.iceberg_feed.lake import (
     rows,
     states,
 )
-from tests.changes.frames import Sink
 
 
 @pytest.fixture

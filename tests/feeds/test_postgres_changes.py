@@ -20,7 +20,7 @@ from penstock.changes.schema import narrowed
 from penstock.errors import ChangelogContractViolation, DataLost
 from penstock.feeds.postgres import server
 from penstock.spark.schemas import to_struct
-from tests.changes.feeds.postgres import (
+from tests.feeds.postgres import (
     COLUMNS,
     DDL,
     Row,
@@ -423,7 +423,7 @@ def test_a_large_transaction_is_not_held_in_memory(
     table = source.table("id int primary key, v text")
     source.make_slot()
     source.run(f"INSERT INTO {table} SELECT i, repeat(md5(i::text), 32) FROM generate_series(1, 300000) i")
-    child = run_child("tests.changes.feeds.postgres_reader", source.feed().url)
+    child = run_child("tests.feeds.postgres_reader", source.feed().url)
     _, rows, size, grown = child.wait_for_line("READ", 240).split()
     assert int(rows) == 300_000
     assert int(size) > 300 << 20

@@ -18,9 +18,9 @@ from pyspark.sql import SparkSession
 
 import penstock as ps
 from penstock.testing import temporary_store_url
-from tests.changes.feeds.postgres import Row, Source, apply, open_transaction
-from tests.changes.feeds.postgres_child import COLUMNS, start
 from tests.changes.frames import Sink
+from tests.feeds.postgres import Row, Source, apply, open_transaction
+from tests.feeds.postgres_child import COLUMNS, start
 from tests.support.processes import ChildProcess
 from tests.support.waiting import wait_until
 
@@ -252,7 +252,7 @@ def test_a_query_that_is_killed_goes_on_exactly_once(
     writer = threading.Thread(target=write)
     writer.start()
     try:
-        child = run_child("tests.changes.feeds.postgres_child", tmp_path, feed.url, url)
+        child = run_child("tests.feeds.postgres_child", tmp_path, feed.url, url)
         # The moment at which rows can be seen lies between the queue's commit and Spark's, mostly.
         wait_until(lambda: child.returncode is not None or len(queue.read(0, 0)), 120, interval=0.005)
         assert child.returncode is None, child.output

@@ -31,7 +31,7 @@ from pyiceberg.typedef import Record
 from pyiceberg.types import StructType
 from pyroaring import BitMap64
 
-from tests.changes.feeds.iceberg_feed.lake import SCHEMA, Lake
+from tests.feeds.iceberg.lake import SCHEMA, Lake
 
 LINEAGE = {"_row_id": 2147483540, "_last_updated_sequence_number": 2147483539}
 _FIELD_ID = b"PARQUET:field_id"

@@ -13,7 +13,7 @@ import pytest
 
 from penstock.errors import DataLost, FeedUnavailable
 from penstock.feeds.postgres import snapshot
-from tests.changes.feeds.postgres import Row, Source, apply, changes, everything, source_at
+from tests.feeds.postgres import Row, Source, apply, changes, everything, source_at
 
 
 def copies(source: Source) -> int:
