@@ -24,7 +24,7 @@ ALLOWED = {
     "__init__.py": "import_module",
     "optional.py": "import_module",
     "cli/demo_command.py": "import_module",
-    "changes/feeds/urls.py": "import_module",
+    "feeds/urls.py": "import_module",
     # What the command line names.
     "cli/imported.py": "import_module",
     # A user's function, as Spark carries it from this driver to its workers.
