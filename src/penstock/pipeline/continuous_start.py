@@ -28,7 +28,7 @@ from penstock.errors import ContinuousRefused, InvalidOption, PenstockError
 from penstock.feeds.protocol import Changelog
 from penstock.lake.delta_location import is_delta
 from penstock.limits.per_key import KeyLimit
-from penstock.limits.resume import keep
+from penstock.limits.resume import keep_record
 from penstock.limits.rows import STOP, RowLimit
 from penstock.pipeline.continuous import ContinuousQuery
 from penstock.pipeline.continuous_tables import TableSinkDriver
@@ -39,12 +39,12 @@ from penstock.pipeline.offset_sync import QuerySource
 from penstock.pipeline.trigger import Trigger
 from penstock.queue.open_stores import open_store
 from penstock.spark.checkpoint import Checkpoint
-from penstock.spark.internals.listeners import Listeners
+from penstock.spark.internals.listeners import ListenerBus
 from penstock.spark.internals.plans import streaming_reads
 from penstock.spark.internals.sessions import is_classic
 from penstock.spark.options import STREAM_SINK, STREAM_SOURCE, sink_options, source_options, with_defaults
-from penstock.spark.registration import defaults, register
-from penstock.spark.store_reach import check_reach
+from penstock.spark.registration import register, session_defaults
+from penstock.spark.session_store import check_reach
 from penstock.tables.sink import TableSink, require_added
 
 Transform = Callable[[Any], Any]
@@ -126,7 +126,7 @@ def start_continuous(
         writes.check(schema)
         # What is beside the checkpoint stays, where a lower limit ends the query at once.
         if limit is not None and limit.rows >= logs.passed(logs.last_committed()):
-            keep(logs.read, limit.rows)
+            keep_record(logs.read, limit.rows)
     except PenstockError:
         if temporary is not None:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -141,7 +141,7 @@ def start_continuous(
         Settings(trigger.seconds, retain, backlog),
         limit=None if limit is None else Limit(limit.rows, limit.on_limit == STOP),
     )
-    listeners = Listeners(spark, execution.id, execution.run_id)
+    listeners = ListenerBus(spark, execution.id, execution.run_id)
     place = place_of(spark, source, sink) if published else None
     publishing = continuous(spark, place, execution.id, execution.run_id, name, checkpoint)
     execution.telling = Telling(execution.called, listeners, plain, publishing)
@@ -157,7 +157,7 @@ def _source(spark: SparkSession, source: AnySource) -> SourceDriver:
     if isinstance(source, RateSource):
         return RateDriver(source.rows_per_second, source.partitions)
     if isinstance(source, QueueSource):
-        given = with_defaults(source.given(), defaults(spark), STREAM_SOURCE)
+        given = with_defaults(source.given(), session_defaults(spark), STREAM_SOURCE)
         options = source_options(given, streaming=True)
         check_reach(options.url, spark.conf.get("spark.master", None))
         return QueueSourceDriver(options)
@@ -187,7 +187,7 @@ def catch_up_with_sink(
     logs = CheckpointLog(location)
     writes: SinkDriver | None = None
     if isinstance(sink, QueueSink):
-        given = with_defaults(sink.given(), defaults(spark), STREAM_SINK)
+        given = with_defaults(sink.given(), session_defaults(spark), STREAM_SINK)
         writes = QueueSinkDriver(sink_options(given, streaming=True), logs.query_id, True)
     elif isinstance(sink, TableSink) and not is_delta(sink.place(spark)):
         writes = TableSinkDriver(sink, sink.place(spark), logs.query_id, True)
@@ -222,7 +222,7 @@ def _sink(spark: SparkSession, sink: AnySink, guarantee: str, output_mode: str, 
         require_added(sink, url, guarantee, output_mode)
         check_reach(url, master)
         return TableSinkDriver(sink, url, query_id, exactly_once)
-    given = with_defaults(sink.given(), defaults(spark), STREAM_SINK)
+    given = with_defaults(sink.given(), session_defaults(spark), STREAM_SINK)
     options = sink_options(given, streaming=True)
     check_reach(options.url, master)
     return QueueSinkDriver(options, query_id, exactly_once)

@@ -15,7 +15,7 @@ from penstock.continuous.connectors.protocol import SinkDriver, SinkEpoch
 from penstock.continuous.driver.epochs import Epoch
 from penstock.continuous.task.writer import Sink, SinkTask
 from penstock.queue.open_stores import open_store
-from penstock.spark.store_reach import check_reach
+from penstock.spark.session_store import check_reach
 from penstock.store.staging import Attempt
 from penstock.tables.names import resolve
 from penstock.tables.shaping import shaped

@@ -17,9 +17,9 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, Suppor
 from pyspark.sql.types import StructType
 
 from penstock.errors import condition_of
-from penstock.spark.checkpoint import RUNS, Checkpoint
-from penstock.spark.internals.plans import keeps_rows
-from penstock.spark.registration import make_known
+from penstock.spark.checkpoint import RUNS_KEY, Checkpoint
+from penstock.spark.internals.plans import may_retain_rows
+from penstock.spark.registration import register_source
 
 log = logging.getLogger("penstock.pipeline")
 
@@ -34,7 +34,7 @@ def waking(frame: DataFrame, location: str) -> DataFrame:
     if not _needed(frame, location):
         return frame
     spark = frame.sparkSession
-    make_known(spark, WakingSource)
+    register_source(spark, WakingSource)
     # The optimizer leaves out what is empty, so no micro-batch has a task for it.
     empty = spark.readStream.format(FORMAT).schema(frame.schema).load().where("false")
     return frame.union(empty.mapInArrow(_nothing, frame.schema))
@@ -44,7 +44,7 @@ def _needed(frame: DataFrame, location: str) -> bool:
     try:
         checkpoint = Checkpoint(location)
         # As Spark does it: what was begun has its sources, whether it came to its end or not.
-        last = checkpoint.last_begun()
+        last = checkpoint.last_planned()
         begun = [] if last is None else checkpoint.offsets(last)
     except Exception as error:
         # A guarantee that has need of the checkpoint has refused it by now; the others do without.
@@ -55,8 +55,8 @@ def _needed(frame: DataFrame, location: str) -> bool:
         )
         return False
     if last is None:
-        return keeps_rows(frame)
-    return any(isinstance(offset, dict) and RUNS in offset for offset in begun)
+        return may_retain_rows(frame)
+    return any(isinstance(offset, dict) and RUNS_KEY in offset for offset in begun)
 
 
 def _nothing(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -94,13 +94,13 @@ class WakingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, Any]:
         """Before the first run."""
-        return {RUNS: 0}
+        return {RUNS_KEY: 0}
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """One more than the earlier runs, all through this one."""
         if self._run is None:
-            self._run = int(start[RUNS]) + 1
-        return {RUNS: self._run}
+            self._run = int(start[RUNS_KEY]) + 1
+        return {RUNS_KEY: self._run}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """No tasks."""

@@ -221,7 +221,7 @@ def expected_epochs(sources: Sequence[QuerySource]) -> dict[QuerySource, int]:
 def _begun(location: str) -> list[QueueOffset]:
     """What the newest micro-batch of a checkpoint covers."""
     checkpoint = Checkpoint(location)
-    last = checkpoint.last_begun()
+    last = checkpoint.last_planned()
     return [] if last is None else batch_ranges(checkpoint.offsets(last), ())
 
 

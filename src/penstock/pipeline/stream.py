@@ -33,11 +33,11 @@ from penstock.pipeline.settings import no_data_batches
 from penstock.pipeline.shutdown import stop_on_sigterm
 from penstock.pipeline.trigger import Trigger
 from penstock.spark.checkpoint import Checkpoint
-from penstock.spark.default_store import default_url
-from penstock.spark.internals.plans import repeatable, streaming_reads
+from penstock.spark.internals.plans import first_gathering_operator, streaming_reads
 from penstock.spark.internals.sessions import check_session, default_file_system
 from penstock.spark.options import CONF_PREFIX, GUARANTEES
 from penstock.spark.registration import register
+from penstock.spark.session_store import default_url
 from penstock.tables.sink import TableSink
 
 log = logging.getLogger("penstock.pipeline")
@@ -385,7 +385,7 @@ class Pipeline:
         if self.guarantee == "at_least_once":
             return
         Checkpoint(location).require_readable(self.guarantee)
-        culprit = None if self.guarantee == "exactly_once" else repeatable(frame)
+        culprit = None if self.guarantee == "exactly_once" else first_gathering_operator(frame)
         if culprit is not None:
             raise CommitRefused(
                 f"guarantee=idempotent is for transformations whose tasks are cut the same way each time, and this one has "

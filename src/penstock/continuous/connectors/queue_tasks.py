@@ -16,10 +16,10 @@ from penstock.continuous.task.writer import Sink, SinkTask
 from penstock.queue.open_stores import open_store
 from penstock.queue.placement import Placement
 from penstock.queue.queue import placement_of
-from penstock.spark.schemas import output
-from penstock.spark.sink.write_task import Pieces
+from penstock.spark.schemas import to_output_batch
+from penstock.spark.session_store import check_reach
+from penstock.spark.sink.write_task import SegmentGroups
 from penstock.spark.source.positions import report_loss
-from penstock.spark.store_reach import check_reach
 from penstock.store import staging
 from penstock.store.log import partition_log
 from penstock.store.records.catalog import QueueRecord
@@ -135,7 +135,7 @@ class QueueReading(SourceTask):
         for chunk in chunks:
             self._note_loss(partition, position, chunk.start)
             position = chunk.end
-            rows = output(chunk, source.queue, partition, source.schema)
+            rows = to_output_batch(chunk, source.queue, partition, source.schema)
             yield _Ahead(partition, chunk.first_timestamp, chunk.start, rows)
         self._note_loss(partition, position, end)
 
@@ -236,4 +236,4 @@ class QueueStaging(SinkTask):
 def _pieces(
     sink: QueueWrites, placement: Placement, task: int, rows: list[pa.RecordBatch]
 ) -> Iterator[list[partition_log.Segment]]:
-    return Pieces(sink.queue, placement, task, sink.max_rows).groups(iter(rows))
+    return SegmentGroups(sink.queue, placement, task, sink.max_rows).groups(iter(rows))

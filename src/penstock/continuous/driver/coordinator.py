@@ -19,8 +19,8 @@ from typing import Any
 from penstock.continuous.driver.epochs import Epoch, Epochs
 from penstock.continuous.task.channel import READER, WRITER, Address, decode, encode
 from penstock.errors import ContinuousFailed, PenstockError, condition_of
-from penstock.spark.driver_endpoint import Listening
-from penstock.spark.driver_endpoint import shut as _shut
+from penstock.spark.driver_endpoint import AuthenticatedListener
+from penstock.spark.driver_endpoint import shut_down as _shut
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class EpochCoordinator:
         self._off_pace: set[int] = set()
         self._resting: set[int] = set()
         # The last, since somebody may call at once.
-        self._listening = Listening(bind, self._serve, "penstock-epochs")
+        self._listening = AuthenticatedListener(bind, self._serve, "penstock-epochs")
         self.address = Address(host, self._listening.port, self.run, self._listening.secret)
 
     # What the driver asks.

@@ -21,9 +21,9 @@ from penstock.pipeline.monitoring.progress_format import error_of, text_of
 from penstock.pipeline.monitoring.publisher import LedgerName, Publisher, in_no_ledger, publisher
 from penstock.pipeline.offset_sync import QuerySource
 from penstock.queue.store import connect
-from penstock.spark.checkpoint import redact
-from penstock.spark.default_store import URL, default_url
+from penstock.spark.checkpoint import redact_location
 from penstock.spark.internals.sessions import check_session, is_classic
+from penstock.spark.session_store import URL_SETTING, default_url
 from penstock.store.database import Transaction
 from penstock.store.records.catalog import find_queue
 from penstock.store.records.queries import CONTINUOUS, MICRO_BATCH, QueryRun
@@ -60,7 +60,7 @@ def publish(spark: SparkSession, *, url: str | None = None) -> None:
     require("url", url, str | None, "the URL of a store, such as 'sqlite:///shop.db'")
     place = url or default_url(spark)
     if place is None:
-        raise InvalidOption(f"no store is named: give url, or set {URL} on the session", option="url")
+        raise InvalidOption(f"no store is named: give url, or set {URL_SETTING} on the session", option="url")
     connect(place, create=False).close()
     hearing_of(spark).publish_others(publisher(place), _spark_ui(spark))
 
@@ -88,7 +88,7 @@ class Place:
             now_micros(),
             text_of(self.source, secrets),
             text_of(self.sink, secrets),
-            text_of(None if checkpoint is None else redact(checkpoint), secrets),
+            text_of(None if checkpoint is None else redact_location(checkpoint), secrets),
             _spark_ui(self.spark),
         )
         self.publisher.begin(run, self.ledger_name)

@@ -15,9 +15,9 @@ from penstock.commit.protocol import append_task
 from penstock.queue.open_stores import open_store
 from penstock.queue.placement import Placement
 from penstock.queue.queue import placement_of
-from penstock.spark.internals.workers import spare_imports
+from penstock.spark.internals.gc_tuning import freeze_imports
 from penstock.spark.options import SinkOptions
-from penstock.spark.store_reach import check_reach
+from penstock.spark.session_store import check_reach
 from penstock.store import staging
 from penstock.store.log.segmenting import SEGMENT_RAW_BYTES, Segment, to_segments
 from penstock.store.records.catalog import QueueRecord
@@ -57,7 +57,7 @@ class StreamTask:
 
 
 @dataclass(frozen=True)
-class Wrote(WriterCommitMessage):
+class TaskResult(WriterCommitMessage):
     """What one task tells the driver."""
 
     task: int
@@ -72,7 +72,7 @@ class Wrote(WriterCommitMessage):
 
 
 @dataclass
-class Pieces:
+class SegmentGroups:
     """The rows of a task, cut into groups of segments that are stored in one transaction each."""
 
     queue: QueueRecord
@@ -118,16 +118,16 @@ class TaskWriter:
 
     def __init__(self, options: SinkOptions, queue: QueueRecord) -> None:
         check_reach(options.url, None)
-        spare_imports()
+        freeze_imports()
         context = TaskContext.get()
         self._task = 0 if context is None else int(context.partitionId())
         self._attempt = str(uuid.uuid4())
         self._queue = queue
         self._database = open_store(options.url).database
         self._placement = placement_of(self._database, queue)
-        self._pieces = Pieces(queue, self._placement, self._task, options.max_rows_per_write)
+        self._pieces = SegmentGroups(queue, self._placement, self._task, options.max_rows_per_write)
 
-    def stage(self, app_id: str, batch_id: int, batches: Iterator[pa.RecordBatch]) -> Wrote:
+    def stage(self, app_id: str, batch_id: int, batches: Iterator[pa.RecordBatch]) -> TaskResult:
         """Store the rows where nobody sees them."""
         attempt = Attempt(app_id, batch_id, self._task, self._attempt)
         count = 0
@@ -141,7 +141,7 @@ class TaskWriter:
             lambda tx: staging.stage(tx, self._queue, attempt, group, ordinal), idempotent=True
         )
 
-    def append(self, batches: Iterator[pa.RecordBatch]) -> Wrote:
+    def append(self, batches: Iterator[pa.RecordBatch]) -> TaskResult:
         """Append the rows piece by piece; a repeated task repeats them."""
         appended = [
             append_task(self._database, self._queue, None, group) for group in self._pieces.groups(batches)
@@ -156,7 +156,7 @@ class TaskWriter:
         *,
         covers: str = "",
         new_sink: bool,
-    ) -> Wrote:
+    ) -> TaskResult:
         """Append the rows all at once; a repeated task appends nothing.
 
         Parameters
@@ -178,8 +178,8 @@ class TaskWriter:
     def task(self) -> int:
         return self._task
 
-    def _wrote(self, segments: int, *crowded: tuple[int, ...]) -> Wrote:
-        return Wrote(
+    def _wrote(self, segments: int, *crowded: tuple[int, ...]) -> TaskResult:
+        return TaskResult(
             self._task,
             self._attempt,
             segments,

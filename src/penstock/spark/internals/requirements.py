@@ -1,36 +1,49 @@
-"""What a Python worker of Spark's has imported is no garbage.
-
-Before a worker takes its next task it looks for garbage among everything it holds (pyspark/daemon.py, Spark 4.2 and 4.3). With
-Arrow and pandas that takes 40 ms and more, since a worker that was forked copies the pages it looks at, and the next
-micro-batch waits for it.
-"""
+"""The versions of Spark whose private API this room knows."""
 
 from __future__ import annotations
 
-import gc
+import re
 import subprocess
 import sys
 from functools import cache
 
-from pyspark import SparkContext, TaskContext
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from penstock.errors import MissingDependency
 from penstock.spark.internals.sessions import is_classic, is_local
 
-
-def spare_imports() -> None:
-    """Let the collector of this worker look only at what comes from now on; elsewhere than in a task nothing happens."""
-    if TaskContext.get() is not None:
-        _freeze()
+SUPPORTED = ((4, 2), (4, 3))
+_NUMBERS = re.compile(r"(\d+)\.(\d+)")
 
 
-@cache
-def _freeze() -> None:
-    gc.freeze()
+def parse_version(text: str) -> tuple[int, int]:
+    """The first two numbers of a version, such as 4.3 of ``4.3.0``; vendors append names of their own."""
+    found = _NUMBERS.match(text)
+    return (int(found[1]), int(found[2])) if found else (0, 0)
 
 
-# ---- workers: Whether the Pythons that run Spark's tasks have what they need, found out before they fail in silence.
+def check_version(spark: SparkSession) -> None:
+    """Refuse a Spark whose private API is not known: what is built on it could go wrong without an error.
+
+    Raises
+    ------
+    MissingDependency
+        SPARK_VERSION.
+    """
+    if parse_version(spark.version) in SUPPORTED:
+        return
+    known = " and ".join(f"{major}.{minor}" for major, minor in SUPPORTED)
+    lowest, (major, minor) = SUPPORTED[0], SUPPORTED[-1]
+    raise MissingDependency(
+        f"this session runs Spark {spark.version}, and this version of Penstock works with Spark {known}: install "
+        f"'pyspark>={lowest[0]}.{lowest[1]},<{major}.{minor + 1}', or a newer Penstock",
+        condition="MISSING_DEPENDENCY.SPARK_VERSION",
+        version=spark.version,
+    )
+
+
+# ---- workers: Requirements on a session's Spark version and on its workers' Python, checked before a query fails for lack of them.
 
 _NEEDS = ("penstock", "pyarrow")
 _PROBE = "import importlib.util as u, sys; print(','.join(n for n in sys.argv[1:] if u.find_spec(n) is None))"

@@ -6,13 +6,15 @@ account (4.2, 4.3, ``EventLoggingListener.redactProperties``). So the setting ke
 
 from __future__ import annotations
 
+from pyspark import TaskContext
 from pyspark.sql import SparkSession
 
-from penstock.errors import InvalidUrl
+from penstock.errors import InvalidOption, InvalidUrl
+from penstock.spark.internals.sessions import is_local
 from penstock.spark.options import CONF_PREFIX
 from penstock.store.url import parse_url
 
-URL = f"{CONF_PREFIX}url"
+URL_SETTING = f"{CONF_PREFIX}url"
 
 _whole: dict[str, str] = {}
 """URLs with their passwords, by what is shown of them."""
@@ -20,7 +22,7 @@ _whole: dict[str, str] = {}
 
 def default_url(spark: SparkSession) -> str | None:
     """The session's default store; None where it has none."""
-    return whole_url(spark.conf.get(URL, None))
+    return whole_url(spark.conf.get(URL_SETTING, None))
 
 
 def whole_url(shown: str | None) -> str | None:
@@ -30,7 +32,7 @@ def whole_url(shown: str | None) -> str | None:
 
 def hide_password(spark: SparkSession) -> None:
     """Take the password out of the session's settings, and keep it here."""
-    url = spark.conf.get(URL, None)
+    url = spark.conf.get(URL_SETTING, None)
     try:
         parsed = None if url is None else parse_url(url)
     except InvalidUrl:
@@ -38,4 +40,28 @@ def hide_password(spark: SparkSession) -> None:
         return
     if url is not None and parsed is not None and parsed.secrets:
         _whole[parsed.redacted] = url
-        spark.conf.set(URL, parsed.redacted)
+        spark.conf.set(URL_SETTING, parsed.redacted)
+
+
+# ---- store_reach: Whether the executors of a session can reach a store.
+
+
+def check_reach(url: str, master: str | None) -> None:
+    """Refuse an embedded store on a cluster, whose executors could not see the file.
+
+    Parameters
+    ----------
+    master
+        Spark's master URL; None when it is not known here, in which case the task's own properties tell.
+    """
+    if master is None:
+        context = TaskContext.get()
+        master = context.getLocalProperty("spark.master") if context is not None else None
+    if master is None or parse_url(url).dialect != "sqlite" or is_local(master):
+        return
+    raise InvalidOption(
+        f"a SQLite store is one machine's file, and this session runs on {master!r}, whose executors may be elsewhere: "
+        "use a postgresql store",
+        option="url",
+        master=master,
+    )

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.spark.factorize import codes_of, column_codes, order_codes
+from penstock.spark.factorize import factorize, factorize_column, order_codes
 
 SMALL = st.integers(0, 3)
 TEXT = st.sampled_from(["", "a", "b", "ab", "☂"])
@@ -58,7 +58,7 @@ def test_codes_are_equal_as_values_are(name: str, data: st.DataObject) -> None:
     kind, values = KINDS[name]
     drawn = data.draw(st.lists(st.none() | values, max_size=8))
     cut = data.draw(st.integers(0, len(drawn)))
-    codes = column_codes(pa.array(drawn, kind).slice(cut))
+    codes = factorize_column(pa.array(drawn, kind).slice(cut))
     kept = [canonical(value) for value in drawn[cut:]]
     assert len(codes.values) == len(kept)
     assert all(0 <= code < codes.size for code in codes.values.tolist())
@@ -69,7 +69,7 @@ def test_codes_are_equal_as_values_are(name: str, data: st.DataObject) -> None:
 
 def test_the_order_of_a_maps_entries_does_not_count() -> None:
     maps = [[("z", 9)], [("a", 1), ("b", 2)], [("b", 2), ("a", 1)], [("a", 2), ("b", 1)], None]
-    codes = column_codes(pa.array(maps, pa.map_(pa.string(), pa.int64())).slice(1)).values.tolist()
+    codes = factorize_column(pa.array(maps, pa.map_(pa.string(), pa.int64())).slice(1)).values.tolist()
     assert codes[0] == codes[1]
     assert len({*codes}) == 3
 
@@ -78,7 +78,7 @@ def test_the_order_of_a_maps_entries_does_not_count() -> None:
 def test_columns_taken_together(rows: list[tuple[Any, ...]]) -> None:
     kinds = [pa.int64(), pa.string(), pa.int64()]
     columns = [pa.array([row[place] for row in rows], kind) for place, kind in enumerate(kinds)]
-    codes = codes_of([*columns, *columns])
+    codes = factorize([*columns, *columns])
     pairs = set(zip(codes.values.tolist(), rows, strict=True))
     assert len(pairs) == len({code for code, _ in pairs}) == len(set(rows))
     dense = codes.dense()

@@ -17,19 +17,19 @@ from pyspark.sql.types import StructType
 from penstock.changes.data_source import FORMAT as CHANGES
 from penstock.changes.data_source import STREAM, ChangesStreamReader, read_options
 from penstock.queue.open_stores import open_store
-from penstock.spark.internals.operators import Is, of
-from penstock.spark.internals.plan_text import tree_of
+from penstock.spark.internals.operators import Trait, traits_of
+from penstock.spark.internals.plan_text import plan_tree
 from penstock.spark.internals.plans import StreamingRead
 from penstock.spark.options import BATCH_SOURCE, STREAM_SOURCE, source_options, with_defaults
-from penstock.spark.registration import defaults
+from penstock.spark.registration import session_defaults
 from penstock.spark.schemas import projection, source_schema
+from penstock.spark.session_store import check_reach
 from penstock.spark.source.stream_reader import QueueStreamReader
-from penstock.spark.store_reach import check_reach
 
 _READ = "StreamingRelationV2"
 
 
-class Reach(IntEnum):
+class RowScope(IntEnum):
     """On how much of the stream a row that comes out may depend."""
 
     ROW = 1
@@ -40,24 +40,24 @@ class Reach(IntEnum):
     """On all that came before, which Spark keeps as state, or on something that is not known here."""
 
 
-def reach_of(frame: DataFrame) -> Reach:
+def row_scope(frame: DataFrame) -> RowScope:
     """The reach of a plan over one streaming read; STREAM for all plans with more leaves."""
-    names = [node.name for node in tree_of(frame).walk()]
-    operators = [of(name) for name in names if name != _READ]
+    names = [node.name for node in plan_tree(frame).walk()]
+    operators = [traits_of(name) for name in names if name != _READ]
     if names.count(_READ) != 1 or not all(map(_is_short, operators)):
-        return Reach.STREAM
-    return Reach.MICRO_BATCH if any(Is.PER_BATCH in each for each in operators) else Reach.ROW
+        return RowScope.STREAM
+    return RowScope.MICRO_BATCH if any(Trait.PER_BATCH in each for each in operators) else RowScope.ROW
 
 
-def keeps_state(frame: DataFrame) -> bool:
+def may_keep_state(frame: DataFrame) -> bool:
     """Whether a task may have to read all its rows, because what it keeps of them is committed behind the last one."""
-    names = {node.name for node in tree_of(frame).walk() if node.children}
-    return not all(name == "Union" or _is_short(of(name)) for name in names)
+    names = {node.name for node in plan_tree(frame).walk() if node.children}
+    return not all(name == "Union" or _is_short(traits_of(name)) for name in names)
 
 
-def _is_short(operator: Is) -> bool:
+def _is_short(operator: Trait) -> bool:
     """Whether rows that come out of an operator depend on one micro-batch at the most."""
-    return bool(operator & (Is.PER_ROW | Is.PER_BATCH))
+    return bool(operator & (Trait.PER_ROW | Trait.PER_BATCH))
 
 
 # ---- own_reads: Penstock's own streaming reads, made such that reading changes nothing: no consumer moves or is owned, no slot goes on.
@@ -79,7 +79,7 @@ class Reader(Protocol):
 
 
 @dataclass(frozen=True)
-class OwnRead:
+class PenstockRead:
     """A read of a queue or of a change feed."""
 
     spark: SparkSession
@@ -89,7 +89,7 @@ class OwnRead:
     schema: StructType
 
     @classmethod
-    def of(cls, spark: SparkSession, read: StreamingRead) -> OwnRead | None:
+    def of(cls, spark: SparkSession, read: StreamingRead) -> PenstockRead | None:
         """The read of a plan's leaf; None when it is of another source.
 
         Raises
@@ -170,7 +170,7 @@ class OwnRead:
 
 def _without_consumer(spark: SparkSession, given: Mapping[str, str]) -> dict[str, str]:
     """A queue's options with the consumer's offsets, as they are now, in the consumer's place."""
-    found = with_defaults(given, defaults(spark), STREAM_SOURCE)
+    found = with_defaults(given, session_defaults(spark), STREAM_SOURCE)
     options = source_options(found, streaming=True)
     found.pop("path", None)
     found["queue"] = options.queue

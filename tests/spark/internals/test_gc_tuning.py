@@ -9,7 +9,7 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 import penstock as ps
-from penstock.spark.internals.workers import spare_imports
+from penstock.spark.internals.gc_tuning import freeze_imports
 from penstock.spark.source.read_task import RangePartition, Scan
 from tests.spark.support import fill, make_queue
 
@@ -18,9 +18,9 @@ def looked_at(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """How many objects a worker's collector looks at, before and behind Penstock's own work in it."""
     held = [[] for _ in range(100_000)]  # type: ignore[var-annotated] # of nothing
     before = len(gc.get_objects())
-    spare_imports.__globals__["_freeze"].cache_clear()
+    freeze_imports.__globals__["_freeze"].cache_clear()
     for batch in batches:
-        spare_imports()
+        freeze_imports()
         counts = [before, len(gc.get_objects())]
         yield pa.RecordBatch.from_pydict({"n": counts[: batch.num_rows + 1]})
     assert held
@@ -35,7 +35,7 @@ def test_a_workers_collector_leaves_alone_what_was_there(spark: SparkSession) ->
 
 def test_nothing_happens_outside_of_a_task() -> None:
     before = gc.get_freeze_count()
-    spare_imports()
+    freeze_imports()
     assert gc.get_freeze_count() == before
 
 
@@ -43,7 +43,7 @@ def test_a_task_that_reads_a_queue_does_so(spark: SparkSession, store: ps.Store,
     fill(make_queue(store), range(3))
 
     def frozen(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        freeze = spare_imports.__globals__["_freeze"]
+        freeze = freeze_imports.__globals__["_freeze"]
         freeze.cache_clear()
         record = ps.connect(store_url).queue("orders").record
         rows = sum(

@@ -9,14 +9,8 @@ from py4j.java_gateway import is_instance_of
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from penstock.spark.internals.output_mode_checker import Refusal, told_by
+from penstock.spark.internals.output_mode_checker import Refusal, refusal_of_error
 from penstock.spark.internals.sessions import JvmError
-
-FILE_MANAGER = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
-"""Of checkpoints; Spark's own choice runs a process for each link that a path might be, some 30 in a micro-batch."""
-ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
-"""The state store that transformWithState needs."""
-
 
 # ---- sources: What a classic session knows of sources and sinks by the names of their formats (Spark 4.2, 4.3).
 
@@ -49,7 +43,7 @@ class Format:
     """What Spark said instead of an answer, when it was asked what the format takes."""
 
 
-def set_variables(spark: SparkSession, name: str) -> None:
+def preset_environment(spark: SparkSession, name: str) -> None:
     """Set the environment variables of a Python data source that Spark adds when a query starts.
 
     All queries of a source share one ``java.util.HashMap`` of environment variables, and each adds Spark's own when it starts
@@ -62,7 +56,7 @@ def set_variables(spark: SparkSession, name: str) -> None:
         environment.put(variable, "")
 
 
-def look_up(frame: DataFrame, name: str) -> Format:
+def look_up_format(frame: DataFrame, name: str) -> Format:
     """A format as a query's start would look it up.
 
     Parameters
@@ -79,14 +73,14 @@ def look_up(frame: DataFrame, name: str) -> Format:
         provider = sources.lookupDataSourceV2(name, state.conf())
         older = sources.lookupDataSource(name, state.conf()) if provider.isEmpty() else None
     except (JvmError, PySparkException) as error:
-        return Format(missing=told_by(error))
+        return Format(missing=refusal_of_error(error))
     try:
         able = None if older is not None else abilities(frame, provider.get())
         if able is None:
             return _of_the_older_kind(session, name, older or sources.lookupDataSource(name, state.conf()))
     except (JvmError, PySparkException) as error:
         # Its start has the query's options, which a check is not given.
-        return Format(silent=told_by(error).message)
+        return Format(silent=refusal_of_error(error).message)
     return Format(truncates=able[0], updates=able[1])
 
 

@@ -1,16 +1,56 @@
-"""Operators and expressions of a plan as the JVM has them (classic sessions, Spark 4.2 and 4.3)."""
+"""Scala collections, and the trees that Spark's plans and expressions are."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.util import PythonEvalType
 
-from penstock.spark.internals.plans import analysed
-from penstock.spark.internals.scala import children, listed, name_of, walk
+
+def listed(sequence: Any) -> list[Any]:
+    """A Scala sequence as a list."""
+    return [sequence.apply(place) for place in range(sequence.size())]
+
+
+def sequence(jvm: Any, items: Iterable[Any]) -> Any:
+    """A Scala sequence of some objects of the JVM's."""
+    return jvm.PythonUtils.toSeq(list(items))
+
+
+def children(tree: Any) -> list[Any]:
+    """The children of a plan's node or of an expression."""
+    return listed(tree.children())
+
+
+def walk(tree: Any) -> Iterator[Any]:
+    """A plan's node or an expression, and all below it, from the top."""
+    yield tree
+    for child in children(tree):
+        yield from walk(child)
+
+
+def name_of(tree: Any) -> str:
+    """What Spark calls a plan's node or an expression, such as Project or Alias."""
+    return str(tree.nodeName())
+
+
+def analysed(frame: DataFrame) -> Any:
+    """The JVM's analysed plan of a classic DataFrame."""
+    java: Any = frame
+    return java._jdf.queryExecution().analyzed()
+
+
+def frame_of(spark: SparkSession, plan: Any) -> DataFrame:
+    """The DataFrame of a plan of the JVM's, as each method of a DataFrame makes one of the plan that it has made."""
+    java: Any = spark
+    made = java._jvm.org.apache.spark.sql.classic.Dataset.ofRows(java._jsparkSession, plan)
+    return DataFrame(made, spark)
+
+
+# ---- logical: Operators and expressions of a plan as the JVM has them (classic sessions, Spark 4.2 and 4.3).
 
 ARROW, PANDAS, PYTHON = "Arrow", "pandas", "Python"
 _ARROW = (PythonEvalType.SQL_SCALAR_ARROW_UDF, PythonEvalType.SQL_SCALAR_ARROW_ITER_UDF)
@@ -75,7 +115,7 @@ class Operator:
         """What the generator of a Generate is called."""
         return name_of(self.java.generator())
 
-    def udfs(self) -> str:
+    def udf_kind(self) -> str:
         """The kind of the Python functions that an ArrowEvalPython runs: ARROW, PANDAS or PYTHON."""
         kind = int(self.java.evalType())
         return PYTHON if kind == PythonEvalType.SQL_ARROW_BATCHED_UDF else ARROW if kind in _ARROW else PANDAS

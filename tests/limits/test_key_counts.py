@@ -9,7 +9,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.limits.per_key_tasks import Seen
+from penstock.limits.per_key_tasks import KeyCounts
 
 KEYS = st.tuples(
     st.sampled_from(["a", "b", "ä", None]), st.sampled_from([0.0, -0.0, float("nan"), 1.5, None])
@@ -28,9 +28,9 @@ def plain(key: tuple[Any, ...]) -> tuple[Any, ...]:
 
 @given(LOTS, st.integers(1, 3))
 def test_the_first_rows_of_each_key_pass_once_over_all_lots(lots: list[list[Any]], rows: int) -> None:
-    seen, counts = Seen.nothing(columns([])), Counter()
+    seen, counts = KeyCounts.nothing(columns([])), Counter()
     for lot in lots:
-        seen = Seen.from_bytes(seen.to_bytes())
+        seen = KeyCounts.from_bytes(seen.to_bytes())
         passes, seen = seen.take(columns(lot), rows, 0)
         for row, passed in zip(lot, passes.tolist(), strict=True):
             key = repr(plain(row))
@@ -41,7 +41,7 @@ def test_the_first_rows_of_each_key_pass_once_over_all_lots(lots: list[list[Any]
 
 def test_a_key_is_forgotten_when_no_row_of_it_has_come_for_a_while() -> None:
     both, first, second = (pa.array(keys) for keys in (["a", "b"], ["a"], ["a", "b"]))
-    _, seen = Seen.nothing([both]).take([both], 1, 1_000)
+    _, seen = KeyCounts.nothing([both]).take([both], 1, 1_000)
     passes, seen = seen.since(1_000, 2_000).take([first], 1, 2_000)
     assert passes.tolist() == [False], "it is not forgotten yet"
     passes, _ = seen.since(1_001, 3_000).take([second], 1, 3_000)
@@ -52,7 +52,7 @@ def test_a_key_is_forgotten_when_no_row_of_it_has_come_for_a_while() -> None:
 
 def test_keys_that_were_never_to_be_forgotten_count_from_when_they_are() -> None:
     rows = pa.array(["a"])
-    _, seen = Seen.nothing([rows]).take([rows], 1, 0)
+    _, seen = KeyCounts.nothing([rows]).take([rows], 1, 0)
     dated = seen.since(4_000, 5_000)
     passes, _ = dated.take([rows], 1, 5_000)
     assert passes.tolist() == [False], "its first row has passed"
@@ -62,7 +62,7 @@ def test_keys_that_were_never_to_be_forgotten_count_from_when_they_are() -> None
 
 def test_a_higher_limit_goes_on_from_the_count() -> None:
     rows = pa.array(["a"] * 3)
-    _, seen = Seen.nothing([rows]).take([rows], 2, 0)
+    _, seen = KeyCounts.nothing([rows]).take([rows], 2, 0)
     passes, seen = seen.take([rows], 4, 0)
     assert passes.tolist() == [True, True, False]
     passes, _ = seen.take([rows], 1, 0)
