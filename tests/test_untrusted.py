@@ -23,7 +23,6 @@ ALLOWED = {
     # Names of Penstock's own modules.
     "__init__.py": "import_module",
     "optional.py": "import_module",
-    "cli/demo_command.py": "import_module",
     "changes/feeds/urls.py": "import_module",
     # What the command line names.
     "cli/imported.py": "import_module",
