@@ -22,8 +22,7 @@ MODULES = {"pickle", "cloudpickle", "marshal", "dill", "joblib", "shelve", "yaml
 ALLOWED = {
     # Names of Penstock's own modules.
     "__init__.py": "import_module",
-    "optional.py": "import_module",
-    "cli/demo_command.py": "import_module",
+    "extras.py": "import_module",
     "feeds/urls.py": "import_module",
     # What the command line names.
     "cli/imported.py": "import_module",

@@ -1,14 +1,13 @@
-"""A year of flights as the change feed of a copy-on-write table.
+"""The year of flights as the change feed of a copy-on-write table.
 
-Each simulated hour is a commit. A flight is announced a day ahead (insert), departs and arrives (delete + insert),
-or is cancelled (delete). The table keeps the flights of a (day, carrier) group in data files of a few flights, in
-order of schedule, and whatever changes in a file rewrites all of it: the flights beside the changed one are carried
-over as a delete and an identical insert. Rewriting whole (day, carrier) groups instead would give nearly twenty
-million change rows for the same changes.
+Each simulated hour is a commit. A flight is announced a day ahead (insert), departs and arrives (delete +
+insert), or is cancelled (delete). The table keeps the flights of a (day, carrier) group in data files of a
+few flights, in order of schedule, and a change rewrites its whole file: the other flights of the file are
+carried over, each as a delete and an identical insert. Rewriting whole (day, carrier) groups instead would
+give nearly twenty million change rows for the same changes.
 
-The feed's contract: row id `flight_id`, row version `row_version`, carry-over rows, updates as delete + insert,
-whole commits, intermediate changes (a flight changes in several commits, at most once in each).
-"""
+The feed's contract: row id `flight_id`, row version `row_version`, carry-over rows, updates as delete +
+insert, whole commits, intermediate changes (a flight changes in several commits, at most once in each)."""
 
 from __future__ import annotations
 
@@ -21,8 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.demo.flights import FLIGHTS_SCHEMA, INSTANT
-from penstock.errors import SchemaMismatch
+from examples.flights.dataset import FLIGHTS_SCHEMA, INSTANT
 
 ANNOUNCED_AHEAD = timedelta(hours=24)
 CANCELLED_AFTER = timedelta(hours=3)
@@ -78,14 +76,15 @@ class Commit:
 
 @dataclass(frozen=True)
 class Summary:
-    """How many of what a feed holds; `rows` = `inserts` + `deletes` + 2 * `updates` + 2 * `carryovers`.
+    """Counts of what a feed holds; `rows` = `inserts` + `deletes` + 2 * `updates` + 2 * `carryovers`.
 
     Parameters
     ----------
     commits, rows
         Commits, and change rows in all of them.
     inserts, updates, deletes
-        Flights announced, changes of content (a departure and an arrival in one hour are one), flights cancelled.
+        Announced flights, changes of content (a departure and an arrival in one hour are one), cancelled
+        flights.
     carryovers
         Pairs of a delete and an identical insert.
     """
@@ -99,13 +98,13 @@ class Summary:
 
     @property
     def written(self) -> dict[str, int]:
-        """Rows for each `_change_type` as the feed has them."""
+        """Rows of each `_change_type` in the feed."""
         rewritten = self.updates + self.carryovers
         return {"insert": self.inserts + rewritten, "delete": self.deletes + rewritten}
 
     @property
     def changed(self) -> dict[str, int]:
-        """Rows for each `_change_type` once carry-overs are dropped and updates are detected."""
+        """Rows of each `_change_type` once carry-overs are dropped and updates are computed."""
         return {
             "insert": self.inserts,
             "delete": self.deletes,
@@ -115,48 +114,49 @@ class Summary:
 
 
 def commits(flights: pa.Table, *, until: int | None = None) -> Iterator[Commit]:
-    """Replay the year, an hour at a time.
+    """Generate the commits of the year, one for each hour with changes.
 
     Parameters
     ----------
     flights
-        The source, in `FLIGHTS_SCHEMA`.
+        The flights, in `FLIGHTS_SCHEMA`.
     until
-        The last version to give, inclusive; None for all of them. A shorter feed is a prefix of the whole one.
+        The last version, inclusive; None for the whole year. A shorter feed is a prefix of the whole one.
 
     Returns
     -------
     Iterator[Commit]
-        The commits by rising version and timestamp. Within a commit a flight's delete comes right before its insert.
+        The commits by ascending version and timestamp. Within a commit a flight's delete comes right before
+        its insert.
 
     Raises
     ------
-    SchemaMismatch
-        `flights` is not in `FLIGHTS_SCHEMA`.
+    ValueError
+        When `flights` is not in `FLIGHTS_SCHEMA`.
     """
     timeline = _timeline(flights)
     return _slices(_contents(timeline), _rewrites(timeline, until))
 
 
 def final_state(flights: pa.Table, *, until: int | None = None) -> pa.Table:
-    """Compute the table as it is after the last commit from the flights' instants, without the feed.
+    """Compute the table after the last commit from the flights' instants, without the feed.
 
     Parameters
     ----------
     flights
-        The source, in `FLIGHTS_SCHEMA`.
+        The flights, in `FLIGHTS_SCHEMA`.
     until
         The last version to take into account, inclusive; None for all of them.
 
     Returns
     -------
     pa.Table
-        One row for each flight that is announced and not cancelled, in `STATE_SCHEMA`, by `flight_id`.
+        One row for each flight that is announced and not cancelled, in `STATE_SCHEMA`, sorted by `flight_id`.
 
     Raises
     ------
-    SchemaMismatch
-        `flights` is not in `FLIGHTS_SCHEMA`.
+    ValueError
+        When `flights` is not in `FLIGHTS_SCHEMA`.
     """
     _check(flights)
     now = pa.scalar(_end_of(until) if until is not None else datetime.max.replace(tzinfo=UTC), INSTANT)
@@ -183,19 +183,19 @@ def final_state(flights: pa.Table, *, until: int | None = None) -> pa.Table:
 
 
 def summary(flights: pa.Table, *, until: int | None = None) -> Summary:
-    """Count what the feed holds, changes from the flights alone and carry-overs from the files they share.
+    """Count what the feed holds: changes from the flights alone, carry-overs from the files they share.
 
     Parameters
     ----------
     flights
-        The source, in `FLIGHTS_SCHEMA`.
+        The flights, in `FLIGHTS_SCHEMA`.
     until
         The last version to count, inclusive; None for all of them.
 
     Raises
     ------
-    SchemaMismatch
-        `flights` is not in `FLIGHTS_SCHEMA`.
+    ValueError
+        When `flights` is not in `FLIGHTS_SCHEMA`.
     """
     timeline = _timeline(flights)
     rewrites = _rewrites(timeline, until)
@@ -214,7 +214,7 @@ def summary(flights: pa.Table, *, until: int | None = None) -> Summary:
 
 @dataclass(frozen=True)
 class _Timeline:
-    """The flights in file order, with the data file of each and the version of each of its events (or _NEVER)."""
+    """The flights in file order, with the data file and the versions of the events (or _NEVER) of each."""
 
     flights: pa.Table
     file: Ints
@@ -230,7 +230,7 @@ class _Timeline:
 
 @dataclass(frozen=True)
 class _Rewrites:
-    """Each flight of each rewritten file, by version: its row of contents before and after, -1 where it has none."""
+    """Each flight of each rewritten file, by version: its row in the contents before and after, or -1."""
 
     version: Ints
     before: Ints
@@ -255,11 +255,9 @@ def _timeline(flights: pa.Table) -> _Timeline:
 
 def _check(flights: pa.Table) -> None:
     if not flights.schema.equals(FLIGHTS_SCHEMA):
-        raise SchemaMismatch(
-            f"the feed is made of the table that penstock.demo.flights.flights() returns, not of one with the columns "
-            f"{', '.join(flights.column_names) or '(none)'}: pass that table, or a slice of it",
-            columns=flights.column_names,
-            expected=FLIGHTS_SCHEMA.names,
+        raise ValueError(
+            f"A table with the columns {', '.join(flights.column_names) or '(none)'} does not have the "
+            "schema of load_flights(). Pass the table which that returns, or a slice of it."
         )
 
 
@@ -269,9 +267,9 @@ def _files(flights: pa.Table) -> tuple[pa.Table, Ints]:
     day = flights["day"].cast(pa.int32()).to_numpy()
     carrier = flights["carrier"].combine_chunks().dictionary_encode().indices.to_numpy()
     row = np.arange(flights.num_rows)
-    fresh = np.ones(flights.num_rows, dtype=np.bool_)
-    fresh[1:] = (day[1:] != day[:-1]) | (carrier[1:] != carrier[:-1])
-    within = row - np.maximum.accumulate(np.where(fresh, row, 0))
+    new_group = np.ones(flights.num_rows, dtype=np.bool_)
+    new_group[1:] = (day[1:] != day[:-1]) | (carrier[1:] != carrier[:-1])
+    within = row - np.maximum.accumulate(np.where(new_group, row, 0))
     return flights, np.cumsum(within % FLIGHTS_PER_FILE == 0) - 1
 
 
@@ -288,7 +286,7 @@ def _rewrites(timeline: _Timeline, until: int | None) -> _Rewrites:
     version, file = _touched(timeline, until)
     size = np.bincount(timeline.file)
     start = np.cumsum(size) - size
-    # Every flight of every touched file: a run of `size` consecutive flights from `start` for each touch.
+    # Every flight of every touched file: a run of `size` consecutive flights from `start`.
     runs = size[file]
     offset = np.arange(runs.sum()) - np.repeat(np.cumsum(runs) - runs, runs)
     flight = np.repeat(start[file], runs) + offset
@@ -302,7 +300,7 @@ def _touched(timeline: _Timeline, until: int | None) -> tuple[Ints, Ints]:
     version = np.concatenate(timeline.events)
     file = np.tile(timeline.file, len(timeline.events))
     chosen = version < _NEVER if until is None else version <= until
-    # One integer for each (version, file), so that one sort both orders them and drops what comes twice.
+    # One integer for each (version, file), so that one sort both orders them and drops duplicates.
     files = timeline.file.max(initial=0) + 1
     return np.divmod(np.unique(version[chosen] * files + file[chosen]), files)
 
@@ -331,12 +329,12 @@ def _contents(timeline: _Timeline) -> pa.Table:
 
 
 def _slices(contents: pa.Table, rewrites: _Rewrites) -> Iterator[Commit]:
-    # A flight's delete and insert side by side; -1 marks the half that does not exist.
+    # A flight's delete and insert are adjacent; -1 marks a side that does not exist.
     content = np.stack([rewrites.before, rewrites.after], axis=1).ravel()
     kind = np.tile(np.array([0, 1], dtype=np.int8), len(rewrites.version))
     version = np.repeat(rewrites.version, 2)
-    real = content >= 0
-    content, kind, version = content[real], kind[real], version[real]
+    exists = content >= 0
+    content, kind, version = content[exists], kind[exists], version[exists]
     versions = np.unique(version)
     starts, ends = np.searchsorted(version, versions), np.searchsorted(version, versions, side="right")
     for number, start, end in zip(versions.tolist(), starts.tolist(), ends.tolist(), strict=True):

@@ -10,29 +10,29 @@ import pyarrow.compute as pc
 import pytest
 
 import penstock as ps
-from penstock.demo.feed import commits
-from penstock.demo.flights import flights
-from penstock.demo.proof import (
+from examples.flights.change_feed import commits
+from examples.flights.dataset import load_flights
+from examples.flights.plots import plot_delays
+from examples.flights.proof import (
     Proof,
     _expected_board,
+    _expected_current,
     _expected_day,
     _expected_delays,
-    _expected_now,
     _expected_totals,
     prove,
 )
-from penstock.demo.show import plot
-from penstock.demo.tables import (
+from examples.flights.tables import (
     BOARD,
     CANCELLED,
+    CANCELLED_LIMIT,
     CURRENT,
     DAY,
     DELAYS,
-    FIRST,
     FLIGHTS,
     TOTALS,
-    contents,
     create,
+    read_queue,
 )
 
 UNTIL = 60
@@ -40,18 +40,18 @@ UNTIL = 60
 
 @pytest.fixture(scope="module")
 def year() -> pa.Table:
-    return flights()
+    return load_flights()
 
 
 def proofs(folder: Path, year: pa.Table, **changes: Callable[[pa.Table], pa.Table]) -> list[Proof]:
-    """Fill the output queues with what should come out, or with what is made of it."""
+    """Fill the outputs with the expected rows, or with changed ones, and return what the proof finds."""
     url = f"sqlite:///{folder}/penstock.db"
     with ps.connect(url) as store:
         feed = create(store, url)
         for commit in commits(year, until=UNTIL):
             rows = commit.rows.drop_columns(["_commit_version", "_commit_timestamp"])
             feed.append_commit(commit.version, commit.timestamp, rows)
-        written = contents(store.queue(FLIGHTS))
+        written = read_queue(store.queue(FLIGHTS))
         right = {
             BOARD: _expected_board(written),
             DELAYS: _expected_delays(written),
@@ -60,24 +60,24 @@ def proofs(folder: Path, year: pa.Table, **changes: Callable[[pa.Table], pa.Tabl
         for name, rows in right.items():
             sink, change = store.queue(name), changes.get(name, lambda table: table)
             sink.append(change(rows).select(sink.schema.names).cast(sink.schema))
-        taken = changes.get(CANCELLED, lambda table: table)(gone(store))
-        store.queue(CANCELLED).append(taken.slice(0, FIRST))
+        taken = changes.get(CANCELLED, lambda table: table)(cancelled_flights(store))
+        store.queue(CANCELLED).append(taken.slice(0, CANCELLED_LIMIT))
         last = pc.max(written["_commit_version"]).as_py()
         tables = {
-            CURRENT: _expected_now(year, last),
+            CURRENT: _expected_current(year, last),
             TOTALS: _expected_totals(_expected_delays(written)),
         }
         for name, rows in tables.items():
-            put(store, name, changes.get(name, lambda table: table)(rows))
+            create_table(store, name, changes.get(name, lambda table: table)(rows))
         found, count = prove(store, year)
         assert count.rows == written.num_rows
-        plot(contents(store.queue(DELAYS)), folder / "delays.png")
+        plot_delays(read_queue(store.queue(DELAYS)), folder / "delays.png")
         assert (folder / "delays.png").read_bytes().startswith(b"\x89PNG")
         return found
 
 
-def gone(store: ps.Store) -> pa.Table:
-    """All flights that were cancelled, those of the board's second partition first."""
+def cancelled_flights(store: ps.Store) -> pa.Table:
+    """Return all cancelled flights, those of the board's second partition first."""
     board = store.queue(BOARD)
     changes = pa.concat_tables([board.read(partition, 0) for partition in (1, 0)])
     return changes.filter(pc.equal(changes["_change_type"], "delete")).select(
@@ -85,8 +85,8 @@ def gone(store: ps.Store) -> pa.Table:
     )
 
 
-def put(store: ps.Store, name: str, rows: pa.Table) -> None:
-    """A SQL table with some rows."""
+def create_table(store: ps.Store, name: str, rows: pa.Table) -> None:
+    """Create a SQL table with rows."""
     with store.database.transaction() as tx:
         tx.execute(f"create table {name} ({', '.join(rows.column_names)})")
         marks = ", ".join("?" for _ in rows.column_names)

@@ -1,4 +1,4 @@
-"""What the demo tells in the end, on the screen and on its page."""
+"""The story that the demo prints and writes to its page."""
 
 from __future__ import annotations
 
@@ -13,15 +13,12 @@ import pyarrow as pa
 import pytest
 from rich.console import Console
 
-from penstock.demo.alerts import CASES
-from penstock.demo.feed import Summary
-from penstock.demo.latency import Latency
-from penstock.demo.proof import Count, Proof
-from penstock.demo.report import write_report
-from penstock.demo.result import DemoResult
-from penstock.demo.show import show
-from penstock.demo.story import Step, story
-from penstock.demo.tables import BOARD, CANCELLED, CURRENT, DAY, DELAYS, TOTALS
+from examples.flights.alerts import CASES, Latency
+from examples.flights.change_feed import Summary
+from examples.flights.proof import Count, Proof
+from examples.flights.report import print_story, write_report
+from examples.flights.story import DemoResult, Step, story
+from examples.flights.tables import BOARD, CANCELLED, CURRENT, DAY, DELAYS, TOTALS
 from penstock.limits import LimitProgress
 
 PIXEL = base64.b64decode(
@@ -57,7 +54,7 @@ def result(tmp_path: Path) -> DemoResult:
 
 def on_screen(result: DemoResult) -> str:
     out = StringIO()
-    show(story(result), result, Console(file=out, width=100))
+    print_story(story(result), result, Console(file=out, width=100))
     return out.getvalue()
 
 
@@ -66,7 +63,7 @@ def test_the_story_has_five_steps_and_each_says_what_it_shows_and_what_plain_pys
 ) -> None:
     steps = story(result)
     assert len(steps) == 5
-    assert all(step.shows.endswith(".") and step.plainly.endswith(".") for step in steps)
+    assert all(step.shows.endswith(".") and step.in_plain_pyspark.endswith(".") for step in steps)
     text = " ".join(on_screen(result).split())
     assert all(f"{number} of 5: {step.title}" in text for number, step in enumerate(steps, 1))
     assert text.count("In plain PySpark:") == 5
@@ -83,8 +80,8 @@ def test_what_is_found_is_in_the_text(result: DemoResult) -> None:
     assert "88 changes on the board" in queue.shows
     assert "2,100 were carried over" in changes.shows
     assert "16 delete" in changes.shows
-    assert "100.0 times as long at the median exactly once" in continuous.plainly
-    assert "10 of 10; it ended by itself" in limit.shows
+    assert "100.0 times as long at the median exactly once" in continuous.in_plain_pyspark
+    assert "10 of 10; it stopped by itself" in limit.shows
 
 
 def test_the_end_says_whether_every_row_arrived_exactly_once(result: DemoResult) -> None:
@@ -93,7 +90,7 @@ def test_the_end_says_whether_every_row_arrived_exactly_once(result: DemoResult)
     assert on_screen(lost).rstrip().endswith("\nNOT every row arrived exactly once.")
 
 
-def test_a_run_that_was_carried_on_tells_no_rate(result: DemoResult) -> None:
+def test_a_resumed_run_has_no_rate(result: DemoResult) -> None:
     assert "change rows a second" in on_screen(result)
     assert "change rows a second" not in on_screen(replace(result, resumed=True))
 

@@ -1,9 +1,10 @@
-"""What the delay alerts of the demo take, through each trigger with each guarantee."""
+"""The delay alerts of the demo and their latency, through each trigger with each guarantee."""
 
 from __future__ import annotations
 
 import json
 import statistics
+import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,35 +16,41 @@ import pytest
 from pyspark.sql import SparkSession
 
 import penstock as ps
-from penstock.demo import latency
-from penstock.demo.alerts import (
+from examples.flights import DemoError
+from examples.flights import alerts as module
+from examples.flights.alerts import (
     CASES,
     DEPARTURES,
     LATE_MINUTES,
     RATE,
+    Latency,
+    append_departures,
+    choose_departures,
     create_queues,
-    departures,
-    durability,
-    quick,
+    describe_store,
+    latencies_since,
+    measure,
+    read_latencies,
+    watch_alerts,
+    without_fsync,
+    write_departures,
 )
-from penstock.demo.flights import flights
-from penstock.demo.latency import Latency, hand_over, measure, measured, observe, offer, taken
-from penstock.demo.proof import prove_alerts
-from penstock.demo.show import latency_plot
-from penstock.demo.tables import contents
-from penstock.instants import now_micros
+from examples.flights.dataset import load_flights
+from examples.flights.plots import plot_latencies
+from examples.flights.proof import prove_alerts
+from examples.flights.tables import read_queue
 
-FOUND = [Latency(case.trigger, case.guarantee, 500.0, [1.0, 2.0, 4.0, 1234.5]) for case in CASES]
+LATENCIES = [Latency(case.trigger, case.guarantee, 500.0, [1.0, 2.0, 4.0, 1234.5]) for case in CASES]
 
 
 @pytest.fixture(scope="module")
 def year() -> pa.Table:
-    return flights()
+    return load_flights()
 
 
 @pytest.fixture(scope="module")
 def chosen(year: pa.Table) -> pa.Table:
-    return departures(year)
+    return choose_departures(year)
 
 
 @pytest.fixture
@@ -74,7 +81,7 @@ def test_the_departures_are_those_with_the_most_alerts_of_the_year(year: pa.Tabl
 
 
 def test_a_year_of_few_flights_is_taken_whole(year: pa.Table) -> None:
-    assert departures(year.slice(0, 10)).num_rows == 10
+    assert choose_departures(year.slice(0, 10)).num_rows == 10
 
 
 # --- sending and seeing
@@ -85,10 +92,10 @@ def test_each_departure_is_an_append_and_carries_the_time_before_it(
 ) -> None:
     some = chosen.slice(0, 20)
     before = datetime.now(UTC)
-    rate = offer(store_url, some)
+    rate = append_departures(store_url, some)
     after = datetime.now(UTC)
     queue = queues.queue(DEPARTURES)
-    found = contents(queue)
+    found = read_queue(queue)
     assert found.sort_by("sent").drop_columns("sent").equals(some)
     assert len(set(found["sent"].to_pylist())) == 20
     assert before <= pc.min(found["sent"]).as_py() <= pc.max(found["sent"]).as_py() <= after
@@ -100,27 +107,27 @@ def test_each_departure_is_an_append_and_carries_the_time_before_it(
 def test_alerts_are_seen_after_they_were_sent(queues: ps.Store, store_url: str, chosen: pa.Table) -> None:
     name, alerts = CASES[0].name, late(chosen).slice(0, 10)
     with ThreadPoolExecutor(1) as beside:
-        watched = beside.submit(observe, store_url, name, 10)
+        watched = beside.submit(watch_alerts, store_url, name, 10)
         for number, row in enumerate(alerts.to_pylist()):
             queues.queue(name).append([{**row, "sent": datetime.now(UTC)}], partition=number % 2)
         seen = watched.result()
-    ended = now_micros()
-    sent_at = contents(queues.queue(name))["sent"].cast(pa.int64()).to_pylist()
+    ended = time.time_ns() // 1000
+    sent_at = read_queue(queues.queue(name))["sent"].cast(pa.int64()).to_pylist()
     assert sorted(seen["sent"].to_pylist()) == sorted(sent_at)
     assert all(sent <= at <= ended for sent, at in zip(*seen.to_pydict().values(), strict=True))
 
 
-def test_alerts_that_do_not_come_are_an_error(
+def test_alerts_that_do_not_arrive_are_an_error(
     queues: ps.Store, store_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(latency, "PATIENCE_SECONDS", 0)
-    with pytest.raises(ps.errors.QueryFailed, match="alerts_continuous_exactly_once did not all come"):
-        observe(store_url, CASES[0].name, 1)
+    monkeypatch.setattr(module, "TIMEOUT_SECONDS", 0)
+    with pytest.raises(DemoError, match="alerts_continuous_exactly_once did not all arrive"):
+        watch_alerts(store_url, CASES[0].name, 1)
 
 
 def test_what_was_sent_before_the_warm_up_ended_does_not_count() -> None:
     alerts = pa.table({"sent": [10_000, 21_000, 20_000], "seen": [90_000, 23_500, 60_000]})
-    assert taken(alerts, 20_000) == [2.5, 40.0]
+    assert latencies_since(alerts, 20_000) == [2.5, 40.0]
 
 
 # --- the whole of it
@@ -136,21 +143,21 @@ def test_each_trigger_brings_every_alert_with_each_guarantee(
     chosen: pa.Table,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(latency, "WARM_UP", 50)
+    monkeypatch.setattr(module, "WARM_UP", 50)
     some = chosen.take(list(range(0, chosen.num_rows, 10)))
-    hand_over(some, tmp_path)
-    measure(spark, quick(store_url), tmp_path, tmp_path / "checkpoints")
-    found = measured(tmp_path)
-    assert [(each.trigger, each.guarantee) for each in found] == [
+    write_departures(some, tmp_path)
+    measure(spark, without_fsync(store_url), tmp_path, tmp_path / "checkpoints")
+    latencies = read_latencies(tmp_path)
+    assert [(each.trigger, each.guarantee) for each in latencies] == [
         (case.trigger, case.guarantee) for case in CASES
     ]
     counted = late(some.slice(50)).num_rows
     assert counted > 20
-    assert all(len(each.milliseconds) == counted and each.milliseconds[0] > 0 for each in found)
+    assert all(len(each.milliseconds) == counted and each.milliseconds[0] > 0 for each in latencies)
     proofs = prove_alerts(queues, some)
     assert [proof.name for proof in proofs] == ["alerts, continuous", "alerts, micro_batch"]
     assert all(proof.holds and proof.found for proof in proofs)
-    median = {(each.trigger, each.guarantee): statistics.median(each.milliseconds) for each in found}
+    median = {(each.trigger, each.guarantee): statistics.median(each.milliseconds) for each in latencies}
     assert median["continuous", "at_least_once"] < median["micro_batch", "at_least_once"]
 
 
@@ -158,8 +165,8 @@ def test_each_trigger_brings_every_alert_with_each_guarantee(
 
 
 def test_the_percentiles_of_each_case_are_in_the_result() -> None:
-    told = json.loads(json.dumps(FOUND[0].to_dict()))
-    assert told == {
+    summary = json.loads(json.dumps(LATENCIES[0].to_dict()))
+    assert summary == {
         "trigger": "continuous",
         "guarantee": "exactly_once",
         "rate": 500.0,
@@ -171,7 +178,7 @@ def test_the_percentiles_of_each_case_are_in_the_result() -> None:
 
 
 def test_the_plot_is_a_picture(tmp_path: Path) -> None:
-    latency_plot(FOUND, tmp_path / "latencies.png")
+    plot_latencies(LATENCIES, tmp_path / "latencies.png")
     assert (tmp_path / "latencies.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -183,10 +190,10 @@ def test_the_plot_is_a_picture(tmp_path: Path) -> None:
         ("postgresql://h/d", "postgresql://h/d", "PostgreSQL"),
     ],
 )
-def test_a_sqlite_store_does_not_wait_for_the_disk_unless_it_was_told_to(
+def test_a_sqlite_store_does_not_fsync_commits_unless_its_url_says_so(
     url: str, opened: str, called: str
 ) -> None:
-    assert (quick(url), durability(url)) == (opened, called)
+    assert (without_fsync(url), describe_store(url)) == (opened, called)
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.guarantee == "exactly_once"])

