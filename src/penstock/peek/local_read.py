@@ -18,7 +18,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from penstock.peek.own_reads import Offset, OwnRead, Reach, Reader, reach_of
 from penstock.peek.query import Clock, Found
-from penstock.pipeline.failures import plain
+from penstock.pipeline.failures import original_error
 from penstock.spark.internals.plan_rewrite import replace_reads
 
 _FIRST_ROWS = 1_000
@@ -159,7 +159,7 @@ def _ended_in_time(spark: SparkSession, clock: Clock) -> Iterator[None]:
         yield
     except Exception as error:
         if not clock.is_over:
-            raise plain(error) from None
+            raise original_error(error) from None
     finally:
         is_done.set()
         spark.sparkContext.removeJobTag(tag)

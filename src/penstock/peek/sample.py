@@ -25,7 +25,7 @@ from penstock.peek.own_reads import keeps_state
 from penstock.peek.query import Clock, check_folder, failure, plain_interrupts, require_append, running
 from penstock.peek.result import Taken
 from penstock.peek.take import check_arguments, folder_text, harmless, is_seconds
-from penstock.pipeline.failures import plain
+from penstock.pipeline.failures import original_error
 from penstock.spark.internals.workers import check_workers
 
 Keys = NDArray[np.float64]
@@ -162,7 +162,7 @@ class _Drawing:
         try:
             found = _drawn(batch, self._rows, None if self._seed is None else [self._seed, number]).toArrow()
         except Exception as error:
-            self.error = plain(error)
+            self.error = original_error(error)
             raise
         self.seen += sum(found[_SEEN].to_pylist())
         self._reservoir.add(found.drop_columns([_KEY, _SEEN]), found[_KEY].to_numpy())

@@ -16,7 +16,7 @@ from penstock.peek.local_read import Look
 from penstock.peek.own_reads import OwnRead, Reach, keeps_state, reach_of
 from penstock.peek.query import Clock, Found, check_folder, failure, plain_interrupts, require_append, running
 from penstock.peek.result import Taken
-from penstock.pipeline.failures import plain
+from penstock.pipeline.failures import original_error
 from penstock.spark.internals.plan_rewrite import replace_reads
 from penstock.spark.internals.plans import streaming_reads
 from penstock.spark.internals.sessions import is_classic
@@ -185,7 +185,7 @@ class _Each:
             rows = first_of_each_task(batch, most) if self._reads_all else batch.limit(most)
             self._found.add(rows.toArrow().rename_columns(batch.columns))
         except Exception as error:
-            self.error = plain(error)
+            self.error = original_error(error)
             raise
 
 
