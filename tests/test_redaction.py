@@ -15,7 +15,7 @@ from penstock import redaction
 from penstock.errors import InvalidUrl
 from penstock.lake.errors import without_secrets
 from penstock.modes.previewing.run import _refusal
-from penstock.pipeline.failures import plain
+from penstock.pipeline.failures import original_error
 from penstock.pipeline.monitoring.progress_format import ends_of, error_of
 from penstock.redaction import redact, sentence, without_user_info
 from penstock.spark.checkpoint import redact_location, redacted_cause
@@ -137,7 +137,7 @@ LOOKS: dict[str, Callable[[str], object]] = {
     "url": url,
     "a library's error": lambda text: without_secrets(OSError(text), {}),
     "a query's error": lambda text: error_of(RuntimeError(text)),
-    "Spark's account": lambda text: plain(RuntimeError(text)),
+    "Spark's account": lambda text: original_error(RuntimeError(text)),
     "a refusal of Spark's": lambda text: _refusal(RuntimeError(text)),
     "Spark's names": lambda text: ends_of({"sink": {"description": text}}, ()),
 }

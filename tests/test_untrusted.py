@@ -13,7 +13,7 @@ import pytest
 
 import penstock
 from penstock.errors import PenstockError, QueryFailed, error_class
-from penstock.pipeline.failures import plain
+from penstock.pipeline.failures import original_error
 
 SOURCE = Path(penstock.__file__).parent
 RUNS_CODE = {"eval", "exec", "compile", "__import__", "import_module", "execfile"}
@@ -97,7 +97,7 @@ def test_an_arrow_schema_of_somebody_else_s_is_not_unpickled(tmp_path: Path) -> 
 )
 def test_a_message_names_errors_and_nothing_else(name: str) -> None:
     assert error_class(name) is None
-    error = plain(RuntimeError(f"penstock.errors.{name}: [SOME_CONDITION] a row's text"))
+    error = original_error(RuntimeError(f"penstock.errors.{name}: [SOME_CONDITION] a row's text"))
     assert isinstance(error, QueryFailed)
     assert error.condition == "SOME_CONDITION"
 

@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from penstock.peek.sample import sample as sample
     from penstock.peek.take import take as take
     from penstock.pipeline.continuous import ContinuousQuery as ContinuousQuery
-    from penstock.pipeline.endpoints import ConsoleSink as ConsoleSink
-    from penstock.pipeline.endpoints import FunctionSink as FunctionSink
-    from penstock.pipeline.endpoints import QueueSink as QueueSink
-    from penstock.pipeline.endpoints import QueueSource as QueueSource
-    from penstock.pipeline.endpoints import RateSource as RateSource
     from penstock.pipeline.monitoring.monitor import publish as publish
     from penstock.pipeline.query import Query as Query
+    from penstock.pipeline.sinks import ConsoleSink as ConsoleSink
+    from penstock.pipeline.sinks import FunctionSink as FunctionSink
+    from penstock.pipeline.sinks import QueueSink as QueueSink
+    from penstock.pipeline.sources import QueueSource as QueueSource
+    from penstock.pipeline.sources import RateSource as RateSource
     from penstock.pipeline.stream import Pipeline as Pipeline
     from penstock.pipeline.stream import Stream as Stream
     from penstock.pipeline.stream import stream as stream
@@ -48,6 +48,11 @@ if TYPE_CHECKING:
     from penstock.queue.queue import QueueInfo as QueueInfo
     from penstock.queue.store import Store as Store
     from penstock.queue.store import connect as connect
+    from penstock.spark.connectors import BatchSink as BatchSink
+    from penstock.spark.connectors import MicroBatch as MicroBatch
+    from penstock.spark.connectors import Sink as Sink
+    from penstock.spark.connectors import Source as Source
+    from penstock.spark.connectors import WriteSettings as WriteSettings
     from penstock.spark.progress_log import log_progress as log_progress
     from penstock.spark.registration import register as register
     from penstock.spark.session import session as session
@@ -58,15 +63,17 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "AppendResult": "penstock.queue.queue",
+    "BatchSink": "penstock.spark.connectors",
     "ChangeContract": "penstock.feeds.contract",
-    "ConsoleSink": "penstock.pipeline.endpoints",
+    "ConsoleSink": "penstock.pipeline.sinks",
     "Consumer": "penstock.queue.consumer",
     "ContinuousQuery": "penstock.pipeline.continuous",
-    "FunctionSink": "penstock.pipeline.endpoints",
+    "FunctionSink": "penstock.pipeline.sinks",
     "Lag": "penstock.queue.consumer",
     "DebeziumFeed": "penstock.changes.debezium",
     "DeltaFeed": "penstock.feeds.delta",
     "IcebergFeed": "penstock.feeds.iceberg",
+    "MicroBatch": "penstock.spark.connectors",
     "PenstockError": "penstock.errors",
     "PostgresFeed": "penstock.feeds.postgres",
     "Producer": "penstock.queue.producer",
@@ -76,16 +83,19 @@ _HOMES = {
     "Queue": "penstock.queue.queue",
     "QueueFeed": "penstock.feeds.queue_feed",
     "QueueInfo": "penstock.queue.queue",
-    "QueueSink": "penstock.pipeline.endpoints",
-    "QueueSource": "penstock.pipeline.endpoints",
-    "RateSource": "penstock.pipeline.endpoints",
+    "QueueSink": "penstock.pipeline.sinks",
+    "QueueSource": "penstock.pipeline.sources",
+    "RateSource": "penstock.pipeline.sources",
     "Retention": "penstock.queue.maintenance",
+    "Sink": "penstock.spark.connectors",
     "SnapshotFeed": "penstock.feeds.snapshots.feed",
+    "Source": "penstock.spark.connectors",
     "Store": "penstock.queue.store",
     "TableSink": "penstock.tables.sink",
     "Taken": "penstock.peek.result",
     "Stream": "penstock.pipeline.stream",
     "Trigger": "penstock.pipeline.trigger",
+    "WriteSettings": "penstock.spark.connectors",
     "connect": "penstock.queue.store",
     "exactly_once": "penstock.tables.exactly_once",
     "log_progress": "penstock.spark.progress_log",

@@ -147,7 +147,7 @@ class Copy:
     def through(self, query: ContinuousExecution) -> None:
         """Wait until everything is committed."""
         ends = {part.partition: part.next_index for part in self.queue.info().partitions}
-        waiting = threading.Thread(target=query.await_rest, args=[lambda at: at == ends], daemon=True)
+        waiting = threading.Thread(target=query.await_offsets, args=[lambda at: at == ends], daemon=True)
         waiting.start()
         waiting.join(2 * PATIENCE)
         assert query.failure is None, query.failure

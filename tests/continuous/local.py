@@ -14,8 +14,8 @@ from penstock.continuous.connectors.protocol import Positions, SourceDriver
 from penstock.continuous.driver.coordinator import EpochCoordinator
 from penstock.continuous.driver.epochs import Epochs
 from penstock.continuous.task.channel import READER, WRITER
-from penstock.continuous.task.reader import Reading, beginning
-from penstock.continuous.task.writer import Sink, Writing
+from penstock.continuous.task.reader import ReadLoop, await_start
+from penstock.continuous.task.writer import WriteLoop, WriterFactory
 
 Transform = Callable[[pa.RecordBatch], pa.RecordBatch]
 
@@ -36,7 +36,7 @@ class LocalEngine:
         return min(partitions, self.slots)
 
     def job(
-        self, coordinator: EpochCoordinator, tasks: int, sink: Sink, *, hurried: bool, limited: bool
+        self, coordinator: EpochCoordinator, tasks: int, sink: WriterFactory, *, hurried: bool, limited: bool
     ) -> LocalJob:
         self.jobs.append(LocalJob(self, coordinator, tasks, sink, hurried, limited))
         return self.jobs[-1]
@@ -48,7 +48,7 @@ class LocalJob:
         engine: LocalEngine,
         coordinator: EpochCoordinator,
         tasks: int,
-        sink: Sink,
+        sink: WriterFactory,
         hurried: bool,
         limited: bool,
     ) -> None:
@@ -59,7 +59,7 @@ class LocalJob:
         self._threads: list[threading.Thread] = []
 
     def start(self) -> None:
-        source, sink = self._engine.source.source(), self._sink
+        source, sink = self._engine.source.readers(), self._sink
         for task in range(len(self.groups)):
             thread = threading.Thread(target=self._task, args=[source, sink, task], daemon=True)
             self._threads.append(thread)
@@ -72,10 +72,10 @@ class LocalJob:
             self._failure = self._failure or error
             return
         try:
-            epoch, self.groups[task] = beginning(reader)
+            epoch, self.groups[task] = await_start(reader)
             with closing(source.open(self.groups[task])) as rows, closing(sink.open(task)) as writes:
-                reading = Reading(rows, reader, epoch, 2, hurried=self.hurried)
-                Writing(writes, writer, limited=self._limited).all(self._transformed(reading.batches()))
+                reading = ReadLoop(rows, reader, epoch, 2, hurried=self.hurried)
+                WriteLoop(writes, writer, limited=self._limited).all(self._transformed(reading.batches()))
             writer.tell("done")
         except Exception as error:
             self._failure = self._failure or error

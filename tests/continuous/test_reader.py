@@ -9,7 +9,7 @@ import pytest
 
 from penstock.continuous.plan.metadata_columns import FILLER, KIND
 from penstock.continuous.task import reader
-from penstock.continuous.task.reader import Reading, SourceTask
+from penstock.continuous.task.reader import ReadLoop, SourceReader
 from penstock.spark.internals.udf_wrapper import ROW
 
 
@@ -27,7 +27,7 @@ class Clock:
         self.now += seconds
 
 
-class Coming(SourceTask):
+class Coming(SourceReader):
     """Rows that come at given milliseconds; read at most so many at a time."""
 
     def __init__(self, clock: Clock, due: list[float], most: int = 100) -> None:
@@ -84,7 +84,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def sends(clock: Clock, source: Coming) -> list[tuple[float, list[int]]]:
     """The millisecond and the rows of each batch that has some."""
     found = []
-    for batch in Reading(source, Driver(source), 1, 2).batches():  # type: ignore[arg-type]  # enough of a link
+    for batch in ReadLoop(source, Driver(source), 1, 2).batches():  # type: ignore[arg-type]  # enough of a link
         table = pa.Table.from_batches([batch])
         assert set(table[KIND].to_pylist()) <= {ROW, FILLER}
         rows = [row["id"] for row in table.to_pylist() if row[KIND] == ROW]

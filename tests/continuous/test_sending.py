@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import pyarrow as pa
 
-from penstock.continuous.task.channel import in_whole
+from penstock.continuous.task.channel import with_whole_batches
 
 BATCHES = [pa.record_batch({"id": [n, None], "name": ["a" * n, "é"], "tags": [[1], []]}) for n in range(3)]
 
@@ -35,7 +35,7 @@ def send(batches: Iterable[pa.RecordBatch]) -> Stream:
 
 
 def test_each_batch_is_one_write_and_the_bytes_are_those_of_arrow() -> None:
-    usual, whole = send(BATCHES), send(in_whole(iter(BATCHES)))
+    usual, whole = send(BATCHES), send(with_whole_batches(iter(BATCHES)))
     assert whole.getvalue() == usual.getvalue()
     # The schema and the end of the stream as well.
     assert whole.writes == len(BATCHES) + 2 < usual.writes / 5
@@ -43,12 +43,12 @@ def test_each_batch_is_one_write_and_the_bytes_are_those_of_arrow() -> None:
 
 def test_whoever_sends_next_in_the_same_process_has_the_usual_writer() -> None:
     usual = pa.RecordBatchStreamWriter
-    sent = in_whole(iter(BATCHES))
+    sent = with_whole_batches(iter(BATCHES))
     next(sent)
     next(sent)
     assert pa.RecordBatchStreamWriter is usual
-    abandoned = in_whole(iter(BATCHES))
+    abandoned = with_whole_batches(iter(BATCHES))
     next(abandoned)
     abandoned.close()
     assert pa.RecordBatchStreamWriter is usual
-    assert send(in_whole(iter([]))).getvalue() == b""
+    assert send(with_whole_batches(iter([]))).getvalue() == b""

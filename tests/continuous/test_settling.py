@@ -10,7 +10,7 @@ import pytest
 
 from penstock.continuous.connectors.protocol import SinkEpoch
 from penstock.continuous.driver.checkpoint_log import CheckpointLog
-from penstock.continuous.driver.recovery import catch_up, settle
+from penstock.continuous.driver.recovery import catch_up, recover
 from penstock.errors import CheckpointMismatch, CheckpointRewound, OwnerFenced
 
 NOTHING = SinkEpoch(-1)
@@ -57,7 +57,7 @@ class Place:
         self.followed.append((ends, self.logs.last_committed()))
 
     def settle(self, newest: SinkEpoch | None, *, limited: bool = False, **more: Any) -> int | None:
-        return settle(self.logs, sink_at(newest, **more), self.follow, limited=limited)
+        return recover(self.logs, sink_at(newest, **more), self.follow, limited=limited)
 
     def catch_up(self, newest: SinkEpoch | None) -> SinkEpoch | None:
         return catch_up(self.logs, sink_at(newest), self.follow)
@@ -195,7 +195,7 @@ def test_an_epoch_that_another_driver_logs_while_the_sink_is_asked_is_not_droppe
         return epoch(1)
 
     sink.newest = newest
-    assert settle(place.committed(1).logs, sink, place.follow) == 1
+    assert recover(place.committed(1).logs, sink, place.follow) == 1
     assert place.logs.offset(2) == offset(2)
 
 

@@ -16,8 +16,7 @@ from penstock.continuous.connectors.protocol import SinkDriver
 from penstock.continuous.driver import execution as module
 from penstock.continuous.driver.execution import ContinuousExecution, State
 from penstock.continuous.task import reader
-from penstock.pipeline import continuous_tables
-from penstock.pipeline.continuous_tables import TableSinkDriver
+from penstock.tables import continuous
 from tests.continuous.copying import PATIENCE, Copy
 from tests.support.waiting import wait_until
 from tests.tables.support import named, query, rows, sql_name
@@ -34,7 +33,8 @@ class TableCopy(Copy):
     """A queue copied into a SQL table."""
 
     def sink(self, query_id: str) -> SinkDriver:
-        driver = TableSinkDriver(ps.TableSink(named(self.url, "t"), (), self.url), self.url, query_id, True)
+        sink = ps.TableSink(named(self.url, "t"), (), self.url)
+        driver = sink.driver(self.url, query_id, exactly_once=True)
         driver.check(COLUMNS)
         return driver
 
@@ -53,7 +53,7 @@ class TableCopy(Copy):
 @pytest.fixture
 def table(store_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TableCopy]:
     # Each write is staged, and not only the end of an epoch.
-    monkeypatch.setattr(continuous_tables, "CHUNK_ROWS", 1)
+    monkeypatch.setattr(continuous, "CHUNK_ROWS", 1)
     found = TableCopy(store_url, tmp_path)
     yield found
     found.close()

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from penstock.continuous.driver.listener_dispatch import MOST_WAITING, Telling
+from penstock.continuous.driver.listener_dispatch import MOST_WAITING, ListenerDispatch
 from penstock.errors import TableRefused
 
 PATIENCE = 30
@@ -45,11 +45,11 @@ def heard() -> Heard:
 
 
 @pytest.fixture
-def telling(heard: Heard) -> Telling:
-    return Telling("copy", heard)
+def telling(heard: Heard) -> ListenerDispatch:
+    return ListenerDispatch("copy", heard)
 
 
-def test_events_come_in_their_order(telling: Telling, heard: Heard) -> None:
+def test_events_come_in_their_order(telling: ListenerDispatch, heard: Heard) -> None:
     telling.started("copy", "now")
     for number in range(5):
         telling.progressed({"batchId": number})
@@ -58,7 +58,7 @@ def test_events_come_in_their_order(telling: Telling, heard: Heard) -> None:
 
 
 def test_a_listener_that_hangs_holds_up_nobody_and_misses_the_oldest_epochs(
-    telling: Telling, heard: Heard
+    telling: ListenerDispatch, heard: Heard
 ) -> None:
     heard.free.clear()
     telling.started("copy", "now")
@@ -72,7 +72,7 @@ def test_a_listener_that_hangs_holds_up_nobody_and_misses_the_oldest_epochs(
 
 
 def test_listeners_that_fail_are_told_the_rest_and_logged_once(
-    telling: Telling, heard: Heard, caplog: pytest.LogCaptureFixture
+    telling: ListenerDispatch, heard: Heard, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING, "penstock.continuous")
     heard.fails = True
@@ -86,7 +86,7 @@ def test_listeners_that_fail_are_told_the_rest_and_logged_once(
 
 def test_what_ended_the_query_is_told_with_its_condition(heard: Heard) -> None:
     error = TableRefused("it is gone", condition="TABLE_REFUSED.TABLE_GONE")
-    telling = Telling("copy", heard, lambda _: error)
+    telling = ListenerDispatch("copy", heard, lambda _: error)
     telling.started(None, "now")
     telling.terminated(ValueError("some other"), PATIENCE)
     told = "penstock.errors.TableRefused: [TABLE_REFUSED.TABLE_GONE] it is gone"
@@ -94,7 +94,7 @@ def test_what_ended_the_query_is_told_with_its_condition(heard: Heard) -> None:
 
 
 def test_without_listeners_there_is_nothing_to_do() -> None:
-    telling = Telling("copy", None)
+    telling = ListenerDispatch("copy", None)
     telling.started("copy", "now")
     telling.progressed({"batchId": 0})
     telling.terminated(None, PATIENCE)

@@ -91,7 +91,7 @@ def test_a_consumer_is_brought_level_when_the_query_ends_at_once(
         assert query.awaitTermination(60)
 
     with monkeypatch.context() as killed:
-        killed.setattr(micro_batches, "bring_level", lambda *_: None)
+        killed.setattr(micro_batches, "sync_consumers", lambda *_: None)
         run()
     assert feed.offsets() == [0]
     run()

@@ -153,7 +153,7 @@ def test_what_sparks_executors_read_begins_behind_the_rows_that_were_looked_at(
 ) -> None:
     orders = make_queue(store)
     fill(orders, range(100))
-    found, clock = take.Found(200), take.Clock(60)
+    found, clock = take.RowCollector(200), take.Deadline(60)
     frame = stream(spark, store_url)
     own = take.one_own_read(frame)
     assert own is not None

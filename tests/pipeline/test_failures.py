@@ -8,7 +8,7 @@ from pyspark.errors.exceptions.captured import convert_exception
 from pyspark.sql import SparkSession
 
 from penstock.errors import ChangelogContractViolation, PenstockError, QueryFailed, QueueNotFound, StoreError
-from penstock.pipeline.failures import plain
+from penstock.pipeline.failures import original_error
 
 
 def test_an_error_under_sparks_own_is_found(spark: SparkSession) -> None:
@@ -16,7 +16,7 @@ def test_an_error_under_sparks_own_is_found(spark: SparkSession) -> None:
     java = spark._jvm.java.lang
     reason = "Traceback:\npenstock.errors.QueueNotFound: [QUEUE_NOT_FOUND] there is no queue 'out'"
     report = convert_exception(java.RuntimeException("Writing job failed.", java.RuntimeException(reason)))
-    found = plain(report)
+    found = original_error(report)
     assert isinstance(found, QueueNotFound)
     assert "there is no queue 'out'" in str(found)
 
@@ -30,7 +30,9 @@ def test_an_error_under_sparks_own_is_found(spark: SparkSession) -> None:
 )
 def test_it_has_the_class_and_the_condition_that_it_was_raised_with(error: PenstockError) -> None:
     kind = type(error)
-    found = plain(RuntimeError(f"Traceback:\n{kind.__module__}.{kind.__name__}: {error}\n  at org.apache"))
+    found = original_error(
+        RuntimeError(f"Traceback:\n{kind.__module__}.{kind.__name__}: {error}\n  at org.apache")
+    )
     assert type(found) is kind
     assert (found.condition, found.message) == (error.condition, error.message)
 
@@ -45,7 +47,7 @@ def test_it_has_the_class_and_the_condition_that_it_was_raised_with(error: Penst
     ],
 )
 def test_the_end_of_spark_is_told_with_what_to_do(error: Exception) -> None:
-    found = plain(error)
+    found = original_error(error)
     assert isinstance(found, QueryFailed)
     assert found.condition == "QUERY_FAILED.SPARK_SHUT_DOWN"
     assert "send it to the driver alone" in str(found)
@@ -53,10 +55,10 @@ def test_the_end_of_spark_is_told_with_what_to_do(error: Exception) -> None:
 
 def test_any_other_error_stays_what_it_is() -> None:
     error = ValueError("division by zero")
-    assert plain(error) is error
+    assert original_error(error) is error
 
 
 def test_an_error_that_the_jvm_raised_is_not_its_end(spark: SparkSession) -> None:
     with pytest.raises(Py4JJavaError) as raised:
         spark._jvm.java.util.ArrayList().get(0)
-    assert plain(raised.value) is raised.value
+    assert original_error(raised.value) is raised.value

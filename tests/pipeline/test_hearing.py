@@ -8,7 +8,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from penstock.pipeline.monitoring.listener import Hearing
+from penstock.pipeline.monitoring.listener import SessionListener
 
 
 def told(run_id: str, batch: int) -> dict[str, Any]:
@@ -34,14 +34,16 @@ def others() -> Mock:
 
 
 @pytest.fixture
-def hearing(others: Mock) -> Hearing:
-    found = Hearing()
+def hearing(others: Mock) -> SessionListener:
+    found = SessionListener()
     found.listens = True
     found.publish_others(others, "http://127.0.0.1:4040")
     return found
 
 
-def test_what_comes_before_it_is_known_whose_it_is_waits(hearing: Hearing, own: Mock, others: Mock) -> None:
+def test_what_comes_before_it_is_known_whose_it_is_waits(
+    hearing: SessionListener, own: Mock, others: Mock
+) -> None:
     with hearing.starting():
         for run_id in ("own", "stranger"):
             hearing.started("id", run_id, "n")
@@ -55,7 +57,9 @@ def test_what_comes_before_it_is_known_whose_it_is_waits(hearing: Hearing, own: 
     assert (run.query_id, run.name, run.spark_ui) == ("id", "n", "http://127.0.0.1:4040")
 
 
-def test_a_run_that_is_told_of_elsewhere_or_nowhere_is_nobodys_here(hearing: Hearing, others: Mock) -> None:
+def test_a_run_that_is_told_of_elsewhere_or_nowhere_is_nobodys_here(
+    hearing: SessionListener, others: Mock
+) -> None:
     hearing.claim("continuous", None)
     hearing.started("id", "continuous", "n")
     hearing.progressed(told("continuous", 0))
@@ -64,7 +68,7 @@ def test_a_run_that_is_told_of_elsewhere_or_nowhere_is_nobodys_here(hearing: Hea
 
 
 def test_without_ps_publish_a_stranger_is_told_of_nowhere(own: Mock) -> None:
-    hearing = Hearing()
+    hearing = SessionListener()
     hearing.listens = True
     hearing.claim("own", own)
     hearing.started("id", "stranger", "n")
@@ -74,7 +78,7 @@ def test_without_ps_publish_a_stranger_is_told_of_nowhere(own: Mock) -> None:
     assert heard(own) == [("progressed", "own")]
 
 
-def test_an_error_is_told_with_its_condition(hearing: Hearing, own: Mock) -> None:
+def test_an_error_is_told_with_its_condition(hearing: SessionListener, own: Mock) -> None:
     hearing.claim("own", own)
     hearing.terminated(
         "own", "org.apache.spark.SomeException: no way\n\tat org.apache.Thing.run(T.scala)", "NO_WAY"
@@ -83,7 +87,7 @@ def test_an_error_is_told_with_its_condition(hearing: Hearing, own: Mock) -> Non
     assert (error.condition, error.message) == ("NO_WAY", "org.apache.spark.SomeException: no way")
 
 
-def test_an_end_is_waited_for(hearing: Hearing, own: Mock) -> None:
+def test_an_end_is_waited_for(hearing: SessionListener, own: Mock) -> None:
     hearing.claim("own", own)
     assert not hearing.await_end("own", 0.01)
     threading.Timer(0.05, hearing.terminated, ["own", None, None]).start()

@@ -248,10 +248,10 @@ def test_a_session_has_one_listener_and_none_for_continuous_queries_alone(
     session = spark.newSession()
     added = []
     monkeypatch.setattr(type(session.streams), "addListener", lambda self, listener: added.append(listener))
-    listening.hearing_of(session, listen=False)
+    listening.session_listener(session, listen=False)
     assert added == []
     for _ in range(3):
-        listening.hearing_of(session)
+        listening.session_listener(session)
     assert len(added) == 1
 
 

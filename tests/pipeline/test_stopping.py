@@ -13,7 +13,7 @@ import penstock as ps
 from penstock.commit.offsets import QueueOffset
 from penstock.commit.owner import Owner
 from penstock.pipeline.micro_batches import MicroBatchQuery, expected_epochs
-from penstock.pipeline.offset_sync import QuerySource
+from penstock.spark.connectors import OwnedConsumer
 from tests.spark.support import make_queue, one_store
 
 
@@ -30,7 +30,7 @@ def progress_of(store: str, consumer: str, epoch: int) -> Mock:
     return Mock(sources=[Mock(latestOffset=json.dumps(offset.to_dict()))])
 
 
-def query_of(spark: Mock, folder: Path, *sources: QuerySource) -> MicroBatchQuery:
+def query_of(spark: Mock, folder: Path, *sources: OwnedConsumer) -> MicroBatchQuery:
     return MicroBatchQuery(spark, str(folder / "ck"), sources)
 
 
@@ -42,7 +42,7 @@ def test_a_query_whose_store_is_away_is_stopped_all_the_same(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     spark = running(progress_of("some store", "c", 1))
-    away = QuerySource(f"sqlite:///{tmp_path}/none.db", "in", "c")
+    away = OwnedConsumer(f"sqlite:///{tmp_path}/none.db", "in", "c")
     assert query_of(spark, tmp_path, away).stop() is False
     assert not spark.isActive
     assert actions(caplog) == ["drain_failed", "level_failed"]
@@ -55,13 +55,13 @@ def test_a_query_whose_consumer_is_gone_is_stopped_all_the_same(
 ) -> None:
     make_queue(store, "in")
     spark = running(progress_of(store.uuid, "gone", 1))
-    assert query_of(spark, tmp_path, QuerySource(store_url, "in", "gone")).stop() is False
+    assert query_of(spark, tmp_path, OwnedConsumer(store_url, "in", "gone")).stop() is False
     assert not spark.isActive
     assert "CONSUMER_NOT_FOUND" in caplog.text
 
 
 def test_a_query_that_ended_well_raises_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    away = QuerySource(f"sqlite:///{tmp_path}/none.db", "in", "c")
+    away = OwnedConsumer(f"sqlite:///{tmp_path}/none.db", "in", "c")
     query_of(running(), tmp_path, away).awaitTermination()
     assert actions(caplog) == ["level_failed"]
 
@@ -82,7 +82,7 @@ def test_a_query_that_has_been_idle_since_its_start_does_not_drain_the_one_that_
     make_queue(store, "in").register(store.create_consumer("c").name)
     successor = Owner(store.database, store.uuid, "c", "in")
     spark = running()
-    assert query_of(spark, tmp_path, QuerySource(store_url, "in", "c")).stop() is True
+    assert query_of(spark, tmp_path, OwnedConsumer(store_url, "in", "c")).stop() is True
     assert not spark.isActive
     assert not store.consumer("c").registration("in").draining
     successor.release()
@@ -94,7 +94,7 @@ def test_a_query_in_its_first_micro_batch_drains_the_owner_that_planned_it_if_th
     store: ps.Store, store_url: str, tmp_path: Path, ours: bool
 ) -> None:
     make_queue(store, "in").register(store.create_consumer("c").name)
-    source = QuerySource(store_url, "in", "c")
+    source = OwnedConsumer(store_url, "in", "c")
     expected = expected_epochs([source])
     owner = Owner(store.database, store.uuid, "c", "in")
     if not ours:

@@ -11,7 +11,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 import penstock as ps
 from penstock.pipeline import stream
-from penstock.pipeline.initial_batch import WakingReader, waking
+from penstock.pipeline.initial_batch import InitialBatchReader, with_initial_batch
 from tests.changes.frames import SCHEMA, Files, contract, tuples
 from tests.spark.support import one_store
 from tests.support.waiting import wait_until
@@ -57,13 +57,13 @@ def test_the_last_commit_of_a_run_that_died(
 def test_queries_that_keep_nothing_are_left_alone(spark: SparkSession, tmp_path: Path) -> None:
     frame = Files(spark, tmp_path).read()
     where = str(tmp_path / "ck")
-    assert waking(frame, where) is frame
+    assert with_initial_batch(frame, where) is frame
     marked = frame.withWatermark("_commit_timestamp", "0 seconds")
-    assert waking(marked, where) is marked
+    assert with_initial_batch(marked, where) is marked
     waits = marked.dropDuplicates(["_commit_timestamp"])
-    assert waking(waits, "nowhere://such/a/place") is waits
+    assert with_initial_batch(waits, "nowhere://such/a/place") is waits
     counted = frame.groupBy("id").count()
-    assert waking(counted, where) is counted, "nothing waits for a watermark there"
+    assert with_initial_batch(counted, where) is counted, "nothing waits for a watermark there"
 
 
 def test_a_query_that_is_woken_has_the_same_schema_and_no_more_tasks(
@@ -77,7 +77,7 @@ def test_a_query_that_is_woken_has_the_same_schema_and_no_more_tasks(
         .dropDuplicates(["id", "_commit_timestamp"])
     )
     kept = kept.select(F.coalesce("id", F.lit(0)).alias("id"), "data")
-    woken = waking(kept, str(tmp_path / "ck"))
+    woken = with_initial_batch(kept, str(tmp_path / "ck"))
     assert woken is not kept
     assert not kept.schema["id"].nullable
     assert not woken.select("id").schema["id"].nullable
@@ -90,7 +90,7 @@ def test_a_checkpoint_that_began_without_it_goes_on_without_it(spark: SparkSessi
     files.add([ROW])
     kept = files.read().withWatermark("_commit_timestamp", "0 seconds").dropDuplicates(["_commit_timestamp"])
     run(kept, tmp_path)
-    assert waking(kept, str(tmp_path / "ck")) is kept
+    assert with_initial_batch(kept, str(tmp_path / "ck")) is kept
 
 
 def test_a_checkpoint_whose_first_micro_batch_was_not_committed_keeps_its_sources(
@@ -104,11 +104,11 @@ def test_a_checkpoint_whose_first_micro_batch_was_not_committed_keeps_its_source
     run(kept, tmp_path)
     for commit in (tmp_path / "ck" / "commits").iterdir():
         commit.unlink()
-    assert waking(kept, str(tmp_path / "ck")) is kept
+    assert with_initial_batch(kept, str(tmp_path / "ck")) is kept
 
 
 def test_each_run_has_one_offset() -> None:
-    first, second = WakingReader(), WakingReader()
+    first, second = InitialBatchReader(), InitialBatchReader()
     start = first.initialOffset()
     one = first.latestOffset(start, first.getDefaultReadLimit())
     assert one != start

@@ -15,8 +15,8 @@ from penstock.continuous.driver.coordinator import EpochCoordinator
 from penstock.continuous.driver.epochs import Epochs
 from penstock.continuous.driver.execution import ContinuousExecution, Settings
 from penstock.continuous.task.channel import READER, WRITER
-from penstock.continuous.task.reader import Reading, beginning
-from penstock.continuous.task.writer import Sink, Writing
+from penstock.continuous.task.reader import ReadLoop, await_start
+from penstock.continuous.task.writer import WriteLoop, WriterFactory
 from penstock.errors import ContinuousFailed
 from penstock.tables.sink import TableSink
 from tests.simulation.micro_batch import COLUMNS, Plan
@@ -132,7 +132,7 @@ class Engine:
         return min(partitions, SLOTS)
 
     def job(
-        self, coordinator: EpochCoordinator, tasks: int, sink: Sink, *, hurried: bool, limited: bool
+        self, coordinator: EpochCoordinator, tasks: int, sink: WriterFactory, *, hurried: bool, limited: bool
     ) -> Job:
         run = self.owner
         if not run.executors.alive:
@@ -145,9 +145,9 @@ class Job:
     """A Spark job that ends when its tasks do."""
 
     def __init__(
-        self, engine: Engine, coordinator: EpochCoordinator, tasks: int, sink: Sink, hurried: bool
+        self, engine: Engine, coordinator: EpochCoordinator, tasks: int, sink: WriterFactory, hurried: bool
     ) -> None:
-        self._run, self._source = engine.owner, engine.source.source()
+        self._run, self._source = engine.owner, engine.source.readers()
         self._executors = self._run.executors
         self._address, self._tasks, self._sink, self._hurried = coordinator.address, tasks, sink, hurried
         self._failure: Exception | None = None
@@ -177,12 +177,12 @@ class Job:
         try:
             reader = self._address.link(READER, number)
             writer = self._address.link(WRITER, number)
-            epoch, positions = beginning(reader)
+            epoch, positions = await_start(reader)
             source = self._source.open(positions)
-            reading = Reading(source, reader, epoch, 2, hurried=self._hurried)
+            reading = ReadLoop(source, reader, epoch, 2, hurried=self._hurried)
             sink = self._sink.open(number)
             try:
-                Writing(sink, writer).all(self._transformed(reading.batches()))
+                WriteLoop(sink, writer).all(self._transformed(reading.batches()))
             except Exception as error:
                 with contextlib.suppress(ContinuousFailed):
                     writer.tell("failed", error=str(error))

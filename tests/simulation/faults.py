@@ -274,8 +274,8 @@ FAULTS = [
     Fault(
         "the ledger does not have the offset of an epoch",
         "continuous/connectors/ledger.py",
-        "            rebind=self.rebind,\n            new_sink=self.new_sink,\n            logged=json.dumps(offset),\n",
-        "            rebind=self.rebind,\n            new_sink=self.new_sink,\n",
+        "                rebind=self.rebind,\n                new_sink=self.new_sink,\n                logged=json.dumps(offset),\n",
+        "                rebind=self.rebind,\n                new_sink=self.new_sink,\n",
     ),
     Fault(
         "a continuous query resumes in a queue that was recreated",
@@ -292,7 +292,7 @@ FAULTS = [
     Fault(
         "an epoch is committed to the queue as it is by now, not as its rows were placed",
         "continuous/connectors/queue_driver.py",
-        "        queue = sink.queue\n        if not self.exactly_once:\n",
+        "        queue = writers.queue\n        if not self.exactly_once:\n",
         "        queue = self._queue()\n        if not self.exactly_once:\n",
     ),
     Fault(
@@ -590,19 +590,19 @@ FAULTS = [
     ),
     Fault(
         "a table's epoch is entered in the ledger in another transaction than its rows",
-        "pipeline/continuous_tables.py",
-        "            self._commits.commit(self._target(epoch.number), epoch, offset)\n",
-        "            target = self._target(epoch.number)\n            open_store(self.url).database.run(\n                lambda tx: target.write(tx, dict(epoch.attempts)), idempotent=True\n            )\n            self._commits.note(target.ledger_name, epoch, offset)\n",
+        "tables/continuous.py",
+        '            self.commits.commit(TableTarget(layout, self.name, "append", stage), epoch, offset)\n',
+        '            target = TableTarget(layout, self.name, "append", stage)\n            open_store(self.url).database.run(\n                lambda tx: target.write(tx, dict(epoch.attempts)), idempotent=True\n            )\n            self.commits.note(target.ledger_name, epoch, offset)\n',
     ),
     Fault(
         "rows that a task holds are not staged when their epoch ends",
-        "pipeline/continuous_tables.py",
+        "tables/continuous.py",
         "    def end(self, epoch: int) -> dict[str, int]:\n        self._stage(epoch)\n",
         "    def end(self, epoch: int) -> dict[str, int]:\n",
     ),
     Fault(
         "rows that a task has staged are staged again",
-        "pipeline/continuous_tables.py",
+        "tables/continuous.py",
         "        self._held, self._rows, self._bytes = [], 0, 0\n",
         "",
     ),

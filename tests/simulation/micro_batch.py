@@ -21,11 +21,10 @@ from penstock.continuous.connectors.protocol import SinkDriver
 from penstock.continuous.connectors.queue_driver import QueueSinkDriver
 from penstock.continuous.driver.checkpoint_log import CheckpointLog
 from penstock.continuous.driver.recovery import catch_up
-from penstock.pipeline.continuous_start import follow_from
-from penstock.pipeline.continuous_tables import TableSinkDriver
 from penstock.pipeline.micro_batches import MicroBatchQuery, expected_epochs
-from penstock.pipeline.offset_sync import QuerySource
+from penstock.pipeline.offset_sync import move_consumer
 from penstock.queue.open_stores import open_store
+from penstock.spark.connectors import OwnedConsumer
 from penstock.spark.options import SinkOptions, SourceOptions
 from penstock.spark.schemas import source_schema
 from penstock.spark.sink.writers import QueueStreamWriter
@@ -54,15 +53,15 @@ class Plan:
     """Whether a pipeline starts it."""
 
     @property
-    def query_source(self) -> QuerySource | None:
+    def query_source(self) -> OwnedConsumer | None:
         source = self.source
-        return None if source.consumer is None else QuerySource(source.url, source.queue, source.consumer)
+        return None if source.consumer is None else OwnedConsumer(source.url, source.queue, source.consumer)
 
     def driver(self, query_id: str) -> SinkDriver:
         """The sink as the driver of a continuous query sees it."""
         exactly = self.guarantee == "exactly_once"
         if isinstance(self.sink, TableSink):
-            return TableSinkDriver(self.sink, self.sink_url, query_id, exactly)
+            return self.sink.driver(self.sink_url, query_id, exactly_once=exactly)
         return QueueSinkDriver(self.sink, query_id, exactly)
 
 
@@ -80,7 +79,7 @@ class MicroBatchRun:
         self.failure: Exception | None = None
         self.progress: SimpleNamespace | None = None
         """Of the last micro-batch with rows, if there was one."""
-        self.expected: dict[QuerySource, int] = {}
+        self.expected: dict[OwnedConsumer, int] = {}
         self.active = True
         self.busy = False
         """Whether a micro-batch is being planned or done."""
@@ -122,7 +121,7 @@ class MicroBatchRun:
             catch_up(
                 CheckpointLog(root),
                 plan.driver(self.query_id),
-                lambda offset: follow_from(sources, offset),
+                lambda offset: move_consumer(sources, offset),
             )
         self.expected = expected_epochs([] if plan.query_source is None else [plan.query_source])
         reader = self._reader()

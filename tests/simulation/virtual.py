@@ -162,7 +162,7 @@ def _replacements() -> dict[str, Any]:
         "penstock.queue.maintenance.MERGE_FAN_IN": 3,
         "penstock.spark.sink.write_task.FLUSH_SEGMENTS": 1,
         "penstock.tables.sql.stage.CHUNK_ROWS": 3,
-        "penstock.pipeline.continuous_tables.CHUNK_ROWS": 3,
+        "penstock.tables.continuous.CHUNK_ROWS": 3,
         "penstock.queue.open_stores.connect": lambda url, **_: machine().store(url),
         "penstock.queue.open_stores.parse_url": cache(parse_url),
         "penstock.queue.open_stores._guard": _Gone(),

@@ -18,7 +18,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from penstock.peek.penstock_reads import Offset, PenstockRead, Reader, RowScope, row_scope
 from penstock.peek.query import Deadline, RowCollector
-from penstock.pipeline.failures import plain
+from penstock.pipeline.failures import original_error
 from penstock.spark.internals.plan_rewrite import replace_reads
 
 _FIRST_ROWS = 1_000
@@ -161,7 +161,7 @@ def _ended_in_time(spark: SparkSession, clock: Deadline) -> Iterator[None]:
         yield
     except Exception as error:
         if not clock.is_over:
-            raise plain(error) from None
+            raise original_error(error) from None
     finally:
         is_done.set()
         spark.sparkContext.removeJobTag(tag)

@@ -25,8 +25,8 @@ from penstock.arrow.batches import first_rows
 from penstock.errors import InvalidInput, OutputModeRefused
 from penstock.modes.checking.check import check
 from penstock.modes.checking.report import WARNING
-from penstock.pipeline.failures import plain
-from penstock.pipeline.settings import no_data_batches
+from penstock.pipeline.failures import original_error
+from penstock.pipeline.initial_batch import no_data_batches
 from penstock.spark.internals.sessions import JvmError, is_local, remove_folder
 
 
@@ -217,7 +217,7 @@ def restore_interrupts() -> Iterator[None]:
 def query_error(query: StreamingQuery) -> Exception | None:
     """What ended a query; None when it was stopped, came to its end or goes on."""
     error: StreamingQueryException | None = query.exception()
-    return None if error is None else plain(error)
+    return None if error is None else original_error(error)
 
 
 @contextmanager

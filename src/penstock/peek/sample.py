@@ -32,7 +32,7 @@ from penstock.peek.query import (
 )
 from penstock.peek.result import Taken
 from penstock.peek.take import check_arguments, folder_text, is_duration, without_side_effects
-from penstock.pipeline.failures import plain
+from penstock.pipeline.failures import original_error
 from penstock.spark.internals.requirements import check_workers
 
 Keys = NDArray[np.float64]
@@ -169,7 +169,7 @@ class _Drawing:
         try:
             found = _drawn(batch, self._rows, None if self._seed is None else [self._seed, number]).toArrow()
         except Exception as error:
-            self.error = plain(error)
+            self.error = original_error(error)
             raise
         self.seen += sum(found[_SEEN].to_pylist())
         self._reservoir.add(found.drop_columns([_KEY, _SEEN]), found[_KEY].to_numpy())

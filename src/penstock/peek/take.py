@@ -24,7 +24,7 @@ from penstock.peek.query import (
     run_query,
 )
 from penstock.peek.result import Taken
-from penstock.pipeline.failures import plain
+from penstock.pipeline.failures import original_error
 from penstock.spark.internals.plan_rewrite import replace_reads
 from penstock.spark.internals.plans import streaming_reads
 from penstock.spark.internals.sessions import is_classic
@@ -193,7 +193,7 @@ class _Each:
             rows = first_of_each_task(batch, most) if self._reads_all else batch.limit(most)
             self._found.add(rows.toArrow().rename_columns(batch.columns))
         except Exception as error:
-            self.error = plain(error)
+            self.error = original_error(error)
             raise
 
 

@@ -1,15 +1,154 @@
-"""A running continuous query."""
+"""Pipelines with the continuous trigger: how they start, and the running query."""
 
 from __future__ import annotations
 
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
+from pyspark.sql import SparkSession
 from pyspark.sql.streaming.listener import StreamingQueryProgress
 
-from penstock.continuous.connectors.protocol import SourceDriver
-from penstock.continuous.driver.execution import ContinuousExecution, State
-from penstock.pipeline.failures import plain
+from penstock.arguments import in_quotes
+from penstock.continuous.connectors.protocol import ContinuousSink, ContinuousSource, SourceDriver
+from penstock.continuous.driver.checkpoint_log import CheckpointLog
+from penstock.continuous.driver.coordinator import Limit
+from penstock.continuous.driver.execution import ContinuousExecution, Settings, State
+from penstock.continuous.driver.listener_dispatch import ListenerDispatch
+from penstock.continuous.driver.runs import SparkEngine
+from penstock.errors import ContinuousRefused, InvalidOption, PenstockError
+from penstock.limits.per_key import KeyLimit
+from penstock.limits.resume import keep_record
+from penstock.limits.rows import STOP, RowLimit
+from penstock.pipeline.failures import original_error
+from penstock.pipeline.monitoring.monitor import ContinuousMonitor, monitor_target
 from penstock.pipeline.query import STOP_SECONDS, Query
+from penstock.pipeline.trigger import Trigger
+from penstock.spark.connectors import Sink, Source
+from penstock.spark.internals.listeners import ListenerBus
+from penstock.spark.internals.sessions import is_classic
+from penstock.spark.registration import register
+
+Transform = Callable[[Any], Any]
+
+_GUARANTEES = ("exactly_once", "at_least_once")
+_RETAIN = "spark.sql.streaming.minBatchesToRetain"
+_BACKLOG = "spark.sql.streaming.continuous.epochBacklogQueueSize"
+
+
+def start_continuous(
+    spark: SparkSession,
+    source: Source,
+    transforms: Sequence[Transform],
+    sink: Sink,
+    guarantee: str,
+    output_mode: str,
+    *,
+    checkpoint: str | None,
+    name: str | None,
+    trigger: Trigger,
+    monitored: bool = True,
+) -> ContinuousQuery:
+    """Start a pipeline with the continuous trigger.
+
+    Raises
+    ------
+    ContinuousRefused
+        When the source, the sink or the transformation does not work row by row, or the session is Spark Connect's.
+    InvalidOption
+        When the engine does not keep the guarantee.
+    """
+    if guarantee not in _GUARANTEES:
+        raise InvalidOption(
+            f"the continuous trigger keeps guarantee {' or '.join(_GUARANTEES)}, not {in_quotes(guarantee)}",
+            option="guarantee",
+        )
+    transforms, limit = _without_limit(transforms)
+    if not is_classic(spark):
+        raise ContinuousRefused(
+            "a continuous query is one Spark job that its driver controls, and a Spark Connect session does not reach it: use a "
+            "classic session, or ps.Trigger.processing_time",
+            condition="CONTINUOUS_REFUSED.CLASSIC_SESSION_NEEDED",
+        )
+    if not isinstance(source, ContinuousSource):
+        raise ContinuousRefused(
+            f"Data source {source.kind} does not support continuous processing: read a queue with ps.QueueSource or a "
+            "ps.RateSource, or use ps.Trigger.processing_time",
+            condition="CONTINUOUS_REFUSED.SOURCE",
+            source=source.kind,
+        )
+    if not isinstance(sink, ContinuousSink):
+        raise ContinuousRefused(
+            f"{type(sink).__name__} takes micro-batches alone: use ps.Trigger.processing_time",
+            condition="CONTINUOUS_REFUSED.SINK",
+            sink=type(sink).__name__,
+        )
+    register(spark)
+    reads = source.continuous_driver(spark)
+    engine = SparkEngine(spark, reads, transforms, name or "continuous query")
+    schema = engine.check()
+    temporary = tempfile.mkdtemp(prefix="penstock-continuous-") if checkpoint is None else None
+    logs = CheckpointLog(checkpoint or str(temporary))
+    try:
+        writes = sink.continuous_driver(spark, logs.query_id, guarantee, output_mode)
+        writes.check(schema)
+        # A lower limit that ends the query at once does not replace the one beside the checkpoint.
+        if limit is not None and limit.rows >= logs.passed(logs.last_committed()):
+            keep_record(logs.read, limit.rows)
+    except PenstockError:
+        if temporary is not None:
+            shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    retain, backlog = int(str(spark.conf.get(_RETAIN))), int(str(spark.conf.get(_BACKLOG)))
+    execution = ContinuousExecution(
+        name,
+        reads,
+        writes,
+        engine,
+        logs,
+        Settings(trigger.seconds, retain, backlog),
+        limit=None if limit is None else Limit(limit.rows, limit.on_limit == STOP),
+    )
+    target = monitor_target(spark, source, sink) if monitored else None
+    execution.listeners = ListenerDispatch(
+        execution.called,
+        ListenerBus(spark, execution.id, execution.run_id),
+        original_error,
+        ContinuousMonitor.of(spark, target, execution.id, execution.run_id, name, checkpoint),
+    )
+    if temporary is not None:
+        execution.clean_up = partial(shutil.rmtree, temporary, ignore_errors=True)
+    execution.start()
+    if execution.failure is not None:
+        raise original_error(execution.failure) from None
+    return ContinuousQuery(execution, reads)
+
+
+def _without_limit(transforms: Sequence[Transform]) -> tuple[Sequence[Transform], RowLimit | None]:
+    """Return the transformations before a limit, and the limit, which the engine itself keeps.
+
+    Raises
+    ------
+    ContinuousRefused
+        When it is a limit for each key, or not the last thing that is done.
+    """
+    last = transforms[-1] if transforms else None
+    limit = last if isinstance(last, RowLimit) else None
+    before = transforms if limit is None else transforms[:-1]
+    if any(isinstance(transform, KeyLimit) for transform in before):
+        raise ContinuousRefused(
+            "the continuous trigger has no limit(n, per=[…]), which keeps state: use ps.Trigger.processing_time or "
+            "ps.Trigger.available_now",
+            condition="CONTINUOUS_REFUSED.LIMIT",
+        )
+    if any(isinstance(transform, RowLimit) for transform in before):
+        raise ContinuousRefused(
+            "with the continuous trigger limit(n) counts the rows that are written: put it after the last transform",
+            condition="CONTINUOUS_REFUSED.LIMIT",
+        )
+    return before, limit
 
 
 class ContinuousQuery(Query):
@@ -43,8 +182,8 @@ class ContinuousQuery(Query):
     def status(self) -> dict[str, Any]:
         active = self._execution.state is State.ACTIVE
         ending = self._execution.ending
-        told = self.state if ending is None else f"{self.state}: {ending}"
-        return {"message": told, "isDataAvailable": active, "isTriggerActive": active}
+        message = self.state if ending is None else f"{self.state}: {ending}"
+        return {"message": message, "isDataAvailable": active, "isTriggerActive": active}
 
     @property
     def lastProgress(self) -> StreamingQueryProgress | None:
@@ -56,7 +195,7 @@ class ContinuousQuery(Query):
 
     def exception(self) -> Exception | None:
         error = self._execution.failure
-        return None if error is None else plain(error)
+        return None if error is None else original_error(error)
 
     def awaitTermination(self, timeout: float | None = None) -> bool | None:
         ended = self._execution.join(timeout)
@@ -64,7 +203,7 @@ class ContinuousQuery(Query):
         return None if timeout is None else ended
 
     def awaitEpoch(self, number: int, timeout: float | None = None) -> bool:
-        """Wait until an epoch is committed; whether it is.
+        """Wait until an epoch is committed; return whether it is.
 
         Parameters
         ----------
@@ -79,7 +218,7 @@ class ContinuousQuery(Query):
 
     def processAllAvailable(self) -> None:
         ends = self._source.ends()
-        self._execution.await_rest(lambda at: all(at.get(part, 0) >= end for part, end in ends.items()))
+        self._execution.await_offsets(lambda at: all(at.get(part, 0) >= end for part, end in ends.items()))
         self._raise()
 
     def stop(self, timeout: float = STOP_SECONDS) -> bool:

@@ -21,7 +21,7 @@ _SHUT_DOWN = re.compile(
 )
 
 
-def plain(error: Exception) -> Exception:
+def original_error(error: Exception) -> Exception:
     """Penstock's error in what Spark reports; Spark's own error when there is none."""
     told = "\n".join(_told(error))
     found = _OURS.findall(told)
@@ -33,12 +33,12 @@ def plain(error: Exception) -> Exception:
 
 
 @contextmanager
-def plainly() -> Iterator[None]:
+def raising_original_errors() -> Iterator[None]:
     """Penstock's errors in what Spark raises at once are raised themselves."""
     try:
         yield
     except AnalysisException as error:
-        raise plain(error) from None
+        raise original_error(error) from None
 
 
 def _told(error: BaseException | None) -> Iterator[str]:

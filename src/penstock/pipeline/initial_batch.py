@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, MutableMapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
@@ -26,7 +27,7 @@ log = logging.getLogger("penstock.pipeline")
 FORMAT = "penstock_waking"
 
 
-def waking(frame: DataFrame, location: str) -> DataFrame:
+def with_initial_batch(frame: DataFrame, location: str) -> DataFrame:
     """The same rows, of which each run of the query at a checkpoint begins with a micro-batch.
 
     A frame that has no need of it is returned as it is, and so is one whose checkpoint began without it or cannot be read.
@@ -34,7 +35,7 @@ def waking(frame: DataFrame, location: str) -> DataFrame:
     if not _needed(frame, location):
         return frame
     spark = frame.sparkSession
-    register_source(spark, WakingSource)
+    register_source(spark, InitialBatchSource)
     # The optimizer leaves out what is empty, so no micro-batch has a task for it.
     empty = spark.readStream.format(FORMAT).schema(frame.schema).load().where("false")
     return frame.union(empty.mapInArrow(_nothing, frame.schema))
@@ -63,7 +64,7 @@ def _nothing(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     return iter(())
 
 
-class WakingSource(DataSource):
+class InitialBatchSource(DataSource):
     """A source without rows."""
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
@@ -76,10 +77,10 @@ class WakingSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """A streaming read."""
-        return WakingReader()
+        return InitialBatchReader()
 
 
-class WakingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class InitialBatchReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Its offset counts the runs of the query."""
 
     def __init__(self) -> None:
@@ -109,3 +110,22 @@ class WakingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """No rows."""
         return iter(())
+
+
+# ---- settings: Settings that a query takes with it when it starts.
+
+_NO_DATA = "spark.sql.streaming.noDataMicroBatches.enabled"
+
+
+@contextmanager
+def no_data_batches(spark: SparkSession) -> Iterator[None]:
+    """Queries that start in here let out what a watermark has closed, with no need of new data; others do as the session says.
+
+    A query copies its session's settings when it starts (Spark 4.3).
+    """
+    before = spark.conf.get(_NO_DATA, "true")
+    spark.conf.set(_NO_DATA, "true")
+    try:
+        yield
+    finally:
+        spark.conf.set(_NO_DATA, str(before))

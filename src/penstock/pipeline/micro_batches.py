@@ -15,11 +15,12 @@ from pyspark.sql.streaming.query import StreamingQuery
 from penstock.commit.offsets import QueueOffset, batch_ranges
 from penstock.commit.owner import drain
 from penstock.errors import PenstockError, condition_of
-from penstock.pipeline.failures import plain
-from penstock.pipeline.offset_sync import QuerySource, bring_level
+from penstock.pipeline.failures import original_error
+from penstock.pipeline.offset_sync import sync_consumers
 from penstock.pipeline.query import STOP_SECONDS, Query
 from penstock.queue.store import connect
 from penstock.spark.checkpoint import Checkpoint
+from penstock.spark.connectors import OwnedConsumer
 from penstock.spark.internals.sessions import JvmError
 
 log = logging.getLogger("penstock.pipeline")
@@ -37,10 +38,11 @@ class MicroBatchQuery(Query):
         self,
         query: StreamingQuery,
         checkpoint: str,
-        sources: Sequence[QuerySource],
+        sources: Sequence[OwnedConsumer],
         *,
         others: bool = False,
-        expected: Mapping[QuerySource, int] | None = None,
+        expected: Mapping[OwnedConsumer, int] | None = None,
+        on_end: Callable[[Exception | None], None] = lambda error: None,
     ) -> None:
         self._query = query
         self._checkpoint = checkpoint
@@ -49,8 +51,7 @@ class MicroBatchQuery(Query):
         self._ended = False
         # A source that cannot be asked for no more may never rest for long.
         self._quiet_polls = 1 if others or not sources else _QUIET_POLLS
-        self.tell_end: Callable[[Exception | None], None] = lambda error: None
-        """Called when it has ended; for whoever starts it to choose."""
+        self._on_end = on_end
 
     @property
     def id(self) -> str:
@@ -86,26 +87,26 @@ class MicroBatchQuery(Query):
 
     def exception(self) -> Exception | None:
         error = self._query.exception()
-        return None if error is None else plain(error)
+        return None if error is None else original_error(error)
 
     def awaitTermination(self, timeout: float | None = None) -> bool | None:
         try:
             # Spark's annotation says int; it takes fractions of a second as well.
             ended = self._query.awaitTermination(timeout)  # type: ignore[arg-type]  # as said
         except _FAILURES as error:
-            found = plain(error)
-            self.tell_end(found)
+            found = original_error(error)
+            self._on_end(found)
             raise found from None
         if ended is not False:
             self._level()
-            self.tell_end(None)
+            self._on_end(None)
         return ended
 
     def processAllAvailable(self) -> None:
         try:
             self._query.processAllAvailable()
         except _FAILURES as error:
-            raise plain(error) from None
+            raise original_error(error) from None
 
     def stop(self, timeout: float = STOP_SECONDS) -> bool:
         finished = False
@@ -123,7 +124,7 @@ class MicroBatchQuery(Query):
         finally:
             self._query.stop()
         self._level()
-        self.tell_end(None)
+        self._on_end(None)
         return finished
 
     def finish(self) -> None:
@@ -136,7 +137,7 @@ class MicroBatchQuery(Query):
         else:
             self._query.stop()
             self._level()
-            self.tell_end(None)
+            self._on_end(None)
 
     def _drained(self, timeout: float) -> bool:
         """Ask the sources for no more, and wait until the query rests."""
@@ -158,7 +159,7 @@ class MicroBatchQuery(Query):
             time.sleep(_POLL_SECONDS)
         return True
 
-    def _drain(self, sources: Sequence[QuerySource]) -> list[QuerySource]:
+    def _drain(self, sources: Sequence[OwnedConsumer]) -> list[OwnedConsumer]:
         """Ask sources for no more; those that have still to be asked.
 
         Another query may own the consumer by now, so only the owner that is known to be this query's is asked. A query that has not
@@ -174,7 +175,7 @@ class MicroBatchQuery(Query):
                 drain(store.database, source.consumer, source.queue, epoch)
         return left
 
-    def _epochs(self, sources: Sequence[QuerySource]) -> dict[tuple[str, str | None], int]:
+    def _epochs(self, sources: Sequence[OwnedConsumer]) -> dict[tuple[str, str | None], int]:
         """The owner epochs of this run: as its progress names them, or in its first micro-batch as the checkpoint has them."""
         progress = self._query.lastProgress
         if progress is not None:
@@ -205,10 +206,10 @@ class MicroBatchQuery(Query):
                     "run_id": self.runId,
                 },
             )
-        bring_level(self.name or self.id, self._checkpoint, self._sources)
+        sync_consumers(self.name or self.id, self._checkpoint, self._sources)
 
 
-def expected_epochs(sources: Sequence[QuerySource]) -> dict[QuerySource, int]:
+def expected_epochs(sources: Sequence[OwnedConsumer]) -> dict[OwnedConsumer, int]:
     """The owner epochs that a query will have when it starts now, unless another one takes a consumer over before it does."""
     found = {}
     for source in sources:

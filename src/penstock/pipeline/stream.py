@@ -1,50 +1,66 @@
-"""``ps.stream(…).transform(…).write(…).start(…)``."""
+"""Pipelines: ``ps.stream(…).transform(…).write(…).start(…)``."""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from urllib.parse import urlsplit
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from penstock.arguments import did_you_mean, in_quotes, path_text, require
-from penstock.changes.reading import read_stream
 from penstock.errors import CommitRefused, InvalidInput, InvalidOption
 from penstock.feeds.protocol import Changelog
 from penstock.limits.per_key import KeyLimit
 from penstock.limits.pushdown import is_per_micro_batch
 from penstock.limits.rows import STOP, RowLimit
 from penstock.modes.checking.check import check as check_modes
-from penstock.pipeline.continuous import ContinuousQuery
-from penstock.pipeline.continuous_start import AnySink, catch_up_with_sink, start_continuous
-from penstock.pipeline.endpoints import ConsoleSink, FunctionSink, QueueSink, QueueSource, RateSource
-from penstock.pipeline.failures import plainly
-from penstock.pipeline.initial_batch import waking
+from penstock.pipeline.continuous import ContinuousQuery, start_continuous
+from penstock.pipeline.initial_batch import no_data_batches, with_initial_batch
 from penstock.pipeline.limited_query import Limiting, keep_for_each_key
 from penstock.pipeline.micro_batches import MicroBatchQuery, expected_epochs
-from penstock.pipeline.monitoring.monitor import Place, place_of, started
-from penstock.pipeline.offset_sync import QuerySource, bring_level
-from penstock.pipeline.query import Query
-from penstock.pipeline.settings import no_data_batches
-from penstock.pipeline.shutdown import stop_on_sigterm
+from penstock.pipeline.monitoring.monitor import monitor_target, start_monitored
+from penstock.pipeline.offset_sync import catch_up_with_sink, sync_consumers
+from penstock.pipeline.query import Query, stop_on_sigterm
+from penstock.pipeline.sources import as_source, owned_consumer
 from penstock.pipeline.trigger import Trigger
 from penstock.spark.checkpoint import Checkpoint
+from penstock.spark.connectors import OwnedConsumer, Sink, Source, WriteSettings
 from penstock.spark.internals.plans import first_gathering_operator, streaming_reads
 from penstock.spark.internals.sessions import check_session, default_file_system
-from penstock.spark.options import CONF_PREFIX, GUARANTEES
+from penstock.spark.options import GUARANTEES
 from penstock.spark.registration import register
-from penstock.spark.session_store import default_url
-from penstock.tables.sink import TableSink
 
 log = logging.getLogger("penstock.pipeline")
 
 Transform = Callable[[DataFrame], DataFrame]
 
-_TRIGGERS = "one of ps.Trigger.processing_time('10 seconds'), ps.Trigger.available_now() and ps.Trigger.continuous('100 ms')"
+_TRIGGERS = (
+    "one of ps.Trigger.processing_time('10 seconds'), ps.Trigger.available_now() and "
+    "ps.Trigger.continuous('100 ms')"
+)
+
+
+def stream(spark: SparkSession, source: Source | Changelog | DataFrame) -> Stream:
+    """Begin a pipeline.
+
+    Parameters
+    ----------
+    spark
+        The session.
+    source
+        A :class:`QueueSource`, a :class:`RateSource` or another :class:`Source`; a change feed, read with the defaults of
+        ``changes.read_stream`` and so without carry-over rows; or any streaming DataFrame.
+
+    Raises
+    ------
+    InvalidInput
+        When it is none of these.
+    """
+    check_session(spark)
+    return Stream(spark, as_source(source))
 
 
 @dataclass(frozen=True)
@@ -52,7 +68,7 @@ class Stream:
     """A source with the transformations so far; each method returns a new one."""
 
     spark: SparkSession
-    source: QueueSource | RateSource | Changelog | DataFrame
+    source: Source
     transforms: tuple[Transform, ...] = ()
 
     def transform(self, function: Transform) -> Stream:
@@ -102,7 +118,7 @@ class Stream:
         InvalidInput
             When an argument is of another kind, or the stream has a limit already.
         """
-        if any(isinstance(each, RowLimit | KeyLimit) for each in self.transforms):
+        if any(isinstance(transform, RowLimit | KeyLimit) for transform in self.transforms):
             raise InvalidInput("the stream has a limit already: a pipeline has one")
         if per is not None:
             if on_limit is not None:
@@ -118,16 +134,16 @@ class Stream:
     @property
     def row_limit(self) -> RowLimit | None:
         """The limit of all rows, if there is one."""
-        return next((each for each in self.transforms if isinstance(each, RowLimit)), None)
+        return next((limit for limit in self.transforms if isinstance(limit, RowLimit)), None)
 
     @property
     def key_limit(self) -> KeyLimit | None:
         """The limit for each key, if there is one."""
-        return next((each for each in self.transforms if isinstance(each, KeyLimit)), None)
+        return next((limit for limit in self.transforms if isinstance(limit, KeyLimit)), None)
 
     def frame(self) -> DataFrame:
         """The transformed streaming DataFrame."""
-        frame = self._read()
+        frame = self.source.to_df(self.spark)
         for function in self.transforms:
             frame = function(frame)
             if not isinstance(frame, DataFrame):
@@ -137,80 +153,40 @@ class Stream:
                 )
         return frame
 
-    def _read(self) -> DataFrame:
-        if isinstance(self.source, DataFrame):
-            return self.source
-        if isinstance(self.source, RateSource):
-            return self.spark.readStream.format("rate").options(**self.source.given()).load()
-        if not isinstance(self.source, QueueSource):
-            return read_stream(self.spark, self.source)
-        register(self.spark)
-        with plainly():
-            return self.spark.readStream.format("penstock").options(**self.source.given()).load()
-
-    def write(self, sink: AnySink, *, guarantee: str | None = None, output_mode: str = "append") -> Pipeline:
-        """Say where it goes.
+    def write(self, sink: Sink, *, guarantee: str | None = None, output_mode: str = "append") -> Pipeline:
+        """Choose where the rows go.
 
         Parameters
         ----------
         sink
-            A :class:`QueueSink`, a :class:`TableSink`, a :class:`ConsoleSink` or a :class:`FunctionSink`.
+            A :class:`QueueSink`, a :class:`TableSink`, a :class:`ConsoleSink`, a :class:`FunctionSink`, or a :class:`BatchSink` of
+            your own.
         guarantee
-            Into a queue or a table, ``exactly_once`` by default (the sink's rows and the consumer's move are one transaction), ``idempotent`` (for stateless
-            transformations, in output mode append: tasks write for themselves, repeats are skipped) or ``at_least_once``.
+            Into a queue or a table, ``exactly_once`` by default (the sink's rows and the consumer's move are one transaction),
+            ``idempotent`` (for stateless transformations, in output mode append: tasks write for themselves, repeats are skipped) or
+            ``at_least_once``. Other sinks say what they keep; the console and a function keep ``at_least_once``.
         output_mode
             ``append``: a queue only grows. A table takes ``update`` and ``complete`` as well.
+
+        Raises
+        ------
+        InvalidOption
+            When the sink does not keep the guarantee, or does not take the output mode.
         """
-        require("sink", sink, AnySink, "a ps.QueueSink, ps.TableSink, ps.ConsoleSink or ps.FunctionSink")
-        if guarantee is None:
-            guarantee = "exactly_once" if isinstance(sink, QueueSink | TableSink) else "at_least_once"
-        if guarantee not in GUARANTEES:
-            raise InvalidOption(
-                f"guarantee is one of {', '.join(GUARANTEES)}, not {in_quotes(guarantee)}.{did_you_mean(str(guarantee), GUARANTEES)}"
-            )
-        if isinstance(sink, TableSink):
-            sink.check(guarantee, output_mode)
-        elif isinstance(sink, ConsoleSink | FunctionSink):
-            _require_plain(sink, guarantee)
-        elif output_mode != "append":
-            raise InvalidOption(
-                f"a queue takes output mode append, not {in_quotes(output_mode)}: it only grows"
-            )
-        return Pipeline(self, sink, guarantee, output_mode)
-
-
-def _require_plain(sink: ConsoleSink | FunctionSink, guarantee: str) -> None:
-    if guarantee != "at_least_once":
-        raise InvalidOption(
-            f"{type(sink).__name__} takes guarantee at_least_once, not {in_quotes(guarantee)}: it cannot tell rows that it has got before",
-            option="guarantee",
+        require(
+            "sink",
+            sink,
+            Sink,
+            "a ps.QueueSink, ps.TableSink, ps.ConsoleSink, ps.FunctionSink or another ps.Sink",
         )
-
-
-def stream(spark: SparkSession, source: QueueSource | RateSource | Changelog | DataFrame) -> Stream:
-    """Begin a pipeline.
-
-    Parameters
-    ----------
-    spark
-        The session.
-    source
-        A :class:`QueueSource`; a change feed, without carry-over rows and otherwise as it is (``changes.read_stream`` has more
-        to choose from); or any streaming DataFrame.
-
-    Raises
-    ------
-    InvalidInput
-        When the DataFrame is not a streaming one.
-    """
-    check_session(spark)
-    if isinstance(source, DataFrame) and not source.isStreaming:
-        raise InvalidInput("the DataFrame is not a streaming one: read it with spark.readStream")
-    if not isinstance(source, DataFrame | QueueSource | RateSource | Changelog):
-        raise InvalidInput(
-            f"a source is a QueueSource, a RateSource, a change feed or a streaming DataFrame, not {type(source).__name__}"
-        )
-    return Stream(spark, source)
+        kept = sink.guarantees[0] if guarantee is None else guarantee
+        if kept not in GUARANTEES:
+            raise InvalidOption(
+                f"guarantee is one of {', '.join(GUARANTEES)}, not {in_quotes(kept)}.{did_you_mean(str(kept), GUARANTEES)}",
+                option="guarantee",
+            )
+        sink.check(kept, output_mode)
+        return Pipeline(self, sink, kept, output_mode)
 
 
 @dataclass(frozen=True)
@@ -218,7 +194,7 @@ class Pipeline:
     """A stream and its sink, ready to start."""
 
     stream: Stream
-    sink: AnySink
+    sink: Sink
     guarantee: str
     output_mode: str
 
@@ -236,8 +212,8 @@ class Pipeline:
         Parameters
         ----------
         checkpoint
-            Where Spark keeps the query's progress: a folder, or the URL of one. The continuous trigger alone does without: it makes
-            a temporary one then, which goes when the query ends and stays when it fails.
+            Where Spark keeps the query's progress: a folder, or the URL of one. Only the continuous trigger works without: it uses a
+            temporary one then, which is deleted when the query ends and kept when it fails.
         name
             The query's name.
         trigger
@@ -245,8 +221,8 @@ class Pipeline:
         check
             Whether a query that :func:`penstock.modes.check` finds not allowed or not safe in its output mode is refused.
         publish
-            Whether the query tells the store of its sink, or else of its source, how far it has come, for ``penstock ui``: a small
-            write a second at the most. Over Spark Connect it does so behind ``ps.publish`` alone.
+            Whether the query reports its progress to the store of its sink, or else of its source, for ``penstock ui``: one small
+            write a second at most. Over Spark Connect only after ``ps.publish``.
 
         Raises
         ------
@@ -257,6 +233,8 @@ class Pipeline:
             would grow for ever.
         CommitRefused
             When the guarantee or the limit cannot be kept with this checkpoint or this plan.
+        ContinuousRefused
+            With the continuous trigger, when the source, the sink or the transformation does not work row by row.
         """
         require("check", check, bool, "True or False")
         require("trigger", trigger, Trigger | None, _TRIGGERS)
@@ -267,7 +245,7 @@ class Pipeline:
         location = _location(self.stream.spark, checkpoint)
         frame = self.stream.frame()
         if check:
-            # What the sink itself refuses it says below.
+            # The sink itself refuses rows below.
             check_modes(frame, self.sink.format, trigger).require(self.output_mode)
         self._check(frame, location)
         register(self.stream.spark)
@@ -275,27 +253,33 @@ class Pipeline:
             keep_for_each_key(self.stream.spark, keyed, location)
         limiting = self._limiting(frame, location)
         if limiting is not None:
-            done = limiting.ended(name)
-            if done is not None:
-                # The run that reached the limit may have been killed right behind its last commit.
-                bring_level(name or done.id, location, self._sources(frame)[0])
-                return done
+            ended = limiting.ended(name)
+            if ended is not None:
+                # The run that reached the limit may have been killed right after its last commit.
+                sync_consumers(name or ended.id, location, self._consumers(frame)[0])
+                return ended
             frame = self._limited(limiting, frame)
             limiting.keep()
-        sources, others = self._sources(frame)
-        catch_up_with_sink(self.stream.spark, self.sink, self.guarantee, location, sources)
-        writer = self._writer(waking(frame, location), location).outputMode(self.output_mode)
+        consumers, others = self._consumers(frame)
+        catch_up_with_sink(self.stream.spark, self.sink, self.guarantee, location, consumers)
+        settings = WriteSettings(self.guarantee, self.output_mode, location)
+        writer = self.sink.stream_writer(with_initial_batch(frame, location), settings)
         wanted = trigger or Trigger.processing_time()
         arguments = wanted.arguments() if limiting is None else limiting.arguments(wanted)
-        writer = writer.trigger(**arguments)  # type: ignore[arg-type]  # overloads
+        writer = writer.outputMode(self.output_mode).trigger(**arguments)  # type: ignore[arg-type]  # overloads
         if name is not None:
             writer = writer.queryName(name)
         with no_data_batches(self.stream.spark):
-            place = self._place(sources) if publish else None
-            expected = expected_epochs(sources)
-            running, tell_end = started(self.stream.spark, place, writer.start, location)
-            query = MicroBatchQuery(running, location, sources, others=others, expected=expected)
-            query.tell_end = tell_end
+            target = (
+                monitor_target(self.stream.spark, self.stream.source, self.sink, consumers)
+                if publish
+                else None
+            )
+            expected = expected_epochs(consumers)
+            running, on_end = start_monitored(self.stream.spark, target, writer.start, location)
+            query = MicroBatchQuery(
+                running, location, consumers, others=others, expected=expected, on_end=on_end
+            )
         log.info(
             "query %r starts",
             name or query.id,
@@ -313,17 +297,13 @@ class Pipeline:
             limiting.watch(query)
         return query
 
-    def _place(self, sources: Sequence[QuerySource]) -> Place | None:
-        """Where the query is told of."""
-        return place_of(self.stream.spark, self.stream.source, self.sink, sources)
-
     def _limiting(self, frame: DataFrame, location: str) -> Limiting | None:
         limit = self.stream.row_limit
         if limit is None:
             return None
         if self.output_mode == "complete" and is_per_micro_batch(frame):
             log.info(
-                "in output mode complete limit(%d) behind an aggregation is Spark's, for each micro-batch: the query runs on",
+                "in output mode complete limit(%d) after an aggregation is Spark's, for each micro-batch: the query runs on",
                 limit.rows,
                 extra={"action": "limit_per_trigger", "limit": limit.rows},
             )
@@ -331,14 +311,11 @@ class Pipeline:
         return Limiting.of(self.stream.spark, limit, location)
 
     def _limited(self, limiting: Limiting, frame: DataFrame) -> DataFrame:
-        """The same, of which the queue is told how much is left to read."""
+        """Return the rows of a source that reads no more than the limit leaves, if it is a source that can do so."""
         source = self.stream.source
         one = len(streaming_reads(frame) or ()) == 1
-        told = limiting.options(frame, of_a_queue=one and isinstance(source, QueueSource))
-        if not told or not isinstance(source, QueueSource):
-            return frame
-        source = replace(source, options={**source.options, **told})
-        return replace(self.stream, source=source).frame()
+        options = limiting.options(frame, of_a_queue=one and source.takes_row_quota)
+        return replace(self.stream, source=source.with_row_quota(options)).frame() if options else frame
 
     def _start_continuous(
         self,
@@ -363,23 +340,10 @@ class Pipeline:
             checkpoint=location,
             name=name,
             trigger=trigger,
-            published=publish,
+            monitored=publish,
         )
         stop_on_sigterm(query)
         return query
-
-    def _writer(self, frame: DataFrame, location: str) -> DataStreamWriter:
-        if isinstance(self.sink, TableSink):
-            write = self.sink.writer(frame, self.guarantee, self.output_mode, location)
-            return frame.writeStream.foreachBatch(write).option("checkpointLocation", location)
-        if isinstance(self.sink, FunctionSink):
-            return frame.writeStream.foreachBatch(self.sink).option("checkpointLocation", location)
-        if isinstance(self.sink, ConsoleSink):
-            return frame.writeStream.format("console").options(
-                **self.sink.given(), checkpointLocation=location
-            )
-        options = self.sink.given() | {"guarantee": self.guarantee, "checkpointLocation": location}
-        return frame.writeStream.format("penstock").options(**options)
 
     def _check(self, frame: DataFrame, location: str) -> None:
         if self.guarantee == "at_least_once":
@@ -393,27 +357,20 @@ class Pipeline:
                 operator=culprit,
             )
 
-    def _sources(self, frame: DataFrame) -> tuple[tuple[QuerySource, ...], bool]:
-        """The consumers that the query will own, and whether it reads anything without one."""
-        reads = streaming_reads(frame)
+    def _consumers(self, frame: DataFrame) -> tuple[tuple[OwnedConsumer, ...], bool]:
+        """Return the consumers that the query will own, and whether it reads anything without one."""
+        spark, reads = self.stream.spark, streaming_reads(frame)
         if reads is None:
-            source = self.stream.source
-            given = source.given() if isinstance(source, QueueSource) else {}
-            found = [self._source({name.lower(): value for name, value in given.items()})]
+            owned = list[OwnedConsumer | None](self.stream.source.owned_consumers(spark)) or [None]
         else:
-            found = [self._source(read.options) if read.format == "penstock" else None for read in reads]
-        return tuple(dict.fromkeys(each for each in found if each is not None)), None in found
-
-    def _source(self, given: Mapping[str, str]) -> QuerySource | None:
-        settings = self.stream.spark.conf
-        url = given.get("url") or default_url(self.stream.spark)
-        queue = given.get("queue") or given.get("path") or settings.get(CONF_PREFIX + "queue", None)
-        consumer = given.get("consumer")
-        return QuerySource(url, queue, consumer) if url and queue and consumer else None
+            owned = [
+                owned_consumer(spark, read.options) if read.format == "penstock" else None for read in reads
+            ]
+        return tuple(dict.fromkeys(each for each in owned if each is not None)), None in owned
 
 
 def _location(spark: SparkSession, checkpoint: str | os.PathLike[str] | None) -> str:
-    """The checkpoint as an absolute path or URL: Spark's workers may stand elsewhere."""
+    """Return the checkpoint as an absolute path or URL: Spark's workers may have another working directory."""
     text = path_text("checkpoint", checkpoint)
     if urlsplit(text).scheme:
         return text

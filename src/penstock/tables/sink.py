@@ -7,9 +7,12 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.sql.types import StructType
 
 from penstock.arguments import column_names, did_you_mean, in_quotes, require
+from penstock.continuous.connectors.ledger import Commits
+from penstock.continuous.connectors.protocol import ContinuousSink
 from penstock.errors import (
     ContinuousRefused,
     InvalidInput,
@@ -22,6 +25,7 @@ from penstock.feeds.contract import COMMIT_VERSION
 from penstock.lake.delta_location import DeltaPlace, is_delta
 from penstock.queue.checks import check_name
 from penstock.queue.store import connect
+from penstock.spark.connectors import Sink, WriteSettings
 from penstock.spark.internals.plan_text import groups_by_session, plan_tree
 from penstock.spark.internals.plans import streaming_reads
 from penstock.spark.internals.sessions import is_classic
@@ -31,6 +35,7 @@ from penstock.store.database import Transaction
 from penstock.store.url import parse_url
 from penstock.tables.change_rows import require_row_id, ties
 from penstock.tables.columns import Layout, layout_of
+from penstock.tables.continuous import TableSinkDriver
 from penstock.tables.delta.apply.applier import accepted_changes, changes_writer
 from penstock.tables.delta.writer import DeltaWriter, accepted_rows, delta_writer
 from penstock.tables.names import TableName, resolve
@@ -102,7 +107,7 @@ _SCD_TYPES = (1, 2)
 
 
 @dataclass(frozen=True)
-class TableSink:
+class TableSink(Sink, ContinuousSink):
     """A plain SQL table to write to, in the database of a store, or a Delta table; anybody may query it.
 
     Parameters
@@ -135,7 +140,8 @@ class TableSink:
     """
 
     format: ClassVar[str] = "penstock table"
-    """What a check of output modes knows it by."""
+    guarantees: ClassVar[tuple[str, ...]] = ("exactly_once", "idempotent", "at_least_once")
+    output_modes: ClassVar[tuple[str, ...]] = MODES
 
     name: str
     keys: Sequence[str] = ()
@@ -306,6 +312,48 @@ class TableSink:
             self.app_id,
             self.allow_new_checkpoint,
             self.allow_new_sink,
+        )
+
+    def stream_writer(self, rows: DataFrame, settings: WriteSettings) -> DataStreamWriter:
+        write = self.writer(rows, settings.guarantee, settings.output_mode, settings.checkpoint)
+        return rows.writeStream.foreachBatch(write).option("checkpointLocation", settings.checkpoint)
+
+    @property
+    def description(self) -> str:
+        return f"table {self.name!r}"
+
+    def store_url(self, spark: SparkSession) -> str | None:
+        return self.url or default_url(spark)
+
+    def ledger_name(self, tx: Transaction) -> str:
+        return resolve(tx, self.name).ledger_name
+
+    def continuous_driver(
+        self, spark: SparkSession, query_id: str, guarantee: str, output_mode: str
+    ) -> TableSinkDriver:
+        url = self.place(spark)
+        require_added(self, url, guarantee, output_mode)
+        check_reach(url, spark.conf.get("spark.master", None))
+        return self.driver(url, query_id, exactly_once=guarantee == "exactly_once")
+
+    def record(self, spark: SparkSession, query_id: str) -> TableSinkDriver | None:
+        url = self.place(spark)
+        return None if is_delta(url) else self.driver(url, query_id, exactly_once=True)
+
+    def driver(self, url: str, query_id: str, *, exactly_once: bool) -> TableSinkDriver:
+        """Return the driver side of a table in a store, for a continuous query."""
+        return TableSinkDriver(
+            self.name,
+            url,
+            lambda schema: self.prepared(url, schema, "append", self.keys),
+            Commits(
+                url,
+                query_id,
+                self.app_id or query_id,
+                rebind=self.allow_new_checkpoint,
+                new_sink=self.allow_new_sink,
+            ),
+            exactly_once,
         )
 
     def _layout(self, name: TableName, schema: StructType, keys: Sequence[str], dialect: str) -> Layout:

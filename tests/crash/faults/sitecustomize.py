@@ -223,7 +223,7 @@ def from_epoch(number: int) -> Callable[[dict[str, Any]], bool]:
 
 def patch_continuous_reader(module: ModuleType) -> None:
     """A case's source is a queue with its name and `` in``."""
-    reading = module.Reading
+    reading = module.ReadLoop
     end_epoch = reading._end_epoch
 
     def ending(self: Any, number: int) -> Any:
@@ -234,7 +234,7 @@ def patch_continuous_reader(module: ModuleType) -> None:
 
 
 def patch_continuous_writer(module: ModuleType) -> None:
-    writing = module.Writing
+    writing = module.WriteLoop
     end_epoch = writing._end_epoch
 
     def ending(self: Any, number: int) -> None:
@@ -251,12 +251,12 @@ def _case(sink: Any) -> str:
 
 
 def patch_continuous_queues(module: ModuleType) -> None:
-    for kind in (module.QueueStaging, module.QueueAppends):
+    for kind in (module.QueueStagingWriter, module.QueueAppendWriter):
         kind.end = _staged(kind.end)
 
 
 def patch_continuous_tables(module: ModuleType) -> None:
-    for kind in (module.TableStaging, module.TableInserts):
+    for kind in (module.TableStagingWriter, module.TableInsertWriter):
         kind.end = _staged(kind.end)
     _committed(module.TableSinkDriver, lambda driver: str(driver._known.layout.name.table))
 
@@ -306,7 +306,7 @@ PATCHES = {
     "penstock.continuous.connectors.queue_tasks": patch_continuous_queues,
     "penstock.continuous.task.reader": patch_continuous_reader,
     "penstock.continuous.task.writer": patch_continuous_writer,
-    "penstock.pipeline.continuous_tables": patch_continuous_tables,
+    "penstock.tables.continuous": patch_continuous_tables,
     "penstock.commit.owner": patch_owner,
     "penstock.commit.protocol": patch_batch,
     "penstock.spark.sink.write_task": patch_tasks,

@@ -12,7 +12,7 @@ from pyspark.sql.types import StructType
 
 from penstock.continuous.connectors.protocol import SinkDriver
 from penstock.continuous.driver.epochs import Epoch
-from penstock.continuous.task.writer import Sink, SinkTask
+from penstock.continuous.task.writer import SinkWriter, WriterFactory
 
 _LONGEST_CELLS = 4 << 20
 """Characters of all rows that are shown of an epoch."""
@@ -20,19 +20,19 @@ _RULE = "-" * 43
 
 
 @dataclass(frozen=True)
-class ConsoleRows(Sink):
+class ConsoleWriterFactory(WriterFactory):
     """The first rows of each epoch, as text, on their way to the driver."""
 
     rows: int
     truncate: int
     """Characters of a cell; 0 for all."""
 
-    def open(self, task: int) -> SinkTask:
-        return _ConsoleTask(self, task)
+    def open(self, task: int) -> SinkWriter:
+        return _ConsoleWriter(self, task)
 
 
-class _ConsoleTask(SinkTask):
-    def __init__(self, sink: ConsoleRows, task: int) -> None:
+class _ConsoleWriter(SinkWriter):
+    def __init__(self, sink: ConsoleWriterFactory, task: int) -> None:
         self._sink, self._task = sink, task
         self._shown: list[list[str]] = []
         self._names: list[str] = []
@@ -69,10 +69,10 @@ class ConsoleDriver(SinkDriver):
     def check(self, schema: StructType) -> None:
         """Any rows will do."""
 
-    def sink(self) -> Sink:
-        return ConsoleRows(self.rows, self.truncate)
+    def writers(self) -> WriterFactory:
+        return ConsoleWriterFactory(self.rows, self.truncate)
 
-    def commit(self, sink: Sink, epoch: Epoch, offset: Any) -> None:
+    def commit(self, writers: WriterFactory, epoch: Epoch, offset: Any) -> None:
         parts = [epoch.attempts[task] for task in sorted(epoch.attempts, key=int)]
         names: list[str] = next((part["names"] for part in parts), [])
         rows = [row for part in parts for row in part["rows"]][: self.rows]

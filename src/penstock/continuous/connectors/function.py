@@ -11,18 +11,18 @@ from pyspark.sql.types import StructType
 
 from penstock.continuous.connectors.protocol import SinkDriver
 from penstock.continuous.driver.epochs import Epoch
-from penstock.continuous.task.writer import Sink, SinkTask
+from penstock.continuous.task.writer import SinkWriter, WriterFactory
 
 Function = Callable[[pa.RecordBatch], object]
 
 
 @dataclass(frozen=True)
-class FunctionRows(Sink, SinkTask):
+class FunctionWriter(WriterFactory, SinkWriter):
     """Each task calls the function with the rows that it has."""
 
     function: Function
 
-    def open(self, task: int) -> SinkTask:
+    def open(self, task: int) -> SinkWriter:
         return self
 
     def write(self, rows: list[pa.RecordBatch], epoch: int) -> None:
@@ -52,8 +52,8 @@ class FunctionDriver(SinkDriver):
     def check(self, schema: StructType) -> None:
         """Any rows will do."""
 
-    def sink(self) -> Sink:
-        return FunctionRows(self.function)
+    def writers(self) -> WriterFactory:
+        return FunctionWriter(self.function)
 
-    def commit(self, sink: Sink, epoch: Epoch, offset: Any) -> None:
+    def commit(self, writers: WriterFactory, epoch: Epoch, offset: Any) -> None:
         """Nothing."""

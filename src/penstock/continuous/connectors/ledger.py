@@ -1,4 +1,4 @@
-"""Epochs in the ledger of a store: each is in its sink as a whole and once, with the consumer's move."""
+"""Commits of epochs through the ledger of a store: each epoch becomes visible whole and once, with the consumer's move."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Commits:
-    """What a query commits to a store.
+    """Commits of a query's epochs to a store.
 
     Parameters
     ----------
@@ -42,12 +42,29 @@ class Commits:
     new_sink: bool
 
     def commit(self, target: Target[T], epoch: Epoch, offset: Any) -> T | None:
-        """Make an epoch visible; what its target says of it, or None when it was before."""
+        """Make an epoch visible; return what its target says of it, or None if it was visible before."""
+        queue_offset = QueueOffset.of(offset)
         store = open_store(self.url)
-        return commit_batch(store.database, store.uuid, self._batch(target, epoch, offset))
+        return commit_batch(
+            store.database,
+            store.uuid,
+            BatchCommit(
+                sink=target,
+                app_id=self.app_id,
+                batch_id=epoch.number,
+                rows=epoch.rows_out,
+                origin=self.query_id,
+                sources=[] if queue_offset is None else [queue_offset],
+                others=[offset] if queue_offset is None else [],
+                attempts=epoch.attempts,
+                rebind=self.rebind,
+                new_sink=self.new_sink,
+                logged=json.dumps(offset),
+            ),
+        )
 
     def note(self, ledger_name: str, epoch: Epoch, offset: Any) -> None:
-        """Enter an epoch whose rows can be seen already."""
+        """Enter an epoch whose rows are visible already."""
         note_batch(
             open_store(self.url).database,
             LedgerKey(ledger_name, self.app_id, epoch.number),
@@ -65,33 +82,16 @@ class Commits:
         CheckpointMismatch
             When it was committed from another checkpoint.
         """
-        found = open_store(self.url).database.run(
+        entry = open_store(self.url).database.run(
             lambda tx: ledger.newest(tx, ledger_name, self.app_id), write=False
         )
-        if found is None:
+        if entry is None:
             return SinkEpoch(-1)
-        if json.loads(found.ranges)[0] != self.query_id:
+        if json.loads(entry.ranges)[0] != self.query_id:
             raise CheckpointMismatch(
                 f"app {self.app_id!r} has written to {ledger_name} from another checkpoint before: a new checkpoint needs a new "
                 "appId (leave the option out to get one)",
                 app_id=self.app_id,
             )
-        return SinkEpoch(
-            found.batch_id, None if found.logged is None else json.loads(found.logged), found.rows
-        )
-
-    def _batch(self, target: Target[T], epoch: Epoch, offset: Any) -> BatchCommit[T]:
-        ours = QueueOffset.of(offset)
-        return BatchCommit(
-            sink=target,
-            app_id=self.app_id,
-            batch_id=epoch.number,
-            rows=epoch.rows_out,
-            origin=self.query_id,
-            sources=[] if ours is None else [ours],
-            others=[offset] if ours is None else [],
-            attempts=epoch.attempts,
-            rebind=self.rebind,
-            new_sink=self.new_sink,
-            logged=json.dumps(offset),
-        )
+        logged = None if entry.logged is None else json.loads(entry.logged)
+        return SinkEpoch(entry.batch_id, logged, entry.rows)

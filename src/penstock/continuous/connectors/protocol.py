@@ -1,4 +1,7 @@
-"""What the driver of a continuous query asks of its source and of its sink."""
+"""Protocols for the sources and sinks of continuous queries: their driver side, and what they carry to tasks.
+
+The task side is in :mod:`penstock.continuous.task.reader` and :mod:`penstock.continuous.task.writer`.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +10,53 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
+from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from penstock.continuous.driver.epochs import Epoch
-from penstock.continuous.task.reader import Source
-from penstock.continuous.task.writer import Sink
+from penstock.continuous.task.reader import ReaderFactory
+from penstock.continuous.task.writer import WriterFactory
 
 Positions = dict[int, int]
-"""Where each partition of a source stands."""
+"""The offset of each partition of a source."""
+
+
+class ContinuousSource(ABC):
+    """A source that a pipeline with the continuous trigger can read."""
+
+    @abstractmethod
+    def continuous_driver(self, spark: SparkSession) -> SourceDriver:
+        """Return its driver side for one query.
+
+        Raises
+        ------
+        ContinuousRefused
+            When it cannot be read with these settings.
+        """
+
+
+class ContinuousSink(ABC):
+    """A sink that a pipeline with the continuous trigger can write to."""
+
+    @abstractmethod
+    def continuous_driver(
+        self, spark: SparkSession, query_id: str, guarantee: str, output_mode: str
+    ) -> SinkDriver:
+        """Return its driver side for one query.
+
+        Raises
+        ------
+        ContinuousRefused
+            When it cannot be written to with these settings.
+        """
+
+    def record(self, spark: SparkSession, query_id: str) -> SinkRecord | None:
+        """Return its record of a query's commits, for a query of micro-batches; None if it keeps none."""
+        return None
 
 
 class SourceDriver(ABC):
-    """A source as the driver sees it, for all runs of a query."""
+    """The driver side of a source, for all runs of a query."""
 
     @property
     @abstractmethod
@@ -28,21 +66,21 @@ class SourceDriver(ABC):
     @property
     @abstractmethod
     def schema(self) -> pa.Schema:
-        """Of its rows."""
+        """The schema of its rows."""
 
     @abstractmethod
     def own(self) -> None:
-        """Before each run: take hold of the source; whoever had it is fenced.
+        """Take ownership of the source before each run; the previous owner is fenced.
 
         Raises
         ------
         OwnerFenced
-            When another query has taken over since the run before.
+            When another query has taken over since the last run.
         """
 
     @abstractmethod
     def start(self, logged: Any | None) -> Positions:
-        """Where a run begins.
+        """Return where a run begins.
 
         Parameters
         ----------
@@ -52,22 +90,24 @@ class SourceDriver(ABC):
 
     @abstractmethod
     def ends(self) -> Positions:
-        """Where the partitions end now."""
+        """Return where the partitions end now."""
 
     @abstractmethod
-    def source(self) -> Source:
-        """What tasks read."""
+    def readers(self) -> ReaderFactory:
+        """Return what is carried to the tasks of a run to read with."""
 
     @abstractmethod
     def plan(self, start: Positions, end: Positions) -> Any:
-        """The offset of an epoch, as the log has it; the source takes note that it is in hand."""
+        """Return the offset to log for an epoch, and record that the epoch is in flight."""
 
     def follow(self, offset: Any) -> None:  # noqa: B027 - most have nothing to move
-        """Take note, before a run, of the last epoch that the sink has: a driver that has died may not have said so."""
+        """Record, before a run, the last epoch that the sink has: a driver that died may not have done so."""
 
     @abstractmethod
     def logged(self, offset: Any) -> bool:
-        """Told last, when an epoch is committed and logged, and again now and then while there is none; whether the source asks to end.
+        """Record that an epoch is committed and logged; return whether the source asks the query to end.
+
+        Also called now and then while nothing is committed.
 
         Raises
         ------
@@ -77,52 +117,27 @@ class SourceDriver(ABC):
 
     @abstractmethod
     def release(self, ended: Any | None) -> None:
-        """After the last run: give up the hold; everything up to this offset is committed."""
+        """Give up ownership after the last run; everything up to this offset is committed."""
 
 
 @dataclass(frozen=True)
 class SinkEpoch:
-    """The last epoch or micro-batch of a query that its sink has, by the sink's own record."""
+    """The last epoch or micro-batch of a query that a sink has, by the sink's own record."""
 
     number: int
     """-1 when it has none."""
     offset: Any = None
-    """What the checkpoint logs for it; None for a micro-batch, which Spark logs before it is committed."""
+    """The offset that the checkpoint logs for it; None for a micro-batch, which Spark logs before the commit."""
     rows: int = 0
 
 
-class SinkDriver(ABC):
-    """A sink as the driver sees it, for all runs of a query.
-
-    Calls come in this order: ``check`` once; then for each run ``clear``, ``newest`` and ``sink``, and ``commit`` for each of its
-    epochs. A run for the other pace asks for its ``sink`` while the run before is still at work.
-    """
+class SinkRecord(ABC):
+    """A sink's record of what a query has committed to it."""
 
     @property
     @abstractmethod
     def description(self) -> str:
-        """What progress calls it."""
-
-    @property
-    def at_once(self) -> bool:
-        """Whether rows are seen when they are written, before their epoch is committed."""
-        return False
-
-    @abstractmethod
-    def check(self, schema: StructType) -> None:
-        """Refuse rows that the sink does not take.
-
-        Raises
-        ------
-        SchemaMismatch
-        """
-
-    def clear(self) -> None:  # noqa: B027 - most stage nothing
-        """Drop what earlier runs have staged; called when none of their tasks is at work."""
-
-    @abstractmethod
-    def sink(self) -> Sink:
-        """What the tasks of a run write to."""
+        """What progress and messages call the sink."""
 
     def newest(self) -> SinkEpoch | None:
         """Return the last epoch that the sink has; None when it keeps no record.
@@ -130,7 +145,7 @@ class SinkDriver(ABC):
         Raises
         ------
         CheckpointMismatch
-            When the record is that of another checkpoint.
+            When another checkpoint wrote the record.
         """
         return None
 
@@ -139,14 +154,45 @@ class SinkDriver(ABC):
         """Whether the sink may have nothing of the query although the checkpoint is not new."""
         return False
 
+
+class SinkDriver(SinkRecord):
+    """The driver side of a sink, for all runs of a query.
+
+    Calls come in this order: ``check`` once; then for each run ``clear``, ``newest`` and ``writers``, and ``commit`` for each of its
+    epochs. A run with another batch size asks for its ``writers`` while the previous run is still active.
+    """
+
+    @property
+    def at_once(self) -> bool:
+        """Whether rows are visible when they are written, before their epoch is committed."""
+        return False
+
     @abstractmethod
-    def commit(self, sink: Sink, epoch: Epoch, offset: Any) -> None:
+    def check(self, schema: StructType) -> None:
+        """Refuse rows that the sink cannot take.
+
+        Raises
+        ------
+        SchemaMismatch
+        """
+
+    def clear(self) -> None:
+        """Drop what earlier runs have staged; called when none of their tasks is active."""
+
+    @abstractmethod
+    def writers(self) -> WriterFactory:
+        """Return what is carried to the tasks of a run to write with."""
+
+    @abstractmethod
+    def commit(self, writers: WriterFactory, epoch: Epoch, offset: Any) -> None:
         """Make an epoch visible, once, before the checkpoint logs it.
 
         Parameters
         ----------
-        sink
-            What the tasks wrote to.
+        writers
+            What the tasks of the epoch wrote with.
+        epoch
+            Its number, and what the tasks reported.
         offset
-            What the checkpoint will log.
+            The offset that the checkpoint will log.
         """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
@@ -15,9 +16,9 @@ from penstock.commit.owner import Owner, follow, level
 from penstock.commit.queue_target import QueueTarget
 from penstock.continuous.connectors.ledger import Commits
 from penstock.continuous.connectors.protocol import Positions, SinkDriver, SinkEpoch, SourceDriver
-from penstock.continuous.connectors.queue_tasks import QueueRows, QueueWrites
+from penstock.continuous.connectors.queue_tasks import QueueReaderFactory, QueueWriterFactory
 from penstock.continuous.driver.epochs import Epoch
-from penstock.continuous.task.writer import Sink
+from penstock.continuous.task.writer import WriterFactory
 from penstock.errors import CheckpointMismatch
 from penstock.queue.checks import refuse_feed
 from penstock.queue.open_stores import open_store
@@ -85,8 +86,10 @@ class QueueSourceDriver(SourceDriver):
         there = self._store().database.run(lambda tx: catalog.partitions(tx, queue), write=False)
         return {part.partition: part.next_index for part in there}
 
-    def source(self) -> QueueRows:
-        return QueueRows(self.options.url, self._queue(), self.schema, self.options.fail_on_data_loss)
+    def readers(self) -> QueueReaderFactory:
+        return QueueReaderFactory(
+            self.options.url, self._queue(), self.schema, self.options.fail_on_data_loss
+        )
 
     def plan(self, start: Positions, end: Positions) -> Any:
         offset = QueueOffset(
@@ -167,9 +170,9 @@ class QueueSinkDriver(SinkDriver):
         refuse_feed(queue)
         check_writable(schema, queue.schema, queue.name)
 
-    def sink(self) -> QueueWrites:
+    def writers(self) -> QueueWriterFactory:
         app_id = self._commits.app_id if self.exactly_once else None
-        return QueueWrites(self.options.url, self._queue(), app_id, self.options.max_rows_per_write)
+        return QueueWriterFactory(self.options.url, self._queue(), app_id, self.options.max_rows_per_write)
 
     def newest(self) -> SinkEpoch:
         return self._commits.newest(sink_name(self._queue()))
@@ -178,25 +181,25 @@ class QueueSinkDriver(SinkDriver):
     def may_be_new(self) -> bool:
         return self.options.allow_new_sink
 
-    def commit(self, sink: Sink, epoch: Epoch, offset: Any) -> None:
-        assert isinstance(sink, QueueWrites), "it is what `sink` has made"
+    def commit(self, writers: WriterFactory, epoch: Epoch, offset: Any) -> None:
+        assert isinstance(writers, QueueWriterFactory), "`writers` has made it"
         # The queue as the tasks placed the rows in it: the store refuses them where it has got more partitions since.
-        queue = sink.queue
+        queue = writers.queue
         if not self.exactly_once:
             self._commits.note(sink_name(queue), epoch, offset)
             return
         appended = self._commits.commit(QueueTarget(queue), epoch, offset)
         open_store(self.options.url).tend(queue, () if appended is None else appended.crowded)
 
-    @property
+    @cached_property
     def _commits(self) -> Commits:
         options = self.options
         return Commits(
             options.url,
             self.query_id,
             options.app_id or self.query_id,
-            options.allow_new_checkpoint,
-            options.allow_new_sink,
+            rebind=options.allow_new_checkpoint,
+            new_sink=options.allow_new_sink,
         )
 
     def _queue(self) -> QueueRecord:

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 import pyarrow as pa
 
 from penstock.commit.protocol import append_task
-from penstock.continuous.task.channel import Link
-from penstock.continuous.task.reader import Source, SourceTask
-from penstock.continuous.task.writer import Sink, SinkTask
+from penstock.continuous.task.channel import Channel
+from penstock.continuous.task.reader import ReaderFactory, SourceReader
+from penstock.continuous.task.writer import SinkWriter, WriterFactory
 from penstock.queue.open_stores import open_store
 from penstock.queue.placement import Placement
 from penstock.queue.queue import placement_of
@@ -31,7 +31,7 @@ _AHEAD_ROWS = 131_072
 
 
 @dataclass(frozen=True)
-class QueueRows(Source):
+class QueueReaderFactory(ReaderFactory):
     """The rows of a queue as they come."""
 
     url: str = field(repr=False)
@@ -39,9 +39,9 @@ class QueueRows(Source):
     schema: pa.Schema
     fail_on_data_loss: bool = True
 
-    def open(self, positions: Mapping[int, int]) -> QueueReading:
+    def open(self, positions: Mapping[int, int]) -> QueueReader:
         check_reach(self.url, None)
-        return QueueReading(self, positions)
+        return QueueReader(self, positions)
 
 
 @dataclass(frozen=True)
@@ -66,10 +66,10 @@ class _Ahead:
         return replace(self, start=self.start + count, rows=self.rows.slice(count))
 
 
-class QueueReading(SourceTask):
+class QueueReader(SourceReader):
     """Some partitions of a queue."""
 
-    def __init__(self, source: QueueRows, positions: Mapping[int, int]) -> None:
+    def __init__(self, source: QueueReaderFactory, positions: Mapping[int, int]) -> None:
         self._source = source
         self._positions = dict(positions)
         self._database = open_store(source.url).database
@@ -158,7 +158,7 @@ class QueueReading(SourceTask):
     def grown(self) -> bool:
         return self._watch.partitions > self._source.queue.partitions
 
-    def wait(self, link: Link) -> None:
+    def wait(self, link: Channel) -> None:
         self._ends = self._watch.wait(self._positions, _LONGEST_WAIT, [link]).ends
 
     def close(self) -> None:
@@ -166,7 +166,7 @@ class QueueReading(SourceTask):
 
 
 @dataclass(frozen=True)
-class QueueWrites(Sink):
+class QueueWriterFactory(WriterFactory):
     """Rows into a queue: seen when they are written, or staged for the end of their epoch."""
 
     url: str = field(repr=False)
@@ -175,15 +175,19 @@ class QueueWrites(Sink):
     """Of rows that are staged; None for rows that are seen at once."""
     max_rows: int = 65_536
 
-    def open(self, task: int) -> SinkTask:
+    def open(self, task: int) -> SinkWriter:
         check_reach(self.url, None)
-        return QueueAppends(self, task) if self.app_id is None else QueueStaging(self, task, self.app_id)
+        return (
+            QueueAppendWriter(self, task)
+            if self.app_id is None
+            else QueueStagingWriter(self, task, self.app_id)
+        )
 
 
-class QueueAppends(SinkTask):
+class QueueAppendWriter(SinkWriter):
     """Each write is an append."""
 
-    def __init__(self, sink: QueueWrites, task: int) -> None:
+    def __init__(self, sink: QueueWriterFactory, task: int) -> None:
         self._sink, self._task = sink, task
         self._store = open_store(sink.url)
         self._placement = placement_of(self._store.database, sink.queue)
@@ -203,10 +207,10 @@ class QueueAppends(SinkTask):
         """Nothing: the process keeps its store open."""
 
 
-class QueueStaging(SinkTask):
+class QueueStagingWriter(SinkWriter):
     """Each write is staged; the driver promotes it."""
 
-    def __init__(self, sink: QueueWrites, task: int, app_id: str) -> None:
+    def __init__(self, sink: QueueWriterFactory, task: int, app_id: str) -> None:
         self._sink, self._task, self._app_id = sink, task, app_id
         self._attempt = str(uuid.uuid4())
         self._database = open_store(sink.url).database
@@ -234,6 +238,6 @@ class QueueStaging(SinkTask):
 
 
 def _pieces(
-    sink: QueueWrites, placement: Placement, task: int, rows: list[pa.RecordBatch]
+    sink: QueueWriterFactory, placement: Placement, task: int, rows: list[pa.RecordBatch]
 ) -> Iterator[list[partition_log.Segment]]:
     return SegmentGroups(sink.queue, placement, task, sink.max_rows).groups(iter(rows))

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.continuous.connectors.protocol import Positions, SourceDriver
-from penstock.continuous.task.channel import Link
-from penstock.continuous.task.reader import Source, SourceTask
+from penstock.continuous.task.channel import Channel
+from penstock.continuous.task.reader import ReaderFactory, SourceReader
 from penstock.errors import CheckpointMismatch
 
 SCHEMA = pa.schema([("timestamp", pa.timestamp("us", tz="UTC")), ("value", pa.int64())])
@@ -21,7 +21,7 @@ _LONGEST_WAIT = 1.0
 
 
 @dataclass(frozen=True)
-class RateRows(Source):
+class RateReaderFactory(ReaderFactory):
     """Value v comes v / rate seconds after the beginning, in partition v mod partitions."""
 
     rows_per_second: int
@@ -30,14 +30,14 @@ class RateRows(Source):
     """When value 0 came, or would have; seconds since 1970."""
     schema: pa.Schema = SCHEMA
 
-    def open(self, positions: Mapping[int, int]) -> SourceTask:
-        return RateReading(self, positions)
+    def open(self, positions: Mapping[int, int]) -> SourceReader:
+        return RateReader(self, positions)
 
 
-class RateReading(SourceTask):
+class RateReader(SourceReader):
     """Some partitions; a partition's offset is how many values it has given."""
 
-    def __init__(self, source: RateRows, positions: Mapping[int, int]) -> None:
+    def __init__(self, source: RateReaderFactory, positions: Mapping[int, int]) -> None:
         self._source, self._positions = source, dict(positions)
 
     def read(self, max_rows: int) -> pa.RecordBatch | None:
@@ -62,7 +62,7 @@ class RateReading(SourceTask):
     def offsets(self) -> dict[int, int]:
         return dict(self._positions)
 
-    def wait(self, link: Link) -> None:
+    def wait(self, link: Channel) -> None:
         source = self._source
         coming = min(count * source.partitions + part for part, count in self._positions.items())
         due = source.began + coming / source.rows_per_second
@@ -109,8 +109,10 @@ class RateDriver(SourceDriver):
     def ends(self) -> Positions:
         return {}
 
-    def source(self) -> RateRows:
-        return RateRows(self.rows_per_second, self.partitions, time.time() - self._at / self.rows_per_second)
+    def readers(self) -> RateReaderFactory:
+        return RateReaderFactory(
+            self.rows_per_second, self.partitions, time.time() - self._at / self.rows_per_second
+        )
 
     def plan(self, start: Positions, end: Positions) -> Any:
         return {_KIND: [end[partition] for partition in range(self.partitions)]}

@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from penstock.continuous.driver.epochs import Epoch, Epochs
-from penstock.continuous.task.channel import READER, WRITER, Address, decode, encode
+from penstock.continuous.task.channel import READER, WRITER, CoordinatorAddress, decode, encode
 from penstock.errors import ContinuousFailed, PenstockError, condition_of
 from penstock.spark.driver_endpoint import AuthenticatedListener
 from penstock.spark.driver_endpoint import shut_down as _shut
@@ -95,7 +95,7 @@ class EpochCoordinator:
         self._resting: set[int] = set()
         # The last, since somebody may call at once.
         self._listening = AuthenticatedListener(bind, self._serve, "penstock-epochs")
-        self.address = Address(host, self._listening.port, self.run, self._listening.secret)
+        self.address = CoordinatorAddress(host, self._listening.port, self.run, self._listening.secret)
 
     # What the driver asks.
 

@@ -16,10 +16,10 @@ from penstock.continuous.connectors.protocol import Positions, SinkDriver, Sourc
 from penstock.continuous.driver.checkpoint_log import CheckpointLog
 from penstock.continuous.driver.coordinator import EpochCoordinator, Limit, Quota
 from penstock.continuous.driver.epochs import Epoch
-from penstock.continuous.driver.listener_dispatch import Telling
+from penstock.continuous.driver.listener_dispatch import ListenerDispatch
 from penstock.continuous.driver.progress import Progress, timestamp
-from penstock.continuous.driver.recovery import settle
-from penstock.continuous.driver.runs import Engine, Run, grouped
+from penstock.continuous.driver.recovery import recover
+from penstock.continuous.driver.runs import Engine, Run, partitions_by_task
 from penstock.continuous.task.reader import BEHIND_ROWS
 from penstock.errors import ContinuousFailed, OwnerFenced, PenstockError, condition_of
 from penstock.store.records.catalog import QueueGrown
@@ -96,10 +96,10 @@ class ContinuousExecution:
         self._source, self._sink, self._engine, self._logs = source, sink, engine, logs
         self._settings, self._clock, self._limit = settings, clock, limit
         self.progress = Progress(self.id, self.run_id, name, clock, source.description, sink.description)
-        self.telling = Telling(self.called, None)
-        """Who is told of events; for whoever starts the query to choose before."""
-        self.tidy: Callable[[], None] = lambda: None
-        """Called at its end, unless it has failed; to be chosen before, too."""
+        self.listeners = ListenerDispatch(self.called, None)
+        """Who gets events of the query; set before it starts."""
+        self.clean_up: Callable[[], None] = lambda: None
+        """Called at its end, unless it has failed; set before it starts."""
         self.ending: str | None = None
         """Why it has ended by itself, if it has."""
         self._changed = threading.Condition()
@@ -138,7 +138,7 @@ class ContinuousExecution:
     def start(self) -> None:
         """Begin, and return when the first run is under way or the query has ended."""
         log.info("query %s starts", self.called, extra={"action": "query_started", **self._fields})
-        self.telling.started(self.name, timestamp())
+        self.listeners.started(self.name, timestamp())
         self._thread.start()
         with self._changed:
             self._changed.wait_for(lambda: self._started or self._state is State.TERMINATED)
@@ -167,8 +167,8 @@ class ContinuousExecution:
             self._changed.wait_for(lambda: self._epoch >= number or self._state is State.TERMINATED, timeout)
         return self._epoch >= number
 
-    def await_rest(self, reached: Callable[[Positions], bool]) -> None:
-        """Wait until the committed offsets have reached something."""
+    def await_offsets(self, reached: Callable[[Positions], bool]) -> None:
+        """Wait until the committed offsets fulfil a condition."""
         with self._changed:
             self._changed.wait_for(lambda: reached(self._at) or self._state is State.TERMINATED)
 
@@ -210,11 +210,11 @@ class ContinuousExecution:
                 extra={"action": "release_failed", **self._fields, "error": condition_of(error)},
             )
         if self._failure is None:
-            self.tidy()
+            self.clean_up()
         with self._changed:
             self._state = State.TERMINATED
             self._changed.notify_all()
-        self.telling.terminated(self._failure, _LISTENING_SECONDS)
+        self.listeners.terminated(self._failure, _LISTENING_SECONDS)
         log.info("Query %s was stopped", self.called, extra={"action": "query_ended", **self._fields})
 
     def _runs(self) -> None:
@@ -280,7 +280,7 @@ class ContinuousExecution:
         try:
             job.start()
             coordinator.await_tasks(self._settings.start_timeout, job.alive)
-            coordinator.give(self._epoch + 1, grouped(self._at, run.tasks))
+            coordinator.give(self._epoch + 1, partitions_by_task(self._at, run.tasks))
             self._become(State.ACTIVE)
             self.progress.run_is_there()
             self._epochs(run)
@@ -308,14 +308,14 @@ class ContinuousExecution:
         ends = self._source.ends()
         return any(
             sum(ends.get(partition, at) - at for partition, at in group.items()) >= BEHIND_ROWS
-            for group in grouped(self._at, tasks)
+            for group in partitions_by_task(self._at, tasks)
         )
 
     def _made(self, tasks: int, *, hurried: bool) -> Run:
         return Run.made(
             self._engine,
             tasks,
-            self._sink.sink(),
+            self._sink.writers(),
             self._settings.backlog,
             hurried=hurried,
             limited=self._limit is not None,
@@ -335,7 +335,7 @@ class ContinuousExecution:
         """Find out where the last run has ended; an epoch that it has begun is in the sink as a whole or not at all."""
         if self._started:
             self._require_own_checkpoint()
-        last = settle(self._logs, self._sink, self._source.follow, limited=self._limit is not None)
+        last = recover(self._logs, self._sink, self._source.follow, limited=self._limit is not None)
         self._offset = None if last is None else self._logs.offset(last)
         self._epoch = -1 if last is None else last
         if self._limit is not None:
@@ -436,7 +436,7 @@ class ContinuousExecution:
         self._epoch, self._at, self._offset, self._fresh = epoch.number, end, offset, False
         self._passed = passed
         told = self.progress.committed(epoch, offset, began, at_once=self._sink.at_once)
-        self.telling.progressed(told)
+        self.listeners.progressed(told)
         self._ask_source(offset)
         self._logs.prune(epoch.number, self._settings.retain)
 

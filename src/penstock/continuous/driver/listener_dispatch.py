@@ -29,7 +29,7 @@ class Listeners(Protocol):
     def terminated(self, exception: str | None, condition: str | None) -> None: ...
 
 
-class Published(Protocol):
+class QueryMonitor(Protocol):
     """What is told besides, at once and without waiting but for the end."""
 
     def started(self) -> None: ...
@@ -39,7 +39,7 @@ class Published(Protocol):
     def terminated(self, error: Exception | None, timeout: float) -> None: ...
 
 
-class Telling:
+class ListenerDispatch:
     """Events of one query, in their order.
 
     Parameters
@@ -59,7 +59,7 @@ class Telling:
         called: str,
         listeners: Listeners | None,
         plain: Callable[[Exception], Exception] = lambda error: error,
-        published: Published | None = None,
+        published: QueryMonitor | None = None,
     ) -> None:
         self._published = published
         self._called, self._listeners, self._plain = called, listeners, plain

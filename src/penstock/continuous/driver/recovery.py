@@ -10,14 +10,14 @@ from contextlib import suppress
 from typing import Any
 
 from penstock.commit.protocol import sink_behind
-from penstock.continuous.connectors.protocol import SinkDriver, SinkEpoch
+from penstock.continuous.connectors.protocol import SinkEpoch, SinkRecord
 from penstock.continuous.driver.checkpoint_log import CheckpointLog
 from penstock.errors import CheckpointRewound, OwnerFenced
 
 Follow = Callable[[Any], None]
 
 
-def settle(logs: CheckpointLog, sink: SinkDriver, follow: Follow, *, limited: bool = False) -> int | None:
+def recover(logs: CheckpointLog, sink: SinkRecord, follow: Follow, *, limited: bool = False) -> int | None:
     """Make a checkpoint ready for a run of the continuous engine; return its last committed epoch.
 
     An epoch that was logged and not committed, as by the micro-batch engine, is dropped.
@@ -46,7 +46,7 @@ def settle(logs: CheckpointLog, sink: SinkDriver, follow: Follow, *, limited: bo
 
 
 def catch_up(
-    logs: CheckpointLog, sink: SinkDriver, follow: Follow, *, limited: bool = False
+    logs: CheckpointLog, sink: SinkRecord, follow: Follow, *, limited: bool = False
 ) -> SinkEpoch | None:
     """Log the epoch or micro-batch that the sink has committed and the checkpoint does not know of; return the last one that the sink has.
 
@@ -88,7 +88,7 @@ def _after(last: int | None) -> int:
     return 0 if last is None else last + 1
 
 
-def _require_level(sink: SinkDriver, found: SinkEpoch, last: int | None) -> None:
+def _require_level(sink: SinkRecord, found: SinkEpoch, last: int | None) -> None:
     """Refuse a sink and a checkpoint of different times."""
     after = _after(last)
     if found.number < after - 1 and not (found.number < 0 and sink.may_be_new):

@@ -23,9 +23,9 @@ from penstock.continuous.driver.epochs import Epochs
 from penstock.continuous.plan.check import FEW_ROWS, MANY_ROWS, CheckedPlan
 from penstock.continuous.plan.dataframe import ContinuousFrame, begin_frame, checked, transformed
 from penstock.continuous.plan.metadata_columns import HIDDEN
-from penstock.continuous.task.channel import Address
+from penstock.continuous.task.channel import CoordinatorAddress
 from penstock.continuous.task.reader import ReadTask
-from penstock.continuous.task.writer import REPORT, Sink, WriteTask
+from penstock.continuous.task.writer import REPORT, WriterFactory, WriteTask
 from penstock.errors import ContinuousFailed
 from penstock.spark.driver_endpoint import driver_addresses
 from penstock.spark.internals.sessions import clone_session, task_slots
@@ -56,7 +56,7 @@ class Engine(Protocol):
     def coordinator(self, epochs: Epochs) -> EpochCoordinator: ...
 
     def job(
-        self, coordinator: EpochCoordinator, tasks: int, sink: Sink, *, hurried: bool, limited: bool
+        self, coordinator: EpochCoordinator, tasks: int, sink: WriterFactory, *, hurried: bool, limited: bool
     ) -> Job: ...
 
 
@@ -66,14 +66,14 @@ class Run:
 
     coordinator: EpochCoordinator
     job: Job
-    sink: Sink
+    sink: WriterFactory
     """What its tasks write to."""
     hurried: bool
     """Whether it is for many rows rather than for early ones."""
 
     @classmethod
     def made(
-        cls, engine: Engine, tasks: int, sink: Sink, backlog: int, *, hurried: bool, limited: bool
+        cls, engine: Engine, tasks: int, sink: WriterFactory, backlog: int, *, hurried: bool, limited: bool
     ) -> Run:
         """With a coordinator of its own."""
         coordinator = engine.coordinator(Epochs(tasks, 0, backlog))
@@ -100,7 +100,7 @@ class Run:
         self.job.join(timeout)
 
 
-def grouped(positions: Positions, tasks: int) -> Sequence[Positions]:
+def partitions_by_task(positions: Positions, tasks: int) -> Sequence[Positions]:
     """Partitions by task."""
     partitions = sorted(positions)
     return [{p: positions[p] for p in partitions[task::tasks]} for task in range(tasks)]
@@ -156,8 +156,8 @@ class SparkEngine:
         ContinuousRefused
             When it has an operation that does not work row by row.
         """
-        nobody = Address("", 0, "", b"")
-        frame = self._transformed(self._session(), ReadTask(self.source.source(), 1, nobody, 0))
+        nobody = CoordinatorAddress("", 0, "", b"")
+        frame = self._transformed(self._session(), ReadTask(self.source.readers(), 1, nobody, 0))
         self._plan = checked(frame)
         self._plan.require_pipelined(self.spark.conf.get(PIPELINED, "false") == "true", self.spark.version)
         for note in self._plan.notes:
@@ -187,11 +187,11 @@ class SparkEngine:
         return min(partitions, max(slots - 1, 1))
 
     def job(
-        self, coordinator: EpochCoordinator, tasks: int, sink: Sink, *, hurried: bool, limited: bool
+        self, coordinator: EpochCoordinator, tasks: int, sink: WriterFactory, *, hurried: bool, limited: bool
     ) -> SparkJob:
         rows = MANY_ROWS if hurried else FEW_ROWS
         fillers = self._plan.filler_rows(rows)
-        read = ReadTask(self.source.source(), tasks, coordinator.address, fillers, hurried)
+        read = ReadTask(self.source.readers(), tasks, coordinator.address, fillers, hurried)
         frame = sink.shaped(self._transformed(self._session(rows), read))
         write = WriteTask(sink, coordinator.address, limited)
         return SparkJob(frame.carried.mapInArrow(write, REPORT), self.called)

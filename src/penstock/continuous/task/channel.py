@@ -21,7 +21,7 @@ from penstock.spark.driver_endpoint import CONNECT_ERRORS, connect, unreachable_
 _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 
 
-class WholeWriter:
+class WholeBatchWriter:
     """What Spark uses of Arrow's stream writer, and the same bytes; for schemas without dictionaries."""
 
     def __init__(self, stream: IO[bytes], schema: pa.Schema) -> None:
@@ -35,11 +35,11 @@ class WholeWriter:
         self._stream.write(_END_OF_STREAM)
 
 
-def in_whole(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def with_whole_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The same batches, for the end of a task's generator: whoever makes a stream writer for the first one gets a whole one."""
     usual = pa.RecordBatchStreamWriter
     for first in batches:
-        pa.RecordBatchStreamWriter = WholeWriter
+        pa.RecordBatchStreamWriter = WholeBatchWriter
         try:
             yield first
         finally:
@@ -57,7 +57,7 @@ _LONGEST_WAIT = 1.0
 
 
 @dataclass(frozen=True)
-class Address:
+class CoordinatorAddress:
     """Where the coordinator of one run listens, and the secret that it wants to hear."""
 
     host: str
@@ -66,7 +66,7 @@ class Address:
     """The run's id: what the tasks of a run that is over say is not heard."""
     secret: bytes = field(repr=False)
 
-    def link(self, role: str, task: int) -> Link:
+    def link(self, role: str, task: int) -> Channel:
         """Connect a task's reader or writer.
 
         Raises
@@ -78,12 +78,12 @@ class Address:
             connection = connect((self.host, self.port), authkey=self.secret)
         except CONNECT_ERRORS as error:
             raise unreachable_error(self.host, self.port, error) from error
-        link = Link(connection)
+        link = Channel(connection)
         link.tell("hello", run=self.run, role=role, task=task)
         return link
 
 
-class Link:
+class Channel:
     """One end of the line; not for several threads at once."""
 
     def __init__(self, connection: Connection) -> None:

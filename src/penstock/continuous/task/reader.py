@@ -11,7 +11,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 
 from penstock.continuous.plan.metadata_columns import FILLER, MARKER, Labels
-from penstock.continuous.task.channel import READER, Address, Link, in_whole
+from penstock.continuous.task.channel import READER, Channel, CoordinatorAddress, with_whole_batches
 from penstock.instants import now_micros
 from penstock.spark.error_boundary import iterate_without_tracebacks
 from penstock.spark.internals.gc_tuning import freeze_imports
@@ -29,7 +29,7 @@ _GAP = 0.001
 writer, whose time a busy source would need for its later rows. As Nagle's algorithm (RFC 896) with a limit; it delays a row by less."""
 
 
-class SourceTask(ABC):
+class SourceReader(ABC):
     """Some partitions of a source, read by one task."""
 
     @abstractmethod
@@ -41,7 +41,7 @@ class SourceTask(ABC):
         """Where each partition stands behind the rows that were read."""
 
     @abstractmethod
-    def wait(self, link: Link) -> None:
+    def wait(self, link: Channel) -> None:
         """Return when there may be rows, or the driver says something."""
 
     def times(self) -> list[tuple[int, int]]:
@@ -73,13 +73,13 @@ class SourceTask(ABC):
         """Give up what it holds."""
 
 
-class Source(ABC):
+class ReaderFactory(ABC):
     """A source of a continuous query, carried to its tasks."""
 
     schema: pa.Schema
 
     @abstractmethod
-    def open(self, positions: Mapping[int, int]) -> SourceTask:
+    def open(self, positions: Mapping[int, int]) -> SourceReader:
         """Read some partitions from these offsets on, on an executor."""
 
 
@@ -87,10 +87,10 @@ class Source(ABC):
 class ReadTask:
     """For ``mapInArrow`` over a row for each task."""
 
-    source: Source
+    source: ReaderFactory
     tasks: int
     """How many there are; each is told by the driver what to read."""
-    address: Address
+    address: CoordinatorAddress
     filler_rows: int
     """How many rows push those before them through all buffers behind."""
     hurried: bool = False
@@ -106,28 +106,28 @@ class ReadTask:
         task = context.partitionId()
         link = self.address.link(READER, task)
         try:
-            epoch, positions = beginning(link)
+            epoch, positions = await_start(link)
             source = self.source.open(positions)
             try:
-                reading = Reading(source, link, epoch, self.filler_rows, hurried=self.hurried)
-                yield from in_whole(reading.batches())
+                reading = ReadLoop(source, link, epoch, self.filler_rows, hurried=self.hurried)
+                yield from with_whole_batches(reading.batches())
             finally:
                 source.close()
         finally:
             link.close()
 
 
-def beginning(link: Link) -> tuple[int, dict[int, int]]:
+def await_start(link: Channel) -> tuple[int, dict[int, int]]:
     """The first epoch, and where each partition of a task stands, as the driver says once the run before has ended."""
     message = link.answer()
     return message["epoch"], {int(partition): at for partition, at in message["positions"].items()}
 
 
-class Reading:
+class ReadLoop:
     """What a reader sends, and when; not for several threads at once."""
 
     def __init__(
-        self, source: SourceTask, link: Link, epoch: int, filler_rows: int, *, hurried: bool = False
+        self, source: SourceReader, link: Channel, epoch: int, filler_rows: int, *, hurried: bool = False
     ) -> None:
         self._source, self._link, self._epoch = source, link, epoch
         # As many times the last row.

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from pyspark import TaskContext
 
 from penstock.continuous.plan.metadata_columns import EPOCH, KIND, MARKER, kinds_of
-from penstock.continuous.task.channel import WRITER, Address, Link
+from penstock.continuous.task.channel import WRITER, Channel, CoordinatorAddress
 from penstock.continuous.task.reader import MOST_TIMES
 from penstock.errors import ContinuousFailed
 from penstock.instants import now_micros
@@ -31,7 +31,7 @@ REPORT = "epochs bigint"
 _REPORT = pa.schema([("epochs", pa.int64())])
 
 
-class SinkTask(ABC):
+class SinkWriter(ABC):
     """One task's part of a sink."""
 
     @abstractmethod
@@ -47,7 +47,7 @@ class SinkTask(ABC):
         """Give up what it holds."""
 
 
-class Sink(ABC):
+class WriterFactory(ABC):
     """A sink of a continuous query, carried to its tasks."""
 
     def shaped(self, frame: ContinuousFrame) -> ContinuousFrame:
@@ -55,7 +55,7 @@ class Sink(ABC):
         return frame
 
     @abstractmethod
-    def open(self, task: int) -> SinkTask:
+    def open(self, task: int) -> SinkWriter:
         """Write a task's rows, on an executor."""
 
 
@@ -63,8 +63,8 @@ class Sink(ABC):
 class WriteTask:
     """For ``mapInArrow`` behind the transformation."""
 
-    sink: Sink
-    address: Address
+    sink: WriterFactory
+    address: CoordinatorAddress
     limited: bool = False
     """Whether the driver says how many rows may be written."""
 
@@ -80,7 +80,7 @@ class WriteTask:
         try:
             sink = self.sink.open(task)
             try:
-                ended = Writing(sink, link, limited=self.limited).all(batches)
+                ended = WriteLoop(sink, link, limited=self.limited).all(batches)
             except Exception as error:
                 # At rest Spark does not look at what a writer ends with.
                 with suppress(ContinuousFailed):
@@ -94,10 +94,10 @@ class WriteTask:
         yield pa.RecordBatch.from_pydict({"epochs": [ended]}, schema=_REPORT)
 
 
-class Writing:
+class WriteLoop:
     """What a writer does with what comes; not for several threads at once."""
 
-    def __init__(self, sink: SinkTask, link: Link, *, limited: bool = False) -> None:
+    def __init__(self, sink: SinkWriter, link: Channel, *, limited: bool = False) -> None:
         self._sink, self._link = sink, link
         self._limited, self._may_write = limited, True
         self._waiting: list[pa.RecordBatch] = []

@@ -20,7 +20,7 @@ from penstock.store.records.queries import MICRO_BATCH, QueryRun
 log = logging.getLogger("penstock.pipeline")
 
 
-class Hearing:
+class SessionListener:
     """What is heard of a session's queries, and which publisher wants it."""
 
     def __init__(self) -> None:
@@ -118,11 +118,11 @@ class Hearing:
         return False
 
 
-_hearings: WeakKeyDictionary[SparkSession, Hearing] = WeakKeyDictionary()
+_hearings: WeakKeyDictionary[SparkSession, SessionListener] = WeakKeyDictionary()
 _guard = threading.Lock()
 
 
-def hearing_of(spark: SparkSession, *, listen: bool = True) -> Hearing:
+def session_listener(spark: SparkSession, *, listen: bool = True) -> SessionListener:
     """What is heard of the queries of a session; it listens from the first call on that asks it to.
 
     Parameters
@@ -133,7 +133,7 @@ def hearing_of(spark: SparkSession, *, listen: bool = True) -> Hearing:
     with _guard:
         found = _hearings.get(spark)
         if found is None:
-            found = _hearings[spark] = Hearing()
+            found = _hearings[spark] = SessionListener()
         if listen and not found.listens:
             hear(spark, found)
             found.listens = True

@@ -12,7 +12,7 @@ from pyspark.errors import PySparkException
 from penstock.continuous.driver.progress import LATENCY
 from penstock.errors import PenstockError, QueryFailed
 from penstock.instants import micros_of
-from penstock.pipeline.failures import plain
+from penstock.pipeline.failures import original_error
 from penstock.redaction import sentence
 from penstock.store.records.queries import QueryError, QueryProgress
 
@@ -90,7 +90,7 @@ def error_of(error: Exception, secrets: Sequence[str] = (), condition: str | Non
     condition
         Spark's name for it, where the error itself has lost it.
     """
-    found = plain(error)
+    found = original_error(error)
     if isinstance(found, PenstockError):
         condition, message = found.condition, found.message
     else:

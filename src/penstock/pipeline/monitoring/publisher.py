@@ -324,7 +324,7 @@ _publishers: dict[str, Publisher] = {}
 _guard = threading.Lock()
 
 
-def publisher(url: str) -> Publisher:
+def publisher_of(url: str) -> Publisher:
     """The one of this process for a store."""
     with _guard:
         return _publishers.setdefault(url, Publisher(url))

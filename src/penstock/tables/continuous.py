@@ -1,8 +1,12 @@
-"""What the tasks of a continuous query do with rows for a SQL table."""
+"""A SQL table as the sink of a continuous query: its tasks, and its driver side.
+
+With exactly_once a table is looked at before each run, and each epoch is one transaction.
+"""
 
 from __future__ import annotations
 
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,13 +17,13 @@ from penstock.arguments import in_quotes
 from penstock.continuous.connectors.ledger import Commits
 from penstock.continuous.connectors.protocol import SinkDriver, SinkEpoch
 from penstock.continuous.driver.epochs import Epoch
-from penstock.continuous.task.writer import Sink, SinkTask
+from penstock.continuous.task.writer import SinkWriter, WriterFactory
 from penstock.queue.open_stores import open_store
 from penstock.spark.session_store import check_reach
 from penstock.store.staging import Attempt
+from penstock.tables.columns import Layout
 from penstock.tables.names import resolve
 from penstock.tables.shaping import shaped
-from penstock.tables.sink import TableSink
 from penstock.tables.sql import existing, upsert
 from penstock.tables.sql.insert import insert_chunk
 from penstock.tables.sql.stage import (
@@ -35,7 +39,7 @@ from penstock.tables.sql.write_task import Taking
 
 
 @dataclass(frozen=True)
-class TableWrites(Sink):
+class TableWriterFactory(WriterFactory):
     """Rows into a table: seen when they are written, or staged for the end of their epoch."""
 
     url: str = field(repr=False)
@@ -46,15 +50,15 @@ class TableWrites(Sink):
     def shaped(self, frame: Any) -> Any:
         return shaped(frame, self.taking.layout)
 
-    def open(self, task: int) -> SinkTask:
+    def open(self, task: int) -> SinkWriter:
         check_reach(self.url, None)
-        return TableInserts(self) if self.app_id is None else TableStaging(self, task, self.app_id)
+        return TableInsertWriter(self) if self.app_id is None else TableStagingWriter(self, task, self.app_id)
 
 
-class TableInserts(SinkTask):
+class TableInsertWriter(SinkWriter):
     """Each write is a transaction, or several where there are many rows."""
 
-    def __init__(self, sink: TableWrites) -> None:
+    def __init__(self, sink: TableWriterFactory) -> None:
         self._taking = sink.taking
         self._database = open_store(sink.url).database
 
@@ -69,10 +73,10 @@ class TableInserts(SinkTask):
         """Nothing: the process keeps its store open."""
 
 
-class TableStaging(SinkTask):
+class TableStagingWriter(SinkWriter):
     """Rows are gathered, and staged when they are many or their epoch ends: nobody sees them any earlier for it."""
 
-    def __init__(self, sink: TableWrites, task: int, app_id: str) -> None:
+    def __init__(self, sink: TableWriterFactory, task: int, app_id: str) -> None:
         self._taking, self._task, self._app_id = sink.taking, task, app_id
         self._attempt = str(uuid.uuid4())
         self._database = open_store(sink.url).database
@@ -103,74 +107,66 @@ class TableStaging(SinkTask):
         """Nothing: what is staged and never promoted goes with the next epoch."""
 
 
-# ---- table_driver: A SQL table as the driver of a continuous query sees it: looked at before each run, and one transaction for each epoch.
-
-
 @dataclass
 class TableSinkDriver(SinkDriver):
-    """A table to add rows to."""
+    """A table to add rows to.
 
-    table: TableSink
+    Parameters
+    ----------
+    name
+        The table's name, as its user wrote it.
+    prepare
+        Creates the table, or checks that it takes rows of a schema.
+    """
+
+    name: str
     url: str = field(repr=False)
-    query_id: str
+    prepare: Callable[[StructType], Layout]
+    commits: Commits
     exactly_once: bool
     _taking: Taking | None = field(default=None, init=False)
 
     @property
     def description(self) -> str:
-        return f"table {in_quotes(self.table.name)}"
+        return f"table {in_quotes(self.name)}"
 
     @property
     def at_once(self) -> bool:
         return not self.exactly_once
 
     def check(self, schema: StructType) -> None:
-        self._taking = Taking.of(self.table.prepared(self.url, schema, "append", self.table.keys))
+        self._taking = Taking.of(self.prepare(schema))
 
     def clear(self) -> None:
         if self.exactly_once:
             name = self._known.layout.name.ledger_name
-            drop_earlier(open_store(self.url).database, name, self._commits.app_id)
+            drop_earlier(open_store(self.url).database, name, self.commits.app_id)
 
-    def sink(self) -> TableWrites:
-        """See whether the table is still there."""
+    def writers(self) -> TableWriterFactory:
+        """Check that the table still exists."""
         layout = self._known.layout
         open_store(self.url).database.run(lambda tx: existing.require(tx, layout), write=False)
-        return TableWrites(self.url, self._known, self._commits.app_id if self.exactly_once else None)
+        return TableWriterFactory(self.url, self._known, self.commits.app_id if self.exactly_once else None)
 
     def newest(self) -> SinkEpoch:
         database = open_store(self.url).database
-        name = database.run(lambda tx: resolve(tx, self.table.name), write=False)
-        return self._commits.newest(name.ledger_name)
+        name = database.run(lambda tx: resolve(tx, self.name), write=False)
+        return self.commits.newest(name.ledger_name)
 
     @property
     def may_be_new(self) -> bool:
-        return self.table.allow_new_sink
+        return self.commits.new_sink
 
-    def commit(self, sink: Sink, epoch: Epoch, offset: Any) -> None:
+    def commit(self, writers: WriterFactory, epoch: Epoch, offset: Any) -> None:
+        layout, columns = self._known.layout, self._known.columns
         if not self.exactly_once:
-            self._commits.note(self._known.layout.name.ledger_name, epoch, offset)
+            self.commits.note(layout.name.ledger_name, epoch, offset)
             return
+        stage = SegmentStage.of(layout, columns, self.commits.app_id, epoch.number)
         with nul_refused():
-            self._commits.commit(self._target(epoch.number), epoch, offset)
+            self.commits.commit(TableTarget(layout, self.name, "append", stage), epoch, offset)
 
     @property
     def _known(self) -> Taking:
         assert self._taking is not None, "it is checked first"
         return self._taking
-
-    @property
-    def _commits(self) -> Commits:
-        table = self.table
-        return Commits(
-            self.url,
-            self.query_id,
-            table.app_id or self.query_id,
-            table.allow_new_checkpoint,
-            table.allow_new_sink,
-        )
-
-    def _target(self, number: int) -> TableTarget:
-        known = self._known
-        stage = SegmentStage.of(known.layout, known.columns, self._commits.app_id, number)
-        return TableTarget(known.layout, self.table.name, "append", stage)

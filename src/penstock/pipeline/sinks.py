@@ -1,0 +1,150 @@
+"""Sinks of a pipeline besides tables: queues, the console and a function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+from penstock.commit.micro_batch import sink_name
+from penstock.continuous.connectors.console import ConsoleDriver
+from penstock.continuous.connectors.function import FunctionDriver
+from penstock.continuous.connectors.protocol import ContinuousSink
+from penstock.continuous.connectors.queue_driver import QueueSinkDriver
+from penstock.modes.checking.report import MODES
+from penstock.pipeline.sources import NO_OPTIONS, as_text, check_queue, url_of
+from penstock.spark.connectors import BatchSink, MicroBatch, Sink, WriteSettings
+from penstock.spark.options import STREAM_SINK, SinkOptions, sink_options, with_defaults
+from penstock.spark.registration import session_defaults
+from penstock.spark.session_store import check_reach
+from penstock.store.database import Transaction
+from penstock.store.records.catalog import find_queue
+
+
+@dataclass(frozen=True)
+class QueueSink(Sink, ContinuousSink):
+    """A queue to write to.
+
+    Parameters
+    ----------
+    queue
+        Its name.
+    url
+        The store; by default the session's ``spark.penstock.url``.
+    options
+        More options of the data source, such as ``{"maxRowsPerWrite": 10_000}``.
+    """
+
+    format: ClassVar[str] = "penstock"
+    guarantees: ClassVar[tuple[str, ...]] = ("exactly_once", "idempotent", "at_least_once")
+
+    queue: str
+    url: str | None = field(default=None, repr=False)
+    options: Mapping[str, object] = field(default_factory=lambda: NO_OPTIONS)
+
+    def __post_init__(self) -> None:
+        check_queue(self.queue, self.url, self.options)
+
+    def _options(self) -> dict[str, str]:
+        return as_text({"queue": self.queue, "url": self.url, **self.options})
+
+    def stream_writer(self, rows: DataFrame, settings: WriteSettings) -> DataStreamWriter:
+        options = {"guarantee": settings.guarantee, "checkpointLocation": settings.checkpoint}
+        return rows.writeStream.format("penstock").options(**(self._options() | options))
+
+    @property
+    def description(self) -> str:
+        return f"queue {self.queue!r}"
+
+    def store_url(self, spark: SparkSession) -> str | None:
+        return url_of(self._options(), spark)
+
+    def ledger_name(self, tx: Transaction) -> str:
+        return sink_name(find_queue(tx, self.queue))
+
+    def continuous_driver(
+        self, spark: SparkSession, query_id: str, guarantee: str, output_mode: str
+    ) -> QueueSinkDriver:
+        options = self._write_options(spark)
+        check_reach(options.url, spark.conf.get("spark.master", None))
+        return QueueSinkDriver(options, query_id, guarantee == "exactly_once")
+
+    def record(self, spark: SparkSession, query_id: str) -> QueueSinkDriver:
+        return QueueSinkDriver(self._write_options(spark), query_id, True)
+
+    def _write_options(self, spark: SparkSession) -> SinkOptions:
+        return sink_options(
+            with_defaults(self._options(), session_defaults(spark), STREAM_SINK), streaming=True
+        )
+
+
+@dataclass(frozen=True)
+class ConsoleSink(Sink, ContinuousSink):
+    """The first rows of each micro-batch or epoch, printed on the driver.
+
+    Parameters
+    ----------
+    rows
+        How many.
+    truncate
+        Whether to cut cells off after 20 characters, or after how many.
+    """
+
+    format: ClassVar[str] = "console"
+    output_modes: ClassVar[tuple[str, ...]] = MODES
+
+    rows: int = 20
+    truncate: bool | int = True
+
+    def stream_writer(self, rows: DataFrame, settings: WriteSettings) -> DataStreamWriter:
+        options = as_text({"numRows": self.rows, "truncate": self.truncate})
+        return rows.writeStream.format("console").options(**options, checkpointLocation=settings.checkpoint)
+
+    @property
+    def description(self) -> str:
+        return "console"
+
+    def continuous_driver(
+        self, spark: SparkSession, query_id: str, guarantee: str, output_mode: str
+    ) -> ConsoleDriver:
+        whole = isinstance(self.truncate, bool)
+        width = (20 if self.truncate else 0) if whole else int(self.truncate)
+        return ConsoleDriver(self.rows, width)
+
+
+@dataclass(frozen=True)
+class FunctionSink(BatchSink, ContinuousSink):
+    """A function of one's own, called in the tasks with each ``pyarrow.RecordBatch``, with guarantee ``at_least_once``.
+
+    Parameters
+    ----------
+    function
+        Takes the batch; what it returns is ignored. Spark pickles it.
+    """
+
+    output_modes: ClassVar[tuple[str, ...]] = MODES
+
+    function: Callable[[pa.RecordBatch], object]
+
+    def write(self, rows: DataFrame, batch: MicroBatch) -> None:
+        function = self.function
+
+        def call(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            for rows in batches:
+                function(rows)
+            return iter(())
+
+        rows.mapInArrow(call, "nothing int").collect()
+
+    @property
+    def description(self) -> str:
+        return "a function"
+
+    def continuous_driver(
+        self, spark: SparkSession, query_id: str, guarantee: str, output_mode: str
+    ) -> FunctionDriver:
+        return FunctionDriver(self.function)

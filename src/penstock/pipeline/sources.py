@@ -1,0 +1,208 @@
+"""Sources of a pipeline: queues, rates, change feeds and streaming DataFrames."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import ClassVar
+
+from pyspark.sql import DataFrame, SparkSession
+
+from penstock.arguments import require
+from penstock.changes.reading import read_stream
+from penstock.continuous.connectors.protocol import ContinuousSource
+from penstock.continuous.connectors.queue_driver import QueueSourceDriver
+from penstock.continuous.connectors.rate import RateDriver
+from penstock.errors import InvalidInput, InvalidOption
+from penstock.feeds.protocol import Changelog
+from penstock.feeds.queue_feed import QueueFeed
+from penstock.pipeline.failures import raising_original_errors
+from penstock.queue.checks import check_name
+from penstock.spark.connectors import OwnedConsumer, Source
+from penstock.spark.internals.plans import streaming_reads
+from penstock.spark.options import CONF_PREFIX, STREAM_SOURCE, source_options, with_defaults
+from penstock.spark.registration import register, session_defaults
+from penstock.spark.session_store import check_reach, default_url
+
+NO_OPTIONS: Mapping[str, object] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class QueueSource(Source, ContinuousSource):
+    """A queue to read from.
+
+    Parameters
+    ----------
+    queue
+        Its name.
+    consumer
+        The consumer whose offsets say where the query resumes, and that moves with it.
+    url
+        The store; by default the session's ``spark.penstock.url``.
+    options
+        More options of the data source, such as ``{"maxRowsPerTrigger": 100_000}``.
+    """
+
+    takes_row_quota: ClassVar[bool] = True
+
+    queue: str
+    consumer: str | None = None
+    url: str | None = field(default=None, repr=False)
+    options: Mapping[str, object] = field(default_factory=lambda: NO_OPTIONS)
+
+    def __post_init__(self) -> None:
+        check_queue(self.queue, self.url, self.options)
+        if self.consumer is not None:
+            check_name("consumer", self.consumer)
+
+    def _options(self) -> dict[str, str]:
+        return as_text({"queue": self.queue, "consumer": self.consumer, "url": self.url, **self.options})
+
+    def to_df(self, spark: SparkSession) -> DataFrame:
+        register(spark)
+        with raising_original_errors():
+            return spark.readStream.format("penstock").options(**self._options()).load()
+
+    def with_row_quota(self, options: Mapping[str, str]) -> QueueSource:
+        return replace(self, options={**self.options, **options})
+
+    @property
+    def description(self) -> str:
+        return f"queue {self.queue!r}"
+
+    def store_url(self, spark: SparkSession) -> str | None:
+        return url_of(self._options(), spark)
+
+    def owned_consumers(self, spark: SparkSession) -> Sequence[OwnedConsumer]:
+        owned = owned_consumer(spark, {name.lower(): value for name, value in self._options().items()})
+        return () if owned is None else (owned,)
+
+    def continuous_driver(self, spark: SparkSession) -> QueueSourceDriver:
+        given = with_defaults(self._options(), session_defaults(spark), STREAM_SOURCE)
+        options = source_options(given, streaming=True)
+        check_reach(options.url, spark.conf.get("spark.master", None))
+        return QueueSourceDriver(options)
+
+
+@dataclass(frozen=True)
+class RateSource(Source, ContinuousSource):
+    """Rows at a steady rate, with ``timestamp`` and ``value``, to try things out.
+
+    Parameters
+    ----------
+    rows_per_second
+        How many.
+    partitions
+        In how many partitions.
+    """
+
+    rows_per_second: int = 1
+    partitions: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("rows_per_second", "partitions"):
+            value = getattr(self, name)
+            if type(value) is not int or value < 1:
+                raise InvalidOption(f"{name} is a whole number from 1 on, not {value!r}", option=name)
+
+    def to_df(self, spark: SparkSession) -> DataFrame:
+        reader = spark.readStream.format("rate").option("rowsPerSecond", self.rows_per_second)
+        return reader.option("numPartitions", self.partitions).load()
+
+    @property
+    def description(self) -> str:
+        return f"rate of {self.rows_per_second} rows per second"
+
+    def continuous_driver(self, spark: SparkSession) -> RateDriver:
+        return RateDriver(self.rows_per_second, self.partitions)
+
+
+@dataclass(frozen=True)
+class FeedSource(Source):
+    """A change feed, without carry-over rows."""
+
+    feed: Changelog
+
+    def to_df(self, spark: SparkSession) -> DataFrame:
+        return read_stream(spark, self.feed)
+
+    @property
+    def kind(self) -> str:
+        return type(self.feed).__name__
+
+    @property
+    def description(self) -> str | None:
+        return f"queue {self.feed.queue!r}" if isinstance(self.feed, QueueFeed) else None
+
+    def store_url(self, spark: SparkSession) -> str | None:
+        return self.feed.store if isinstance(self.feed, QueueFeed) else None
+
+
+@dataclass(frozen=True)
+class DataFrameSource(Source):
+    """A streaming DataFrame."""
+
+    frame: DataFrame
+
+    def to_df(self, spark: SparkSession) -> DataFrame:
+        return self.frame
+
+    @property
+    def kind(self) -> str:
+        formats = [read.format for read in streaming_reads(self.frame) or () if read.format]
+        return ", ".join(formats) or "of the DataFrame"
+
+    @property
+    def description(self) -> None:
+        return None
+
+
+def as_source(source: Source | Changelog | DataFrame) -> Source:
+    """Return a source for what a user gave as one.
+
+    Raises
+    ------
+    InvalidInput
+    """
+    if isinstance(source, Source):
+        return source
+    if isinstance(source, DataFrame):
+        if not source.isStreaming:
+            raise InvalidInput("the DataFrame is not a streaming one: read it with spark.readStream")
+        return DataFrameSource(source)
+    if isinstance(source, Changelog):
+        return FeedSource(source)
+    raise InvalidInput(
+        "a source is a QueueSource, a RateSource, a change feed, a streaming DataFrame or another ps.Source, not "
+        f"{type(source).__name__}"
+    )
+
+
+def owned_consumer(spark: SparkSession, options: Mapping[str, str]) -> OwnedConsumer | None:
+    """Return the consumer of a read with these options, whose names are in lower case; None without one."""
+    url = options.get("url") or default_url(spark)
+    queue = options.get("queue") or options.get("path") or spark.conf.get(CONF_PREFIX + "queue", None)
+    consumer = options.get("consumer")
+    return OwnedConsumer(url, queue, consumer) if url and queue and consumer else None
+
+
+def check_queue(queue: str, url: str | None, options: Mapping[str, object]) -> None:
+    """Refuse arguments of a queue's source or sink that are of another kind."""
+    check_name("queue", queue)
+    require("url", url, str | None, "the URL of a store, such as 'sqlite:///shop.db'")
+    require("options", options, Mapping, "a mapping such as {'maxRowsPerTrigger': 100_000}")
+
+
+def url_of(options: Mapping[str, str], spark: SparkSession) -> str | None:
+    """Return the store's URL among options of the data source, or else the session's."""
+    return {name.lower(): value for name, value in options.items()}.get("url", default_url(spark))
+
+
+def as_text(options: Mapping[str, object]) -> dict[str, str]:
+    """Return options as Spark takes them, without those that are None."""
+    return {
+        name: str(value).lower() if isinstance(value, bool) else str(value)
+        for name, value in options.items()
+        if value is not None
+    }

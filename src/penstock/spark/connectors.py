@@ -1,0 +1,172 @@
+"""Protocols for the sources and sinks of a pipeline.
+
+A pipeline asks its source for a streaming DataFrame and its sink for a writer, and never what kind they are. What the continuous
+trigger needs besides is in :mod:`penstock.continuous.connectors.protocol`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+from penstock.arguments import in_quotes
+from penstock.errors import InvalidOption
+from penstock.spark.checkpoint import Checkpoint
+from penstock.store.database import Transaction
+
+
+@dataclass(frozen=True)
+class OwnedConsumer:
+    """A consumer of a queue that a query owns while it runs."""
+
+    url: str = field(repr=False)
+    queue: str
+    consumer: str
+
+
+class Source(ABC):
+    """Something that a pipeline reads. A source of your own has to implement :meth:`to_df` alone."""
+
+    @abstractmethod
+    def to_df(self, spark: SparkSession) -> DataFrame:
+        """Return its rows as a streaming DataFrame.
+
+        Parameters
+        ----------
+        spark
+            The pipeline's session.
+        """
+
+    @property
+    def kind(self) -> str:
+        """What error messages call it."""
+        return type(self).__name__
+
+    @property
+    def description(self) -> str | None:
+        """What the monitor page calls it; None where Spark's progress says more."""
+        return self.kind
+
+    def store_url(self, spark: SparkSession) -> str | None:
+        """Return the URL of the store that it reads, if it reads one."""
+        return None
+
+    def owned_consumers(self, spark: SparkSession) -> Sequence[OwnedConsumer]:
+        """Return the consumers that a query of it owns, for a session whose plans cannot be read."""
+        return ()
+
+    takes_row_quota: ClassVar[bool] = False
+    """Whether it can stop reading at what a row limit leaves."""
+
+    def with_row_quota(self, options: Mapping[str, str]) -> Source:
+        """Return the same source, reading no more than these options allow."""
+        return self
+
+
+@dataclass(frozen=True)
+class WriteSettings:
+    """How a query writes to its sink."""
+
+    guarantee: str
+    output_mode: str
+    checkpoint: str = field(repr=False)
+    """Its location; the URL may hold a password."""
+
+
+@dataclass(frozen=True)
+class MicroBatch(WriteSettings):
+    """A micro-batch to be written.
+
+    ``app_id`` and ``batch_id`` identify its rows: a micro-batch that is repeated after a failure has the same ids and, in a
+    deterministic query, the same rows.
+    """
+
+    batch_id: int
+    """Its number, from 0."""
+
+    @property
+    def app_id(self) -> str:
+        """The query's identity: the same in all runs with one checkpoint, and another with another checkpoint."""
+        return Checkpoint(self.checkpoint).query_id()
+
+
+class Sink(ABC):
+    """Something that a pipeline writes to.
+
+    A sink of your own extends :class:`BatchSink`, or this class if Spark has a format for it.
+    """
+
+    format: ClassVar[str] = "foreachBatch"
+    """The format whose rules :func:`penstock.modes.check` applies to it."""
+    guarantees: ClassVar[tuple[str, ...]] = ("at_least_once",)
+    """The guarantees that it keeps, the default first."""
+    output_modes: ClassVar[tuple[str, ...]] = ("append",)
+
+    @abstractmethod
+    def stream_writer(self, rows: DataFrame, settings: WriteSettings) -> DataStreamWriter:
+        """Return a writer of the rows for Spark to start, with the checkpoint's location among its options."""
+
+    def check(self, guarantee: str, output_mode: str) -> None:
+        """Refuse a guarantee or an output mode that the sink does not keep.
+
+        Raises
+        ------
+        InvalidOption
+        """
+        for option, value, kept in (
+            ("guarantee", guarantee, self.guarantees),
+            ("output_mode", output_mode, self.output_modes),
+        ):
+            if value not in kept:
+                raise InvalidOption(
+                    f"{type(self).__name__} takes {option.replace('_', ' ')} {' or '.join(kept)}, not {in_quotes(value)}",
+                    option=option,
+                )
+
+    @property
+    def description(self) -> str:
+        """What the monitor page calls it."""
+        return type(self).__name__
+
+    def store_url(self, spark: SparkSession) -> str | None:
+        """Return the URL of the store that it writes to, if it writes to one."""
+        return None
+
+    def ledger_name(self, tx: Transaction) -> str | None:
+        """Return its name in its store's ledger; None where it keeps no entries there."""
+        return None
+
+
+class BatchSink(Sink):
+    """A sink of your own, which gets each micro-batch on the driver.
+
+    Set the class attribute ``guarantees`` to ``("exactly_once",)`` if :meth:`write` keeps exactly once, and ``output_modes`` to those
+    that it can serve.
+    """
+
+    @abstractmethod
+    def write(self, rows: DataFrame, batch: MicroBatch) -> None:
+        """Write a micro-batch.
+
+        Parameters
+        ----------
+        rows
+            The rows, as a DataFrame of a batch. In a stateful query they have to be computed for every micro-batch, also for one
+            that was written before.
+        batch
+            The ids of the micro-batch, and the settings of the query.
+        """
+
+    def stream_writer(self, rows: DataFrame, settings: WriteSettings) -> DataStreamWriter:
+        def write(batch: DataFrame, batch_id: int) -> None:
+            self.write(
+                batch,
+                MicroBatch(settings.guarantee, settings.output_mode, settings.checkpoint, batch_id),
+            )
+
+        return rows.writeStream.foreachBatch(write).option("checkpointLocation", settings.checkpoint)
