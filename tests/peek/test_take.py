@@ -155,7 +155,7 @@ def test_what_sparks_executors_read_begins_behind_the_rows_that_were_looked_at(
     fill(orders, range(100))
     found, clock = take.RowCollector(200), take.Deadline(60)
     frame = stream(spark, store_url)
-    own = take.one_own_read(frame)
+    own = take.single_penstock_read(frame)
     assert own is not None
     monkeypatch.setattr(local_read, "_MOST", 150)
     adding = threading.Thread(
