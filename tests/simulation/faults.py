@@ -609,7 +609,7 @@ FAULTS = [
     Fault(
         "the ledger does not have the offset of a micro-batch",
         "spark/sink/micro_batches.py",
-        "        logged=None if stateful else _logged(now),\n",
+        "        logged=None if stateful else _restorable_offset(offsets),\n",
         "",
     ),
     Fault(
