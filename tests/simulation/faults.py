@@ -396,7 +396,7 @@ FAULTS = [
     Fault(
         "a query without a consumer resumes in a queue that was recreated",
         "spark/source/stream_reader.py",
-        "            began.require(self._store().uuid, queue.name, None, queue.generation)\n",
+        "            last.require(self._store().uuid, queue.name, None, queue.generation)\n",
         "",
     ),
     Fault(

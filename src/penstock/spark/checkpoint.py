@@ -1,8 +1,8 @@
 """Reader for the checkpoints of streaming queries, in plain Python and on any file system.
 
-The layout is Spark's (4.3.0). ``metadata`` has the query's id. ``offsets/N`` is written before micro-batch N runs: a version line,
-a line of metadata, and for each source a line of JSON (format 1) or ``name:json`` (format 2). ``commits/N`` is written after the
-sink's commit. ``state`` exists for stateful queries only.
+The layout is Spark's (4.3.0). ``metadata`` has the query's id. ``offsets/N`` is written before micro-batch N
+runs: a version line, a line of metadata, and for each source a line of JSON (format 1) or ``name:json``
+(format 2). ``commits/N`` is written after the sink's commit. ``state`` exists for stateful queries only.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ class Checkpoint:
         except Exception as error:
             where = redact_location(self.location)
             raise CommitRefused(
-                f"guarantee={guarantee} reads the checkpoint's offset log, and {where!r} cannot be reached from "
-                f"this Python ({redacted_cause(error, self.location)}): check the address and the credentials, "
-                "or use guarantee=at_least_once",
+                f"guarantee={guarantee} reads the checkpoint's offset log, and {where!r} cannot be reached "
+                f"from this Python ({redacted_cause(error, self.location)}): check the address and the "
+                "credentials, or use guarantee=at_least_once",
                 checkpoint=where,
             ) from error
 
@@ -94,8 +94,8 @@ class Checkpoint:
     def _malformed(self, name: str, error: Exception) -> CommitRefused:
         where = redact_location(self.location)
         return CommitRefused(
-            f"the checkpoint's file {name} at {where} is malformed or truncated ({type(error).__name__}): restore "
-            "it from a copy, or start with a new checkpoint",
+            f"the checkpoint's file {name} at {where} is malformed or truncated ({type(error).__name__}): "
+            "restore it from a copy, or start with a new checkpoint",
             checkpoint=where,
         )
 
@@ -153,8 +153,8 @@ class Checkpoint:
             return content.decode()
         except Exception as error:
             raise CommitRefused(
-                f"the checkpoint's file {name} cannot be read at {redact_location(self.location)}: {type(error).__name__}; "
-                "is it another query's, or was it deleted?",
+                f"the checkpoint's file {name} cannot be read at {redact_location(self.location)}: "
+                f"{type(error).__name__}; is it another query's, or was it deleted?",
                 checkpoint=redact_location(self.location),
             ) from error
 
@@ -165,11 +165,15 @@ def is_batch_number(name: str) -> bool:
 
 
 def parse_offsets(text: str) -> list[Any]:
-    """Parse an offset log file into the offset of each source: parsed JSON, or text of another source; None for no offset yet."""
+    """Parse an offset log file into the offset of each source: parsed JSON, or text of another source.
+
+    None for no offset yet.
+    """
     version, _, *lines = text.split("\n")
     if version not in ("v1", "v2"):
         raise CommitRefused(
-            f"the offset log has the unknown format {version[:20]!r} (v1 and v2 are supported): upgrade Penstock"
+            f"the offset log has the unknown format {version[:20]!r} (v1 and v2 are supported): upgrade "
+            "Penstock"
         )
     named = version == "v2"
     return [_offset(line.partition(":")[2] if named else line) for line in lines if line]
@@ -185,7 +189,9 @@ def _offset(text: str) -> Any:
 
 
 def _open(location: str) -> tuple[fs.FileSystem, str]:
-    """Return the file system of a location and the path in it, taken literally as Hadoop does: no escapes, no query."""
+    """Return the file system of a location and the path in it, taken literally as Hadoop does: no escapes, no
+    query.
+    """
     scheme, authority, path = _LOCATION.fullmatch(location).groups()  # type: ignore[union-attr]  # it matches any text
     if scheme in (None, "file"):
         return fs.LocalFileSystem(), path.rstrip("/")
@@ -205,9 +211,10 @@ def _by_fsspec(location: str) -> tuple[fs.FileSystem, str]:
         files, path = url_to_fs(location, use_listings_cache=False, skip_instance_cache=True)
     except Exception as error:
         raise CommitRefused(
-            f"the checkpoint at {redact_location(location)} cannot be read from Python ({redacted_cause(error, location)}), and the sink "
-            "must read its offset log for this guarantee: install an fsspec driver for the scheme (pip install fsspec), "
-            "or put the checkpoint where pyarrow or fsspec reach it, or use guarantee=at_least_once",
+            f"the checkpoint at {redact_location(location)} cannot be read from Python "
+            f"({redacted_cause(error, location)}), and the sink must read its offset log for this guarantee: "
+            "install an fsspec driver for the scheme (pip install fsspec), or put the checkpoint where "
+            "pyarrow or fsspec reach it, or use guarantee=at_least_once",
             checkpoint=redact_location(location),
         ) from error
     return fs.PyFileSystem(fs.FSSpecHandler(files)), path

@@ -1,7 +1,7 @@
 """Promises of a change feed about its columns, kept in the columns' metadata.
 
-Spark keeps the metadata of a column through selections and renames, and a computed column has none. So a sink recognizes the feed's
-columns under any name.
+Spark keeps the metadata of a column through selections and renames, and a computed column has none. So a sink
+recognizes the feed's columns under any name.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def with_feed_metadata(
     sequence
         The column that orders the changes of a row inside a commit.
     ordered
-        A column that every selection of change rows keeps, if a commit may have several changes of a row: its metadata
-        says that ``sequence`` is required as well.
+        A column that every selection of change rows keeps, if a commit may have several changes of a row: its
+        metadata says that ``sequence`` is required as well.
     split
         Whether such a commit may span several micro-batches.
     """
@@ -64,7 +64,9 @@ def unchanged_column(schema: StructType) -> str | None:
 
 
 def sequence_column(schema: StructType) -> str | None:
-    """Return the current name of the column that orders the changes of a row inside a commit, if there is one."""
+    """Return the current name of the column that orders the changes of a row inside a commit, if there is
+    one.
+    """
     return next((field.name for field in schema if field.metadata.get(_STEP)), None)
 
 
@@ -74,7 +76,7 @@ def is_split(schema: StructType) -> bool:
 
 
 def required_sequence(schema: StructType) -> str | None:
-    """Return the feed's name of the sequence column if a commit may have several changes of a row, else None."""
+    """Return the feed's name of the sequence column if a commit may have several changes of a row."""
     return next((str(field.metadata[_STEPS]) for field in schema if _STEPS in field.metadata), None)
 
 

@@ -1,10 +1,11 @@
 """Requests of tasks to their driver, over one authenticated socket.
 
-A task gets the address and the secret with its pickled function, which Spark sends to executors as it sends all code.
+A task gets the address and the secret with its pickled function, which Spark sends to executors as it sends
+all code.
 
-Anybody who reaches the driver's port can connect and send nothing. Tasks must not wait for such a stranger, so handshakes run
-concurrently, for at most a second each. When there are too many, the oldest is closed: a task's handshake takes milliseconds, so the
-oldest is a stranger's.
+Anybody who reaches the driver's port can connect and send nothing. Tasks must not wait for such a stranger,
+so handshakes run concurrently, for at most a second each. When there are too many, the oldest is closed: a
+task's handshake takes milliseconds, so the oldest is a stranger's.
 """
 
 from __future__ import annotations
@@ -71,8 +72,8 @@ def unreachable_error(host: str, port: int, error: Exception) -> StoreUnavailabl
     """Return the error of a task that cannot talk to its driver."""
     if isinstance(error, AuthenticationError):
         return StoreUnavailable(
-            f"the process at {host}:{port} is not the driver of this task, which has probably ended: start the "
-            "query again",
+            f"the process at {host}:{port} is not the driver of this task, which has probably ended: start "
+            "the query again",
             condition="STORE_UNAVAILABLE.OTHER_DRIVER",
             host=host,
             port=port,
@@ -264,8 +265,8 @@ class AuthenticatedListener:
         if not self._handshakes.begin(connection) and not self._crowded:
             self._crowded = True
             log.warning(
-                "%d connections to the driver's port %d have not authenticated; further ones are closed: allow only "
-                "executors to reach that port",
+                "%d connections to the driver's port %d have not authenticated; further ones are closed: "
+                "allow only executors to reach that port",
                 MAX_HANDSHAKES,
                 self.port,
                 extra={"action": "strangers"},

@@ -1,4 +1,6 @@
-"""Removal of tracebacks from Penstock's errors where Spark calls Penstock: they would bury the message in Spark's report."""
+"""Removal of tracebacks from Penstock's errors where Spark calls Penstock: they would bury the message in
+Spark's report.
+"""
 
 from __future__ import annotations
 

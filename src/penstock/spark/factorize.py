@@ -1,7 +1,7 @@
 """Factorization of Arrow columns: equal values get equal integer codes, vectorised and exact, for every type.
 
-Codes are comparable inside one call only, since they depend on the data. NULL equals NULL, NaN equals NaN, and -0.0 equals 0.0, as in
-Spark's grouping; maps are equal regardless of the order of their entries.
+Codes are comparable inside one call only, since they depend on the data. NULL equals NULL, NaN equals NaN,
+and -0.0 equals 0.0, as in Spark's grouping; maps are equal regardless of the order of their entries.
 """
 
 from __future__ import annotations
@@ -80,7 +80,10 @@ def order_codes(column: pa.Array) -> Any:
 
 
 def rows_equal(columns: Sequence[pa.Array], left: Any, right: Any) -> Any:
-    """Return a mask of the pairs of rows, given by index, that are equal in all columns; NaN may count as different."""
+    """Return a mask of the pairs of rows, given by index, that are equal in all columns.
+
+    NaN may count as different.
+    """
     equal = np.ones(len(left), bool)
     for column in columns:
         if pat.is_nested(column.type) or pat.is_dictionary(column.type) or pat.is_null(column.type):
@@ -149,7 +152,9 @@ def _encoded(column: pa.Array) -> Codes:
 
 
 def _list_codes(column: pa.Array, elements: Codes, *, ordered: bool) -> Codes:
-    """Return codes of lists from the codes of all their elements, whose bytes are compared as the list's value."""
+    """Return codes of lists from the codes of all their elements, whose bytes are compared as the list's
+    value.
+    """
     offsets = np.asarray(column.offsets).astype(np.int64)
     values = elements.values
     if not ordered:

@@ -23,7 +23,8 @@ class Quota:
     rows
         How many rows the limit lets through over the whole life of the query.
     left
-        How many more rows to read, if each row that is read passes the limit; None if the query may drop or add rows.
+        How many more rows to read, if each row that is read passes the limit; None if the query may drop or
+        add rows.
     since
         The positions from which ``left`` counts; None for the start of the query.
     checkpoint
@@ -36,21 +37,21 @@ class Quota:
     checkpoint: str = field(repr=False)
 
     @classmethod
-    def of(cls, given: Any, checkpoint: str | None) -> Quota | None:
+    def of(cls, values: Any, checkpoint: str | None) -> Quota | None:
         """Parse the options ``limitRows`` and ``limitUrl``.
 
         Raises
         ------
         InvalidOption
         """
-        if given is None and checkpoint is None:
+        if values is None and checkpoint is None:
             return None
-        if not isinstance(given, Mapping) or checkpoint is None:
+        if not isinstance(values, Mapping) or checkpoint is None:
             raise InvalidOption(
                 "limitRows and limitUrl are internal options: use stream.limit(n)", option="limitRows"
             )
-        since: Sequence[int] | None = given.get("since")
-        return cls(given["rows"], given.get("left"), None if since is None else tuple(since), checkpoint)
+        since: Sequence[int] | None = values.get("since")
+        return cls(values["rows"], values.get("left"), None if since is None else tuple(since), checkpoint)
 
     def options(self) -> dict[str, str]:
         """Return the options for the source; Spark redacts an option with ``url`` in its name."""
@@ -76,7 +77,8 @@ class RemainingQuota:
         """The last micro-batch whose state was read, and whether the limit was reached there."""
 
     def left(self, start: Sequence[int]) -> int | None:
-        """Return how many rows the next micro-batch may have: 0 or less if the limit is reached, None if unlimited.
+        """Return how many rows the next micro-batch may have: 0 or less if the limit is reached, None if
+        unlimited.
 
         Parameters
         ----------

@@ -1,4 +1,6 @@
-"""Options of the data source: parsed from Spark's text options, with case-insensitive names, into frozen dataclasses."""
+"""Options of the data source: parsed from Spark's text options, with case-insensitive names, into frozen
+dataclasses.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,8 @@ from penstock.spark.limit_pushdown import Quota
 CONF_PREFIX = "spark.penstock."
 GUARANTEES = ("at_least_once", "exactly_once", "idempotent")
 COMMON = ("url", "queue")
-SOURCE = (*COMMON, "consumer", "startingOffsets", "startingTimestamp", "failOnDataLoss", "includeServiceColumns",
-          "rowsPerTask")  # fmt: skip
+SOURCE = (*COMMON, "consumer", "startingOffsets", "startingTimestamp", "failOnDataLoss",
+          "includeServiceColumns", "rowsPerTask")  # fmt: skip
 BATCH_SOURCE = (*SOURCE, "endingOffsets")
 STREAM_SOURCE = (*SOURCE, "maxRowsPerPartition", "maxRowsPerTrigger", "maxBytesPerTrigger", "alignToAppends",
                  "limitRows", "limitUrl")  # fmt: skip
@@ -79,8 +81,8 @@ class OptionReader:
         value = self.text(name)
         if value is None:
             raise InvalidOption(
-                f"option {in_quotes(name)} is missing: set it, or set {CONF_PREFIX}{name} on the session before "
-                "penstock.register(spark)",
+                f"option {in_quotes(name)} is missing: set it, or set {CONF_PREFIX}{name} on the session "
+                "before penstock.register(spark)",
                 option=name,
             )
         return value
@@ -134,7 +136,10 @@ class SourceOptions:
     queue: str
     consumer: str | None = None
     starting_offsets: str | dict[int, int] | None = None
-    """``earliest``, ``latest``, ``consumer``, or row indexes by partition; ``earliest`` for partitions without one."""
+    """``earliest``, ``latest``, ``consumer``, or row indexes by partition.
+
+    ``earliest`` for partitions without one.
+    """
     ending_offsets: str | dict[int, int] = "latest"
     """``earliest``, ``latest``, or row indexes by partition; ``latest`` for partitions without one."""
     starting_timestamp: int | None = None

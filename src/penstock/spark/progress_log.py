@@ -30,11 +30,13 @@ _lock = threading.Lock()
 
 
 def log_progress(spark: SparkSession) -> None:
-    """Log the events of all streaming queries of a session to ``penstock.progress``; a second call does nothing.
+    """Log the events of all streaming queries of a session to ``penstock.progress``.
 
-    The log has the start and the end of each query, Penstock's continuous queries included (INFO, or ERROR if it failed), and
-    each micro-batch or epoch and each idle trigger (DEBUG). Over Spark Connect, PySpark's listener (4.3) keeps the program
-    from exiting until it calls ``spark.stop()``.
+    A second call does nothing.
+
+    The log has the start and the end of each query, Penstock's continuous queries included (INFO, or ERROR if
+    it failed), and each micro-batch or epoch and each idle trigger (DEBUG). Over Spark Connect, PySpark's
+    listener (4.3) keeps the program from exiting until it calls ``spark.stop()``.
 
     Parameters
     ----------

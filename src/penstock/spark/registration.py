@@ -21,14 +21,17 @@ _registered: WeakKeyDictionary[SparkSession, dict[str, Any]] = WeakKeyDictionary
 
 
 def register(spark: SparkSession) -> None:
-    """Register ``format("penstock")`` with a session and its defaults; call it again after you change the defaults.
+    """Register ``format("penstock")`` with a session and its defaults.
 
-    Defaults are settings such as ``spark.penstock.url`` and ``spark.penstock.guarantee``. Without this call Spark finds
-    the data source too, but without defaults. The password is removed from ``spark.penstock.url``, which Spark writes into
-    its event log, and kept in this process.
+    Call it again after you change the defaults.
 
-    Also call it in any thread, other than the one that created the session, that writes with ``format("penstock")``: Spark
-    looks for a data source in the active session of the calling thread. A pipeline does this itself.
+    Defaults are settings such as ``spark.penstock.url`` and ``spark.penstock.guarantee``. Without this call
+    Spark finds the data source too, but without defaults. The password is removed from
+    ``spark.penstock.url``, which Spark writes into its event log, and kept in this process.
+
+    Also call it in any thread, other than the one that created the session, that writes with
+    ``format("penstock")``: Spark looks for a data source in the active session of the calling thread. A
+    pipeline does this itself.
 
     Parameters
     ----------
@@ -72,8 +75,8 @@ def session_defaults(spark: SparkSession) -> dict[str, str]:
         name = setting.removeprefix(CONF_PREFIX)
         if name.lower() not in known:
             raise InvalidOption(
-                f"unknown setting {in_quotes(setting)}.{did_you_mean(name, ALL_OPTIONS)} Settings are {CONF_PREFIX}<option>, with "
-                f"one of the options {', '.join(sorted(ALL_OPTIONS))}",
+                f"unknown setting {in_quotes(setting)}.{did_you_mean(name, ALL_OPTIONS)} Settings are "
+                f"{CONF_PREFIX}<option>, with one of the options {', '.join(sorted(ALL_OPTIONS))}",
                 option=name,
             )
         defaults[known[name.lower()]] = str(url_with_password(value) if setting == URL_SETTING else value)
@@ -81,16 +84,19 @@ def session_defaults(spark: SparkSession) -> dict[str, str]:
 
 
 def register_source(spark: SparkSession, source: type[DataSource], **attributes: Any) -> None:
-    """Register a source once, such that queries may start at the same time; Spark warns at each further registration.
+    """Register a source once, such that queries may start at the same time.
 
-    The session becomes the active one of the thread, as with ``createDataFrame``. For writes, Spark looks for the source in the
-    active session only (4.3, ``DataSource.lookupDataSource``). A thread has none if it did not create the session, or if its
-    connection to the JVM was closed, for example by an interrupt.
+    Spark warns at each further registration.
+
+    The session becomes the active one of the thread, as with ``createDataFrame``. For writes, Spark looks for
+    the source in the active session only (4.3, ``DataSource.lookupDataSource``). A thread has none if it did
+    not create the session, or if its connection to the JVM was closed, for example by an interrupt.
 
     Parameters
     ----------
     attributes
-        Class attributes for a subclass of the source. It is pickled by value, so it reaches every Python worker.
+        Class attributes for a subclass of the source. It is pickled by value, so it reaches every Python
+        worker.
     """
     if is_classic(spark):
         activate(spark)

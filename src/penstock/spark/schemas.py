@@ -90,8 +90,8 @@ def projection(requested: StructType, full: pa.Schema) -> pa.Schema:
             )
         if full.field(index).nullable and not field.nullable:
             raise SchemaMismatch(
-                f"the read's schema has {in_quotes(field.name)} as NOT NULL, but the column may be null: leave out "
-                "NOT NULL",
+                f"the read's schema has {in_quotes(field.name)} as NOT NULL, but the column may be null: "
+                "leave out NOT NULL",
                 column=field.name,
             )
     return wanted
@@ -137,8 +137,8 @@ def check_writable(frame: StructType, queue: pa.Schema, name: str) -> None:
         index = _index(schema.names, field.name)
         if index is not None and not _fits(schema.field(index).type, field.type):
             raise SchemaMismatch(
-                f"column {in_quotes(field.name)} of queue {in_quotes(name)} is {field.type}, the DataFrame has "
-                f"{schema.field(index).type}: cast it first",
+                f"column {in_quotes(field.name)} of queue {in_quotes(name)} is {field.type}, the DataFrame "
+                f"has {schema.field(index).type}: cast it first",
                 column=field.name,
                 expected=str(field.type),
                 found=str(schema.field(index).type),
@@ -150,15 +150,16 @@ def _check_columns(names: Sequence[str], queue: pa.Schema, name: str) -> None:
     for column in names:
         if column.lower() not in known:
             raise SchemaMismatch(
-                f"queue {in_quotes(name)} has no column {in_quotes(column)}.{did_you_mean(column, queue.names)} "
-                "Drop or rename it, or add it to the queue with add_columns",
+                f"queue {in_quotes(name)} has no column "
+                f"{in_quotes(column)}.{did_you_mean(column, queue.names)} Drop or rename it, or add it to "
+                "the queue with add_columns",
                 column=column,
             )
     for field in queue:
         if not field.nullable and _index(names, field.name) is None:
             raise SchemaMismatch(
-                f"column {in_quotes(field.name)} of queue {in_quotes(name)} may not be null, and the DataFrame has "
-                "no such column: add it",
+                f"column {in_quotes(field.name)} of queue {in_quotes(name)} may not be null, and the "
+                "DataFrame has no such column: add it",
                 column=field.name,
                 expected=str(field.type),
             )
@@ -171,29 +172,29 @@ def _index(names: Sequence[str], wanted: str) -> int | None:
     return lower.index(wanted.lower()) if wanted.lower() in lower else None
 
 
-def _fits(found: pa.DataType, expected: pa.DataType) -> bool:
+def _fits(actual: pa.DataType, expected: pa.DataType) -> bool:
     """Return whether the expected type has every value of the other; nullability is checked with the data."""
-    if found.equals(expected) or pat.is_null(found):
+    if actual.equals(expected) or pat.is_null(actual):
         return True
-    if pat.is_decimal(found) and pat.is_decimal(expected):
-        whole = expected.precision - expected.scale >= found.precision - found.scale
-        return bool(whole and expected.scale >= found.scale)
-    if pat.is_struct(found) and pat.is_struct(expected):
-        return _struct_fits(found, expected)
-    if pat.is_map(found) and pat.is_map(expected):
-        return _fits(found.key_type, expected.key_type) and _fits(found.item_type, expected.item_type)
-    if pat.is_list(found) and pat.is_list(expected):
-        return _fits(found.value_type, expected.value_type)
-    same_kind = any(kind(found) and kind(expected) for kind in (pat.is_integer, pat.is_floating))
-    return same_kind and bool(found.bit_width <= expected.bit_width)
+    if pat.is_decimal(actual) and pat.is_decimal(expected):
+        whole = expected.precision - expected.scale >= actual.precision - actual.scale
+        return bool(whole and expected.scale >= actual.scale)
+    if pat.is_struct(actual) and pat.is_struct(expected):
+        return _struct_fits(actual, expected)
+    if pat.is_map(actual) and pat.is_map(expected):
+        return _fits(actual.key_type, expected.key_type) and _fits(actual.item_type, expected.item_type)
+    if pat.is_list(actual) and pat.is_list(expected):
+        return _fits(actual.value_type, expected.value_type)
+    same_kind = any(kind(actual) and kind(expected) for kind in (pat.is_integer, pat.is_floating))
+    return same_kind and bool(actual.bit_width <= expected.bit_width)
 
 
-def _struct_fits(found: pa.StructType, expected: pa.StructType) -> bool:
-    names = [field.name for field in found]
+def _struct_fits(actual: pa.StructType, expected: pa.StructType) -> bool:
+    names = [field.name for field in actual]
     places = [_index(names, field.name) for field in expected]
     if len(set(places) - {None}) < len(names):
         return False
     return all(
-        field.nullable if place is None else _fits(found.field(place).type, field.type)
+        field.nullable if place is None else _fits(actual.field(place).type, field.type)
         for place, field in zip(places, expected, strict=True)
     )

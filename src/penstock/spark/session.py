@@ -41,13 +41,14 @@ def session(
     url
         The session's default store.
     stateful
-        Whether queries will keep state. Stateless queries need only the last two micro-batches of a checkpoint, and can be
-        optimised while they run.
+        Whether queries will keep state. Stateless queries need only the last two micro-batches of a
+        checkpoint, and can be optimised while they run.
     pipelined
-        Whether rows are sent to Python and received from it at the same time (``spark.python.udf.pipelined.enabled``).
-        Continuous queries with Python functions need it, and other queries drain a backlog faster with it. With it, Spark
-        4.3.0 occasionally gives a task a worker whose channel is closed (``ClosedChannelException``). The task fails, and in
-        local mode, where tasks are not retried, so does a micro-batch query. A continuous query resumes by itself.
+        Whether rows are sent to Python and received from it at the same time
+        (``spark.python.udf.pipelined.enabled``). Continuous queries with Python functions need it, and other
+        queries drain a backlog faster with it. With it, Spark 4.3.0 occasionally gives a task a worker whose
+        channel is closed (``ClosedChannelException``). The task fails, and in local mode, where tasks are not
+        retried, so does a micro-batch query. A continuous query resumes by itself.
     memory
         The driver's memory, such as ``4g``.
     conf
@@ -83,13 +84,13 @@ def _refuse_second() -> None:
     running = running_context()
     if running is not None:
         raise InvalidInput(
-            f"a Spark session is running already ({running.appName!r}), and this one's settings can only be made at "
-            "the start: use penstock.register(spark) with the running one, or stop it first"
+            f"a Spark session is running already ({running.appName!r}), and this one's settings can only be "
+            "made at the start: use penstock.register(spark) with the running one, or stop it first"
         )
 
 
 def _choose_python(settings: Mapping[str, str]) -> None:
-    """Set PYSPARK_PYTHON: without it, executors use the first python3 of their PATH, which may lack pyarrow."""
+    """Set PYSPARK_PYTHON: by default, executors use the first python3 of their PATH, which may lack pyarrow."""
     # Spark reads the setting only if spark-submit starts the program, and otherwise the variable.
     if "spark.pyspark.python" in settings:
         os.environ["PYSPARK_PYTHON"] = settings["spark.pyspark.python"]
@@ -113,8 +114,8 @@ def _settings(stateful: bool, pipelined: bool) -> dict[str, str]:
     settings = {
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
-        # At its largest value Spark (4.2, 4.3) counts the rows of a batch for Python, and no longer measures its size after each
-        # row, which takes longer than sending it.
+        # At its largest value Spark (4.2, 4.3) counts the rows of a batch for Python, and no longer measures
+        # its size after each row, which takes longer than sending it.
         "spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1),
         "spark.sql.python.filterPushdown.enabled": "true",
         # For continuous queries: Unix domain sockets take a third of the time.

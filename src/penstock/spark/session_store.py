@@ -1,7 +1,8 @@
 """The default store of a session (``spark.penstock.url``), its password, and whether executors can reach it.
 
-Spark writes settings that were made at run time into its event log with each job, without redaction (4.2, 4.3,
-``EventLoggingListener.redactProperties``). So the setting has the URL without its password, and this process keeps the password.
+Spark writes settings that were made at run time into its event log with each job, without redaction (4.2,
+4.3, ``EventLoggingListener.redactProperties``). So the setting has the URL without its password, and this
+process keeps the password.
 """
 
 from __future__ import annotations
@@ -44,16 +45,13 @@ def hide_password(spark: SparkSession) -> None:
         spark.conf.set(URL_SETTING, parsed.redacted)
 
 
-# ---- store_reach: Whether the executors of a session can reach a store.
-
-
 def check_reach(url: str, master: str | None) -> None:
     """Refuse an embedded store on a cluster, whose executors could not see the file.
 
     Parameters
     ----------
     master
-        Spark's master URL; None when it is not known here, in which case the task's own properties tell.
+        Spark's master URL; when None, it is read from the properties of the running task.
     """
     if master is None:
         context = TaskContext.get()
@@ -61,8 +59,8 @@ def check_reach(url: str, master: str | None) -> None:
     if master is None or parse_url(url).dialect != "sqlite" or is_local(master):
         return
     raise InvalidOption(
-        f"a SQLite store is one machine's file, and this session runs on {master!r}, whose executors may be elsewhere: "
-        "use a postgresql store",
+        f"a SQLite store is one machine's file, and this session runs on {master!r}, whose executors may be "
+        "elsewhere: use a postgresql store",
         option="url",
         master=master,
     )

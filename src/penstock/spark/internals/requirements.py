@@ -69,9 +69,9 @@ def check_workers(spark: SparkSession) -> None:
     missing = _missing_here(python) if is_on_this_machine else _missing_on_executor(context.applicationId)
     if missing:
         raise MissingDependency(
-            f"the Python of Spark's workers ({python}) lacks {', '.join(missing)}: "
-            "pip install 'penstock[spark]' there, or set PYSPARK_PYTHON to a Python that has it before the session starts "
-            "(spark.pyspark.python with spark-submit)",
+            f"the Python of Spark's workers ({python}) lacks {', '.join(missing)}: pip install "
+            "'penstock[spark]' there, or set PYSPARK_PYTHON to a Python that has it before the session "
+            "starts (spark.pyspark.python with spark-submit)",
             python=python,
             missing=missing,
         )

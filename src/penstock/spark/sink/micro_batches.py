@@ -61,7 +61,10 @@ def batch_commit(
 
 
 def _restorable_offset(offsets: Sequence[Any]) -> str | None:
-    """Return the offset to restore a checkpoint that has lost this micro-batch; only for one source with a JSON object."""
+    """Return the offset to restore a checkpoint that has lost this micro-batch.
+
+    Only for one source with a JSON object.
+    """
     return json.dumps(offsets[0]) if len(offsets) == 1 and isinstance(offsets[0], dict) else None
 
 
@@ -86,8 +89,8 @@ def require_same_query(checkpoint: Checkpoint, writers: Iterable[str]) -> None:
     queries, expected = set(writers), checkpoint.query_id()
     if queries != {expected}:
         raise CheckpointMismatch(
-            f"the running query is {', '.join(sorted(queries))}, but the sink's checkpoint is that of {expected}: "
-            "give checkpointLocation as a full URL if paths without a scheme are not local",
+            f"the running query is {', '.join(sorted(queries))}, but the sink's checkpoint is that of "
+            f"{expected}: give checkpointLocation as a full URL if paths without a scheme are not local",
             query=sorted(queries),
             checkpoint=expected,
         )

@@ -36,7 +36,10 @@ class StreamTask:
     query_id: str
     batch_id: int
     checkpoint_root: str | None = field(repr=False)
-    """The session's checkpoint location, for queries without one of their own; the URL may contain a password."""
+    """The session's checkpoint location, for queries without one of their own.
+
+    The URL may contain a password.
+    """
 
     @classmethod
     def current(cls) -> StreamTask:

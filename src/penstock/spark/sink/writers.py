@@ -1,4 +1,6 @@
-"""Writers into a queue: batch writes, which are atomic, and streaming writes with each of the three guarantees."""
+"""Writers into a queue: batch writes, which are atomic, and streaming writes with each of the three
+guarantees.
+"""
 
 from __future__ import annotations
 
@@ -110,7 +112,10 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
         )
 
     def _from_checkpoint(self, stream: StreamTask, read: Callable[[Checkpoint], T]) -> T | None:
-        """Read from the checkpoint; None if an executor cannot, since only the driver must (and fails if it cannot)."""
+        """Read from the checkpoint.
+
+        None if an executor cannot, since only the driver must (and fails if it cannot).
+        """
         location = stream.location(self._options)
         try:
             return None if location is None else read(Checkpoint(location))
@@ -127,8 +132,8 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
         wrote = [message for message in messages if isinstance(message, TaskResult)]
         if not wrote:
             raise CommitRefused(
-                "no task has written: Spark's continuous trigger loses every row that goes into a Python sink; "
-                "use a processing-time trigger"
+                "no task has written: Spark's continuous trigger loses every row that goes into a Python "
+                "sink; use a processing-time trigger"
             )
         crowded = {partition for message in wrote for partition in message.crowded}
         if self._options.guarantee == "at_least_once":
@@ -179,8 +184,8 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
         """Refuse rows that may be in the wrong partition."""
         if self._queue.key and {message.partitions for message in wrote} != {self._queue.partitions}:
             raise CommitRefused(
-                f"queue {self._queue.name!r} got more partitions while the micro-batch was written: restart the "
-                "query, which repeats the micro-batch",
+                f"queue {self._queue.name!r} got more partitions while the micro-batch was written: restart "
+                "the query, which repeats the micro-batch",
                 queue=self._queue.name,
             )
 
@@ -191,16 +196,19 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
             raise CommitRefused(
                 f"guarantee={self._options.guarantee} needs to know the checkpoint: set the option "
                 "checkpointLocation; or name the query, if it uses the session's "
-                "spark.sql.streaming.checkpointLocation, where a query without a name gets a new one at each start"
+                "spark.sql.streaming.checkpointLocation, where a query without a name gets a new one at each "
+                "start"
             )
         return location
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        """Do nothing: Spark also calls it if a commit failed after its transaction, and an error here would hide that one."""
+        """Do nothing: Spark also calls it if a commit failed after its transaction, and an error here would
+        hide that one.
+        """
 
 
 def _stateful() -> CommitRefused:
     return CommitRefused(
-        "guarantee=idempotent is for stateless queries, since a repeated micro-batch of a stateful one may be split "
-        "into other tasks: use guarantee=exactly_once"
+        "guarantee=idempotent is for stateless queries, since a repeated micro-batch of a stateful one may "
+        "be split into other tasks: use guarantee=exactly_once"
     )

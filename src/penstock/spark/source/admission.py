@@ -124,7 +124,9 @@ def _cut_bytes(tx: Transaction, queue: QueueRecord, backlog: Backlog, budget: fl
 def whole_appends(
     tx: Transaction, queue: QueueRecord, waiting: Sequence[Backlog], limited: Sequence[Backlog]
 ) -> list[Backlog]:
-    """Return the appends in ``waiting`` that are completely in ``limited``; if there is none, the oldest, however large.
+    """Return the appends in ``waiting`` that are completely in ``limited``.
+
+    If there is none, the oldest, however large.
 
     Append ids ascend inside each partition, so the rows up to an id are a prefix of every partition.
     """
@@ -168,12 +170,16 @@ def _before(tx: Transaction, queue: QueueRecord, backlog: Backlog, append: int) 
 
 
 def _segment(tx: Transaction, queue: QueueRecord, partition: int, row: int) -> Any:
-    """Return the segment of a row and its runs, in one statement: compaction may remove it before a second one."""
+    """Return the segment of a row and its runs, in one statement: compaction may remove it before a second
+    one.
+    """
     return tx.one("appends_at", queue_id=queue.queue_id, partition=partition, row_index=row)
 
 
 def split_into_tasks(start: Sequence[int], end: Sequence[int], rows_per_task: int) -> list[list[int]]:
-    """Split a range into tasks [partition, start, end] of at most ``rows_per_task`` rows and about equal size."""
+    """Split a range into tasks [partition, start, end] of at most ``rows_per_task`` rows and about equal
+    size.
+    """
     tasks = []
     for partition, (first, last) in enumerate(zip(pad(start, len(end)), end, strict=True)):
         pieces = -(-(last - first) // rows_per_task)
