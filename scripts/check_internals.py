@@ -1,4 +1,4 @@
-"""Private API of Spark's has one room, ``penstock.spark.internals``: tell where else its names stand."""
+"""Check that Spark's private API is used in ``penstock.spark.internals`` only."""
 
 from __future__ import annotations
 

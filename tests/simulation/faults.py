@@ -396,7 +396,7 @@ FAULTS = [
     Fault(
         "a query without a consumer resumes in a queue that was recreated",
         "spark/source/stream_reader.py",
-        "            began.require(self._store().uuid, queue.name, None, queue.generation)\n",
+        "            last.require(self._store().uuid, queue.name, None, queue.generation)\n",
         "",
     ),
     Fault(
@@ -609,7 +609,7 @@ FAULTS = [
     Fault(
         "the ledger does not have the offset of a micro-batch",
         "spark/sink/micro_batches.py",
-        "        logged=None if stateful else _logged(now),\n",
+        "        logged=None if stateful else _restorable_offset(offsets),\n",
         "",
     ),
     Fault(

@@ -89,7 +89,7 @@ def test_a_stranger_is_given_a_second(listening: AuthenticatedListener, stranger
     silent = strangers.enter_context(stranger(listening.port))
     began = time.monotonic()
     wait_until(lambda: is_closed(silent), timeout=5)
-    assert time.monotonic() - began < 3 * driver_endpoint.SECONDS
+    assert time.monotonic() - began < 3 * driver_endpoint.HANDSHAKE_SECONDS
 
 
 def test_also_one_who_says_a_little_now_and_then(
@@ -101,7 +101,7 @@ def test_also_one_who_says_a_little_now_and_then(
     slow.sendall(b"\0\0\0\xc8")
     while time.monotonic() - began < 10 and not hung_up(slow):
         time.sleep(0.1)
-    assert time.monotonic() - began < 3 * driver_endpoint.SECONDS
+    assert time.monotonic() - began < 3 * driver_endpoint.HANDSHAKE_SECONDS
 
 
 def test_a_crowd_of_strangers_is_bounded_and_holds_up_nobody(
@@ -109,9 +109,9 @@ def test_a_crowd_of_strangers_is_bounded_and_holds_up_nobody(
 ) -> None:
     caplog.set_level(logging.WARNING, "penstock.spark")
     before = threading.active_count()
-    many = [strangers.enter_context(stranger(listening.port)) for _ in range(driver_endpoint.MOST + 50)]
+    many = [strangers.enter_context(stranger(listening.port)) for _ in range(driver_endpoint.MAX_HANDSHAKES + 50)]
     wait_until(lambda: sum(map(is_closed, many[:50])) == 50, timeout=5)
-    assert threading.active_count() - before < driver_endpoint.MOST + 20
+    assert threading.active_count() - before < driver_endpoint.MAX_HANDSHAKES + 20
     assert seconds_to_ask(address) < HONEST
     assert [record.action for record in caplog.records] == ["strangers"]  # type: ignore[attr-defined] # by extra
     wait_until(lambda: all(map(is_closed, many)), timeout=5)
@@ -143,7 +143,7 @@ def test_strangers_who_come_again_and_again_hold_up_nobody(
 def test_a_task_tries_again_when_the_driver_has_no_time_for_it(
     monkeypatch: pytest.MonkeyPatch, address: Address
 ) -> None:
-    real, tries = driver_endpoint._shaken, []
+    real, tries = driver_endpoint._connect_once, []
 
     def late(where: tuple[str, int], authkey: bytes, deadline: float) -> Connection:
         tries.append(where)
@@ -153,7 +153,7 @@ def test_a_task_tries_again_when_the_driver_has_no_time_for_it(
             raise EOFError
         return real(where, authkey, deadline)
 
-    monkeypatch.setattr(driver_endpoint, "_shaken", late)
+    monkeypatch.setattr(driver_endpoint, "_connect_once", late)
     assert address.ask(b"abc") == b"cba"
     assert len(tries) == 2
 
@@ -163,7 +163,7 @@ def test_a_task_tries_again_when_the_driver_has_no_time_for_it(
 def test_a_driver_that_says_nothing_or_stops_in_the_middle_is_given_up(
     monkeypatch: pytest.MonkeyPatch, said: bytes
 ) -> None:
-    monkeypatch.setattr(driver_endpoint, "_PATIENCE", 0.5)
+    monkeypatch.setattr(driver_endpoint, "_CONNECT_SECONDS", 0.5)
 
     def speak() -> None:
         other, _ = silent.accept()
@@ -213,7 +213,7 @@ def test_links_of_continuous_queries_are_not_held_up_either(strangers: ExitStack
         coordinator.give(0, [{0: 7}])
         assert reader.answer()["positions"] == {"0": 7}
         # What has shown the secret has no deadline.
-        time.sleep(1.5 * driver_endpoint.SECONDS)
+        time.sleep(1.5 * driver_endpoint.HANDSHAKE_SECONDS)
         coordinator.rest()
         assert reader.answer()["kind"] == "rest"
         reader.close()

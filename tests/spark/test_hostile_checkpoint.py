@@ -48,7 +48,7 @@ def test_what_is_not_as_it_should_be_is_refused_by_name(
     made: Path, name: str, text: str, read: Callable[[Checkpoint], object]
 ) -> None:
     (made / name).write_text(text)
-    with pytest.raises(CommitRefused, match="is not as"):
+    with pytest.raises(CommitRefused, match="is malformed"):
         read(Checkpoint(str(made)))
 
 
@@ -58,7 +58,7 @@ def test_an_offset_that_is_nested_too_deeply_is_a_text_as_those_of_other_sources
 
 
 def test_a_file_of_any_size_is_not_read(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoints, "MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(checkpoints, "MAX_FILE_BYTES", 1 << 20)
     with (made / "offsets/0").open("wb") as file:
         # Takes no room on the disk.
         file.truncate(1 << 40)

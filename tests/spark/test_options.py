@@ -58,7 +58,7 @@ def test_positions() -> None:
     [
         (lambda: read(consumr="x"), "unknown option 'consumr' of a batch read. Did you mean 'consumer'?"),
         (lambda: read(streaming=True, maxRowsPerTriger="1"), "Did you mean 'maxRowsPerTrigger'?"),
-        (lambda: read(xyz="1"), "Known ones: consumer, endingOffsets"),
+        (lambda: read(xyz="1"), "Known options: consumer, endingOffsets"),
         (lambda: read(maxRowsPerTrigger="1"), "'maxRowsPerTrigger' does not apply to a batch read"),
         (lambda: read(streaming=True, endingOffsets="latest"), "does not apply to a streaming read"),
         (lambda: read(guarantee="exactly_once"), "does not apply to a batch read"),
@@ -88,7 +88,7 @@ def test_positions() -> None:
         (lambda: read(startingTimestamp="yesterday"), "give a time such as"),
         (lambda: read(startingTimestamp="1", startingOffsets="latest"), "exclude each other"),
         (lambda: read(startingOffsets="consumer"), "needs the option consumer"),
-        (lambda: read(consumer="c", startingOffsets="latest"), "says itself where to start"),
+        (lambda: read(consumer="c", startingOffsets="latest"), "starts at the offset of consumer"),
         (lambda: read(path="other"), "two queues are named"),
         (lambda: source_options({"url": "sqlite:///x.db"}, streaming=False), "no queue is named"),
         (lambda: source_options({"queue": "x"}, streaming=False), "set spark.penstock.url"),

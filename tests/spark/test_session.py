@@ -98,7 +98,7 @@ def test_a_store_is_not_in_the_command_line_that_everybody_can_read(made: dict[s
 
 @one_store
 def test_a_second_session_is_refused(spark: SparkSession, store_url: str) -> None:
-    with pytest.raises(InvalidInput, match="a Spark session runs already"):
+    with pytest.raises(InvalidInput, match="a Spark session is running already"):
         ps.session(url=store_url)
 
 

@@ -1,6 +1,7 @@
-"""What a change feed promises of its columns, as marks in their metadata: Spark keeps them wherever a column is taken as it is.
+"""Promises of a change feed about its columns, kept in the columns' metadata.
 
-So a sink knows a feed's column behind selections and under another name, and a computed one by its having none.
+Spark keeps the metadata of a column through selections and renames, and a computed column has none. So a sink
+recognizes the feed's columns under any name.
 """
 
 from __future__ import annotations
@@ -22,21 +23,21 @@ def with_feed_metadata(
     ordered: str | None = None,
     split: bool = False,
 ) -> StructType:
-    """A feed's schema with marks.
+    """Add a feed's promises to the metadata of its schema.
 
     Parameters
     ----------
     row_id
-        The columns that tell rows apart; those inside structs are passed over.
+        The columns that identify rows; those inside structs are ignored.
     unchanged
-        The column with the names of columns whose values a change does not tell.
+        The column with the names of the columns that have unchanged TOAST values.
     sequence
         The column that orders the changes of a row inside a commit.
     ordered
-        A column that every selection of change rows keeps, where a commit may have several changes of a row: it is to say that
-        ``sequence`` has to be there as well.
+        A column that every selection of change rows keeps, if a commit may have several changes of a row: its
+        metadata says that ``sequence`` is required as well.
     split
-        Whether such a commit may come in several micro-batches.
+        Whether such a commit may span several micro-batches.
     """
     fields = list(schema)
     if unchanged is not None:
@@ -53,44 +54,46 @@ def with_feed_metadata(
 
 
 def row_id_columns(schema: StructType) -> list[str]:
-    """The names that the row id's columns have by now."""
+    """Return the current names of the columns that identify rows."""
     return [field.name for field in schema if field.metadata.get(_ROW_ID)]
 
 
 def unchanged_column(schema: StructType) -> str | None:
-    """The name that the column with the names of untold values has by now; None where there is none."""
+    """Return the current name of the column that lists unchanged TOAST values, if there is one."""
     return next((field.name for field in schema if field.metadata.get(_UNCHANGED)), None)
 
 
 def sequence_column(schema: StructType) -> str | None:
-    """The name that the column which orders the changes of a row inside a commit has by now; None where there is none."""
+    """Return the current name of the column that orders the changes of a row inside a commit, if there is
+    one.
+    """
     return next((field.name for field in schema if field.metadata.get(_STEP)), None)
 
 
 def is_split(schema: StructType) -> bool:
-    """Whether a commit with several changes of a row may come in several micro-batches."""
+    """Return whether a commit with several changes of a row may span several micro-batches."""
     return any(field.metadata.get(_SPLIT) for field in schema)
 
 
 def required_sequence(schema: StructType) -> str | None:
-    """The feed's name of that column where a commit may have several changes of a row; None where it has one at most."""
+    """Return the feed's name of the sequence column if a commit may have several changes of a row."""
     return next((str(field.metadata[_STEPS]) for field in schema if _STEPS in field.metadata), None)
 
 
 def feed_column(field: StructField) -> str | None:
-    """The feed's name of a column that is as the feed gives it, where a change may leave its value out."""
+    """Return the feed's name of an uncomputed column in which a change may have an unchanged TOAST value."""
     return field.metadata.get(_VALUE)
 
 
 def _value(field: StructField) -> StructField:
     kind = field.dataType
     if isinstance(kind, StructType):
-        # A feed of several tables has a struct for each, and names the columns inside.
+        # A feed of several tables has a struct for each table, and lists the columns inside.
         field = StructField(
-            field.name, StructType([_value(each) for each in kind]), field.nullable, field.metadata
+            field.name, StructType([_value(inner) for inner in kind]), field.nullable, field.metadata
         )
     return _with(field, _VALUE, field.name)
 
 
-def _with(field: StructField, mark: str, value: object) -> StructField:
-    return StructField(field.name, field.dataType, field.nullable, {**field.metadata, mark: value})
+def _with(field: StructField, key: str, value: object) -> StructField:
+    return StructField(field.name, field.dataType, field.nullable, {**field.metadata, key: value})

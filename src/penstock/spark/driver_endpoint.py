@@ -1,7 +1,11 @@
-"""Connections that have not shown the secret yet: only so many, and each for a second only.
+"""Requests of tasks to their driver, over one authenticated socket.
 
-Anybody who reaches the driver's port can connect and say nothing. Tasks must not wait for such a stranger, so handshakes run side by
-side. When there are too many, the oldest is closed: an honest one takes milliseconds, so the oldest is a stranger's.
+A task gets the address and the secret with its pickled function, which Spark sends to executors as it sends
+all code.
+
+Anybody who reaches the driver's port can connect and send nothing. Tasks must not wait for such a stranger,
+so handshakes run concurrently, for at most a second each. When there are too many, the oldest is closed: a
+task's handshake takes milliseconds, so the oldest is a stranger's.
 """
 
 from __future__ import annotations
@@ -25,100 +29,31 @@ from pyspark.sql import SparkSession
 from penstock.errors import StoreUnavailable, condition_of
 from penstock.spark.internals.sessions import is_local
 
-SECONDS = 1.0
-"""For how long a handshake may take."""
-MOST = 128
-"""Handshakes at a time."""
-
-
-class Handshakes:
-    """The handshakes that are under way at one socket."""
-
-    def __init__(self, secret: bytes) -> None:
-        self._secret = secret
-        self._lock = threading.Lock()
-        self._open: dict[Connection, float] = {}
-        """When each has to be done, the oldest first."""
-
-    def begin(self, connection: Connection) -> bool:
-        """Let a connection shake hands within a second; False when the oldest one had to be closed for it."""
-        with self._lock:
-            full = len(self._open) >= MOST
-            if full:
-                self._shut(next(iter(self._open)))
-            self._open[connection] = time.monotonic() + SECONDS
-        return not full
-
-    def shake(self, connection: Connection) -> None:
-        """Wait until both ends have shown that they know the secret.
-
-        Raises
-        ------
-        OSError, EOFError, AuthenticationError
-            When the other end does not know it, takes too long, or has gone away.
-        """
-        try:
-            deliver_challenge(connection, self._secret)
-            answer_challenge(connection, self._secret)
-        finally:
-            with self._lock:
-                in_time = self._open.pop(connection, None) is not None
-        if not in_time:
-            raise TimeoutError(f"not done within {SECONDS:.0f} s, or {MOST} others have come since")
-
-    def expire(self) -> float | None:
-        """Close what takes too long; the seconds until the next one does, None when there is none."""
-        with self._lock:
-            now = time.monotonic()
-            for connection, deadline in list(self._open.items()):
-                if deadline > now:
-                    return deadline - now
-                self._shut(connection)
-        return None
-
-    def end(self) -> None:
-        """Close all of them."""
-        with self._lock:
-            for connection in list(self._open):
-                self._shut(connection)
-
-    def _shut(self, connection: Connection) -> None:
-        del self._open[connection]
-        shut_down(connection)
-
-
-def shut_down(connection: Connection) -> None:
-    """Wake the thread that reads from a connection, which a mere close would not."""
-    with suppress(OSError), socket.socket(fileno=socket.dup(connection.fileno())) as twin:
-        twin.shutdown(socket.SHUT_RDWR)
-
-
-# ---- endpoint: Questions that tasks ask their driver, over one authenticated socket.
-#
-# A task gets the address with its pickled function, which Spark carries to executors as it carries all code.
-
 log = logging.getLogger("penstock.spark")
 
 Answer = Callable[[bytes], bytes]
 CONNECT_ERRORS = (OSError, EOFError, AuthenticationError)
 """The errors of :func:`connect`."""
-
+HANDSHAKE_SECONDS = 1.0
+"""How long a handshake may take."""
+MAX_HANDSHAKES = 128
+"""How many handshakes may run at the same time."""
 _BACKLOG = 128
-_PATIENCE = 60.0
-"""For how many seconds a task tries to reach its driver, which may be busy or stand still."""
+_CONNECT_SECONDS = 60.0
+"""How long a task tries to reach its driver, which may be busy or paused."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 1.0
 
 
 @dataclass(frozen=True)
 class Address:
-    """Where a driver listens, and the secret that it wants to hear."""
+    """Where a driver listens, and its secret."""
 
     host: str
     port: int
     secret: bytes = field(repr=False)
 
     def ask(self, question: bytes) -> bytes:
-        """The driver's answer.
+        """Send a question to the driver, and return its answer.
 
         Raises
         ------
@@ -134,10 +69,11 @@ class Address:
 
 
 def unreachable_error(host: str, port: int, error: Exception) -> StoreUnavailable:
-    """The error of a task that cannot talk to its driver."""
+    """Return the error of a task that cannot talk to its driver."""
     if isinstance(error, AuthenticationError):
         return StoreUnavailable(
-            f"what listens at {host}:{port} is not the driver of this task, which has probably ended: start the query again",
+            f"the process at {host}:{port} is not the driver of this task, which has probably ended: start "
+            "the query again",
             condition="STORE_UNAVAILABLE.OTHER_DRIVER",
             host=host,
             port=port,
@@ -151,19 +87,19 @@ def unreachable_error(host: str, port: int, error: Exception) -> StoreUnavailabl
 
 
 def connect(where: tuple[str, int], authkey: bytes) -> Connection:
-    """Connect to a driver, and again when it has hung up before the handshake was done.
+    """Connect to a driver, and retry if it closes the connection before the handshake is done.
 
-    It hangs up on whoever takes longer than a second, as a task on a busy machine may, and when strangers crowd its port.
+    It does so after a second, which a task on a busy machine may need, and when strangers crowd its port.
 
     Raises
     ------
     OSError, EOFError, AuthenticationError
-        When the driver is not there, does not speak, or has another secret.
+        When nothing listens there, the driver does not respond, or has another secret.
     """
-    deadline, pause = time.monotonic() + _PATIENCE, _FIRST_PAUSE
+    deadline, pause = time.monotonic() + _CONNECT_SECONDS, _FIRST_PAUSE
     while True:
         try:
-            return _shaken(where, authkey, deadline)
+            return _connect_once(where, authkey, deadline)
         except ConnectionRefusedError:
             raise
         except (EOFError, ConnectionError):
@@ -173,55 +109,117 @@ def connect(where: tuple[str, int], authkey: bytes) -> Connection:
         pause = min(pause * 2, _LONGEST_PAUSE)
 
 
-def _shaken(where: tuple[str, int], authkey: bytes, deadline: float) -> Connection:
+def _connect_once(where: tuple[str, int], authkey: bytes, deadline: float) -> Connection:
     left = max(deadline - time.monotonic(), 1.0)
-    found = socket.create_connection(where, timeout=left)
-    found.setblocking(True)
-    # Also for one that begins to speak and stops: what has another driver's port may be anything.
-    _limit(found, left)
-    connection = Connection(found.detach())
+    sock = socket.create_connection(where, timeout=left)
+    sock.setblocking(True)
+    # The limit also stops a peer that begins to speak and pauses: any process may have another driver's port.
+    _set_receive_timeout(sock, left)
+    connection = Connection(sock.detach())
     try:
         answer_challenge(connection, authkey)
         deliver_challenge(connection, authkey)
         with socket.socket(fileno=socket.dup(connection.fileno())) as twin:
-            _limit(twin, 0)
+            _set_receive_timeout(twin, 0)
     except BlockingIOError:
         connection.close()
-        raise TimeoutError("the driver does not go on") from None
+        raise TimeoutError("the driver stopped responding") from None
     except BaseException:
         connection.close()
         raise
     return connection
 
 
-def _limit(connection: socket.socket, seconds: float) -> None:
-    """Let a blocking read end after some seconds with a BlockingIOError; 0 for no limit."""
+def _set_receive_timeout(connection: socket.socket, seconds: float) -> None:
+    """Let a blocking read fail after some seconds with a BlockingIOError; 0 for no limit."""
     micros = round(seconds * 1e6)
     connection.setsockopt(
         socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", micros // 1_000_000, micros % 1_000_000)
     )
 
 
+class _Handshakes:
+    """The unfinished handshakes of one socket."""
+
+    def __init__(self, secret: bytes) -> None:
+        self._secret = secret
+        self._lock = threading.Lock()
+        self._open: dict[Connection, float] = {}
+        """The deadline of each connection, the oldest first."""
+
+    def begin(self, connection: Connection) -> bool:
+        """Give a connection a second for its handshake; return False if the oldest one was closed for it."""
+        with self._lock:
+            full = len(self._open) >= MAX_HANDSHAKES
+            if full:
+                self._close(next(iter(self._open)))
+            self._open[connection] = time.monotonic() + HANDSHAKE_SECONDS
+        return not full
+
+    def authenticate(self, connection: Connection) -> None:
+        """Wait until both ends have proved that they know the secret.
+
+        Raises
+        ------
+        OSError, EOFError, AuthenticationError
+            When the other end does not know it, takes too long, or has disconnected.
+        """
+        try:
+            deliver_challenge(connection, self._secret)
+            answer_challenge(connection, self._secret)
+        finally:
+            with self._lock:
+                in_time = self._open.pop(connection, None) is not None
+        if not in_time:
+            raise TimeoutError(
+                f"not done within {HANDSHAKE_SECONDS:.0f} s, or {MAX_HANDSHAKES} others have come since"
+            )
+
+    def expire(self) -> float | None:
+        """Close expired connections, and return the seconds until the next one expires."""
+        with self._lock:
+            now = time.monotonic()
+            for connection, deadline in list(self._open.items()):
+                if deadline > now:
+                    return deadline - now
+                self._close(connection)
+        return None
+
+    def close_all(self) -> None:
+        with self._lock:
+            for connection in list(self._open):
+                self._close(connection)
+
+    def _close(self, connection: Connection) -> None:
+        del self._open[connection]
+        shut_down(connection)
+
+
+def shut_down(connection: Connection) -> None:
+    """Wake the thread that reads from a connection, which a mere close would not."""
+    with suppress(OSError), socket.socket(fileno=socket.dup(connection.fileno())) as twin:
+        twin.shutdown(socket.SHUT_RDWR)
+
+
 class AuthenticatedListener:
-    """An authenticated socket of the driver's, each connection served in a thread of its own.
+    """An authenticated socket of the driver; each connection is served in a thread of its own.
 
     Parameters
     ----------
     bind
-        Where to listen.
+        The address to listen on.
     serve
-        What is done with a connection, which it closes.
+        Handles a connection, and closes it.
     name
-        The listening thread's.
+        The name of the listening thread.
     """
 
     def __init__(self, bind: str, serve: Callable[[Connection], None], name: str) -> None:
         self.secret = secrets.token_bytes(32)
-        self._handshakes = Handshakes(self.secret)
+        self._handshakes = _Handshakes(self.secret)
         self._socket = socket.create_server((bind, 0), backlog=_BACKLOG)
         self._socket.setblocking(False)
         self.port: int = self._socket.getsockname()[1]
-        """Where it listens."""
         self._wake, self._woken = socket.socketpair()
         self._serve = serve
         self._crowded = False
@@ -230,15 +228,15 @@ class AuthenticatedListener:
         self._thread.start()
 
     def close(self) -> None:
-        """Hear nobody any more."""
+        """Stop listening."""
         if self.closed:
             return
         self.closed = True
         self._wake.send(b"\0")
         self._thread.join()
-        self._handshakes.end()
-        for each in (self._socket, self._wake, self._woken):
-            each.close()
+        self._handshakes.close_all()
+        for sock in (self._socket, self._wake, self._woken):
+            sock.close()
 
     def _listen(self) -> None:
         with selectors.DefaultSelector() as ready:
@@ -249,7 +247,7 @@ class AuthenticatedListener:
                     if key.fileobj is self._socket:
                         self._accept()
                     else:
-                        # Also for a forked child that closes what it has inherited.
+                        # A forked child that closes its copy wakes this thread, too.
                         self._woken.recv(64)
 
     def _accept(self) -> None:
@@ -258,8 +256,8 @@ class AuthenticatedListener:
         except BlockingIOError:
             return
         except OSError as error:
-            # It has gone away again, or this process has too many files open.
-            _came_to_nothing(error)
+            # The peer has disconnected, or this process has too many open files.
+            _log_failure(error)
             time.sleep(_FIRST_PAUSE)
             return
         incoming.setblocking(True)
@@ -267,52 +265,52 @@ class AuthenticatedListener:
         if not self._handshakes.begin(connection) and not self._crowded:
             self._crowded = True
             log.warning(
-                "%d connections to the driver's port %d wait to say who they are: more are closed. Who but its executors reaches "
-                "that port?",
-                MOST,
+                "%d connections to the driver's port %d have not authenticated; further ones are closed: "
+                "allow only executors to reach that port",
+                MAX_HANDSHAKES,
                 self.port,
                 extra={"action": "strangers"},
             )
         try:
-            threading.Thread(target=self._meet, args=[connection], daemon=True).start()
+            threading.Thread(target=self._authenticate_and_serve, args=[connection], daemon=True).start()
         except RuntimeError as error:
-            # No thread is to be had. The connection is closed when its second is over.
-            _came_to_nothing(error)
+            # No thread is available. The connection expires after a second.
+            _log_failure(error)
 
-    def _meet(self, connection: Connection) -> None:
+    def _authenticate_and_serve(self, connection: Connection) -> None:
         try:
-            self._handshakes.shake(connection)
+            self._handshakes.authenticate(connection)
         except Exception as error:
-            # A stranger, or somebody who went away.
+            # A stranger, or a peer that has disconnected.
             connection.close()
-            _came_to_nothing(error)
+            _log_failure(error)
             return
         self._serve(connection)
 
 
-def _came_to_nothing(error: Exception) -> None:
+def _log_failure(error: Exception) -> None:
     log.debug(
-        "a connection to the driver came to nothing: %s",
+        "a connection to the driver failed: %s",
         error,
         extra={"action": "stranger", "error": condition_of(error)},
     )
 
 
 class DriverEndpoint:
-    """A socket of the driver's that answers questions."""
+    """A socket of the driver that answers the questions of tasks."""
 
     def __init__(self, spark: SparkSession, answer: Answer) -> None:
         self._host, bind = driver_addresses(spark)
         self._answer = answer
-        self._listening = AuthenticatedListener(bind, self._serve, "penstock-endpoint")
+        self._listener = AuthenticatedListener(bind, self._serve, "penstock-endpoint")
 
     @property
     def address(self) -> Address:
-        return Address(self._host, self._listening.port, self._listening.secret)
+        return Address(self._host, self._listener.port, self._listener.secret)
 
     def close(self) -> None:
-        """Hear nobody any more."""
-        self._listening.close()
+        """Stop listening."""
+        self._listener.close()
 
     def _serve(self, connection: Connection) -> None:
         with connection:
@@ -323,7 +321,7 @@ class DriverEndpoint:
 
 
 def driver_addresses(spark: SparkSession) -> tuple[str, str]:
-    """Where executors find this driver, and where it listens; on one machine nobody else needs to reach it."""
+    """Return the address for executors and the address to listen on: the loopback one in local mode."""
     context = spark.sparkContext
     if is_local(str(context.master)):
         return "127.0.0.1", "127.0.0.1"

@@ -1,4 +1,6 @@
-"""The border to Spark: errors leave without the stack that raised them, which would bury their message."""
+"""Removal of tracebacks from Penstock's errors where Spark calls Penstock: they would bury the message in
+Spark's report.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +14,14 @@ C = TypeVar("C", bound=type)
 
 
 def without_tracebacks(kind: C) -> C:
-    """A class decorator: Penstock's errors leave the class's public methods without their stack."""
+    """Decorate a class, so that Penstock's errors leave its public methods without their traceback."""
     for name, method in list(vars(kind).items()):
         if callable(method) and not name.startswith("_"):
-            setattr(kind, name, _plain(method))
+            setattr(kind, name, _without_traceback(method))
     return kind
 
 
-def _plain(method: Callable[..., Any]) -> Callable[..., Any]:
+def _without_traceback(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def call(*arguments: Any, **named: Any) -> Any:
         try:
@@ -32,7 +34,7 @@ def _plain(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def iterate_without_tracebacks(rows: Iterator[Any]) -> Iterator[Any]:
-    """The same rows; Penstock's errors leave the iteration without their stack."""
+    """Yield the same rows; Penstock's errors leave the iteration without their traceback."""
     try:
         yield from rows
     except PenstockError as error:

@@ -1,7 +1,7 @@
-"""Equal values to equal numbers, vectorised and exact, for every type that has an Arrow form.
+"""Factorization of Arrow columns: equal values get equal integer codes, vectorised and exact, for every type.
 
-Codes compare rows inside one call only: they depend on the data that is there. NULL equals NULL, every NaN every other, and
--0.0 equals 0.0, as in Spark's grouping; maps are equal whatever the order of their entries.
+Codes are comparable inside one call only, since they depend on the data. NULL equals NULL, NaN equals NaN,
+and -0.0 equals 0.0, as in Spark's grouping; maps are equal regardless of the order of their entries.
 """
 
 from __future__ import annotations
@@ -15,35 +15,35 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-_DENSE = 1 << 40
-_LARGEST = 1 << 62
-_DIRECT = 8
-"""Up to so many possible numbers for each row a table of all of them is faster than a hash table."""
+_MAX_RANGE = 1 << 40
+_MAX_CODES = 1 << 62
+_TABLE_FACTOR = 8
+"""Up to so many possible codes per row, a lookup table is faster than a hash table."""
 _NO_ROWS = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True)
 class Codes:
-    """A number from 0 up to, not including, ``size`` for each row."""
+    """A code from 0 to ``size - 1`` for each row."""
 
     values: Any
     size: int
 
     def dense(self) -> Codes:
-        """The same with the numbers 0, 1, 2, … and none left out."""
+        """Renumber the codes as 0, 1, 2, … without gaps."""
         if self.size <= 1:
             return self
-        if self.size <= _DIRECT * len(self.values):
-            there = np.zeros(self.size, bool)
-            there[self.values] = True
-            numbers = np.cumsum(there) - 1
-            return Codes(numbers[self.values], int(numbers[-1]) + 1)
+        if self.size <= _TABLE_FACTOR * len(self.values):
+            used = np.zeros(self.size, bool)
+            used[self.values] = True
+            dense = np.cumsum(used) - 1
+            return Codes(dense[self.values], int(dense[-1]) + 1)
         encoded = pc.dictionary_encode(pa.array(self.values))
         return Codes(encoded.indices.to_numpy().astype(np.int64), len(encoded.dictionary))
 
 
 def factorize(columns: Sequence[pa.Array]) -> Codes:
-    """One number for the values of several columns of equal length, taken together."""
+    """Return one code for the values of several columns of equal length in each row."""
     combined = Codes(np.zeros(len(columns[0]) if columns else 0, np.int64), 1)
     for column in columns:
         combined = combine_codes(combined, factorize_column(column))
@@ -51,7 +51,7 @@ def factorize(columns: Sequence[pa.Array]) -> Codes:
 
 
 def factorize_column(column: pa.Array) -> Codes:
-    """A number for each value of a column."""
+    """Return a code for each value of a column."""
     kind = column.type
     if len(column) == 0:
         return Codes(_NO_ROWS, 1)
@@ -70,7 +70,7 @@ def factorize_column(column: pa.Array) -> Codes:
 
 
 def order_codes(column: pa.Array) -> Any:
-    """A number for each value of a column, in the order of the values; nulls come last."""
+    """Return a code for each value of a column, in the order of the values; nulls come last."""
     if pat.is_integer(column.type) and not column.null_count:
         return column.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
     encoded = pc.dictionary_encode(column, null_encoding="encode")
@@ -80,33 +80,37 @@ def order_codes(column: pa.Array) -> Any:
 
 
 def rows_equal(columns: Sequence[pa.Array], left: Any, right: Any) -> Any:
-    """The mask of the pairs of rows, by their places, that are equal in all columns; NaN may pass for different."""
+    """Return a mask of the pairs of rows, given by index, that are equal in all columns.
+
+    NaN may count as different.
+    """
     equal = np.ones(len(left), bool)
     for column in columns:
         if pat.is_nested(column.type) or pat.is_dictionary(column.type) or pat.is_null(column.type):
             codes = factorize_column(column).values
             equal &= codes[left] == codes[right]
             continue
-        here, there = column.take(pa.array(left)), column.take(pa.array(right))
-        nulls = pc.and_(here.is_null(), there.is_null())
-        same = pc.or_(nulls, pc.equal(here, there).fill_null(False))
+        one, other = column.take(pa.array(left)), column.take(pa.array(right))
+        nulls = pc.and_(one.is_null(), other.is_null())
+        same = pc.or_(nulls, pc.equal(one, other).fill_null(False))
         equal &= same.to_numpy(zero_copy_only=False)
     return equal
 
 
 def cumcount(values: Any) -> Any:
-    """For each row how many rows before it have the same number."""
+    """Return for each row how many earlier rows have the same code."""
     order = np.argsort(values, kind="stable")
     ordered = values[order]
     starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]]) if len(ordered) else order
     lengths = np.diff(np.r_[starts, len(ordered)])
-    found = np.empty(len(ordered), np.int64)
-    found[order] = np.arange(len(ordered)) - np.repeat(starts, lengths)
-    return found
+    counts = np.empty(len(ordered), np.int64)
+    counts[order] = np.arange(len(ordered)) - np.repeat(starts, lengths)
+    return counts
 
 
 def combine_codes(left: Codes, right: Codes) -> Codes:
-    if left.size * right.size >= _LARGEST:
+    """Return one code for each pair of codes."""
+    if left.size * right.size >= _MAX_CODES:
         left, right = left.dense(), right.dense()
     return Codes(left.values * right.size + right.values, left.size * right.size)
 
@@ -119,7 +123,7 @@ def _with_nulls(column: pa.Array, below: Codes) -> Codes:
 
 
 def _narrow(column: pa.Array) -> Codes | None:
-    """The values themselves, where they lie close enough together."""
+    """Return codes by subtracting the smallest value, if the values lie close enough together."""
     if pat.is_integer(column.type):
         if column.type.bit_width == 64 and pat.is_unsigned_integer(column.type):
             return None
@@ -128,7 +132,7 @@ def _narrow(column: pa.Array) -> Codes | None:
         numbers = column.view(pa.int64() if column.type.bit_width == 64 else pa.int32()).cast(pa.int64())
     ends = pc.min_max(numbers)
     low, high = ends["min"].as_py(), ends["max"].as_py()
-    if low is None or high - low >= _DENSE:
+    if low is None or high - low >= _MAX_RANGE:
         return None
     values = (numbers.fill_null(low) if numbers.null_count else numbers).to_numpy()
     return _with_nulls(column, Codes(values - low, high - low + 1))
@@ -136,7 +140,7 @@ def _narrow(column: pa.Array) -> Codes | None:
 
 def _encoded(column: pa.Array) -> Codes:
     if pat.is_floating(column.type):
-        # Adding zero makes the negative zero a positive one; the bits of NaN differ by how it came about.
+        # Adding zero turns -0.0 into 0.0; NaNs may have different bits.
         column = pc.add(column, pa.scalar(0, column.type))
         column = pc.if_else(pc.is_nan(column), pa.scalar(float("nan"), column.type), column)
     elif pat.is_null(column.type):
@@ -148,7 +152,9 @@ def _encoded(column: pa.Array) -> Codes:
 
 
 def _list_codes(column: pa.Array, elements: Codes, *, ordered: bool) -> Codes:
-    """Codes of lists, of which the codes of all elements are known: the bytes of those are a list's value."""
+    """Return codes of lists from the codes of all their elements, whose bytes are compared as the list's
+    value.
+    """
     offsets = np.asarray(column.offsets).astype(np.int64)
     values = elements.values
     if not ordered:

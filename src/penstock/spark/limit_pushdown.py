@@ -1,4 +1,4 @@
-"""What a query's limit leaves to read of a queue, as the query tells its source."""
+"""Pushdown of a query's limit into its queue source: how many rows the source may still read."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from penstock.spark.internals.limit_state import UnreadableState, rows_passed
 
 @dataclass(frozen=True)
 class Quota:
-    """Told when the query starts; how far it has come since, the positions say, or the state in the checkpoint.
+    """The limit of a query and its remaining rows when the query starts, passed to the source as options.
 
     Parameters
     ----------
     rows
         How many rows the limit lets through over the whole life of the query.
     left
-        How many more there are to read, where each row that is read is one that passes; None where rows may be dropped or made on the
-        way.
+        How many more rows to read, if each row that is read passes the limit; None if the query may drop or
+        add rows.
     since
-        The positions from which ``left`` counts; None where that is where the query begins.
+        The positions from which ``left`` counts; None for the start of the query.
     checkpoint
-        Its location.
+        The location of the query's checkpoint.
     """
 
     rows: int
@@ -37,26 +37,26 @@ class Quota:
     checkpoint: str = field(repr=False)
 
     @classmethod
-    def of(cls, given: Any, checkpoint: str | None) -> Quota | None:
-        """From the options ``limitRows`` and ``limitUrl``.
+    def of(cls, values: Any, checkpoint: str | None) -> Quota | None:
+        """Parse the options ``limitRows`` and ``limitUrl``.
 
         Raises
         ------
         InvalidOption
         """
-        if given is None and checkpoint is None:
+        if values is None and checkpoint is None:
             return None
-        if not isinstance(given, Mapping) or checkpoint is None:
+        if not isinstance(values, Mapping) or checkpoint is None:
             raise InvalidOption(
-                "limitRows and limitUrl are set by stream.limit(n): use that", option="limitRows"
+                "limitRows and limitUrl are internal options: use stream.limit(n)", option="limitRows"
             )
-        since: Sequence[int] | None = given.get("since")
-        return cls(given["rows"], given.get("left"), None if since is None else tuple(since), checkpoint)
+        since: Sequence[int] | None = values.get("since")
+        return cls(values["rows"], values.get("left"), None if since is None else tuple(since), checkpoint)
 
     def options(self) -> dict[str, str]:
-        """The options that tell it; Spark hides one with ``url`` in its name."""
-        given = {"rows": self.rows, "left": self.left, "since": self.since}
-        return {"limitRows": json.dumps(given), "limitUrl": self.checkpoint}
+        """Return the options for the source; Spark redacts an option with ``url`` in its name."""
+        values = {"rows": self.rows, "left": self.left, "since": self.since}
+        return {"limitRows": json.dumps(values), "limitUrl": self.checkpoint}
 
 
 # ---- limit_pushdown: How much of a queue a query with a limit may still read.
@@ -73,15 +73,17 @@ class RemainingQuota:
             quota = replace(quota, left=None)
         self._quota = quota
         self._since = None if quota is None else quota.since
-        self._looked: tuple[int, bool] | None = None
+        self._checked: tuple[int, bool] | None = None
+        """The last micro-batch whose state was read, and whether the limit was reached there."""
 
     def left(self, start: Sequence[int]) -> int | None:
-        """How many rows the next micro-batch may have; 0 or less when it is enough, None for no bound.
+        """Return how many rows the next micro-batch may have: 0 or less if the limit is reached, None if
+        unlimited.
 
         Parameters
         ----------
         start
-            Where the last micro-batch ended, which Spark has committed.
+            The end of the last micro-batch, which Spark has committed.
         """
         if self._quota is None:
             return None
@@ -92,21 +94,21 @@ class RemainingQuota:
         return self._quota.left - (sum(start) - sum(pad(self._since, len(start))))
 
     def _reached(self, quota: Quota) -> bool:
-        """Whether the limit has let all its rows through, by the state of the last micro-batch."""
+        """Return whether the limit is reached, according to the state of the last micro-batch."""
         checkpoint = Checkpoint(quota.checkpoint)
         last = checkpoint.last_commit()
         if last is None:
             return False
-        # While a query rests it is asked again and again.
-        if self._looked is None or self._looked[0] != last:
-            self._looked = last, self._is_enough(checkpoint, last, quota.rows)
-        return self._looked[1]
+        # An idle query asks again and again.
+        if self._checked is None or self._checked[0] != last:
+            self._checked = last, self._is_enough(checkpoint, last, quota.rows)
+        return self._checked[1]
 
     def _is_enough(self, checkpoint: Checkpoint, last: int, rows: int) -> bool:
         try:
             return rows_passed(checkpoint, last) >= rows
         except UnreadableState as unreadable:
-            # The driver counts as well, and asks for no more; a micro-batch may begin before it does.
+            # The driver counts as well, and stops the query; a micro-batch may start before it does.
             log.debug(
                 "the limit's state cannot be read here: %s",
                 unreadable,

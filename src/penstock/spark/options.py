@@ -1,4 +1,6 @@
-"""Options as Spark gives them: text by name, whatever the name's case."""
+"""Options of the data source: parsed from Spark's text options, with case-insensitive names, into frozen
+dataclasses.
+"""
 
 from __future__ import annotations
 
@@ -13,36 +15,62 @@ from penstock.errors import InvalidOption
 from penstock.instants import micros_of
 from penstock.spark.limit_pushdown import Quota
 
-SPARK_OPTIONS = frozenset({"path", "checkpointlocation", "queryname"})
 CONF_PREFIX = "spark.penstock."
+GUARANTEES = ("at_least_once", "exactly_once", "idempotent")
+COMMON = ("url", "queue")
+SOURCE = (*COMMON, "consumer", "startingOffsets", "startingTimestamp", "failOnDataLoss",
+          "includeServiceColumns", "rowsPerTask")  # fmt: skip
+BATCH_SOURCE = (*SOURCE, "endingOffsets")
+STREAM_SOURCE = (*SOURCE, "maxRowsPerPartition", "maxRowsPerTrigger", "maxBytesPerTrigger", "alignToAppends",
+                 "limitRows", "limitUrl")  # fmt: skip
+ANY_SOURCE = tuple(dict.fromkeys((*BATCH_SOURCE, *STREAM_SOURCE)))
+BATCH_SINK = (*COMMON, "maxRowsPerWrite")
+STREAM_SINK = (*BATCH_SINK, "guarantee", "appId", "allowNewCheckpoint", "allowNewSink")
+ALL_OPTIONS = tuple(dict.fromkeys((*ANY_SOURCE, *STREAM_SINK)))
+_SPARK_OPTIONS = frozenset({"path", "checkpointlocation", "queryname"})
+"""Options that Spark adds."""
+_EXCLUSIVE_GROUPS = ({"queue", "path"}, {"consumer", "startingoffsets", "startingtimestamp"})
 
 
 class OptionReader:
-    """Options by name, whatever their case."""
+    """Parses options by their case-insensitive names.
+
+    Parameters
+    ----------
+    operation
+        The read or write, for messages.
+    others
+        Options of other operations.
+
+    Raises
+    ------
+    InvalidOption
+        For an option that the operation does not have.
+    """
 
     def __init__(
-        self, given: Mapping[str, str], known: Iterable[str], what: str, others: Iterable[str] = ()
+        self, options: Mapping[str, str], known: Iterable[str], operation: str, others: Iterable[str] = ()
     ) -> None:
-        self._given = {name.lower(): str(value) for name, value in given.items()}
+        self._options = _lowered(options)
         by_lower = {name.lower(): name for name in known}
-        for name in self._given.keys() - by_lower.keys() - SPARK_OPTIONS:
-            elsewhere = next((other for other in others if other.lower() == name), None)
-            if elsewhere is not None:
+        for name in self._options.keys() - by_lower.keys() - _SPARK_OPTIONS:
+            other = next((other for other in others if other.lower() == name), None)
+            if other is not None:
                 raise InvalidOption(
-                    f"option {in_quotes(elsewhere)} does not apply to a {what}: leave it out",
-                    option=elsewhere,
+                    f"option {in_quotes(other)} does not apply to a {operation}: leave it out", option=other
                 )
             raise InvalidOption(
-                f"unknown option {in_quotes(name)} of a {what}.{did_you_mean(name, by_lower.values())} "
-                f"Known ones: {', '.join(sorted(by_lower.values()))}",
+                f"unknown option {in_quotes(name)} of a {operation}.{did_you_mean(name, by_lower.values())} "
+                f"Known options: {', '.join(sorted(by_lower.values()))}",
                 option=name,
             )
 
-    def own(self, name: str) -> str | None:
-        return self._given.get(name)
+    def spark_option(self, name: str) -> str | None:
+        """Return an option that Spark adds, by its name in lower case."""
+        return self._options.get(name)
 
     def text(self, name: str) -> str | None:
-        value = self._given.get(name.lower())
+        value = self._options.get(name.lower())
         if value == "":
             raise InvalidOption(
                 f"option {name}='' is empty: give a value, or leave it out", option=name, value=value
@@ -53,8 +81,8 @@ class OptionReader:
         value = self.text(name)
         if value is None:
             raise InvalidOption(
-                f"option {in_quotes(name)} is missing: give it, or set {CONF_PREFIX}{name} on the session before "
-                "penstock.register(spark)",
+                f"option {in_quotes(name)} is missing: set it, or set {CONF_PREFIX}{name} on the session "
+                "before penstock.register(spark)",
                 option=name,
             )
         return value
@@ -100,25 +128,6 @@ def parse_timestamp(text: str) -> int:
     return micros_of(moment)
 
 
-# ---- options: The data source's options, parsed once into frozen dataclasses.
-
-GUARANTEES = ("at_least_once", "exactly_once", "idempotent")
-COMMON = ("url", "queue")
-SOURCE = (*COMMON, "consumer", "startingOffsets", "startingTimestamp", "failOnDataLoss", "includeServiceColumns",
-          "rowsPerTask")  # fmt: skip
-BATCH_SOURCE = (*SOURCE, "endingOffsets")
-STREAM_SOURCE = (*SOURCE, "maxRowsPerPartition", "maxRowsPerTrigger", "maxBytesPerTrigger", "alignToAppends",
-                 "limitRows", "limitUrl")  # fmt: skip
-ANY_SOURCE = tuple(dict.fromkeys((*BATCH_SOURCE, *STREAM_SOURCE)))
-BATCH_SINK = (*COMMON, "maxRowsPerWrite")
-STREAM_SINK = (*BATCH_SINK, "guarantee", "appId", "allowNewCheckpoint", "allowNewSink")
-ALL_OPTIONS = tuple(dict.fromkeys((*ANY_SOURCE, *STREAM_SINK)))
-
-
-# Options that exclude each other.
-_ONE_OF = ({"queue", "path"}, {"consumer", "startingoffsets", "startingtimestamp"})
-
-
 @dataclass(frozen=True)
 class SourceOptions:
     """Options of a read."""
@@ -127,9 +136,12 @@ class SourceOptions:
     queue: str
     consumer: str | None = None
     starting_offsets: str | dict[int, int] | None = None
-    """``earliest``, ``latest``, ``consumer``, or row indexes by partition, the others at ``earliest``."""
+    """``earliest``, ``latest``, ``consumer``, or row indexes by partition.
+
+    ``earliest`` for partitions without one.
+    """
     ending_offsets: str | dict[int, int] = "latest"
-    """``earliest``, ``latest``, or row indexes by partition, the others at ``latest``."""
+    """``earliest``, ``latest``, or row indexes by partition; ``latest`` for partitions without one."""
     starting_timestamp: int | None = None
     """Microseconds since 1970."""
     fail_on_data_loss: bool = True
@@ -140,7 +152,7 @@ class SourceOptions:
     max_bytes_per_trigger: int | None = None
     align_to_appends: bool = False
     quota: Quota | None = None
-    """What a limit of the query leaves to read."""
+    """The limit of the query and its remaining rows."""
 
 
 @dataclass(frozen=True)
@@ -155,25 +167,25 @@ class SinkOptions:
     allow_new_checkpoint: bool = False
     allow_new_sink: bool = False
     checkpoint: str | None = field(default=None, repr=False)
-    """Where Spark keeps the query's progress; the URL may have a password."""
+    """The checkpoint location; the URL may contain a password."""
     query_name: str | None = None
 
 
-def source_options(given: Mapping[str, str], *, streaming: bool | None) -> SourceOptions:
-    """Parse the options of a read; ``streaming`` is None where Spark has not said yet which kind of read it is.
+def source_options(options: Mapping[str, str], *, streaming: bool | None) -> SourceOptions:
+    """Parse the options of a read; ``streaming`` is None if Spark has not said yet which kind of read it is.
 
     Raises
     ------
     InvalidOption
-        For an unknown option (naming the nearest), a bad value, a missing one, or two that exclude each other.
+        For an unknown option, an invalid or a missing value, or options that exclude each other.
     """
-    known, what = {
+    known, operation = {
         None: (ANY_SOURCE, "read"),
         False: (BATCH_SOURCE, "batch read"),
         True: (STREAM_SOURCE, "streaming read"),
     }[streaming]
-    read = OptionReader(given, known, what, ALL_OPTIONS)
-    options = SourceOptions(
+    read = OptionReader(options, known, operation, ALL_OPTIONS)
+    parsed = SourceOptions(
         url=read.required("url"),
         queue=_queue(read),
         consumer=read.text("consumer"),
@@ -189,25 +201,25 @@ def source_options(given: Mapping[str, str], *, streaming: bool | None) -> Sourc
         align_to_appends=read.value("alignToAppends", parse_boolean, False),
         quota=Quota.of(read.value("limitRows", json.loads), read.text("limitUrl")),
     )
-    _check_start(options)
-    return options
+    _check_start(parsed)
+    return parsed
 
 
 def _check_start(options: SourceOptions) -> None:
     if options.starting_offsets is not None and options.starting_timestamp is not None:
-        raise InvalidOption("startingOffsets and startingTimestamp exclude each other: give one of them")
+        raise InvalidOption("startingOffsets and startingTimestamp exclude each other: set one of them")
     start = options.starting_offsets
     if options.consumer is None and start == "consumer":
-        raise InvalidOption("startingOffsets=consumer needs the option consumer: name one")
-    elsewhere = start not in (None, "consumer") or options.starting_timestamp is not None
-    if options.consumer is not None and elsewhere:
+        raise InvalidOption("startingOffsets=consumer needs the option consumer: set it, too")
+    has_other_start = start not in (None, "consumer") or options.starting_timestamp is not None
+    if options.consumer is not None and has_other_start:
         raise InvalidOption(
-            f"consumer {options.consumer!r} says itself where to start: leave startingOffsets and startingTimestamp "
-            "out, and move it with `penstock consumer seek` if need be"
+            f"a read starts at the offset of consumer {options.consumer!r}: leave out startingOffsets and "
+            "startingTimestamp, or move the consumer with `penstock consumer seek`"
         )
 
 
-def sink_options(given: Mapping[str, str], *, streaming: bool) -> SinkOptions:
+def sink_options(options: Mapping[str, str], *, streaming: bool) -> SinkOptions:
     """Parse the options of a write.
 
     Raises
@@ -215,8 +227,8 @@ def sink_options(given: Mapping[str, str], *, streaming: bool) -> SinkOptions:
     InvalidOption
         As for :func:`source_options`.
     """
-    known, what = (STREAM_SINK, "streaming write") if streaming else (BATCH_SINK, "batch write")
-    read = OptionReader(given, known, what, ALL_OPTIONS)
+    known, operation = (STREAM_SINK, "streaming write") if streaming else (BATCH_SINK, "batch write")
+    read = OptionReader(options, known, operation, ALL_OPTIONS)
     return SinkOptions(
         url=read.required("url"),
         queue=_queue(read),
@@ -225,19 +237,19 @@ def sink_options(given: Mapping[str, str], *, streaming: bool) -> SinkOptions:
         max_rows_per_write=read.value("maxRowsPerWrite", parse_positive, SinkOptions.max_rows_per_write),
         allow_new_checkpoint=read.value("allowNewCheckpoint", parse_boolean, False),
         allow_new_sink=read.value("allowNewSink", parse_boolean, False),
-        checkpoint=read.own("checkpointlocation"),
-        query_name=read.own("queryname"),
+        checkpoint=read.spark_option("checkpointlocation"),
+        query_name=read.spark_option("queryname"),
     )
 
 
 def _queue(read: OptionReader) -> str:
     named, path = read.text("queue"), read.text("path")
     if named and path and named != path:
-        raise InvalidOption(f"two queues are named: option queue={named!r} and {path!r}; give one")
-    found = named or path
-    if found is None:
-        raise InvalidOption("no queue is named: load('orders'), start('orders'), or the option 'queue'")
-    return found
+        raise InvalidOption(f"two queues are named, option queue={named!r} and {path!r}: name one")
+    queue = named or path
+    if queue is None:
+        raise InvalidOption("no queue is named: use load('orders'), start('orders'), or the option 'queue'")
+    return queue
 
 
 def _guarantee(text: str) -> str:
@@ -262,19 +274,19 @@ def _offsets(text: str) -> str | dict[int, int]:
 
 def _ending(text: str) -> str | dict[int, int]:
     if text.lower() == "consumer":
-        raise ValueError("a read ends at latest, or at row indexes")
+        raise ValueError("a read can end at latest, or at row indexes")
     return _offsets(text)
 
 
 def with_defaults(
     options: Mapping[str, str], defaults: Mapping[str, str], names: Sequence[str]
 ) -> dict[str, str]:
-    """The options, with the session's defaults for those of ``names`` that are neither given nor excluded by one."""
-    given = _lowered(options)
-    excluded = {name for group in _ONE_OF if group & given.keys() for name in group}
+    """Add the session's defaults to the options, for those of ``names`` that no option sets or excludes."""
+    lowered = _lowered(options)
+    excluded = {name for group in _EXCLUSIVE_GROUPS if group & lowered.keys() for name in group}
     known = {name.lower() for name in names} - excluded
-    return {name: value for name, value in _lowered(defaults).items() if name in known} | given
+    return {name: value for name, value in _lowered(defaults).items() if name in known} | lowered
 
 
 def _lowered(options: Mapping[str, str]) -> dict[str, str]:
-    return {name.lower(): value for name, value in options.items()}
+    return {name.lower(): str(value) for name, value in options.items()}

@@ -1,4 +1,4 @@
-"""What Spark tells of the streaming queries of a session, in the log."""
+"""A streaming listener that writes the events of a session's queries to the log."""
 
 from __future__ import annotations
 
@@ -23,19 +23,20 @@ from penstock.spark.internals.sessions import check_session, session_id
 
 log = logging.getLogger("penstock.progress")
 
-_MOST_CHARACTERS = 500
+_MAX_CHARACTERS = 500
 
-_logged: set[str] = set()
-"""The sessions that have a listener."""
-_turn = threading.Lock()
+_logged_sessions: set[str] = set()
+_lock = threading.Lock()
 
 
 def log_progress(spark: SparkSession) -> None:
-    """Write what happens to the streaming queries of a session to the log ``penstock.progress``; a second call does nothing.
+    """Log the events of all streaming queries of a session to ``penstock.progress``.
 
-    Any query is meant, Spark's own and Penstock's continuous ones among them: its start and end (INFO; ERROR where it has failed),
-    each micro-batch or epoch and each time that it has nothing to do (DEBUG). Over Spark Connect a listener of PySpark's (4.3) keeps the
-    program from ending until it calls ``spark.stop()``.
+    A second call does nothing.
+
+    The log has the start and the end of each query, Penstock's continuous queries included (INFO, or ERROR if
+    it failed), and each micro-batch or epoch and each idle trigger (DEBUG). Over Spark Connect, PySpark's
+    listener (4.3) keeps the program from exiting until it calls ``spark.stop()``.
 
     Parameters
     ----------
@@ -43,21 +44,21 @@ def log_progress(spark: SparkSession) -> None:
         A session, classic or Spark Connect.
     """
     check_session(spark)
-    with _turn:
+    with _lock:
         session = session_id(spark)
-        if session not in _logged:
+        if session not in _logged_sessions:
             spark.streams.addListener(ProgressLog())
-            _logged.add(session)
+            _logged_sessions.add(session)
 
 
 class ProgressLog(StreamingQueryListener):
-    """The listener: it is in Spark's way for a moment, and an error of the log never gets there."""
+    """A listener that logs each event; Spark waits for it, and never sees an error of the log."""
 
     def __init__(self) -> None:
         self._names: dict[str, str | None] = {}
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
-        """A query starts."""
+        """Log the start of a query."""
         with suppress(Exception):
             self._names[str(event.runId)] = event.name
             log.info(
@@ -72,34 +73,34 @@ class ProgressLog(StreamingQueryListener):
             )
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
-        """A micro-batch, or an epoch, is done."""
+        """Log a micro-batch or an epoch."""
         if not log.isEnabledFor(logging.DEBUG):
             return
         with suppress(Exception):
-            told = event.progress
+            progress = event.progress
             log.debug(
                 "query %s: batch %d had %s rows",
-                told.name or told.id,
-                told.batchId,
-                told.numInputRows,
+                progress.name or progress.id,
+                progress.batchId,
+                progress.numInputRows,
                 extra={
                     "action": "progress",
-                    "query": told.name,
-                    "query_id": str(told.id),
-                    "run_id": str(told.runId),
-                    "batch": told.batchId,
-                    "rows": told.numInputRows,
-                    "rows_out": _known(told.sink.numOutputRows),
-                    "rows_per_second": told.processedRowsPerSecond,
-                    "duration_ms": dict(told.durationMs),
-                    "watermark": told.eventTime.get("watermark"),
-                    "state_rows": _total(told, "numRowsTotal"),
-                    "state_bytes": _total(told, "memoryUsedBytes"),
+                    "query": progress.name,
+                    "query_id": str(progress.id),
+                    "run_id": str(progress.runId),
+                    "batch": progress.batchId,
+                    "rows": progress.numInputRows,
+                    "rows_out": _known(progress.sink.numOutputRows),
+                    "rows_per_second": progress.processedRowsPerSecond,
+                    "duration_ms": dict(progress.durationMs),
+                    "watermark": progress.eventTime.get("watermark"),
+                    "state_rows": _total(progress, "numRowsTotal"),
+                    "state_bytes": _total(progress, "memoryUsedBytes"),
                 },
             )
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
-        """A query has nothing to do."""
+        """Log that a query is idle."""
         with suppress(Exception):
             name = self._names.get(str(event.runId))
             log.debug(
@@ -114,7 +115,7 @@ class ProgressLog(StreamingQueryListener):
             )
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
-        """A query has ended."""
+        """Log the end of a query."""
         with suppress(Exception):
             name = self._names.pop(str(event.runId), None)
             why = _first_line(event.exception)
@@ -122,7 +123,7 @@ class ProgressLog(StreamingQueryListener):
                 logging.INFO if why is None else logging.ERROR,
                 "query %s has ended: %s",
                 name or event.id,
-                why or "it was stopped, or had all its rows",
+                why or "it was stopped or finished",
                 extra={
                     "action": "terminated",
                     "query": name,
@@ -136,18 +137,18 @@ class ProgressLog(StreamingQueryListener):
 
 
 def _known(rows: int | None) -> int | None:
-    """Spark has -1 for what a sink does not tell."""
+    """Replace Spark's -1, for a number that a sink does not report, by None."""
     return None if rows is None or rows < 0 else rows
 
 
-def _total(told: StreamingQueryProgress, what: str) -> int | None:
-    operators: Iterable[Any] = told.stateOperators
-    found = [int(getattr(operator, what)) for operator in operators]
-    return sum(found) if found else None
+def _total(progress: StreamingQueryProgress, metric: str) -> int | None:
+    operators: Iterable[Any] = progress.stateOperators
+    values = [int(getattr(operator, metric)) for operator in operators]
+    return sum(values) if values else None
 
 
 def _first_line(exception: str | None) -> str | None:
-    """What ended a query, without plans, stacks and passwords."""
+    """Shorten an exception to its message, without plans, stack traces and passwords."""
     if exception is None:
         return None
-    return sentence(exception.strip().partition("\n")[0], _MOST_CHARACTERS)
+    return sentence(exception.strip().partition("\n")[0], _MAX_CHARACTERS)

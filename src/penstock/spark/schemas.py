@@ -1,4 +1,4 @@
-"""Spark's view of a queue's schema, and the service columns."""
+"""Schemas of queues in Spark, and the metadata columns of a read."""
 
 from __future__ import annotations
 
@@ -25,89 +25,91 @@ SERVICE_FIELDS = (
     pa.field("_timestamp", pa.timestamp("us", tz="UTC"), nullable=False),
 )
 COORDINATES = ("_queue", "_generation", "_partition", "_row_index")
-"""The service columns that tell each row from every other one; a queue that is made anew has another generation."""
+"""The metadata columns that identify a row; a recreated queue has another generation."""
 
 
 def source_schema(schema: pa.Schema, service_columns: bool) -> pa.Schema:
-    """The Arrow schema of a read.
+    """Return the Arrow schema of a read.
 
     Raises
     ------
     SchemaMismatch
-        When a column of the queue has a service column's name.
+        When a column of the queue has the name of a metadata column.
     """
     if not service_columns:
         return schema
     taken = {name.lower() for name in schema.names}.intersection(field.name for field in SERVICE_FIELDS)
     if taken:
         raise SchemaMismatch(
-            f"includeServiceColumns adds {', '.join(sorted(taken))}, which the queue has as columns of its own: "
-            "leave the option out",
+            f"includeServiceColumns adds {', '.join(sorted(taken))}, which the queue has already: leave the "
+            "option out",
             columns=sorted(taken),
         )
     return pa.schema([*schema, *SERVICE_FIELDS])
 
 
 def to_struct(schema: pa.Schema) -> StructType:
+    """Convert an Arrow schema into Spark's."""
     return StructType.fromJson(json.loads(spark_json(schema)))
 
 
 def is_case_sensitive(spark: SparkSession) -> bool:
-    """Whether the session tells apart names that differ in case alone."""
+    """Return whether names that differ in case only are different columns."""
     return bool(spark.conf.get("spark.sql.caseSensitive") == "true")
 
 
 def quote_column(name: str) -> str:
-    """A column's name as Spark's expressions take it literally."""
+    """Quote a column's name for Spark's expressions."""
     return f"`{name.replace('`', '``')}`"
 
 
 def projection(requested: StructType, full: pa.Schema) -> pa.Schema:
-    """The columns to read: those of the schema that the user gave to the reader, or all.
+    """Return the columns to read, those of the requested schema.
 
     Raises
     ------
     SchemaMismatch
-        When a column is not there, or of another type.
+        When a column does not exist, or has another type.
     """
     wanted = canonical_schema(requested)
     for field in wanted:
         index = full.get_field_index(field.name)
         if index < 0:
             raise SchemaMismatch(
-                f"the schema given to the read has a column {in_quotes(field.name)}, which is not there."
+                f"the read's schema has a column {in_quotes(field.name)}, which does not exist."
                 f"{did_you_mean(field.name, full.names)}",
                 column=field.name,
             )
         if not full.field(index).type.equals(field.type):
             raise SchemaMismatch(
-                f"the schema given to the read has {in_quotes(field.name)} as {field.type}, it is {full.field(index).type}: "
-                "read it as it is, then cast it",
+                f"the read's schema has {in_quotes(field.name)} as {field.type}, but the column is "
+                f"{full.field(index).type}: read it as that, then cast it",
                 column=field.name,
                 expected=str(full.field(index).type),
                 found=str(field.type),
             )
         if full.field(index).nullable and not field.nullable:
             raise SchemaMismatch(
-                f"the schema given to the read has {in_quotes(field.name)} as NOT NULL, and it may be null: leave that out",
+                f"the read's schema has {in_quotes(field.name)} as NOT NULL, but the column may be null: "
+                "leave out NOT NULL",
                 column=field.name,
             )
     return wanted
 
 
 def to_output_batch(chunk: Chunk, queue: QueueRecord, partition: int, schema: pa.Schema) -> pa.RecordBatch:
-    """The chunk's rows in a read's schema, service columns included."""
+    """Return the rows of a chunk in the schema of a read, with metadata columns."""
     if chunk.batch.schema.equals(schema):
         return chunk.batch
-    service: dict[str, Callable[[], pa.Array]] = {
+    metadata: dict[str, Callable[[], pa.Array]] = {
         "_queue": lambda: pa.repeat(queue.name, chunk.batch.num_rows),
         "_generation": lambda: pa.repeat(pa.scalar(queue.generation, pa.int64()), chunk.batch.num_rows),
         "_partition": lambda: pa.repeat(pa.scalar(partition, pa.int32()), chunk.batch.num_rows),
         "_row_index": lambda: _consecutive(chunk.start, chunk.batch.num_rows),
         "_timestamp": lambda: _timestamps(chunk),
     }
-    there = set(chunk.batch.schema.names)
-    arrays = [chunk.batch.column(name) if name in there else service[name]() for name in schema.names]
+    own = set(chunk.batch.schema.names)
+    arrays = [chunk.batch.column(name) if name in own else metadata[name]() for name in schema.names]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
@@ -122,41 +124,42 @@ def _timestamps(chunk: Chunk) -> pa.Array:
 
 
 def check_writable(frame: StructType, queue: pa.Schema, name: str) -> None:
-    """Refuse a DataFrame that cannot go into the queue, before anything runs.
+    """Refuse a DataFrame that cannot be written into a queue, before anything runs.
 
     Raises
     ------
     SchemaMismatch
-        Naming the columns, what is expected and what was found.
+        With the column and the two types.
     """
-    found = canonical_schema(frame)
-    _check_columns(found.names, queue, name)
+    schema = canonical_schema(frame)
+    _check_columns(schema.names, queue, name)
     for field in queue:
-        index = _index(found.names, field.name)
-        if index is not None and not _fits(found.field(index).type, field.type):
+        index = _index(schema.names, field.name)
+        if index is not None and not _fits(schema.field(index).type, field.type):
             raise SchemaMismatch(
-                f"column {in_quotes(field.name)} of queue {in_quotes(name)} is {field.type}, the DataFrame has "
-                f"{found.field(index).type}: cast it first",
+                f"column {in_quotes(field.name)} of queue {in_quotes(name)} is {field.type}, the DataFrame "
+                f"has {schema.field(index).type}: cast it first",
                 column=field.name,
                 expected=str(field.type),
-                found=str(found.field(index).type),
+                found=str(schema.field(index).type),
             )
 
 
-def _check_columns(found: Sequence[str], queue: pa.Schema, name: str) -> None:
+def _check_columns(names: Sequence[str], queue: pa.Schema, name: str) -> None:
     known = {column.lower() for column in queue.names}
-    for column in found:
+    for column in names:
         if column.lower() not in known:
             raise SchemaMismatch(
-                f"queue {in_quotes(name)} has no column {in_quotes(column)}.{did_you_mean(column, queue.names)} Drop or "
-                "rename it, or add it to the queue with add_columns",
+                f"queue {in_quotes(name)} has no column "
+                f"{in_quotes(column)}.{did_you_mean(column, queue.names)} Drop or rename it, or add it to "
+                "the queue with add_columns",
                 column=column,
             )
     for field in queue:
-        if not field.nullable and _index(found, field.name) is None:
+        if not field.nullable and _index(names, field.name) is None:
             raise SchemaMismatch(
-                f"column {in_quotes(field.name)} of queue {in_quotes(name)} may not be null, and the DataFrame has no such "
-                "column",
+                f"column {in_quotes(field.name)} of queue {in_quotes(name)} may not be null, and the "
+                "DataFrame has no such column: add it",
                 column=field.name,
                 expected=str(field.type),
             )
@@ -169,29 +172,29 @@ def _index(names: Sequence[str], wanted: str) -> int | None:
     return lower.index(wanted.lower()) if wanted.lower() in lower else None
 
 
-def _fits(found: pa.DataType, expected: pa.DataType) -> bool:
-    """Whether every value of one type is one of the other; nullability is checked where the data is."""
-    if found.equals(expected) or pat.is_null(found):
+def _fits(actual: pa.DataType, expected: pa.DataType) -> bool:
+    """Return whether the expected type has every value of the other; nullability is checked with the data."""
+    if actual.equals(expected) or pat.is_null(actual):
         return True
-    if pat.is_decimal(found) and pat.is_decimal(expected):
-        whole = expected.precision - expected.scale >= found.precision - found.scale
-        return bool(whole and expected.scale >= found.scale)
-    if pat.is_struct(found) and pat.is_struct(expected):
-        return _struct_fits(found, expected)
-    if pat.is_map(found) and pat.is_map(expected):
-        return _fits(found.key_type, expected.key_type) and _fits(found.item_type, expected.item_type)
-    if pat.is_list(found) and pat.is_list(expected):
-        return _fits(found.value_type, expected.value_type)
-    same_kind = any(kind(found) and kind(expected) for kind in (pat.is_integer, pat.is_floating))
-    return same_kind and bool(found.bit_width <= expected.bit_width)
+    if pat.is_decimal(actual) and pat.is_decimal(expected):
+        whole = expected.precision - expected.scale >= actual.precision - actual.scale
+        return bool(whole and expected.scale >= actual.scale)
+    if pat.is_struct(actual) and pat.is_struct(expected):
+        return _struct_fits(actual, expected)
+    if pat.is_map(actual) and pat.is_map(expected):
+        return _fits(actual.key_type, expected.key_type) and _fits(actual.item_type, expected.item_type)
+    if pat.is_list(actual) and pat.is_list(expected):
+        return _fits(actual.value_type, expected.value_type)
+    same_kind = any(kind(actual) and kind(expected) for kind in (pat.is_integer, pat.is_floating))
+    return same_kind and bool(actual.bit_width <= expected.bit_width)
 
 
-def _struct_fits(found: pa.StructType, expected: pa.StructType) -> bool:
-    names = [field.name for field in found]
+def _struct_fits(actual: pa.StructType, expected: pa.StructType) -> bool:
+    names = [field.name for field in actual]
     places = [_index(names, field.name) for field in expected]
     if len(set(places) - {None}) < len(names):
         return False
     return all(
-        field.nullable if place is None else _fits(found.field(place).type, field.type)
+        field.nullable if place is None else _fits(actual.field(place).type, field.type)
         for place, field in zip(places, expected, strict=True)
     )

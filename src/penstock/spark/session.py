@@ -1,4 +1,4 @@
-"""A Spark session with what streaming needs and what can only be set at the start."""
+"""A Spark session with the settings that streaming needs and that can only be made at its start."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from penstock.spark.internals.sessions import CHECKPOINT_FILE_MANAGER, hide_sour
 from penstock.spark.options import CONF_PREFIX
 from penstock.spark.registration import register
 
-# Spark's own default (4.2, 4.3), and the setting that may have a password in it.
+# Spark's own default (4.2, 4.3), and the setting that may contain a password.
 _REDACTED = r"(?i)secret|password|token|access[.]?key|credential|^spark\.penstock\.url$"
 
 PIPELINED = "spark.python.udf.pipelined.enabled"
-"""Whether rows go to Python and come back side by side (Spark 4.3)."""
+"""Whether rows are sent to Python and received from it at the same time (Spark 4.3)."""
 
 
 def session(
@@ -30,33 +30,34 @@ def session(
     memory: str | None = None,
     conf: Mapping[str, str] | None = None,
 ) -> SparkSession:
-    """Build a session for streaming, with Penstock registered; for people who have none yet.
+    """Create a session for streaming, with Penstock registered.
 
     Parameters
     ----------
     name
         The application's name.
     master
-        Spark's master URL; that of spark-submit when None, or else ``local[*]``.
+        Spark's master URL; when None, that of spark-submit or else ``local[*]``.
     url
-        A store, as the session's default.
+        The session's default store.
     stateful
-        Whether queries will keep state. Stateless ones need only the last two micro-batches of a checkpoint, and may be
-        optimised while they run.
+        Whether queries will keep state. Stateless queries need only the last two micro-batches of a
+        checkpoint, and can be optimised while they run.
     pipelined
-        Whether rows go to Python and come back side by side (``spark.python.udf.pipelined.enabled``), which continuous queries with
-        Python functions need, and others drain a backlog faster with. Spark 4.3.0 now and then gives a task a worker whose channel it
-        has closed then (``ClosedChannelException``): the task fails, and in local mode, where no task is tried twice, a
-        micro-batch query with it. A continuous query goes on by itself.
+        Whether rows are sent to Python and received from it at the same time
+        (``spark.python.udf.pipelined.enabled``). Continuous queries with Python functions need it, and other
+        queries drain a backlog faster with it. With it, Spark 4.3.0 occasionally gives a task a worker whose
+        channel is closed (``ClosedChannelException``). The task fails, and in local mode, where tasks are not
+        retried, so does a micro-batch query. A continuous query resumes by itself.
     memory
         The driver's memory, such as ``4g``.
     conf
-        More settings; they win over those that are chosen here.
+        Further settings, which override those made here.
 
     Raises
     ------
     InvalidInput
-        When a session runs already, which could not take the settings that are made at the start.
+        When a session is running already: the settings can only be made at the start.
     MissingDependency
         When the Python of Spark's workers lacks a package.
     """
@@ -71,7 +72,7 @@ def session(
     builder = SparkSession.builder.appName(name)
     if master is not None:
         builder = builder.master(master)
-    # What is given at the start becomes part of the JVM's command line, which everybody on the machine can read.
+    # Settings of the builder become part of the JVM's command line, which everybody on the machine can read.
     later = {key: value for key, value in settings.items() if key.startswith(CONF_PREFIX)}
     for key in settings.keys() - later.keys():
         builder = builder.config(key, settings[key])
@@ -83,14 +84,14 @@ def _refuse_second() -> None:
     running = running_context()
     if running is not None:
         raise InvalidInput(
-            f"a Spark session runs already ({running.appName!r}), and what this one needs can only be set at the start: "
-            "use penstock.register(spark) with it, or stop it first"
+            f"a Spark session is running already ({running.appName!r}), and this one's settings can only be "
+            "made at the start: use penstock.register(spark) with the running one, or stop it first"
         )
 
 
 def _choose_python(settings: Mapping[str, str]) -> None:
-    """Without one, executors take the first python3 of their PATH, which may lack pyarrow."""
-    # Spark heeds the setting where spark-submit starts the program, and here the variable alone.
+    """Set PYSPARK_PYTHON: by default, executors use the first python3 of their PATH, which may lack pyarrow."""
+    # Spark reads the setting only if spark-submit starts the program, and otherwise the variable.
     if "spark.pyspark.python" in settings:
         os.environ["PYSPARK_PYTHON"] = settings["spark.pyspark.python"]
     else:
@@ -113,13 +114,13 @@ def _settings(stateful: bool, pipelined: bool) -> dict[str, str]:
     settings = {
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
-        # At its largest value Spark (4.2, 4.3) counts the rows of a batch for Python and no longer weighs it after each of
-        # them, which costs more than sending them does.
+        # At its largest value Spark (4.2, 4.3) counts the rows of a batch for Python, and no longer measures
+        # its size after each row, which takes longer than sending it.
         "spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1),
         "spark.sql.python.filterPushdown.enabled": "true",
-        # For continuous queries: sockets of the machine alone take a third of the time.
+        # For continuous queries: Unix domain sockets take a third of the time.
         "spark.python.unix.domain.socket.enabled": "true",
-        # Python workers live beside the JVM's heap: leave them room.
+        # Leave memory for Python workers, which are outside of the JVM's heap.
         "spark.memory.fraction": "0.5",
         "spark.redaction.regex": _REDACTED,
         "spark.sql.streaming.metricsEnabled": "true",

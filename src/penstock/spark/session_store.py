@@ -1,7 +1,8 @@
-"""The store that a session names, ``spark.penstock.url``, without a password in the session's settings.
+"""The default store of a session (``spark.penstock.url``), its password, and whether executors can reach it.
 
-Spark writes the settings that a session was given at run time into its event log with each job, and its redaction leaves them out of
-account (4.2, 4.3, ``EventLoggingListener.redactProperties``). So the setting keeps what leads to the store, and this process the rest.
+Spark writes settings that were made at run time into its event log with each job, without redaction (4.2,
+4.3, ``EventLoggingListener.redactProperties``). So the setting has the URL without its password, and this
+process keeps the password.
 """
 
 from __future__ import annotations
@@ -16,34 +17,32 @@ from penstock.store.url import parse_url
 
 URL_SETTING = f"{CONF_PREFIX}url"
 
-_whole: dict[str, str] = {}
-"""URLs with their passwords, by what is shown of them."""
+# One for the process, since any session may have the setting that another one has.
+_urls_with_password: dict[str, str] = {}
+"""Complete URLs by their redacted form."""
 
 
 def default_url(spark: SparkSession) -> str | None:
-    """The session's default store; None where it has none."""
-    return whole_url(spark.conf.get(URL_SETTING, None))
+    """Return the session's default store, if it has one."""
+    return url_with_password(spark.conf.get(URL_SETTING, None))
 
 
-def whole_url(shown: str | None) -> str | None:
-    """The URL that a session's setting stands for."""
-    return None if shown is None else _whole.get(shown, shown)
+def url_with_password(redacted: str | None) -> str | None:
+    """Return the complete URL for the value of a session's setting."""
+    return None if redacted is None else _urls_with_password.get(redacted, redacted)
 
 
 def hide_password(spark: SparkSession) -> None:
-    """Take the password out of the session's settings, and keep it here."""
+    """Move the password from the session's setting into this process's memory."""
     url = spark.conf.get(URL_SETTING, None)
     try:
         parsed = None if url is None else parse_url(url)
     except InvalidUrl:
-        # Whoever uses it is told.
+        # The error is raised where the URL is used.
         return
     if url is not None and parsed is not None and parsed.secrets:
-        _whole[parsed.redacted] = url
+        _urls_with_password[parsed.redacted] = url
         spark.conf.set(URL_SETTING, parsed.redacted)
-
-
-# ---- store_reach: Whether the executors of a session can reach a store.
 
 
 def check_reach(url: str, master: str | None) -> None:
@@ -52,7 +51,7 @@ def check_reach(url: str, master: str | None) -> None:
     Parameters
     ----------
     master
-        Spark's master URL; None when it is not known here, in which case the task's own properties tell.
+        Spark's master URL; when None, it is read from the properties of the running task.
     """
     if master is None:
         context = TaskContext.get()
@@ -60,8 +59,8 @@ def check_reach(url: str, master: str | None) -> None:
     if master is None or parse_url(url).dialect != "sqlite" or is_local(master):
         return
     raise InvalidOption(
-        f"a SQLite store is one machine's file, and this session runs on {master!r}, whose executors may be elsewhere: "
-        "use a postgresql store",
+        f"a SQLite store is one machine's file, and this session runs on {master!r}, whose executors may be "
+        "elsewhere: use a postgresql store",
         option="url",
         master=master,
     )

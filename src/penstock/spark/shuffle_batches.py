@@ -1,7 +1,7 @@
 """Arrow batches serialized into binary values for a shuffle, so that Spark moves bytes instead of rows.
 
-Converting rows to Arrow and back costs Spark more than most transformations do. Here that happens once before and once after the
-shuffle, which only sees two columns: a key and a binary value of many rows.
+Converting rows to Arrow and back costs Spark more than most transformations do. Here that happens once before
+and once after the shuffle, which only sees two columns: a key and a binary value of many rows.
 """
 
 from __future__ import annotations
@@ -54,19 +54,20 @@ def unpack(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 def shuffle_keys(partitions: int) -> tuple[int, ...]:
     """Return, for each partition of a shuffle, an integer that Spark's hash partitioning sends there.
 
-    Spark puts a row into partition ``pmod(murmur3(value, seed 42), partitions)`` (Spark 4.2, 4.3). If the shuffle has another
-    number of partitions, for example after coalescing, rows with equal keys still end up together.
+    Spark puts a row into partition ``pmod(murmur3(value, seed 42), partitions)`` (Spark 4.2, 4.3). If the
+    shuffle has another number of partitions, for example after coalescing, rows with equal keys still end up
+    together.
     """
-    found: dict[int, int] = {}
+    keys: dict[int, int] = {}
     first, count = 0, 16 * partitions
-    while len(found) < partitions:
+    while len(keys) < partitions:
         numbers = np.arange(first, first + count, dtype=np.uint32)
         for number, partition in zip(
             numbers.tolist(), _partition_of(numbers, partitions).tolist(), strict=True
         ):
-            found.setdefault(partition, number)
+            keys.setdefault(partition, number)
         first += count
-    return tuple(found[partition] for partition in range(partitions))
+    return tuple(keys[partition] for partition in range(partitions))
 
 
 def _partition_of(numbers: Any, partitions: int) -> Any:
@@ -85,7 +86,9 @@ def _partition_of(numbers: Any, partitions: int) -> Any:
 
 
 def _serialized(keys: list[int], chunks: list[pa.Table]) -> Iterator[pa.RecordBatch]:
-    """Serialize each chunk to a binary value, writing many of them into one buffer of exactly the required size."""
+    """Serialize each chunk to a binary value, writing many of them into one buffer of exactly the required
+    size.
+    """
     ends = np.cumsum([_write([chunk], pa.MockOutputStream()) for chunk in chunks])
     groups = ends // _BATCH_BYTES
     starts = np.flatnonzero(np.r_[True, groups[1:] != groups[:-1]]).tolist()

@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 
-from penstock.spark.internals.operators import _PROPERTIES, Trait, traits_of
+from penstock.spark.internals.operators import _TRAITS, Trait, traits_of
 from penstock.spark.internals.output_mode_checker import check_output_mode
 from penstock.spark.internals.plan_text import plan_tree
 from penstock.spark.internals.requirements import parse_version
@@ -25,7 +25,7 @@ _PACKAGES = (
 )
 
 
-@pytest.mark.parametrize("name", sorted(_PROPERTIES))
+@pytest.mark.parametrize("name", sorted(_TRAITS))
 def test_an_operator_is_a_class_of_sparks(spark: SparkSession, name: str) -> None:
     assert any(_is_there(spark, f"{package}.{name}") for package in _PACKAGES)
 

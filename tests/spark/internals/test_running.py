@@ -70,8 +70,8 @@ def test_listeners_are_told_of_a_query_that_spark_does_not_run(spark: SparkSessi
     listeners.progressed(
         json.dumps(
             {
-                "id": query_id, "runId": run_id, "name": "ours", "timestamp": "2026-11-22T17:15:01.000Z", "batchId": 4,
-                "batchDuration": 5, "durationMs": {}, "eventTime": {}, "stateOperators": [],
+                "id": query_id, "runId": run_id, "name": "ours", "timestamp": "2026-11-22T17:15:01.000Z",
+                "batchId": 4, "batchDuration": 5, "durationMs": {}, "eventTime": {}, "stateOperators": [],
                 "sources": [source | {"inputRowsPerSecond": 1.0, "processedRowsPerSecond": 1.0}],
                 "sink": {"description": "s", "numOutputRows": 3},
             }

@@ -1,4 +1,4 @@
-"""Names of Spark's classes that stand in settings (Spark 4.2, 4.3)."""
+"""Formats of sources and sinks, as a classic session looks them up by name (Spark 4.2, 4.3)."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ from pyspark.sql import DataFrame, SparkSession
 from penstock.spark.internals.output_mode_checker import Refusal, refusal_of_error
 from penstock.spark.internals.sessions import JvmError
 
-# ---- sources: What a classic session knows of sources and sinks by the names of their formats (Spark 4.2, 4.3).
-
-_ADDED = ("SPARK_LOCAL_DIRS", "SPARK_AUTH_SOCKET_TIMEOUT", "SPARK_BUFFER_SIZE", "SPARK_PYTHON_RUNTIME")
+_SOURCE_RUNNER_VARIABLES = (
+    "SPARK_LOCAL_DIRS",
+    "SPARK_AUTH_SOCKET_TIMEOUT",
+    "SPARK_BUFFER_SIZE",
+    "SPARK_PYTHON_RUNTIME",
+)
 _READ_ONLY = "binaryfile"
-"""A format of files that says only when it has rows that it writes none."""
+"""A file format that reports only on the first row that it cannot write."""
 _TRUNCATES = "org.apache.spark.sql.connector.write.SupportsTruncate"
 _UPDATES = "org.apache.spark.sql.internal.connector.SupportsStreamingUpdateAsAppend"
 
@@ -28,42 +31,37 @@ class Format:
     python: bool = False
     """Whether it is a Python data source."""
     older: bool = False
-    """Whether it is of Spark's older interface, which knows no continuous trigger."""
+    """Whether it uses Spark's older interface, which has no continuous trigger."""
     files: bool = False
     """Whether it adds files to a folder."""
     streams: bool = True
-    """False of a format that takes no stream at all."""
+    """Whether it takes streams at all."""
     truncates: bool | None = None
-    """Whether it can be emptied, as complete mode needs; None where it is not known."""
+    """Whether it can be truncated, as complete mode needs; None if unknown."""
     updates: bool | None = None
-    """Whether it takes new values of a row as a row more, as update mode needs; None where it is not known."""
+    """Whether it appends new values of a row, as update mode needs; None if unknown."""
     missing: Refusal | None = None
-    """What Spark says of a format that the session does not have."""
+    """Spark's error if the session does not have the format."""
     silent: str | None = None
-    """What Spark said instead of an answer, when it was asked what the format takes."""
+    """Spark's error if the capabilities of the format could not be read."""
 
 
 def preset_environment(spark: SparkSession, name: str) -> None:
-    """Set the environment variables of a Python data source that Spark adds when a query starts.
+    """Set the environment variables that Spark adds to a Python data source when a query starts.
 
-    All queries of a source share one ``java.util.HashMap`` of environment variables, and each adds Spark's own when it starts
-    (4.2, 4.3: ``PythonStreamingSourceRunner``). Two that do so at once break it, and each task then fails with an
-    ``OptionalDataException``. Where the variables are there before, they are only replaced, which is safe.
+    All queries of a source share one ``java.util.HashMap`` of environment variables, and each adds Spark's
+    own when it starts (4.2, 4.3: ``PythonStreamingSourceRunner``). Two that do so at once corrupt it, and
+    each task then fails with an ``OptionalDataException``. Variables that exist already are only replaced,
+    which is safe.
     """
-    found = spark._jsparkSession.sessionState().dataSourceManager().lookupDataSource(name)
-    environment = found.dataSourceCls().envVars()
-    for variable in _ADDED:
+    source = spark._jsparkSession.sessionState().dataSourceManager().lookupDataSource(name)
+    environment = source.dataSourceCls().envVars()
+    for variable in _SOURCE_RUNNER_VARIABLES:
         environment.put(variable, "")
 
 
 def look_up_format(frame: DataFrame, name: str) -> Format:
-    """A format as a query's start would look it up.
-
-    Parameters
-    ----------
-    frame
-        A DataFrame of a classic session: what would be written.
-    """
+    """Look up a format as the start of a query that writes a classic DataFrame would."""
     session: Any = frame.sparkSession
     state = session._jsparkSession.sessionState()
     sources = session._jvm.org.apache.spark.sql.execution.datasources.DataSource
@@ -75,19 +73,22 @@ def look_up_format(frame: DataFrame, name: str) -> Format:
     except (JvmError, PySparkException) as error:
         return Format(missing=refusal_of_error(error))
     try:
-        able = None if older is not None else abilities(frame, provider.get())
-        if able is None:
-            return _of_the_older_kind(session, name, older or sources.lookupDataSource(name, state.conf()))
+        capabilities = None if older is not None else streaming_capabilities(frame, provider.get())
+        if capabilities is None:
+            return _older_format(session, name, older or sources.lookupDataSource(name, state.conf()))
     except (JvmError, PySparkException) as error:
-        # Its start has the query's options, which a check is not given.
+        # The start of a query passes its options, which a check does not have.
         return Format(silent=refusal_of_error(error).message)
-    return Format(truncates=able[0], updates=able[1])
+    return Format(truncates=capabilities[0], updates=capabilities[1])
 
 
-def abilities(frame: Any, provider: Any) -> tuple[bool, bool] | None:
-    """Whether a format's writer can empty the sink, and takes new values of a row as a row more; None where it takes no stream.
+def streaming_capabilities(frame: Any, provider: Any) -> tuple[bool, bool] | None:
+    """Return whether a format's writer can truncate the sink and append updated rows.
 
-    A query's start asks the same of the same writer (``StreamExecution.createWrite``); it is made without the query's options.
+    None if it takes no stream.
+
+    The start of a query asks the same of the same writer (``StreamExecution.createWrite``); here it is built
+    without the query's options.
     """
     session = frame.sparkSession
     jvm = session._jvm
@@ -97,7 +98,7 @@ def abilities(frame: Any, provider: Any) -> tuple[bool, bool] | None:
     try:
         table = tables.getTableFromProvider(provider, options, jvm.scala.Some(schema))
     except (JvmError, PySparkException):
-        # It takes no schema from outside.
+        # It accepts no schema from outside.
         table = tables.getTableFromProvider(provider, options, jvm.scala.Option.empty())
     if sql.connector.catalog.TableCapability.STREAMING_WRITE not in table.capabilities():
         return None
@@ -106,13 +107,13 @@ def abilities(frame: Any, provider: Any) -> tuple[bool, bool] | None:
     return is_instance_of(gateway, builder, _TRUNCATES), is_instance_of(gateway, builder, _UPDATES)
 
 
-def _of_the_older_kind(session: Any, name: str, found: Any) -> Format:
+def _older_format(session: Any, name: str, provider: Any) -> Format:
     if name.lower() == _READ_ONLY:
         return Format(older=True, streams=False)
 
     def is_a(kind: str) -> bool:
         parent = session._jvm.java.lang.Class.forName(f"org.apache.spark.sql.{kind}")
-        return bool(parent.isAssignableFrom(found))
+        return bool(parent.isAssignableFrom(provider))
 
     if is_a("execution.datasources.FileFormat"):
         return Format(older=True, files=True)

@@ -1,8 +1,8 @@
-"""How many rows Spark's limit has let through, from the files of its state store.
+"""Reader for the row count of Spark's limit in its state store.
 
-A limit keeps one number, in ``state/<operator>/0``: ``N.delta`` has what micro-batch N - 1 changed, and ``N.snapshot`` all that there
-is. Both are records of a key and a value, each with its length before it, and -1 at the end, in the LZ4 blocks of Spark's codec
-(``HDFSBackedStateStoreProvider``, Spark 4.2 and 4.3).
+A limit keeps one number, in ``state/<operator>/0``: ``N.delta`` has the changes of micro-batch N - 1, and
+``N.snapshot`` the whole state. Both hold records of a key and a value, each prefixed with its length, then
+-1, in the LZ4 blocks of Spark's codec (``HDFSBackedStateStoreProvider``, Spark 4.2 and 4.3).
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from pyarrow import fs
 
 from penstock.json_text import parse_json
 
-_LIMIT = "globalLimit"
+_LIMIT_OPERATOR = "globalLimit"
 _BLOCK = b"LZ4Block"
 _HEADER = struct.Struct("<8sBIII")
 _RAW, _LZ4 = 0x10, 0x20
-_MOST_BYTES = 1 << 26
-"""Of a file when it is unpacked: a limit's is one number."""
+_MAX_BYTES = 1 << 26
+"""The size limit of an uncompressed file; a limit needs one number."""
 _NUMBER = re.compile(r"\d+")
-# An UnsafeRow of one number: the bits that mark nulls, then the number.
+# An UnsafeRow of one number: the null bits, then the number.
 _VALUE = struct.Struct("<qq")
 
 
 class Checkpoint(Protocol):
-    """Where a checkpoint is."""
+    """The files of a checkpoint."""
 
     @property
     def files(self) -> fs.FileSystem: ...
@@ -38,20 +38,19 @@ class Checkpoint(Protocol):
     def root(self) -> str: ...
 
     def read(self, name: str) -> bytes | None:
-        """The bytes of a file; None when there is none."""
+        """Return the bytes of a file; None if it does not exist."""
 
 
 class UnreadableState(Exception):
-    """The files are of another kind; Spark can read them."""
+    """The state has another format, which only Spark can read, or files are missing."""
 
 
 def rows_passed(checkpoint: Checkpoint, batch_id: int) -> int:
-    """How many rows had passed at the end of a micro-batch.
+    """Return how many rows the limit had let through at the end of a micro-batch.
 
     Raises
     ------
     UnreadableState
-        With why: another state store, or files that are gone.
     """
     try:
         return _rows_passed(checkpoint, f"state/{limit_operator(checkpoint)}/0", batch_id + 1)
@@ -60,7 +59,7 @@ def rows_passed(checkpoint: Checkpoint, batch_id: int) -> int:
 
 
 def _rows_passed(checkpoint: Checkpoint, folder: str, newest: int) -> int:
-    # A micro-batch of which no row passes leaves the number as it is, and writes none.
+    # A micro-batch without a row that passes writes a delta without a number.
     for version in range(newest, 0, -1):
         delta = checkpoint.read(f"{folder}/{version}.delta")
         number = None if delta is None else _count(delta)
@@ -75,40 +74,43 @@ def _rows_passed(checkpoint: Checkpoint, folder: str, newest: int) -> int:
 
 
 def limit_operator(checkpoint: Checkpoint) -> int:
-    """The number of the limit among the operators that keep state.
+    """Return the id of the only limit among the stateful operators.
 
     Raises
     ------
     UnreadableState
         When there is none, or several.
     """
-    selector = fs.FileSelector(f"{checkpoint.root}/state", allow_not_found=True)
-    there = [info.base_name for info in checkpoint.files.get_file_info(selector)]
-    found = [name for name in there if _NUMBER.fullmatch(name) and _name(checkpoint, name) == _LIMIT]
-    if len(found) != 1:
-        raise UnreadableState(f"{len(found)} operators in it are limits")
-    return int(found[0])
+    operators = _numbered_entries(checkpoint, "state")
+    limits = [number for number in operators if _operator_name(checkpoint, number) == _LIMIT_OPERATOR]
+    if len(limits) != 1:
+        raise UnreadableState(f"{len(limits)} operators in it are limits")
+    return limits[0]
 
 
-def _name(checkpoint: Checkpoint, operator: str) -> str | None:
-    """What Spark calls an operator."""
+def _operator_name(checkpoint: Checkpoint, operator: int) -> str | None:
+    """Return Spark's name of an operator, from the metadata of its state."""
     folder = f"state/{operator}/_metadata"
-    text = checkpoint.read(f"{folder}/metadata") or _newest(checkpoint, f"{folder}/v2")
+    text = checkpoint.read(f"{folder}/metadata") or _read_newest(checkpoint, f"{folder}/v2")
     if text is None:
         return None
     name = parse_json(text.partition(b"\n")[2])["operatorInfo"]["operatorName"]
     return str(name)
 
 
-def _newest(checkpoint: Checkpoint, folder: str) -> bytes | None:
-    selector = fs.FileSelector(f"{checkpoint.root}/{folder}", allow_not_found=True)
-    names = [info.base_name for info in checkpoint.files.get_file_info(selector)]
-    numbers = [int(name) for name in names if _NUMBER.fullmatch(name)]
+def _read_newest(checkpoint: Checkpoint, folder: str) -> bytes | None:
+    numbers = _numbered_entries(checkpoint, folder)
     return checkpoint.read(f"{folder}/{max(numbers)}") if numbers else None
 
 
+def _numbered_entries(checkpoint: Checkpoint, folder: str) -> list[int]:
+    selector = fs.FileSelector(f"{checkpoint.root}/{folder}", allow_not_found=True)
+    names = [info.base_name for info in checkpoint.files.get_file_info(selector)]
+    return [int(name) for name in names if _NUMBER.fullmatch(name)]
+
+
 def _count(file: bytes) -> int | None:
-    """The number in a file; None when it has none."""
+    """Return the number in a file; None if it has none."""
     number = None
     for value in _values(b"".join(_blocks(file))):
         if value is None or len(value) != _VALUE.size:
@@ -118,15 +120,15 @@ def _count(file: bytes) -> int | None:
 
 
 def _blocks(file: bytes) -> Iterator[bytes]:
-    """The contents of the blocks; an empty one is the end."""
-    codec, position, left = pa.Codec("lz4_raw"), 0, _MOST_BYTES
+    """Decompress the blocks of a file; an empty one marks the end."""
+    codec, position, left = pa.Codec("lz4_raw"), 0, _MAX_BYTES
     while position < len(file):
         magic, token, packed, size, _ = _HEADER.unpack_from(file, position)
         if magic != _BLOCK or token & 0xF0 not in (_RAW, _LZ4):
             raise ValueError("it is compressed in another way")
         left -= size
         if left < 0:
-            raise ValueError("it would have more bytes when it is unpacked than a limit needs")
+            raise ValueError("it would decompress to more bytes than a limit needs")
         position += _HEADER.size
         block = file[position : position + packed]
         if size:
@@ -135,7 +137,7 @@ def _blocks(file: bytes) -> Iterator[bytes]:
 
 
 def _values(records: bytes) -> Iterator[bytes | None]:
-    """The value of each record; None for a key that was removed."""
+    """Yield the value of each record; None for a removed key."""
     position = 0
     while True:
         (key,) = struct.unpack_from(">i", records, position)

@@ -1,4 +1,8 @@
-"""Streaming listeners: told of queries that Spark does not run as a stream, and heard without Spark's own conversion (Spark 4.2, 4.3)."""
+"""Streaming listeners: events of queries that Spark does not run itself, and events received without
+PySpark's conversion.
+
+For Spark 4.2 and 4.3.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +17,10 @@ from pyspark.sql.streaming.listener import StreamingQueryListener
 
 
 class ListenerBus:
-    """The ``StreamingQueryListener``s of a session, Spark's own page and its event log among them.
+    """Posts events of one query to the ``StreamingQueryListener``s of a session, including Spark's UI and its
+    event log.
 
-    What it posts takes the way of the events of Spark's own queries; an error of a listener stays with Spark, which logs it.
+    The events take the same path as those of Spark's own queries. Spark logs an error that a listener raises.
 
     Parameters
     ----------
@@ -31,12 +36,12 @@ class ListenerBus:
         self._ids = query_id, run_id
 
     def started(self, name: str | None, timestamp: str) -> None:
-        """Post ``QueryStartedEvent``; the listeners have heard it when this returns.
+        """Post ``QueryStartedEvent``, and return when the listeners have handled it.
 
         Parameters
         ----------
         timestamp
-            When, such as 2026-11-22T17:15:00.000Z.
+            Such as 2026-11-22T17:15:00.000Z.
         """
         self._post("QueryStartedEvent", *self._uuids, name, timestamp)
 
@@ -46,9 +51,9 @@ class ListenerBus:
         Parameters
         ----------
         progress
-            As Spark's ``StreamingQueryProgress`` has it in JSON.
+            The JSON of a ``StreamingQueryProgress``.
         """
-        self._post("QueryProgressEvent", self._form.fromJson(progress))
+        self._post("QueryProgressEvent", self._progress_class.fromJson(progress))
 
     def terminated(self, exception: str | None, condition: str | None) -> None:
         """Post ``QueryTerminatedEvent``.
@@ -56,9 +61,9 @@ class ListenerBus:
         Parameters
         ----------
         exception
-            What ended it; None when it was stopped.
+            The error that ended the query; None if it was stopped.
         condition
-            The name of the error's condition, where it has one.
+            The condition of the error, if it has one.
         """
         option = self._jvm.scala.Option.apply
         self._post("QueryTerminatedEvent", *self._uuids, option(exception), option(condition))
@@ -67,96 +72,88 @@ class ListenerBus:
     def _uuids(self) -> list[Any]:
         return [self._jvm.java.util.UUID.fromString(text) for text in self._ids]
 
-    def _post(self, kind: str, *what: Any) -> None:
+    def _post(self, kind: str, *arguments: Any) -> None:
         event = getattr(self._package, f"StreamingQueryListener${kind}")
-        self._manager.postListenerEvent(event(*what))
+        self._manager.postListenerEvent(event(*arguments))
 
-    # Each step to a class is a call to the JVM: they are gone once.
+    # Cached, since each name on the way to a class is a call to the JVM.
     @cached_property
     def _package(self) -> Any:
         return self._jvm.org.apache.spark.sql.streaming
 
     @cached_property
-    def _form(self) -> Any:
+    def _progress_class(self) -> Any:
         return getattr(getattr(self._package, "StreamingQueryProgress$"), "MODULE$")
 
 
 class QueryListener(Protocol):
-    """What wants to hear of a session's queries, in threads of Spark's."""
+    """A receiver of events of a session's queries, called in Spark's threads."""
 
     def started(self, query_id: str, run_id: str, name: str | None) -> None: ...
 
-    def progressed(self, told: Mapping[str, Any]) -> None: ...
+    def progressed(self, progress: Mapping[str, Any]) -> None: ...
 
     def terminated(self, run_id: str, exception: str | None, condition: str | None) -> None: ...
 
 
-def add_listener(spark: SparkSession, hears: QueryListener) -> None:
-    """Tell something of the queries of a session from now on.
-
-    Parameters
-    ----------
-    spark
-        A session, classic or Spark Connect.
-    """
-    spark.streams.addListener(_Listener(hears))
+def add_listener(spark: SparkSession, listener: QueryListener) -> None:
+    """Send the events of a session's queries, classic or Spark Connect, to a listener from now on."""
+    spark.streams.addListener(_PythonListener(listener))
 
 
-class _Listener(StreamingQueryListener):
-    def __init__(self, hears: QueryListener) -> None:
-        self._hears = hears
+class _PythonListener(StreamingQueryListener):
+    """The listener as Spark Connect calls it."""
+
+    def __init__(self, listener: QueryListener) -> None:
+        self._listener = listener
 
     def onQueryStarted(self, event: Any) -> None:
-        """A query has started."""
-        self._hears.started(str(event.id), str(event.runId), event.name)
+        self._listener.started(str(event.id), str(event.runId), event.name)
 
     def onQueryProgress(self, event: Any) -> None:
-        """A query has come further."""
-        self._hears.progressed(json.loads(event.progress.json))
+        self._listener.progressed(json.loads(event.progress.json))
 
     def onQueryIdle(self, event: Any) -> None:
-        """A query has nothing to do; its process tells that it is there."""
+        """Ignore the event."""
 
     def onQueryTerminated(self, event: Any) -> None:
-        """A query has ended."""
-        self._hears.terminated(str(event.runId), event.exception, event.errorClassOnException)
+        self._listener.terminated(str(event.runId), event.exception, event.errorClassOnException)
 
     @property
     def _jlistener(self) -> Any:
-        """For a classic session: the listener without PySpark's conversion, which calls the JVM once for each value of an event."""
+        """Return the listener of a classic session without PySpark's conversion, which calls the JVM for each
+        value of an event.
+        """
         if not hasattr(self, "_jlistenerobj"):
             jvm: Any = SparkContext._jvm
-            self._jlistenerobj = jvm.PythonStreamingQueryListenerWrapper(_InJvm(self._hears))
+            self._jlistenerobj = jvm.PythonStreamingQueryListenerWrapper(_JvmListener(self._listener))
         return self._jlistenerobj
 
 
-class _InJvm:
-    """What the JVM calls."""
+class _JvmListener:
+    """The listener as the JVM of a classic session calls it."""
 
-    def __init__(self, hears: QueryListener) -> None:
-        self._hears = hears
+    def __init__(self, listener: QueryListener) -> None:
+        self._listener = listener
 
     def onQueryStarted(self, event: Any) -> None:
-        """A query has started."""
-        self._hears.started(event.id().toString(), event.runId().toString(), event.name())
+        self._listener.started(event.id().toString(), event.runId().toString(), event.name())
 
     def onQueryProgress(self, event: Any) -> None:
-        """A query has come further."""
-        self._hears.progressed(json.loads(event.progress().json()))
+        self._listener.progressed(json.loads(event.progress().json()))
 
     def onQueryIdle(self, event: Any) -> None:
-        """A query has nothing to do."""
+        """Ignore the event."""
 
     def onQueryTerminated(self, event: Any) -> None:
-        """A query has ended."""
-        found, condition = event.exception(), event.errorClassOnException()
-        self._hears.terminated(
+        exception, condition = event.exception(), event.errorClassOnException()
+        self._listener.terminated(
             event.runId().toString(),
-            found.get() if found.isDefined() else None,
+            exception.get() if exception.isDefined() else None,
             condition.get() if condition.isDefined() else None,
         )
 
     class Java:
-        """For py4j."""
+        """The interface that py4j implements."""
 
         implements = ("org.apache.spark.sql.streaming.PythonStreamingQueryListener",)

@@ -1,7 +1,7 @@
-"""Spark's logical operators, and what each does to a stream: the one table that every decision about plans goes by.
+"""Traits of Spark's logical operators on streams: the table behind every decision about a plan.
 
-The names are those that a plan is printed with. An operator that is not in the table has none of the properties, which is the careful
-answer wherever one is asked for.
+The names are those in a printed plan. An operator that is not in the table has no trait, which is the safe
+answer for each of them.
 """
 
 from __future__ import annotations
@@ -10,44 +10,48 @@ from enum import Flag, auto
 
 
 class Trait(Flag):
-    """Properties of an operator (Spark 4.2 and 4.3, unless it says something else)."""
+    """A property of an operator (Spark 4.2 and 4.3, unless noted)."""
 
     PER_ROW = auto()
-    """Each row that comes out depends on one row that went in."""
+    """Each output row depends on one input row."""
     PER_BATCH = auto()
-    """Rows that come out depend on some of one micro-batch, and on nothing before it."""
+    """Output rows depend on rows of one micro-batch only."""
     ONE_TO_ONE = auto()
-    """One row comes out for each row that goes in."""
+    """One output row for each input row."""
     NAMES_KEPT = auto()
-    """Columns above it have the names that they have below."""
+    """Columns keep their names."""
     GATHERING = auto()
-    """What a task does depends on more than the rows of one input partition, so a repeated micro-batch may be cut into other tasks."""
+    """A task depends on more than one input partition, so a repeated micro-batch may be split into other
+    tasks.
+    """
     STATEFUL = auto()
-    """On a stream it keeps state."""
+    """Keeps state on a stream."""
     FUNCTION = auto()
-    """A stateful function of the user's."""
+    """A stateful function of the user."""
     DEDUPLICATION = auto()
-    """It drops rows with keys that came before."""
+    """Drops rows with keys that it has seen before."""
     DROPS_LATE = auto()
-    """It drops rows behind the watermark, or counts rows that come again twice."""
+    """Drops rows older than the watermark, or counts repeated rows twice."""
     STREAMING_READ = auto()
     """A leaf that reads a stream."""
     MAP_LIKE = auto()
-    """Spark's continuous trigger takes it (``UnsupportedOperationChecker.checkForContinuous``)."""
+    """Supported by Spark's continuous trigger (``UnsupportedOperationChecker.checkForContinuous``)."""
     CONTINUOUS = auto()
-    """Penstock's continuous queries take it."""
+    """Supported by Penstock's continuous queries."""
     REAL_TIME = auto()
-    """The real-time trigger takes it (``RealTimeModeAllowlist``)."""
+    """Supported by the real-time trigger (``RealTimeModeAllowlist``)."""
     REAL_TIME_4_3 = auto()
-    """The real-time trigger takes it from Spark 4.3 on."""
+    """Supported by the real-time trigger from Spark 4.3 on."""
     ABOVE_UNION = auto()
-    """The real-time trigger does not take it below a union."""
+    """Not supported by the real-time trigger below a union."""
 
 
 _ROW = Trait.PER_ROW | Trait.MAP_LIKE | Trait.REAL_TIME
 _READ = Trait.STREAMING_READ | Trait.MAP_LIKE | Trait.REAL_TIME
-_FUNCTION = Trait.STATEFUL | Trait.FUNCTION | Trait.GATHERING | Trait.DROPS_LATE
-_PROPERTIES = {
+_STATE = Trait.STATEFUL | Trait.GATHERING
+_FUNCTION = _STATE | Trait.FUNCTION | Trait.DROPS_LATE
+_FROM_4_3 = Trait.REAL_TIME_4_3 | Trait.ABOVE_UNION
+_TRAITS = {
     # Row by row.
     "Project": _ROW | Trait.ONE_TO_ONE | Trait.CONTINUOUS,
     "SubqueryAlias": _ROW | Trait.ONE_TO_ONE | Trait.NAMES_KEPT | Trait.CONTINUOUS,
@@ -71,13 +75,13 @@ _PROPERTIES = {
     "Repartition": Trait.PER_BATCH | Trait.GATHERING | Trait.NAMES_KEPT,
     "RepartitionByExpression": Trait.PER_BATCH | Trait.GATHERING | Trait.NAMES_KEPT | Trait.REAL_TIME,
     "RebalancePartitions": Trait.PER_BATCH | Trait.GATHERING,
-    # Rows that were brought together.
-    "Aggregate": Trait.STATEFUL | Trait.GATHERING | Trait.DROPS_LATE | Trait.REAL_TIME_4_3 | Trait.ABOVE_UNION,
-    "Join": Trait.STATEFUL | Trait.GATHERING | Trait.DROPS_LATE,
+    # Over rows of several tasks.
+    "Aggregate": _STATE | Trait.DROPS_LATE | _FROM_4_3,
+    "Join": _STATE | Trait.DROPS_LATE,
     "AsOfJoin": Trait.GATHERING,
-    "Deduplicate": Trait.STATEFUL | Trait.DEDUPLICATION | Trait.GATHERING | Trait.NAMES_KEPT | Trait.REAL_TIME_4_3 | Trait.ABOVE_UNION,
-    "DeduplicateWithinWatermark": Trait.STATEFUL | Trait.DEDUPLICATION | Trait.GATHERING | Trait.DROPS_LATE,
-    "Distinct": Trait.STATEFUL | Trait.DEDUPLICATION | Trait.GATHERING | Trait.REAL_TIME_4_3 | Trait.ABOVE_UNION,
+    "Deduplicate": _STATE | Trait.DEDUPLICATION | Trait.NAMES_KEPT | _FROM_4_3,
+    "DeduplicateWithinWatermark": _STATE | Trait.DEDUPLICATION | Trait.DROPS_LATE,
+    "Distinct": _STATE | Trait.DEDUPLICATION | _FROM_4_3,
     "Sort": Trait.GATHERING | Trait.NAMES_KEPT,
     "Window": Trait.GATHERING,
     "Intersect": Trait.GATHERING,
@@ -93,7 +97,7 @@ _PROPERTIES = {
     "FlatMapCoGroupsInPandas": Trait.GATHERING,
     "FlatMapGroupsWithState": _FUNCTION,
     "FlatMapGroupsInPandasWithState": _FUNCTION,
-    "TransformWithState": _FUNCTION | Trait.REAL_TIME_4_3 | Trait.ABOVE_UNION,
+    "TransformWithState": _FUNCTION | _FROM_4_3,
     "TransformWithStateInPySpark": _FUNCTION | Trait.ABOVE_UNION,
     # Leaves.
     "StreamingRelationV2": _READ | Trait.ONE_TO_ONE,
@@ -103,5 +107,5 @@ _PROPERTIES = {
 
 
 def traits_of(name: str) -> Trait:
-    """The properties of an operator, none for one that is not known."""
-    return _PROPERTIES.get(name, Trait(0))
+    """Return the traits of an operator, none for an unknown one."""
+    return _TRAITS.get(name, Trait(0))

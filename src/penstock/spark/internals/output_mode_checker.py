@@ -1,4 +1,6 @@
-"""Spark's own check of a plan in an output mode, without starting anything (``UnsupportedOperationChecker``, Spark 4.2 and 4.3)."""
+"""Spark's own check of a plan in an output mode, without starting a query (``UnsupportedOperationChecker``,
+Spark 4.2 and 4.3).
+"""
 
 from __future__ import annotations
 
@@ -15,21 +17,22 @@ from penstock.spark.internals.sessions import JvmError
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why Spark would not start a query."""
+    """Spark's reason not to start a query."""
 
     condition: str | None
     message: str
 
 
 def check_output_mode(frame: DataFrame, mode: str, trigger: str = "processing time") -> Refusal | None:
-    """Why Spark would not start a query of a classic session in an output mode; None when it would.
+    """Return why Spark would not start a query of a classic session in an output mode; None if it would.
 
-    A query's start calls ``checkForStreaming``, ``checkForContinuous`` and ``checkAdditionalRealTimeModeConstraints`` with the same plan.
+    A query's start calls ``checkForStreaming``, ``checkForContinuous`` and
+    ``checkAdditionalRealTimeModeConstraints`` with the same plan.
 
     Parameters
     ----------
     trigger
-        What it would be started with: ``continuous`` and ``real time`` have checks of their own.
+        ``continuous`` and ``real time`` have checks of their own; any other text means micro-batches.
     """
     java: Any = frame
     checker, modes = _checker(java.sparkSession._jvm)
@@ -47,7 +50,7 @@ def check_output_mode(frame: DataFrame, mode: str, trigger: str = "processing ti
 
 
 def refusal_of_error(error: Exception) -> Refusal:
-    """What an error of Spark's says, also one of a kind that PySpark has no class for."""
+    """Return the condition and message of a Spark error, even of kinds that PySpark has no class for."""
     if isinstance(error, PySparkException):
         return Refusal(error.getCondition(), _first_line(error.getMessage() or str(error)))
     thrown = getattr(error, "java_exception", None)
@@ -63,11 +66,18 @@ def refusal_of_error(error: Exception) -> Refusal:
 
 @lru_cache(maxsize=1)
 def _checker(jvm: Any) -> tuple[Any, dict[str, Any]]:
-    """The checker's class and the output modes: each step to them by name is a call of its own."""
+    """Return the checker's class and the output modes.
+
+    Each name on the way to them would be a call to the JVM.
+    """
     sql = jvm.org.apache.spark.sql
-    modes = sql.streaming.OutputMode
-    known = {"append": modes.Append(), "update": modes.Update(), "complete": modes.Complete()}
-    return sql.catalyst.analysis.UnsupportedOperationChecker, known
+    output_mode = sql.streaming.OutputMode
+    modes = {
+        "append": output_mode.Append(),
+        "update": output_mode.Update(),
+        "complete": output_mode.Complete(),
+    }
+    return sql.catalyst.analysis.UnsupportedOperationChecker, modes
 
 
 def _first_line(message: str) -> str:

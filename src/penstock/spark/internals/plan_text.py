@@ -1,7 +1,7 @@
-"""A query's analysed plan as Spark prints it, as a tree of nodes (Spark 4.2, 4.3).
+"""Parser for printed analysed plans, into a tree of nodes (Spark 4.2, 4.3).
 
-Text is what both kinds of session give, in one call: a walk over the JVM's objects costs several calls a node, and the plan's own
-JSON leaves out which columns have a watermark.
+Both kinds of session print a plan in one call. To walk the JVM's objects instead costs several calls a node,
+and the plan's JSON does not show which columns have a watermark.
 """
 
 from __future__ import annotations
@@ -16,34 +16,45 @@ from typing import Any
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
+from penstock.spark.internals.catalyst import analysed, children, node_name
+
 _LINE = re.compile(r"^((?:[:|] {2}| {3})*)([:+]- )?(['!~]*)([A-Z]\w*)(?:$|(?= ))(.*)$")
 NOT_PLANNED = "NotPlanned"
-"""Stands for the plan that a server could not make."""
-_WHOLE = 2**31 - 1
+"""The node in place of a plan that a Spark Connect server could not make."""
+_MAX_FIELDS = 2**31 - 1
 _ANALYZED = re.compile(r"== Analyzed Logical Plan ==\n.*?\n(.*?)\n?\n== Optimized", re.DOTALL)
-# An attribute as it is printed: its number, an L for a bigint, and the watermark's delay.
-_MARKED = re.compile(r"#\d+L?-T\d+ms$")
-_NUMBER = re.compile(r"#\d+L?(-T\d+ms)?")
-_SHOWN = 200
-# Their printed form lacks the mark of a streaming operator.
-_STREAMS = ("StreamingRelation", "StreamingExecutionRelation")
+# A printed attribute ends in its id, an L for a bigint, and the watermark's delay.
+_WATERMARKED = re.compile(r"#\d+L?-T\d+ms$")
+_ID = re.compile(r"#\d+L?(-T\d+ms)?")
+_MAX_LINE = 200
+# These are printed without the mark of a streaming operator.
+_UNMARKED_STREAMS = ("StreamingRelation", "StreamingExecutionRelation")
+# A session window's column, and a column that is renamed.
+_SESSION_WINDOW = re.compile(r"named_struct\(start, .*\) AS session_window#(\d+)(?:-T\d+ms)?", re.DOTALL)
+# Spark Connect's withColumn takes the watermark away, and with it the mark of a session window.
+_RENAMED = re.compile(r"[^()]*#(\d+)(-T\d+ms)? AS .+#(\d+)(-T\d+ms)?", re.DOTALL)
+_COLUMN = re.compile(r"[^()]*#(\d+)(?:-T\d+ms)?")
 
 
 @dataclass(frozen=True, eq=False)
 class Node:
-    """An operator of the plan; each is equal to itself alone."""
+    """An operator of the plan; no two nodes are equal."""
 
     name: str
     text: str
-    """Its arguments, as they are printed."""
+    """The printed arguments."""
     streaming: bool
     number: int
-    """Its place in the plan, from the top."""
+    """The position in the plan, from the top."""
     children: tuple[Node, ...]
 
     def walk(self) -> Iterator[Node]:
-        """The node and all below it, from the top."""
+        """Yield the node and its descendants, from the top."""
         yield self
+        yield from self.below()
+
+    def below(self) -> Iterator[Node]:
+        """Yield the descendants."""
         for child in self.children:
             yield from child.walk()
 
@@ -53,47 +64,44 @@ class Node:
 
     @property
     def line(self) -> str:
-        """The line in the plan, shortened for people."""
-        text = _NUMBER.sub("", f"{self.name} {self.text}".strip())
-        return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"
-
-    def below(self) -> Iterator[Node]:
-        for child in self.children:
-            yield from child.walk()
+        """Return the line in the plan, shortened for people."""
+        text = without_ids(f"{self.name} {self.text}".strip())
+        return text if len(text) <= _MAX_LINE else f"{text[: _MAX_LINE - 1]}…"
 
 
 def plan_tree(frame: DataFrame) -> Node:
-    """The plan of a DataFrame, classic or of Spark Connect."""
-    given: Any = frame
-    if not hasattr(given, "_jdf"):
-        return _told_by_the_server(given)
-    plan = given._jdf.queryExecution().analyzed()
-    tree = parse(str(plan.treeString(True, False, _WHOLE, False, False)))
+    """Return the analysed plan of a DataFrame, classic or Spark Connect."""
+    untyped: Any = frame
+    if not hasattr(untyped, "_jdf"):
+        return _connect_plan(untyped)
+    plan = analysed(frame)
+    tree = parse(str(plan.treeString(True, False, _MAX_FIELDS, False, False)))
     leaves = sum(not node.children for node in tree.walk())
-    # A text in the query may look like a line of its plan.
-    return tree if leaves == plan.collectLeaves().size() else _walked(plan, count())
+    # A literal in the query may look like a line of its plan.
+    return tree if leaves == plan.collectLeaves().size() else _walk_jvm(plan, count())
 
 
-def _told_by_the_server(given: Any) -> Node:
-    """The plan over Spark Connect, which prints all stages of it or none, and shortens long lists of columns."""
+def _connect_plan(frame: Any) -> Node:
+    """Return the plan over Spark Connect, which prints all stages or none, and shortens long lists of
+    columns.
+    """
     try:
-        found = _ANALYZED.search(given._explain_string(extended=True))
+        match = _ANALYZED.search(frame._explain_string(extended=True))
     except PySparkException as error:
         return Node(NOT_PLANNED, str(error).splitlines()[0], True, 0, ())
-    return parse("" if found is None else found.group(1))
+    return parse("" if match is None else match.group(1))
 
 
-def _walked(plan: Any, numbers: Iterator[int]) -> Node:
-    """The tree by the JVM's objects, several calls for each."""
-    number, children = next(numbers), plan.children()
-    name = str(plan.nodeName())
-    text = str(plan.simpleString(_WHOLE)).lstrip("'!~").removeprefix(name).strip()
-    below = tuple(_walked(children.apply(place), numbers) for place in range(children.size()))
+def _walk_jvm(plan: Any, numbers: Iterator[int]) -> Node:
+    """Build the tree from the JVM's objects, with several calls for each."""
+    number, name = next(numbers), node_name(plan)
+    text = str(plan.simpleString(_MAX_FIELDS)).lstrip("'!~").removeprefix(name).strip()
+    below = tuple(_walk_jvm(child, numbers) for child in children(plan))
     return Node(name, text, plan.isStreaming(), number, below)
 
 
 def parse(text: str) -> Node:
-    """The tree in a printed plan."""
+    """Parse a printed plan."""
     rows: list[tuple[int, str, str, bool]] = []
     for line in text.splitlines():
         match = _LINE.match(line)
@@ -103,21 +111,22 @@ def parse(text: str) -> Node:
             if rows:
                 rows[-1] = (*rows[-1][:2], f"{rows[-1][2]}\n{line}", rows[-1][3])
             continue
-        rows.append((depth, match[4], match[5].strip(), "~" in match[3] or match[4] in _STREAMS))
+        rows.append((depth, match[4], match[5].strip(), "~" in match[3] or match[4] in _UNMARKED_STREAMS))
     return _node(rows, 0)[0] if rows else Node("", "", True, 0, ())
 
 
-def _node(rows: list[tuple[int, str, str, bool]], place: int) -> tuple[Node, int]:
-    depth, name, text, streaming = rows[place]
-    children, after = [], place + 1
+def _node(rows: list[tuple[int, str, str, bool]], index: int) -> tuple[Node, int]:
+    """Build the node of a row with the rows below it, and return the index of the next row."""
+    depth, name, text, streaming = rows[index]
+    below, after = [], index + 1
     while after < len(rows) and rows[after][0] > depth:
         child, after = _node(rows, after)
-        children.append(child)
-    return Node(name, text, streaming, place, tuple(children)), after
+        below.append(child)
+    return Node(name, text, streaming, index, tuple(below)), after
 
 
 def split_list(text: str) -> Iterator[str]:
-    """The parts of a printed list, at the commas that are in no brackets."""
+    """Split a printed list at the commas outside of brackets."""
     depth, start = 0, 0
     for place, letter in enumerate(text):
         if letter in "([{":
@@ -132,51 +141,42 @@ def split_list(text: str) -> Iterator[str]:
 
 
 def list_items(argument: str) -> list[str]:
-    """What is in a list in square brackets."""
+    """Return the items of a list in square brackets."""
     inner = argument[1:-1] if argument.startswith("[") and argument.endswith("]") else argument
     return list(split_list(inner))
 
 
 def has_watermark(expression: str) -> bool:
-    """Whether an expression is a column with a watermark."""
-    return _MARKED.search(expression) is not None
+    """Return whether an expression is a column with a watermark."""
+    return _WATERMARKED.search(expression) is not None
 
 
 def without_ids(expression: str) -> str:
-    """An expression without the numbers of its columns."""
-    return _NUMBER.sub("", expression)
-
-
-# ---- grouping: What an aggregate or a deduplication of a printed plan goes by (Spark 4.2, 4.3).
-
-# What Spark makes a session window's column of, and a column that is another one by a new name.
-_SESSION = re.compile(r"named_struct\(start, .*\) AS session_window#(\d+)(?:-T\d+ms)?", re.DOTALL)
-# Spark Connect's withColumn takes the watermark away, and with it the mark of a session window.
-_RENAMED = re.compile(r"[^()]*#(\d+)(-T\d+ms)? AS .+#(\d+)(-T\d+ms)?", re.DOTALL)
-_COLUMN = re.compile(r"[^()]*#(\d+)(?:-T\d+ms)?")
+    """Remove the ids of columns from an expression."""
+    return _ID.sub("", expression)
 
 
 def grouping_expressions(node: Node) -> list[str]:
-    """What an aggregate groups by, or a deduplication's keys."""
-    # An aggregate over all rows has no list of what it groups by: the only one are its results.
-    alone = node.name == "Aggregate" and len(node.arguments) < 2
-    return [] if alone or not node.arguments else list_items(node.arguments[0])
+    """Return the grouping expressions of an aggregate, or the keys of a deduplication."""
+    # An aggregate over all rows has no list of grouping expressions; its only list is that of the results.
+    is_global = node.name == "Aggregate" and len(node.arguments) < 2
+    return [] if is_global or not node.arguments else list_items(node.arguments[0])
 
 
 def groups_by_session(node: Node) -> bool:
-    """Whether an aggregate groups by session windows, under their own name or another."""
+    """Return whether an aggregate groups by session windows, under any name."""
     columns = [match[1] for match in map(_COLUMN.fullmatch, grouping_expressions(node)) if match]
-    return bool(columns) and not _sessions(node).isdisjoint(columns)
+    return bool(columns) and not _session_windows(node).isdisjoint(columns)
 
 
-def _sessions(node: Node) -> set[str]:
-    """The numbers of the columns below a node that are session windows."""
-    found: set[str] = set()
+def _session_windows(node: Node) -> set[str]:
+    """Return the ids of the columns below a node that are session windows."""
+    ids: set[str] = set()
     for below in reversed(list(node.below())):
         for item in list_items(below.text) if below.name == "Project" else ():
-            made, renamed = _SESSION.fullmatch(item), _RENAMED.fullmatch(item)
-            if made is not None:
-                found.add(made[1])
-            elif renamed is not None and renamed[1] in found and renamed[2] == renamed[4]:
-                found.add(renamed[3])
-    return found
+            window, renamed = _SESSION_WINDOW.fullmatch(item), _RENAMED.fullmatch(item)
+            if window is not None:
+                ids.add(window[1])
+            elif renamed is not None and renamed[1] in ids and renamed[2] == renamed[4]:
+                ids.add(renamed[3])
+    return ids

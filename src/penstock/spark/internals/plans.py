@@ -1,4 +1,4 @@
-"""What the analysed plan of a query tells (Spark 4.2, 4.3)."""
+"""Properties of a query's analysed plan (Spark 4.2, 4.3)."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
-from penstock.spark.internals.catalyst import analysed, children, listed, name_of
+from penstock.spark.internals.catalyst import analysed, children, node_name, to_list
 from penstock.spark.internals.operators import Trait, traits_of
 from penstock.spark.internals.plan_text import plan_tree
 from penstock.spark.internals.sessions import is_classic
 
-# What differs in the plans of two equal queries: objects' addresses and columns' numbers.
-_OBJECT = re.compile(r"@[0-9a-f]+|#\d+L?")
+# Addresses of objects and ids of columns differ between the plans of two equal queries.
+_IDENTITIES = re.compile(r"@[0-9a-f]+|#\d+L?")
 
 
 @dataclass(frozen=True)
@@ -26,73 +27,81 @@ class StreamingRead:
     """A leaf of a plan that reads a stream."""
 
     format: str
-    """In lower case; empty for a read of Spark's older kind, such as files."""
+    """In lower case; empty for a source of the older interface, such as files."""
     options: Mapping[str, str] = field(repr=False)
     """By their names in lower case."""
-    schema: StructType
+    _leaf: Any = field(repr=False, compare=False)
 
     @classmethod
     def of(cls, leaf: Any) -> StreamingRead:
-        """The read of a leaf of the JVM's plan."""
-        schema = StructType.fromJson(json.loads(leaf.schema().json()))
-        if name_of(leaf) != "StreamingRelationV2":
-            return cls("", {}, schema)
-        return cls(str(leaf.sourceName()).lower(), dict(leaf.extraOptions()), schema)
+        """Describe a leaf of a JVM plan."""
+        if node_name(leaf) != "StreamingRelationV2":
+            return cls("", {}, leaf)
+        return cls(str(leaf.sourceName()).lower(), dict(leaf.extraOptions()), leaf)
+
+    @cached_property
+    def schema(self) -> StructType:
+        return StructType.fromJson(json.loads(self._leaf.schema().json()))
 
 
 def streaming_reads(frame: DataFrame) -> list[StreamingRead] | None:
-    """The streaming reads of a plan, from left to right; None over Spark Connect, which does not show them."""
-    if not is_classic(frame):
-        return None
-    return [StreamingRead.of(leaf) for leaf in listed(analysed(frame).collectLeaves()) if leaf.isStreaming()]
+    """Return the streaming reads of a plan, from left to right.
 
-
-def first_gathering_operator(frame: DataFrame) -> str | None:
-    """The first operator that keeps a repeated micro-batch from being cut into the same tasks; None when there is none.
-
-    Only classic sessions show their plan; for others the answer is None.
+    None over Spark Connect, which does not show them.
     """
     if not is_classic(frame):
         return None
-    return next(
-        (node.name for node in plan_tree(frame).walk() if Trait.GATHERING in traits_of(node.name)), None
-    )
+    return [StreamingRead.of(leaf) for leaf in to_list(analysed(frame).collectLeaves()) if leaf.isStreaming()]
+
+
+def first_gathering_operator(frame: DataFrame) -> str | None:
+    """Return the first operator because of which a repeated micro-batch may be split into other tasks.
+
+    None if there is none, or over Spark Connect, which does not show its plan.
+    """
+    if not is_classic(frame):
+        return None
+    names = (node.name for node in plan_tree(frame).walk())
+    return next((name for name in names if Trait.GATHERING in traits_of(name)), None)
 
 
 def may_retain_rows(frame: DataFrame) -> bool:
-    """Whether rows may wait in a state store for a watermark; of a session that is not classic it is not known, and False."""
+    """Return whether rows may wait in a state store for a watermark.
+
+    False over Spark Connect, where that is unknown.
+    """
     if not is_classic(frame):
         return False
-    nodes = {node.name for node in plan_tree(frame).walk()}
-    return "EventTimeWatermark" in nodes and any(Trait.STATEFUL in traits_of(name) for name in nodes)
+    names = {node.name for node in plan_tree(frame).walk()}
+    return "EventTimeWatermark" in names and any(Trait.STATEFUL in traits_of(name) for name in names)
 
 
 def watermarks_above(plan: Any, column: str) -> list[str]:
-    """The event-time columns of the watermarks through which rows go that went through the one of a column before.
+    """Return the event-time columns of the watermarks above the watermark of a column.
 
     Parameters
     ----------
     plan
         The JVM's logical plan.
     column
-        The event-time column of the first one.
+        The event-time column of the lower watermark.
     """
-    found: list[str] = []
+    columns: list[str] = []
 
-    def look(node: Any, over: list[str]) -> None:
-        if name_of(node) == "EventTimeWatermark":
+    def visit(node: Any, above: list[str]) -> None:
+        if node_name(node) == "EventTimeWatermark":
             name = str(node.eventTime().name())
-            found.extend(over if name == column else ())
-            over = [*over, name]
+            columns.extend(above if name == column else ())
+            above = [*above, name]
         for child in children(node):
-            look(child, over)
+            visit(child, above)
 
-    look(plan, [])
-    return found
+    visit(plan, [])
+    return columns
 
 
-def fingerprint(frame: DataFrame, *told: str) -> str:
-    """A short name that is the same whenever the same program makes the same query, and says the same of it."""
+def fingerprint(frame: DataFrame, *details: str) -> str:
+    """Return a short name that is the same for each run of the same query with the same details."""
     plan = str(analysed(frame).canonicalized().toString()) if is_classic(frame) else ""
-    lines = [*told, frame.schema.json(), _OBJECT.sub("", plan)]
+    lines = [*details, frame.schema.json(), _IDENTITIES.sub("", plan)]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]

@@ -1,7 +1,8 @@
-"""Keeps users' functions, in Python workers, from markers and fillers: a function sees real rows only.
+"""Wrappers of users' Python functions, in Python workers, that call them with real rows only, without markers
+and fillers.
 
-A shielded function has one argument more than the user's, the first: what each row is. For what is no row it gives nothing back,
-and what it gives is not looked at.
+A wrapped function takes the kind of each row as an additional first argument. It returns nulls for markers
+and fillers, which nothing reads.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from penstock.spark.internals.arrow_types import arrow_type, parse_type
 
 Function = Callable[..., Any]
 ROW = 0
-"""The kind of what is a row, the default of a number; markers and fillers have others."""
+"""The kind of a real row, the default of a number; markers and fillers have other kinds."""
 
 
 def wrap_command(command: bytes, eval_type: int, return_type: str) -> bytes:
-    """The shielded form of a Python function as Spark holds it, pickled.
+    """Wrap a pickled Python function as Spark holds it.
 
     Parameters
     ----------
@@ -31,7 +32,7 @@ def wrap_command(command: bytes, eval_type: int, return_type: str) -> bytes:
     eval_type
         Spark's number for the kind of function.
     return_type
-        Its return type as Spark's JSON.
+        The return type as Spark's JSON.
     """
     pickled: bytes = _pickles().dumps((_Pickled(command, eval_type), parse_type(return_type)))
     return pickled
@@ -45,24 +46,26 @@ def _pickles() -> Any:
 
 
 class _Pickled:
-    """Is a shielded function once it has been through pickle: the user's own is opened in the worker, as Spark would."""
+    """Unpickles as a wrapped function, so that the user's own is unpickled in the worker, as Spark would do
+    it.
+    """
 
     def __init__(self, command: bytes, eval_type: int) -> None:
-        self._given = command, eval_type
+        self._arguments = command, eval_type
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return wrap_function, self._given
+        return wrap_function, self._arguments
 
 
 def wrap_function(command: bytes, eval_type: int) -> Function:
-    """The shielded function, in a Python worker; the parameters are those of `shielded_command`."""
+    """Return the wrapped function, in a Python worker; the parameters are those of `wrap_command`."""
     from pyspark.broadcast import Broadcast
     from pyspark.util import PythonEvalType
 
-    opened = _pickles().loads(command)
-    if isinstance(opened, Broadcast):
-        opened = _pickles().loads(opened.value)
-    function, return_type = opened
+    unpickled = _pickles().loads(command)
+    if isinstance(unpickled, Broadcast):
+        unpickled = _pickles().loads(unpickled.value)
+    function, return_type = unpickled
     if eval_type == PythonEvalType.SQL_SCALAR_PANDAS_UDF:
         return _by_columns(function, _Pandas(return_type))
     if eval_type == PythonEvalType.SQL_SCALAR_ARROW_UDF:
@@ -82,21 +85,21 @@ def _by_rows(function: Function) -> Function:
 
 
 class _Columns(Protocol):
-    """How columns of one kind are taken apart and put together."""
+    """Operations on the columns of one library."""
 
     def rows(self, kind: Any) -> Any:
-        """The places of the rows."""
+        """Return the indices of the real rows."""
 
-    def places(self, rows: Any, count: int) -> Any:
-        """Which result each of `count` rows gets; those that are no rows get any."""
+    def result_indices(self, rows: Any, count: int) -> Any:
+        """Return the index of the result for each of `count` rows; markers and fillers get any."""
 
-    def take(self, column: Any, places: Any) -> Any: ...
+    def take(self, column: Any, indices: Any) -> Any: ...
 
     def last(self, column: Any) -> Any:
-        """The last value alone."""
+        """Return a column of the last value."""
 
-    def nothing(self, count: int) -> Any:
-        """A column of `count` nulls."""
+    def nulls(self, count: int) -> Any:
+        """Return a column of `count` nulls."""
 
 
 def _by_columns(function: Function, columns: _Columns) -> Function:
@@ -105,38 +108,40 @@ def _by_columns(function: Function, columns: _Columns) -> Function:
         if len(rows) == count:
             return function(*arguments, **named)
         if not len(rows):
-            return columns.nothing(count)
+            return columns.nulls(count)
         result = function(
             *[columns.take(column, rows) for column in arguments],
             **{name: columns.take(column, rows) for name, column in named.items()},
         )
-        return columns.take(_checked(result, len(rows)), columns.places(rows, count))
+        return columns.take(_checked(result, len(rows)), columns.result_indices(rows, count))
 
     return call
 
 
 def _by_batches(function: Function, columns: _Columns) -> Function:
-    """Of an iterator of batches: a batch without a row is answered for the function, which gets the last row again instead.
+    """Wrap a function over an iterator of batches.
 
-    It must get something, since it may be waiting for a batch before it gives back the one before.
+    Instead of a batch without real rows the function gets the last row once more, and its result is dropped.
+    It must get something, since it may read a batch before it returns the previous one.
     """
 
     def call(batches: Iterator[Any]) -> Iterator[Any]:
         for batch in batches:
             kind = batch[0] if isinstance(batch, tuple) else batch
             if len(columns.rows(kind)):
-                given: deque[tuple[int, int, Any]] = deque()
-                results = function(_rows_of(batch, batches, columns, given))
-                yield from _restored(results, given, columns)
+                sent: deque[tuple[int, int, Any]] = deque()
+                results = function(_real_rows(batch, batches, columns, sent))
+                yield from _restored(results, sent, columns)
                 return
-            yield columns.nothing(len(kind))
+            yield columns.nulls(len(kind))
 
     return call
 
 
-def _rows_of(
-    batch: Any, batches: Iterator[Any], columns: _Columns, given: deque[tuple[int, int, Any]]
+def _real_rows(
+    batch: Any, batches: Iterator[Any], columns: _Columns, sent: deque[tuple[int, int, Any]]
 ) -> Iterator[Any]:
+    """Yield the batches for the function, and note the length of each, its real rows and their indices."""
     last: list[Any] = []
     while batch is not None:
         kind, *arguments = batch if isinstance(batch, tuple) else (batch,)
@@ -145,37 +150,44 @@ def _rows_of(
             if len(rows) < count:
                 arguments = [columns.take(column, rows) for column in arguments]
             last = [columns.last(column) for column in arguments]
-            given.append((count, len(rows), rows))
+            sent.append((count, len(rows), rows))
         else:
             arguments = last
-            given.append((count, 1, None))
+            sent.append((count, 1, None))
         yield arguments[0] if len(arguments) == 1 else tuple(arguments)
         batch = next(batches, None)
 
 
-def _restored(results: Iterator[Any], given: deque[tuple[int, int, Any]], columns: _Columns) -> Iterator[Any]:
+def _restored(results: Iterator[Any], sent: deque[tuple[int, int, Any]], columns: _Columns) -> Iterator[Any]:
+    """Expand the results to the rows of the original batches."""
     for result in results:
-        if not given:
-            raise SchemaMismatch(
-                "A function over an iterator of batches gave more batches than it was given."
-            )
-        count, expected, rows = given.popleft()
+        if not sent:
+            raise SchemaMismatch("A function over an iterator of batches returned more batches than it got.")
+        count, expected, rows = sent.popleft()
         _checked(result, expected)
         if rows is None:
-            yield columns.nothing(count)
+            yield columns.nulls(count)
         elif expected == count:
             yield result
         else:
-            yield columns.take(result, columns.places(rows, count))
+            yield columns.take(result, columns.result_indices(rows, count))
 
 
 def _checked(result: Any, expected: int) -> Any:
     if len(result) != expected:
         raise SchemaMismatch(
-            f"A function over batches of rows gave {len(result)} values for {expected} rows; "
-            "in a continuous query it gives one for each row of each batch."
+            f"A function over batches of rows returned {len(result)} values for {expected} rows; "
+            "in a continuous query it must return one for each row of each batch."
         )
     return result
+
+
+def _result_indices(rows: Any, count: int) -> Any:
+    import numpy as np
+
+    indices = np.zeros(count, dtype=np.int64)
+    indices[rows] = np.arange(len(rows))
+    return indices
 
 
 class _Pandas:
@@ -185,23 +197,19 @@ class _Pandas:
     def rows(self, kind: Any) -> Any:
         return (kind.to_numpy() == ROW).nonzero()[0]
 
-    def places(self, rows: Any, count: int) -> Any:
-        import numpy as np
+    def result_indices(self, rows: Any, count: int) -> Any:
+        return _result_indices(rows, count)
 
-        places = np.zeros(count, dtype=np.int64)
-        places[rows] = np.arange(len(rows))
-        return places
-
-    def take(self, column: Any, places: Any) -> Any:
+    def take(self, column: Any, indices: Any) -> Any:
         import pandas as pd
 
-        taken = column if hasattr(column, "iloc") else pd.Series(column)
-        return taken.iloc[places].reset_index(drop=True)
+        series = column if hasattr(column, "iloc") else pd.Series(column)
+        return series.iloc[indices].reset_index(drop=True)
 
     def last(self, column: Any) -> Any:
         return column.iloc[-1:].reset_index(drop=True)
 
-    def nothing(self, count: int) -> Any:
+    def nulls(self, count: int) -> Any:
         import pandas as pd
         from pyspark.sql.types import StructType
 
@@ -217,18 +225,14 @@ class _Arrow:
     def rows(self, kind: pa.Array) -> pa.Array:
         return pc.indices_nonzero(pc.equal(kind, ROW))
 
-    def places(self, rows: pa.Array, count: int) -> pa.Array:
-        import numpy as np
+    def result_indices(self, rows: pa.Array, count: int) -> pa.Array:
+        return pa.array(_result_indices(rows.to_numpy(zero_copy_only=False), count))
 
-        places = np.zeros(count, dtype=np.int64)
-        places[rows.to_numpy(zero_copy_only=False)] = np.arange(len(rows))
-        return pa.array(places)
-
-    def take(self, column: pa.Array, places: pa.Array) -> pa.Array:
-        return column.take(places)
+    def take(self, column: pa.Array, indices: pa.Array) -> pa.Array:
+        return column.take(indices)
 
     def last(self, column: pa.Array) -> pa.Array:
         return column.slice(len(column) - 1)
 
-    def nothing(self, count: int) -> pa.Array:
+    def nulls(self, count: int) -> pa.Array:
         return pa.nulls(count, arrow_type(self._return_type))

@@ -1,1 +1,1 @@
-"""Writing a queue from Spark: batch and streaming writers, and what their tasks do."""
+"""Writing into a queue from Spark: batch and streaming writers, and their tasks."""

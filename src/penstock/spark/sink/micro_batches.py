@@ -1,4 +1,4 @@
-"""What a sink commits of a micro-batch, as the query's checkpoint tells it on the driver."""
+"""The commit of a micro-batch, built on the driver from the query's checkpoint."""
 
 from __future__ import annotations
 
@@ -27,23 +27,21 @@ def batch_commit(
     rebind: bool = False,
     new_sink: bool = False,
 ) -> BatchCommit[T]:
-    """A micro-batch whose tasks are done.
+    """Return the commit of a micro-batch whose tasks are done.
 
     Parameters
     ----------
-    rows
-        How many rows it has.
     app_id
-        The query's identity; the one in its checkpoint when None.
+        The query's identity; its id in the checkpoint when None.
     attempts, tasks, rebind, new_sink
         As in :class:`BatchCommit`.
 
     Raises
     ------
     CommitRefused
-        When the checkpoint cannot be read, or a consumer appears in it with two ranges.
+        When the checkpoint cannot be read, or has two ranges of a consumer.
     """
-    now = checkpoint.offsets(batch_id)
+    offsets = checkpoint.offsets(batch_id)
     query_id, stateful = checkpoint.query_id(), checkpoint.stateful()
     return BatchCommit(
         sink=target,
@@ -51,45 +49,48 @@ def batch_commit(
         batch_id=batch_id,
         rows=rows,
         origin=query_id,
-        sources=batch_ranges(now, checkpoint.offsets(batch_id - 1)),
-        others=other_offsets(now),
+        sources=batch_ranges(offsets, checkpoint.offsets(batch_id - 1)),
+        others=other_offsets(offsets),
         attempts=attempts or {},
         tasks=tasks,
         stateful=stateful,
         rebind=rebind,
         new_sink=new_sink,
-        logged=None if stateful else _logged(now),
+        logged=None if stateful else _restorable_offset(offsets),
     )
 
 
-def _logged(offsets: Sequence[Any]) -> str | None:
-    """The offset that a checkpoint which has lost this micro-batch is given again; of one source alone, and where it is an object."""
+def _restorable_offset(offsets: Sequence[Any]) -> str | None:
+    """Return the offset to restore a checkpoint that has lost this micro-batch.
+
+    Only for one source with a JSON object.
+    """
     return json.dumps(offsets[0]) if len(offsets) == 1 and isinstance(offsets[0], dict) else None
 
 
 def input_digest(checkpoint: Checkpoint, batch_id: int) -> str:
-    """What tells the input of a micro-batch from any other, by its offsets."""
+    """Return a hash of a micro-batch's offsets, which identifies its input."""
     offsets = json.dumps(checkpoint.offsets(batch_id), sort_keys=True)
     return hashlib.sha256(offsets.encode()).hexdigest()
 
 
 def require_same_query(checkpoint: Checkpoint, writers: Iterable[str]) -> None:
-    """Refuse a checkpoint that is not that of the query which wrote.
+    """Refuse a checkpoint of another query than the one that wrote.
 
     Parameters
     ----------
     writers
-        The query ids that the tasks of the micro-batch were told.
+        The query ids from the tasks of the micro-batch.
 
     Raises
     ------
     CheckpointMismatch
     """
-    queries, found = set(writers), checkpoint.query_id()
-    if queries != {found}:
+    queries, expected = set(writers), checkpoint.query_id()
+    if queries != {expected}:
         raise CheckpointMismatch(
-            f"the query is {', '.join(sorted(queries))}, and the checkpoint that the sink was given is {found}'s: "
-            "where paths without a scheme are not local ones, give checkpointLocation as a full URL",
+            f"the running query is {', '.join(sorted(queries))}, but the sink's checkpoint is that of "
+            f"{expected}: give checkpointLocation as a full URL if paths without a scheme are not local",
             query=sorted(queries),
-            checkpoint=found,
+            checkpoint=expected,
         )

@@ -1,4 +1,4 @@
-"""What a write task is about: the rows it is given, cut into segments, and what it tells the driver."""
+"""Write tasks: rows are split into segments and staged or appended, and the driver gets a summary."""
 
 from __future__ import annotations
 
@@ -26,23 +26,26 @@ from penstock.store.staging import Attempt
 
 FLUSH_SEGMENTS = 8
 FLUSH_BYTES = FLUSH_SEGMENTS * SEGMENT_RAW_BYTES
-"""Arrow data that a task gathers before it stores it."""
+"""How much Arrow data a task buffers before it stores it."""
 
 
 @dataclass(frozen=True)
 class StreamTask:
-    """The micro-batch that a task belongs to, by the task's own properties (Spark 4.2 and 4.3)."""
+    """The micro-batch of a task, from the task's local properties (Spark 4.2 and 4.3)."""
 
     query_id: str
     batch_id: int
     checkpoint_root: str | None = field(repr=False)
-    """The session's own checkpoint location, for a query that was given none; the URL may have a password."""
+    """The session's checkpoint location, for queries without one of their own.
+
+    The URL may contain a password.
+    """
 
     @classmethod
     def current(cls) -> StreamTask:
         context = TaskContext.get()
         if context is None:
-            raise RuntimeError("Spark writes a stream in tasks, and this is none")
+            raise RuntimeError("a stream can only be written in a Spark task")
         return cls(
             str(context.getLocalProperty("sql.streaming.queryId")),
             int(str(context.getLocalProperty("streaming.sql.batchId"))),
@@ -50,7 +53,7 @@ class StreamTask:
         )
 
     def location(self, options: SinkOptions) -> str | None:
-        """Where the checkpoint is: Spark does not say, when the session's setting stands for the option."""
+        """Return the checkpoint's location: Spark does not pass it if the session's setting is used."""
         if options.checkpoint is not None or self.checkpoint_root is None or options.query_name is None:
             return options.checkpoint
         return f"{self.checkpoint_root.rstrip('/')}/{options.query_name}"
@@ -58,22 +61,22 @@ class StreamTask:
 
 @dataclass(frozen=True)
 class TaskResult(WriterCommitMessage):
-    """What one task tells the driver."""
+    """The summary of a task for the driver."""
 
     task: int
     attempt: str
     segments: int
     rows: int
     partitions: int
-    """How many partitions the queue had when the task placed its rows."""
+    """The number of the queue's partitions when the task placed its rows."""
     crowded: tuple[int, ...] = ()
-    """Partitions in which it is time to look for small segments to merge."""
+    """Partitions that may have small segments to compact."""
     stream: StreamTask | None = None
 
 
 @dataclass
 class SegmentGroups:
-    """The rows of a task, cut into groups of segments that are stored in one transaction each."""
+    """Splits the rows of a task into groups of segments; a group is stored in one transaction."""
 
     queue: QueueRecord
     placement: Placement
@@ -81,40 +84,38 @@ class SegmentGroups:
     """The partition of rows without a key."""
     max_rows: int
     rows: int = 0
-    _waiting: list[pa.RecordBatch] = field(default_factory=list)
+    """How many rows there were so far."""
+    _buffered: list[pa.RecordBatch] = field(default_factory=list)
 
     def groups(self, batches: Iterator[pa.RecordBatch]) -> Iterator[list[Segment]]:
-        """Segments of the batches, a bounded number at a time, in the order of the rows."""
+        """Yield groups of a bounded number of segments, in the order of the rows."""
         rows = size = 0
         for batch in batches:
             if batch.num_rows == 0:
                 continue
             conformed = conform_batch(batch, self.queue.schema)
-            self._waiting.append(conformed)
+            self._buffered.append(conformed)
             self.rows += batch.num_rows
             rows, size = rows + batch.num_rows, size + conformed.nbytes
             if rows >= self.max_rows * FLUSH_SEGMENTS or size >= FLUSH_BYTES:
                 yield self._segments()
                 rows = size = 0
-        if self._waiting:
+        if self._buffered:
             yield self._segments()
 
     def _segments(self) -> list[Segment]:
-        given, self._waiting = self._waiting, []
-        # One batch, as of a query that takes rows as they come, needs no table around it.
-        whole = given[0] if len(given) == 1 else pa.Table.from_batches(given, schema=self.queue.schema)
+        batches, self._buffered = self._buffered, []
+        # A single batch, as in a continuous query, needs no table.
+        table = batches[0] if len(batches) == 1 else pa.Table.from_batches(batches, schema=self.queue.schema)
         return [
             segment
-            for partition, rows in self.placement.split(whole, self.fallback)
+            for partition, rows in self.placement.split(table, self.fallback)
             for segment in to_segments(rows, partition, max_rows=self.max_rows)
         ]
 
 
-# ---- task_writer: What a write task does, by guarantee.
-
-
 class TaskWriter:
-    """One attempt of the running task to write its rows into a queue."""
+    """One attempt of the running task to write its rows into a queue, with a method for each guarantee."""
 
     def __init__(self, options: SinkOptions, queue: QueueRecord) -> None:
         check_reach(options.url, None)
@@ -128,7 +129,7 @@ class TaskWriter:
         self._pieces = SegmentGroups(queue, self._placement, self._task, options.max_rows_per_write)
 
     def stage(self, app_id: str, batch_id: int, batches: Iterator[pa.RecordBatch]) -> TaskResult:
-        """Store the rows where nobody sees them."""
+        """Stage the rows, invisible to readers until the driver commits."""
         attempt = Attempt(app_id, batch_id, self._task, self._attempt)
         count = 0
         for group in self._pieces.groups(batches):
@@ -142,7 +143,7 @@ class TaskWriter:
         )
 
     def append(self, batches: Iterator[pa.RecordBatch]) -> TaskResult:
-        """Append the rows piece by piece; a repeated task repeats them."""
+        """Append the rows group by group; a repeated task repeats them."""
         appended = [
             append_task(self._database, self._queue, None, group) for group in self._pieces.groups(batches)
         ]
@@ -157,16 +158,16 @@ class TaskWriter:
         covers: str = "",
         new_sink: bool,
     ) -> TaskResult:
-        """Append the rows all at once; a repeated task appends nothing.
+        """Append all rows in one transaction; for a repeated task this is a no-op.
 
         Parameters
         ----------
         origin
-            The checkpoint that the micro-batch belongs to.
+            The checkpoint of the micro-batch.
         covers
-            What tells its input from any other; empty where that is not known.
+            A digest of its input; empty if unknown.
         new_sink
-            Whether the queue may have nothing of the query although the checkpoint is not new.
+            Whether the queue may have no rows of the query although the checkpoint is not new.
         """
         segments = [segment for group in self._pieces.groups(batches) for segment in group]
         appended = append_task(

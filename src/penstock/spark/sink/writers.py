@@ -1,4 +1,6 @@
-"""Batch writes into a queue: all rows become visible at once, or none."""
+"""Writers into a queue: batch writes, which are atomic, and streaming writes with each of the three
+guarantees.
+"""
 
 from __future__ import annotations
 
@@ -27,6 +29,9 @@ from penstock.store.log.partition_log import Appended
 from penstock.store.records.catalog import QueueRecord
 from penstock.store.records.ledger import LedgerKey
 
+log = logging.getLogger("penstock.spark")
+
+T = TypeVar("T")
 _BATCH = 0
 
 
@@ -44,7 +49,7 @@ class QueueWriter(DataSourceArrowWriter):
         return TaskWriter(self._options, self._queue).stage(self._job, _BATCH, iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Make what the tasks staged visible, as one append."""
+        """Make the staged rows visible, as one append."""
         store = open_store(self._options.url)
         attempts = {wrote.attempt: wrote.segments for wrote in messages if isinstance(wrote, TaskResult)}
         if not any(attempts.values()):
@@ -56,23 +61,16 @@ class QueueWriter(DataSourceArrowWriter):
         store.tend(self._queue, appended.crowded)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Drop what was staged; where that fails it is invisible, and swept later."""
-        # An error here would hide the one that led here.
+        """Drop the staged rows; if that fails they stay invisible, and are cleaned up later."""
+        # An error here would hide the one that caused the abort.
         with contextlib.suppress(Exception):
             database = open_store(self._options.url).database
             database.run(lambda tx: staging.discard(tx, self._queue, self._job, _BATCH))
 
 
-# ---- stream_writer: Streaming writes into a queue, with each of the three guarantees.
-
-log = logging.getLogger("penstock.spark")
-
-T = TypeVar("T")
-
-
 @without_tracebacks
 class QueueStreamWriter(DataSourceStreamArrowWriter):
-    """The sink of a streaming query; Spark builds it anew for every micro-batch."""
+    """The sink of a streaming query; Spark creates one for every micro-batch."""
 
     def __init__(self, options: SinkOptions, queue: QueueRecord) -> None:
         self._options = options
@@ -99,23 +97,28 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
         return replace(wrote, stream=stream)
 
     def _stateless(self, stream: StreamTask, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The rows of a task; where they have a state behind them, an error after the last one.
+        """Yield the rows of a task, then raise an error if the query keeps state.
 
-        A task of an idempotent write appends for all to see: a refusal at the commit would come too late.
+        A task of an idempotent write appends visibly, so a refusal at the commit would come too late.
         """
         yield from batches
-        if self._told(stream, Checkpoint.stateful):
+        if self._from_checkpoint(stream, Checkpoint.stateful):
             raise _stateful()
 
     def _covers(self, stream: StreamTask) -> str:
-        """What tells the input of the running micro-batch from any other."""
-        return self._told(stream, lambda checkpoint: input_digest(checkpoint, stream.batch_id)) or ""
+        """Return a digest of the micro-batch's input; empty if unknown."""
+        return (
+            self._from_checkpoint(stream, lambda checkpoint: input_digest(checkpoint, stream.batch_id)) or ""
+        )
 
-    def _told(self, stream: StreamTask, ask: Callable[[Checkpoint], T]) -> T | None:
-        """What the checkpoint says; None where an executor cannot read it: only the driver must, and says so if it does not."""
+    def _from_checkpoint(self, stream: StreamTask, read: Callable[[Checkpoint], T]) -> T | None:
+        """Read from the checkpoint.
+
+        None if an executor cannot, since only the driver must (and fails if it cannot).
+        """
         location = stream.location(self._options)
         try:
-            return None if location is None else ask(Checkpoint(location))
+            return None if location is None else read(Checkpoint(location))
         except Exception as error:
             log.debug(
                 "the checkpoint cannot be read here: %s",
@@ -129,8 +132,8 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
         wrote = [message for message in messages if isinstance(message, TaskResult)]
         if not wrote:
             raise CommitRefused(
-                "no task has written: Spark's continuous trigger loses every row that goes into a Python sink. "
-                "Use a processing-time trigger"
+                "no task has written: Spark's continuous trigger loses every row that goes into a Python "
+                "sink; use a processing-time trigger"
             )
         crowded = {partition for message in wrote for partition in message.crowded}
         if self._options.guarantee == "at_least_once":
@@ -156,7 +159,7 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
         require_same_query(
             checkpoint, (message.stream.query_id for message in wrote if message.stream is not None)
         )
-        self._require_placed(wrote)
+        self._require_placement(wrote)
         return commit_batch(store.database, store.uuid, self._batch(wrote, batch_id, checkpoint))
 
     def _batch(
@@ -177,32 +180,35 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
             new_sink=self._options.allow_new_sink,
         )
 
-    def _require_placed(self, wrote: Sequence[TaskResult]) -> None:
-        """Refuse rows that are in the wrong partition."""
+    def _require_placement(self, wrote: Sequence[TaskResult]) -> None:
+        """Refuse rows that may be in the wrong partition."""
         if self._queue.key and {message.partitions for message in wrote} != {self._queue.partitions}:
             raise CommitRefused(
-                f"queue {self._queue.name!r} got more partitions while the micro-batch was written: restart the query, it "
-                "repeats the micro-batch",
+                f"queue {self._queue.name!r} got more partitions while the micro-batch was written: restart "
+                "the query, which repeats the micro-batch",
                 queue=self._queue.name,
             )
 
     def _location(self, wrote: Sequence[TaskResult]) -> str:
         known = (message.stream.location(self._options) for message in wrote if message.stream is not None)
-        location = next((each for each in known if each is not None), None)
+        location = next((location for location in known if location is not None), None)
         if location is None:
             raise CommitRefused(
-                f"guarantee={self._options.guarantee} needs to know the checkpoint: give it as the option "
-                "checkpointLocation, or name the query when the session's spark.sql.streaming.checkpointLocation is used "
-                "(a query without a name would get another one at each start)"
+                f"guarantee={self._options.guarantee} needs to know the checkpoint: set the option "
+                "checkpointLocation; or name the query, if it uses the session's "
+                "spark.sql.streaming.checkpointLocation, where a query without a name gets a new one at each "
+                "start"
             )
         return location
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        """Nothing: it is also called when a commit failed after its transaction, and an error here would hide that one."""
+        """Do nothing: Spark also calls it if a commit failed after its transaction, and an error here would
+        hide that one.
+        """
 
 
 def _stateful() -> CommitRefused:
     return CommitRefused(
-        "guarantee=idempotent is for stateless queries: a repeated micro-batch of a stateful one may be cut into other "
-        "tasks; use guarantee=exactly_once"
+        "guarantee=idempotent is for stateless queries, since a repeated micro-batch of a stateful one may "
+        "be split into other tasks: use guarantee=exactly_once"
     )

@@ -1,1 +1,1 @@
-"""Reading a queue from Spark: the data source, batch and streaming readers, and what their tasks do."""
+"""Reading a queue from Spark: the data source, batch and streaming readers, and their tasks."""

@@ -1,4 +1,4 @@
-"""Where appends begin and end in a backlog, merged segments included."""
+"""Admission: how many rows of a queue go into the next micro-batch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penstock.store.records.catalog import PartitionRecord, QueueRecord
 
 @dataclass(frozen=True)
 class Backlog:
-    """Rows [start, end) of a partition, waiting."""
+    """The rows [start, end) of a partition that wait to be read."""
 
     partition: int
     start: int
@@ -27,86 +27,32 @@ class Backlog:
         return self.end - self.start
 
     def upto(self, end: int) -> Backlog:
-        """The rows before ``end``."""
+        """Return the rows before ``end``."""
         return Backlog(self.partition, self.start, max(self.start, min(self.end, end)))
-
-
-def whole_appends(
-    tx: Transaction, queue: QueueRecord, waiting: Sequence[Backlog], limited: Sequence[Backlog]
-) -> list[Backlog]:
-    """The appends in ``waiting`` all of whose rows are in ``limited``; or else the oldest one, however large.
-
-    Append ids ascend inside each partition, so the rows up to one id are a prefix of every partition.
-    """
-    cut = [
-        _append_at(tx, queue, part.partition, part.end)
-        for full, part in zip(waiting, limited, strict=True)
-        if part.end < full.end
-    ]
-    first_left = min((append for append in cut if append is not None), default=None)
-    if first_left is None:
-        return list(waiting)
-    whole = [_before(tx, queue, each, first_left) for each in waiting]
-    if not any(each.rows for each in whole):
-        whole = [_before(tx, queue, each, first_left + 1) for each in waiting]
-    return whole
-
-
-def _append_at(tx: Transaction, queue: QueueRecord, partition: int, row: int) -> int | None:
-    """The id of the append that brought a row; None when it and all later ones are gone."""
-    segment = _segment(tx, queue, partition, row)
-    if segment is None:
-        return None
-    if segment.first_append == segment.last_append:
-        return int(segment.first_append)
-    return Runs.from_bytes(segment.runs).append_at(row - segment.start_index)
-
-
-def _before(tx: Transaction, queue: QueueRecord, backlog: Backlog, append: int) -> Backlog:
-    """The rows whose append id is below ``append``, by bisection."""
-    low, high = backlog.start, backlog.end
-    while low < high:
-        middle = (low + high) // 2
-        segment = _segment(tx, queue, backlog.partition, middle)
-        if segment is None or segment.first_append >= append:
-            high = middle if segment is None else min(middle, max(low, segment.start_index))
-        elif segment.last_append < append:
-            low = segment.end_index
-        else:
-            return backlog.upto(segment.start_index + Runs.from_bytes(segment.runs).end_of(append - 1))
-    return backlog.upto(low)
-
-
-def _segment(tx: Transaction, queue: QueueRecord, partition: int, row: int) -> Any:
-    """The segment of a row with its runs, in one statement: a merge may take it away before a second one."""
-    return tx.one("appends_at", queue_id=queue.queue_id, partition=partition, row_index=row)
-
-
-# ---- admission: How much of a queue goes into the next micro-batch.
 
 
 def next_end(
     tx: Transaction,
     queue: QueueRecord,
-    there: Sequence[PartitionRecord],
+    partitions: Sequence[PartitionRecord],
     start: Sequence[int],
     options: SourceOptions,
     cap: Sequence[int] | None = None,
 ) -> tuple[int, ...]:
-    """The end of the next micro-batch, by partition.
+    """Return the end of the next micro-batch, by partition.
 
     Parameters
     ----------
-    there
-        The partitions as they are now, all of them seen by one statement: whole appends.
+    partitions
+        The current partitions, read by one statement, so that they have whole appends.
     start
-        Where the last micro-batch ended; partitions that were added since start at 0.
+        The end of the last micro-batch; partitions that were added since then start at 0.
     cap
-        Rows from there on are left for another run (``availableNow``); None for no cap.
+        The end of this run (``availableNow``); None for no cap.
     """
-    starts = pad(start, len(there))
-    caps = [part.next_index for part in there] if cap is None else [*cap, *starts[len(cap) :]]
-    waiting = [_waiting(part, first, limit) for part, first, limit in zip(there, starts, caps, strict=True)]
+    starts = pad(start, len(partitions))
+    caps = [part.next_index for part in partitions] if cap is None else [*cap, *starts[len(cap) :]]
+    waiting = [_waiting(*bounds) for bounds in zip(partitions, starts, caps, strict=True)]
     limited = waiting
     if options.max_rows_per_partition is not None:
         limited = [b.upto(b.start + options.max_rows_per_partition) for b in limited]
@@ -120,13 +66,13 @@ def next_end(
 
 
 def _waiting(part: PartitionRecord, start: int, cap: int) -> Backlog:
-    # Rows that were trimmed count for no limit.
+    # Trimmed rows do not count towards a limit.
     first = max(start, part.first_index)
     return Backlog(part.partition, first, max(first, min(part.next_index, cap)))
 
 
 def _share(waiting: Sequence[Backlog], rows: int) -> list[Backlog]:
-    """Each partition its share of ``rows``, by the length of its backlog; all of them together no more."""
+    """Share ``rows`` among the partitions, in proportion to their backlogs."""
     total = sum(b.rows for b in waiting)
     if total <= rows:
         return list(waiting)
@@ -140,7 +86,7 @@ def _share(waiting: Sequence[Backlog], rows: int) -> list[Backlog]:
 def _within_bytes(
     tx: Transaction, queue: QueueRecord, waiting: Sequence[Backlog], size: int
 ) -> list[Backlog]:
-    """Rows whose compressed bytes fit into ``size``, one row at the least."""
+    """Return rows whose compressed bytes fit into ``size``, at least one row."""
     total = sum(b.rows for b in waiting)
     if total == 0:
         return list(waiting)
@@ -175,8 +121,65 @@ def _cut_bytes(tx: Transaction, queue: QueueRecord, backlog: Backlog, budget: fl
     return backlog.upto(position)
 
 
+def whole_appends(
+    tx: Transaction, queue: QueueRecord, waiting: Sequence[Backlog], limited: Sequence[Backlog]
+) -> list[Backlog]:
+    """Return the appends in ``waiting`` that are completely in ``limited``.
+
+    If there is none, the oldest, however large.
+
+    Append ids ascend inside each partition, so the rows up to an id are a prefix of every partition.
+    """
+    cut = [
+        _append_at(tx, queue, part.partition, part.end)
+        for full, part in zip(waiting, limited, strict=True)
+        if part.end < full.end
+    ]
+    first_left = min((append for append in cut if append is not None), default=None)
+    if first_left is None:
+        return list(waiting)
+    whole = [_before(tx, queue, backlog, first_left) for backlog in waiting]
+    if not any(backlog.rows for backlog in whole):
+        whole = [_before(tx, queue, backlog, first_left + 1) for backlog in waiting]
+    return whole
+
+
+def _append_at(tx: Transaction, queue: QueueRecord, partition: int, row: int) -> int | None:
+    """Return the id of a row's append; None if this row and all later ones have been trimmed."""
+    segment = _segment(tx, queue, partition, row)
+    if segment is None:
+        return None
+    if segment.first_append == segment.last_append:
+        return int(segment.first_append)
+    return Runs.from_bytes(segment.runs).append_at(row - segment.start_index)
+
+
+def _before(tx: Transaction, queue: QueueRecord, backlog: Backlog, append: int) -> Backlog:
+    """Return the rows with an append id below ``append``, by bisection."""
+    low, high = backlog.start, backlog.end
+    while low < high:
+        middle = (low + high) // 2
+        segment = _segment(tx, queue, backlog.partition, middle)
+        if segment is None or segment.first_append >= append:
+            high = middle if segment is None else min(middle, max(low, segment.start_index))
+        elif segment.last_append < append:
+            low = segment.end_index
+        else:
+            return backlog.upto(segment.start_index + Runs.from_bytes(segment.runs).end_of(append - 1))
+    return backlog.upto(low)
+
+
+def _segment(tx: Transaction, queue: QueueRecord, partition: int, row: int) -> Any:
+    """Return the segment of a row and its runs, in one statement: compaction may remove it before a second
+    one.
+    """
+    return tx.one("appends_at", queue_id=queue.queue_id, partition=partition, row_index=row)
+
+
 def split_into_tasks(start: Sequence[int], end: Sequence[int], rows_per_task: int) -> list[list[int]]:
-    """The tasks of a range: [partition, start, end] each, of at most ``rows_per_task`` rows and about equal."""
+    """Split a range into tasks [partition, start, end] of at most ``rows_per_task`` rows and about equal
+    size.
+    """
     tasks = []
     for partition, (first, last) in enumerate(zip(pad(start, len(end)), end, strict=True)):
         pieces = -(-(last - first) // rows_per_task)

@@ -1,8 +1,8 @@
-"""Filters that Spark pushes down to a batch read, as Arrow expressions.
+"""Batch reads of a queue, with filters pushed down as Arrow expressions.
 
-Only those are taken whose meaning is the same in Spark and Arrow. Floating-point columns are not: to Spark NaN equals NaN
-and is the largest value (SQL reference, "NaN Semantics"), to Arrow it is neither. Columns with a collation come with no
-filter on their values (Spark 4.2 and 4.3).
+Only filters with the same meaning in Spark and Arrow are pushed down. Those on floating-point columns are
+not: in Spark NaN equals NaN and is the largest value (SQL reference, "NaN Semantics"), in Arrow neither.
+Spark offers no filter on the values of columns with a collation (4.2 and 4.3).
 """
 
 from __future__ import annotations
@@ -68,83 +68,12 @@ _EXACT = (
     pat.is_decimal,
 )
 NO_ROW = 1 << 62
-
-
-def to_arrow_expression(found: Filter, schema: pa.Schema) -> pc.Expression | None:
-    """The Arrow expression of a filter, null where SQL's is; None when the filter is left to Spark."""
-    if isinstance(found, Not):
-        inner = to_arrow_expression(found.child, schema)
-        return None if inner is None else ~inner
-    path: Sequence[str] = getattr(found, "attribute", ())
-    if len(path) != 1 or schema.get_field_index(path[0]) < 0:
-        return None
-    column, kind = pc.field(path[0]), schema.field(path[0]).type
-    if isinstance(found, IsNull):
-        return column.is_null()
-    if isinstance(found, IsNotNull):
-        return column.is_valid()
-    if not any(is_kind(kind) for is_kind in _EXACT):
-        return None
-    try:
-        return _valued(found, column, kind)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, TypeError):
-        # A value that the column's type cannot hold.
-        return None
-
-
-def _valued(found: Any, column: pc.Expression, kind: pa.DataType) -> pc.Expression | None:
-    if isinstance(found, In):
-        return _in(found.value, column, kind)
-    value = found.value
-    if value is None:
-        return None
-    if isinstance(found, EqualNullSafe):
-        return pc.if_else(column.is_valid(), column == pa.scalar(value, kind), False)
-    if compare := _COMPARISONS.get(type(found)):
-        return compare(column, pa.scalar(value, kind))
-    if (test := _TEXT.get(type(found))) and pat.is_string(kind):
-        return test(column, value)
-    return None
-
-
-def _in(values: Sequence[Any], column: pc.Expression, kind: pa.DataType) -> pc.Expression:
-    """SQL's IN: null for a null, and for what is not found in a list that has a null."""
-    known = [value for value in values if value is not None]
-    null = pa.scalar(None, pa.bool_())
-    found = column.isin(pa.array(known, kind))
-    if len(known) < len(values):
-        found = pc.if_else(found, True, null)
-    return pc.if_else(column.is_valid(), found, null)
-
-
-def row_bounds(found: Sequence[Filter]) -> tuple[int | None, int, int]:
-    """What the filters say of ``_partition`` and ``_row_index``: the partition, and the range [low, high) of rows."""
-    partition, low, high = None, 0, NO_ROW
-    for each in found:
-        value = getattr(each, "value", None)
-        if not isinstance(value, int):
-            continue
-        if isinstance(each, EqualTo) and each.attribute == ("_partition",):
-            partition = value
-        if getattr(each, "attribute", ()) != ("_row_index",):
-            continue
-        if isinstance(each, EqualTo | GreaterThanOrEqual):
-            low = max(low, value)
-        if isinstance(each, EqualTo | LessThanOrEqual):
-            high = min(high, value + 1)
-        if isinstance(each, GreaterThan):
-            low = max(low, value + 1)
-        if isinstance(each, LessThan):
-            high = min(high, value)
-    return partition, low, high
-
-
-# ---- batch_reader: Batch reads of a queue.
+"""A row index beyond any row."""
 
 
 @without_tracebacks
 class QueueReader(DataSourceReader):
-    """Reads the rows between two positions, as they are when the query is planned."""
+    """Reads the rows between two positions, which are fixed when the query is planned."""
 
     def __init__(self, options: SourceOptions, queue: QueueRecord, schema: pa.Schema) -> None:
         self._options = options
@@ -152,7 +81,7 @@ class QueueReader(DataSourceReader):
         self._bounds: tuple[int | None, int, int] = (None, 0, NO_ROW)
 
     def partitions(self) -> Sequence[InputPartition]:
-        """The tasks of the read."""
+        """Return the tasks of the read."""
         start, end = open_store(self._options.url).database.run(self._range, write=False)
         only, low, high = self._bounds
         return [
@@ -162,30 +91,108 @@ class QueueReader(DataSourceReader):
         ]
 
     def _range(self, tx: Transaction) -> tuple[list[int], list[int]]:
-        # One statement's view of all partitions, so that the read has whole appends.
-        there = catalog.partitions(tx, self._scan.queue)
-        wanted = start_positions(tx, self._options, self._scan.queue, there)
-        start = skip_trimmed(self._options, there, wanted)
-        return start, end_positions(self._options, self._scan.queue, there, start)
+        # All partitions as one statement sees them, so that the read has whole appends.
+        partitions = catalog.partitions(tx, self._scan.queue)
+        wanted = start_positions(tx, self._options, self._scan.queue, partitions)
+        start = skip_trimmed(self._options, partitions, wanted)
+        return start, end_positions(self._options, self._scan.queue, partitions, start)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one task."""
+        """Return the rows of one task."""
         return self._scan.read(partition)
 
 
 @without_tracebacks
 class FilteringQueueReader(QueueReader):
-    """A reader that takes filters; Spark refuses one while its setting spark.sql.python.filterPushdown.enabled is off."""
+    """A reader with filter pushdown.
+
+    Spark refuses it if its setting spark.sql.python.filterPushdown.enabled is off.
+    """
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Take the filters that mean the same to Arrow; the rest goes back to Spark."""
-        taken = {
-            id(each): found
-            for each in filters
-            if (found := to_arrow_expression(each, self._scan.schema)) is not None
-        }
-        if taken:
-            self._scan = replace(self._scan, predicate=reduce(and_, taken.values()))
+        """Push down the filters with the same meaning in Arrow, and return the others to Spark."""
+        pushed, expressions, left = [], [], []
+        for condition in filters:
+            expression = to_arrow_expression(condition, self._scan.schema)
+            if expression is None:
+                left.append(condition)
+            else:
+                pushed.append(condition)
+                expressions.append(expression)
+        if expressions:
+            self._scan = replace(self._scan, predicate=reduce(and_, expressions))
         if self._options.service_columns:
-            self._bounds = row_bounds([each for each in filters if id(each) in taken])
-        return [each for each in filters if id(each) not in taken]
+            self._bounds = row_bounds(pushed)
+        return left
+
+
+def to_arrow_expression(condition: Filter, schema: pa.Schema) -> pc.Expression | None:
+    """Return the Arrow expression of a filter, null where SQL's is null.
+
+    None to leave the filter to Spark.
+    """
+    if isinstance(condition, Not):
+        inner = to_arrow_expression(condition.child, schema)
+        return None if inner is None else ~inner
+    path: Sequence[str] = getattr(condition, "attribute", ())
+    if len(path) != 1 or schema.get_field_index(path[0]) < 0:
+        return None
+    column, kind = pc.field(path[0]), schema.field(path[0]).type
+    if isinstance(condition, IsNull):
+        return column.is_null()
+    if isinstance(condition, IsNotNull):
+        return column.is_valid()
+    if not any(is_kind(kind) for is_kind in _EXACT):
+        return None
+    try:
+        return _comparison(condition, column, kind)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, TypeError):
+        # A value that the column's type cannot hold.
+        return None
+
+
+def _comparison(condition: Any, column: pc.Expression, kind: pa.DataType) -> pc.Expression | None:
+    if isinstance(condition, In):
+        return _in(condition.value, column, kind)
+    value = condition.value
+    if value is None:
+        return None
+    if isinstance(condition, EqualNullSafe):
+        return pc.if_else(column.is_valid(), column == pa.scalar(value, kind), False)
+    if compare := _COMPARISONS.get(type(condition)):
+        return compare(column, pa.scalar(value, kind))
+    if (test := _TEXT.get(type(condition))) and pat.is_string(kind):
+        return test(column, value)
+    return None
+
+
+def _in(values: Sequence[Any], column: pc.Expression, kind: pa.DataType) -> pc.Expression:
+    """Return SQL's IN: null for a null, and for a value that is not in a list with a null."""
+    known = [value for value in values if value is not None]
+    null = pa.scalar(None, pa.bool_())
+    is_in = column.isin(pa.array(known, kind))
+    if len(known) < len(values):
+        is_in = pc.if_else(is_in, True, null)
+    return pc.if_else(column.is_valid(), is_in, null)
+
+
+def row_bounds(filters: Sequence[Filter]) -> tuple[int | None, int, int]:
+    """Return the ``_partition`` and the range [low, high) of ``_row_index`` that filters allow."""
+    partition, low, high = None, 0, NO_ROW
+    for condition in filters:
+        value = getattr(condition, "value", None)
+        if not isinstance(value, int):
+            continue
+        if isinstance(condition, EqualTo) and condition.attribute == ("_partition",):
+            partition = value
+        if getattr(condition, "attribute", ()) != ("_row_index",):
+            continue
+        if isinstance(condition, EqualTo | GreaterThanOrEqual):
+            low = max(low, value)
+        if isinstance(condition, EqualTo | LessThanOrEqual):
+            high = min(high, value + 1)
+        if isinstance(condition, GreaterThan):
+            low = max(low, value + 1)
+        if isinstance(condition, LessThan):
+            high = min(high, value)
+    return partition, low, high

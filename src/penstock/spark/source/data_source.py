@@ -39,13 +39,16 @@ from penstock.spark.source.batch_reader import FilteringQueueReader, QueueReader
 from penstock.spark.source.stream_reader import QueueStreamReader
 from penstock.store.records.catalog import QueueRecord
 
-# Spark plans a read with filters in this worker, and only while its setting for pushdown is on (4.2, 4.3).
+# Spark plans a read with filters in this worker, if its setting for pushdown is on (4.2, 4.3).
 _PUSHDOWN_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
 
 
 @without_tracebacks
 class PenstockDataSource(DataSource):
-    """Queues as Spark tables and streams; ``penstock.register(spark)`` bakes the session's defaults into a subclass."""
+    """Queues as Spark tables and streams.
+
+    ``penstock.register(spark)`` registers a subclass with the session's defaults.
+    """
 
     defaults: ClassVar[Mapping[str, str]] = {}
     master: ClassVar[str | None] = None
@@ -55,47 +58,47 @@ class PenstockDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """The format's name."""
+        """Return the name of the format."""
         return "penstock"
 
     def schema(self) -> StructType:
-        """The queue's schema, and the service columns if they are asked for."""
+        """Return the queue's schema, with metadata columns if the option asks for them."""
         # Spark does not say here whether it is for a stream; the readers check the rest.
-        options = source_options(self._given(ANY_SOURCE), streaming=None)
+        options = source_options(self._with_defaults(ANY_SOURCE), streaming=None)
         return to_struct(source_schema(self._queue(options).schema, options.service_columns))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """A batch read."""
-        options = source_options(self._given(BATCH_SOURCE), streaming=False)
+        """Return a batch read."""
+        options = source_options(self._with_defaults(BATCH_SOURCE), streaming=False)
         queue = self._queue(options)
         kind = FilteringQueueReader if _PUSHDOWN_WORKER in sys.modules else QueueReader
         return kind(options, queue, projection(schema, source_schema(queue.schema, options.service_columns)))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """A streaming read."""
-        options = source_options(self._given(STREAM_SOURCE), streaming=True)
+        """Return a streaming read."""
+        options = source_options(self._with_defaults(STREAM_SOURCE), streaming=True)
         queue = self._queue(options)
         columns = projection(schema, source_schema(queue.schema, options.service_columns))
         return QueueStreamReader(options, queue, columns)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
-        """A batch write."""
+        """Return a batch write."""
         if overwrite:
             raise InvalidOption(
                 "a queue is append-only: write with mode('append'), and trim the queue to drop old rows"
             )
-        options = sink_options(self._given(BATCH_SINK), streaming=False)
+        options = sink_options(self._with_defaults(BATCH_SINK), streaming=False)
         return QueueWriter(options, self._sink(options, schema))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        """A streaming write."""
+        """Return a streaming write."""
         if overwrite:
             raise InvalidOption(
                 "a queue is append-only: use outputMode('append'); complete mode rewrites all rows"
             )
-        options = sink_options(self._given(STREAM_SINK), streaming=True)
+        options = sink_options(self._with_defaults(STREAM_SINK), streaming=True)
         if options.guarantee != "at_least_once" and options.checkpoint is not None:
-            # Before the first row is read, not when it is to be committed.
+            # Fail before the first row is read, not at the commit.
             Checkpoint(options.checkpoint).require_readable(options.guarantee)
         return QueueStreamWriter(options, self._sink(options, schema))
 
@@ -109,5 +112,5 @@ class PenstockDataSource(DataSource):
         check_writable(schema, queue.schema, queue.name)
         return queue
 
-    def _given(self, names: Sequence[str]) -> dict[str, str]:
+    def _with_defaults(self, names: Sequence[str]) -> dict[str, str]:
         return with_defaults(self.options, self.defaults, names)

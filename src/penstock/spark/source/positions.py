@@ -1,4 +1,4 @@
-"""Where reads start and end, for one view of a queue's partitions."""
+"""Start and end positions of reads, for the partitions of a queue as one statement sees them."""
 
 from __future__ import annotations
 
@@ -16,86 +16,92 @@ log = logging.getLogger("penstock.spark")
 
 
 def start_positions(
-    tx: Transaction, options: SourceOptions, queue: QueueRecord, there: Sequence[PartitionRecord]
+    tx: Transaction, options: SourceOptions, queue: QueueRecord, partitions: Sequence[PartitionRecord]
 ) -> list[int]:
-    """Where a read without a checkpoint starts, by partition; the rows there may have been trimmed.
+    """Return the start of a read without a checkpoint, by partition; rows at the start may have been trimmed.
 
     Raises
     ------
     InvalidPosition
-        When a row index that was given is past the newest row, or its partition does not exist.
+        When a row index is past the newest row, or its partition does not exist.
     """
     if options.consumer is not None:
         registration = consumers.find_registration(tx, options.consumer, queue.name)
-        return list(pad(consumers.read_offsets(tx, registration)[0], len(there))[: len(there)])
+        return list(pad(consumers.read_offsets(tx, registration)[0], len(partitions))[: len(partitions)])
     if options.starting_timestamp is not None:
-        found = consumers.resolve(tx, queue, options.starting_timestamp)
-        return [min(index, part.next_index) for index, part in zip(found, there, strict=False)]
+        indexes = consumers.resolve(tx, queue, options.starting_timestamp)
+        return [min(index, part.next_index) for index, part in zip(indexes, partitions, strict=False)]
     start = options.starting_offsets or "earliest"
     if isinstance(start, str):
-        return [part.first_index if start == "earliest" else part.next_index for part in there]
-    return _given(queue, there, start, [part.first_index for part in there])
+        return [part.first_index if start == "earliest" else part.next_index for part in partitions]
+    return _checked(queue, partitions, start, [part.first_index for part in partitions])
 
 
 def end_positions(
-    options: SourceOptions, queue: QueueRecord, there: Sequence[PartitionRecord], start: Sequence[int]
+    options: SourceOptions, queue: QueueRecord, partitions: Sequence[PartitionRecord], start: Sequence[int]
 ) -> list[int]:
-    """Where a batch read ends, by partition; nowhere before its start.
+    """Return the end of a batch read, by partition; never before its start.
 
     Raises
     ------
     InvalidPosition
-        When a row index that was given is past the newest row or before the start that was given.
+        When a row index is past the newest row or before the start.
     """
     end = options.ending_offsets
     if isinstance(end, str):
-        found = [part.first_index if end == "earliest" else part.next_index for part in there]
+        ends = [part.first_index if end == "earliest" else part.next_index for part in partitions]
     else:
-        found = _given(queue, there, end, [part.next_index for part in there])
+        ends = _checked(queue, partitions, end, [part.next_index for part in partitions])
     if isinstance(options.starting_offsets, Mapping) and isinstance(end, Mapping):
         for partition in options.starting_offsets.keys() & end.keys():
-            if found[partition] < options.starting_offsets[partition]:
+            if ends[partition] < options.starting_offsets[partition]:
                 raise InvalidPosition(
-                    f"endingOffsets has row {found[partition]} for partition {partition}, before startingOffsets' "
-                    f"{options.starting_offsets[partition]}: exchange them",
+                    f"endingOffsets has row {ends[partition]} for partition {partition}, before "
+                    f"startingOffsets' {options.starting_offsets[partition]}: exchange them",
                     partition=partition,
                 )
-    return [max(first, last) for first, last in zip(start, found, strict=True)]
+    return [max(first, last) for first, last in zip(start, ends, strict=True)]
 
 
-def _given(
-    queue: QueueRecord, there: Sequence[PartitionRecord], given: Mapping[int, int], others: Sequence[int]
+def _checked(
+    queue: QueueRecord,
+    partitions: Sequence[PartitionRecord],
+    indexes: Mapping[int, int],
+    others: Sequence[int],
 ) -> list[int]:
+    """Return the checked row indexes by partition; those in ``others`` for partitions without one."""
     offsets = list(others)
-    for partition, index in given.items():
-        if not 0 <= partition < len(there):
+    for partition, index in indexes.items():
+        if not 0 <= partition < len(partitions):
             raise InvalidPosition(
-                f"queue {queue.name!r} has partitions 0 to {len(there) - 1}, not {partition}",
+                f"queue {queue.name!r} has partitions 0 to {len(partitions) - 1}, not {partition}",
                 partition=partition,
             )
-        if not 0 <= index <= there[partition].next_index:
+        end = partitions[partition].next_index
+        if not 0 <= index <= end:
             raise InvalidPosition(
-                f"queue {queue.name!r}, partition {partition}, has rows up to {there[partition].next_index}, "
-                f"not {index}: a position lies between 0 and that",
+                f"queue {queue.name!r}, partition {partition}, has rows up to {end}, not {index}: give a "
+                f"position from 0 to {end}",
                 partition=partition,
             )
         offsets[partition] = index
     return offsets
 
 
-def require_reached(offset: QueueOffset, there: Sequence[PartitionRecord]) -> None:
-    """Refuse an offset that the queue has not reached: its store is older than the checkpoint.
+def require_reached(offset: QueueOffset, partitions: Sequence[PartitionRecord]) -> None:
+    """Refuse an offset past the end of the queue, whose store is then older than the checkpoint.
 
     Raises
     ------
     CheckpointMismatch
     """
-    ends = [part.next_index for part in there]
+    ends = [part.next_index for part in partitions]
     if len(offset.end) <= len(ends) and all(at <= end for at, end in zip(offset.end, ends, strict=False)):
         return
     raise CheckpointMismatch(
-        f"the checkpoint has read queue {offset.queue!r} up to {list(offset.end)}, and the queue ends at {ends}: was its store "
-        "restored from an older backup? Then restore the checkpoint of the same moment, or use a new one",
+        f"the checkpoint has read queue {offset.queue!r} up to {list(offset.end)}, but the queue ends at "
+        f"{ends}: if its store was restored from an older backup, restore the checkpoint of the same time, "
+        "or use a new one",
         condition="CHECKPOINT_MISMATCH.SOURCE_BEHIND",
         queue=offset.queue,
         offsets=list(offset.end),
@@ -104,38 +110,38 @@ def require_reached(offset: QueueOffset, there: Sequence[PartitionRecord]) -> No
 
 
 def skip_trimmed(
-    options: SourceOptions, there: Sequence[PartitionRecord], offsets: Sequence[int]
+    options: SourceOptions, partitions: Sequence[PartitionRecord], offsets: Sequence[int]
 ) -> list[int]:
-    """The offsets, moved to the first rows that are there where data loss is accepted.
+    """Return the offsets, moved to the first rows that have not been trimmed.
 
     Raises
     ------
     DataLost
-        When rows from an offset on have been trimmed, and ``failOnDataLoss`` is true.
+        When rows after an offset have been trimmed, and ``failOnDataLoss`` is true.
     """
-    for part, offset in zip(there, offsets, strict=True):
+    for part, offset in zip(partitions, offsets, strict=True):
         if offset < part.first_index:
             report_loss(
                 options.queue, part.partition, offset, part.first_index, fail=options.fail_on_data_loss
             )
-    return [max(offset, part.first_index) for part, offset in zip(there, offsets, strict=True)]
+    return [max(offset, part.first_index) for part, offset in zip(partitions, offsets, strict=True)]
 
 
 def report_loss(queue: str, partition: int, start: int, end: int, *, fail: bool) -> None:
-    """Raise, or write to the log, that rows [start, end) have been trimmed before they were read."""
+    """Raise an error or log a warning: rows [start, end) were trimmed before they were read."""
     lost = (
         f"rows [{start}, {end}) of queue {queue!r}, partition {partition}, were trimmed before they were read"
     )
     if not fail:
         log.warning(
-            "going on without what is lost: %s",
+            "continuing without lost rows: %s",
             lost,
             extra={"action": "data_lost", "queue": queue, "partition": partition, "start": start, "end": end},
         )
         return
     raise DataLost(
-        f"{lost}: set failOnDataLoss=false to go on without them, or start anew from rows that are there (seek the "
-        "consumer to 'earliest', and a stream needs a new checkpoint then)",
+        f"{lost}: set failOnDataLoss=false to continue without them, or restart from existing rows (seek the "
+        "consumer to 'earliest'; a stream also needs a new checkpoint)",
         queue=queue,
         partition=partition,
         start=start,

@@ -1,4 +1,4 @@
-"""What a read task does: rows of one range as Arrow batches."""
+"""Read tasks: the rows of one range as Arrow batches."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SMALL_ROWS = 8192
 
 
 class RangePartition(InputPartition):
-    """Rows [start, end) of one partition of a queue."""
+    """The rows [start, end) of one partition of a queue."""
 
     def __init__(self, partition: int, start: int, end: int) -> None:
         super().__init__(partition)
@@ -32,7 +32,7 @@ class RangePartition(InputPartition):
 
 @dataclass(frozen=True)
 class Scan:
-    """What all tasks of a read share."""
+    """The parameters that all tasks of a read share."""
 
     url: str = field(repr=False)
     queue: QueueRecord
@@ -41,21 +41,21 @@ class Scan:
     predicate: pa.compute.Expression | None = None
 
     def read(self, task: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of a task, in batches that are worth sending."""
+        """Return the rows of a task, in batches of a reasonable size."""
         if not isinstance(task, RangePartition):
-            # Spark puts an empty partition in the place of none.
+            # Spark passes an empty partition if there is none.
             return iter(())
         check_reach(self.url, None)
         freeze_imports()
-        return self._filtered(_worthwhile(self._batches(task)))
+        return self._filtered(_coalesced(self._batches(task)))
 
     def _batches(self, task: RangePartition) -> Iterator[pa.RecordBatch]:
         position = task.start
         for chunk in self._chunks(task):
-            self._note_loss(task.partition, position, chunk.start)
+            self._log_loss(task.partition, position, chunk.start)
             position = chunk.end
             yield to_output_batch(chunk, self.queue, task.partition, self.schema)
-        self._note_loss(task.partition, position, task.end)
+        self._log_loss(task.partition, position, task.end)
 
     def _chunks(self, task: RangePartition) -> Iterator[partition_log.Chunk]:
         return partition_log.read(
@@ -69,23 +69,24 @@ class Scan:
             with_runs="_timestamp" in set(self.schema.names).difference(self.queue.schema.names),
         )
 
-    def _note_loss(self, partition: int, start: int, end: int) -> None:
+    def _log_loss(self, partition: int, start: int, end: int) -> None:
         if start < end:
             report_loss(self.queue.name, partition, start, end, fail=False)
 
     def _columns(self) -> list[str] | None:
-        """The queue's columns to decode; None for all."""
+        """Return the queue's columns to decode; None for all."""
         wanted = [name for name in self.queue.schema.names if name in set(self.schema.names)]
         return None if wanted == self.queue.schema.names else wanted or self.queue.schema.names[:1]
 
     def _filtered(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         if self.predicate is None:
             return batches
-        return (kept for kept in (batch.filter(self.predicate) for batch in batches) if kept.num_rows)
+        filtered = (batch.filter(self.predicate) for batch in batches)
+        return (batch for batch in filtered if batch.num_rows)
 
 
-def _worthwhile(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Small neighbours joined, so that a crowd of one-row appends does not become a crowd of Arrow batches."""
+def _coalesced(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Join small neighbouring batches, so that many one-row appends do not become many Arrow batches."""
     pending: list[pa.RecordBatch] = []
     rows = 0
     for batch in batches:
@@ -95,11 +96,11 @@ def _worthwhile(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         pending.append(batch)
         rows += batch.num_rows
         if rows >= SMALL_ROWS:
-            yield _joined(pending)
+            yield _concatenated(pending)
             pending, rows = [], 0
     if pending:
-        yield _joined(pending)
+        yield _concatenated(pending)
 
 
-def _joined(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+def _concatenated(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     return batches[0] if len(batches) == 1 else pa.concat_batches(batches)

@@ -1,4 +1,4 @@
-"""Streaming reads of a queue."""
+"""Streaming reads of a queue, and warnings about micro-batches of an unfavourable size."""
 
 from __future__ import annotations
 
@@ -26,13 +26,21 @@ from penstock.store.database import Transaction
 from penstock.store.records import catalog
 from penstock.store.records.catalog import PartitionRecord, QueueRecord
 
+log = logging.getLogger("penstock.spark")
+
+LARGE_BYTES = 1 << 30
+LARGE_ROWS = 20_000_000
+SMALL_ROWS = 1_000
+SMALL_BATCHES = 20
+SMALL_BACKLOG = 100
+
 
 @without_tracebacks
 class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """One source of one run of a streaming query.
 
-    Spark builds it several times, calls everything but ``read`` in one process of its own, and sends pickled copies to
-    the executors; so nothing is opened before the first call.
+    Spark creates it several times, calls every method except ``read`` in one separate process, and sends
+    pickled copies to executors; so nothing is opened before the first call.
     """
 
     def __init__(self, options: SourceOptions, queue: QueueRecord, schema: pa.Schema) -> None:
@@ -41,84 +49,88 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._scan = Scan(options.url, queue, schema, options.fail_on_data_loss)
         self._owner: Owner | None = None
         self._cap: tuple[int, ...] | None = None
-        self._tended: tuple[int, ...] | None = None
-        self._sizes = BatchSizeWarnings(options)
-        self._allowance = RemainingQuota(options.quota, fail_on_data_loss=options.fail_on_data_loss)
+        self._maintained: tuple[int, ...] | None = None
+        """The end of the offset for which the queue's maintenance ran last."""
+        self._size_warnings = BatchSizeWarnings(options)
+        self._remaining = RemainingQuota(options.quota, fail_on_data_loss=options.fail_on_data_loss)
 
     # The calls of one run, in Spark's order (4.2 and 4.3).
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Note where the queue ends now; later rows are another run's."""
+        """Note the end of the queue; later rows are left for another run."""
         self._own()
         self._cap = tuple(part.next_index for part in self._now()[1])
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """No limit of Spark's; this source has its own."""
+        """Disable Spark's read limits; this source has its own."""
         self._own()
         return ReadAllAvailable()
 
     def initialOffset(self) -> dict[str, Any]:
-        """Where a query with a new checkpoint starts."""
+        """Return the start of a query with a new checkpoint."""
         owner = self._own()
         start = self._store().database.run(self._start, write=False)
         return self._offset(start, start, owner).to_dict()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """The end of the next micro-batch; ``start`` itself when there is nothing for one."""
+        """Return the end of the next micro-batch; ``start`` itself if there are no rows for one."""
         owner = self._own()
-        began = self._parsed(start)
+        last = self._parsed(start)
         if owner is None:
-            queue, there, draining = (*self._now(), False)
-            began.require(self._store().uuid, queue.name, None, queue.generation)
+            queue, partitions, draining = (*self._now(), False)
+            last.require(self._store().uuid, queue.name, None, queue.generation)
         else:
-            queue, there, draining = owner.observe(began)
-            self._tend(queue, began)
+            queue, partitions, draining = owner.observe(last)
+            self._maintain(queue, last)
         if draining:
             return start
-        require_reached(began, there)
+        require_reached(last, partitions)
         if self._options.fail_on_data_loss:
-            skip_trimmed(self._options, there, pad(began.end, len(there)))
-        left = self._allowance.left(began.end)
+            skip_trimmed(self._options, partitions, pad(last.end, len(partitions)))
+        left = self._remaining.left(last.end)
         if left is not None and left <= 0:
             return start
-        end = self._next_end(queue, there, began.end, left)
-        self._sizes.observe(began.end, end, there)
-        first = pad(began.end, len(end))
+        end = self._next_end(queue, partitions, last.end, left)
+        self._size_warnings.observe(last.end, end, partitions)
+        first = pad(last.end, len(end))
         return start if end == first else self._offset(first, end, owner).to_dict()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """Where the queue ends now, for the query's progress."""
+        """Return the end of the queue, for the query's progress."""
         ends = tuple(part.next_index for part in self._now()[1])
         return self._offset(ends, ends, self._own()).to_dict()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """The tasks of a micro-batch; its range is in ``end`` alone."""
+        """Return the tasks of a micro-batch, whose range is in ``end`` only."""
         owner = self._own()
         batch = self._parsed(end)
         require_reached(batch, self._now()[1])
         if owner is not None:
             batch.require(self._store().uuid, self._queue.name, self._options.consumer, owner.generation)
             owner.plan(batch)
-        # A repeated micro-batch has the tasks that it had, whatever the options say by now.
+        # A repeated micro-batch has the same tasks as before, even if the options have changed.
         rows = batch.rows_per_task or self._options.rows_per_task
         return [RangePartition(*task) for task in split_into_tasks(batch.start, batch.end, rows)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one task, on an executor."""
+        """Return the rows of one task, on an executor."""
         return self._scan.read(partition)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Nothing: it comes late and never for the last micro-batch, so nothing relies on it."""
+        """Do nothing: Spark calls it late, and never for the last micro-batch."""
 
     def stop(self) -> None:
-        """Give up the hold on the consumer; Spark does not reliably call it, and the process's end does the same."""
+        """Release the consumer.
+
+        Spark does not call it reliably, and the end of the process has the same effect.
+        """
         if self._owner is not None:
             self._owner.release()
 
-    def _tend(self, queue: QueueRecord, logged: QueueOffset) -> None:
-        """What a micro-batch has made safe, a retention may let go."""
-        if logged.end != self._tended:
-            self._tended = logged.end
+    def _maintain(self, queue: QueueRecord, logged: QueueOffset) -> None:
+        """Let retention trim the rows that a logged micro-batch has made safe."""
+        if logged.end != self._maintained:
+            self._maintained = logged.end
             self._store().tend(queue, ())
 
     def _store(self) -> Store:
@@ -136,7 +148,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _next_end(
         self,
         queue: QueueRecord,
-        there: Sequence[PartitionRecord],
+        partitions: Sequence[PartitionRecord],
         start: Sequence[int],
         left: int | None,
     ) -> tuple[int, ...]:
@@ -145,7 +157,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             options = replace(options, max_rows_per_trigger=min(left, options.max_rows_per_trigger or left))
 
         def work(tx: Transaction) -> tuple[int, ...]:
-            return next_end(tx, queue, there, start, options, self._cap)
+            return next_end(tx, queue, partitions, start, options, self._cap)
 
         return self._store().database.run(work, write=False)
 
@@ -172,62 +184,52 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         parsed = QueueOffset.of(offset)
         if parsed is None:
             raise CheckpointMismatch(
-                f"the checkpoint has the offset {str(offset)[:200]!r}, which is not a queue's: it belongs to another "
-                "query; use that query's source, or a new checkpoint"
+                f"the checkpoint has the offset {str(offset)[:200]!r}, which is not that of a queue: it "
+                "belongs to another query; use that query's source, or a new checkpoint"
             )
         return parsed
 
 
-# ---- batch_size_warnings: A word of warning, once, about micro-batches whose size hurts.
-
-log = logging.getLogger("penstock.spark")
-
-LARGE_BYTES = 1 << 30
-LARGE_ROWS = 20_000_000
-SMALL_ROWS = 1_000
-SMALL_BATCHES = 20
-SMALL_BACKLOG = 100
-
-
 class BatchSizeWarnings:
-    """Looks at each micro-batch of one source."""
+    """Warns once about too large, and once about too small micro-batches of one source."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
         self._small = 0
         self._warned: set[str] = set()
 
-    def observe(self, start: Sequence[int], end: Sequence[int], there: Sequence[PartitionRecord]) -> None:
-        """Take note of a planned micro-batch."""
+    def observe(
+        self, start: Sequence[int], end: Sequence[int], partitions: Sequence[PartitionRecord]
+    ) -> None:
+        """Check the size of a planned micro-batch."""
         rows = sum(end) - sum(start)
         if rows == 0:
             return
-        held = sum(part.rows for part in there) or 1
-        size = rows * sum(part.bytes for part in there) // held
-        backlog = sum(part.next_index for part in there) - sum(end)
+        stored = sum(part.rows for part in partitions) or 1
+        size = rows * sum(part.bytes for part in partitions) // stored
+        backlog = sum(part.next_index for part in partitions) - sum(end)
         queue = self._options.queue
-        if (rows >= LARGE_ROWS or size >= LARGE_BYTES) and self._first("large"):
+        if (rows >= LARGE_ROWS or size >= LARGE_BYTES) and self._is_first("large"):
             log.warning(
-                "large micro-batch of queue %r: %d rows, about %d MiB compressed; executors may run out of memory: set "
-                "maxRowsPerTrigger or maxBytesPerTrigger",
+                "large micro-batch of queue %r: %d rows, about %d MiB compressed; executors may run out of "
+                "memory: set maxRowsPerTrigger or maxBytesPerTrigger",
                 queue,
                 rows,
                 size >> 20,
                 extra={"action": "large_batch", "queue": queue, "rows": rows, "bytes": size},
             )
         self._small = self._small + 1 if rows < SMALL_ROWS and backlog > SMALL_BACKLOG * rows else 0
-        if self._small >= SMALL_BATCHES and self._first("small"):
+        if self._small >= SMALL_BATCHES and self._is_first("small"):
             log.warning(
-                "small micro-batch of queue %r: %d rows, with %d rows waiting; most of the time goes into starting "
-                "micro-batches: raise maxRowsPerTrigger, maxRowsPerPartition or maxBytesPerTrigger",
+                "small micro-batch of queue %r: %d rows, with %d rows waiting; most of the time goes into "
+                "starting micro-batches: raise maxRowsPerTrigger, maxRowsPerPartition or maxBytesPerTrigger",
                 queue,
                 rows,
                 backlog,
                 extra={"action": "small_batch", "queue": queue, "rows": rows, "backlog": backlog},
             )
 
-    def _first(self, kind: str) -> bool:
-        """Whether it has not been said before."""
+    def _is_first(self, kind: str) -> bool:
         new = kind not in self._warned
         self._warned.add(kind)
         return new
