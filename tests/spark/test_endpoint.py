@@ -109,7 +109,9 @@ def test_a_crowd_of_strangers_is_bounded_and_holds_up_nobody(
 ) -> None:
     caplog.set_level(logging.WARNING, "penstock.spark")
     before = threading.active_count()
-    many = [strangers.enter_context(stranger(listening.port)) for _ in range(driver_endpoint.MAX_HANDSHAKES + 50)]
+    many = [
+        strangers.enter_context(stranger(listening.port)) for _ in range(driver_endpoint.MAX_HANDSHAKES + 50)
+    ]
     wait_until(lambda: sum(map(is_closed, many[:50])) == 50, timeout=5)
     assert threading.active_count() - before < driver_endpoint.MAX_HANDSHAKES + 20
     assert seconds_to_ask(address) < HONEST
