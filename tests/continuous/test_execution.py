@@ -224,7 +224,7 @@ def test_a_query_that_is_far_behind_hurries_until_it_has_caught_up(
     monkeypatch.setattr(queue_tasks, "_AHEAD_ROWS", 2)
     query = copy.add(60).query()
     copy.through(query)
-    wait_until(lambda: [job.hurried for job in copy.engine.jobs] == [False, True, False])
+    wait_until(lambda: [job.large_batches for job in copy.engine.jobs] == [False, True, False])
     copy.through(copy.add() and query)
     assert copy.ids() == copy.all()
     assert len(copy.engine.jobs) == 3
@@ -236,10 +236,10 @@ def test_a_query_that_starts_far_behind_hurries_from_the_first_row_on(
     monkeypatch.setattr(module, "BEHIND_ROWS", 30)
     query = copy.add(60).query()
     copy.through(query)
-    wait_until(lambda: [job.hurried for job in copy.engine.jobs] == [True, False])
+    wait_until(lambda: [job.large_batches for job in copy.engine.jobs] == [True, False])
     query.stop()
     copy.through(copy.add() and copy.query())
-    assert copy.engine.jobs[-1].hurried is False
+    assert copy.engine.jobs[-1].large_batches is False
     assert copy.ids() == copy.all()
 
 

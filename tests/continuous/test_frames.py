@@ -12,7 +12,8 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from penstock.continuous.plan.dataframe import ContinuousFrame, begin_frame, checked, transformed
+from penstock.continuous.plan.check import check_plan
+from penstock.continuous.plan.dataframe import ContinuousFrame, begin_frame, transformed
 from penstock.continuous.plan.metadata_columns import EPOCH, KIND
 from penstock.errors import ContinuousRefused
 from tests.continuous.reading import Told, run, source_of, told
@@ -244,7 +245,7 @@ def test_a_transform_has_to_give_back_the_frame_that_it_got(
 
 
 def test_the_whole_plan_is_checked_and_has_no_python_stage_of_its_own(frame: ContinuousFrame) -> None:
-    plan = checked(frame.where("id > 1").select("*", F.explode("a")))
+    plan = check_plan(frame.where("id > 1").select("*", F.explode("a")).carried)
     assert plan.python_stages == ()
     assert plan.filler_rows(64) == 66
     assert plan.notes == ()
@@ -254,6 +255,6 @@ def test_the_whole_plan_is_checked_and_has_no_python_stage_of_its_own(frame: Con
 def test_a_shuffle_that_got_into_the_plan_is_refused(frame: ContinuousFrame, spark: SparkSession) -> None:
     begun = begin_frame(frame.carried.repartition(2))
     with pytest.raises(ContinuousRefused, match="Repartition"):
-        checked(begun)
+        check_plan(begun.carried)
     with pytest.raises(ContinuousRefused, match="Join"):
-        checked(begin_frame(frame.carried.crossJoin(spark.range(1)).select(frame.carried["*"])))
+        check_plan(begin_frame(frame.carried.crossJoin(spark.range(1)).select(frame.carried["*"])).carried)

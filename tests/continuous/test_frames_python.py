@@ -12,7 +12,8 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from penstock.continuous.plan.dataframe import ContinuousFrame, checked, transformed
+from penstock.continuous.plan.check import check_plan
+from penstock.continuous.plan.dataframe import ContinuousFrame, transformed
 from penstock.continuous.plan.metadata_columns import KIND
 from penstock.errors import ContinuousRefused
 from tests.continuous.reading import run, source_of, told
@@ -220,7 +221,7 @@ def test_maps_and_functions_follow_on_one_another(spark: SparkSession, plain: Da
 
     made = transformed(source_of(spark, plain, STEPS), transform)
     assert told(made).rows == transform(plain).toArrow().to_pylist()
-    assert checked(made).python_stages == ("mapInPandas", "mapInArrow", "Arrow UDF", "mapInPandas")
+    assert check_plan(made.carried).python_stages == ("mapInPandas", "mapInArrow", "Arrow UDF", "mapInPandas")
 
 
 def test_batches_may_come_in_any_arrow_form_of_the_declared_types(
@@ -284,7 +285,7 @@ def frame(spark: SparkSession, plain: DataFrame) -> ContinuousFrame:
 def test_python_stages_are_named_and_what_they_cost_is_said(
     frame: ContinuousFrame, kind: str, stage: str
 ) -> None:
-    plan = checked(frame.select(functions()[kind]))
+    plan = check_plan(frame.select(functions()[kind]).carried)
     assert plan.python_stages == (stage,)
     assert plan.filler_rows(64) == 130
     assert len(plan.notes) == (stage in ("pickled UDF", "pandas UDF"))

@@ -137,20 +137,20 @@ def test_rows_of_a_later_epoch_are_counted_when_those_of_the_one_before_have_bee
     coordinator = EpochCoordinator("127.0.0.1", "127.0.0.1", Epochs(2, 0, 10))
     coordinator.quota = Quota(10)
     (slow, slow_writer), (fast, fast_writer) = (
-        [coordinator.address.link(role, task) for role in (READER, WRITER)] for task in range(2)
+        [coordinator.address.connect(role, task) for role in (READER, WRITER)] for task in range(2)
     )
     coordinator.await_tasks(PATIENCE, lambda: True)
-    slow.tell("sent")
+    slow.send("sent")
     wait_until(lambda: coordinator.begin() is not None, PATIENCE, "rows were sent")
-    slow.tell("read", number=0, offsets={"0": 6}, rows=6, times=[])
-    fast.tell("read", number=0, offsets={"1": 0}, rows=0, times=[])
-    fast_writer.tell("want", number=1, rows=6)
-    assert fast_writer.heard(0.2) is None
-    slow_writer.tell("want", number=0, rows=6)
-    assert slow_writer.heard(PATIENCE) == {"kind": "granted", "rows": 6}
-    assert fast_writer.heard(0.2) is None
-    slow_writer.tell("wrote", number=0, attempts={}, rows=6, written=[])
-    assert fast_writer.heard(PATIENCE) == {"kind": "granted", "rows": 4}
+    slow.send("read", number=0, offsets={"0": 6}, rows=6, times=[])
+    fast.send("read", number=0, offsets={"1": 0}, rows=0, times=[])
+    fast_writer.send("want", number=1, rows=6)
+    assert fast_writer.receive(0.2) is None
+    slow_writer.send("want", number=0, rows=6)
+    assert slow_writer.receive(PATIENCE) == {"kind": "granted", "rows": 6}
+    assert fast_writer.receive(0.2) is None
+    slow_writer.send("wrote", number=0, attempts={}, rows=6, written=[])
+    assert fast_writer.receive(PATIENCE) == {"kind": "granted", "rows": 4}
     coordinator.close()
 
 

@@ -329,25 +329,25 @@ FAULTS = [
     Fault(
         "a run ends before its readers rest",
         "continuous/driver/coordinator.py",
-        "            return len(self._resting) == self.tasks and self._epochs.idle\n",
+        "            return len(self._paused) == self.tasks and self._epochs.idle\n",
         "            return self._epochs.idle\n",
     ),
     Fault(
         "rows after a marker are those of the epoch before it",
         "continuous/task/reader.py",
-        "        self._epoch, self._told_skipped = number + 1, False\n",
-        "        self._epoch, self._told_skipped = number, False\n",
+        "        self._epoch, self._reported_skipped = number + 1, False\n",
+        "        self._epoch, self._reported_skipped = number, False\n",
     ),
     Fault(
         "a reader that is to rest reads on",
         "continuous/task/reader.py",
-        "            rows = None if self._resting else self._read()\n",
+        "            rows = None if self._paused else self._read()\n",
         "            rows = self._read()\n",
     ),
     Fault(
         "a reader does not report that it has skipped rows",
         "continuous/task/reader.py",
-        "                self._tell_skipped()\n",
+        "                self._report_skipped()\n",
         "",
     ),
     Fault(

@@ -158,8 +158,8 @@ class QueueReader(SourceReader):
     def grown(self) -> bool:
         return self._watch.partitions > self._source.queue.partitions
 
-    def wait(self, link: Channel) -> None:
-        self._ends = self._watch.wait(self._positions, _LONGEST_WAIT, [link]).ends
+    def wait(self, channel: Channel) -> None:
+        self._ends = self._watch.wait(self._positions, _LONGEST_WAIT, [channel]).ends
 
     def close(self) -> None:
         self._watch.close()

@@ -62,11 +62,11 @@ class RateReader(SourceReader):
     def offsets(self) -> dict[int, int]:
         return dict(self._positions)
 
-    def wait(self, link: Channel) -> None:
+    def wait(self, channel: Channel) -> None:
         source = self._source
         coming = min(count * source.partitions + part for part, count in self._positions.items())
         due = source.began + coming / source.rows_per_second
-        link.waits(min(max(due - time.time(), 0.0), _LONGEST_WAIT))
+        channel.wait(min(max(due - time.time(), 0.0), _LONGEST_WAIT))
 
     def close(self) -> None:
         """Nothing is held."""

@@ -51,11 +51,11 @@ class Progress:
         self._since = clock()
         self._offset: Any = None
 
-    def run_begins(self) -> None:
+    def run_started(self) -> None:
         """The query is planned from here on."""
         self._since = self._clock()
 
-    def run_is_there(self) -> None:
+    def tasks_connected(self) -> None:
         """All tasks are there: rows are taken from here on."""
         self._planning, self._since = self._clock() - self._since, self._clock()
 

@@ -1,0 +1,19 @@
+"""The program of docs/how-to/own-sink.md prints what the page says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.docs.pages import DOCS, blocks
+
+
+def test_the_program_prints_what_the_page_says(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    program, output = blocks(DOCS / "how-to/own-sink.md")
+    exec(compile(program.body, "own_sink.py", "exec", dont_inherit=True), {"__name__": "__main__"})
+    assert capsys.readouterr().out == output.body
