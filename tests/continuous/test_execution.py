@@ -192,13 +192,13 @@ def test_an_idle_query_asks_its_source_seldom(copy: Copy, monkeypatch: pytest.Mo
     query = copy.add().query()
     copy.through(query)
     asked: list[Any] = []
-    looks, look = [], query._look_idle
+    looks, look = [], query._check_idle_source
 
     def looking() -> None:
         look()
         looks.append(len(asked))
 
-    monkeypatch.setattr(query, "_look_idle", looking)
+    monkeypatch.setattr(query, "_check_idle_source", looking)
     # By the first one the last commit has told the source of its offset.
     wait_until(lambda: looks, PATIENCE, "it is idle")
     monkeypatch.setattr(query._source, "logged", asked.append)

@@ -241,8 +241,8 @@ def test_batches_may_come_in_any_arrow_form_of_the_declared_types(
     ("mapped", "given", "message"),
     [
         (arrow, lambda batches: iter([1]), "iterator of pyarrow.RecordBatch"),
-        (arrow, lambda batches: batches, "gave the columns"),
-        (pandas, lambda batches: (batch.rename_columns(["a", "b", "c"]) for batch in batches), "gave the columns"),
+        (arrow, lambda batches: batches, "returned the columns"),
+        (pandas, lambda batches: (batch.rename_columns(["a", "b", "c"]) for batch in batches), "returned the columns"),
     ],
 )  # fmt: skip
 def test_what_a_map_gives_wrongly_is_told_without_the_hidden_columns(

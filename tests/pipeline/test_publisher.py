@@ -140,7 +140,7 @@ def test_a_store_that_does_not_answer_is_logged_once_and_told_later(
     for batch in range(1000):
         publisher.progressed("run", told(batch, 1))
     assert time.monotonic() - began < 1
-    wait_until(lambda: publisher._away, 20)
+    wait_until(lambda: publisher._unavailable, 20)
     assert not publisher.settle("run", 5)
     publisher.progressed("run", told(1000, 1))
     for _ in range(3):

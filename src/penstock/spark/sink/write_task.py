@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -19,6 +19,7 @@ from penstock.spark.internals.workers import spare_imports
 from penstock.spark.options import SinkOptions
 from penstock.spark.store_reach import check_reach
 from penstock.store import staging
+from penstock.store.database import Database
 from penstock.store.log.segmenting import SEGMENT_RAW_BYTES, Segment, to_segments
 from penstock.store.records.catalog import QueueRecord
 from penstock.store.records.ledger import LedgerKey
@@ -110,6 +111,14 @@ class Pieces:
         ]
 
 
+def stage_segments(
+    database: Database, queue: QueueRecord, attempt: Attempt, segments: Sequence[Segment], first: int
+) -> int:
+    """Store segments of an attempt where nobody sees them, numbered from ``first``; return how many."""
+    database.run(lambda tx: staging.stage(tx, queue, attempt, segments, first), idempotent=True)
+    return len(segments)
+
+
 # ---- task_writer: What a write task does, by guarantee.
 
 
@@ -132,14 +141,8 @@ class TaskWriter:
         attempt = Attempt(app_id, batch_id, self._task, self._attempt)
         count = 0
         for group in self._pieces.groups(batches):
-            self._stage(attempt, group, count)
-            count += len(group)
+            count += stage_segments(self._database, self._queue, attempt, group, count)
         return self._wrote(count)
-
-    def _stage(self, attempt: Attempt, group: list[Segment], ordinal: int) -> None:
-        self._database.run(
-            lambda tx: staging.stage(tx, self._queue, attempt, group, ordinal), idempotent=True
-        )
 
     def append(self, batches: Iterator[pa.RecordBatch]) -> Wrote:
         """Append the rows piece by piece; a repeated task repeats them."""
