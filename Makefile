@@ -29,7 +29,7 @@ help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 demo: env-demo ## run the demonstration
-	@$(WITH_JAVA) $(BIN)/python -m penstock.demo $(ARGS)
+	@$(WITH_JAVA) $(BIN)/python -m examples.flights $(ARGS)
 
 test: env-dev ## run the tests; ARGS="-k sqlite" is for pytest, SPARK=4.2.1 and PG=13 choose versions
 	@$(WITH_JAVA) $(WITH_PG) $(WITH_CHROMIUM) $(BIN)/python -m pytest $(ARGS)

@@ -190,7 +190,7 @@ def fill(rows: int) -> None:
     from penstock.changes.passes.passes import Passes
     from penstock.changes.passes.rows import Layout
     from penstock.changes.stage import Guard, Packing, Whole
-    from penstock.spark.shuffle_batches import places
+    from penstock.spark.shuffle_batches import shuffle_keys
 
     keys = np.arange(rows // 2, dtype=np.int64)
     table = pa.concat_tables([_rows(keys, keys * 0, "delete", 1), _rows(keys, keys * 0 + 1, "insert", 1)])
@@ -198,7 +198,7 @@ def fill(rows: int) -> None:
     passes = Passes.of(contract(), ChangeOptions("dropCarryovers", True, 0))
     batches = table.to_batches(max_chunksize=10_000)
     count = 0
-    guard = Guard(layout, passes, packing=Packing(layout.row_id, places(2)))
+    guard = Guard(layout, passes, packing=Packing(layout.row_id, shuffle_keys(2)))
     for done in Whole(layout, passes, packed=True)(guard(iter(batches))):
         count += done.num_rows
     assert count == rows

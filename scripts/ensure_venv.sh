@@ -1,11 +1,18 @@
 #!/usr/bin/env bash
-# ensure_venv.sh DIRECTORY EXTRA [PYSPARK_VERSION]: a virtual env with penstock[EXTRA], editable.
-# Does nothing when it is there and pyproject.toml has not changed since.
+# ensure_venv.sh DIRECTORY demo|dev [PYSPARK_VERSION]: a virtual env with Penstock, editable, and what the demo or
+# everything needs. Does nothing if it exists and the requirements have not changed since.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-venv=$1 extra=$2 spark=${3:-}
+venv=$1 purpose=$2 spark=${3:-}
 stamp=$venv/.penstock-installed
+demo=examples/flights/requirements.txt
+
+case $purpose in
+demo) wanted=(--editable '.[spark,cli]' --requirement "$demo") ;;
+dev) wanted=(--editable '.[dev]') ;;
+*) echo "usage: $0 DIRECTORY demo|dev [PYSPARK_VERSION]" >&2 && exit 2 ;;
+esac
 
 say() { printf '%s\n' "$*" >&2; }
 
@@ -49,11 +56,11 @@ find_python() {
     return 1
 }
 
-want="$(cksum <pyproject.toml) $spark"
+want="$(cat pyproject.toml "$demo" | cksum) $spark"
 have() { [ -x "$venv/bin/python" ] && "$venv/bin/python" -c '' 2>/dev/null && grep -qxF "$1 $want" "$stamp" 2>/dev/null; }
 
-# dev holds all that demo has.
-if have dev || have "$extra"; then
+# dev includes what the demo needs.
+if have dev || have "$purpose"; then
     exit 0
 fi
 
@@ -64,8 +71,8 @@ if ! { [ -x "$venv/bin/python" ] && "$venv/bin/python" -m pip --version >/dev/nu
     "$python" -m venv "$venv"
 fi
 
-say "Installing penstock[$extra]${spark:+ with PySpark $spark} into $venv (some minutes the first time)"
+say "Installing Penstock for $purpose${spark:+ with PySpark $spark} into $venv (some minutes the first time)"
 rm -f "$stamp"
 "$venv/bin/python" -m pip install -qq --disable-pip-version-check \
-    --editable ".[$extra]" ${spark:+"pyspark[sql]==$spark"}
-printf '%s\n' "$extra $want" >"$stamp"
+    "${wanted[@]}" ${spark:+"pyspark[sql]==$spark"}
+printf '%s\n' "$purpose $want" >"$stamp"

@@ -33,7 +33,7 @@ def test_the_contract_against_spark_names_every_module_below_it() -> None:
 
 
 def test_no_module_reaches_over_the_layers_through_the_package_itself() -> None:
-    people = {"penstock.cli", "penstock.ui", "penstock.demo"}
+    people = {"penstock.cli", "penstock.ui"}
     graph = grimp.build_graph("penstock", cache_dir=None)
     importers = graph.find_modules_that_directly_import("penstock")
     below = {name for name in importers if not any(name == p or name.startswith(f"{p}.") for p in people)}

@@ -18,8 +18,7 @@ from penstock.modes.previewing.run import _refusal
 from penstock.pipeline.failures import original_error
 from penstock.pipeline.monitoring.progress_format import ends_of, error_of
 from penstock.redaction import redact, sentence, without_user_info
-from penstock.spark.checkpoint import cause
-from penstock.spark.checkpoint import redact as redact_location
+from penstock.spark.checkpoint import redact_location, redacted_cause
 from penstock.store.url import parse_url
 
 PIECES = (
@@ -122,7 +121,7 @@ def test_what_is_around_a_password_stays(text: str, shown: str) -> None:
 
 def location(text: str) -> None:
     redact_location(text)
-    cause(OSError("x"), text)
+    redacted_cause(OSError("x"), text)
 
 
 def url(text: str) -> None:

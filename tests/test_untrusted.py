@@ -22,9 +22,8 @@ MODULES = {"pickle", "cloudpickle", "marshal", "dill", "joblib", "shelve", "yaml
 ALLOWED = {
     # Names of Penstock's own modules.
     "__init__.py": "import_module",
-    "optional.py": "import_module",
-    "cli/demo_command.py": "import_module",
-    "changes/feeds/urls.py": "import_module",
+    "extras.py": "import_module",
+    "feeds/urls.py": "import_module",
     # What the command line names.
     "cli/imported.py": "import_module",
     # A user's function, as Spark carries it from this driver to its workers.

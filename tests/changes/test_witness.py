@@ -20,7 +20,7 @@ from penstock.changes.commit_tracker.journal import COMPACT_EVERY, Journal
 from penstock.changes.commit_tracker.tracker import FeedMemory
 from penstock.errors import ChangelogContractViolation, StoreUnavailable
 from penstock.spark.checkpoint import Checkpoint
-from penstock.spark.driver_endpoint import Address, Endpoint
+from penstock.spark.driver_endpoint import Address, DriverEndpoint
 from penstock.testing import replay_last_batch
 from tests.changes.frames import Files, Row, Sink, contract
 
@@ -195,7 +195,7 @@ def test_two_feeds_in_one_query_are_told_apart(spark: SparkSession, tmp_path: Pa
 
 
 def test_strangers_are_not_heard(spark: SparkSession) -> None:
-    endpoint = Endpoint(spark, lambda question: question[::-1])
+    endpoint = DriverEndpoint(spark, lambda question: question[::-1])
     address = endpoint.address
     assert address.ask(b"abc") == b"cba"
     assert address.host == "127.0.0.1"

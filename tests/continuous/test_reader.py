@@ -68,10 +68,10 @@ class Driver:
     def __init__(self, source: Coming) -> None:
         self._source = source
 
-    def heard(self) -> dict[str, Any] | None:
+    def receive(self) -> dict[str, Any] | None:
         return {"kind": "finish"} if self._source.is_over else None
 
-    def tell(self, kind: str, **message: Any) -> None: ...
+    def send(self, kind: str, **message: Any) -> None: ...
 
 
 @pytest.fixture

@@ -182,7 +182,7 @@ def test_an_epoch_that_is_committed_with_other_rows_is_another_drivers(
 ) -> None:
     place.committed(1)
     monkeypatch.setattr(CheckpointLog, "has_offset", lambda logs, number: False)
-    with pytest.raises(OwnerFenced, match="in the sink with other rows"):
+    with pytest.raises(OwnerFenced, match="has other rows in the checkpoint"):
         place.settle(SinkEpoch(1, {"to": [99]}, 10))
     assert place.logs.offset(1) == offset(1)
 

@@ -18,7 +18,7 @@ from pyspark.util import PythonEvalType
 from penstock.continuous.plan.metadata_columns import HIDDEN, MARKER
 from penstock.continuous.plan.user_functions import arrow_runs, pandas_runs
 from penstock.errors import SchemaMismatch
-from penstock.spark.internals.udf_wrapper import ROW, shielded
+from penstock.spark.internals.udf_wrapper import ROW, wrap_function
 
 SCHEMA = StructType([StructField("id", LongType())])
 
@@ -109,7 +109,7 @@ def test_a_function_that_takes_and_gives_what_it_likes_holds_no_marker_back(
 
 
 def shield(function: Callable[..., Any], eval_type: int) -> Callable[..., Any]:
-    return shielded(dumps((function, LongType())), eval_type)
+    return wrap_function(dumps((function, LongType())), eval_type)
 
 
 PANDAS, ARROW = PythonEvalType.SQL_SCALAR_PANDAS_UDF, PythonEvalType.SQL_SCALAR_ARROW_UDF

@@ -9,8 +9,8 @@ import pytest
 
 from penstock.commit.offsets import QueueOffset
 from penstock.errors import CheckpointMismatch
-from penstock.limits.pushdown import quota
-from penstock.limits.resume import Begun
+from penstock.limits.pushdown import remaining_quota
+from penstock.limits.resume import LimitState
 from penstock.spark.checkpoint import Checkpoint
 
 QUEUE = json.dumps(QueueOffset("s", "q", "c", 1, 1, (3, 0), (5, 1)).to_dict())
@@ -24,13 +24,13 @@ def begun_with(folder: Path, *sources: str) -> Checkpoint:
 
 def test_what_is_left_counts_from_the_end_of_the_last_micro_batch(tmp_path: Path) -> None:
     checkpoint = begun_with(tmp_path, QUEUE)
-    told = quota(checkpoint, Begun(3, 0, 0), 10, exact=True)
+    told = remaining_quota(checkpoint, LimitState(3, 0, 0), 10, exact=True)
     assert (told.left, told.since) == (7, (5, 1))
-    told = quota(checkpoint, Begun(0, None, 0), 10, exact=True)
+    told = remaining_quota(checkpoint, LimitState(0, None, 0), 10, exact=True)
     assert (told.left, told.since) == (10, (3, 0))
 
 
 @pytest.mark.parametrize("sources", [["5"], [], ['{"logOffset":0}'], [QUEUE, QUEUE]])
 def test_the_checkpoint_of_another_source_is_refused(tmp_path: Path, sources: list[str]) -> None:
     with pytest.raises(CheckpointMismatch, match="start with a new checkpoint"):
-        quota(begun_with(tmp_path, *sources), Begun(3, 0, 0), 10, exact=True)
+        remaining_quota(begun_with(tmp_path, *sources), LimitState(3, 0, 0), 10, exact=True)

@@ -14,7 +14,7 @@ RECORDS = records()
 _SNAKE = re.compile(r"[a-z]+(_[a-z]+)*")
 _OWN = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"}
 # Whose logger is not that of their room: what it has to do with are the queries of a session.
-_PROGRAMS = ("cli", "demo", "ui")
+_PROGRAMS = ("cli", "ui")
 _OTHERS = {"penstock.spark.progress_log": {"log": "penstock.progress"}}
 
 

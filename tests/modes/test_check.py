@@ -14,8 +14,8 @@ from penstock.errors import InvalidInput, OutputModeRefused
 from penstock.modes.checking.check import _RULES
 from penstock.modes.checking.plan import Plan
 from penstock.modes.checking.report import MODES, REFUSED
-from penstock.spark.internals.output_mode_checker import refusal
-from penstock.spark.internals.plan_text import tree_of
+from penstock.spark.internals.output_mode_checker import check_output_mode
+from penstock.spark.internals.plan_text import plan_tree
 from tests.modes.frames import FRAMES, Frame, Inputs, inputs, settings_of
 
 
@@ -48,10 +48,10 @@ def test_all_problems_of_a_query_are_told(query: tuple[Frame, DataFrame]) -> Non
 def test_the_rules_alone_come_to_sparks_verdict(query: tuple[Frame, DataFrame]) -> None:
     """Where Spark cannot be asked, as on Spark Connect, the rules are all there is."""
     _, df = query
-    plan = Plan(tree_of(df))
+    plan = Plan(plan_tree(df))
     for mode in MODES:
         ours = {each.code for rule in _RULES for each in rule(plan, mode) if each.severity == REFUSED}
-        theirs = refusal(df, mode)
+        theirs = check_output_mode(df, mode)
         assert bool(ours) == (theirs is not None), (mode, ours, theirs)
 
 
@@ -60,7 +60,7 @@ def test_sparks_message_goes_with_the_problem_that_it_tells(query: tuple[Frame, 
     _, df = query
     report = ps.modes.check(df)
     for mode in MODES:
-        theirs = refusal(df, mode)
+        theirs = check_output_mode(df, mode)
         told = [problem.spark for problem in report[mode].problems if problem.spark]
         assert told == ([] if theirs is None else [theirs.message])
         assert (report[mode].emits is None) == (not report[mode].allowed)

@@ -13,8 +13,8 @@ import penstock as ps
 from penstock.modes.checking.check import _RULES
 from penstock.modes.checking.plan import Plan
 from penstock.modes.checking.report import MODES, REFUSED
-from penstock.spark.internals.output_mode_checker import refusal
-from penstock.spark.internals.plan_text import tree_of
+from penstock.spark.internals.output_mode_checker import check_output_mode
+from penstock.spark.internals.plan_text import plan_tree
 from tests.modes.frames import Inputs, inputs
 from tests.modes.java_classes import java_classes
 
@@ -56,10 +56,14 @@ def flat(spark: SparkSession, frame: DataFrame, mode: str) -> DataFrame:
 
 def told(df: DataFrame) -> dict[str, list[str]]:
     """The codes of each mode, once they are known to come to Spark's verdict."""
-    plan = Plan(tree_of(df))
+    plan = Plan(plan_tree(df))
     for mode in MODES:
         ours = [each.code for rule in _RULES for each in rule(plan, mode) if each.severity == REFUSED]
-        assert bool(ours) == (refusal(df, mode) is not None), (mode, ours, refusal(df, mode))
+        assert bool(ours) == (check_output_mode(df, mode) is not None), (
+            mode,
+            ours,
+            check_output_mode(df, mode),
+        )
     report = ps.modes.check(df)
     return {mode: sorted(problem.code for problem in report[mode].problems) for mode in MODES}
 

@@ -28,8 +28,6 @@ _PYTHONS = [
     if classifier.startswith("Programming Language :: Python :: 3.")
 ]
 _SMOKES = sorted(path.stem.removeprefix("smoke_") for path in SMOKES.glob("smoke_*.py"))
-# The demonstration is long, and does nothing that the others do not.
-_TOGETHER = [name for name in _SMOKES if name != "demo"]
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +117,7 @@ def test_the_lowest_versions_are_enough(
         assert Version(there[canonicalize_name(name)]) == Version(version), (
             f"{name} is {there[canonicalize_name(name)]}"
         )
-    _smokes(oldest, tuple(EXTRAS), _TOGETHER, tmp_path, pg_url)
+    _smokes(oldest, tuple(EXTRAS), _SMOKES, tmp_path, pg_url)
     shutil.rmtree(wheels)
 
 
@@ -133,7 +131,7 @@ def test_the_newest_versions_work_on_every_python(
     wheels = fetch(tmp_path / "wheels", [_asked(distributions, *EXTRAS)], python=python)
     newest = make(tmp_path / "newest", python)
     install(newest, wheels, _asked(distributions, *EXTRAS))
-    _smokes(newest, tuple(EXTRAS), _TOGETHER, tmp_path, pg_url)
+    _smokes(newest, tuple(EXTRAS), _SMOKES, tmp_path, pg_url)
     shutil.rmtree(wheels)
 
 

@@ -80,6 +80,12 @@ def test_every_requirement_of_users_has_a_floor(extra: str) -> None:
         assert bounds.count(">=") == 1, f"{each} has no lowest version that could be tested"
 
 
+def test_the_extra_dev_has_what_the_demo_needs() -> None:
+    lines = (ROOT / "examples/flights/requirements.txt").read_text().splitlines()
+    needed = {line for line in lines if line and not line.startswith("#")}
+    assert needed <= {str(requirement) for requirement in requirements("dev")}
+
+
 def test_the_source_distribution_builds_the_same_wheel(
     distributions: Distributions, files: dict[str, bytes], tmp_path: Path
 ) -> None:

@@ -20,7 +20,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
 import penstock as ps
 from penstock.errors import InvalidInput, OutputModeRefused
 from penstock.peek import query
-from penstock.peek.own_reads import Reach, keeps_state, reach_of
+from penstock.peek.penstock_reads import RowScope, may_keep_state, row_scope
 from tests.spark.support import fill, make_queue, one_store, stream
 from tests.support.processes import ChildProcess
 from tests.support.waiting import wait_until
@@ -225,11 +225,14 @@ def test_a_plan_says_on_how_much_its_rows_depend(
     make_queue(store)
     orders = stream(spark, store_url)
     by_row = orders.where("id > 1").select("id").alias("a")
-    assert (reach_of(by_row), keeps_state(by_row)) == (Reach.ROW, False)
-    assert (reach_of(orders.repartition(3)), keeps_state(orders.repartition(3))) == (Reach.MICRO_BATCH, False)
-    assert (reach_of(orders.union(orders)), keeps_state(orders.union(orders))) == (Reach.STREAM, False)
+    assert (row_scope(by_row), may_keep_state(by_row)) == (RowScope.ROW, False)
+    assert (row_scope(orders.repartition(3)), may_keep_state(orders.repartition(3))) == (
+        RowScope.MICRO_BATCH,
+        False,
+    )
+    assert (row_scope(orders.union(orders)), may_keep_state(orders.union(orders))) == (RowScope.STREAM, False)
     for frame in (orders.limit(3), orders.dropDuplicates(["id"]), orders.groupBy("id").count()):
-        assert (reach_of(frame), keeps_state(frame)) == (Reach.STREAM, True)
+        assert (row_scope(frame), may_keep_state(frame)) == (RowScope.STREAM, True)
 
 
 @one_store

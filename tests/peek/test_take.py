@@ -18,7 +18,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
 import penstock as ps
 from penstock.errors import ConsumerNotFound, DataLost
 from penstock.peek import local_read, take
-from penstock.peek.query import Clock, Found
+from penstock.peek.query import Deadline, RowCollector
 from tests.spark.support import fill, make_queue, one_store, stream
 from tests.support.waiting import wait_until
 
@@ -33,7 +33,7 @@ def no_query(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise AssertionError("a query is started")
 
-    monkeypatch.setattr(take, "running", refuse)
+    monkeypatch.setattr(take, "run_query", refuse)
 
 
 def ids(rows: ps.Taken) -> list[int]:
@@ -153,16 +153,16 @@ def test_what_sparks_executors_read_begins_behind_the_rows_that_were_looked_at(
 ) -> None:
     orders = make_queue(store)
     fill(orders, range(100))
-    found, clock = take.Found(200), take.Clock(60)
+    found, clock = take.RowCollector(200), take.Deadline(60)
     frame = stream(spark, store_url)
-    own = take.one_own_read(frame)
+    own = take.single_penstock_read(frame)
     assert own is not None
     monkeypatch.setattr(local_read, "_MOST", 150)
     adding = threading.Thread(
         target=lambda: (wait_until(lambda: found.rows), fill(orders, range(100, 400)))  # type: ignore[func-returns-value]
     )
     adding.start()
-    assert local_read.Look(frame, own).into(found, clock) is None
+    assert local_read.LocalRead(frame, own).into(found, clock) is None
     adding.join()
     assert [number for table in found.tables for number in table["id"].to_pylist()] == list(range(200))
 
@@ -193,24 +193,24 @@ def test_rows_that_were_found_are_given_when_the_time_ends_before_they_come_agai
 ) -> None:
     monkeypatch.setattr(local_read, "_MOST", 1_500)
 
-    def ahead(_look: local_read.Look, stands: Any, _found: Found, clock: Clock) -> Any:
+    def ahead(_look: local_read.LocalRead, stands: Any, _found: RowCollector, clock: Deadline) -> Any:
         monkeypatch.setattr(clock, "_seconds", 0.0)
         return stands
 
-    monkeypatch.setattr(local_read.Look, "_ahead", ahead)
+    monkeypatch.setattr(local_read.LocalRead, "_ahead", ahead)
     fill(make_queue(store), range(3_000), each=1_500)
     rows = ps.take(stream(spark, store_url).where("id % 100 = 7"), 1_000)
     assert (ids(rows), rows.complete) == ([100 * n + 7 for n in range(10)], False)
 
 
 def test_a_time_of_any_length_can_be_waited_for() -> None:
-    clock = Clock(10**400)
+    clock = Deadline(10**400)
     assert (clock.is_over, clock.at_most(0.5)) == (False, 0.5)
     assert clock.at_most(1e300) < threading.TIMEOUT_MAX
 
 
 def test_the_larger_of_two_lots_of_the_same_rows_is_given() -> None:
-    found = Found(10)
+    found = RowCollector(10)
     found.add(pa.table({"id": [1]}))
     found.add(pa.table({"id": [2, 3]}))
     found.forget_behind(1)

@@ -234,7 +234,7 @@ def test_a_store_that_is_gone_harms_no_query(
 ) -> None:
     caplog.set_level(logging.WARNING, "penstock")
     away = f"sqlite:///{tmp_path}/none.db"
-    monkeypatch.setattr("penstock.pipeline.monitoring.monitor._store_of_sink", lambda *_: away)
+    monkeypatch.setattr(ps.QueueSink, "store_url", lambda *_: away)
     source.append([{"id": 1}])
     query = pipeline(spark, store_url).start(name=NAME, checkpoint=tmp_path / "ck", trigger=NOW)
     query.awaitTermination()

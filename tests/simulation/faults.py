@@ -195,7 +195,7 @@ FAULTS = [
         "a query that has ended moves its consumer over the micro-batch that it had begun",
         "pipeline/offset_sync.py",
         "    last = checkpoint.last_commit()\n",
-        "    last = checkpoint.last_begun()\n",
+        "    last = checkpoint.last_planned()\n",
     ),
     Fault(
         "a query that stops drains the owner that its checkpoint names last",
@@ -298,8 +298,8 @@ FAULTS = [
     Fault(
         "an epoch begins after the rows that were trimmed, and not where the one before ended",
         "continuous/connectors/queue_driver.py",
-        "            still_there(self.options, partitions, offsets)\n            return dict(enumerate(offsets))\n",
-        "            return dict(enumerate(still_there(self.options, partitions, offsets)))\n",
+        "            skip_trimmed(self.options, partitions, offsets)\n            return dict(enumerate(offsets))\n",
+        "            return dict(enumerate(skip_trimmed(self.options, partitions, offsets)))\n",
     ),
     Fault(
         "a micro-batch that came to nothing stays in the checkpoint",

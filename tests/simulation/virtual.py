@@ -172,8 +172,8 @@ def _replacements() -> dict[str, Any]:
         "penstock.queue.maintenance.Maintainer.close": lambda self: None,
         "penstock.store.records.owners.time": clock,
         "penstock.spark.sink.write_task.TaskContext": _TaskContext,
-        "penstock.spark.store_reach.TaskContext": _TaskContext,
-        "penstock.spark.internals.workers._freeze": lambda: None,
+        "penstock.spark.session_store.TaskContext": _TaskContext,
+        "penstock.spark.internals.gc_tuning._freeze": lambda: None,
         "penstock.spark.checkpoint._open": lambda location: (DiskFiles(machine().disk), location.rstrip("/")),
         "penstock.tables.sql.writer.shaped": lambda frame, layout: frame,
         "penstock.pipeline.offset_sync.connect": lambda url, **_: _Borrowed(url),
@@ -195,7 +195,7 @@ def _replacements() -> dict[str, Any]:
         "penstock.continuous.connectors.queue_tasks._AHEAD_ROWS": 5,
         "penstock.continuous.driver.coordinator.time": clock,
         "penstock.continuous.driver.coordinator.threading": threads,
-        "penstock.continuous.driver.coordinator.Listening": SimListening,
+        "penstock.continuous.driver.coordinator.AuthenticatedListener": SimListening,
         "penstock.continuous.driver.coordinator._shut": lambda line: line.shutdown(),
         "penstock.continuous.task.channel.connect": lambda where, authkey: machine().network.connect(
             where[1]

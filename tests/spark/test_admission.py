@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 import penstock
 from penstock import Queue, Store
-from penstock.spark.batch_size_warnings import LARGE_BYTES, SMALL_BATCHES, BatchSizeWatch
 from penstock.spark.options import SourceOptions
-from penstock.spark.source.admission import next_end, split
+from penstock.spark.source.admission import next_end, split_into_tasks
+from penstock.spark.source.stream_reader import LARGE_BYTES, SMALL_BATCHES, BatchSizeWarnings
 from penstock.store.log import compact
 from penstock.store.records import catalog
 from penstock.store.records.catalog import PartitionRecord
@@ -229,7 +229,7 @@ def _appends_of(queue: Queue) -> list[list[int]]:
 def test_tasks_cover_the_range_evenly(ranges: list[tuple[int, int]], rows: int) -> None:
     start = [first for first, _ in ranges]
     end = [first + count for first, count in ranges]
-    tasks = split(start, end, rows)
+    tasks = split_into_tasks(start, end, rows)
     for partition in range(len(ranges)):
         mine = [task[1:] for task in tasks if task[0] == partition]
         sizes = [high - low for low, high in mine]
@@ -247,7 +247,7 @@ def _part(rows: int, size: int) -> PartitionRecord:
 
 
 def test_large_micro_batches_are_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
-    watch = BatchSizeWatch(options_of())
+    watch = BatchSizeWarnings(options_of())
     for _ in range(3):
         watch.observe([0], [1000], [_part(1000, 2 * LARGE_BYTES)])
     assert len(caplog.records) == 1
@@ -256,7 +256,7 @@ def test_large_micro_batches_are_warned_of_once(caplog: pytest.LogCaptureFixture
 
 
 def test_many_small_micro_batches_before_a_long_backlog(caplog: pytest.LogCaptureFixture) -> None:
-    watch = BatchSizeWatch(options_of(max_rows_per_trigger=10))
+    watch = BatchSizeWarnings(options_of(max_rows_per_trigger=10))
     for start in range(0, 10 * 3 * SMALL_BATCHES, 10):
         watch.observe([start], [start + 10], [_part(100_000, 1000)])
     assert len(caplog.records) == 1
@@ -264,7 +264,7 @@ def test_many_small_micro_batches_before_a_long_backlog(caplog: pytest.LogCaptur
 
 
 def test_small_micro_batches_without_a_backlog_are_fine(caplog: pytest.LogCaptureFixture) -> None:
-    watch = BatchSizeWatch(options_of())
+    watch = BatchSizeWarnings(options_of())
     for start in range(0, 10 * 3 * SMALL_BATCHES, 10):
         watch.observe([start], [start + 10], [_part(start + 10, 1000)])
         watch.observe([start + 10], [start + 10], [_part(start + 10, 1000)])

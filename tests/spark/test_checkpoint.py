@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from penstock import Store
 from penstock.errors import CommitRefused
-from penstock.spark.checkpoint import Checkpoint, parse_offsets, redact
+from penstock.spark.checkpoint import Checkpoint, parse_offsets, redact_location
 from penstock.testing import replay_last_batch
 from tests.spark.support import (
     fill,
@@ -209,4 +209,4 @@ def test_a_place_that_python_does_not_know() -> None:
     ],
 )
 def test_passwords_are_not_shown(location: str, shown: str) -> None:
-    assert redact(location) == shown
+    assert redact_location(location) == shown

@@ -17,7 +17,7 @@ from penstock.continuous.driver.epochs import Epochs
 from penstock.continuous.task.channel import READER, WRITER
 from penstock.errors import StoreUnavailable
 from penstock.spark import driver_endpoint
-from penstock.spark.driver_endpoint import Address, Listening
+from penstock.spark.driver_endpoint import Address, AuthenticatedListener
 from tests.support.waiting import wait_until
 
 HONEST = 0.7
@@ -30,18 +30,18 @@ def mirror(connection: Connection) -> None:
 
 
 @pytest.fixture
-def listening() -> Iterator[Listening]:
-    with closing(Listening("127.0.0.1", mirror, "penstock-test")) as made:
+def listening() -> Iterator[AuthenticatedListener]:
+    with closing(AuthenticatedListener("127.0.0.1", mirror, "penstock-test")) as made:
         yield made
 
 
 @pytest.fixture
-def address(listening: Listening) -> Address:
+def address(listening: AuthenticatedListener) -> Address:
     return Address("127.0.0.1", listening.port, listening.secret)
 
 
 @pytest.fixture
-def strangers(listening: Listening) -> Iterator[ExitStack]:
+def strangers(listening: AuthenticatedListener) -> Iterator[ExitStack]:
     with ExitStack() as stack:
         yield stack
 
@@ -78,21 +78,23 @@ def hung_up(connection: socket.socket) -> bool:
 
 
 def test_strangers_who_say_nothing_hold_up_nobody(
-    listening: Listening, address: Address, strangers: ExitStack
+    listening: AuthenticatedListener, address: Address, strangers: ExitStack
 ) -> None:
     for _ in range(5):
         strangers.enter_context(stranger(listening.port))
         assert seconds_to_ask(address) < HONEST
 
 
-def test_a_stranger_is_given_a_second(listening: Listening, strangers: ExitStack) -> None:
+def test_a_stranger_is_given_a_second(listening: AuthenticatedListener, strangers: ExitStack) -> None:
     silent = strangers.enter_context(stranger(listening.port))
     began = time.monotonic()
     wait_until(lambda: is_closed(silent), timeout=5)
     assert time.monotonic() - began < 3 * driver_endpoint.SECONDS
 
 
-def test_also_one_who_says_a_little_now_and_then(listening: Listening, strangers: ExitStack) -> None:
+def test_also_one_who_says_a_little_now_and_then(
+    listening: AuthenticatedListener, strangers: ExitStack
+) -> None:
     slow = strangers.enter_context(stranger(listening.port))
     began = time.monotonic()
     # The head of a message of 200 bytes, and then one byte after the other.
@@ -103,7 +105,7 @@ def test_also_one_who_says_a_little_now_and_then(listening: Listening, strangers
 
 
 def test_a_crowd_of_strangers_is_bounded_and_holds_up_nobody(
-    listening: Listening, address: Address, strangers: ExitStack, caplog: pytest.LogCaptureFixture
+    listening: AuthenticatedListener, address: Address, strangers: ExitStack, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING, "penstock.spark")
     before = threading.active_count()
@@ -116,7 +118,9 @@ def test_a_crowd_of_strangers_is_bounded_and_holds_up_nobody(
     wait_until(lambda: threading.active_count() <= before, timeout=5)
 
 
-def test_strangers_who_come_again_and_again_hold_up_nobody(listening: Listening, address: Address) -> None:
+def test_strangers_who_come_again_and_again_hold_up_nobody(
+    listening: AuthenticatedListener, address: Address
+) -> None:
     done = threading.Event()
 
     def crowd() -> None:
@@ -185,7 +189,7 @@ def test_a_wrong_secret_has_a_name_of_its_own(address: Address) -> None:
 
 
 def test_whoever_waits_when_the_port_is_closed_is_sent_away(
-    listening: Listening, address: Address, strangers: ExitStack
+    listening: AuthenticatedListener, address: Address, strangers: ExitStack
 ) -> None:
     silent = strangers.enter_context(stranger(listening.port))
     assert address.ask(b"abc") == b"cba"

@@ -17,7 +17,7 @@ from pyspark.sql import datasource as filters
 from pyspark.sql.datasource import Filter
 
 from penstock import Store
-from penstock.spark.source.batch_reader import NO_ROW, expression, row_bounds
+from penstock.spark.source.batch_reader import NO_ROW, row_bounds, to_arrow_expression
 from tests.spark.support import batch, fill, make_queue
 
 SETTING = "spark.sql.python.filterPushdown.enabled"
@@ -243,7 +243,7 @@ def _sql(found: Filter, value: Any) -> bool | None:
 def test_expressions_are_sql(found: Filter, data: st.DataObject) -> None:
     name = (found.child if isinstance(found, filters.Not) else found).attribute[0]
     values = data.draw(st.lists(st.none() | _VALUES[name], max_size=6))
-    taken = expression(found, _SCHEMA)
+    taken = to_arrow_expression(found, _SCHEMA)
     assert taken is not None
     batch = pa.record_batch([pa.array(values, _SCHEMA.field(name).type)], names=[name])
     assert batch.filter(taken).column(0).to_pylist() == [v for v in values if _sql(found, v) is True]
@@ -264,7 +264,7 @@ def test_expressions_are_sql(found: Filter, data: st.DataObject) -> None:
     ids=str,
 )
 def test_what_is_left_to_spark(found: Filter) -> None:
-    assert expression(found, _SCHEMA) is None
+    assert to_arrow_expression(found, _SCHEMA) is None
 
 
 def test_bounds_of_rows() -> None:

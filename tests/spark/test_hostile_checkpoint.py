@@ -13,7 +13,7 @@ import pytest
 
 from penstock.commit.offsets import QueueOffset
 from penstock.errors import CheckpointMismatch, CommitRefused, PenstockError
-from penstock.limits.record import read_key, read_record
+from penstock.limits.record import read_key_record, read_record
 from penstock.spark import checkpoint as checkpoints
 from penstock.spark.checkpoint import Checkpoint
 from penstock.spark.internals.limit_state import UnreadableState, rows_passed
@@ -37,11 +37,11 @@ def made(tmp_path: Path) -> Path:
     [
         ("metadata", DEEP, lambda found: found.query_id()),
         ("metadata", "[]", lambda found: found.query_id()),
-        ("offsets/0", f"v1\n{DEEP}\n1", lambda found: found.passed(0)),
+        ("offsets/0", f"v1\n{DEEP}\n1", lambda found: found.limit_passed(0)),
         ("penstock/limit.json", DEEP, read_record),
         ("penstock/limit.json", '{"rows": {}}', read_record),
-        ("penstock/limit-per.json", DEEP, read_key),
-        ("penstock/limit-per.json", "7", read_key),
+        ("penstock/limit-per.json", DEEP, read_key_record),
+        ("penstock/limit-per.json", "7", read_key_record),
     ],
 )
 def test_what_is_not_as_it_should_be_is_refused_by_name(
@@ -69,7 +69,7 @@ def test_a_file_of_any_size_is_not_read(made: Path, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("name", ["²", "1²", "٣", "-1", "1.tmp"])
 def test_names_that_are_no_numbers_are_no_batches(made: Path, name: str) -> None:
     (made / "offsets" / name).write_text("v1\n{}\n1")
-    assert Checkpoint(str(made)).last_begun() == 0
+    assert Checkpoint(str(made)).last_planned() == 0
     assert show(None, made).last_planned in (0, None)
 
 

@@ -16,9 +16,9 @@ from penstock import Store
 from penstock.errors import InvalidOption, MissingDependency
 from penstock.spark.internals.sessions import is_local
 from penstock.spark.options import sink_options, source_options
+from penstock.spark.session_store import check_reach
 from penstock.spark.source.data_source import PenstockDataSource
 from penstock.spark.source.read_task import Scan
-from penstock.spark.store_reach import check_reach
 from tests.spark.support import batch, column, fill, ids_in, make_queue, one_store, refusal, run, stream
 
 SECRET = "s3cr3t-w0rd"

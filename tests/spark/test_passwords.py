@@ -15,7 +15,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 import penstock as ps
-from penstock.spark.default_store import default_url
+from penstock.spark.session_store import default_url
 from tests.spark.support import SCHEMA, batch, run, stream, table
 
 

@@ -10,7 +10,7 @@ import pytest
 import penstock as ps
 from penstock.queue.queue import placement_of
 from penstock.spark.sink import write_task
-from penstock.spark.sink.write_task import Pieces
+from penstock.spark.sink.write_task import SegmentGroups
 from tests.spark.support import SCHEMA, make_queue, one_store
 
 MIB = 1 << 20
@@ -21,9 +21,9 @@ def heavy(rows: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict({"id": list(range(rows)), "name": ["x" * MIB] * rows}, schema=SCHEMA)
 
 
-def pieces(store: ps.Store, max_rows: int = 65_536) -> Pieces:
+def pieces(store: ps.Store, max_rows: int = 65_536) -> SegmentGroups:
     queue = make_queue(store).record
-    return Pieces(queue, placement_of(store.database, queue), 0, max_rows)
+    return SegmentGroups(queue, placement_of(store.database, queue), 0, max_rows)
 
 
 @one_store

@@ -38,7 +38,7 @@ def make_spark(
     """A session whose files are all under `directory`; `conf` keys are written with `__` for a dot."""
     from pyspark.sql import SparkSession
 
-    from penstock.spark.internals.sources import FILE_MANAGER
+    from penstock.spark.internals.sessions import CHECKPOINT_FILE_MANAGER
 
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     directory.mkdir(parents=True, exist_ok=True)
@@ -58,7 +58,7 @@ def make_spark(
         "spark.sql.catalogImplementation": "in-memory",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": "2",
-        "spark.sql.streaming.checkpointFileManagerClass": FILE_MANAGER,
+        "spark.sql.streaming.checkpointFileManagerClass": CHECKPOINT_FILE_MANAGER,
         "spark.sql.streaming.stopTimeout": "60s",
         "spark.sql.warehouse.dir": str(directory / "warehouse"),
         "spark.ui.enabled": "false",

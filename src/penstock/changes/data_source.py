@@ -23,9 +23,9 @@ from penstock.feeds.protocol import (
     with_plan,
 )
 from penstock.feeds.urls import parse
-from penstock.spark.error_boundary import plain_errors
-from penstock.spark.internals.workers import spare_imports
-from penstock.spark.options import Given, boolean, positive
+from penstock.spark.error_boundary import without_tracebacks
+from penstock.spark.internals.gc_tuning import freeze_imports
+from penstock.spark.options import OptionReader, parse_boolean, parse_positive
 from penstock.spark.schemas import projection, to_struct
 
 FORMAT = "penstock_changes"
@@ -83,8 +83,10 @@ def read_options(given: Mapping[str, str], known: Sequence[str], what: str) -> R
             "of penstock.changes.read, read_stream and post_process"
         )
     planned = {name: value for name, value in given.items() if name.lower() in _PLANNED}
-    read = Given({name: value for name, value in given.items() if name not in planned}, known, what, STREAM)
-    plan = Given(planned, _PLANNED, what)
+    read = OptionReader(
+        {name: value for name, value in given.items() if name not in planned}, known, what, STREAM
+    )
+    plan = OptionReader(planned, _PLANNED, what)
     return ReadOptions(
         url=read.required("url"),
         range=ChangeRange.of(
@@ -95,16 +97,16 @@ def read_options(given: Mapping[str, str], known: Sequence[str], what: str) -> R
             starting_bound_inclusive=read.text("startingBoundInclusive") or True,
             ending_bound_inclusive=read.text("endingBoundInclusive") or True,
         ),
-        rows_per_task=read.value("rowsPerTask", positive, ReadOptions.rows_per_task),
-        max_commits=read.value("maxCommitsPerTrigger", positive),
-        max_rows=read.value("maxRowsPerTrigger", positive),
-        read_only=read.value("readOnly", boolean, False),
+        rows_per_task=read.value("rowsPerTask", parse_positive, ReadOptions.rows_per_task),
+        max_commits=read.value("maxCommitsPerTrigger", parse_positive),
+        max_rows=read.value("maxRowsPerTrigger", parse_positive),
+        read_only=read.value("readOnly", parse_boolean, False),
         plan=plan.text("plan"),
-        some_columns=plan.value("someColumns", boolean, False),
+        some_columns=plan.value("someColumns", parse_boolean, False),
     )
 
 
-@plain_errors
+@without_tracebacks
 class ChangesDataSource(DataSource):
     """Change rows of a feed that its URL names."""
 
@@ -140,7 +142,7 @@ class ChangesTask(InputPartition):
         self.piece = piece
 
 
-@plain_errors
+@without_tracebacks
 class ChangesReader(DataSourceReader):
     """The commits between two bounds, as they are when the query is planned."""
 
@@ -161,7 +163,7 @@ class ChangesReader(DataSourceReader):
         return _read(self._feed, partition, self._schema)
 
 
-@plain_errors
+@without_tracebacks
 class ChangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """One source of one run of a streaming query; a micro-batch is a range of whole commits.
 
@@ -326,5 +328,5 @@ def _read(feed: Changelog, task: InputPartition, schema: pa.Schema) -> Iterator[
     if not isinstance(task, ChangesTask):
         # Spark puts an empty partition in the place of none.
         return iter(())
-    spare_imports()
+    freeze_imports()
     return feed.read(task.piece, schema)

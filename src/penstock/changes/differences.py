@@ -58,7 +58,7 @@ def between(
     from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
     from penstock.changes.post_processing import post_process
-    from penstock.spark.schemas import quoted
+    from penstock.spark.schemas import quote_column
 
     contract = ChangeContract(
         row_id,
@@ -75,7 +75,7 @@ def between(
 
     def rows(frame: DataFrame, kind: str) -> DataFrame:
         return frame.select(
-            *[F.col(quoted(name)) for name in after.columns],
+            *[F.col(quote_column(name)) for name in after.columns],
             F.lit(kind).alias(CHANGE_TYPE),
             F.lit(version).cast("bigint").alias(COMMIT_VERSION),
             F.lit(moment).cast("timestamp").alias(COMMIT_TIMESTAMP),
@@ -84,7 +84,7 @@ def between(
     both = rows(before, DELETE).unionByName(rows(after, INSERT))
     done = post_process(both, contract, compute_updates=compute_updates)
     # A row that one state has twice would cancel one of its twins, and the other would pass for a change.
-    ids = [F.col(quoted(name) if name in after.columns else name) for name in contract.row_id]
+    ids = [F.col(quote_column(name) if name in after.columns else name) for name in contract.row_id]
     counted = both.groupBy(F.struct(*ids).alias("row_id"), CHANGE_TYPE).agg(F.count("*").alias("rows"))
     several = counted.where("rows > 1").select(F.to_json("row_id").alias("row_id"), CHANGE_TYPE)
     return done.union(several.mapInArrow(_refuse_several, done.schema))

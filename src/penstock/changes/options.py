@@ -10,7 +10,7 @@ from penstock.arguments import did_you_mean, in_quotes
 from penstock.errors import InvalidChangeOption
 from penstock.feeds.protocol import Changelog
 from penstock.instants import UNITS, interval_micros, micros_of
-from penstock.spark.options import boolean, timestamp
+from penstock.spark.options import parse_boolean, parse_timestamp
 
 MODES = ("none", "dropCarryovers", "netChanges")
 STRATEGIES = ("auto", "micro_batch", "watermark")
@@ -53,7 +53,7 @@ def one_of(name: str, value: str, known: tuple[str, ...], condition: str) -> str
 def flag(name: str, value: object) -> bool:
     """A truth value, also as text."""
     try:
-        return boolean(str(value))
+        return parse_boolean(str(value))
     except ValueError as error:
         raise InvalidChangeOption(f"{name}={in_quotes(value)}: {error}", option=name, value=value) from None
 
@@ -228,7 +228,7 @@ def _time(name: str, value: object) -> int | None:
     try:
         if isinstance(value, datetime):
             return micros_of(value)
-        return timestamp(str(value))
+        return parse_timestamp(str(value))
     except ValueError as error:
         raise _invalid(
             "INVALID_TIMESTAMP", f"{name}={in_quotes(value)}: {error}", option=name, value=value

@@ -33,8 +33,8 @@ from penstock.errors import InvalidChangeOption
 from penstock.feeds.contract import ChangeContract
 from penstock.spark.internals.plans import fingerprint
 from penstock.spark.internals.sessions import is_classic
-from penstock.spark.schemas import is_case_sensitive, quoted, to_struct
-from penstock.spark.shuffle_batches import PLACE, places
+from penstock.spark.schemas import is_case_sensitive, quote_column, to_struct
+from penstock.spark.shuffle_batches import PLACE, shuffle_keys
 from penstock.spark.shuffle_batches import SCHEMA as PARCELS
 
 _KEY = "__penstock_key_"
@@ -238,7 +238,9 @@ class Plan:
 
     def _in_parcels(self) -> DataFrame:
         partitions = int(str(self.df.sparkSession.conf.get("spark.sql.shuffle.partitions")))
-        guard = replace(self._guard(Passes.first), packing=Packing(self.layout.row_id, places(partitions)))
+        guard = replace(
+            self._guard(Passes.first), packing=Packing(self.layout.row_id, shuffle_keys(partitions))
+        )
         packed = self._run(self.df, guard, to_struct(PARCELS))
         return self._run(
             packed.repartition(PLACE), Whole(self.layout, self.passes, packed=True), self.df.schema
@@ -254,7 +256,7 @@ class Plan:
             EVENT_TIME, F.timestamp_millis(F.unix_millis(self._column((self.layout.timestamp,))))
         )
         marked = timed.withWatermark(EVENT_TIME, f"{delay_ms} milliseconds")
-        row = F.struct(*[F.col(quoted(name)) for name in self.df.columns])
+        row = F.struct(*[F.col(quote_column(name)) for name in self.df.columns])
         events = F.collect_list(row).alias(_EVENTS, metadata=_MARK)
         met = marked.groupBy(*self._keys(), *self._times()).agg(events).select(F.inline(_EVENTS))
         schema = self._with_watermark(delay_ms) if keep_watermark else self.df.schema
@@ -297,6 +299,6 @@ def _path(schema: StructType, path: Path) -> str:
     names, struct = [], schema
     for place in path:
         field = struct.fields[place]
-        names.append(quoted(field.name))
+        names.append(quote_column(field.name))
         struct = field.dataType  # type: ignore[assignment]  # a struct, but for the last one
     return ".".join(names)

@@ -17,7 +17,7 @@ from penstock.feeds.contract import COMMIT_VERSION, ChangeContract
 from penstock.feeds.protocol import Changelog, described
 from penstock.feeds.urls import parse
 from penstock.spark.internals.sessions import check_session
-from penstock.spark.registration import make_known
+from penstock.spark.registration import register_source
 from penstock.spark.schemas import is_case_sensitive, to_struct
 
 
@@ -173,7 +173,7 @@ def _open(
         schema = narrowed(
             schema, found.contract, column_names("columns", columns), case_sensitive=is_case_sensitive(spark)
         )
-    make_known(spark, ChangesDataSource)
+    register_source(spark, ChangesDataSource)
     reader = spark.readStream if streaming else spark.read
     frame = reader.format(FORMAT).schema(schema).options(**options, url=opened.url).load()
     return found.contract, frame

@@ -20,7 +20,7 @@ from penstock.arguments import did_you_mean, in_quotes
 from penstock.changes.passes.rows import Layout, Path
 from penstock.errors import InvalidChangelogSchema
 from penstock.feeds.contract import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION, ChangeContract
-from penstock.spark.column_metadata import marked
+from penstock.spark.column_metadata import with_feed_metadata
 
 HELPERS = ("__penstock_", "__spark_cdc_")
 """What the names of helper columns begin with."""
@@ -120,7 +120,7 @@ def told_by(schema: StructType, contract: ChangeContract, *, net: bool) -> Struc
     net
         Whether net changes are taken, of which a commit has one for each row.
     """
-    return marked(
+    return with_feed_metadata(
         schema,
         contract.row_id,
         unchanged=contract.unchanged,

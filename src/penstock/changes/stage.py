@@ -17,7 +17,7 @@ from penstock.changes.passes.rows import ChangeRows, Layout, Path, column_at
 from penstock.changes.passes.violations import check_rows
 from penstock.errors import UnsupportedType
 from penstock.spark.driver_endpoint import Address
-from penstock.spark.error_boundary import plainly
+from penstock.spark.error_boundary import iterate_without_tracebacks
 from penstock.spark.shuffle_batches import pack, unpack
 
 
@@ -101,7 +101,7 @@ class Guard:
     """How rows go on to a stage that has all of those which belong together; as they are when None."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return plainly(self._rows(batches))
+        return iterate_without_tracebacks(self._rows(batches))
 
     def _rows(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         seen: list[pa.Table] = []
@@ -146,7 +146,7 @@ class Whole:
     packed: bool = False
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return plainly(self._rows(batches))
+        return iterate_without_tracebacks(self._rows(batches))
 
     def _rows(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         held = list(unpack(batches) if self.packed else batches)

@@ -21,7 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if (error.name or "").partition(".")[0] not in ("typer", "rich", "click"):
             raise
         # Each of these extras has the command line in it.
-        extra = next((word for word in words[:1] if word in ("ui", "demo")), "cli")
+        extra = "ui" if words[:1] == ["ui"] else "cli"
         print(
             f"error: [MISSING_DEPENDENCY] the command line needs {error.name}: pip install 'penstock[{extra}]'",
             file=sys.stderr,

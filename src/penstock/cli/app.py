@@ -15,7 +15,6 @@ from penstock.cli.commands import (
     changes,
     checkpoint,
     consumer,
-    demo,
     modes,
     peek,
     preview,
@@ -65,7 +64,6 @@ put.add_to(queue.group)
 peek.add_to(queue.group)
 preview.add_to(modes.group)
 ui.add_to(app)
-demo.add_to(app)
 
 
 def _show_version(wanted: bool) -> None:

@@ -192,7 +192,7 @@ class QueueFeed:
             done = found[-1].version
 
     def tasks(self, after: int, upto: int, rows_per_task: int) -> Sequence[Any]:
-        from penstock.spark.source.admission import split
+        from penstock.spark.source.admission import split_into_tasks
 
         def bounds(tx: Transaction, queue: QueueRecord) -> tuple[list[int], list[int]]:
             self._check_there(tx, queue, after)
@@ -202,7 +202,7 @@ class QueueFeed:
             )
 
         start, end = self._run(bounds)
-        return split(start, end, rows_per_task)
+        return split_into_tasks(start, end, rows_per_task)
 
     def read(self, task: Any, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         from penstock.spark.source.read_task import RangePartition, Scan

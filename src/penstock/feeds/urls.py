@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl, quote, unquote, urlencode
 
 from penstock.arguments import did_you_mean, in_quotes
 from penstock.errors import InvalidUrl
-from penstock.spark.options import boolean
+from penstock.spark.options import parse_boolean
 
 if TYPE_CHECKING:
     from penstock.feeds.protocol import Changelog
@@ -73,7 +73,7 @@ class FeedUrl:
         """
         value = self.one(name) or "false"
         try:
-            return boolean(value)
+            return parse_boolean(value)
         except ValueError as error:
             raise InvalidUrl(f"{name}={in_quotes(value)} in the URL of a {self.kind} feed: {error}") from None
 

@@ -14,7 +14,7 @@ from penstock.arrow.key_hash import check_key
 from penstock.arrow.schema import canonical_schema
 from penstock.errors import InvalidInput, InvalidOption
 from penstock.instants import interval_micros
-from penstock.limits.per_key_tasks import PACKED, Counting, Key, Pack, Whole
+from penstock.limits.per_key_tasks import PACKED, CountInState, FirstRowsOfBatch, KeyColumns, PackRows
 from penstock.limits.rows import check_rows
 from penstock.spark.schemas import is_case_sensitive, to_struct
 from penstock.spark.shuffle_batches import PLACE, SCHEMA, unpack
@@ -59,11 +59,11 @@ class KeyLimit:
     def __call__(self, frame: DataFrame) -> DataFrame:
         """The first rows of each key."""
         key = self._key(frame)
-        packed = frame.mapInArrow(Pack(key, self.rows), to_struct(PACKED))
+        packed = frame.mapInArrow(PackRows(key, self.rows), to_struct(PACKED))
         if not frame.isStreaming:
-            return packed.repartition(PLACE).mapInArrow(Whole(key, self.rows), frame.schema)
+            return packed.repartition(PLACE).mapInArrow(FirstRowsOfBatch(key, self.rows), frame.schema)
         counted = packed.groupBy(PLACE).applyInPandasWithState(
-            Counting(key, self.rows, self.forget_ms),
+            CountInState(key, self.rows, self.forget_ms),
             to_struct(SCHEMA),
             _STATE,
             "append",
@@ -71,7 +71,7 @@ class KeyLimit:
         )
         return counted.mapInArrow(unpack, frame.schema)
 
-    def _key(self, frame: DataFrame) -> Key:
+    def _key(self, frame: DataFrame) -> KeyColumns:
         exact = is_case_sensitive(frame.sparkSession)
         names = [name if exact else name.lower() for name in frame.columns]
         places = []
@@ -86,7 +86,7 @@ class KeyLimit:
             places.append(names.index(wanted))
         fields = StructType([frame.schema.fields[place] for place in places])
         check_key(canonical_schema(fields), fields.names)
-        return Key(tuple(places))
+        return KeyColumns(tuple(places))
 
 
 def first_rows(df: DataFrame, n: int, *, per: Sequence[str], forget_after: str | None = None) -> DataFrame:

@@ -17,8 +17,8 @@ from penstock.arrow.ipc_messages import kept_table
 from penstock.arrow.key_hash import key_hash
 from penstock.errors import CheckpointMismatch
 from penstock.spark import shuffle_batches
-from penstock.spark.error_boundary import plainly
-from penstock.spark.factorize import codes_of, ranks
+from penstock.spark.error_boundary import iterate_without_tracebacks
+from penstock.spark.factorize import cumcount, factorize
 from penstock.spark.shuffle_batches import PLACE, ROWS
 
 _KEY = "key_"
@@ -26,19 +26,19 @@ _COUNT, _LAST = "count", "last"
 
 
 @dataclass(frozen=True)
-class Seen:
+class KeyCounts:
     """The keys of which rows have passed, with how many, and when the last row of each came: milliseconds since 1970."""
 
     table: pa.Table
 
     @classmethod
-    def nothing(cls, keys: list[pa.Array]) -> Seen:
+    def nothing(cls, keys: list[pa.Array]) -> KeyCounts:
         """Before the first row of keys with these types."""
         kinds = [(f"{_KEY}{place}", column.type) for place, column in enumerate(keys)]
         return cls(pa.schema([*kinds, (_COUNT, pa.int32()), (_LAST, pa.int64())]).empty_table())
 
     @classmethod
-    def from_bytes(cls, kept: bytes) -> Seen:
+    def from_bytes(cls, kept: bytes) -> KeyCounts:
         try:
             return cls(kept_table(kept))
         except ValueError as error:
@@ -52,7 +52,7 @@ class Seen:
             writer.write_table(self.table)
         return bytes(sink.getvalue())
 
-    def since(self, moment: int, now: int) -> Seen:
+    def since(self, moment: int, now: int) -> KeyCounts:
         """Without the keys of which no row has come from a moment on.
 
         Parameters
@@ -64,9 +64,9 @@ class Seen:
         last = np.where(last == 0, now, last)
         place = self.table.schema.get_field_index(_LAST)
         dated = self.table.set_column(place, self.table.schema.field(place), pa.array(last, pa.int64()))
-        return Seen(dated.filter(pa.array(last >= moment)))
+        return KeyCounts(dated.filter(pa.array(last >= moment)))
 
-    def take(self, keys: list[pa.Array], rows: int, now: int) -> tuple[Any, Seen]:
+    def take(self, keys: list[pa.Array], rows: int, now: int) -> tuple[Any, KeyCounts]:
         """Which of further rows are among the first of their keys, and what has been seen with them.
 
         Parameters
@@ -80,18 +80,18 @@ class Seen:
         """
         known = self.table.num_rows
         together = [self._with(place, column) for place, column in enumerate(keys)]
-        codes = codes_of(together).dense()
+        codes = factorize(together).dense()
         before, last = np.zeros(codes.size, np.int64), np.zeros(codes.size, np.int64)
         old, new = codes.values[:known], codes.values[known:]
         before[old], last[old] = self.table[_COUNT].to_numpy(), self.table[_LAST].to_numpy()
-        passes = before[new] + ranks(new) < rows
+        passes = before[new] + cumcount(new) < rows
         after = np.minimum(before + np.bincount(new, minlength=codes.size), np.maximum(before, rows))
         last[new] = now
         where = np.zeros(codes.size, np.int64)
         where[codes.values[::-1]] = np.arange(len(codes.values))[::-1]
         columns = [column.take(pa.array(where)) for column in together]
         columns += [pa.array(after, pa.int32()), pa.array(last, pa.int64())]
-        return passes, Seen(pa.table(columns, schema=self.table.schema))
+        return passes, KeyCounts(pa.table(columns, schema=self.table.schema))
 
     def _with(self, place: int, column: pa.Array) -> pa.Array:
         kept = self.table.column(place)
@@ -112,7 +112,7 @@ _BATCH_ROWS = 65_536
 
 
 @dataclass(frozen=True)
-class Key:
+class KeyColumns:
     """The key columns, by their positions in the rows."""
 
     columns: tuple[int, ...]
@@ -122,22 +122,24 @@ class Key:
 
 
 @dataclass(frozen=True)
-class Pack:
+class PackRows:
     """Drops what cannot be among the first rows of its key, and makes parcels of the rest, in order."""
 
-    key: Key
+    key: KeyColumns
     rows: int
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return plainly(self._packed(batches))
+        return iterate_without_tracebacks(self._packed(batches))
 
     def _packed(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()
         # Tasks are in the order of the source's partitions, and of the ranges within one.
         number = 0 if context is None else context.partitionId() << 32
         for chunk in _chunks(batches):
-            table = first(chunk, self.key, self.rows)
-            for packed in shuffle_batches.pack(table, self._targets(table), shuffle_batches.places(PLACES)):
+            table = first_rows_of_keys(chunk, self.key, self.rows)
+            for packed in shuffle_batches.pack(
+                table, self._targets(table), shuffle_batches.shuffle_keys(PLACES)
+            ):
                 order = np.arange(number, number + packed.num_rows)
                 number += packed.num_rows
                 yield pa.RecordBatch.from_arrays([*packed.columns, pa.array(order)], schema=PACKED)
@@ -148,17 +150,17 @@ class Pack:
         return (hashes % np.uint32(PLACES)).astype(np.uint8)
 
 
-def first(table: pa.Table, key: Key, rows: int) -> pa.Table:
+def first_rows_of_keys(table: pa.Table, key: KeyColumns, rows: int) -> pa.Table:
     """The first rows of each key."""
-    among = ranks(codes_of(key.of(table)).values) < rows
+    among = cumcount(factorize(key.of(table)).values) < rows
     return table if among.all() else table.filter(pa.array(among))
 
 
 @dataclass(frozen=True)
-class Counting:
+class CountInState:
     """The rows of one place that are among the first of their keys, over all micro-batches: for ``applyInPandasWithState``."""
 
-    key: Key
+    key: KeyColumns
     rows: int
     forget_ms: int | None
 
@@ -171,7 +173,7 @@ class Counting:
             return
         table = pa.concat_tables([_opened(rows) for _, rows in sorted(packed, key=lambda pair: pair[0])])
         keys = self.key.of(table)
-        seen = Seen.from_bytes(state.get[0]) if state.exists else Seen.nothing(keys)
+        seen = KeyCounts.from_bytes(state.get[0]) if state.exists else KeyCounts.nothing(keys)
         now = 0
         if self.forget_ms is not None:
             # Of the micro-batch, the same when it is repeated.
@@ -186,14 +188,14 @@ class Counting:
 
 
 @dataclass(frozen=True)
-class Whole:
+class FirstRowsOfBatch:
     """The same where all rows are there at once: a batch."""
 
-    key: Key
+    key: KeyColumns
     rows: int
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return plainly(self._rows(batches))
+        return iterate_without_tracebacks(self._rows(batches))
 
     def _rows(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         found: list[tuple[int, int, pa.Scalar]] = []
@@ -205,7 +207,7 @@ class Whole:
         found.sort(key=lambda each: each[:2])
         for _, packed in groupby(found, key=lambda each: each[0]):
             table = pa.concat_tables([_opened(rows.as_buffer()) for *_, rows in packed])
-            yield from first(table, self.key, self.rows).to_batches(max_chunksize=_BATCH_ROWS)
+            yield from first_rows_of_keys(table, self.key, self.rows).to_batches(max_chunksize=_BATCH_ROWS)
 
 
 def _chunks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:

@@ -10,9 +10,9 @@ from pyspark.sql import SparkSession
 
 from penstock.arguments import path_text
 from penstock.errors import CheckpointNotFound, NotFound
-from penstock.limits.record import read_key, read_record
-from penstock.limits.resume import counted
-from penstock.spark.checkpoint import Checkpoint, redact
+from penstock.limits.record import read_key_record, read_record
+from penstock.limits.resume import count_passed
+from penstock.spark.checkpoint import Checkpoint, redact_location
 
 
 @dataclass(frozen=True)
@@ -66,17 +66,17 @@ def limit_progress(checkpoint: str | os.PathLike[str], *, spark: SparkSession | 
     if record is None:
         raise _untold(found)
     session = spark or SparkSession.getActiveSession()
-    return LimitProgress(counted(session, found, found.last_commit()), record.rows)
+    return LimitProgress(count_passed(session, found, found.last_commit()), record.rows)
 
 
 def _untold(checkpoint: Checkpoint) -> NotFound:
-    where = redact(checkpoint.location)
+    where = redact_location(checkpoint.location)
     if checkpoint.read("metadata") is None:
         return CheckpointNotFound(
             f"there is no checkpoint at {where!r}: give the directory that the query was started with",
             checkpoint=where,
         )
-    keyed = read_key(checkpoint)
+    keyed = read_key_record(checkpoint)
     if keyed is None:
         why = "no limit is kept there: is it the checkpoint of a pipeline with stream.limit(n)?"
     else:

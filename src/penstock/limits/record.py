@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from penstock.arguments import in_quotes
 from penstock.errors import CheckpointMismatch, CommitRefused
 from penstock.json_text import parse_json
-from penstock.spark.checkpoint import Checkpoint, redact
+from penstock.spark.checkpoint import Checkpoint, redact_location
 
 T = TypeVar("T")
 _FOLDER, _FILE = "penstock", "limit.json"
@@ -45,7 +45,7 @@ def read_beside(checkpoint: Checkpoint, name: str, made: Callable[[Any], T]) -> 
     try:
         return None if found is None else made(parse_json(found))
     except (ValueError, KeyError, TypeError) as error:
-        where = redact(checkpoint.location)
+        where = redact_location(checkpoint.location)
         raise CommitRefused(
             f"the file {_FOLDER}/{name} of the checkpoint at {where!r} is not as a limit writes it ({type(error).__name__}): bring it "
             "back from a copy, or start with a new checkpoint",
@@ -79,7 +79,7 @@ def write_beside(checkpoint: Checkpoint, name: str, content: Mapping[str, Any]) 
             stream.write(json.dumps(content).encode())
         checkpoint.files.move(f"{folder}/{name}.new", f"{folder}/{name}")
     except Exception as error:
-        where = redact(checkpoint.location)
+        where = redact_location(checkpoint.location)
         raise CommitRefused(
             f"a limit is kept beside the checkpoint, and nothing can be written at {where!r} from this Python "
             f"({type(error).__name__}): check the address and the credentials",
@@ -105,7 +105,7 @@ class KeyRecord:
         return f"limit({self.rows}, {_shown(self.per)}{forgotten})"
 
 
-def read_key(checkpoint: Checkpoint) -> KeyRecord | None:
+def read_key_record(checkpoint: Checkpoint) -> KeyRecord | None:
     """The limit beside a checkpoint; None where a query has run without one, or none at all."""
     return read_beside(
         checkpoint,
@@ -114,7 +114,7 @@ def read_key(checkpoint: Checkpoint) -> KeyRecord | None:
     )
 
 
-def keep_key(checkpoint: Checkpoint, record: KeyRecord, *, exact: bool) -> None:
+def write_key_record(checkpoint: Checkpoint, record: KeyRecord, *, exact: bool) -> None:
     """Keep the limit, before a micro-batch that counts for it.
 
     Parameters
@@ -129,7 +129,7 @@ def keep_key(checkpoint: Checkpoint, record: KeyRecord, *, exact: bool) -> None:
     CommitRefused
         When the limit was another one, and a micro-batch was begun with that and not committed; or nothing can be written.
     """
-    before, begun = read_key(checkpoint), checkpoint.last_begun()
+    before, begun = read_key_record(checkpoint), checkpoint.last_planned()
     if begun is not None:
         if before is None:
             raise _uncounted(checkpoint)
@@ -143,7 +143,7 @@ def keep_key(checkpoint: Checkpoint, record: KeyRecord, *, exact: bool) -> None:
 
 
 def _uncounted(checkpoint: Checkpoint) -> CheckpointMismatch:
-    where = redact(checkpoint.location)
+    where = redact_location(checkpoint.location)
     limit = read_record(checkpoint)
     how = "without a limit" if limit is None else f"with limit({limit.rows})"
     return CheckpointMismatch(
@@ -155,7 +155,7 @@ def _uncounted(checkpoint: Checkpoint) -> CheckpointMismatch:
 
 
 def _other_key(checkpoint: Checkpoint, before: Sequence[str], now: Sequence[str]) -> CheckpointMismatch:
-    where = redact(checkpoint.location)
+    where = redact_location(checkpoint.location)
     return CheckpointMismatch(
         f"the limit at {where!r} has counted the rows of each {_shown(before)}, and is now to count those of each {_shown(now)}: "
         "rows would be dropped by counts of other keys. Start with a new checkpoint; a consumer's offset says where it goes on",
@@ -171,7 +171,7 @@ def _other_rows(checkpoint: Checkpoint, begun: int, before: KeyRecord, now: KeyR
         f"micro-batch {begun} was begun with {before} and not committed; with {now} it might have other rows than the sink has got: "
         f"start the query once with {before}, which finishes it, then with {now}",
         condition="COMMIT_REFUSED.LIMIT_CHANGED",
-        checkpoint=redact(checkpoint.location),
+        checkpoint=redact_location(checkpoint.location),
         before=str(before),
         now=str(now),
     )

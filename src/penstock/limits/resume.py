@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pyspark.sql import SparkSession
 
 from penstock.errors import CheckpointMismatch, CommitRefused, StateRefused
-from penstock.limits.record import LimitRecord, read_key, read_record, write_record
-from penstock.spark.checkpoint import Checkpoint, redact
+from penstock.limits.record import LimitRecord, read_key_record, read_record, write_record
+from penstock.spark.checkpoint import Checkpoint, redact_location
 from penstock.spark.internals.limit_state import UnreadableState, limit_operator, rows_passed
 
 
-def counted(spark: SparkSession | None, checkpoint: Checkpoint, batch_id: int | None) -> int:
+def count_passed(spark: SparkSession | None, checkpoint: Checkpoint, batch_id: int | None) -> int:
     """The rows that had passed at the end of a micro-batch; none before the first one.
 
     Parameters
@@ -28,7 +28,7 @@ def counted(spark: SparkSession | None, checkpoint: Checkpoint, batch_id: int | 
     if batch_id is None:
         return 0
     try:
-        by_epochs = checkpoint.passed(batch_id)
+        by_epochs = checkpoint.limit_passed(batch_id)
     except CommitRefused as error:
         raise _unreadable(checkpoint, error.message) from error
     if by_epochs is not None:
@@ -54,7 +54,7 @@ def _by_spark(spark: SparkSession, checkpoint: Checkpoint, batch_id: int) -> int
 
 
 def _unreadable(checkpoint: Checkpoint, why: str) -> StateRefused:
-    where = redact(checkpoint.location)
+    where = redact_location(checkpoint.location)
     return StateRefused(
         f"how far the limit has come cannot be read from the checkpoint at {where!r} ({why})",
         condition="STATE_REFUSED.LIMIT",
@@ -66,7 +66,7 @@ def _unreadable(checkpoint: Checkpoint, why: str) -> StateRefused:
 
 
 @dataclass(frozen=True)
-class Begun:
+class LimitState:
     """How far a limit has come."""
 
     passed: int
@@ -82,7 +82,7 @@ class Begun:
         return self.planned != self.last
 
 
-def begun(spark: SparkSession, checkpoint: Checkpoint, rows: int) -> Begun:
+def resume_limit(spark: SparkSession, checkpoint: Checkpoint, rows: int) -> LimitState:
     """How far the limit of a checkpoint has come, which is now one of so many rows.
 
     Raises
@@ -95,9 +95,9 @@ def begun(spark: SparkSession, checkpoint: Checkpoint, rows: int) -> Begun:
     StateRefused
         When the count cannot be read.
     """
-    where = redact(checkpoint.location)
+    where = redact_location(checkpoint.location)
     try:
-        last, planned = checkpoint.last_commit(), checkpoint.last_begun()
+        last, planned = checkpoint.last_commit(), checkpoint.last_planned()
         record = read_record(checkpoint)
     except Exception as error:
         raise CommitRefused(
@@ -105,14 +105,14 @@ def begun(spark: SparkSession, checkpoint: Checkpoint, rows: int) -> Begun:
             "address and the credentials",
             checkpoint=where,
         ) from error
-    if last is not None and checkpoint.passed(last) is not None:
+    if last is not None and checkpoint.limit_passed(last) is not None:
         raise CheckpointMismatch(
             f"the limit at {where!r} was counted by the continuous trigger, and Spark's own count knows nothing of it: go on with "
             "ps.Trigger.continuous, or start with a new checkpoint; a consumer's offset says where it goes on",
             checkpoint=where,
         )
     if planned is not None and record is None:
-        keyed = read_key(checkpoint)
+        keyed = read_key_record(checkpoint)
         how = "without a limit before, and nothing was counted" if keyed is None else f"with {keyed} before"
         raise CheckpointMismatch(
             f"the query at {where!r} has run {how}: start with a new checkpoint; a consumer's offset says where it goes on",
@@ -127,10 +127,10 @@ def begun(spark: SparkSession, checkpoint: Checkpoint, rows: int) -> Begun:
             before=record.rows,
             now=rows,
         )
-    return Begun(counted(spark, checkpoint, last), last, planned)
+    return LimitState(count_passed(spark, checkpoint, last), last, planned)
 
 
-def ended(found: Begun, rows: int) -> str | None:
+def reason_not_to_start(found: LimitState, rows: int) -> str | None:
     """Why a query with a limit need not start at all; None when it is to, if only to finish a micro-batch."""
     if found.passed < rows or found.is_unfinished:
         return None
@@ -139,7 +139,7 @@ def ended(found: Begun, rows: int) -> str | None:
     return f"its limit of {rows:,} rows is lower than the {found.passed:,} rows that have passed"
 
 
-def keep(checkpoint: Checkpoint, rows: int) -> None:
+def keep_record(checkpoint: Checkpoint, rows: int) -> None:
     """Keep the limit beside the checkpoint.
 
     Raises

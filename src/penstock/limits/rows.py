@@ -59,7 +59,7 @@ def check_rows(rows: object) -> None:
         )
 
 
-def passed(progress: Any) -> int:
+def rows_passed_in(progress: Any) -> int:
     """How many rows the limit let through in a micro-batch, by its progress."""
     row = progress.observedMetrics.get(METRIC)
     # By place: a Row that comes over Spark Connect has no names.

@@ -16,8 +16,8 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from penstock.peek.own_reads import Offset, OwnRead, Reach, Reader, reach_of
-from penstock.peek.query import Clock, Found
+from penstock.peek.penstock_reads import Offset, PenstockRead, Reader, RowScope, row_scope
+from penstock.peek.query import Deadline, RowCollector
 from penstock.pipeline.failures import original_error
 from penstock.spark.internals.plan_rewrite import replace_reads
 
@@ -35,7 +35,7 @@ _RANGE_ROWS = 20_000
 """Rows of a range of whole commits, which goes through the transformations at once."""
 
 
-class Look:
+class LocalRead:
     """One look at a stream.
 
     Parameters
@@ -46,13 +46,13 @@ class Look:
         What it reads.
     """
 
-    def __init__(self, frame: DataFrame, own: OwnRead) -> None:
+    def __init__(self, frame: DataFrame, own: PenstockRead) -> None:
         self._frame = frame
         self._own = own
-        self._whole = own.has_whole_commits and reach_of(frame) is not Reach.ROW
+        self._whole = own.has_whole_commits and row_scope(frame) is not RowScope.ROW
         self._read = self._passed = 0
 
-    def into(self, found: Found, clock: Clock) -> DataFrame | None:
+    def into(self, found: RowCollector, clock: Deadline) -> DataFrame | None:
         """Look until there are enough rows or the time is over; the DataFrame of the rest, where that is for Spark to read."""
         reader = self._own.reader(_RANGE_ROWS if self._own.has_whole_commits else None)
         stands = reader.initialOffset()
@@ -75,7 +75,9 @@ class Look:
     def _from(self, stands: Offset) -> DataFrame:
         return replace_reads(self._frame, lambda _: self._own.stream(stands))
 
-    def _range(self, reader: Reader, start: Offset, end: Offset, found: Found, clock: Clock) -> bool:
+    def _range(
+        self, reader: Reader, start: Offset, end: Offset, found: RowCollector, clock: Deadline
+    ) -> bool:
         """Take from one range; False where there is too much of it to be read here."""
         tasks = reader.partitions(start, end)
         batches = (batch for task in tasks for batch in reader.read(task))
@@ -90,11 +92,11 @@ class Look:
                 return False
         return True
 
-    def _needs(self, found: Found) -> int:
+    def _needs(self, found: RowCollector) -> int:
         """How many rows should hold those that are lacking."""
         return int(_SPARE * found.lacking * self._read / max(self._passed, 1))
 
-    def _ahead(self, stands: Offset, found: Found, clock: Clock) -> Offset:
+    def _ahead(self, stands: Offset, found: RowCollector, clock: Deadline) -> Offset:
         """Take from the next rows of a queue, which Spark's executors read; their end."""
         rows = min(max(self._needs(found), _MOST), _LEAP * self._read)
         end = self._own.reader(rows).latestOffset(stands, ReadAllAvailable())
@@ -109,13 +111,13 @@ class Look:
         elif there := list(_until_too_many(batches) if self._own.can_go_on else batches):
             yield pa.Table.from_batches(there)
 
-    def _take(self, chunk: pa.Table, found: Found, clock: Clock) -> None:
+    def _take(self, chunk: pa.Table, found: RowCollector, clock: Deadline) -> None:
         spark = self._frame.sparkSession
         self._add(
             replace_reads(self._frame, lambda _: spark.createDataFrame(chunk, self._own.schema)), found, clock
         )
 
-    def _add(self, rows: DataFrame, found: Found, clock: Clock) -> None:
+    def _add(self, rows: DataFrame, found: RowCollector, clock: Deadline) -> None:
         before = found.rows
         with _ended_in_time(self._frame.sparkSession, clock):
             found.add(rows.limit(found.lacking).toArrow())
@@ -149,7 +151,7 @@ def _until_too_many(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatc
 
 
 @contextmanager
-def _ended_in_time(spark: SparkSession, clock: Clock) -> Iterator[None]:
+def _ended_in_time(spark: SparkSession, clock: Deadline) -> Iterator[None]:
     """Spark's jobs in here are interrupted when the time is over, and that is no error."""
     tag, is_done = f"penstock-take-{uuid4().hex}", threading.Event()
     spark.sparkContext.addJobTag(tag)
@@ -165,7 +167,7 @@ def _ended_in_time(spark: SparkSession, clock: Clock) -> Iterator[None]:
         spark.sparkContext.removeJobTag(tag)
 
 
-def _interrupt(spark: SparkSession, tag: str, clock: Clock, is_done: threading.Event) -> None:
+def _interrupt(spark: SparkSession, tag: str, clock: Deadline, is_done: threading.Event) -> None:
     if clock.left is None:
         return
     # Again and again: a job that has not begun yet hears nothing of it.

@@ -30,7 +30,7 @@ from penstock.pipeline.initial_batch import no_data_batches
 from penstock.spark.internals.sessions import JvmError, is_local, remove_folder
 
 
-class Found:
+class RowCollector:
     """No more rows than were asked for; those of a query come in a thread of its own.
 
     Parameters
@@ -89,7 +89,7 @@ _LONGEST = 1e9
 """Seconds, 30 years: larger numbers are too large for those who wait."""
 
 
-class Clock:
+class Deadline:
     """Counts from when it is made.
 
     Parameters
@@ -160,7 +160,9 @@ def require_append(frame: DataFrame) -> None:
 
 
 @contextmanager
-def running(frame: DataFrame, each: Each, *, folder: str | None, **trigger: Any) -> Iterator[StreamingQuery]:
+def run_query(
+    frame: DataFrame, each: Each, *, folder: str | None, **trigger: Any
+) -> Iterator[StreamingQuery]:
     """A query in append mode with a checkpoint of its own; both are gone behind the block.
 
     Parameters
@@ -202,7 +204,7 @@ def _stop(queries: list[StreamingQuery]) -> None:
 
 
 @contextmanager
-def plain_interrupts() -> Iterator[None]:
+def restore_interrupts() -> Iterator[None]:
     """An interrupt in the middle of a call to the JVM, of which the way there makes an error of its own, is an interrupt again."""
     try:
         yield
@@ -212,7 +214,7 @@ def plain_interrupts() -> Iterator[None]:
         raise
 
 
-def failure(query: StreamingQuery) -> Exception | None:
+def query_error(query: StreamingQuery) -> Exception | None:
     """What ended a query; None when it was stopped, came to its end or goes on."""
     error: StreamingQueryException | None = query.exception()
     return None if error is None else original_error(error)

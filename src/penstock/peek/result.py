@@ -26,7 +26,7 @@ _GAP = "  "
 
 
 @dataclass(frozen=True)
-class Sheet:
+class TextTable:
     """The first rows as cells."""
 
     heads: tuple[str, ...]
@@ -38,7 +38,7 @@ class Sheet:
     """What stands below."""
 
     @classmethod
-    def of(cls, table: pa.Table, note: str, time_zone: str) -> Sheet:
+    def of(cls, table: pa.Table, note: str, time_zone: str) -> TextTable:
         """Lay out a table, with its instants in a time zone."""
         more = table.num_rows - SHOWN_ROWS
         shown = _in_zone(table.slice(0, SHOWN_ROWS), time_zone)
@@ -209,5 +209,5 @@ class Taken(Sequence[Row]):
     def _repr_html_(self) -> str:
         return self._sheet().html()
 
-    def _sheet(self) -> Sheet:
-        return Sheet.of(self._table, self.note, self._time_zone)
+    def _sheet(self) -> TextTable:
+        return TextTable.of(self._table, self.note, self._time_zone)

@@ -21,12 +21,19 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import DoubleType, LongType, StructField, StructType
 
 from penstock.arguments import refusal
-from penstock.peek.own_reads import keeps_state
-from penstock.peek.query import Clock, check_folder, failure, plain_interrupts, require_append, running
+from penstock.peek.penstock_reads import may_keep_state
+from penstock.peek.query import (
+    Deadline,
+    check_folder,
+    query_error,
+    require_append,
+    restore_interrupts,
+    run_query,
+)
 from penstock.peek.result import Taken
-from penstock.peek.take import check_arguments, folder_text, harmless, is_seconds
+from penstock.peek.take import check_arguments, folder_text, is_duration, without_side_effects
 from penstock.pipeline.failures import original_error
-from penstock.spark.internals.workers import check_workers
+from penstock.spark.internals.requirements import check_workers
 
 Keys = NDArray[np.float64]
 _SLACK = 2
@@ -126,22 +133,22 @@ def sample(
         As for :func:`take`.
     """
     check_arguments(df, n)
-    if seconds is not None and not is_seconds(seconds):
+    if seconds is not None and not is_duration(seconds):
         raise refusal("seconds", seconds, "a finite number of seconds above 0, or None")
     if seed is not None and (type(seed) is not int or seed < 0):
         raise refusal("seed", seed, "a whole number from 0, or None")
     place = folder_text(folder)
-    if keeps_state(df):
+    if may_keep_state(df):
         require_append(df)
         check_folder(df, place)
     check_workers(df.sparkSession)
-    clock, drawing = Clock(seconds), _Drawing(n, seed)
+    clock, drawing = Deadline(seconds), _Drawing(n, seed)
     trigger: dict[str, Any] = {"availableNow": True} if seconds is None else {"processingTime": "0 seconds"}
-    frame = harmless(df, None if seconds is None else _MICRO_BATCH_ROWS)
-    with plain_interrupts(), running(frame, drawing, folder=place, **trigger) as query:
+    frame = without_side_effects(df, None if seconds is None else _MICRO_BATCH_ROWS)
+    with restore_interrupts(), run_query(frame, drawing, folder=place, **trigger) as query:
         while not clock.is_over and query.isActive:
             time.sleep(clock.at_most(_GLANCE))
-        error = drawing.error or failure(query)
+        error = drawing.error or query_error(query)
     if error is not None:
         raise error
     return Taken.of(df, drawing.rows(df.columns), n, clock.passed, complete=True, seen=drawing.seen)

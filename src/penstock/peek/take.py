@@ -12,9 +12,17 @@ from pyspark.sql import DataFrame
 from penstock.arguments import refusal, require
 from penstock.errors import InvalidInput
 from penstock.limits.rows import MOST_ROWS
-from penstock.peek.local_read import Look
-from penstock.peek.own_reads import OwnRead, Reach, keeps_state, reach_of
-from penstock.peek.query import Clock, Found, check_folder, failure, plain_interrupts, require_append, running
+from penstock.peek.local_read import LocalRead
+from penstock.peek.penstock_reads import PenstockRead, RowScope, may_keep_state, row_scope
+from penstock.peek.query import (
+    Deadline,
+    RowCollector,
+    check_folder,
+    query_error,
+    require_append,
+    restore_interrupts,
+    run_query,
+)
 from penstock.peek.result import Taken
 from penstock.pipeline.failures import original_error
 from penstock.spark.internals.plan_rewrite import replace_reads
@@ -66,13 +74,13 @@ def take(
         What the query fails with.
     """
     check_arguments(df, n)
-    if timeout is not None and not is_seconds(timeout):
+    if timeout is not None and not is_duration(timeout):
         raise refusal("timeout", timeout, "a finite number of seconds above 0, or None")
     place = folder_text(folder)
-    clock, found = Clock(timeout), Found(n)
-    with plain_interrupts():
-        own = one_own_read(df)
-        rest = _queried(df, place) if own is None else Look(df, own).into(found, clock)
+    clock, found = Deadline(timeout), RowCollector(n)
+    with restore_interrupts():
+        own = single_penstock_read(df)
+        rest = _queried(df, place) if own is None else LocalRead(df, own).into(found, clock)
         if rest is not None:
             _through_query(rest, found, clock, place)
     result = Taken.of(df, found.given, n, clock.passed, complete=found.is_enough)
@@ -108,7 +116,7 @@ def check_arguments(df: object, n: object) -> None:
         raise refusal("n", n, f"a whole number from 1 to {MOST_ROWS:,}")
 
 
-def is_seconds(value: object) -> bool:
+def is_duration(value: object) -> bool:
     """Whether a value is a time to wait, which has an end."""
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
 
@@ -124,15 +132,15 @@ def folder_text(folder: str | os.PathLike[str] | None) -> str | None:
     return None if folder is None else os.fspath(folder)
 
 
-def one_own_read(df: DataFrame) -> OwnRead | None:
+def single_penstock_read(df: DataFrame) -> PenstockRead | None:
     """What a plan reads that can be put through it a chunk at a time."""
-    if reach_of(df) is Reach.STREAM:
+    if row_scope(df) is RowScope.STREAM:
         return None
     reads = streaming_reads(df) or []
-    return OwnRead.of(df.sparkSession, reads[0])
+    return PenstockRead.of(df.sparkSession, reads[0])
 
 
-def harmless(df: DataFrame, rows: int | None) -> DataFrame:
+def without_side_effects(df: DataFrame, rows: int | None) -> DataFrame:
     """The same stream, whose reads of Penstock's sources change nothing.
 
     Parameters
@@ -143,7 +151,7 @@ def harmless(df: DataFrame, rows: int | None) -> DataFrame:
     spark = df.sparkSession
 
     def stand_in(read: Any) -> DataFrame | None:
-        own = OwnRead.of(spark, read)
+        own = PenstockRead.of(spark, read)
         return None if own is None else own.stream(rows=rows)
 
     return replace_reads(df, stand_in)
@@ -151,19 +159,19 @@ def harmless(df: DataFrame, rows: int | None) -> DataFrame:
 
 def _queried(df: DataFrame, folder: str | None) -> DataFrame:
     """What a query is to run."""
-    if not keeps_state(df):
-        return harmless(df, None)
+    if not may_keep_state(df):
+        return without_side_effects(df, None)
     require_append(df)
     check_folder(df, folder)
-    return harmless(df, _MICRO_BATCH_ROWS)
+    return without_side_effects(df, _MICRO_BATCH_ROWS)
 
 
-def _through_query(frame: DataFrame, found: Found, clock: Clock, folder: str | None) -> None:
-    each = _Each(found, reads_all=keeps_state(frame))
-    with running(frame, each, folder=folder, processingTime="0 seconds") as query:
+def _through_query(frame: DataFrame, found: RowCollector, clock: Deadline, folder: str | None) -> None:
+    each = _Each(found, reads_all=may_keep_state(frame))
+    with run_query(frame, each, folder=folder, processingTime="0 seconds") as query:
         while not clock.is_over and not found.wait(clock.at_most(_GLANCE)) and query.isActive:
             pass
-        error = None if found.is_enough else each.error or failure(query)
+        error = None if found.is_enough else each.error or query_error(query)
     if error is not None:
         raise error
 
@@ -171,7 +179,7 @@ def _through_query(frame: DataFrame, found: Found, clock: Clock, folder: str | N
 class _Each:
     """Takes the first rows of each micro-batch."""
 
-    def __init__(self, found: Found, *, reads_all: bool) -> None:
+    def __init__(self, found: RowCollector, *, reads_all: bool) -> None:
         self._found = found
         self._reads_all = reads_all
         self.error: Exception | None = None

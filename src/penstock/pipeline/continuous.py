@@ -20,14 +20,14 @@ from penstock.continuous.driver.listener_dispatch import ListenerDispatch
 from penstock.continuous.driver.runs import SparkEngine
 from penstock.errors import ContinuousRefused, InvalidOption, PenstockError
 from penstock.limits.per_key import KeyLimit
-from penstock.limits.resume import keep
+from penstock.limits.resume import keep_record
 from penstock.limits.rows import STOP, RowLimit
 from penstock.pipeline.failures import original_error
 from penstock.pipeline.monitoring.monitor import ContinuousMonitor, monitor_target
 from penstock.pipeline.query import STOP_SECONDS, Query
 from penstock.pipeline.trigger import Trigger
 from penstock.spark.connectors import Sink, Source
-from penstock.spark.internals.listeners import Listeners
+from penstock.spark.internals.listeners import ListenerBus
 from penstock.spark.internals.sessions import is_classic
 from penstock.spark.registration import register
 
@@ -96,7 +96,7 @@ def start_continuous(
         writes.check(schema)
         # A lower limit that ends the query at once does not replace the one beside the checkpoint.
         if limit is not None and limit.rows >= logs.passed(logs.last_committed()):
-            keep(logs.read, limit.rows)
+            keep_record(logs.read, limit.rows)
     except PenstockError:
         if temporary is not None:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -114,7 +114,7 @@ def start_continuous(
     target = monitor_target(spark, source, sink) if monitored else None
     execution.listeners = ListenerDispatch(
         execution.called,
-        Listeners(spark, execution.id, execution.run_id),
+        ListenerBus(spark, execution.id, execution.run_id),
         original_error,
         ContinuousMonitor.of(spark, target, execution.id, execution.run_id, name, checkpoint),
     )

@@ -18,9 +18,9 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, Suppor
 from pyspark.sql.types import StructType
 
 from penstock.errors import condition_of
-from penstock.spark.checkpoint import RUNS, Checkpoint
-from penstock.spark.internals.plans import keeps_rows
-from penstock.spark.registration import make_known
+from penstock.spark.checkpoint import RUNS_KEY, Checkpoint
+from penstock.spark.internals.plans import may_retain_rows
+from penstock.spark.registration import register_source
 
 log = logging.getLogger("penstock.pipeline")
 
@@ -36,7 +36,7 @@ def with_initial_batch(frame: DataFrame, location: str) -> DataFrame:
     if not _is_needed(frame, location):
         return frame
     spark = frame.sparkSession
-    make_known(spark, InitialBatchSource)
+    register_source(spark, InitialBatchSource)
     # The optimizer removes what is empty, so it costs no task.
     empty = spark.readStream.format(FORMAT).schema(frame.schema).load().where("false")
     return frame.union(empty.mapInArrow(_no_rows, frame.schema))
@@ -46,7 +46,7 @@ def _is_needed(frame: DataFrame, location: str) -> bool:
     try:
         checkpoint = Checkpoint(location)
         # As Spark does: the last micro-batch that was begun says which sources there are, finished or not.
-        last = checkpoint.last_begun()
+        last = checkpoint.last_planned()
         begun = [] if last is None else checkpoint.offsets(last)
     except Exception as error:
         # A guarantee that needs the checkpoint has refused it before; the others do without.
@@ -57,8 +57,8 @@ def _is_needed(frame: DataFrame, location: str) -> bool:
         )
         return False
     if last is None:
-        return keeps_rows(frame)
-    return any(isinstance(offset, dict) and RUNS in offset for offset in begun)
+        return may_retain_rows(frame)
+    return any(isinstance(offset, dict) and RUNS_KEY in offset for offset in begun)
 
 
 def _no_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -96,13 +96,13 @@ class InitialBatchReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, Any]:
         """Return the offset before the first run."""
-        return {RUNS: 0}
+        return {RUNS_KEY: 0}
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Return one more than the earlier runs, all through this one."""
         if self._run is None:
-            self._run = int(start[RUNS]) + 1
-        return {RUNS: self._run}
+            self._run = int(start[RUNS_KEY]) + 1
+        return {RUNS_KEY: self._run}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Return no tasks."""

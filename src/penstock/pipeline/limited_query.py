@@ -13,14 +13,14 @@ from pyspark.sql import DataFrame, SparkSession
 
 from penstock.errors import CommitRefused, condition_of
 from penstock.limits.per_key import KeyLimit
-from penstock.limits.pushdown import limit_node, one_to_one, quota
-from penstock.limits.record import KeyRecord, keep_key
-from penstock.limits.resume import Begun, begun, ended, keep
-from penstock.limits.rows import STOP, RowLimit, passed
+from penstock.limits.pushdown import is_one_to_one, limit_node, remaining_quota
+from penstock.limits.record import KeyRecord, write_key_record
+from penstock.limits.resume import LimitState, keep_record, reason_not_to_start, resume_limit
+from penstock.limits.rows import STOP, RowLimit, rows_passed_in
 from penstock.pipeline.micro_batches import MicroBatchQuery
 from penstock.pipeline.query import EndedQuery
 from penstock.pipeline.trigger import Trigger
-from penstock.spark.checkpoint import Checkpoint, redact
+from penstock.spark.checkpoint import Checkpoint, redact_location
 from penstock.spark.internals.limit_state import UnreadableState, rows_passed
 from penstock.spark.internals.sessions import JvmError
 from penstock.spark.schemas import is_case_sensitive
@@ -36,7 +36,7 @@ class Limiting:
 
     limit: RowLimit
     checkpoint: Checkpoint
-    begun: Begun
+    begun: LimitState
 
     @classmethod
     def of(cls, spark: SparkSession, limit: RowLimit, location: str) -> Limiting:
@@ -50,11 +50,11 @@ class Limiting:
             When the count cannot be read.
         """
         checkpoint = Checkpoint(location)
-        return cls(limit, checkpoint, begun(spark, checkpoint, limit.rows))
+        return cls(limit, checkpoint, resume_limit(spark, checkpoint, limit.rows))
 
     def ended(self, name: str | None) -> EndedQuery | None:
         """Return an ended query if it has all its rows and stops at the limit; else None."""
-        why = ended(self.begun, self.limit.rows) if self.limit.on_limit == STOP else None
+        why = reason_not_to_start(self.begun, self.limit.rows) if self.limit.on_limit == STOP else None
         if why is None:
             return None
         query_id = self.checkpoint.query_id()
@@ -82,14 +82,14 @@ class Limiting:
         CheckpointMismatch
             When the checkpoint has the offsets of another source.
         """
-        exact = one_to_one(limit_node(frame))
+        exact = is_one_to_one(limit_node(frame))
         if self.limit.on_limit != STOP or not of_a_queue:
             return {}
-        return quota(self.checkpoint, self.begun, self.limit.rows, exact=exact).options()
+        return remaining_quota(self.checkpoint, self.begun, self.limit.rows, exact=exact).options()
 
     def keep(self) -> None:
         """Store the limit beside the checkpoint, before the first micro-batch that counts towards it."""
-        keep(self.checkpoint, self.limit.rows)
+        keep_record(self.checkpoint, self.limit.rows)
 
     def watch(self, query: MicroBatchQuery) -> None:
         """Start a thread that stops the query once it has all its rows."""
@@ -110,16 +110,20 @@ def keep_for_each_key(spark: SparkSession, limit: KeyLimit, location: str) -> No
     """
     record = KeyRecord(limit.per, limit.rows, limit.forget_ms)
     try:
-        keep_key(Checkpoint(location), record, exact=is_case_sensitive(spark))
+        write_key_record(Checkpoint(location), record, exact=is_case_sensitive(spark))
     except Exception as error:
         # A refusal has a condition of its own; a failure to read or write has not.
         if isinstance(error, CommitRefused) and error.condition != CommitRefused.condition:
             raise
         log.warning(
             "the limit for each key could not be stored at %s, so that a later change of it is not noticed: %s",
-            redact(location),
+            redact_location(location),
             error,
-            extra={"action": "limit_not_kept", "checkpoint": redact(location), "error": condition_of(error)},
+            extra={
+                "action": "limit_not_kept",
+                "checkpoint": redact_location(location),
+                "error": condition_of(error),
+            },
         )
 
 
@@ -171,7 +175,7 @@ class LimitWatch:
 
     def _passed(self, new: Sequence[Any]) -> int:
         """Return how many rows have passed: by the state, which counts a row once even if it was computed twice."""
-        self._observed += sum(passed(progress) for progress in new)
+        self._observed += sum(rows_passed_in(progress) for progress in new)
         try:
             last = self._checkpoint.last_commit()
             return 0 if last is None else rows_passed(self._checkpoint, last)

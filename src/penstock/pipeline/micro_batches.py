@@ -223,7 +223,7 @@ def expected_epochs(sources: Sequence[OwnedConsumer]) -> dict[OwnedConsumer, int
 def _begun(location: str) -> list[QueueOffset]:
     """Return the offsets of the last micro-batch that a checkpoint has begun."""
     checkpoint = Checkpoint(location)
-    last = checkpoint.last_begun()
+    last = checkpoint.last_planned()
     return [] if last is None else batch_ranges(checkpoint.offsets(last), ())
 
 

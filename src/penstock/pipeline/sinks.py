@@ -19,8 +19,8 @@ from penstock.modes.checking.report import MODES
 from penstock.pipeline.sources import NO_OPTIONS, as_text, check_queue, url_of
 from penstock.spark.connectors import BatchSink, MicroBatch, Sink, WriteSettings
 from penstock.spark.options import STREAM_SINK, SinkOptions, sink_options, with_defaults
-from penstock.spark.registration import defaults
-from penstock.spark.store_reach import check_reach
+from penstock.spark.registration import session_defaults
+from penstock.spark.session_store import check_reach
 from penstock.store.database import Transaction
 from penstock.store.records.catalog import find_queue
 
@@ -77,7 +77,9 @@ class QueueSink(Sink, ContinuousSink):
         return QueueSinkDriver(self._write_options(spark), query_id, True)
 
     def _write_options(self, spark: SparkSession) -> SinkOptions:
-        return sink_options(with_defaults(self._options(), defaults(spark), STREAM_SINK), streaming=True)
+        return sink_options(
+            with_defaults(self._options(), session_defaults(spark), STREAM_SINK), streaming=True
+        )
 
 
 @dataclass(frozen=True)

@@ -20,11 +20,10 @@ from penstock.feeds.queue_feed import QueueFeed
 from penstock.pipeline.failures import raising_original_errors
 from penstock.queue.checks import check_name
 from penstock.spark.connectors import OwnedConsumer, Source
-from penstock.spark.default_store import default_url
 from penstock.spark.internals.plans import streaming_reads
 from penstock.spark.options import CONF_PREFIX, STREAM_SOURCE, source_options, with_defaults
-from penstock.spark.registration import defaults, register
-from penstock.spark.store_reach import check_reach
+from penstock.spark.registration import register, session_defaults
+from penstock.spark.session_store import check_reach, default_url
 
 NO_OPTIONS: Mapping[str, object] = MappingProxyType({})
 
@@ -80,7 +79,7 @@ class QueueSource(Source, ContinuousSource):
         return () if owned is None else (owned,)
 
     def continuous_driver(self, spark: SparkSession) -> QueueSourceDriver:
-        given = with_defaults(self._options(), defaults(spark), STREAM_SOURCE)
+        given = with_defaults(self._options(), session_defaults(spark), STREAM_SOURCE)
         options = source_options(given, streaming=True)
         check_reach(options.url, spark.conf.get("spark.master", None))
         return QueueSourceDriver(options)

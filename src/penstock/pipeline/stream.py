@@ -28,7 +28,7 @@ from penstock.pipeline.sources import as_source, owned_consumer
 from penstock.pipeline.trigger import Trigger
 from penstock.spark.checkpoint import Checkpoint
 from penstock.spark.connectors import OwnedConsumer, Sink, Source, WriteSettings
-from penstock.spark.internals.plans import repeatable, streaming_reads
+from penstock.spark.internals.plans import first_gathering_operator, streaming_reads
 from penstock.spark.internals.sessions import check_session, default_file_system
 from penstock.spark.options import GUARANTEES
 from penstock.spark.registration import register
@@ -349,7 +349,7 @@ class Pipeline:
         if self.guarantee == "at_least_once":
             return
         Checkpoint(location).require_readable(self.guarantee)
-        culprit = None if self.guarantee == "exactly_once" else repeatable(frame)
+        culprit = None if self.guarantee == "exactly_once" else first_gathering_operator(frame)
         if culprit is not None:
             raise CommitRefused(
                 f"guarantee=idempotent is for transformations whose tasks are cut the same way each time, and this one has "

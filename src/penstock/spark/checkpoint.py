@@ -19,11 +19,11 @@ from penstock.json_text import parse_json
 _LOCATION = re.compile(r"(?:([A-Za-z][A-Za-z0-9+.-]*):)?(//[^/]*)?(.*)", re.DOTALL)
 _USER = re.compile(r"//[^/:@]*:")
 
-PASSED = "penstock.limit.passed"
+LIMIT_PASSED_SETTING = "penstock.limit.passed"
 """Among the settings that an epoch is logged with: how many rows a limit has let through, with it."""
 MOST_BYTES = 64 << 20
 """Of a file of a checkpoint that is read as a whole; Spark's own have some kilobytes."""
-RUNS = "penstock runs"
+RUNS_KEY = "penstock runs"
 """The key of the offsets of a source without rows, which count the runs of a query."""
 
 
@@ -54,10 +54,10 @@ class Checkpoint:
         try:
             self.files.get_file_info(self._path("metadata"))
         except Exception as error:
-            where = redact(self.location)
+            where = redact_location(self.location)
             raise CommitRefused(
                 f"guarantee={guarantee} reads the checkpoint's offset log, and {where!r} cannot be reached from this Python "
-                f"({cause(error, self.location)}): check the address and the credentials, or use guarantee=at_least_once",
+                f"({redacted_cause(error, self.location)}): check the address and the credentials, or use guarantee=at_least_once",
                 checkpoint=where,
             ) from error
 
@@ -71,7 +71,7 @@ class Checkpoint:
         """
         return parse_offsets(self._read(f"offsets/{batch_id}")) if batch_id >= 0 else []
 
-    def passed(self, batch_id: int) -> int | None:
+    def limit_passed(self, batch_id: int) -> int | None:
         """How many rows a limit of a continuous query had let through at the end of an epoch; None where none was counted so.
 
         Raises
@@ -83,13 +83,13 @@ class Checkpoint:
         text = self._read(name)
         try:
             about = text.split("\n")[1]
-            found = parse_json(about).get("conf", {}).get(PASSED) if about else None
+            found = parse_json(about).get("conf", {}).get(LIMIT_PASSED_SETTING) if about else None
             return None if found is None else int(found)
         except (IndexError, ValueError, AttributeError, TypeError) as error:
             raise self._not_sparks(name, error) from error
 
     def _not_sparks(self, name: str, error: Exception) -> CommitRefused:
-        where = redact(self.location)
+        where = redact_location(self.location)
         return CommitRefused(
             f"the checkpoint's file {name} at {where} is not as Spark writes it, or ends too soon ({type(error).__name__}): bring it "
             "back from a copy, or start with a new checkpoint",
@@ -103,7 +103,7 @@ class Checkpoint:
         """The last micro-batch in the commit log."""
         return self._last("commits")
 
-    def last_begun(self) -> int | None:
+    def last_planned(self) -> int | None:
         """The last micro-batch in the offset log, which may not be committed."""
         return self._last("offsets")
 
@@ -133,7 +133,7 @@ class Checkpoint:
     def _last(self, name: str) -> int | None:
         selector = fs.FileSelector(self._path(name), allow_not_found=True)
         found = [info.base_name for info in self.files.get_file_info(selector)]
-        return max(map(int, filter(is_number, found)), default=None)
+        return max(map(int, filter(is_batch_number, found)), default=None)
 
     def _path(self, name: str) -> str:
         return f"{self.root}/{name}"
@@ -146,13 +146,13 @@ class Checkpoint:
             return found.decode()
         except Exception as error:
             raise CommitRefused(
-                f"the checkpoint's file {name} cannot be read at {redact(self.location)}: {type(error).__name__}; "
+                f"the checkpoint's file {name} cannot be read at {redact_location(self.location)}: {type(error).__name__}; "
                 "is it another query's, or was it deleted?",
-                checkpoint=redact(self.location),
+                checkpoint=redact_location(self.location),
             ) from error
 
 
-def is_number(name: str) -> bool:
+def is_batch_number(name: str) -> bool:
     """Whether a file of a log has a batch's number for its name; other digits than ours are no number of Spark's."""
     return name.isascii() and name.isdigit()
 
@@ -198,15 +198,15 @@ def _by_fsspec(location: str) -> tuple[fs.FileSystem, str]:
         found, path = url_to_fs(location, use_listings_cache=False, skip_instance_cache=True)
     except Exception as error:
         raise CommitRefused(
-            f"the checkpoint at {redact(location)} cannot be read from Python ({cause(error, location)}), and the sink "
+            f"the checkpoint at {redact_location(location)} cannot be read from Python ({redacted_cause(error, location)}), and the sink "
             "must read its offset log for this guarantee: install an fsspec driver for the scheme (pip install fsspec), "
             "or put the checkpoint where pyarrow or fsspec reach it, or use guarantee=at_least_once",
-            checkpoint=redact(location),
+            checkpoint=redact_location(location),
         ) from error
     return fs.PyFileSystem(fs.FSSpecHandler(found)), path
 
 
-def cause(error: Exception, location: str) -> str:
+def redacted_cause(error: Exception, location: str) -> str:
     """What an error says, without the secrets of a location."""
     text = f"{type(error).__name__}: {error}"
     password, query = location[_password(location)], location.partition("?")[2]
@@ -215,7 +215,7 @@ def cause(error: Exception, location: str) -> str:
     return text
 
 
-def redact(location: str) -> str:
+def redact_location(location: str) -> str:
     """The location without a password, and without what some addresses have behind a question mark."""
     shown, mark, _ = location.partition("?")
     place = _password(shown)

@@ -13,7 +13,7 @@ _ROW_ID, _VALUE, _UNCHANGED = "penstock.rowId", "penstock.value", "penstock.unch
 _STEP, _STEPS, _SPLIT = "penstock.step", "penstock.steps", "penstock.split"
 
 
-def marked(
+def with_feed_metadata(
     schema: StructType,
     row_id: Collection[str],
     *,
@@ -52,17 +52,17 @@ def marked(
     return StructType(fields)
 
 
-def row_id_of(schema: StructType) -> list[str]:
+def row_id_columns(schema: StructType) -> list[str]:
     """The names that the row id's columns have by now."""
     return [field.name for field in schema if field.metadata.get(_ROW_ID)]
 
 
-def unchanged_of(schema: StructType) -> str | None:
+def unchanged_column(schema: StructType) -> str | None:
     """The name that the column with the names of untold values has by now; None where there is none."""
     return next((field.name for field in schema if field.metadata.get(_UNCHANGED)), None)
 
 
-def sequence_of(schema: StructType) -> str | None:
+def sequence_column(schema: StructType) -> str | None:
     """The name that the column which orders the changes of a row inside a commit has by now; None where there is none."""
     return next((field.name for field in schema if field.metadata.get(_STEP)), None)
 
@@ -72,12 +72,12 @@ def is_split(schema: StructType) -> bool:
     return any(field.metadata.get(_SPLIT) for field in schema)
 
 
-def needed_sequence(schema: StructType) -> str | None:
+def required_sequence(schema: StructType) -> str | None:
     """The feed's name of that column where a commit may have several changes of a row; None where it has one at most."""
     return next((str(field.metadata[_STEPS]) for field in schema if _STEPS in field.metadata), None)
 
 
-def value_of(field: StructField) -> str | None:
+def feed_column(field: StructField) -> str | None:
     """The feed's name of a column that is as the feed gives it, where a change may leave its value out."""
     return field.metadata.get(_VALUE)
 

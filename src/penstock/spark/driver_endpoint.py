@@ -84,10 +84,10 @@ class Handshakes:
 
     def _shut(self, connection: Connection) -> None:
         del self._open[connection]
-        shut(connection)
+        shut_down(connection)
 
 
-def shut(connection: Connection) -> None:
+def shut_down(connection: Connection) -> None:
     """Wake the thread that reads from a connection, which a mere close would not."""
     with suppress(OSError), socket.socket(fileno=socket.dup(connection.fileno())) as twin:
         twin.shutdown(socket.SHUT_RDWR)
@@ -100,7 +100,7 @@ def shut(connection: Connection) -> None:
 log = logging.getLogger("penstock.spark")
 
 Answer = Callable[[bytes], bytes]
-NO_DRIVER = (OSError, EOFError, AuthenticationError)
+CONNECT_ERRORS = (OSError, EOFError, AuthenticationError)
 """The errors of :func:`connect`."""
 
 _BACKLOG = 128
@@ -129,11 +129,11 @@ class Address:
             with connect((self.host, self.port), authkey=self.secret) as connection:
                 connection.send_bytes(question)
                 return connection.recv_bytes()
-        except NO_DRIVER as error:
-            raise unreachable(self.host, self.port, error) from error
+        except CONNECT_ERRORS as error:
+            raise unreachable_error(self.host, self.port, error) from error
 
 
-def unreachable(host: str, port: int, error: Exception) -> StoreUnavailable:
+def unreachable_error(host: str, port: int, error: Exception) -> StoreUnavailable:
     """The error of a task that cannot talk to its driver."""
     if isinstance(error, AuthenticationError):
         return StoreUnavailable(
@@ -202,7 +202,7 @@ def _limit(connection: socket.socket, seconds: float) -> None:
     )
 
 
-class Listening:
+class AuthenticatedListener:
     """An authenticated socket of the driver's, each connection served in a thread of its own.
 
     Parameters
@@ -298,13 +298,13 @@ def _came_to_nothing(error: Exception) -> None:
     )
 
 
-class Endpoint:
+class DriverEndpoint:
     """A socket of the driver's that answers questions."""
 
     def __init__(self, spark: SparkSession, answer: Answer) -> None:
-        self._host, bind = names(spark)
+        self._host, bind = driver_addresses(spark)
         self._answer = answer
-        self._listening = Listening(bind, self._serve, "penstock-endpoint")
+        self._listening = AuthenticatedListener(bind, self._serve, "penstock-endpoint")
 
     @property
     def address(self) -> Address:
@@ -322,7 +322,7 @@ class Endpoint:
                 return
 
 
-def names(spark: SparkSession) -> tuple[str, str]:
+def driver_addresses(spark: SparkSession) -> tuple[str, str]:
     """Where executors find this driver, and where it listens; on one machine nobody else needs to reach it."""
     context = spark.sparkContext
     if is_local(str(context.master)):

@@ -11,7 +11,7 @@ from penstock.errors import PenstockError
 C = TypeVar("C", bound=type)
 
 
-def plain_errors(kind: C) -> C:
+def without_tracebacks(kind: C) -> C:
     """A class decorator: Penstock's errors leave the class's public methods without their stack."""
     for name, method in list(vars(kind).items()):
         if callable(method) and not name.startswith("_"):
@@ -26,12 +26,12 @@ def _plain(method: Callable[..., Any]) -> Callable[..., Any]:
             result = method(*arguments, **named)
         except PenstockError as error:
             raise error.with_traceback(None) from None
-        return plainly(result) if isinstance(result, Iterator) else result
+        return iterate_without_tracebacks(result) if isinstance(result, Iterator) else result
 
     return call
 
 
-def plainly(rows: Iterator[Any]) -> Iterator[Any]:
+def iterate_without_tracebacks(rows: Iterator[Any]) -> Iterator[Any]:
     """The same rows; Penstock's errors leave the iteration without their stack."""
     try:
         yield from rows

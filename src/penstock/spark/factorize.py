@@ -42,26 +42,26 @@ class Codes:
         return Codes(encoded.indices.to_numpy().astype(np.int64), len(encoded.dictionary))
 
 
-def codes_of(columns: Sequence[pa.Array]) -> Codes:
+def factorize(columns: Sequence[pa.Array]) -> Codes:
     """One number for the values of several columns of equal length, taken together."""
     combined = Codes(np.zeros(len(columns[0]) if columns else 0, np.int64), 1)
     for column in columns:
-        combined = both(combined, column_codes(column))
+        combined = combine_codes(combined, factorize_column(column))
     return combined
 
 
-def column_codes(column: pa.Array) -> Codes:
+def factorize_column(column: pa.Array) -> Codes:
     """A number for each value of a column."""
     kind = column.type
     if len(column) == 0:
         return Codes(_NO_ROWS, 1)
     if pat.is_struct(kind):
-        below = codes_of(column.flatten()) if kind.num_fields else Codes(np.zeros(len(column), np.int64), 1)
+        below = factorize(column.flatten()) if kind.num_fields else Codes(np.zeros(len(column), np.int64), 1)
         return _with_nulls(column, below)
     if pat.is_map(kind):
-        return _with_nulls(column, _list_codes(column, codes_of([column.keys, column.items]), ordered=False))
+        return _with_nulls(column, _list_codes(column, factorize([column.keys, column.items]), ordered=False))
     if pat.is_list(kind) or pat.is_large_list(kind):
-        return _with_nulls(column, _list_codes(column, column_codes(column.values), ordered=True))
+        return _with_nulls(column, _list_codes(column, factorize_column(column.values), ordered=True))
     if pat.is_integer(kind) or pat.is_timestamp(kind) or pat.is_date32(kind):
         narrow = _narrow(column)
         if narrow is not None:
@@ -74,17 +74,17 @@ def order_codes(column: pa.Array) -> Any:
     if pat.is_integer(column.type) and not column.null_count:
         return column.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
     encoded = pc.dictionary_encode(column, null_encoding="encode")
-    ranks = np.empty(len(encoded.dictionary), np.int64)
-    ranks[pc.array_sort_indices(encoded.dictionary).to_numpy()] = np.arange(len(ranks))
-    return ranks[encoded.indices.to_numpy()]
+    order = np.empty(len(encoded.dictionary), np.int64)
+    order[pc.array_sort_indices(encoded.dictionary).to_numpy()] = np.arange(len(order))
+    return order[encoded.indices.to_numpy()]
 
 
-def surely_equal(columns: Sequence[pa.Array], left: Any, right: Any) -> Any:
+def rows_equal(columns: Sequence[pa.Array], left: Any, right: Any) -> Any:
     """The mask of the pairs of rows, by their places, that are equal in all columns; NaN may pass for different."""
     equal = np.ones(len(left), bool)
     for column in columns:
         if pat.is_nested(column.type) or pat.is_dictionary(column.type) or pat.is_null(column.type):
-            codes = column_codes(column).values
+            codes = factorize_column(column).values
             equal &= codes[left] == codes[right]
             continue
         here, there = column.take(pa.array(left)), column.take(pa.array(right))
@@ -94,7 +94,7 @@ def surely_equal(columns: Sequence[pa.Array], left: Any, right: Any) -> Any:
     return equal
 
 
-def ranks(values: Any) -> Any:
+def cumcount(values: Any) -> Any:
     """For each row how many rows before it have the same number."""
     order = np.argsort(values, kind="stable")
     ordered = values[order]
@@ -105,7 +105,7 @@ def ranks(values: Any) -> Any:
     return found
 
 
-def both(left: Codes, right: Codes) -> Codes:
+def combine_codes(left: Codes, right: Codes) -> Codes:
     if left.size * right.size >= _LARGEST:
         left, right = left.dense(), right.dense()
     return Codes(left.values * right.size + right.values, left.size * right.size)

@@ -1,36 +1,79 @@
-"""How much of a queue a query with a limit may still read."""
+"""What a query's limit leaves to read of a queue, as the query tells its source."""
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from penstock.commit.offsets import pad
-from penstock.errors import condition_of
+from penstock.errors import InvalidOption, condition_of
 from penstock.spark.checkpoint import Checkpoint
 from penstock.spark.internals.limit_state import UnreadableState, rows_passed
-from penstock.spark.options import SourceOptions
-from penstock.spark.quota import Quota
+
+
+@dataclass(frozen=True)
+class Quota:
+    """Told when the query starts; how far it has come since, the positions say, or the state in the checkpoint.
+
+    Parameters
+    ----------
+    rows
+        How many rows the limit lets through over the whole life of the query.
+    left
+        How many more there are to read, where each row that is read is one that passes; None where rows may be dropped or made on the
+        way.
+    since
+        The positions from which ``left`` counts; None where that is where the query begins.
+    checkpoint
+        Its location.
+    """
+
+    rows: int
+    left: int | None
+    since: tuple[int, ...] | None
+    checkpoint: str = field(repr=False)
+
+    @classmethod
+    def of(cls, given: Any, checkpoint: str | None) -> Quota | None:
+        """From the options ``limitRows`` and ``limitUrl``.
+
+        Raises
+        ------
+        InvalidOption
+        """
+        if given is None and checkpoint is None:
+            return None
+        if not isinstance(given, Mapping) or checkpoint is None:
+            raise InvalidOption(
+                "limitRows and limitUrl are set by stream.limit(n): use that", option="limitRows"
+            )
+        since: Sequence[int] | None = given.get("since")
+        return cls(given["rows"], given.get("left"), None if since is None else tuple(since), checkpoint)
+
+    def options(self) -> dict[str, str]:
+        """The options that tell it; Spark hides one with ``url`` in its name."""
+        given = {"rows": self.rows, "left": self.left, "since": self.since}
+        return {"limitRows": json.dumps(given), "limitUrl": self.checkpoint}
+
+
+# ---- limit_pushdown: How much of a queue a query with a limit may still read.
 
 log = logging.getLogger("penstock.spark")
 
 
-class Allowance:
+class RemainingQuota:
     """What is left, at the start of each micro-batch; all that there is, for a query without a limit."""
 
-    def __init__(self, quota: Quota | None) -> None:
+    def __init__(self, quota: Quota | None, *, fail_on_data_loss: bool) -> None:
+        if quota is not None and not fail_on_data_loss:
+            # Trimmed rows lie between the positions but never pass the limit.
+            quota = replace(quota, left=None)
         self._quota = quota
         self._since = None if quota is None else quota.since
         self._looked: tuple[int, bool] | None = None
-
-    @classmethod
-    def of(cls, options: SourceOptions) -> Allowance:
-        quota = options.quota
-        if quota is not None and not options.fail_on_data_loss:
-            # Rows that were trimmed are between the positions, and have not passed.
-            quota = replace(quota, left=None)
-        return cls(quota)
 
     def left(self, start: Sequence[int]) -> int | None:
         """How many rows the next micro-batch may have; 0 or less when it is enough, None for no bound.
@@ -70,11 +113,3 @@ class Allowance:
                 extra={"action": "limit_unread", "batch": last, "error": condition_of(unreadable)},
             )
             return False
-
-
-def at_most(options: SourceOptions, rows: int | None) -> SourceOptions:
-    """The options with no more rows for a micro-batch."""
-    if rows is None:
-        return options
-    given = options.max_rows_per_trigger
-    return replace(options, max_rows_per_trigger=rows if given is None else min(given, rows))

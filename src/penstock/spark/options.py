@@ -11,13 +11,13 @@ from typing import Any
 from penstock.arguments import did_you_mean, in_quotes
 from penstock.errors import InvalidOption
 from penstock.instants import micros_of
-from penstock.spark.quota import Quota
+from penstock.spark.limit_pushdown import Quota
 
-SPARKS_OWN = frozenset({"path", "checkpointlocation", "queryname"})
+SPARK_OPTIONS = frozenset({"path", "checkpointlocation", "queryname"})
 CONF_PREFIX = "spark.penstock."
 
 
-class Given:
+class OptionReader:
     """Options by name, whatever their case."""
 
     def __init__(
@@ -25,7 +25,7 @@ class Given:
     ) -> None:
         self._given = {name.lower(): str(value) for name, value in given.items()}
         by_lower = {name.lower(): name for name in known}
-        for name in self._given.keys() - by_lower.keys() - SPARKS_OWN:
+        for name in self._given.keys() - by_lower.keys() - SPARK_OPTIONS:
             elsewhere = next((other for other in others if other.lower() == name), None)
             if elsewhere is not None:
                 raise InvalidOption(
@@ -71,14 +71,14 @@ class Given:
             ) from None
 
 
-def boolean(text: str) -> bool:
+def parse_boolean(text: str) -> bool:
     values = {"true": True, "false": False}
     if text.lower() not in values:
         raise ValueError("give true or false")
     return values[text.lower()]
 
 
-def positive(text: str) -> int:
+def parse_positive(text: str) -> int:
     try:
         number = int(text)
     except ValueError:
@@ -88,7 +88,7 @@ def positive(text: str) -> int:
     return number
 
 
-def timestamp(text: str) -> int:
+def parse_timestamp(text: str) -> int:
     if text.isdigit():
         return int(text) * 1000
     try:
@@ -112,7 +112,7 @@ STREAM_SOURCE = (*SOURCE, "maxRowsPerPartition", "maxRowsPerTrigger", "maxBytesP
 ANY_SOURCE = tuple(dict.fromkeys((*BATCH_SOURCE, *STREAM_SOURCE)))
 BATCH_SINK = (*COMMON, "maxRowsPerWrite")
 STREAM_SINK = (*BATCH_SINK, "guarantee", "appId", "allowNewCheckpoint", "allowNewSink")
-ALL = tuple(dict.fromkeys((*ANY_SOURCE, *STREAM_SINK)))
+ALL_OPTIONS = tuple(dict.fromkeys((*ANY_SOURCE, *STREAM_SINK)))
 
 
 # Options that exclude each other.
@@ -172,21 +172,21 @@ def source_options(given: Mapping[str, str], *, streaming: bool | None) -> Sourc
         False: (BATCH_SOURCE, "batch read"),
         True: (STREAM_SOURCE, "streaming read"),
     }[streaming]
-    read = Given(given, known, what, ALL)
+    read = OptionReader(given, known, what, ALL_OPTIONS)
     options = SourceOptions(
         url=read.required("url"),
         queue=_queue(read),
         consumer=read.text("consumer"),
         starting_offsets=read.value("startingOffsets", _offsets),
         ending_offsets=read.value("endingOffsets", _ending, SourceOptions.ending_offsets),
-        starting_timestamp=read.value("startingTimestamp", timestamp),
-        fail_on_data_loss=read.value("failOnDataLoss", boolean, True),
-        service_columns=read.value("includeServiceColumns", boolean, False),
-        rows_per_task=read.value("rowsPerTask", positive, SourceOptions.rows_per_task),
-        max_rows_per_partition=read.value("maxRowsPerPartition", positive),
-        max_rows_per_trigger=read.value("maxRowsPerTrigger", positive),
-        max_bytes_per_trigger=read.value("maxBytesPerTrigger", positive),
-        align_to_appends=read.value("alignToAppends", boolean, False),
+        starting_timestamp=read.value("startingTimestamp", parse_timestamp),
+        fail_on_data_loss=read.value("failOnDataLoss", parse_boolean, True),
+        service_columns=read.value("includeServiceColumns", parse_boolean, False),
+        rows_per_task=read.value("rowsPerTask", parse_positive, SourceOptions.rows_per_task),
+        max_rows_per_partition=read.value("maxRowsPerPartition", parse_positive),
+        max_rows_per_trigger=read.value("maxRowsPerTrigger", parse_positive),
+        max_bytes_per_trigger=read.value("maxBytesPerTrigger", parse_positive),
+        align_to_appends=read.value("alignToAppends", parse_boolean, False),
         quota=Quota.of(read.value("limitRows", json.loads), read.text("limitUrl")),
     )
     _check_start(options)
@@ -216,21 +216,21 @@ def sink_options(given: Mapping[str, str], *, streaming: bool) -> SinkOptions:
         As for :func:`source_options`.
     """
     known, what = (STREAM_SINK, "streaming write") if streaming else (BATCH_SINK, "batch write")
-    read = Given(given, known, what, ALL)
+    read = OptionReader(given, known, what, ALL_OPTIONS)
     return SinkOptions(
         url=read.required("url"),
         queue=_queue(read),
         guarantee=read.value("guarantee", _guarantee, SinkOptions.guarantee),
         app_id=read.text("appId"),
-        max_rows_per_write=read.value("maxRowsPerWrite", positive, SinkOptions.max_rows_per_write),
-        allow_new_checkpoint=read.value("allowNewCheckpoint", boolean, False),
-        allow_new_sink=read.value("allowNewSink", boolean, False),
+        max_rows_per_write=read.value("maxRowsPerWrite", parse_positive, SinkOptions.max_rows_per_write),
+        allow_new_checkpoint=read.value("allowNewCheckpoint", parse_boolean, False),
+        allow_new_sink=read.value("allowNewSink", parse_boolean, False),
         checkpoint=read.own("checkpointlocation"),
         query_name=read.own("queryname"),
     )
 
 
-def _queue(read: Given) -> str:
+def _queue(read: OptionReader) -> str:
     named, path = read.text("queue"), read.text("path")
     if named and path and named != path:
         raise InvalidOption(f"two queues are named: option queue={named!r} and {path!r}; give one")

@@ -10,18 +10,17 @@ from pyspark.sql.datasource import DataSource
 
 from penstock.arguments import did_you_mean, in_quotes
 from penstock.errors import InvalidOption
-from penstock.spark.default_store import URL, hide_password, whole_url
+from penstock.spark.internals.formats import preset_environment
+from penstock.spark.internals.requirements import check_version, check_workers
 from penstock.spark.internals.sessions import activate, check_session, is_classic
-from penstock.spark.internals.sources import set_variables
-from penstock.spark.internals.versions import check_version
-from penstock.spark.internals.workers import check_workers
-from penstock.spark.options import ALL, CONF_PREFIX
+from penstock.spark.options import ALL_OPTIONS, CONF_PREFIX
+from penstock.spark.session_store import URL_SETTING, hide_password, whole_url
 from penstock.spark.source.data_source import PenstockDataSource
 
 _known: WeakKeyDictionary[SparkSession, dict[str, Any]] = WeakKeyDictionary()
 
 
-def make_known(spark: SparkSession, source: type[DataSource], **baked: Any) -> None:
+def register_source(spark: SparkSession, source: type[DataSource], **baked: Any) -> None:
     """Register a source such that queries may start at the same time; not again, for Spark warns each time.
 
     The session becomes the active one of the thread, as with ``createDataFrame``. Where rows are written, Spark looks for the source
@@ -41,7 +40,7 @@ def make_known(spark: SparkSession, source: type[DataSource], **baked: Any) -> N
     spark.dataSource.register(type(source.__name__, (source,), dict(baked)) if baked else source)
     known[source.name()] = (source, baked)
     if is_classic(spark):
-        set_variables(spark, source.name())
+        preset_environment(spark, source.name())
 
 
 # ---- register: Making a Spark session know the data source.
@@ -73,19 +72,19 @@ def register(spark: SparkSession) -> None:
     check_version(spark)
     check_workers(spark)
     hide_password(spark)
-    make_known(
+    register_source(
         spark,
         PenstockDataSource,
-        defaults=defaults(spark),
+        defaults=session_defaults(spark),
         master=spark.conf.get("spark.master", None),
         __module__=PenstockDataSource.__module__,
         __doc__=PenstockDataSource.__doc__,
     )
 
 
-def defaults(spark: SparkSession) -> dict[str, str]:
+def session_defaults(spark: SparkSession) -> dict[str, str]:
     """The session's defaults for the data source's options."""
-    known = {name.lower(): name for name in ALL}
+    known = {name.lower(): name for name in ALL_OPTIONS}
     found = {}
     for setting, value in spark.conf.getAll.items():
         if not setting.startswith(CONF_PREFIX):
@@ -93,9 +92,9 @@ def defaults(spark: SparkSession) -> dict[str, str]:
         name = setting.removeprefix(CONF_PREFIX)
         if name.lower() not in known:
             raise InvalidOption(
-                f"unknown setting {in_quotes(setting)}.{did_you_mean(name, ALL)} Settings are {CONF_PREFIX}<option>, with "
-                f"one of the options {', '.join(sorted(ALL))}",
+                f"unknown setting {in_quotes(setting)}.{did_you_mean(name, ALL_OPTIONS)} Settings are {CONF_PREFIX}<option>, with "
+                f"one of the options {', '.join(sorted(ALL_OPTIONS))}",
                 option=name,
             )
-        found[known[name.lower()]] = str(whole_url(value) if setting == URL else value)
+        found[known[name.lower()]] = str(whole_url(value) if setting == URL_SETTING else value)
     return found

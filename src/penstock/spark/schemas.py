@@ -57,7 +57,7 @@ def is_case_sensitive(spark: SparkSession) -> bool:
     return bool(spark.conf.get("spark.sql.caseSensitive") == "true")
 
 
-def quoted(name: str) -> str:
+def quote_column(name: str) -> str:
     """A column's name as Spark's expressions take it literally."""
     return f"`{name.replace('`', '``')}`"
 
@@ -95,7 +95,7 @@ def projection(requested: StructType, full: pa.Schema) -> pa.Schema:
     return wanted
 
 
-def output(chunk: Chunk, queue: QueueRecord, partition: int, schema: pa.Schema) -> pa.RecordBatch:
+def to_output_batch(chunk: Chunk, queue: QueueRecord, partition: int, schema: pa.Schema) -> pa.RecordBatch:
     """The chunk's rows in a read's schema, service columns included."""
     if chunk.batch.schema.equals(schema):
         return chunk.batch

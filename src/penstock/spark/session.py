@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from pyspark.sql import SparkSession
 
 from penstock.errors import InvalidInput
-from penstock.spark.internals.sessions import hide_source_warnings, running_context
-from penstock.spark.internals.sources import FILE_MANAGER
+from penstock.spark.internals.sessions import CHECKPOINT_FILE_MANAGER, hide_source_warnings, running_context
 from penstock.spark.options import CONF_PREFIX
 from penstock.spark.registration import register
 
@@ -124,7 +123,7 @@ def _settings(stateful: bool, pipelined: bool) -> dict[str, str]:
         "spark.memory.fraction": "0.5",
         "spark.redaction.regex": _REDACTED,
         "spark.sql.streaming.metricsEnabled": "true",
-        "spark.sql.streaming.checkpointFileManagerClass": FILE_MANAGER,
+        "spark.sql.streaming.checkpointFileManagerClass": CHECKPOINT_FILE_MANAGER,
     }
     if pipelined:
         settings[PIPELINED] = "true"

@@ -1,7 +1,7 @@
-"""Rows on their way through a shuffle: many of them in one binary value, so that Spark moves bytes and not rows.
+"""Arrow batches serialized into binary values for a shuffle, so that Spark moves bytes instead of rows.
 
-Turning rows into Arrow and back costs Spark more than most of what is done with them; here it is done once on the way in and
-once on the way out, and the shuffle in between knows two columns.
+Converting rows to Arrow and back costs Spark more than most transformations do. Here that happens once before and once after the
+shuffle, which only sees two columns: a key and a binary value of many rows.
 """
 
 from __future__ import annotations
@@ -15,47 +15,47 @@ import pyarrow as pa
 
 PLACE, ROWS = "__penstock_place", "__penstock_rows"
 SCHEMA = pa.schema([pa.field(PLACE, pa.int32(), nullable=False), pa.field(ROWS, pa.binary(), nullable=False)])
-_PARCEL_ROWS, _PARCEL_BYTES = 65_536, 16 << 20
+_CHUNK_ROWS, _CHUNK_BYTES = 65_536, 16 << 20
 _BATCH_BYTES = 256 << 20
-"""A binary column ends at 2 GiB."""
+"""A binary column holds at most 2 GiB."""
 
 
-def pack(table: pa.Table, target: Any, places: tuple[int, ...]) -> Iterator[pa.RecordBatch]:
-    """The rows in parcels.
+def pack(table: pa.Table, target: Any, keys: tuple[int, ...]) -> Iterator[pa.RecordBatch]:
+    """Serialize rows into binary values, each with the shuffle key of its partition.
 
     Parameters
     ----------
     table
-        One row at the least.
+        At least one row.
     target
-        For each row which of the places it goes to, by its position among them; unsigned whole numbers.
-    places
-        Their numbers.
+        The index into ``keys`` for each row, as unsigned integers.
+    keys
+        As :func:`shuffle_keys` returns them.
     """
     ordered = table.take(pa.array(np.argsort(target, kind="stable"))).combine_chunks()
-    ends = np.cumsum(np.bincount(target, minlength=len(places))).tolist()
-    rows = max(1, min(_PARCEL_ROWS, _PARCEL_BYTES * len(ordered) // max(1, ordered.nbytes)))
-    numbers, parcels = [], []
-    for place, start, end in zip(places, [0, *ends[:-1]], ends, strict=True):
+    ends = np.cumsum(np.bincount(target, minlength=len(keys))).tolist()
+    rows = max(1, min(_CHUNK_ROWS, _CHUNK_BYTES * len(ordered) // max(1, ordered.nbytes)))
+    chunk_keys, chunks = [], []
+    for key, start, end in zip(keys, [0, *ends[:-1]], ends, strict=True):
         for first in range(start, end, rows):
-            numbers.append(place)
-            parcels.append(ordered.slice(first, min(rows, end - first)))
-    yield from _packed(numbers, parcels)
+            chunk_keys.append(key)
+            chunks.append(ordered.slice(first, min(rows, end - first)))
+    yield from _serialized(chunk_keys, chunks)
 
 
 def unpack(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The rows in parcels."""
+    """Read the rows back from their binary values."""
     for batch in batches:
-        for parcel in batch.column(1):
-            yield from pa.ipc.open_stream(parcel.as_buffer())
+        for value in batch.column(1):
+            yield from pa.ipc.open_stream(value.as_buffer())
 
 
 @cache
-def places(partitions: int) -> tuple[int, ...]:
-    """A number for each partition of a shuffle that Spark's hash sends there.
+def shuffle_keys(partitions: int) -> tuple[int, ...]:
+    """Return, for each partition of a shuffle, an integer that Spark's hash partitioning sends there.
 
-    Spark gives a row to partition ``pmod(murmur3(value, seed 42), partitions)`` (Spark 4.2, 4.3); where it has another number of
-    partitions, such as after coalescing, rows with equal numbers are together all the same.
+    Spark puts a row into partition ``pmod(murmur3(value, seed 42), partitions)`` (Spark 4.2, 4.3). If the shuffle has another
+    number of partitions, for example after coalescing, rows with equal keys still end up together.
     """
     found: dict[int, int] = {}
     first, count = 0, 16 * partitions
@@ -70,7 +70,7 @@ def places(partitions: int) -> tuple[int, ...]:
 
 
 def _partition_of(numbers: Any, partitions: int) -> Any:
-    """The murmur3 hash (32 bits, x86 variant; Austin Appleby) of four bytes, with Spark's seed."""
+    """Hash four bytes with murmur3 (32 bits, x86 variant; Austin Appleby) and Spark's seed."""
     with np.errstate(over="ignore"):
         key = numbers * np.uint32(0xCC9E2D51)
         key = (key << np.uint32(15)) | (key >> np.uint32(17))
@@ -84,23 +84,23 @@ def _partition_of(numbers: Any, partitions: int) -> Any:
     return np.mod(state.view(np.int32).astype(np.int64), partitions)
 
 
-def _packed(places: list[int], parcels: list[pa.Table]) -> Iterator[pa.RecordBatch]:
-    """Each of the tables as one binary value; many of them are written into one buffer, of the size that they need."""
-    ends = np.cumsum([_written([parcel], pa.MockOutputStream()) for parcel in parcels])
+def _serialized(keys: list[int], chunks: list[pa.Table]) -> Iterator[pa.RecordBatch]:
+    """Serialize each chunk to a binary value, writing many of them into one buffer of exactly the required size."""
+    ends = np.cumsum([_write([chunk], pa.MockOutputStream()) for chunk in chunks])
     groups = ends // _BATCH_BYTES
     starts = np.flatnonzero(np.r_[True, groups[1:] != groups[:-1]]).tolist()
-    for start, end in zip(starts, [*starts[1:], len(parcels)], strict=True):
+    for start, end in zip(starts, [*starts[1:], len(chunks)], strict=True):
         offsets = np.r_[0, ends[start:end] - (ends[start - 1] if start else 0)]
         buffer = pa.allocate_buffer(offsets[-1])
-        _written(parcels[start:end], pa.FixedSizeBufferWriter(buffer))
+        _write(chunks[start:end], pa.FixedSizeBufferWriter(buffer))
         buffers = [None, pa.py_buffer(offsets.astype(np.int32)), buffer]
         values = pa.Array.from_buffers(pa.binary(), end - start, buffers)
-        yield pa.RecordBatch.from_arrays([pa.array(places[start:end], pa.int32()), values], schema=SCHEMA)
+        yield pa.RecordBatch.from_arrays([pa.array(keys[start:end], pa.int32()), values], schema=SCHEMA)
 
 
-def _written(parcels: list[pa.Table], sink: Any) -> int:
-    """Write tables one behind the other; where the last one ends."""
-    for parcel in parcels:
-        with pa.ipc.new_stream(sink, parcel.schema) as writer:
-            writer.write_table(parcel)
+def _write(chunks: list[pa.Table], sink: Any) -> int:
+    """Write each chunk as an IPC stream of its own, and return the end position."""
+    for chunk in chunks:
+        with pa.ipc.new_stream(sink, chunk.schema) as writer:
+            writer.write_table(chunk)
     return int(sink.tell())

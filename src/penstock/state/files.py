@@ -11,7 +11,7 @@ from pyarrow import fs
 
 from penstock.arguments import path_text
 from penstock.errors import CheckpointNotFound, StateRefused
-from penstock.spark.checkpoint import Checkpoint, cause, is_number, redact
+from penstock.spark.checkpoint import Checkpoint, is_batch_number, redact_location, redacted_cause
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 _LOGS = {"metadata", "offsets", "commits"}
@@ -37,7 +37,7 @@ class Files:
 
     def __init__(self, location: str | os.PathLike[str]) -> None:
         given = path_text("checkpoint", location)
-        self.shown = redact(given)
+        self.shown = redact_location(given)
         # Spark's working folder may be another one.
         self.location = given if _SCHEME.match(given) else os.path.abspath(given)
         try:
@@ -56,7 +56,7 @@ class Files:
 
     def numbers(self, folder: str) -> tuple[int, ...]:
         """The files right in a folder that numbers are the names of, ascending."""
-        return tuple(sorted(int(name) for name, _ in self.under(folder) if is_number(name)))
+        return tuple(sorted(int(name) for name, _ in self.under(folder) if is_batch_number(name)))
 
     def written(self, name: str) -> datetime | None:
         """When a file was last written, in UTC."""
@@ -74,7 +74,7 @@ class Files:
         try:
             found = self.checkpoint.read(name)
         except OSError as error:
-            raise ValueError(f"it cannot be read: {cause(error, self.location)}") from error
+            raise ValueError(f"it cannot be read: {redacted_cause(error, self.location)}") from error
         if found is None:
             raise ValueError("it is missing")
         return found.decode()
@@ -97,7 +97,7 @@ class Files:
     def _unreachable(self, error: Exception) -> StateRefused:
         first = error.__cause__ if isinstance(error.__cause__, Exception) else error
         return StateRefused(
-            f"the checkpoint at {self.shown!r} cannot be reached from this Python ({cause(first, self.location)}): "
+            f"the checkpoint at {self.shown!r} cannot be reached from this Python ({redacted_cause(first, self.location)}): "
             "check the address and the credentials; pyarrow and fsspec know most file systems (pip install fsspec)",
             condition="STATE_REFUSED.UNREACHABLE",
             checkpoint=self.shown,

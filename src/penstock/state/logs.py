@@ -11,7 +11,7 @@ from penstock.commit.offsets import QueueOffset
 from penstock.errors import CommitRefused
 from penstock.instants import moment_text
 from penstock.json_text import parse_json
-from penstock.spark.checkpoint import PASSED, RUNS, parse_offsets
+from penstock.spark.checkpoint import LIMIT_PASSED_SETTING, RUNS_KEY, parse_offsets
 from penstock.state.files import Files
 
 MICRO_BATCH, CONTINUOUS = "micro-batch", "continuous"
@@ -142,7 +142,7 @@ def _planned(files: Files, number: int, untold: list[str]) -> Batch:
     return Batch(
         number,
         # An epoch has no settings but what a limit has let through.
-        engine=MICRO_BATCH if about.get("conf", {}).keys() - {PASSED} else CONTINUOUS,
+        engine=MICRO_BATCH if about.get("conf", {}).keys() - {LIMIT_PASSED_SETTING} else CONTINUOUS,
         planned_at=_moment(about.get("batchTimestampMs")),
         watermark=_moment(about.get("batchWatermarkMs")),
         sources=sources,
@@ -167,7 +167,7 @@ def _rows(files: Files, number: int, sources: tuple[Source, ...]) -> int | None:
 
 
 def _is_without_rows(source: Source) -> bool:
-    return isinstance(source.offset, dict) and source.offset.keys() == {RUNS}
+    return isinstance(source.offset, dict) and source.offset.keys() == {RUNS_KEY}
 
 
 def _committed(files: Files, number: int, untold: list[str]) -> Batch:

@@ -12,7 +12,7 @@ from pyspark.sql.types import StructType
 from penstock.arguments import in_quotes
 from penstock.errors import InvalidInput, InvalidOption, TableRefused
 from penstock.feeds.contract import CHANGE_TYPE, COMMIT_VERSION
-from penstock.spark.column_metadata import is_split, needed_sequence, row_id_of, sequence_of
+from penstock.spark.column_metadata import is_split, required_sequence, row_id_columns, sequence_column
 
 
 def ties(schema: StructType, sequence_by: str) -> tuple[str, ...]:
@@ -31,7 +31,7 @@ def ties(schema: StructType, sequence_by: str) -> tuple[str, ...]:
     InvalidInput
         When the rows have lost that column.
     """
-    step, needed = sequence_of(schema), needed_sequence(schema)
+    step, needed = sequence_column(schema), required_sequence(schema)
     if step == sequence_by:
         raise InvalidOption(
             f"{in_quotes(step)} orders the changes of a row inside a commit alone, and a later commit's would be taken for old ones: leave "
@@ -66,7 +66,7 @@ def require_row_id(schema: StructType, keys: Sequence[str]) -> None:
     ------
     InvalidOption
     """
-    missing = [name for name in row_id_of(schema) if name not in keys]
+    missing = [name for name in row_id_columns(schema) if name not in keys]
     # Keys that are no columns are somebody else's to refuse.
     if missing and set(keys) <= set(schema.names):
         raise InvalidOption(

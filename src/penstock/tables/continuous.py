@@ -19,7 +19,7 @@ from penstock.continuous.connectors.protocol import SinkDriver, SinkEpoch
 from penstock.continuous.driver.epochs import Epoch
 from penstock.continuous.task.writer import SinkWriter, WriterFactory
 from penstock.queue.open_stores import open_store
-from penstock.spark.store_reach import check_reach
+from penstock.spark.session_store import check_reach
 from penstock.store.staging import Attempt
 from penstock.tables.columns import Layout
 from penstock.tables.names import resolve

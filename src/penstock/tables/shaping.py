@@ -9,7 +9,7 @@ from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
-from penstock.spark.schemas import quoted
+from penstock.spark.schemas import quote_column
 from penstock.tables.change_rows import present
 from penstock.tables.columns import Column, Layout
 from penstock.tables.untouched_values import UNKNOWN
@@ -42,7 +42,7 @@ def shaped(frame: DataFrame, layout: Layout) -> DataFrame:
 
 
 def _expression(column: Column, dialect: str) -> SparkColumn:
-    found = F.col(quoted(column.name))
+    found = F.col(quote_column(column.name))
     if column.is_json:
         return F.to_json(found, JSON)
     if dialect == "postgres" and pat.is_binary(column.type):

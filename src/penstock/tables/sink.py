@@ -26,12 +26,11 @@ from penstock.lake.delta_location import DeltaPlace, is_delta
 from penstock.queue.checks import check_name
 from penstock.queue.store import connect
 from penstock.spark.connectors import Sink, WriteSettings
-from penstock.spark.default_store import URL, default_url
-from penstock.spark.internals.plan_text import by_session, tree_of
+from penstock.spark.internals.plan_text import groups_by_session, plan_tree
 from penstock.spark.internals.plans import streaming_reads
 from penstock.spark.internals.sessions import is_classic
 from penstock.spark.schemas import COORDINATES
-from penstock.spark.store_reach import check_reach
+from penstock.spark.session_store import URL_SETTING, check_reach, default_url
 from penstock.store.database import Transaction
 from penstock.store.url import parse_url
 from penstock.tables.change_rows import require_row_id, ties
@@ -53,7 +52,7 @@ def refuse_session_windows(frame: DataFrame) -> None:
     ------
     TableRefused
     """
-    if not any(node.name == "Aggregate" and by_session(node) for node in tree_of(frame).walk()):
+    if not any(node.name == "Aggregate" and groups_by_session(node) for node in plan_tree(frame).walk()):
         return
     raise TableRefused(
         "the query has a session window, and a session's key changes as it grows: in output mode update its earlier rows would "
@@ -377,7 +376,7 @@ class TableSink(Sink, ContinuousSink):
         url = self.url or default_url(spark)
         if url is None:
             raise InvalidOption(
-                f"no store is named for the table {in_quotes(self.name)}: give url, or set {URL} on the session",
+                f"no store is named for the table {in_quotes(self.name)}: give url, or set {URL_SETTING} on the session",
                 option="url",
             )
         return url

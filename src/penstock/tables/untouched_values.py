@@ -26,8 +26,8 @@ from pyspark.sql.types import (
 from penstock.arguments import in_quotes
 from penstock.errors import InvalidInput, TableRefused
 from penstock.feeds.contract import CHANGE_COLUMNS, CHANGE_TYPE
-from penstock.spark.column_metadata import unchanged_of, value_of
-from penstock.spark.schemas import quoted
+from penstock.spark.column_metadata import feed_column, unchanged_column
+from penstock.spark.schemas import quote_column
 
 UNKNOWN = "unknown"
 """Of a shaped row, beside its columns: the numbers of those without a value, as ",2,,5,"; null where all are told."""
@@ -54,7 +54,7 @@ class Unchanged:
         InvalidInput
             When the rows have such values, and not the column that names them.
         """
-        column = unchanged_of(schema)
+        column = unchanged_column(schema)
         if column is None:
             _require_none(schema, keys)
             return None
@@ -62,7 +62,7 @@ class Unchanged:
         computed = []
         data = [field for field in schema if field.name not in (*CHANGE_COLUMNS, column)]
         for number, field in enumerate(data):
-            name = value_of(field)
+            name = feed_column(field)
             if name is None or _has_values(field.dataType):
                 computed.append(field.name)
             elif field.name not in keys and isinstance(field.dataType, _LONG):
@@ -76,7 +76,7 @@ class Unchanged:
 
     def unknown(self) -> Column:
         """The expression of `UNKNOWN`; for what nobody can know, a sign and a name."""
-        names, kind = F.col(quoted(self.column)), F.col(CHANGE_TYPE)
+        names, kind = F.col(quote_column(self.column)), F.col(CHANGE_TYPE)
         listed = F.array_join(F.transform(names, self._numbers), "")
         moved = (kind == "insert") & (listed != "")
         found = F.when(moved, F.concat(F.lit(_MOVED), names[0])).otherwise(listed)
@@ -141,14 +141,14 @@ def has_value(unknown: str, number: int) -> str:
 
 
 def _has_values(kind: DataType) -> bool:
-    return isinstance(kind, StructType) and any(value_of(field) is not None for field in kind)
+    return isinstance(kind, StructType) and any(feed_column(field) is not None for field in kind)
 
 
 def _require_none(schema: StructType, keys: Sequence[str]) -> None:
     long = [
         field.name
         for field in schema
-        if value_of(field) is not None
+        if feed_column(field) is not None
         and isinstance(field.dataType, _LONG)
         and field.name not in (*CHANGE_COLUMNS, *keys)
     ]

@@ -32,7 +32,7 @@ def replay_last_batch(checkpoint: str | Path) -> int:
         When no micro-batch is committed there, or one has begun that is not: that one would be repeated.
     """
     found = Checkpoint(str(checkpoint))
-    last, begun = found.last_commit(), found.last_begun()
+    last, begun = found.last_commit(), found.last_planned()
     if last is None:
         raise InvalidInput(
             f"no micro-batch is committed in the checkpoint {str(checkpoint)!r}: run the query over it first"

@@ -11,7 +11,7 @@ from typing import Any
 from penstock.errors import PenstockError
 from penstock.instants import micros_of
 from penstock.redaction import sentence
-from penstock.spark.checkpoint import redact
+from penstock.spark.checkpoint import redact_location
 from penstock.state.render import show
 from penstock.state.result import CheckpointState
 from penstock.ui.reading import iso
@@ -74,9 +74,9 @@ class Checkpoints:
                 state = show(None, location)
             except (PenstockError, ImportError, OSError, ValueError) as error:
                 message = error.message if isinstance(error, PenstockError) else str(error)
-                notes.append(sentence(f"checkpoint {redact(location)}: {message}", _MESSAGE))
+                notes.append(sentence(f"checkpoint {redact_location(location)}: {message}", _MESSAGE))
             else:
-                found.append(Found(redact(location), state))
+                found.append(Found(redact_location(location), state))
                 notes.extend(_untold(location, state))
         self.found, self.notes = found, notes
         self._next = self._clock() + EVERY_SECONDS
@@ -85,7 +85,7 @@ class Checkpoints:
 def _untold(location: str, state: CheckpointState) -> list[str]:
     if state.query_id is not None:
         return []
-    return [sentence(f"checkpoint {redact(location)}: {why}", _MESSAGE) for why in state.untold[:1]]
+    return [sentence(f"checkpoint {redact_location(location)}: {why}", _MESSAGE) for why in state.untold[:1]]
 
 
 def _aware(moment: datetime) -> datetime:

@@ -36,5 +36,3 @@ command_needs("spark", "modes", "check", "job:job", "--schema", "id bigint")
 if "spark" in THERE:
     assert "append" in command("modes", "check", "job:job", "--schema", "id bigint")
     assert '"insert"' in command("changes", "show", "queue:feed", "--json")
-if not {"spark", "demo"} & THERE:
-    command_needs("demo", "demo")

@@ -10,11 +10,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 
-from penstock.spark.internals.operators import _PROPERTIES, Is, of
-from penstock.spark.internals.output_mode_checker import refusal
-from penstock.spark.internals.plan_text import tree_of
+from penstock.spark.internals.operators import _PROPERTIES, Trait, traits_of
+from penstock.spark.internals.output_mode_checker import check_output_mode
+from penstock.spark.internals.plan_text import plan_tree
+from penstock.spark.internals.requirements import parse_version
 from penstock.spark.internals.sessions import JvmError
-from penstock.spark.internals.versions import parse_version
 
 _PACKAGES = (
     "org.apache.spark.sql.catalyst.plans.logical",
@@ -40,7 +40,7 @@ def _is_there(spark: SparkSession, name: str) -> bool:
 
 
 def test_an_operator_that_is_not_known_has_no_property() -> None:
-    assert of("NoSuchOperator") == Is(0)
+    assert traits_of("NoSuchOperator") == Trait(0)
 
 
 def _plans(spark: SparkSession) -> dict[str, DataFrame]:
@@ -74,7 +74,7 @@ def test_plans_are_printed_with_the_names_of_the_table(spark: SparkSession) -> N
     missing = {
         name
         for name, frame in _plans(spark).items()
-        if name not in {node.name for node in tree_of(frame).walk()}
+        if name not in {node.name for node in plan_tree(frame).walk()}
     }
     assert missing == set()
 
@@ -109,8 +109,8 @@ def test_what_has_to_be_above_a_union_in_real_time_is_what_spark_says(spark: Spa
     rate = spark.readStream.format("rate").load()
     told = {}
     for name, frame in _below_a_union(rate).items():
-        assert name in {node.name for node in tree_of(frame).walk()}
-        refused = refusal(frame.union(rate.select("value")), "update", "real time")
+        assert name in {node.name for node in plan_tree(frame).walk()}
+        refused = check_output_mode(frame.union(rate.select("value")), "update", "real time")
         told[name] = refused is not None and "STATEFUL_OPERATORS_BEFORE_UNION" in str(refused.condition)
     takes_state = parse_version(spark.version) >= (4, 3)
-    assert told == {name: takes_state and Is.ABOVE_UNION in of(name) for name in told}
+    assert told == {name: takes_state and Trait.ABOVE_UNION in traits_of(name) for name in told}

@@ -7,17 +7,16 @@ from pathlib import Path
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from penstock.spark.internals.logical import PANDAS, PYTHON, analysed_plan, executed_plan
+from penstock.spark.internals.catalyst import PANDAS, PYTHON, analysed, analysed_plan, executed_plan
 from penstock.spark.internals.plan_rewrite import replace_reads
-from penstock.spark.internals.plan_text import tree_of
+from penstock.spark.internals.plan_text import plan_tree
 from penstock.spark.internals.plans import (
     StreamingRead,
-    analysed,
     fingerprint,
-    keeps_rows,
-    repeatable,
+    first_gathering_operator,
+    may_retain_rows,
     streaming_reads,
-    watermarks_over,
+    watermarks_above,
 )
 
 
@@ -40,22 +39,22 @@ def test_streaming_reads_are_told_with_their_options(
 
 
 def test_an_operator_that_gathers_rows_is_named(rate: DataFrame) -> None:
-    assert repeatable(rate.where("value > 1")) is None
-    assert repeatable(rate.dropDuplicates(["value"])) == "Deduplicate"
+    assert first_gathering_operator(rate.where("value > 1")) is None
+    assert first_gathering_operator(rate.dropDuplicates(["value"])) == "Deduplicate"
 
 
 def test_rows_may_wait_where_state_has_a_watermark(rate: DataFrame) -> None:
     timed = rate.withWatermark("timestamp", "1 minute")
-    assert not keeps_rows(timed)
-    assert not keeps_rows(rate.groupBy("value").count())
-    assert keeps_rows(timed.groupBy("timestamp").count())
+    assert not may_retain_rows(timed)
+    assert not may_retain_rows(rate.groupBy("value").count())
+    assert may_retain_rows(timed.groupBy("timestamp").count())
 
 
 def test_watermarks_above_another_one_are_found(rate: DataFrame) -> None:
     first = rate.withColumn("other", rate.timestamp).withWatermark("timestamp", "1 minute")
     plan = analysed(first.withWatermark("other", "1 minute"))
-    assert watermarks_over(plan, "timestamp") == ["other"]
-    assert watermarks_over(plan, "other") == []
+    assert watermarks_above(plan, "timestamp") == ["other"]
+    assert watermarks_above(plan, "other") == []
 
 
 def test_equal_queries_have_one_fingerprint(rate: DataFrame) -> None:
@@ -81,7 +80,7 @@ def test_reads_are_replaced_below_the_same_transformations(spark: SparkSession, 
 
 
 def test_a_plan_is_printed_as_a_tree(rate: DataFrame) -> None:
-    tree = tree_of(rate.withWatermark("timestamp", "1 minute").groupBy("timestamp").count())
+    tree = plan_tree(rate.withWatermark("timestamp", "1 minute").groupBy("timestamp").count())
     assert [node.name for node in tree.walk()] == ["Aggregate", "EventTimeWatermark", "StreamingRelationV2"]
     assert all(node.streaming for node in tree.walk())
     assert tree.arguments[0].startswith("[timestamp#")
@@ -89,7 +88,7 @@ def test_a_plan_is_printed_as_a_tree(rate: DataFrame) -> None:
 
 
 def test_a_line_break_in_a_literal_is_no_line_of_the_plan(rate: DataFrame) -> None:
-    tree = tree_of(rate.where("'a\\n+- Filter true' != 'b'"))
+    tree = plan_tree(rate.where("'a\\n+- Filter true' != 'b'"))
     assert [node.name for node in tree.walk()] == ["Filter", "StreamingRelationV2"]
 
 
@@ -113,7 +112,7 @@ def test_stages_for_python_are_told_apart(spark: SparkSession) -> None:
         (pandas_udf(lambda v: v, "long"), PANDAS),
     ):
         plan = executed_plan(frame.select(made("id")))
-        assert [each.udfs() for each in _walk(plan) if each.name == "ArrowEvalPython"] == [kind]
+        assert [each.udf_kind() for each in _walk(plan) if each.name == "ArrowEvalPython"] == [kind]
 
 
 def _walk(operator):  # type: ignore[no-untyped-def]

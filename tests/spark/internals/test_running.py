@@ -10,9 +10,9 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from penstock.spark.internals.listeners import Listeners, listen
-from penstock.spark.internals.plans import watermarks_over
-from penstock.spark.internals.running import checkpoint_of, plan_of
+from penstock.spark.internals.listeners import ListenerBus, add_listener
+from penstock.spark.internals.plans import watermarks_above
+from penstock.spark.internals.sessions import running_checkpoint, running_plan
 from tests.support.waiting import wait_until
 
 
@@ -35,7 +35,7 @@ class Heard:
 
 def test_a_query_is_heard_from_its_start_to_its_end(spark: SparkSession, tmp_path: Path) -> None:
     heard = Heard()
-    listen(spark, heard)
+    add_listener(spark, heard)
     frame = spark.readStream.format("rate").load().withWatermark("timestamp", "1 minute")
     query = (
         frame.writeStream.format("noop")
@@ -44,9 +44,9 @@ def test_a_query_is_heard_from_its_start_to_its_end(spark: SparkSession, tmp_pat
         .start()
     )
     try:
-        assert checkpoint_of(spark, query.id).endswith(f"{tmp_path}/c")
+        assert running_checkpoint(spark, query.id).endswith(f"{tmp_path}/c")
         wait_until(lambda: "progressed" in heard.of(query.runId), 60)
-        assert watermarks_over(plan_of(spark, query.id), "no such column") == []
+        assert watermarks_above(running_plan(spark, query.id), "no such column") == []
     finally:
         query.stop()
     wait_until(lambda: "terminated" in heard.of(query.runId), 60)
@@ -56,9 +56,9 @@ def test_a_query_is_heard_from_its_start_to_its_end(spark: SparkSession, tmp_pat
 
 def test_listeners_are_told_of_a_query_that_spark_does_not_run(spark: SparkSession) -> None:
     heard = Heard()
-    listen(spark, heard)
+    add_listener(spark, heard)
     query_id, run_id = str(uuid.uuid4()), str(uuid.uuid4())
-    listeners = Listeners(spark, query_id, run_id)
+    listeners = ListenerBus(spark, query_id, run_id)
     listeners.started("ours", "2026-11-22T17:15:00.000Z")
     source = {
         "description": "q",

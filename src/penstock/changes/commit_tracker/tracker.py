@@ -16,9 +16,9 @@ from penstock.changes.commit_tracker.journal import Journal
 from penstock.changes.passes.rows import EVENT_TIME
 from penstock.errors import InvalidChangeOption, PenstockError, condition_of
 from penstock.spark.checkpoint import Checkpoint
-from penstock.spark.driver_endpoint import Address, Endpoint
-from penstock.spark.internals.plans import watermarks_over
-from penstock.spark.internals.running import checkpoint_of, plan_of
+from penstock.spark.driver_endpoint import Address, DriverEndpoint
+from penstock.spark.internals.plans import watermarks_above
+from penstock.spark.internals.sessions import running_checkpoint, running_plan
 from penstock.store.forks import Guard
 
 log = logging.getLogger("penstock.changes")
@@ -29,7 +29,7 @@ _STREAMS = 1024
 """Feeds of streaming queries that are; what is forgotten is still on disk."""
 
 _guard = Guard()
-_running: dict[str, tuple[Witness, Endpoint]] = {}
+_running: dict[str, tuple[Witness, DriverEndpoint]] = {}
 
 
 def address_of_witness(spark: SparkSession) -> Address:
@@ -41,7 +41,7 @@ def address_of_witness(spark: SparkSession) -> Address:
                 endpoint.close()
             _running.clear()
             witness = Witness(spark)
-            _running[application] = witness, Endpoint(spark, witness.answer)
+            _running[application] = witness, DriverEndpoint(spark, witness.answer)
         return _running[application][1].address
 
 
@@ -151,7 +151,7 @@ def refuse_watermarks(plan: Any) -> None:
     InvalidChangeOption
         SECOND_WATERMARK.
     """
-    behind = [] if plan is None else watermarks_over(plan, EVENT_TIME)
+    behind = [] if plan is None else watermarks_above(plan, EVENT_TIME)
     if behind:
         raise InvalidChangeOption(
             f"withWatermark on {behind[-1]!r} stands behind the watermark strategy, and a query has one watermark: neither would "
@@ -165,7 +165,7 @@ def refuse_watermarks(plan: Any) -> None:
 def _plan(spark: SparkSession, query_id: str) -> Any:
     """The JVM's logical plan of a running query; None where it has gone already."""
     try:
-        return plan_of(spark, query_id)
+        return running_plan(spark, query_id)
     except Exception as error:
         log.warning(
             "the plan of query %s cannot be seen: %s",
@@ -179,7 +179,7 @@ def _plan(spark: SparkSession, query_id: str) -> Any:
 def journal_of(spark: SparkSession, query_id: str, feed: str) -> Journal | None:
     """The journal in the checkpoint of a running query; None, with a warning, where Python does not reach it."""
     try:
-        return Journal(Checkpoint(checkpoint_of(spark, query_id)), feed)
+        return Journal(Checkpoint(running_checkpoint(spark, query_id)), feed)
     except Exception as error:
         log.warning(
             "the checkpoint of query %s cannot be reached from Python (%s): commits that turn up again are found out only "

@@ -14,10 +14,9 @@ from penstock.changes.debezium.dead_letters import DEAD_LETTERS
 from penstock.commit.micro_batch import sink_name
 from penstock.errors import InvalidOption, SchemaMismatch
 from penstock.queue.open_stores import open_store
-from penstock.spark.default_store import URL, default_url
 from penstock.spark.options import SinkOptions
+from penstock.spark.session_store import URL_SETTING, check_reach, default_url
 from penstock.spark.sink.write_task import TaskWriter
-from penstock.spark.store_reach import check_reach
 from penstock.store.records import ledger
 from penstock.store.records.catalog import QueueRecord
 from penstock.store.records.ledger import LedgerKey
@@ -59,7 +58,7 @@ class Letters:
         url = address.url or default_url(spark)
         if url is None:
             raise InvalidOption(
-                f"the queue of dead letters {address.queue!r} needs its store: give it a url, or set {URL}",
+                f"the queue of dead letters {address.queue!r} needs its store: give it a url, or set {URL_SETTING}",
                 option="url",
             )
         context = getattr(spark, "_sc", None)

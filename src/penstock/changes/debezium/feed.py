@@ -20,9 +20,9 @@ from penstock.changes.debezium.tasks import OWN, SEQUENCE, Sorting
 from penstock.changes.post_processing import process
 from penstock.errors import InvalidChangelogSchema, InvalidChangeOption
 from penstock.feeds.contract import CHANGE_TYPE, ChangeContract
-from penstock.spark.column_metadata import marked
+from penstock.spark.column_metadata import with_feed_metadata
 from penstock.spark.internals.plans import fingerprint
-from penstock.spark.schemas import quoted, to_struct
+from penstock.spark.schemas import quote_column, to_struct
 
 _UNITS = ("micros", "millis", "nanos")
 
@@ -212,7 +212,7 @@ class DebeziumFeed:
                 "value",
                 self.value,
             )
-        raw = F.col(quoted(self.value)).cast("string").alias("raw")
+        raw = F.col(quote_column(self.value)).cast("string").alias("raw")
         # One step each: what is parsed is used many times.
         parsed = df.select(*_coordinates(df), raw).select(
             "*", envelope.parsed(F.col("raw"), _wire(reading.schema)).alias("parsed")
@@ -302,7 +302,7 @@ class DebeziumFeed:
         data = [StructField(each.name, each.dataType, each.name not in ids) for each in columns]
         own: list[DataType] = [StringType(), envelope.version_type, TimestampType(), LongType()]
         added = [StructField(name, kind, False) for name, kind in zip(OWN, own, strict=True)]
-        return marked(
+        return with_feed_metadata(
             StructType([*data, *added]),
             ids,
             sequence=SEQUENCE,

@@ -22,7 +22,7 @@ from penstock.feeds.contract import (
     POSTIMAGE,
     PREIMAGE,
 )
-from penstock.spark.error_boundary import plainly
+from penstock.spark.error_boundary import iterate_without_tracebacks
 
 SEQUENCE = "_sequence"
 OWN = (CHANGE_TYPE, COMMIT_VERSION, COMMIT_TIMESTAMP, SEQUENCE)
@@ -36,7 +36,7 @@ class Sorting:
     letters: Letters | None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return plainly(self._rows(batches))
+        return iterate_without_tracebacks(self._rows(batches))
 
     def _rows(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         refused: list[pa.RecordBatch] = []

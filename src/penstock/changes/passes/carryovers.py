@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from penstock.changes.passes.rows import IS_DELETE, IS_INSERT, ChangeRows, Groups
 from penstock.changes.passes.violations import check_same_data
-from penstock.spark.factorize import both, codes_of, surely_equal
+from penstock.spark.factorize import combine_codes, factorize, rows_equal
 
 
 def changed(rows: ChangeRows, *, partial: bool = False) -> Any:
@@ -35,13 +35,13 @@ def changed(rows: ChangeRows, *, partial: bool = False) -> Any:
     single = np.flatnonzero((many_deletes == 1) & (many_inserts == 1))
     if len(single):
         of_delete, of_insert = groups.places(deletes)[single], groups.places(inserts)[single]
-        content = codes_of(rows.columns(rows.layout.content)).values
+        content = factorize(rows.columns(rows.layout.content)).values
         equal = content[of_delete] == content[of_insert]
         of_delete, of_insert = of_delete[equal], of_insert[equal]
         if partial and rows.layout.content != rows.layout.data:
             known = (*rows.layout.row_id, rows.layout.row_version)
             others = [path for path in rows.layout.data if path not in known]
-            same = surely_equal(rows.columns(others), of_delete, of_insert)
+            same = rows_equal(rows.columns(others), of_delete, of_insert)
             of_delete, of_insert = of_delete[same], of_insert[same]
         gone[of_delete] = gone[of_insert] = True
     several = (many_deletes > 0) & (many_inserts > 0) & (many_deletes + many_inserts > 2)
@@ -76,5 +76,5 @@ def _cancel(rows: ChangeRows, chosen: Any, gone: Any, partial: bool) -> None:
 
 def _alike(rows: ChangeRows, groups: Groups, among: Any) -> Any:
     """The mask of the rows in groups whose rows, among those that a mask chooses, are all equal in their data."""
-    finer = Groups(both(rows.content, codes_of(rows.columns(rows.layout.data))))
+    finer = Groups(combine_codes(rows.content, factorize(rows.columns(rows.layout.data))))
     return finer.holding(finer.counts(among)) == groups.holding(groups.counts(among))

@@ -21,7 +21,7 @@ from penstock.changes.passes.rows import (
 from penstock.changes.passes.untouched_values import carried
 from penstock.changes.passes.violations import check_order_known, check_sequence, check_single
 from penstock.feeds.contract import ChangeContract
-from penstock.spark.factorize import Codes, both, codes_of
+from penstock.spark.factorize import Codes, combine_codes, factorize
 
 
 @dataclass(frozen=True)
@@ -108,4 +108,4 @@ class Passes:
             return rows.row
         assert self.net is not None
         times = column_at(rows.table, (rows.layout.timestamp,)).cast(pa.int64()).to_numpy()
-        return both(rows.row, codes_of([pa.array(times // self.net)]))
+        return combine_codes(rows.row, factorize([pa.array(times // self.net)]))

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.feeds.contract import TYPES
-from penstock.spark.factorize import Codes, both, codes_of, order_codes, ranks
+from penstock.spark.factorize import Codes, combine_codes, cumcount, factorize, order_codes
 
 
 class Groups:
@@ -45,7 +45,7 @@ class Groups:
 
     def ranks(self, rows: Any) -> Any:
         """For each of the rows (indexes, in order) how many of them before it are in the same group."""
-        return ranks(self.of[rows])
+        return cumcount(self.of[rows])
 
 
 # ---- rows: Change rows as the passes see them: what each row is a change of, as numbers.
@@ -106,12 +106,12 @@ class ChangeRows:
     @cached_property
     def row(self) -> Codes:
         """Which row of the table the change is of."""
-        return codes_of(self.columns(self.layout.row_id))
+        return factorize(self.columns(self.layout.row_id))
 
     @cached_property
     def change(self) -> Codes:
         """Which row, and in which commit."""
-        return both(self.row, codes_of(self.columns([(self.layout.version,)])))
+        return combine_codes(self.row, factorize(self.columns([(self.layout.version,)])))
 
     @cached_property
     def changes(self) -> Groups:
@@ -121,7 +121,7 @@ class ChangeRows:
     @cached_property
     def content(self) -> Codes:
         """Which row, in which commit, with which content."""
-        return both(self.change, codes_of(self.columns(self.layout.content)))
+        return combine_codes(self.change, factorize(self.columns(self.layout.content)))
 
     @cached_property
     def order(self) -> list[Any]:

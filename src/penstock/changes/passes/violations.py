@@ -20,7 +20,7 @@ from penstock.changes.passes.rows import (
 )
 from penstock.errors import ChangelogContractViolation
 from penstock.feeds.contract import CHANGE_TYPE, COMMIT_TIMESTAMP, TYPES
-from penstock.spark.factorize import both, codes_of
+from penstock.spark.factorize import combine_codes, factorize
 
 _EPOCH = 0
 
@@ -88,7 +88,7 @@ def check_sequence(rows: ChangeRows) -> None:
         UNEXPECTED_MULTIPLE_CHANGES_PER_ROW_VERSION.
     """
     assert rows.layout.sequence is not None
-    groups = Groups(both(rows.change, codes_of(rows.columns([rows.layout.sequence]))))
+    groups = Groups(combine_codes(rows.change, factorize(rows.columns([rows.layout.sequence]))))
     place = _one_of_several(rows, groups)
     if place is not None:
         raise _violation(
@@ -147,7 +147,7 @@ def check_same_data(rows: ChangeRows, places: Any) -> None:
         return
     of = rows.content.values[places]
     data = (
-        codes_of([column.take(pa.array(places)) for column in rows.columns(rows.layout.data)]).dense().values
+        factorize([column.take(pa.array(places)) for column in rows.columns(rows.layout.data)]).dense().values
     )
     order = np.lexsort([data, of])
     differ = (of[order][1:] == of[order][:-1]) & (data[order][1:] != data[order][:-1])

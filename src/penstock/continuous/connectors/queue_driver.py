@@ -25,7 +25,7 @@ from penstock.queue.open_stores import open_store
 from penstock.queue.store import Store
 from penstock.spark.options import SinkOptions, SourceOptions
 from penstock.spark.schemas import check_writable, source_schema
-from penstock.spark.source.positions import require_reached, start_positions, still_there
+from penstock.spark.source.positions import require_reached, skip_trimmed, start_positions
 from penstock.store.database import Transaction
 from penstock.store.records import catalog
 from penstock.store.records.catalog import QueueRecord
@@ -76,7 +76,7 @@ class QueueSourceDriver(SourceDriver):
             require_reached(offset, partitions)
             offsets = pad(offset.end, len(partitions))
             # Tasks skip lost rows: the next epoch begins where the last one has ended.
-            still_there(self.options, partitions, offsets)
+            skip_trimmed(self.options, partitions, offsets)
             return dict(enumerate(offsets))
 
         return store.database.run(work, write=False)

@@ -15,10 +15,10 @@ from penstock.continuous.task.reader import ReaderFactory, SourceReader
 from penstock.continuous.task.writer import SinkWriter, WriterFactory
 from penstock.queue.open_stores import open_store
 from penstock.queue.queue import placement_of
-from penstock.spark.schemas import output
-from penstock.spark.sink.write_task import Pieces, stage_segments
+from penstock.spark.schemas import to_output_batch
+from penstock.spark.session_store import check_reach
+from penstock.spark.sink.write_task import SegmentGroups, stage_segments
 from penstock.spark.source.positions import report_loss
-from penstock.spark.store_reach import check_reach
 from penstock.store.log import partition_log
 from penstock.store.records.catalog import QueueRecord
 from penstock.store.staging import Attempt
@@ -133,7 +133,7 @@ class QueueReader(SourceReader):
         for chunk in chunks:
             self._note_loss(partition, position, chunk.start)
             position = chunk.end
-            rows = output(chunk, source.queue, partition, source.schema)
+            rows = to_output_batch(chunk, source.queue, partition, source.schema)
             yield _Ahead(partition, chunk.first_timestamp, chunk.start, rows)
         self._note_loss(partition, position, end)
 
@@ -192,7 +192,7 @@ class QueueAppendWriter(SinkWriter):
 
     def write(self, rows: list[pa.RecordBatch], epoch: int) -> None:
         crowded: set[int] = set()
-        pieces = Pieces(self._sink.queue, self._placement, self._task, self._sink.max_rows)
+        pieces = SegmentGroups(self._sink.queue, self._placement, self._task, self._sink.max_rows)
         for group in pieces.groups(iter(rows)):
             appended = append_task(self._store.database, self._sink.queue, None, group)
             crowded.update(() if appended is None else appended.crowded)
@@ -218,7 +218,7 @@ class QueueStagingWriter(SinkWriter):
 
     def write(self, rows: list[pa.RecordBatch], epoch: int) -> None:
         attempt = Attempt(self._app_id, epoch, self._task, self._attempt)
-        pieces = Pieces(self._sink.queue, self._placement, self._task, self._sink.max_rows)
+        pieces = SegmentGroups(self._sink.queue, self._placement, self._task, self._sink.max_rows)
         for group in pieces.groups(iter(rows)):
             self._staged += stage_segments(self._database, self._sink.queue, attempt, group, self._staged)
 

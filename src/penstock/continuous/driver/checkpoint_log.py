@@ -17,7 +17,7 @@ from typing import Any
 from pyarrow import fs
 
 from penstock.errors import CheckpointMismatch, CommitRefused, OwnerFenced
-from penstock.spark.checkpoint import PASSED, Checkpoint, is_number, redact
+from penstock.spark.checkpoint import LIMIT_PASSED_SETTING, Checkpoint, is_batch_number, redact_location
 
 _COMMITTED = 'v1\n{"nextBatchWatermarkMs":0}'
 
@@ -45,7 +45,7 @@ class CheckpointLog:
     @property
     def location(self) -> str:
         """The location of the checkpoint, without a password."""
-        return redact(self.read.location)
+        return redact_location(self.read.location)
 
     @property
     def query_id(self) -> str:
@@ -58,7 +58,7 @@ class CheckpointLog:
 
     def unsettled(self) -> int | None:
         """Return the epoch or micro-batch that was begun and not committed; None if there is none."""
-        begun, committed = self.read.last_begun(), self.last_committed()
+        begun, committed = self.read.last_planned(), self.last_committed()
         return begun if begun is not None and begun != committed else None
 
     def has_offset(self, number: int) -> bool:
@@ -90,7 +90,7 @@ class CheckpointLog:
         """
         if number is None:
             return 0
-        rows = self.read.passed(number)
+        rows = self.read.limit_passed(number)
         if rows is None:
             raise CheckpointMismatch(
                 f"the query at {self.location!r} has run without a limit before, or with one that a trigger of micro-batches "
@@ -112,7 +112,7 @@ class CheckpointLog:
         OwnerFenced
             When another driver has logged this epoch.
         """
-        conf = {} if passed is None else {PASSED: str(passed)}
+        conf = {} if passed is None else {LIMIT_PASSED_SETTING: str(passed)}
         about = {"batchWatermarkMs": 0, "batchTimestampMs": int(time.time() * 1000), "conf": conf}
         self._add(f"offsets/{number}", "\n".join(["v1", json.dumps(about), json.dumps(offset)]))
 
@@ -139,7 +139,7 @@ class CheckpointLog:
 
     def _first(self, folder: str) -> int:
         entries = self._files.get_file_info(fs.FileSelector(f"{self._root}/{folder}"))
-        return min((int(info.base_name) for info in entries if is_number(info.base_name)), default=0)
+        return min((int(info.base_name) for info in entries if is_batch_number(info.base_name)), default=0)
 
     def _add(self, name: str, text: str) -> None:
         try:

@@ -19,8 +19,8 @@ from typing import Any
 from penstock.continuous.driver.epochs import Epoch, Epochs
 from penstock.continuous.task.channel import READER, WRITER, CoordinatorAddress, decode, encode
 from penstock.errors import ContinuousFailed, PenstockError, condition_of
-from penstock.spark.driver_endpoint import Listening
-from penstock.spark.driver_endpoint import shut as _shut
+from penstock.spark.driver_endpoint import AuthenticatedListener
+from penstock.spark.driver_endpoint import shut_down as _shut
 
 log = logging.getLogger("penstock.continuous")
 
@@ -89,7 +89,7 @@ class EpochCoordinator:
         self._need_other_batches: set[int] = set()
         self._paused: set[int] = set()
         # Last, since a task may connect at once.
-        self._listening = Listening(bind, self._serve, "penstock-epochs")
+        self._listening = AuthenticatedListener(bind, self._serve, "penstock-epochs")
         self.address = CoordinatorAddress(host, self._listening.port, self.run, self._listening.secret)
 
     # For the driver.

@@ -27,7 +27,7 @@ from penstock.continuous.task.channel import CoordinatorAddress
 from penstock.continuous.task.reader import ReadTask
 from penstock.continuous.task.writer import REPORT, WriterFactory, WriteTask
 from penstock.errors import ContinuousFailed
-from penstock.spark.driver_endpoint import names
+from penstock.spark.driver_endpoint import driver_addresses
 from penstock.spark.internals.sessions import clone_session, task_slots
 from penstock.spark.schemas import to_struct
 from penstock.spark.session import PIPELINED
@@ -179,7 +179,7 @@ class SparkEngine:
         return schema
 
     def coordinator(self, epochs: Epochs) -> EpochCoordinator:
-        return EpochCoordinator(*names(self.spark), epochs)
+        return EpochCoordinator(*driver_addresses(self.spark), epochs)
 
     def tasks(self, partitions: int) -> int:
         """Return how many tasks a run has: each occupies a task slot to the end, and one slot is left for other jobs if there are several.

@@ -6,8 +6,8 @@ import re
 from typing import Any
 
 from penstock.errors import ContinuousRefused
-from penstock.spark.internals.logical import Expression, Operator
-from penstock.spark.internals.operators import Is, of
+from penstock.spark.internals.catalyst import Expression, Operator
+from penstock.spark.internals.operators import Trait, traits_of
 
 OTHER_TRIGGER = "run the pipeline with trigger=ps.Trigger.processing_time(...)"
 
@@ -104,7 +104,7 @@ def check_operator(operator: Operator) -> None:
         The error names the operator or the expression.
     """
     name = operator.name
-    if Is.CONTINUOUS not in of(name):
+    if Trait.CONTINUOUS not in traits_of(name):
         raise unsupported(name)
     if name in _MAPS:
         return

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from penstock.continuous.plan.allowed import PHYSICAL, check_operator, unsupported
 from penstock.errors import ContinuousRefused
-from penstock.spark.internals.logical import ARROW, PANDAS, PYTHON, Operator, analysed_plan, executed_plan
-from penstock.spark.internals.versions import parse_version
+from penstock.spark.internals.catalyst import ARROW, PANDAS, PYTHON, Operator, analysed_plan, executed_plan
+from penstock.spark.internals.requirements import parse_version
 from penstock.spark.session import PIPELINED
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def check_plan(carried: DataFrame) -> CheckedPlan:
         if name not in PHYSICAL:
             raise unsupported(name)
         if name == "ArrowEvalPython":
-            stages.append(_UDFS[operator.udfs()])
+            stages.append(_UDFS[operator.udf_kind()])
         elif name in _STAGES:
             stages.append(_STAGES[name])
     # The last is the reader.

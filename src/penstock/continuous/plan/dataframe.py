@@ -19,9 +19,9 @@ from penstock.continuous.plan.allowed import (
 from penstock.continuous.plan.metadata_columns import EPOCH, KIND
 from penstock.continuous.plan.user_functions import arrow_runs, pandas_runs
 from penstock.errors import ContinuousRefused
-from penstock.spark.internals.hidden_columns import Carried, Carrier
+from penstock.spark.internals.hidden_columns import HiddenColumnRewriter, PlanPair
 from penstock.spark.internals.sessions import is_dataframe_attribute, na_functions
-from penstock.spark.internals.udf_wrapper import shielded_command
+from penstock.spark.internals.udf_wrapper import wrap_command
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -42,7 +42,7 @@ class ContinuousFrame:
     Frames come from `begin_frame` and from operations on another frame. Spark executes `carried`, never the frame itself.
     """
 
-    def __init__(self, carrier: Carrier, plain: DataFrame, known: tuple[Carried, ...]) -> None:
+    def __init__(self, carrier: HiddenColumnRewriter, plain: DataFrame, known: tuple[PlanPair, ...]) -> None:
         self._carrier = carrier
         self._plain = plain
         self._known = known
@@ -148,7 +148,7 @@ def begin_frame(carried: DataFrame) -> ContinuousFrame:
     """
     columns = carried.columns
     refuse_hidden_names(columns[:-2])
-    carrier = Carrier(carried.sparkSession, check_operator, shielded_command)
+    carrier = HiddenColumnRewriter(carried.sparkSession, check_operator, wrap_command)
     begin = carrier.begin(carried)
     return ContinuousFrame(carrier, carrier.plain(begin), (begin,))
 

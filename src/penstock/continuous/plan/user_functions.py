@@ -18,7 +18,7 @@ from pyspark.sql.types import StructType
 
 from penstock.continuous.plan.metadata_columns import EPOCH, HIDDEN, KIND
 from penstock.errors import SchemaMismatch
-from penstock.spark.internals.arrow_types import arrow_schema, as_sent
+from penstock.spark.internals.arrow_types import arrow_schema, round_trip_type
 from penstock.spark.internals.udf_wrapper import ROW
 
 Function = Callable[[Iterator[Any]], Any]
@@ -174,7 +174,7 @@ class _Arrow:
         expected = self._fields[place].type
         if column.type.equals(expected):
             return column
-        return column.cast(expected) if as_sent(column.type) == expected else column
+        return column.cast(expected) if round_trip_type(column.type) == expected else column
 
 
 class _Pandas:

@@ -19,7 +19,7 @@ from typing import IO, Any
 import pyarrow as pa
 
 from penstock.errors import ContinuousFailed
-from penstock.spark.driver_endpoint import NO_DRIVER, connect, unreachable
+from penstock.spark.driver_endpoint import CONNECT_ERRORS, connect, unreachable_error
 
 _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 
@@ -78,8 +78,8 @@ class CoordinatorAddress:
         """
         try:
             connection = connect((self.host, self.port), authkey=self.secret)
-        except NO_DRIVER as error:
-            raise unreachable(self.host, self.port, error) from error
+        except CONNECT_ERRORS as error:
+            raise unreachable_error(self.host, self.port, error) from error
         channel = Channel(connection)
         channel.send("hello", run=self.run, role=role, task=task)
         return channel

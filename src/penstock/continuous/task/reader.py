@@ -13,9 +13,9 @@ from pyspark import TaskContext
 from penstock.continuous.plan.metadata_columns import FILLER, MARKER, Labels
 from penstock.continuous.task.channel import READER, Channel, CoordinatorAddress, with_whole_batches
 from penstock.instants import now_micros
-from penstock.spark.error_boundary import plainly
+from penstock.spark.error_boundary import iterate_without_tracebacks
+from penstock.spark.internals.gc_tuning import freeze_imports
 from penstock.spark.internals.udf_wrapper import ROW
-from penstock.spark.internals.workers import spare_imports
 
 MOST_TIMES = 1000
 """Instants of an epoch that are reported for its latencies."""
@@ -98,12 +98,12 @@ class ReadTask:
     """Whether later stages work in large batches, for throughput rather than latency."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return plainly(self._run())
+        return iterate_without_tracebacks(self._run())
 
     def _run(self) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()
         assert context is not None
-        spare_imports()
+        freeze_imports()
         task = context.partitionId()
         channel = self.address.connect(READER, task)
         try:

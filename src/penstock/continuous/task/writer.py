@@ -17,9 +17,9 @@ from penstock.continuous.task.channel import WRITER, Channel, CoordinatorAddress
 from penstock.continuous.task.reader import MOST_TIMES
 from penstock.errors import ContinuousFailed
 from penstock.instants import now_micros
-from penstock.spark.error_boundary import plainly
+from penstock.spark.error_boundary import iterate_without_tracebacks
+from penstock.spark.internals.gc_tuning import freeze_imports
 from penstock.spark.internals.udf_wrapper import ROW
-from penstock.spark.internals.workers import spare_imports
 
 if TYPE_CHECKING:
     from penstock.continuous.plan.dataframe import ContinuousFrame
@@ -69,12 +69,12 @@ class WriteTask:
     """Whether the driver grants how many rows may be written."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return plainly(self._run(iter(batches)))
+        return iterate_without_tracebacks(self._run(iter(batches)))
 
     def _run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()
         assert context is not None
-        spare_imports()
+        freeze_imports()
         task = context.partitionId()
         channel = self.address.connect(WRITER, task)
         try:

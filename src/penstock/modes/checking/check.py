@@ -21,8 +21,8 @@ from penstock.modes.checking.rules.penstock_continuous import KIND, penstocks_co
 from penstock.modes.checking.rules.real_time import ALLOW_LIST, VERSION, real_time, real_time_plans
 from penstock.modes.checking.rules.state import last_groups, state, watermarks
 from penstock.modes.checking.sinks import SOURCES, Sink, not_asked, sink_of, sink_problems, table_refusals
-from penstock.spark.internals.output_mode_checker import Refusal, refusal
-from penstock.spark.internals.plan_text import tree_of
+from penstock.spark.internals.output_mode_checker import Refusal, check_output_mode
+from penstock.spark.internals.plan_text import plan_tree
 from penstock.spark.internals.sessions import is_classic
 
 Rule = Callable[[Plan, str], Iterator[Problem]]
@@ -114,7 +114,7 @@ def check(df: DataFrame, sink: object = None, trigger: object = None) -> Report:
     kind = KIND if _is_penstocks(found, trigger) else _trigger(trigger)
     conf = df.sparkSession.conf
     settings = {name: str(conf.get(name)) for name in _SETTINGS}
-    plan = Plan(tree_of(df), settings | {VERSION: df.sparkSession.version})
+    plan = Plan(plan_tree(df), settings | {VERSION: df.sparkSession.version})
     modes = tuple(_mode(df, plan, mode, found, kind) for mode in MODES)
     if found is None:
         return Report(modes, _not_run(df), trigger=kind)
@@ -157,7 +157,7 @@ def _mode(df: DataFrame, plan: Plan, mode: str, sink: Sink | None, trigger: str)
     problems += last_groups(plan, mode, trigger)
     if is_classic(df):
         checked = plan.settings.get(_CHECK) != "false"
-        refused = refusal(df, mode, trigger) if checked else None
+        refused = check_output_mode(df, mode, trigger) if checked else None
         problems = list(_agreed(problems, refused, checked=checked))
     problems += [*needs(plan), *(sources(plan) if trigger == "continuous" else ())]
     problems += real_time_plans(plan, sink) if trigger == "real time" else ()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from penstock.modes.checking.join_bounds import BOTH, given_up, unmatched_sides
 from penstock.modes.checking.plan import Plan, expires, result_key
-from penstock.spark.internals.operators import Is, of
+from penstock.spark.internals.operators import Trait, traits_of
 from penstock.spark.internals.plan_text import Node
 
 NEW_ROWS, FINISHED, CHANGED, ALL = "new rows", "finished groups", "changed groups", "all groups"
@@ -81,7 +81,7 @@ def claims(plan: Plan, mode: str) -> Emits:
     top = next((node for node in plan.stateful if node.name != "GlobalLimit"), None)
     if mode == "complete":
         # A deduplication lets a group through once, and the sink loses it with the next micro-batch.
-        rows = NEW_ROWS if top is not None and Is.DEDUPLICATION in of(top.name) else ALL
+        rows = NEW_ROWS if top is not None and Trait.DEDUPLICATION in traits_of(top.name) else ALL
         return Emits(rows, AT_ONCE, FOR_EVER, REPLACE_ALL)
     if top is None:
         return Emits(NEW_ROWS, AT_ONCE, state, ADD)
@@ -89,7 +89,7 @@ def claims(plan: Plan, mode: str) -> Emits:
         if mode == "append":
             return Emits(FINISHED, AFTER_WATERMARK, state, ADD)
         return Emits(CHANGED, AT_ONCE, state, REPLACE_BY_KEY, result_key(plan.root, top))
-    if Is.FUNCTION in of(top.name):
+    if Trait.FUNCTION in traits_of(top.name):
         return Emits(FUNCTION, AT_ONCE, state, ADD if mode == "append" else REPLACE_BY_KEY)
     if top.name == "Join" and unmatched_sides(top):
         rows = MATCHED if unmatched_sides(top) <= given_up(top) else ONLY_MATCHED
@@ -105,7 +105,7 @@ def _waits(plan: Plan, top: Node, mode: str) -> bool:
 def _state(node: Node, mode: str) -> str:
     if node.name == "GlobalLimit":
         return COUNT
-    if Is.FUNCTION in of(node.name):
+    if Trait.FUNCTION in traits_of(node.name):
         return OWN
     if node.name == "Join":
         sides = given_up(node)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from penstock.modes.checking.plan import join_type
-from penstock.spark.internals.plan_text import Node, marked, split
+from penstock.spark.internals.plan_text import Node, has_watermark, split_list
 
 LEFT, RIGHT = "left", "right"
 BOTH = frozenset((LEFT, RIGHT))
@@ -100,7 +100,7 @@ def _conjuncts(condition: str) -> Iterator[str]:
         for part in parts:
             yield from _conjuncts(part)
     elif text.startswith(_BETWEEN) and text.endswith(")"):
-        value, *ends = split(text[len(_BETWEEN) : -1])
+        value, *ends = split_list(text[len(_BETWEEN) : -1])
         for sign, end in zip((" >= ", " <= "), ends, strict=False):
             yield f"{value}{sign}{end}"
     else:
@@ -140,4 +140,4 @@ def _is_time(term: str, *, watermark: bool = False) -> bool:
     """Whether a term is one column, later or earlier by an interval."""
     columns = list(_ATTRIBUTE.finditer(term))
     plain = set(_CALL.findall(term)) <= {"cast"} and " as date)" not in term
-    return plain and len(columns) == 1 and (not watermark or marked(term[: columns[0].end()]))
+    return plain and len(columns) == 1 and (not watermark or has_watermark(term[: columns[0].end()]))

@@ -7,8 +7,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from penstock.spark.internals.operators import Is, of
-from penstock.spark.internals.plan_text import Node, by_session, grouping, items, marked, plain
+from penstock.spark.internals.operators import Trait, traits_of
+from penstock.spark.internals.plan_text import (
+    Node,
+    grouping_expressions,
+    groups_by_session,
+    has_watermark,
+    list_items,
+    without_ids,
+)
 
 _NO_TIME = ("NoTimeout", "NoTime")
 _WINDOW = re.compile(r"window#\d+")
@@ -42,9 +49,9 @@ class Plan:
         """The streaming operators of some names, from the top."""
         return [node for node in self.nodes if node.streaming and node.name in names]
 
-    def streaming_that(self, properties: Is) -> list[Node]:
+    def streaming_that(self, properties: Trait) -> list[Node]:
         """The streaming operators with some properties, from the top."""
-        return [node for node in self.nodes if node.streaming and properties in of(node.name)]
+        return [node for node in self.nodes if node.streaming and properties in traits_of(node.name)]
 
     @cached_property
     def aggregates(self) -> list[Node]:
@@ -52,11 +59,11 @@ class Plan:
 
     @cached_property
     def functions(self) -> list[Node]:
-        return self.streaming_that(Is.FUNCTION)
+        return self.streaming_that(Trait.FUNCTION)
 
     @cached_property
     def deduplications(self) -> list[Node]:
-        return self.streaming_that(Is.DEDUPLICATION)
+        return self.streaming_that(Trait.DEDUPLICATION)
 
     @cached_property
     def joins(self) -> list[Node]:
@@ -98,17 +105,19 @@ def source_of(leaf: Node) -> str:
 
 def names(expressions: list[str]) -> tuple[str, ...]:
     """Columns and expressions as people write them."""
-    return tuple(plain(expression) for expression in expressions)
+    return tuple(without_ids(expression) for expression in expressions)
 
 
 def expires(node: Node) -> bool:
     """Whether what an aggregate or deduplication groups by has a watermark."""
-    return any(marked(expression) for expression in grouping(node))
+    return any(has_watermark(expression) for expression in grouping_expressions(node))
 
 
 def by_window(node: Node) -> bool:
     """Whether an aggregate groups by windows of time, or of sessions."""
-    return any(_WINDOW.match(expression) for expression in grouping(node)) or by_session(node)
+    return any(_WINDOW.match(expression) for expression in grouping_expressions(node)) or groups_by_session(
+        node
+    )
 
 
 def join_type(node: Node) -> str:
@@ -157,12 +166,15 @@ def result_key(root: Node, aggregate: Node) -> tuple[str, ...]:
     """The result's columns that an aggregate groups by, by their names; none where one of them is not in the result."""
     if len(aggregate.arguments) < 2:
         return ()
-    key = [_made(expression, items(aggregate.arguments[1])) for expression in grouping(aggregate)]
+    key = [
+        _made(expression, list_items(aggregate.arguments[1]))
+        for expression in grouping_expressions(aggregate)
+    ]
     for node in reversed(_above(root, aggregate)):
         if node.name == "Project":
-            columns = items(node.arguments[0])
+            columns = list_items(node.arguments[0])
             key = [column and _made(column, columns) for column in key]
-        elif Is.NAMES_KEPT not in of(node.name):
+        elif Trait.NAMES_KEPT not in traits_of(node.name):
             return ()
     found = [column and _COLUMN.fullmatch(column) for column in key]
     return tuple(match[1] for match in found if match) if all(found) else ()

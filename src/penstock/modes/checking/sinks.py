@@ -12,8 +12,8 @@ from penstock.arguments import in_quotes
 from penstock.errors import InvalidInput
 from penstock.modes.checking.claims import ADD, REPLACE_BY_KEY, Emits
 from penstock.modes.checking.report import MODES, UNSAFE, WARNING, Problem
+from penstock.spark.internals.formats import Format, look_up_format
 from penstock.spark.internals.sessions import is_classic
-from penstock.spark.internals.sources import Format, look_up
 
 FILES = ("parquet", "json", "csv", "orc", "text", "xml")
 DEBUG = ("console", "memory", "noop")
@@ -45,9 +45,9 @@ def sink_of(frame: DataFrame, sink: object) -> Sink | None:
         )
     name = given.lower()
     if name not in _KNOWN:
-        return Sink(given, look_up(frame, given) if is_classic(frame) else Format())
+        return Sink(given, look_up_format(frame, given) if is_classic(frame) else Format())
     itself = None if isinstance(sink, str) else sink
-    missing = look_up(frame, name).missing if name in READ_IN_SOURCE and is_classic(frame) else None
+    missing = look_up_format(frame, name).missing if name in READ_IN_SOURCE and is_classic(frame) else None
     known = Format(python=name == "penstock", older=name in _OLDER, files=name in FILES, missing=missing)
     return Sink(name, known, itself)
 

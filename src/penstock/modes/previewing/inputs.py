@@ -25,7 +25,7 @@ from penstock.arguments import did_you_mean, in_quotes, refusal
 from penstock.arrow.coerce import to_table
 from penstock.arrow.schema import canonical_schema
 from penstock.errors import InvalidInput
-from penstock.spark.schemas import quoted, to_struct
+from penstock.spark.schemas import quote_column, to_struct
 
 _WANTED = (
     "a list of micro-batches, each of them a list of rows (dicts, or tuples and a schema), an Arrow table, a pandas or Spark "
@@ -198,9 +198,9 @@ def _arrow(spark: SparkSession, name: str, rows: _Rows, schema: StructType) -> p
         for row in rows
     ]
     columns = [
-        functions.col(quoted(field.name)).cast(field.dataType).alias(field.name)
+        functions.col(quote_column(field.name)).cast(field.dataType).alias(field.name)
         if field.name in texts
-        else functions.col(quoted(field.name))
+        else functions.col(quote_column(field.name))
         for field in schema
     ]
     return spark.createDataFrame(values, loose).select(*columns).toArrow()

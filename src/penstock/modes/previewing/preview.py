@@ -18,8 +18,13 @@ from penstock.modes.checking.report import MODES
 from penstock.modes.previewing.inputs import Input, input_of
 from penstock.modes.previewing.result import Preview
 from penstock.modes.previewing.run import run, source
-from penstock.spark.internals.sessions import check_session, clone_session, is_classic, is_local
-from penstock.spark.internals.sources import FILE_MANAGER
+from penstock.spark.internals.sessions import (
+    CHECKPOINT_FILE_MANAGER,
+    check_session,
+    clone_session,
+    is_classic,
+    is_local,
+)
 
 _ONE_INPUT = "batches"
 
@@ -171,7 +176,7 @@ def _session_of_its_own(spark: SparkSession, folder: str | Path | None) -> Spark
     own.conf.set("spark.sql.shuffle.partitions", "1")
     own.conf.set("spark.sql.streaming.numRecentProgressUpdates", "100")
     if folder is None:
-        own.conf.set("spark.sql.streaming.checkpointFileManagerClass", FILE_MANAGER)
+        own.conf.set("spark.sql.streaming.checkpointFileManagerClass", CHECKPOINT_FILE_MANAGER)
     return own
 
 

@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from penstock.instants import now_micros
 from penstock.pipeline.monitoring.progress_format import error_of, text_of
 from penstock.pipeline.monitoring.publisher import Publisher
-from penstock.spark.internals.listeners import listen as add_listener
+from penstock.spark.internals.listeners import add_listener
 from penstock.store.records.queries import MICRO_BATCH, QueryRun
 
 log = logging.getLogger("penstock.pipeline")

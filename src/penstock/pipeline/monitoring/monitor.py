@@ -17,10 +17,10 @@ from penstock.pipeline.monitoring.listener import SessionListener, session_liste
 from penstock.pipeline.monitoring.progress_format import error_of, text_of
 from penstock.pipeline.monitoring.publisher import LedgerName, Publisher, in_no_ledger, publisher_of
 from penstock.queue.store import connect
-from penstock.spark.checkpoint import redact
+from penstock.spark.checkpoint import redact_location
 from penstock.spark.connectors import OwnedConsumer, Sink, Source
-from penstock.spark.default_store import URL, default_url
 from penstock.spark.internals.sessions import check_session, is_classic
+from penstock.spark.session_store import URL_SETTING, default_url
 from penstock.store.records.queries import CONTINUOUS, MICRO_BATCH, QueryRun
 from penstock.store.url import parse_url
 
@@ -56,7 +56,7 @@ def publish(spark: SparkSession, *, url: str | None = None) -> None:
     require("url", url, str | None, "the URL of a store, such as 'sqlite:///shop.db'")
     store_url = url or default_url(spark)
     if store_url is None:
-        raise InvalidOption(f"no store is named: give url, or set {URL} on the session", option="url")
+        raise InvalidOption(f"no store is named: give url, or set {URL_SETTING} on the session", option="url")
     connect(store_url, create=False).close()
     session_listener(spark).publish_others(publisher_of(store_url), _spark_ui(spark))
 
@@ -84,7 +84,7 @@ class MonitorTarget:
             now_micros(),
             text_of(self.source, secrets),
             text_of(self.sink, secrets),
-            text_of(None if checkpoint is None else redact(checkpoint), secrets),
+            text_of(None if checkpoint is None else redact_location(checkpoint), secrets),
             _spark_ui(self.spark),
         )
         self.publisher.begin(run, self.ledger_name)

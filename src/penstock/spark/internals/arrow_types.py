@@ -21,7 +21,7 @@ def arrow_type(data_type: DataType) -> pa.DataType:
     return to_arrow_type(data_type, timezone="UTC")
 
 
-def as_sent(data_type: pa.DataType) -> pa.DataType | None:
+def round_trip_type(data_type: pa.DataType) -> pa.DataType | None:
     """The Arrow type in which Spark sends values that it takes in another one; None for a type that Spark has not."""
     from pyspark.sql.pandas.types import from_arrow_type
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
-from penstock.spark.internals.scala import children, name_of, sequence
+from penstock.spark.internals.catalyst import children, name_of, sequence
 from penstock.spark.internals.sessions import JvmException
 
 Shield = Callable[[bytes, int, str], bytes]

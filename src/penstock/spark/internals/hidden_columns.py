@@ -12,15 +12,20 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
+from penstock.spark.internals.catalyst import (
+    Operator,
+    analysed,
+    children,
+    frame_of,
+    listed,
+    name_of,
+    sequence,
+)
 from penstock.spark.internals.guards import Guards, Shield
-from penstock.spark.internals.logical import Operator
-from penstock.spark.internals.plan_rewrite import frame_of
-from penstock.spark.internals.plans import analysed
-from penstock.spark.internals.scala import children, listed, name_of, sequence
 
 
 @dataclass(frozen=True)
-class Carried:
+class PlanPair:
     """A plan of the user's columns, and the same with the hidden ones; all of them the JVM's."""
 
     plain: Any
@@ -30,7 +35,7 @@ class Carried:
     epoch: Any
 
 
-class Carrier:
+class HiddenColumnRewriter:
     """Rebuilds the plans of one session with the hidden columns: the last two, the kind of a row and its epoch.
 
     Parameters
@@ -48,23 +53,23 @@ class Carrier:
         self._plans = self._jvm.org.apache.spark.sql.catalyst.plans.logical
         self._check, self._shield = check, shield
 
-    def begin(self, carried: DataFrame) -> Carried:
+    def begin(self, carried: DataFrame) -> PlanPair:
         """The beginning of a query: the user's columns as a relation of their own, which Spark's messages may show."""
         plan = analysed(carried)
         *own, kind, epoch = listed(plan.output())
         nothing = self._jvm.scala.Option.empty()
         empty = self._plans.LocalRelation(self._sequence(own), self._sequence([]), False, nothing)
-        return Carried(empty, plan, kind, epoch)
+        return PlanPair(empty, plan, kind, epoch)
 
-    def plain(self, known: Carried) -> DataFrame:
+    def plain(self, known: PlanPair) -> DataFrame:
         """The DataFrame of the user's columns."""
         return frame_of(self.spark, known.plain)
 
-    def carried(self, known: Carried) -> DataFrame:
+    def carried(self, known: PlanPair) -> DataFrame:
         """The DataFrame with the hidden columns."""
         return frame_of(self.spark, known.carried)
 
-    def carry(self, plain: DataFrame, known: tuple[Carried, ...]) -> Carried:
+    def carry(self, plain: DataFrame, known: tuple[PlanPair, ...]) -> PlanPair:
         """Rebuild what an operation added to a plan.
 
         Parameters
@@ -77,7 +82,7 @@ class Carrier:
         """
         return self._rebuilt(analysed(plain), known)
 
-    def carry_function(self, plain: DataFrame, carried: DataFrame) -> Carried:
+    def carry_function(self, plain: DataFrame, carried: DataFrame) -> PlanPair:
         """Put the attributes of a user's function over whole rows in place of those of the function that stands for it.
 
         Parameters
@@ -93,9 +98,9 @@ class Carrier:
         parts = [node.productElement(place) for place in range(node.productArity())]
         parts[1] = self._sequence([*own, *output[-2:]])
         made = getattr(self._plans, name_of(node))(*parts)
-        return Carried(analysed(plain), made, output[-2], output[-1])
+        return PlanPair(analysed(plain), made, output[-2], output[-1])
 
-    def without_nulls(self, known: Carried) -> DataFrame:
+    def without_nulls(self, known: PlanPair) -> DataFrame:
         """The carried DataFrame with no null in a marker or a filler.
 
         One null would turn the integers of a whole pandas batch into floats.
@@ -105,7 +110,7 @@ class Carrier:
         given = self._sequence([*columns, known.kind, known.epoch])
         return frame_of(self.spark, self._plans.Project(given, known.carried))
 
-    def _rebuilt(self, plan: Any, known: tuple[Carried, ...]) -> Carried:
+    def _rebuilt(self, plan: Any, known: tuple[PlanPair, ...]) -> PlanPair:
         for each in known:
             if plan.fastEquals(each.plain):
                 return each
@@ -113,17 +118,17 @@ class Carrier:
         below = self._rebuilt(children(plan)[0], known)
         make = {"Project": self._project, "Filter": self._filter, "Generate": self._generate}
         made = make.get(name_of(plan), self._same)(plan, below)
-        return Carried(plan, made, below.kind, below.epoch)
+        return PlanPair(plan, made, below.kind, below.epoch)
 
-    def _project(self, plan: Any, below: Carried) -> Any:
+    def _project(self, plan: Any, below: PlanPair) -> Any:
         guards = self._guards(below)
         columns = [guards.column(column) for column in listed(plan.projectList())]
         return self._plans.Project(self._sequence([*columns, below.kind, below.epoch]), below.carried)
 
-    def _filter(self, plan: Any, below: Carried) -> Any:
+    def _filter(self, plan: Any, below: PlanPair) -> Any:
         return self._plans.Filter(self._guards(below).condition(plan.condition()), below.carried)
 
-    def _generate(self, plan: Any, below: Carried) -> Any:
+    def _generate(self, plan: Any, below: PlanPair) -> Any:
         # A marker's element is null.
         output = [attribute.withNullability(True) for attribute in listed(plan.generatorOutput())]
         return self._plans.Generate(
@@ -135,10 +140,10 @@ class Carrier:
             below.carried,
         )
 
-    def _same(self, plan: Any, below: Carried) -> Any:
+    def _same(self, plan: Any, below: PlanPair) -> Any:
         return plan.withNewChildren(self._sequence([below.carried]))
 
-    def _guards(self, known: Carried) -> Guards:
+    def _guards(self, known: PlanPair) -> Guards:
         return Guards(self.spark, known.kind, self._shield)
 
     def _sequence(self, items: list[Any]) -> Any:

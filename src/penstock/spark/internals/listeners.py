@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
 
-class Listeners:
+class ListenerBus:
     """The ``StreamingQueryListener``s of a session, Spark's own page and its event log among them.
 
     What it posts takes the way of the events of Spark's own queries; an error of a listener stays with Spark, which logs it.
@@ -81,7 +81,7 @@ class Listeners:
         return getattr(getattr(self._package, "StreamingQueryProgress$"), "MODULE$")
 
 
-class Hears(Protocol):
+class QueryListener(Protocol):
     """What wants to hear of a session's queries, in threads of Spark's."""
 
     def started(self, query_id: str, run_id: str, name: str | None) -> None: ...
@@ -91,7 +91,7 @@ class Hears(Protocol):
     def terminated(self, run_id: str, exception: str | None, condition: str | None) -> None: ...
 
 
-def listen(spark: SparkSession, hears: Hears) -> None:
+def add_listener(spark: SparkSession, hears: QueryListener) -> None:
     """Tell something of the queries of a session from now on.
 
     Parameters
@@ -103,7 +103,7 @@ def listen(spark: SparkSession, hears: Hears) -> None:
 
 
 class _Listener(StreamingQueryListener):
-    def __init__(self, hears: Hears) -> None:
+    def __init__(self, hears: QueryListener) -> None:
         self._hears = hears
 
     def onQueryStarted(self, event: Any) -> None:
@@ -133,7 +133,7 @@ class _Listener(StreamingQueryListener):
 class _InJvm:
     """What the JVM calls."""
 
-    def __init__(self, hears: Hears) -> None:
+    def __init__(self, hears: QueryListener) -> None:
         self._hears = hears
 
     def onQueryStarted(self, event: Any) -> None:

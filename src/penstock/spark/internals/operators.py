@@ -9,7 +9,7 @@ from __future__ import annotations
 from enum import Flag, auto
 
 
-class Is(Flag):
+class Trait(Flag):
     """Properties of an operator (Spark 4.2 and 4.3, unless it says something else)."""
 
     PER_ROW = auto()
@@ -44,64 +44,64 @@ class Is(Flag):
     """The real-time trigger does not take it below a union."""
 
 
-_ROW = Is.PER_ROW | Is.MAP_LIKE | Is.REAL_TIME
-_READ = Is.STREAMING_READ | Is.MAP_LIKE | Is.REAL_TIME
-_FUNCTION = Is.STATEFUL | Is.FUNCTION | Is.GATHERING | Is.DROPS_LATE
+_ROW = Trait.PER_ROW | Trait.MAP_LIKE | Trait.REAL_TIME
+_READ = Trait.STREAMING_READ | Trait.MAP_LIKE | Trait.REAL_TIME
+_FUNCTION = Trait.STATEFUL | Trait.FUNCTION | Trait.GATHERING | Trait.DROPS_LATE
 _PROPERTIES = {
     # Row by row.
-    "Project": _ROW | Is.ONE_TO_ONE | Is.CONTINUOUS,
-    "SubqueryAlias": _ROW | Is.ONE_TO_ONE | Is.NAMES_KEPT | Is.CONTINUOUS,
-    "View": _ROW | Is.ONE_TO_ONE,
-    "Filter": _ROW | Is.NAMES_KEPT | Is.CONTINUOUS,
+    "Project": _ROW | Trait.ONE_TO_ONE | Trait.CONTINUOUS,
+    "SubqueryAlias": _ROW | Trait.ONE_TO_ONE | Trait.NAMES_KEPT | Trait.CONTINUOUS,
+    "View": _ROW | Trait.ONE_TO_ONE,
+    "Filter": _ROW | Trait.NAMES_KEPT | Trait.CONTINUOUS,
     "TypedFilter": _ROW,
     "MapElements": _ROW,
     "DeserializeToObject": _ROW,
     "SerializeFromObject": _ROW,
-    "Generate": Is.PER_ROW | Is.REAL_TIME | Is.CONTINUOUS,
-    "EventTimeWatermark": Is.PER_ROW | Is.REAL_TIME | Is.ONE_TO_ONE | Is.NAMES_KEPT,
-    "ResolvedHint": Is.PER_ROW | Is.REAL_TIME,
-    "CollectMetrics": Is.REAL_TIME | Is.ONE_TO_ONE,
-    "Expand": Is.REAL_TIME,
-    "AppendColumns": Is.REAL_TIME,
-    "Union": Is.REAL_TIME,
+    "Generate": Trait.PER_ROW | Trait.REAL_TIME | Trait.CONTINUOUS,
+    "EventTimeWatermark": Trait.PER_ROW | Trait.REAL_TIME | Trait.ONE_TO_ONE | Trait.NAMES_KEPT,
+    "ResolvedHint": Trait.PER_ROW | Trait.REAL_TIME,
+    "CollectMetrics": Trait.REAL_TIME | Trait.ONE_TO_ONE,
+    "Expand": Trait.REAL_TIME,
+    "AppendColumns": Trait.REAL_TIME,
+    "Union": Trait.REAL_TIME,
     # Batch by batch.
-    "MapPartitions": Is.PER_BATCH | Is.MAP_LIKE | Is.REAL_TIME,
-    "MapInArrow": Is.PER_BATCH | Is.CONTINUOUS,
-    "MapInPandas": Is.PER_BATCH | Is.CONTINUOUS,
-    "Repartition": Is.PER_BATCH | Is.GATHERING | Is.NAMES_KEPT,
-    "RepartitionByExpression": Is.PER_BATCH | Is.GATHERING | Is.NAMES_KEPT | Is.REAL_TIME,
-    "RebalancePartitions": Is.PER_BATCH | Is.GATHERING,
+    "MapPartitions": Trait.PER_BATCH | Trait.MAP_LIKE | Trait.REAL_TIME,
+    "MapInArrow": Trait.PER_BATCH | Trait.CONTINUOUS,
+    "MapInPandas": Trait.PER_BATCH | Trait.CONTINUOUS,
+    "Repartition": Trait.PER_BATCH | Trait.GATHERING | Trait.NAMES_KEPT,
+    "RepartitionByExpression": Trait.PER_BATCH | Trait.GATHERING | Trait.NAMES_KEPT | Trait.REAL_TIME,
+    "RebalancePartitions": Trait.PER_BATCH | Trait.GATHERING,
     # Rows that were brought together.
-    "Aggregate": Is.STATEFUL | Is.GATHERING | Is.DROPS_LATE | Is.REAL_TIME_4_3 | Is.ABOVE_UNION,
-    "Join": Is.STATEFUL | Is.GATHERING | Is.DROPS_LATE,
-    "AsOfJoin": Is.GATHERING,
-    "Deduplicate": Is.STATEFUL | Is.DEDUPLICATION | Is.GATHERING | Is.NAMES_KEPT | Is.REAL_TIME_4_3 | Is.ABOVE_UNION,
-    "DeduplicateWithinWatermark": Is.STATEFUL | Is.DEDUPLICATION | Is.GATHERING | Is.DROPS_LATE,
-    "Distinct": Is.STATEFUL | Is.DEDUPLICATION | Is.GATHERING | Is.REAL_TIME_4_3 | Is.ABOVE_UNION,
-    "Sort": Is.GATHERING | Is.NAMES_KEPT,
-    "Window": Is.GATHERING,
-    "Intersect": Is.GATHERING,
-    "Except": Is.GATHERING,
-    "Sample": Is.GATHERING,
-    "Offset": Is.GATHERING,
-    "Tail": Is.GATHERING,
-    "GlobalLimit": Is.GATHERING | Is.NAMES_KEPT,
-    "LocalLimit": Is.GATHERING | Is.NAMES_KEPT | Is.ONE_TO_ONE,
+    "Aggregate": Trait.STATEFUL | Trait.GATHERING | Trait.DROPS_LATE | Trait.REAL_TIME_4_3 | Trait.ABOVE_UNION,
+    "Join": Trait.STATEFUL | Trait.GATHERING | Trait.DROPS_LATE,
+    "AsOfJoin": Trait.GATHERING,
+    "Deduplicate": Trait.STATEFUL | Trait.DEDUPLICATION | Trait.GATHERING | Trait.NAMES_KEPT | Trait.REAL_TIME_4_3 | Trait.ABOVE_UNION,
+    "DeduplicateWithinWatermark": Trait.STATEFUL | Trait.DEDUPLICATION | Trait.GATHERING | Trait.DROPS_LATE,
+    "Distinct": Trait.STATEFUL | Trait.DEDUPLICATION | Trait.GATHERING | Trait.REAL_TIME_4_3 | Trait.ABOVE_UNION,
+    "Sort": Trait.GATHERING | Trait.NAMES_KEPT,
+    "Window": Trait.GATHERING,
+    "Intersect": Trait.GATHERING,
+    "Except": Trait.GATHERING,
+    "Sample": Trait.GATHERING,
+    "Offset": Trait.GATHERING,
+    "Tail": Trait.GATHERING,
+    "GlobalLimit": Trait.GATHERING | Trait.NAMES_KEPT,
+    "LocalLimit": Trait.GATHERING | Trait.NAMES_KEPT | Trait.ONE_TO_ONE,
     # Functions over groups.
-    "FlatMapGroupsInPandas": Is.GATHERING,
-    "FlatMapGroupsInArrow": Is.GATHERING,
-    "FlatMapCoGroupsInPandas": Is.GATHERING,
+    "FlatMapGroupsInPandas": Trait.GATHERING,
+    "FlatMapGroupsInArrow": Trait.GATHERING,
+    "FlatMapCoGroupsInPandas": Trait.GATHERING,
     "FlatMapGroupsWithState": _FUNCTION,
     "FlatMapGroupsInPandasWithState": _FUNCTION,
-    "TransformWithState": _FUNCTION | Is.REAL_TIME_4_3 | Is.ABOVE_UNION,
-    "TransformWithStateInPySpark": _FUNCTION | Is.ABOVE_UNION,
+    "TransformWithState": _FUNCTION | Trait.REAL_TIME_4_3 | Trait.ABOVE_UNION,
+    "TransformWithStateInPySpark": _FUNCTION | Trait.ABOVE_UNION,
     # Leaves.
-    "StreamingRelationV2": _READ | Is.ONE_TO_ONE,
+    "StreamingRelationV2": _READ | Trait.ONE_TO_ONE,
     "StreamingRelation": _READ,
     "StreamingExecutionRelation": _READ,
 }  # fmt: skip
 
 
-def of(name: str) -> Is:
+def traits_of(name: str) -> Trait:
     """The properties of an operator, none for one that is not known."""
-    return _PROPERTIES.get(name, Is(0))
+    return _PROPERTIES.get(name, Trait(0))

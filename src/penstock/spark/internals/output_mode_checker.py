@@ -9,7 +9,7 @@ from typing import Any
 from pyspark.errors import AnalysisException, IllegalArgumentException, PySparkException
 from pyspark.sql import DataFrame
 
-from penstock.spark.internals.plans import analysed
+from penstock.spark.internals.catalyst import analysed
 from penstock.spark.internals.sessions import JvmError
 
 
@@ -21,7 +21,7 @@ class Refusal:
     message: str
 
 
-def refusal(frame: DataFrame, mode: str, trigger: str = "processing time") -> Refusal | None:
+def check_output_mode(frame: DataFrame, mode: str, trigger: str = "processing time") -> Refusal | None:
     """Why Spark would not start a query of a classic session in an output mode; None when it would.
 
     A query's start calls ``checkForStreaming``, ``checkForContinuous`` and ``checkAdditionalRealTimeModeConstraints`` with the same plan.
@@ -46,7 +46,7 @@ def refusal(frame: DataFrame, mode: str, trigger: str = "processing time") -> Re
     return None
 
 
-def told_by(error: Exception) -> Refusal:
+def refusal_of_error(error: Exception) -> Refusal:
     """What an error of Spark's says, also one of a kind that PySpark has no class for."""
     if isinstance(error, PySparkException):
         return Refusal(error.getCondition(), _first_line(error.getMessage() or str(error)))

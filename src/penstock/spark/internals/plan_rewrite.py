@@ -5,20 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 
-from penstock.spark.internals.plans import StreamingRead, analysed
-from penstock.spark.internals.scala import children, listed, sequence
+from penstock.spark.internals.catalyst import analysed, children, frame_of, listed, sequence
+from penstock.spark.internals.plans import StreamingRead
 
 StandIn = Callable[[StreamingRead], DataFrame | None]
 """What stands in for a streaming read, with columns of the same types in the same order; None to leave it."""
-
-
-def frame_of(spark: SparkSession, plan: Any) -> DataFrame:
-    """The DataFrame of a plan of the JVM's, as each method of a DataFrame makes one of the plan that it has made."""
-    java: Any = spark
-    made = java._jvm.org.apache.spark.sql.classic.Dataset.ofRows(java._jsparkSession, plan)
-    return DataFrame(made, spark)
 
 
 def replace_reads(frame: DataFrame, stand_in: StandIn) -> DataFrame:

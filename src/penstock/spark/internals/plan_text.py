@@ -49,7 +49,7 @@ class Node:
 
     @cached_property
     def arguments(self) -> tuple[str, ...]:
-        return tuple(split(self.text))
+        return tuple(split_list(self.text))
 
     @property
     def line(self) -> str:
@@ -62,7 +62,7 @@ class Node:
             yield from child.walk()
 
 
-def tree_of(frame: DataFrame) -> Node:
+def plan_tree(frame: DataFrame) -> Node:
     """The plan of a DataFrame, classic or of Spark Connect."""
     given: Any = frame
     if not hasattr(given, "_jdf"):
@@ -116,7 +116,7 @@ def _node(rows: list[tuple[int, str, str, bool]], place: int) -> tuple[Node, int
     return Node(name, text, streaming, place, tuple(children)), after
 
 
-def split(text: str) -> Iterator[str]:
+def split_list(text: str) -> Iterator[str]:
     """The parts of a printed list, at the commas that are in no brackets."""
     depth, start = 0, 0
     for place, letter in enumerate(text):
@@ -131,18 +131,18 @@ def split(text: str) -> Iterator[str]:
         yield text[start:].strip()
 
 
-def items(argument: str) -> list[str]:
+def list_items(argument: str) -> list[str]:
     """What is in a list in square brackets."""
     inner = argument[1:-1] if argument.startswith("[") and argument.endswith("]") else argument
-    return list(split(inner))
+    return list(split_list(inner))
 
 
-def marked(expression: str) -> bool:
+def has_watermark(expression: str) -> bool:
     """Whether an expression is a column with a watermark."""
     return _MARKED.search(expression) is not None
 
 
-def plain(expression: str) -> str:
+def without_ids(expression: str) -> str:
     """An expression without the numbers of its columns."""
     return _NUMBER.sub("", expression)
 
@@ -156,16 +156,16 @@ _RENAMED = re.compile(r"[^()]*#(\d+)(-T\d+ms)? AS .+#(\d+)(-T\d+ms)?", re.DOTALL
 _COLUMN = re.compile(r"[^()]*#(\d+)(?:-T\d+ms)?")
 
 
-def grouping(node: Node) -> list[str]:
+def grouping_expressions(node: Node) -> list[str]:
     """What an aggregate groups by, or a deduplication's keys."""
     # An aggregate over all rows has no list of what it groups by: the only one are its results.
     alone = node.name == "Aggregate" and len(node.arguments) < 2
-    return [] if alone or not node.arguments else items(node.arguments[0])
+    return [] if alone or not node.arguments else list_items(node.arguments[0])
 
 
-def by_session(node: Node) -> bool:
+def groups_by_session(node: Node) -> bool:
     """Whether an aggregate groups by session windows, under their own name or another."""
-    columns = [match[1] for match in map(_COLUMN.fullmatch, grouping(node)) if match]
+    columns = [match[1] for match in map(_COLUMN.fullmatch, grouping_expressions(node)) if match]
     return bool(columns) and not _sessions(node).isdisjoint(columns)
 
 
@@ -173,7 +173,7 @@ def _sessions(node: Node) -> set[str]:
     """The numbers of the columns below a node that are session windows."""
     found: set[str] = set()
     for below in reversed(list(node.below())):
-        for item in items(below.text) if below.name == "Project" else ():
+        for item in list_items(below.text) if below.name == "Project" else ():
             made, renamed = _SESSION.fullmatch(item), _RENAMED.fullmatch(item)
             if made is not None:
                 found.add(made[1])

@@ -12,9 +12,9 @@ from typing import Any
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
-from penstock.spark.internals.operators import Is, of
-from penstock.spark.internals.plan_text import tree_of
-from penstock.spark.internals.scala import children, listed, name_of
+from penstock.spark.internals.catalyst import analysed, children, listed, name_of
+from penstock.spark.internals.operators import Trait, traits_of
+from penstock.spark.internals.plan_text import plan_tree
 from penstock.spark.internals.sessions import is_classic
 
 # What differs in the plans of two equal queries: objects' addresses and columns' numbers.
@@ -40,12 +40,6 @@ class StreamingRead:
         return cls(str(leaf.sourceName()).lower(), dict(leaf.extraOptions()), schema)
 
 
-def analysed(frame: DataFrame) -> Any:
-    """The JVM's analysed plan of a classic DataFrame."""
-    java: Any = frame
-    return java._jdf.queryExecution().analyzed()
-
-
 def streaming_reads(frame: DataFrame) -> list[StreamingRead] | None:
     """The streaming reads of a plan, from left to right; None over Spark Connect, which does not show them."""
     if not is_classic(frame):
@@ -53,25 +47,27 @@ def streaming_reads(frame: DataFrame) -> list[StreamingRead] | None:
     return [StreamingRead.of(leaf) for leaf in listed(analysed(frame).collectLeaves()) if leaf.isStreaming()]
 
 
-def repeatable(frame: DataFrame) -> str | None:
+def first_gathering_operator(frame: DataFrame) -> str | None:
     """The first operator that keeps a repeated micro-batch from being cut into the same tasks; None when there is none.
 
     Only classic sessions show their plan; for others the answer is None.
     """
     if not is_classic(frame):
         return None
-    return next((node.name for node in tree_of(frame).walk() if Is.GATHERING in of(node.name)), None)
+    return next(
+        (node.name for node in plan_tree(frame).walk() if Trait.GATHERING in traits_of(node.name)), None
+    )
 
 
-def keeps_rows(frame: DataFrame) -> bool:
+def may_retain_rows(frame: DataFrame) -> bool:
     """Whether rows may wait in a state store for a watermark; of a session that is not classic it is not known, and False."""
     if not is_classic(frame):
         return False
-    nodes = {node.name for node in tree_of(frame).walk()}
-    return "EventTimeWatermark" in nodes and any(Is.STATEFUL in of(name) for name in nodes)
+    nodes = {node.name for node in plan_tree(frame).walk()}
+    return "EventTimeWatermark" in nodes and any(Trait.STATEFUL in traits_of(name) for name in nodes)
 
 
-def watermarks_over(plan: Any, column: str) -> list[str]:
+def watermarks_above(plan: Any, column: str) -> list[str]:
     """The event-time columns of the watermarks through which rows go that went through the one of a column before.
 
     Parameters

@@ -12,6 +12,13 @@ from penstock.arguments import refusal
 
 _REGISTRY = "org.apache.spark.sql.execution.datasources.DataSourceManager"
 
+CHECKPOINT_FILE_MANAGER = (
+    "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+)
+"""Of checkpoints; Spark's own choice runs a process for each link that a path might be, some 30 in a micro-batch."""
+ROCKSDB_PROVIDER = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+"""The state store that transformWithState needs."""
+
 JvmError = Py4JError
 """A call to the JVM has failed, there or on the way."""
 JvmException = Py4JJavaError
@@ -100,3 +107,21 @@ def is_dataframe_attribute(name: str) -> bool:
     from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
 
     return hasattr(ClassicDataFrame, name)
+
+
+# ---- running: A streaming query of a classic session while it runs (Spark 4.2, 4.3).
+
+
+def running_checkpoint(spark: SparkSession, query_id: str) -> str:
+    """Where a running query has its checkpoint, as Spark has resolved it."""
+    return str(_execution(spark, query_id).resolvedCheckpointRoot())
+
+
+def running_plan(spark: SparkSession, query_id: str) -> Any:
+    """The JVM's logical plan of a running query."""
+    return _execution(spark, query_id).logicalPlan()
+
+
+def _execution(spark: SparkSession, query_id: str) -> Any:
+    query: Any = spark._jsparkSession.streams().get(query_id)
+    return query.streamingQuery()

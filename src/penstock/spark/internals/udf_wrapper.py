@@ -21,7 +21,7 @@ ROW = 0
 """The kind of what is a row, the default of a number; markers and fillers have others."""
 
 
-def shielded_command(command: bytes, eval_type: int, return_type: str) -> bytes:
+def wrap_command(command: bytes, eval_type: int, return_type: str) -> bytes:
     """The shielded form of a Python function as Spark holds it, pickled.
 
     Parameters
@@ -51,10 +51,10 @@ class _Pickled:
         self._given = command, eval_type
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return shielded, self._given
+        return wrap_function, self._given
 
 
-def shielded(command: bytes, eval_type: int) -> Function:
+def wrap_function(command: bytes, eval_type: int) -> Function:
     """The shielded function, in a Python worker; the parameters are those of `shielded_command`."""
     from pyspark.broadcast import Broadcast
     from pyspark.util import PythonEvalType

@@ -15,7 +15,7 @@ from penstock.spark.checkpoint import Checkpoint
 T = TypeVar("T")
 
 
-def micro_batch(
+def batch_commit(
     target: Target[T],
     checkpoint: Checkpoint,
     batch_id: int,
@@ -67,13 +67,13 @@ def _logged(offsets: Sequence[Any]) -> str | None:
     return json.dumps(offsets[0]) if len(offsets) == 1 and isinstance(offsets[0], dict) else None
 
 
-def digest_of(checkpoint: Checkpoint, batch_id: int) -> str:
+def input_digest(checkpoint: Checkpoint, batch_id: int) -> str:
     """What tells the input of a micro-batch from any other, by its offsets."""
     offsets = json.dumps(checkpoint.offsets(batch_id), sort_keys=True)
     return hashlib.sha256(offsets.encode()).hexdigest()
 
 
-def require_own(checkpoint: Checkpoint, writers: Iterable[str]) -> None:
+def require_same_query(checkpoint: Checkpoint, writers: Iterable[str]) -> None:
     """Refuse a checkpoint that is not that of the query which wrote.
 
     Parameters

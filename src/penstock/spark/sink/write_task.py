@@ -15,9 +15,9 @@ from penstock.commit.protocol import append_task
 from penstock.queue.open_stores import open_store
 from penstock.queue.placement import Placement
 from penstock.queue.queue import placement_of
-from penstock.spark.internals.workers import spare_imports
+from penstock.spark.internals.gc_tuning import freeze_imports
 from penstock.spark.options import SinkOptions
-from penstock.spark.store_reach import check_reach
+from penstock.spark.session_store import check_reach
 from penstock.store import staging
 from penstock.store.database import Database
 from penstock.store.log.segmenting import SEGMENT_RAW_BYTES, Segment, to_segments
@@ -58,7 +58,7 @@ class StreamTask:
 
 
 @dataclass(frozen=True)
-class Wrote(WriterCommitMessage):
+class TaskResult(WriterCommitMessage):
     """What one task tells the driver."""
 
     task: int
@@ -73,7 +73,7 @@ class Wrote(WriterCommitMessage):
 
 
 @dataclass
-class Pieces:
+class SegmentGroups:
     """The rows of a task, cut into groups of segments that are stored in one transaction each."""
 
     queue: QueueRecord
@@ -127,16 +127,16 @@ class TaskWriter:
 
     def __init__(self, options: SinkOptions, queue: QueueRecord) -> None:
         check_reach(options.url, None)
-        spare_imports()
+        freeze_imports()
         context = TaskContext.get()
         self._task = 0 if context is None else int(context.partitionId())
         self._attempt = str(uuid.uuid4())
         self._queue = queue
         self._database = open_store(options.url).database
         self._placement = placement_of(self._database, queue)
-        self._pieces = Pieces(queue, self._placement, self._task, options.max_rows_per_write)
+        self._pieces = SegmentGroups(queue, self._placement, self._task, options.max_rows_per_write)
 
-    def stage(self, app_id: str, batch_id: int, batches: Iterator[pa.RecordBatch]) -> Wrote:
+    def stage(self, app_id: str, batch_id: int, batches: Iterator[pa.RecordBatch]) -> TaskResult:
         """Store the rows where nobody sees them."""
         attempt = Attempt(app_id, batch_id, self._task, self._attempt)
         count = 0
@@ -144,7 +144,7 @@ class TaskWriter:
             count += stage_segments(self._database, self._queue, attempt, group, count)
         return self._wrote(count)
 
-    def append(self, batches: Iterator[pa.RecordBatch]) -> Wrote:
+    def append(self, batches: Iterator[pa.RecordBatch]) -> TaskResult:
         """Append the rows piece by piece; a repeated task repeats them."""
         appended = [
             append_task(self._database, self._queue, None, group) for group in self._pieces.groups(batches)
@@ -159,7 +159,7 @@ class TaskWriter:
         *,
         covers: str = "",
         new_sink: bool,
-    ) -> Wrote:
+    ) -> TaskResult:
         """Append the rows all at once; a repeated task appends nothing.
 
         Parameters
@@ -181,8 +181,8 @@ class TaskWriter:
     def task(self) -> int:
         return self._task
 
-    def _wrote(self, segments: int, *crowded: tuple[int, ...]) -> Wrote:
-        return Wrote(
+    def _wrote(self, segments: int, *crowded: tuple[int, ...]) -> TaskResult:
+        return TaskResult(
             self._task,
             self._attempt,
             segments,

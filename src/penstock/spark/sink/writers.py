@@ -18,10 +18,10 @@ from penstock.commit.queue_target import QueueTarget
 from penstock.errors import CommitRefused, condition_of
 from penstock.queue.open_stores import open_store
 from penstock.spark.checkpoint import Checkpoint
-from penstock.spark.error_boundary import plain_errors
+from penstock.spark.error_boundary import without_tracebacks
 from penstock.spark.options import SinkOptions
-from penstock.spark.sink.micro_batches import digest_of, micro_batch, require_own
-from penstock.spark.sink.write_task import StreamTask, TaskWriter, Wrote
+from penstock.spark.sink.micro_batches import batch_commit, input_digest, require_same_query
+from penstock.spark.sink.write_task import StreamTask, TaskResult, TaskWriter
 from penstock.store import staging
 from penstock.store.log.partition_log import Appended
 from penstock.store.records.catalog import QueueRecord
@@ -30,7 +30,7 @@ from penstock.store.records.ledger import LedgerKey
 _BATCH = 0
 
 
-@plain_errors
+@without_tracebacks
 class QueueWriter(DataSourceArrowWriter):
     """One batch write."""
 
@@ -46,7 +46,7 @@ class QueueWriter(DataSourceArrowWriter):
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Make what the tasks staged visible, as one append."""
         store = open_store(self._options.url)
-        attempts = {wrote.attempt: wrote.segments for wrote in messages if isinstance(wrote, Wrote)}
+        attempts = {wrote.attempt: wrote.segments for wrote in messages if isinstance(wrote, TaskResult)}
         if not any(attempts.values()):
             return
 
@@ -70,7 +70,7 @@ log = logging.getLogger("penstock.spark")
 T = TypeVar("T")
 
 
-@plain_errors
+@without_tracebacks
 class QueueStreamWriter(DataSourceStreamArrowWriter):
     """The sink of a streaming query; Spark builds it anew for every micro-batch."""
 
@@ -109,7 +109,7 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
 
     def _covers(self, stream: StreamTask) -> str:
         """What tells the input of the running micro-batch from any other."""
-        return self._told(stream, lambda checkpoint: digest_of(checkpoint, stream.batch_id)) or ""
+        return self._told(stream, lambda checkpoint: input_digest(checkpoint, stream.batch_id)) or ""
 
     def _told(self, stream: StreamTask, ask: Callable[[Checkpoint], T]) -> T | None:
         """What the checkpoint says; None where an executor cannot read it: only the driver must, and says so if it does not."""
@@ -126,7 +126,7 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
         """Commit a micro-batch, on the driver."""
-        wrote = [message for message in messages if isinstance(message, Wrote)]
+        wrote = [message for message in messages if isinstance(message, TaskResult)]
         if not wrote:
             raise CommitRefused(
                 "no task has written: Spark's continuous trigger loses every row that goes into a Python sink. "
@@ -140,7 +140,7 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
             crowded.update(() if appended is None else appended.crowded)
         open_store(self._options.url).tend(self._queue, crowded)
 
-    def _note_batch(self, wrote: Sequence[Wrote], batch_id: int) -> None:
+    def _note_batch(self, wrote: Sequence[TaskResult], batch_id: int) -> None:
         query_id = next(message.stream.query_id for message in wrote if message.stream is not None)
         note_batch(
             open_store(self._options.url).database,
@@ -150,18 +150,22 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
             new_sink=self._options.allow_new_sink,
         )
 
-    def _commit_batch(self, wrote: Sequence[Wrote], batch_id: int) -> Appended | None:
+    def _commit_batch(self, wrote: Sequence[TaskResult], batch_id: int) -> Appended | None:
         store = open_store(self._options.url)
         checkpoint = Checkpoint(self._location(wrote))
-        require_own(checkpoint, (message.stream.query_id for message in wrote if message.stream is not None))
+        require_same_query(
+            checkpoint, (message.stream.query_id for message in wrote if message.stream is not None)
+        )
         self._require_placed(wrote)
         return commit_batch(store.database, store.uuid, self._batch(wrote, batch_id, checkpoint))
 
-    def _batch(self, wrote: Sequence[Wrote], batch_id: int, checkpoint: Checkpoint) -> BatchCommit[Appended]:
+    def _batch(
+        self, wrote: Sequence[TaskResult], batch_id: int, checkpoint: Checkpoint
+    ) -> BatchCommit[Appended]:
         exactly = self._options.guarantee == "exactly_once"
         if not exactly and checkpoint.stateful():
             raise _stateful()
-        return micro_batch(
+        return batch_commit(
             QueueTarget(self._queue),
             checkpoint,
             batch_id,
@@ -173,7 +177,7 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
             new_sink=self._options.allow_new_sink,
         )
 
-    def _require_placed(self, wrote: Sequence[Wrote]) -> None:
+    def _require_placed(self, wrote: Sequence[TaskResult]) -> None:
         """Refuse rows that are in the wrong partition."""
         if self._queue.key and {message.partitions for message in wrote} != {self._queue.partitions}:
             raise CommitRefused(
@@ -182,7 +186,7 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
                 queue=self._queue.name,
             )
 
-    def _location(self, wrote: Sequence[Wrote]) -> str:
+    def _location(self, wrote: Sequence[TaskResult]) -> str:
         known = (message.stream.location(self._options) for message in wrote if message.stream is not None)
         location = next((each for each in known if each is not None), None)
         if location is None:

@@ -175,7 +175,7 @@ def _cut_bytes(tx: Transaction, queue: QueueRecord, backlog: Backlog, budget: fl
     return backlog.upto(position)
 
 
-def split(start: Sequence[int], end: Sequence[int], rows_per_task: int) -> list[list[int]]:
+def split_into_tasks(start: Sequence[int], end: Sequence[int], rows_per_task: int) -> list[list[int]]:
     """The tasks of a range: [partition, start, end] each, of at most ``rows_per_task`` rows and about equal."""
     tasks = []
     for partition, (first, last) in enumerate(zip(pad(start, len(end)), end, strict=True)):

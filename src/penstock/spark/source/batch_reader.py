@@ -37,10 +37,10 @@ from pyspark.sql.datasource import (
 )
 
 from penstock.queue.open_stores import open_store
-from penstock.spark.error_boundary import plain_errors
+from penstock.spark.error_boundary import without_tracebacks
 from penstock.spark.options import SourceOptions
-from penstock.spark.source.admission import split
-from penstock.spark.source.positions import end_positions, start_positions, still_there
+from penstock.spark.source.admission import split_into_tasks
+from penstock.spark.source.positions import end_positions, skip_trimmed, start_positions
 from penstock.spark.source.read_task import RangePartition, Scan
 from penstock.store.database import Transaction
 from penstock.store.records import catalog
@@ -70,10 +70,10 @@ _EXACT = (
 NO_ROW = 1 << 62
 
 
-def expression(found: Filter, schema: pa.Schema) -> pc.Expression | None:
+def to_arrow_expression(found: Filter, schema: pa.Schema) -> pc.Expression | None:
     """The Arrow expression of a filter, null where SQL's is; None when the filter is left to Spark."""
     if isinstance(found, Not):
-        inner = expression(found.child, schema)
+        inner = to_arrow_expression(found.child, schema)
         return None if inner is None else ~inner
     path: Sequence[str] = getattr(found, "attribute", ())
     if len(path) != 1 or schema.get_field_index(path[0]) < 0:
@@ -142,7 +142,7 @@ def row_bounds(found: Sequence[Filter]) -> tuple[int | None, int, int]:
 # ---- batch_reader: Batch reads of a queue.
 
 
-@plain_errors
+@without_tracebacks
 class QueueReader(DataSourceReader):
     """Reads the rows between two positions, as they are when the query is planned."""
 
@@ -157,7 +157,7 @@ class QueueReader(DataSourceReader):
         only, low, high = self._bounds
         return [
             RangePartition(partition, max(first, low), min(last, high))
-            for partition, first, last in split(start, end, self._options.rows_per_task)
+            for partition, first, last in split_into_tasks(start, end, self._options.rows_per_task)
             if only in (None, partition) and max(first, low) < min(last, high)
         ]
 
@@ -165,7 +165,7 @@ class QueueReader(DataSourceReader):
         # One statement's view of all partitions, so that the read has whole appends.
         there = catalog.partitions(tx, self._scan.queue)
         wanted = start_positions(tx, self._options, self._scan.queue, there)
-        start = still_there(self._options, there, wanted)
+        start = skip_trimmed(self._options, there, wanted)
         return start, end_positions(self._options, self._scan.queue, there, start)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -173,14 +173,16 @@ class QueueReader(DataSourceReader):
         return self._scan.read(partition)
 
 
-@plain_errors
+@without_tracebacks
 class FilteringQueueReader(QueueReader):
     """A reader that takes filters; Spark refuses one while its setting spark.sql.python.filterPushdown.enabled is off."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         """Take the filters that mean the same to Arrow; the rest goes back to Spark."""
         taken = {
-            id(each): found for each in filters if (found := expression(each, self._scan.schema)) is not None
+            id(each): found
+            for each in filters
+            if (found := to_arrow_expression(each, self._scan.schema)) is not None
         }
         if taken:
             self._scan = replace(self._scan, predicate=reduce(and_, taken.values()))

@@ -19,7 +19,7 @@ from penstock.errors import InvalidOption
 from penstock.queue.checks import refuse_feed
 from penstock.queue.open_stores import open_store
 from penstock.spark.checkpoint import Checkpoint
-from penstock.spark.error_boundary import plain_errors
+from penstock.spark.error_boundary import without_tracebacks
 from penstock.spark.options import (
     ANY_SOURCE,
     BATCH_SINK,
@@ -33,17 +33,17 @@ from penstock.spark.options import (
     with_defaults,
 )
 from penstock.spark.schemas import check_writable, projection, source_schema, to_struct
+from penstock.spark.session_store import check_reach
 from penstock.spark.sink.writers import QueueStreamWriter, QueueWriter
 from penstock.spark.source.batch_reader import FilteringQueueReader, QueueReader
 from penstock.spark.source.stream_reader import QueueStreamReader
-from penstock.spark.store_reach import check_reach
 from penstock.store.records.catalog import QueueRecord
 
 # Spark plans a read with filters in this worker, and only while its setting for pushdown is on (4.2, 4.3).
 _PUSHDOWN_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
 
 
-@plain_errors
+@without_tracebacks
 class PenstockDataSource(DataSource):
     """Queues as Spark tables and streams; ``penstock.register(spark)`` bakes the session's defaults into a subclass."""
 

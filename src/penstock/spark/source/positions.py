@@ -103,7 +103,7 @@ def require_reached(offset: QueueOffset, there: Sequence[PartitionRecord]) -> No
     )
 
 
-def still_there(
+def skip_trimmed(
     options: SourceOptions, there: Sequence[PartitionRecord], offsets: Sequence[int]
 ) -> list[int]:
     """The offsets, moved to the first rows that are there where data loss is accepted.

@@ -9,10 +9,10 @@ import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
 from penstock.queue.open_stores import open_store
-from penstock.spark.internals.workers import spare_imports
-from penstock.spark.schemas import output
+from penstock.spark.internals.gc_tuning import freeze_imports
+from penstock.spark.schemas import to_output_batch
+from penstock.spark.session_store import check_reach
 from penstock.spark.source.positions import report_loss
-from penstock.spark.store_reach import check_reach
 from penstock.store.log import partition_log
 from penstock.store.records.catalog import QueueRecord
 
@@ -46,7 +46,7 @@ class Scan:
             # Spark puts an empty partition in the place of none.
             return iter(())
         check_reach(self.url, None)
-        spare_imports()
+        freeze_imports()
         return self._filtered(_worthwhile(self._batches(task)))
 
     def _batches(self, task: RangePartition) -> Iterator[pa.RecordBatch]:
@@ -54,7 +54,7 @@ class Scan:
         for chunk in self._chunks(task):
             self._note_loss(task.partition, position, chunk.start)
             position = chunk.end
-            yield output(chunk, self.queue, task.partition, self.schema)
+            yield to_output_batch(chunk, self.queue, task.partition, self.schema)
         self._note_loss(task.partition, position, task.end)
 
     def _chunks(self, task: RangePartition) -> Iterator[partition_log.Chunk]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -14,19 +16,18 @@ from penstock.commit.owner import Owner
 from penstock.errors import CheckpointMismatch
 from penstock.queue.open_stores import open_store
 from penstock.queue.store import Store
-from penstock.spark.batch_size_warnings import BatchSizeWatch
-from penstock.spark.error_boundary import plain_errors
-from penstock.spark.limit_pushdown import Allowance, at_most
+from penstock.spark.error_boundary import without_tracebacks
+from penstock.spark.limit_pushdown import RemainingQuota
 from penstock.spark.options import SourceOptions
-from penstock.spark.source.admission import next_end, split
-from penstock.spark.source.positions import require_reached, start_positions, still_there
+from penstock.spark.source.admission import next_end, split_into_tasks
+from penstock.spark.source.positions import require_reached, skip_trimmed, start_positions
 from penstock.spark.source.read_task import RangePartition, Scan
 from penstock.store.database import Transaction
 from penstock.store.records import catalog
 from penstock.store.records.catalog import PartitionRecord, QueueRecord
 
 
-@plain_errors
+@without_tracebacks
 class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """One source of one run of a streaming query.
 
@@ -41,8 +42,8 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._owner: Owner | None = None
         self._cap: tuple[int, ...] | None = None
         self._tended: tuple[int, ...] | None = None
-        self._sizes = BatchSizeWatch(options)
-        self._allowance = Allowance.of(options)
+        self._sizes = BatchSizeWarnings(options)
+        self._allowance = RemainingQuota(options.quota, fail_on_data_loss=options.fail_on_data_loss)
 
     # The calls of one run, in Spark's order (4.2 and 4.3).
 
@@ -76,7 +77,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return start
         require_reached(began, there)
         if self._options.fail_on_data_loss:
-            still_there(self._options, there, pad(began.end, len(there)))
+            skip_trimmed(self._options, there, pad(began.end, len(there)))
         left = self._allowance.left(began.end)
         if left is not None and left <= 0:
             return start
@@ -100,7 +101,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             owner.plan(batch)
         # A repeated micro-batch has the tasks that it had, whatever the options say by now.
         rows = batch.rows_per_task or self._options.rows_per_task
-        return [RangePartition(*task) for task in split(batch.start, batch.end, rows)]
+        return [RangePartition(*task) for task in split_into_tasks(batch.start, batch.end, rows)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one task, on an executor."""
@@ -139,8 +140,12 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         start: Sequence[int],
         left: int | None,
     ) -> tuple[int, ...]:
+        options = self._options
+        if left is not None:
+            options = replace(options, max_rows_per_trigger=min(left, options.max_rows_per_trigger or left))
+
         def work(tx: Transaction) -> tuple[int, ...]:
-            return next_end(tx, queue, there, start, at_most(self._options, left), self._cap)
+            return next_end(tx, queue, there, start, options, self._cap)
 
         return self._store().database.run(work, write=False)
 
@@ -171,3 +176,58 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 "query; use that query's source, or a new checkpoint"
             )
         return parsed
+
+
+# ---- batch_size_warnings: A word of warning, once, about micro-batches whose size hurts.
+
+log = logging.getLogger("penstock.spark")
+
+LARGE_BYTES = 1 << 30
+LARGE_ROWS = 20_000_000
+SMALL_ROWS = 1_000
+SMALL_BATCHES = 20
+SMALL_BACKLOG = 100
+
+
+class BatchSizeWarnings:
+    """Looks at each micro-batch of one source."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+        self._small = 0
+        self._warned: set[str] = set()
+
+    def observe(self, start: Sequence[int], end: Sequence[int], there: Sequence[PartitionRecord]) -> None:
+        """Take note of a planned micro-batch."""
+        rows = sum(end) - sum(start)
+        if rows == 0:
+            return
+        held = sum(part.rows for part in there) or 1
+        size = rows * sum(part.bytes for part in there) // held
+        backlog = sum(part.next_index for part in there) - sum(end)
+        queue = self._options.queue
+        if (rows >= LARGE_ROWS or size >= LARGE_BYTES) and self._first("large"):
+            log.warning(
+                "large micro-batch of queue %r: %d rows, about %d MiB compressed; executors may run out of memory: set "
+                "maxRowsPerTrigger or maxBytesPerTrigger",
+                queue,
+                rows,
+                size >> 20,
+                extra={"action": "large_batch", "queue": queue, "rows": rows, "bytes": size},
+            )
+        self._small = self._small + 1 if rows < SMALL_ROWS and backlog > SMALL_BACKLOG * rows else 0
+        if self._small >= SMALL_BATCHES and self._first("small"):
+            log.warning(
+                "small micro-batch of queue %r: %d rows, with %d rows waiting; most of the time goes into starting "
+                "micro-batches: raise maxRowsPerTrigger, maxRowsPerPartition or maxBytesPerTrigger",
+                queue,
+                rows,
+                backlog,
+                extra={"action": "small_batch", "queue": queue, "rows": rows, "backlog": backlog},
+            )
+
+    def _first(self, kind: str) -> bool:
+        """Whether it has not been said before."""
+        new = kind not in self._warned
+        self._warned.add(kind)
+        return new

@@ -19,7 +19,7 @@ from penstock.arguments import in_quotes
 from penstock.arrow.coerce import conform_batch
 from penstock.errors import CommitRefused, PenstockError, TableRefused, condition_of
 from penstock.lake.delta_location import DeltaPlace
-from penstock.spark.error_boundary import plainly
+from penstock.spark.error_boundary import iterate_without_tracebacks
 from penstock.tables.delta.schema import DeltaLayout
 from penstock.tables.sql.stage import chunked
 
@@ -162,7 +162,7 @@ class DeltaTask:
     stage: DeltaStage = field(repr=False)
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return plainly(self._run(iter(batches)))
+        return iterate_without_tracebacks(self._run(iter(batches)))
 
     def _run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()

@@ -17,8 +17,8 @@ from penstock.arguments import in_quotes
 from penstock.errors import CommitRefused, InvalidInput, InvalidOption, PenstockError, TableRefused
 from penstock.lake.delta_location import DeltaPlace, library
 from penstock.spark.checkpoint import Checkpoint
-from penstock.spark.schemas import quoted
-from penstock.spark.sink.micro_batches import require_own
+from penstock.spark.schemas import quote_column
+from penstock.spark.sink.micro_batches import require_same_query
 from penstock.tables.delta.schema import DeltaLayout, fitting, rows_layout
 from penstock.tables.delta.stage import REPORT, DeltaStage, DeltaTask, sweep
 from penstock.tables.delta.transactions import AppTransaction, merging, properties
@@ -132,7 +132,7 @@ class DeltaWriter:
         try:
             told = self._staging(frame, stage).collect()
             if told and transaction is not None:
-                require_own(Checkpoint(self.location), (row.query for row in told))
+                require_same_query(Checkpoint(self.location), (row.query for row in told))
             files = [row.file for row in told if row.file is not None]
             stage.require_there(files)
             self._check(stage, files)
@@ -217,7 +217,7 @@ class DeltaWriter:
 
 def _numbered(frame: DataFrame) -> DataFrame:
     """The rows with the columns c0, c1 and so on: mapInArrow does not take every name."""
-    return frame.select(*(F.col(quoted(name)).alias(f"c{n}") for n, name in enumerate(frame.columns)))
+    return frame.select(*(F.col(quote_column(name)).alias(f"c{n}") for n, name in enumerate(frame.columns)))
 
 
 def _widened(rows: pa.RecordBatchReader, table: Any) -> pa.RecordBatchReader:

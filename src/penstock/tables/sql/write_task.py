@@ -12,9 +12,9 @@ from penstock.arguments import in_quotes
 from penstock.arrow.coerce import conform_batch
 from penstock.errors import TableRefused
 from penstock.queue.open_stores import open_store
-from penstock.spark.error_boundary import plainly
-from penstock.spark.internals.workers import spare_imports
-from penstock.spark.store_reach import check_reach
+from penstock.spark.error_boundary import iterate_without_tracebacks
+from penstock.spark.internals.gc_tuning import freeze_imports
+from penstock.spark.session_store import check_reach
 from penstock.tables.change_rows import require_changes
 from penstock.tables.columns import Layout
 from penstock.tables.shaping import ready, shaped_schema, staged_schema
@@ -83,11 +83,11 @@ class StageTask:
     stage: Writes
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return plainly(self._run(iter(batches)))
+        return iterate_without_tracebacks(self._run(iter(batches)))
 
     def _run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         check_reach(self.url, None)
-        spare_imports()
+        freeze_imports()
         context = TaskContext.get()
         assert context is not None
         self._rows = 0

@@ -15,7 +15,7 @@ from penstock.errors import PenstockError
 from penstock.queue.open_stores import open_store
 from penstock.queue.store import Store
 from penstock.spark.checkpoint import Checkpoint
-from penstock.spark.sink.micro_batches import micro_batch, require_own
+from penstock.spark.sink.micro_batches import batch_commit, require_same_query
 from penstock.store.records.ledger import LedgerKey
 from penstock.tables.columns import Layout
 from penstock.tables.shaping import shaped
@@ -78,8 +78,8 @@ class TableWriter:
     ) -> None:
         checkpoint = Checkpoint(self.location)
         if told:
-            require_own(checkpoint, (row.query for row in told))
-        batch = micro_batch(
+            require_same_query(checkpoint, (row.query for row in told))
+        batch = batch_commit(
             target,
             checkpoint,
             batch_id,

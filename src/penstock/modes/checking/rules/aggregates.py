@@ -6,7 +6,13 @@ from collections.abc import Iterator
 
 from penstock.modes.checking.plan import Plan, above_aggregation, expires, names, path_to
 from penstock.modes.checking.report import UNSAFE, Problem
-from penstock.spark.internals.plan_text import Node, by_session, grouping, items, marked
+from penstock.spark.internals.plan_text import (
+    Node,
+    grouping_expressions,
+    groups_by_session,
+    has_watermark,
+    list_items,
+)
 
 MODE_CONDITION = "STREAMING_OUTPUT_MODE.UNSUPPORTED_OPERATION"
 
@@ -23,7 +29,7 @@ def aggregates(plan: Plan, mode: str) -> Iterator[Problem]:
     for node in plan.aggregates:
         if mode == "append" and not expires(node):
             yield _without_watermark(plan, node)
-        if mode == "update" and by_session(node):
+        if mode == "update" and groups_by_session(node):
             yield Problem.at(
                 node,
                 "PENSTOCK_SESSION_WINDOW_IN_UPDATE",
@@ -44,7 +50,7 @@ def aggregates(plan: Plan, mode: str) -> Iterator[Problem]:
 
 def _without_watermark(plan: Plan, node: Node) -> Problem:
     below = [watermark for watermark in plan.watermarks if watermark.node in node.walk()]
-    keys = ", ".join(names(grouping(node))) or "nothing"
+    keys = ", ".join(names(grouping_expressions(node))) or "nothing"
     if not below:
         return Problem.at(
             node,
@@ -79,7 +85,7 @@ def _without_watermark(plan: Plan, node: Node) -> Problem:
 def _loses(step: Node) -> bool:
     """Whether nothing that goes out of a step has a watermark."""
     if step.name == "Project":
-        return not any(marked(item) for item in items(step.text))
+        return not any(has_watermark(item) for item in list_items(step.text))
     return step.name.startswith(
         ("MapIn", "FlatMap", "SerializeFromObject", "TransformWithState")
     ) and "-T" not in (step.arguments[-1] if step.arguments else "")

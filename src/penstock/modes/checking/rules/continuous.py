@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from penstock.modes.checking.plan import Plan, source_of
 from penstock.modes.checking.report import Problem
-from penstock.spark.internals.operators import Is, of
+from penstock.spark.internals.operators import Trait, traits_of
 
 _NOW = re.compile(r"\b(current_timestamp|current_date|localtimestamp|now)\(")
 _SOURCES = ("rate", "kafka")
@@ -16,7 +16,7 @@ _SOURCES = ("rate", "kafka")
 def continuous(plan: Plan, mode: str) -> Iterator[Problem]:
     """Operators, expressions and sources that the continuous trigger does not take."""
     for node in plan.nodes:
-        if Is.MAP_LIKE not in of(node.name):
+        if Trait.MAP_LIKE not in traits_of(node.name):
             yield Problem.at(
                 node,
                 "PENSTOCK_NOT_CONTINUOUS",
@@ -36,7 +36,7 @@ def continuous(plan: Plan, mode: str) -> Iterator[Problem]:
 def sources(plan: Plan) -> Iterator[Problem]:
     """Sources that cannot be read continuously, which Spark finds out when the query runs."""
     for node in plan.nodes:
-        if Is.STREAMING_READ in of(node.name) and source_of(node) not in _SOURCES:
+        if Trait.STREAMING_READ in traits_of(node.name) and source_of(node) not in _SOURCES:
             yield Problem.at(
                 node,
                 "PENSTOCK_SOURCE_NOT_CONTINUOUS",

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from penstock.modes.checking.plan import Plan, above_aggregation, is_map_groups, own_mode
 from penstock.modes.checking.report import WARNING, Problem
 from penstock.spark.internals.plan_text import Node
-from penstock.spark.internals.sources import ROCKSDB
+from penstock.spark.internals.sessions import ROCKSDB_PROVIDER
 
 _PROVIDER = "spark.sql.streaming.stateStore.providerClass"
 _IN_PANDAS = "FlatMapGroupsInPandasWithState"
@@ -51,7 +51,7 @@ def needs(plan: Plan) -> Iterator[Problem]:
             found[0],
             "PENSTOCK_FUNCTION_NEEDS_ROCKSDB",
             "transformWithState keeps its state in RocksDB, and the session has another state store",
-            fix=f"spark.conf.set('{_PROVIDER}', '{ROCKSDB}')",
+            fix=f"spark.conf.set('{_PROVIDER}', '{ROCKSDB_PROVIDER}')",
         )
     if found[0].name.endswith("InPySpark") and not _has_protobuf():
         yield Problem.at(

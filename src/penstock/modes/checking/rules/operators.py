@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from penstock.modes.checking.join_bounds import unmatched_sides
 from penstock.modes.checking.plan import Plan, above_aggregation, expires
 from penstock.modes.checking.report import Problem
-from penstock.spark.internals.operators import Is, of
+from penstock.spark.internals.operators import Trait, traits_of
 from penstock.spark.internals.plan_text import NOT_PLANNED, Node
 
 _CHECK = "spark.sql.streaming.statefulOperator.checkCorrectness.enabled"
@@ -38,7 +38,7 @@ def _late(node: Node) -> bool:
     """Whether an operator drops rows behind the watermark, or counts rows that come again twice."""
     if node.name in ("Deduplicate", "Distinct"):
         return expires(node)
-    return Is.DROPS_LATE in of(node.name)
+    return Trait.DROPS_LATE in traits_of(node.name)
 
 
 def _gives_late(node: Node) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from penstock.modes.checking.plan import Plan, source_of
 from penstock.modes.checking.report import Problem
 from penstock.modes.checking.sinks import Sink
-from penstock.spark.internals.operators import Is, of
+from penstock.spark.internals.operators import Trait, traits_of
 from penstock.spark.internals.plan_text import Node
 
 KIND = "continuous (Penstock's)"
@@ -35,7 +35,7 @@ def penstocks_continuous(plan: Plan, mode: str, sink: Sink) -> Iterator[Problem]
             "a queue only grows: it takes append mode, not update",
             fix=f"output_mode='append'; or {_OTHER} with ps.TableSink(name, keys=[...])",
         )
-    reads = [node for node in plan.nodes if Is.STREAMING_READ in of(node.name)]
+    reads = [node for node in plan.nodes if Trait.STREAMING_READ in traits_of(node.name)]
     for node in plan.nodes:
         if node not in reads:
             yield from _operator(node)
@@ -51,7 +51,9 @@ def penstocks_continuous(plan: Plan, mode: str, sink: Sink) -> Iterator[Problem]
 
 def _operator(node: Node) -> Iterator[Problem]:
     generator = node.text.split("(")[0] if node.name == "Generate" else None
-    if Is.CONTINUOUS not in of(node.name) or (generator is not None and generator not in GENERATORS):
+    if Trait.CONTINUOUS not in traits_of(node.name) or (
+        generator is not None and generator not in GENERATORS
+    ):
         yield Problem.at(
             node,
             "PENSTOCK_NOT_CONTINUOUS",

@@ -9,9 +9,9 @@ from penstock.modes.checking.join_bounds import equal
 from penstock.modes.checking.plan import Plan, source_of
 from penstock.modes.checking.report import UNSAFE, WARNING, Problem
 from penstock.modes.checking.sinks import Sink
-from penstock.spark.internals.operators import Is, of
-from penstock.spark.internals.plan_text import Node, plain
-from penstock.spark.internals.versions import parse_version
+from penstock.spark.internals.operators import Trait, traits_of
+from penstock.spark.internals.plan_text import Node, without_ids
+from penstock.spark.internals.requirements import parse_version
 
 ALLOW_LIST = "spark.sql.streaming.realTimeMode.allowlistCheck"
 VERSION = "version"
@@ -40,7 +40,8 @@ def real_time(plan: Plan, mode: str) -> Iterator[Problem]:
     # Spark 4.2 takes no state under this trigger, wherever it is.
     for node in plan.streaming("Union") if _takes_state(plan) else ():
         below = next(
-            (each for each in node.below() if each.streaming and Is.ABOVE_UNION in of(each.name)), None
+            (each for each in node.below() if each.streaming and Trait.ABOVE_UNION in traits_of(each.name)),
+            None,
         )
         if below is not None:
             yield Problem.at(
@@ -55,7 +56,7 @@ def real_time(plan: Plan, mode: str) -> Iterator[Problem]:
 def real_time_plans(plan: Plan, sink: Sink | None) -> Iterator[Problem]:
     """Sources, operators and sinks that the real-time trigger does not take, which Spark (4.3) finds out when the query starts."""
     for node in plan.nodes:
-        if Is.STREAMING_READ in of(node.name) and source_of(node) not in _SOURCES:
+        if Trait.STREAMING_READ in traits_of(node.name) and source_of(node) not in _SOURCES:
             yield Problem.at(
                 node,
                 _SOURCE,
@@ -96,7 +97,7 @@ def real_time_plans(plan: Plan, sink: Sink | None) -> Iterator[Problem]:
 
 def _same_sources(plan: Plan) -> Iterator[Problem]:
     for node in plan.streaming("Union"):
-        leaves = [plain(each.text) for each in node.walk() if each.streaming and not each.children]
+        leaves = [without_ids(each.text) for each in node.walk() if each.streaming and not each.children]
         if len(set(leaves)) < len(leaves):
             yield Problem.at(
                 node,
@@ -113,8 +114,8 @@ def _allowed(plan: Plan, node: Node) -> bool:
     if node.name == "Repartition":
         # With a shuffle; without one it is coalesce.
         return node.arguments[1:2] == ("true",)
-    since = Is.REAL_TIME | (Is.REAL_TIME_4_3 if _takes_state(plan) else Is(0))
-    return bool(of(node.name) & since) and not _python(node)
+    since = Trait.REAL_TIME | (Trait.REAL_TIME_4_3 if _takes_state(plan) else Trait(0))
+    return bool(traits_of(node.name) & since) and not _python(node)
 
 
 def _takes_state(plan: Plan) -> bool:
@@ -122,7 +123,9 @@ def _takes_state(plan: Plan) -> bool:
 
 
 def _called(node: Node) -> str:
-    return f"Python functions, as in this {node.name}" if Is.REAL_TIME in of(node.name) else node.name
+    return (
+        f"Python functions, as in this {node.name}" if Trait.REAL_TIME in traits_of(node.name) else node.name
+    )
 
 
 def _broadcast(node: Node) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from penstock.modes.checking.join_bounds import unmatched_sides
 from penstock.modes.checking.plan import Plan, by_window, expires, keeps_for_ever, names
 from penstock.modes.checking.report import UNSAFE, WARNING, Problem
-from penstock.spark.internals.plan_text import grouping
+from penstock.spark.internals.plan_text import grouping_expressions
 
 _POLICY = "spark.sql.streaming.multipleWatermarkPolicy"
 
@@ -48,7 +48,7 @@ _NO_DATA = "spark.sql.streaming.noDataMicroBatches.enabled"
 def state(plan: Plan, mode: str) -> Iterator[Problem]:
     """State that grows for ever, with its operator."""
     for node in plan.aggregates:
-        keys = ", ".join(names(grouping(node)))
+        keys = ", ".join(names(grouping_expressions(node)))
         timed = by_window(node) or expires(node)
         if timed and mode == "complete":
             yield Problem.at(
@@ -79,7 +79,7 @@ def state(plan: Plan, mode: str) -> Iterator[Problem]:
             yield Problem.at(
                 node,
                 _FOR_EVER,
-                f"every {', '.join(names(grouping(node))) or 'row'} that has come is remembered for ever",
+                f"every {', '.join(names(grouping_expressions(node))) or 'row'} that has come is remembered for ever",
                 UNSAFE,
                 fix="df.withWatermark('<event time>', '10 minutes').dropDuplicatesWithinWatermark([...]); or have the event "
                 "time among the columns of dropDuplicates",

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
-from penstock.spark.schemas import quoted as column
+from penstock.spark.schemas import quote_column as column
 from penstock.tables.change_rows import present
 from penstock.tables.columns import VALID_FROM, VALID_TO, staged_order
 from penstock.tables.delta.apply.events import SEQUENCE, UNKNOWN, Events

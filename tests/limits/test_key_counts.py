@@ -1,0 +1,69 @@
+"""The first rows of each key, counted over several lots of rows, are those that plain Python counts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pyarrow as pa
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.limits.per_key_tasks import KeyCounts
+
+KEYS = st.tuples(
+    st.sampled_from(["a", "b", "ä", None]), st.sampled_from([0.0, -0.0, float("nan"), 1.5, None])
+)
+LOTS = st.lists(st.lists(KEYS, min_size=1, max_size=12), max_size=5)
+
+
+def columns(lot: list[tuple[Any, ...]]) -> list[pa.Array]:
+    return [pa.array([row[0] for row in lot], pa.string()), pa.array([row[1] for row in lot], pa.float64())]
+
+
+def plain(key: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Spark groups every NaN together, and both zeros."""
+    return key[0], None if key[1] is None else str(key[1] + 0.0)
+
+
+@given(LOTS, st.integers(1, 3))
+def test_the_first_rows_of_each_key_pass_once_over_all_lots(lots: list[list[Any]], rows: int) -> None:
+    seen, counts = KeyCounts.nothing(columns([])), Counter()
+    for lot in lots:
+        seen = KeyCounts.from_bytes(seen.to_bytes())
+        passes, seen = seen.take(columns(lot), rows, 0)
+        for row, passed in zip(lot, passes.tolist(), strict=True):
+            key = repr(plain(row))
+            assert passed == (counts[key] < rows)
+            counts[key] += 1
+    assert seen.table.num_rows == len(counts)
+
+
+def test_a_key_is_forgotten_when_no_row_of_it_has_come_for_a_while() -> None:
+    both, first, second = (pa.array(keys) for keys in (["a", "b"], ["a"], ["a", "b"]))
+    _, seen = KeyCounts.nothing([both]).take([both], 1, 1_000)
+    passes, seen = seen.since(1_000, 2_000).take([first], 1, 2_000)
+    assert passes.tolist() == [False], "it is not forgotten yet"
+    passes, _ = seen.since(1_001, 3_000).take([second], 1, 3_000)
+    assert passes.tolist() == [False, True], (
+        "a row that did not pass kept the first key, and nothing the other one"
+    )
+
+
+def test_keys_that_were_never_to_be_forgotten_count_from_when_they_are() -> None:
+    rows = pa.array(["a"])
+    _, seen = KeyCounts.nothing([rows]).take([rows], 1, 0)
+    dated = seen.since(4_000, 5_000)
+    passes, _ = dated.take([rows], 1, 5_000)
+    assert passes.tolist() == [False], "its first row has passed"
+    passes, _ = dated.since(5_001, 6_000).take([rows], 1, 6_000)
+    assert passes.tolist() == [True]
+
+
+def test_a_higher_limit_goes_on_from_the_count() -> None:
+    rows = pa.array(["a"] * 3)
+    _, seen = KeyCounts.nothing([rows]).take([rows], 2, 0)
+    passes, seen = seen.take([rows], 4, 0)
+    assert passes.tolist() == [True, True, False]
+    passes, _ = seen.take([rows], 1, 0)
+    assert not passes.any()

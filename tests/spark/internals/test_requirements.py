@@ -1,0 +1,36 @@
+"""A Spark that nobody has tried is refused by name."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+from pyspark.sql import SparkSession
+
+import penstock as ps
+from penstock.spark.internals.requirements import SUPPORTED, check_version, parse_version
+from tests.packaging.building import EXTRAS
+
+
+def test_the_spark_of_the_tests_is_supported(spark: SparkSession) -> None:
+    check_version(spark)
+
+
+@pytest.mark.parametrize("version", ["4.1.9", "4.4.0", "5.0.0-preview1", "unknown"])
+def test_another_one_is_refused_with_what_to_install(version: str) -> None:
+    session: Any = SimpleNamespace(version=version)
+    with pytest.raises(ps.errors.MissingDependency, match=r"pyspark>=4\.2,<4\.4") as refused:
+        check_version(session)
+    assert refused.value.condition == "MISSING_DEPENDENCY.SPARK_VERSION"
+
+
+def test_vendors_name_their_builds() -> None:
+    assert parse_version("4.3.0-vendor-2") == (4, 3)
+
+
+def test_the_package_asks_for_the_versions_that_are_supported() -> None:
+    (asked,) = (each for each in map(Requirement, EXTRAS["spark"]) if each.name == "pyspark")
+    allowed = [minor for minor in range(20) if asked.specifier.contains(f"4.{minor}.1")]
+    assert allowed == [minor for _, minor in SUPPORTED]
