@@ -42,7 +42,10 @@ def raising_original_errors() -> Iterator[None]:
 
 
 def _messages(error: BaseException | None) -> Iterator[str]:
-    """Yield the messages of an error and of its causes: Spark's may be just "Writing job failed" if an abort fails as well."""
+    """Yield the messages of an error and of its causes.
+
+    Spark's own may be just "Writing job failed" if an abort fails as well.
+    """
     while error is not None:
         yield str(error)
         error = getattr(error, "_cause", None) or error.__cause__
@@ -55,8 +58,9 @@ def _has_jvm_ended(error: Exception) -> bool:
 
 def _shut_down() -> QueryFailed:
     return QueryFailed(
-        "Spark was shut down in the middle of a micro-batch, which the next run repeats. A signal to the whole process group, as "
-        "from timeout or systemd's KillMode=control-group, ends Spark's JVM at once: send it to the driver alone (timeout "
-        "--foreground, KillMode=mixed), which then finishes the micro-batch",
+        "Spark was shut down in the middle of a micro-batch, which the next run repeats. A signal to the "
+        "whole process group, as from timeout or systemd's KillMode=control-group, ends Spark's JVM at once: "
+        "send it to the driver alone (timeout --foreground, KillMode=mixed), which then finishes the "
+        "micro-batch",
         condition="QUERY_FAILED.SPARK_SHUT_DOWN",
     )

@@ -1,7 +1,8 @@
 """Micro-batches without new data, for queries that keep rows in their state.
 
-Spark emits what a watermark has closed in a micro-batch after the one that moved the watermark. A run that ends in between leaves those
-rows in the state store, and the next run has no micro-batch until there is new data (Spark 4.2, 4.3). So each run begins with one.
+Spark emits what a watermark has closed in a micro-batch after the one that moved the watermark. A run that
+ends in between leaves those rows in the state store, and the next run has no micro-batch until there is new
+data (Spark 4.2, 4.3). So each run begins with one.
 """
 
 from __future__ import annotations
@@ -115,7 +116,7 @@ class InitialBatchReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 @contextmanager
 def no_data_batches(spark: SparkSession) -> Iterator[None]:
-    """Let queries that start within emit what a watermark has closed without new data, whatever the session's setting.
+    """Let queries that start within emit what a watermark has closed without new data.
 
     A query copies its session's settings when it starts (Spark 4.3).
     """

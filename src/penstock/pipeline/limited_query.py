@@ -1,4 +1,4 @@
-"""Row limits of pipelines with micro-batches: the quota for the source, and how the query ends at its limit."""
+"""Row limits of pipelines with micro-batches: the source's quota, and the end of the query at its limit."""
 
 from __future__ import annotations
 
@@ -68,12 +68,15 @@ class Limiting:
         return EndedQuery(query_id, name, f"query {called!r} ends at once: {why}")
 
     def arguments(self, trigger: Trigger) -> dict[str, str | bool]:
-        """Return the arguments of Spark's trigger; after all rows have passed, for the unfinished micro-batch alone."""
+        """Return the arguments of Spark's trigger.
+
+        After all rows have passed, for the unfinished micro-batch alone.
+        """
         is_last = self.limit.on_limit == STOP and self.begun.passed >= self.limit.rows
         return {"once": True} if is_last else trigger.arguments()
 
     def options(self, frame: DataFrame, *, of_a_queue: bool) -> dict[str, str]:
-        """Return the options for a queue that reads what the limit leaves; none if the query runs on or reads anything else.
+        """Return options for a queue that reads what the limit leaves; none for other sources and limits.
 
         Raises
         ------
@@ -116,7 +119,8 @@ def keep_for_each_key(spark: SparkSession, limit: KeyLimit, location: str) -> No
         if isinstance(error, CommitRefused) and error.condition != CommitRefused.condition:
             raise
         log.warning(
-            "the limit for each key could not be stored at %s, so that a later change of it is not noticed: %s",
+            "the limit for each key could not be stored at %s, so that a later change of it is not noticed: "
+            "%s",
             redact_location(location),
             error,
             extra={
@@ -139,7 +143,8 @@ class LimitWatch:
     rows
         The limit.
     observed
-        How many passed in earlier runs; if the state cannot be read, those in the progress of this run are added.
+        How many passed in earlier runs; if the state cannot be read, those in the progress of this run are
+        added.
     """
 
     def __init__(self, query: MicroBatchQuery, checkpoint: Checkpoint, rows: int, observed: int) -> None:
@@ -174,7 +179,7 @@ class LimitWatch:
             time.sleep(_POLL_SECONDS)
 
     def _passed(self, new: Sequence[Any]) -> int:
-        """Return how many rows have passed: by the state, which counts a row once even if it was computed twice."""
+        """Return how many rows have passed, by the state: it counts a row once even if computed twice."""
         self._observed += sum(rows_passed_in(progress) for progress in new)
         try:
             last = self._checkpoint.last_commit()
@@ -195,5 +200,8 @@ class LimitWatch:
 
 
 def _ran(progress: Any) -> bool:
-    """Return whether it is that of a micro-batch that has run; an idle query reports the next one before that runs."""
+    """Return whether it is that of a micro-batch that has run.
+
+    An idle query reports the next one before that runs.
+    """
     return progress is not None and "addBatch" in progress.durationMs

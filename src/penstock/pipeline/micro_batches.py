@@ -130,7 +130,8 @@ class MicroBatchQuery(Query):
     def finish(self) -> None:
         """Stop a query that has all its rows.
 
-        Queues finish the micro-batch in flight. Another source might never stop, so its micro-batch is interrupted.
+        Queues finish the micro-batch in flight. Another source might never stop, so its micro-batch is
+        interrupted.
         """
         if self._sources and not self._others:
             self.stop()
@@ -140,7 +141,10 @@ class MicroBatchQuery(Query):
             self._on_end(None)
 
     def _drained(self, timeout: float) -> bool:
-        """Drain the sources, and wait until the query is idle; return whether it is within ``timeout`` seconds."""
+        """Drain the sources, and wait until the query is idle.
+
+        Return whether it is within ``timeout`` seconds.
+        """
         deadline = time.monotonic() + timeout
         quiet, left = 0, list(self._sources)
         while self.isActive and quiet < self._quiet_polls:
@@ -162,8 +166,8 @@ class MicroBatchQuery(Query):
     def _drain(self, sources: Sequence[OwnedConsumer]) -> list[OwnedConsumer]:
         """Ask the owners of consumers to plan nothing more; return the sources that have yet to be asked.
 
-        Another query may own the consumer by now, so only an owner that is known to be this query's is asked. A query that has not
-        begun a micro-batch yet has no owner to ask.
+        Another query may own the consumer by now, so only an owner that is known to be this query's is asked.
+        A query that has not begun a micro-batch yet has no owner to ask.
         """
         epochs, left = self._epochs(sources), []
         for source in sources:
@@ -176,7 +180,7 @@ class MicroBatchQuery(Query):
         return left
 
     def _epochs(self, sources: Sequence[OwnedConsumer]) -> dict[tuple[str, str | None], int]:
-        """Return the owner epochs of this run: from its progress, or in its first micro-batch from the checkpoint."""
+        """Return the owner epochs of this run from its progress, or before that from the checkpoint."""
         progress = self._query.lastProgress
         if progress is not None:
             reported = [QueueOffset.of(_json(source.latestOffset)) for source in progress.sources]
@@ -211,7 +215,7 @@ class MicroBatchQuery(Query):
 
 
 def expected_epochs(sources: Sequence[OwnedConsumer]) -> dict[OwnedConsumer, int]:
-    """Return the owner epochs that a query has if it starts now, unless another one takes a consumer over before."""
+    """Return the owner epochs that a query will have if it starts now and no other one does before."""
     epochs = {}
     for source in sources:
         # The query itself reports what is wrong with a source.

@@ -1,4 +1,4 @@
-"""Running queries, with the names of PySpark's ``StreamingQuery``, and SIGTERM, which stops them gracefully."""
+"""Running queries, with the names of PySpark's ``StreamingQuery``; SIGTERM stops them gracefully."""
 
 from __future__ import annotations
 
@@ -62,7 +62,10 @@ class Query(ABC):
 
     @abstractmethod
     def exception(self) -> Exception | None:
-        """Return the error that ended the query, Penstock's own if it was one, else Spark's; None without an error."""
+        """Return the error that ended the query, Penstock's own if it was one, else Spark's.
+
+        None without an error.
+        """
 
     @abstractmethod
     def awaitTermination(self, timeout: float | None = None) -> bool | None:
@@ -150,8 +153,8 @@ _running: weakref.WeakSet[Query] = weakref.WeakSet()
 def stop_on_sigterm(query: Query) -> None:
     """Stop the query on SIGTERM, unless the program has a handler of its own.
 
-    The first SIGTERM lets each query finish its micro-batch in flight, so that ``awaitTermination`` returns and the program ends on its
-    own; the second one ends the process at once.
+    The first SIGTERM lets each query finish its micro-batch in flight, so that ``awaitTermination`` returns
+    and the program ends on its own; the second one ends the process at once.
     """
     _running.add(query)
     in_main = threading.current_thread() is threading.main_thread()

@@ -118,7 +118,7 @@ class ConsoleSink(Sink, ContinuousSink):
 
 @dataclass(frozen=True)
 class FunctionSink(BatchSink, ContinuousSink):
-    """A function of one's own, called in the tasks with each ``pyarrow.RecordBatch``, with guarantee ``at_least_once``.
+    """A function of your own that tasks call with each ``pyarrow.RecordBatch``, ``at_least_once``.
 
     Parameters
     ----------

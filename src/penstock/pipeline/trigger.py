@@ -33,14 +33,15 @@ class Trigger:
 
     @classmethod
     def available_now(cls) -> Trigger:
-        """Process all rows that are there when the query starts, in as many micro-batches as its limits require; then end."""
+        """Process all rows that are there when the query starts, in one or more micro-batches, then end."""
         return cls("available_now")
 
     @classmethod
     def continuous(cls, interval: str = "1 second") -> Trigger:
-        """Run row by row in one long Spark job, with latencies of milliseconds; an epoch is committed at every interval.
+        """Run row by row in one long Spark job, with latencies of milliseconds.
 
-        For transformations that work on one row at a time, from a queue or a rate source.
+        An epoch is committed at every interval.         For transformations that work on one row at a time,
+        from a queue or a rate source.
 
         Parameters
         ----------

@@ -1,4 +1,4 @@
-"""The console sink: the first rows of each epoch, printed on the driver in the form of Spark's console sink."""
+"""The console sink: the first rows of each epoch, printed on the driver as Spark's console sink does."""
 
 from __future__ import annotations
 

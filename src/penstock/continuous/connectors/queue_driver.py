@@ -1,4 +1,7 @@
-"""Queues as source and sink of continuous queries, driver side: it owns and moves consumers, and promotes staged rows."""
+"""Queues as source and sink of continuous queries, driver side.
+
+The source owns and moves a consumer; the sink promotes staged rows.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +59,8 @@ class QueueSourceDriver(SourceDriver):
         self._pinned = None
         if self.options.consumer is not None:
             if self._owner is not None:
-                # A driver that was suspended and repeats its run does not take the consumer back from its successor.
+                # A driver that was suspended and repeats its run does not take the consumer back from its
+                # successor.
                 self._owner.require()
             self._release_owner()
             self._owner = Owner(
@@ -139,8 +143,8 @@ class QueueSourceDriver(SourceDriver):
         parsed = QueueOffset.of(offset)
         if parsed is None:
             raise CheckpointMismatch(
-                f"the checkpoint has the offset {str(offset)[:200]!r}, which is not a queue's: it belongs to another "
-                "query; use that query's source, or a new checkpoint"
+                f"the checkpoint has the offset {str(offset)[:200]!r}, which is not a queue's: it belongs to "
+                "another query; use that query's source, or a new checkpoint"
             )
         return parsed
 
@@ -183,7 +187,8 @@ class QueueSinkDriver(SinkDriver):
 
     def commit(self, writers: WriterFactory, epoch: Epoch, offset: Any) -> None:
         assert isinstance(writers, QueueWriterFactory), "`writers` has made it"
-        # The queue as the tasks placed the rows in it: the store refuses them where it has got more partitions since.
+        # The queue as the tasks placed the rows in it: the store refuses them where it has got more
+        # partitions since.
         queue = writers.queue
         if not self.exactly_once:
             self._commits.note(sink_name(queue), epoch, offset)

@@ -22,7 +22,7 @@ _MAX_WAIT_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class RateReaderFactory(ReaderFactory):
-    """Factory of readers: value v comes v / rate seconds after the beginning, in partition v mod partitions."""
+    """Factory of readers: value v comes v / rate seconds after the beginning, in partition v % partitions."""
 
     rows_per_second: int
     partitions: int
@@ -101,8 +101,8 @@ class RateDriver(SourceDriver):
         counts = logged.get(_KIND) if isinstance(logged, Mapping) else None
         if not isinstance(counts, list) or len(counts) != self.partitions:
             raise CheckpointMismatch(
-                f"the checkpoint has the offset {str(logged)[:200]!r}, which is not that of a rate source with {self.partitions} "
-                "partitions: it belongs to another query; use a new checkpoint"
+                f"the checkpoint has the offset {str(logged)[:200]!r}, which is not that of a rate source "
+                f"with {self.partitions} partitions: it belongs to another query; use a new checkpoint"
             )
         return counts
 

@@ -1,8 +1,9 @@
 """Writer for checkpoints in Spark's format, so that either engine resumes from them.
 
-``metadata`` has the query's id; ``offsets/N`` a version line, a line of metadata and a line of JSON for each source; ``commits/N`` a
-version line and a line of metadata (format 1, Spark 4.2 and 4.3). As in Spark's log (HDFSMetadataLog) an entry is written once: a driver
-that finds it written already is not the only one. In a local folder an entry is synced to disk when it is written.
+``metadata`` has the query's id; ``offsets/N`` a version line, a line of metadata and a line of JSON for each
+source; ``commits/N`` a version line and a line of metadata (format 1, Spark 4.2 and 4.3). As in Spark's log
+(HDFSMetadataLog) an entry is written once: a driver that finds it written already is not the only one. In a
+local folder an entry is synced to disk when it is written.
 """
 
 from __future__ import annotations
@@ -76,7 +77,8 @@ class CheckpointLog:
         offsets = self.read.offsets(number)
         if len(offsets) != 1:
             raise CommitRefused(
-                f"the checkpoint belongs to a query with {len(offsets)} sources, and a continuous query has one: use a new checkpoint"
+                f"the checkpoint belongs to a query with {len(offsets)} sources, and a continuous query has "
+                "one: use a new checkpoint"
             )
         return offsets[0]
 
@@ -93,8 +95,9 @@ class CheckpointLog:
         rows = self.read.limit_passed(number)
         if rows is None:
             raise CheckpointMismatch(
-                f"the query at {self.location!r} has run without a limit before, or with one that a trigger of micro-batches "
-                "counts: keep it as it was, or use a new checkpoint; the query then resumes at the consumer's offset",
+                f"the query at {self.location!r} has run without a limit before, or with one that a trigger "
+                "of micro-batches counts: keep it as it was, or use a new checkpoint; the query then resumes "
+                "at the consumer's offset",
                 checkpoint=self.location,
             )
         return rows
@@ -146,7 +149,8 @@ class CheckpointLog:
             self._create(name, text)
         except FileExistsError:
             raise OwnerFenced(
-                f"{name} of the checkpoint at {self.location!r} was written by another driver of the query: run each query once",
+                f"{name} of the checkpoint at {self.location!r} was written by another driver of the query: "
+                "run each query once",
                 condition="OWNER_FENCED.CHECKPOINT",
                 checkpoint=self.location,
                 file=name,
@@ -176,7 +180,10 @@ class CheckpointLog:
         self._drop_checksum(name)
 
     def _drop_checksum(self, name: str) -> None:
-        """Delete the checksum that Hadoop keeps beside a local file; it would take the new file for a damaged one."""
+        """Delete the checksum that Hadoop keeps beside a local file.
+
+        It would take the new file for a damaged one.
+        """
         folder, _, base = f"{self._root}/{name}".rpartition("/")
         checksum = f"{folder}/.{base}.crc"
         if self._files.get_file_info(checksum).type != fs.FileType.NotFound:

@@ -1,8 +1,9 @@
 """The coordinator of one run's epochs: the driver's end of the connections to its tasks.
 
-It also shares out a row limit. A writer asks for as many rows as it is about to write, so that no task holds back a share that another
-one could write. Epochs are served in order: where one task's rows were dropped, no other task's of a later epoch have been counted in
-their place. What a run was granted and has not committed is void with the run; the next one begins with what was committed.
+It also shares out a row limit. A writer asks for as many rows as it is about to write, so that no task holds
+back a share that another one could write. Epochs are served in order: where one task's rows were dropped, no
+other task's of a later epoch have been counted in their place. What a run was granted and has not committed
+is void with the run; the next one begins with what was committed.
 """
 
 from __future__ import annotations
@@ -147,7 +148,7 @@ class EpochCoordinator:
             self._tell_readers(encode("finish"))
 
     def complete(self, timeout: float, until: Callable[[], bool] = lambda: False) -> Epoch | None:
-        """Return the next epoch to commit; None if there is none within ``timeout`` seconds or ``until`` is true.
+        """Return the next epoch to commit; None after ``timeout`` seconds, or when ``until`` is true.
 
         Raises
         ------

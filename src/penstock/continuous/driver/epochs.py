@@ -1,9 +1,10 @@
 """The order of epochs over the tasks of one run, without sockets, threads or time.
 
-An epoch begins when some reader has sent rows since the last one. Each reader that has sent rows ends the epoch with a marker in the
-stream of its rows, and the writer that meets the marker has all of them. An epoch is complete when every reader has reported its
-offsets, and the writer after each marker what it wrote; complete epochs are committed in order. (As in Chandy and Lamport's
-"Distributed Snapshots", 1985, with nothing in flight between the tasks, and in Spark's EpochCoordinator.)
+An epoch begins when some reader has sent rows since the last one. Each reader that has sent rows ends the
+epoch with a marker in the stream of its rows, and the writer that meets the marker has all of them. An epoch
+is complete when every reader has reported its offsets, and the writer after each marker what it wrote;
+complete epochs are committed in order. (As in Chandy and Lamport's "Distributed Snapshots", 1985, with
+nothing in flight between the tasks, and in Spark's EpochCoordinator.)
 """
 
 from __future__ import annotations
@@ -122,8 +123,8 @@ class Epochs:
             return None
         if len(self._open) >= self.backlog:
             raise ContinuousFailed(
-                f"{len(self._open)} epochs are in flight and none of them can be committed yet: the writers are slower than the "
-                "readers. Use a longer interval, or a faster sink",
+                f"{len(self._open)} epochs are in flight and none of them can be committed yet: the writers "
+                "are slower than the readers. Use a longer interval, or a faster sink",
                 condition="CONTINUOUS_FAILED.EPOCH_BACKLOG",
                 backlog=self.backlog,
             )
@@ -141,7 +142,7 @@ class Epochs:
         rows: int,
         times: Sequence[Sequence[int]] = (),
     ) -> None:
-        """Record that a reader has ended its part of an epoch at these offsets, with a marker if it has sent rows."""
+        """Record a reader's end of an epoch at these offsets; it has sent a marker if it has sent rows."""
         part = self._part(task, number)
         if part.offsets is not None:
             raise _broken(f"task {task} has reported its offsets of epoch {number} twice")
@@ -196,6 +197,7 @@ class Epochs:
 
 def _broken(what: str) -> ContinuousFailed:
     return ContinuousFailed(
-        f"the tasks and the driver of the query disagree: {what}. The query restarts after its last committed epoch",
+        f"the tasks and the driver of the query disagree: {what}. The query restarts after its last "
+        "committed epoch",
         condition="CONTINUOUS_FAILED.PROTOCOL",
     )

@@ -287,7 +287,8 @@ class ContinuousExecution:
             if not job.join(_FINISH_SECONDS):
                 raise ContinuousFailed("the tasks of the query did not end")
         except ContinuousFailed as error:
-            # A task's own failure says more than its broken connection; Spark does not notice the latter in an idle task.
+            # A task's own failure says more than its broken connection; Spark does not notice the latter in
+            # an idle task.
             job.join(_JOB_FAILURE_SECONDS)
             raise job.failure() or error from None
         finally:
@@ -332,7 +333,10 @@ class ContinuousExecution:
             self._changed.notify_all()
 
     def _settle(self) -> None:
-        """Find out where the last run has ended; an epoch that it began is in the sink as a whole or not at all."""
+        """Find out where the last run has ended.
+
+        An epoch that it began is in the sink as a whole or not at all.
+        """
         if self._started:
             self._require_own_checkpoint()
         last = recover(self._logs, self._sink, self._source.follow, limited=self._limit is not None)
@@ -345,12 +349,15 @@ class ContinuousExecution:
             self._source.logged(self._offset)
 
     def _require_own_checkpoint(self) -> None:
-        """Refuse to repeat a run after another driver has committed; without a consumer nothing else reveals it."""
+        """Refuse to repeat a run after another driver has committed.
+
+        Without a consumer nothing else reveals it.
+        """
         last = self._logs.last_committed()
         if last not in (None, self._epoch, self._logging):
             raise OwnerFenced(
-                f"the checkpoint at {self._logs.location!r} has epochs up to {last}, and this driver has committed "
-                f"{self._epoch}: another driver runs the query. Run each query once",
+                f"the checkpoint at {self._logs.location!r} has epochs up to {last}, and this driver has "
+                f"committed {self._epoch}: another driver runs the query. Run each query once",
                 condition="OWNER_FENCED.CHECKPOINT",
                 checkpoint=self._logs.location,
             )
@@ -368,7 +375,8 @@ class ContinuousExecution:
                 coordinator.begin()
                 next_at = max(next_at + self._settings.interval, self._clock())
             if run.needs_other_batches and not self._to_end(run):
-                # Planned before this one ends, started after it: its tasks take over the slots and the Python workers.
+                # Planned before this one ends, started after it: its tasks take over the slots and the Python
+                # workers.
                 self._next = self._plan_run(run.tasks, large_batches=not run.large_batches)
             if not job.alive():
                 raise job.failure() or ContinuousFailed("the tasks of the query have ended on their own")
@@ -430,7 +438,8 @@ class ContinuousExecution:
         began, end = self._clock(), {**self._at, **epoch.offsets}
         offset = self._source.plan(self._at, end)
         passed = self._passed + epoch.rows_out
-        # The sink comes first: after a driver dies in between, the next one finds there what the checkpoint lacks.
+        # The sink comes first: after a driver dies in between, the next one finds there what the checkpoint
+        # lacks.
         self._sink.commit(run.sink, epoch, offset)
         self._logging = epoch.number
         self._logs.write_offset(epoch.number, offset, None if self._limit is None else passed)
@@ -443,7 +452,7 @@ class ContinuousExecution:
         self._logs.prune(epoch.number, self._settings.retain)
 
     def _check_idle_source(self) -> None:
-        """Check the source while nothing is committed: another query may own it, or it may ask this one to end."""
+        """Check a source without new epochs: another query may own it, or it may ask this one to end."""
         if self._offset is not None and self._clock() - self._checked_at >= _IDLE_SECONDS:
             self._notify_source(self._offset)
 

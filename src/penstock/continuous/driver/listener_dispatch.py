@@ -1,4 +1,4 @@
-"""Dispatch of a query's events to listeners, in a thread of its own: a slow or broken listener delays no epoch."""
+"""Dispatch of a query's events to listeners, in a thread of its own, so that no listener delays an epoch."""
 
 from __future__ import annotations
 
@@ -94,7 +94,10 @@ class ListenerDispatch:
                 self._changed.notify_all()
 
     def terminated(self, error: Exception | None, timeout: float) -> None:
-        """Dispatch that the query has ended, with an error or without; wait up to ``timeout`` seconds for all events."""
+        """Dispatch that the query has ended, with an error or without.
+
+        Wait up to ``timeout`` seconds for all events.
+        """
         listeners, thread = self._listeners, self._thread
         if listeners is not None:
             with self._changed:

@@ -1,6 +1,7 @@
-"""Recovery of a checkpoint that lacks what the query's sink has committed: a driver may have died between the two.
+"""Recovery of a checkpoint that lacks what the query's sink has committed.
 
-The sink commits an epoch before the checkpoint logs it, so the sink's record decides.
+A driver may have died between the two. The sink commits an epoch before the checkpoint logs it, so the sink's
+record decides.
 """
 
 from __future__ import annotations
@@ -48,24 +49,25 @@ def recover(logs: CheckpointLog, sink: SinkRecord, follow: Follow, *, limited: b
 def catch_up(
     logs: CheckpointLog, sink: SinkRecord, follow: Follow, *, limited: bool = False
 ) -> SinkEpoch | None:
-    """Log the epoch or micro-batch that the sink has committed and the checkpoint lacks; return the last one that the sink has.
+    """Log the epoch or micro-batch that the checkpoint lacks; return the last one that the sink has.
 
-    The checkpoint may have lost it when its machine lost power, as Spark does not sync what it writes, or another driver may have
-    dropped it as uncommitted. Where the sink does not know the offset, as for a query with several sources or with state, a
-    micro-batch that Spark has begun is left to Spark, which repeats it.
+    The checkpoint may have lost it when its machine lost power, as Spark does not sync what it writes, or
+    another driver may have dropped it as uncommitted. Where the sink does not know the offset, as for a query
+    with several sources or with state, a micro-batch that Spark has begun is left to Spark, which repeats it.
 
     Parameters
     ----------
     follow
-        Called with the offset of the last epoch that the sink has, before it is logged: for a source whose consumer the sink does not
-        move.
+        Called with the offset of the last epoch that the sink has, before it is logged: for a source whose
+        consumer the sink does not move.
     limited
         Whether the query has a limit, whose count the checkpoint keeps.
 
     Raises
     ------
     CheckpointMismatch
-        When the sink lacks epochs that the checkpoint has committed: its store was restored from an older backup.
+        When the sink lacks epochs that the checkpoint has committed: its store was restored from an older
+        backup.
     CheckpointRewound
         When the checkpoint lacks more than one epoch that the sink has: it is an old copy.
     OwnerFenced
@@ -95,15 +97,15 @@ def _require_same_time(sink: SinkRecord, newest: SinkEpoch, last: int | None) ->
         raise sink_behind(sink.description, following, None if newest.number < 0 else newest.number)
     if newest.number > following:
         raise CheckpointRewound(
-            f"{sink.description} has epochs up to {newest.number} of the query, and the checkpoint ends with {following - 1}: it "
-            "is an old copy; use the newest one",
+            f"{sink.description} has epochs up to {newest.number} of the query, and the checkpoint ends with "
+            f"{following - 1}: it is an old copy; use the newest one",
             batch_id=following,
             last=newest.number,
         )
 
 
 def _log(logs: CheckpointLog, epoch: SinkEpoch, passed: int | None) -> None:
-    """Log an epoch, in place of one that was begun with other rows: the sink has this one, so the other was never committed.
+    """Log an epoch of the sink, in place of one that was begun with other rows and never committed.
 
     A driver that was suspended after its commit to the sink may just have logged it itself.
     """
@@ -112,8 +114,8 @@ def _log(logs: CheckpointLog, epoch: SinkEpoch, passed: int | None) -> None:
     if logs.offset(epoch.number) != epoch.offset:
         if epoch.number < _next(logs.last_committed()):
             raise OwnerFenced(
-                f"epoch {epoch.number} has other rows in the checkpoint at {logs.location!r} than in the sink: another driver "
-                "writes the checkpoint. Run each query once",
+                f"epoch {epoch.number} has other rows in the checkpoint at {logs.location!r} than in the "
+                "sink: another driver writes the checkpoint. Run each query once",
                 condition="OWNER_FENCED.CHECKPOINT",
                 checkpoint=logs.location,
             )

@@ -1,6 +1,7 @@
-"""One run of a continuous query: a Spark job, its plan, session and task slots, and the coordinator of its tasks.
+"""Runs of a continuous query: a Spark job with its plan, session, task slots and coordinator.
 
-A run may be planned while the one before it is still active: its tasks get their offsets when they have connected.
+A run may be planned while the one before it is still active: its tasks get their offsets when they have
+connected.
 """
 
 from __future__ import annotations
@@ -124,7 +125,8 @@ def partitions_by_task(positions: Positions, tasks: int) -> Sequence[Positions]:
 _SETTINGS = {
     # An adaptive plan is of no use here, and not on the list of what a query takes.
     "spark.sql.adaptive.enabled": "false",
-    # At its largest value Spark counts the rows of a batch for Python and no longer weighs it after each of them.
+    # At its largest value Spark counts the rows of a batch for Python and no longer weighs it after each of
+    # them.
     "spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1),
     # Data for a Python worker is sent at once.
     "spark.sql.execution.pandas.udf.buffer.size": "64",
@@ -182,7 +184,9 @@ class SparkEngine:
         return EpochCoordinator(*driver_addresses(self.spark), epochs)
 
     def tasks(self, partitions: int) -> int:
-        """Return how many tasks a run has: each occupies a task slot to the end, and one slot is left for other jobs if there are several.
+        """Return how many tasks a run has.
+
+        Each occupies a task slot to the end; one slot is left for other jobs if there are several.
 
         Raises
         ------

@@ -1,4 +1,4 @@
-"""Operators and expressions of Spark's plans that a continuous query supports, and the errors for all others."""
+"""Operators and expressions that a continuous query supports, and the errors for all others."""
 
 from __future__ import annotations
 
@@ -57,8 +57,9 @@ def unsupported(operation: str, **values: Any) -> ContinuousRefused:
 def current_time(expression: str, operation: str) -> ContinuousRefused:
     """The refusal of an expression that asks for the time."""
     return ContinuousRefused(
-        f"Continuous processing does not support current time operations, and {expression} is one: it would stay at the "
-        f"time at which the query started. Use a time that comes with the rows or a Python function, or {OTHER_TRIGGER}.",
+        f"Continuous processing does not support current time operations, and {expression} is one: it would "
+        "stay at the time at which the query started. Use a time that comes with the rows or a Python "
+        f"function, or {OTHER_TRIGGER}.",
         condition="CONTINUOUS_REFUSED.CURRENT_TIME",
         operation=operation,
         expression=expression,
@@ -68,8 +69,9 @@ def current_time(expression: str, operation: str) -> ContinuousRefused:
 def no_method(name: str) -> ContinuousRefused:
     """Return the refusal of a DataFrame's method that is no operator on rows, such as an action."""
     return ContinuousRefused(
-        f"Continuous processing does not support DataFrame.{name}: the frame stands for rows that are still to come, "
-        f"and only says what is done to each. Write with the pipeline's write(), or {OTHER_TRIGGER}.",
+        f"Continuous processing does not support DataFrame.{name}: the frame stands for rows that are still "
+        "to come, and only says what is done to each. Write with the pipeline's write(), or "
+        f"{OTHER_TRIGGER}.",
         condition="CONTINUOUS_REFUSED.UNSUPPORTED_METHOD",
         operation=name,
     )

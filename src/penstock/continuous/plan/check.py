@@ -1,4 +1,4 @@
-"""Check of a continuous query's whole plan against the list of supported operators, and the cost of its Python stages."""
+"""Check of a continuous query's whole plan against the supported operators, and its Python stages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ _SLOW = {
     PICKLED_UDF: "A pickled Python UDF holds each row back for most of a second; an Arrow UDF for a few milliseconds.",
 }
 MANY_ROWS, FEW_ROWS = 8192, 64
-"""Rows of a batch for Python (``spark.sql.execution.arrow.maxRecordsPerBatch``): for throughput, and for latency."""
+"""Rows of a batch for Python (``spark.sql.execution.arrow.maxRecordsPerBatch``): for throughput, and for
+latency."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +33,9 @@ class CheckedPlan:
     """The plan that Spark runs between a continuous query's reader and its writer."""
 
     python_stages: tuple[str, ...]
-    """The stages that send rows through a Python worker of their own, in order: mapInArrow, mapInPandas, Arrow UDF, pandas UDF,
-    Python UDF (row by row, in Arrow batches), pickled UDF. UDFs that Spark runs together are one stage."""
+    """The stages that send rows through a Python worker of their own, in order: mapInArrow, mapInPandas,
+    Arrow UDF, pandas UDF, Python UDF (row by row, in Arrow batches), pickled UDF. UDFs that Spark runs
+    together are one stage."""
 
     def filler_rows(self, batch: int) -> int:
         """Return how many rows push the ones before them through all stages and into the writer.

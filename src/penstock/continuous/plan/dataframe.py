@@ -1,4 +1,4 @@
-"""The DataFrame that a transform of a continuous query gets: a DataFrame without the engine's metadata columns."""
+"""The DataFrame that transforms of a continuous query get, without the engine's metadata columns."""
 
 from __future__ import annotations
 
@@ -37,9 +37,10 @@ _HIDDEN_FIELDS = (StructField(KIND, ByteType()), StructField(EPOCH, LongType()))
 
 
 class ContinuousFrame:
-    """Stand-in for ``pyspark.sql.DataFrame`` with what a continuous query can do; it refuses the rest by name.
+    """Stand-in for ``pyspark.sql.DataFrame`` that refuses by name what a continuous query cannot do.
 
-    Frames come from `begin_frame` and from operations on another frame. Spark executes `carried`, never the frame itself.
+    Frames come from `begin_frame` and from operations on another frame. Spark executes `carried`, never the
+    frame itself.
     """
 
     def __init__(self, carrier: HiddenColumnRewriter, plain: DataFrame, known: tuple[PlanPair, ...]) -> None:
@@ -71,13 +72,19 @@ class ContinuousFrame:
     def mapInArrow(
         self, func: Callable[..., Any], schema: Any, barrier: bool = False, profile: Any = None
     ) -> ContinuousFrame:
-        """Apply a function to record batches; it is called again after each pause in the stream and each end of an epoch."""
+        """Apply a function to record batches.
+
+        It is called again after each pause in the stream and each end of an epoch.
+        """
         return self._mapped("mapInArrow", arrow_runs, func, schema, profile)
 
     def mapInPandas(
         self, func: Callable[..., Any], schema: Any, barrier: bool = False, profile: Any = None
     ) -> ContinuousFrame:
-        """Apply a function to pandas DataFrames; it is called again after each pause in the stream and each end of an epoch."""
+        """Apply a function to pandas DataFrames.
+
+        It is called again after each pause in the stream and each end of an epoch.
+        """
         return self._mapped("mapInPandas", pandas_runs, func, schema, profile)
 
     def _mapped(self, name: str, runs: Any, func: Any, schema: Any, profile: Any) -> ContinuousFrame:
@@ -161,13 +168,14 @@ def transformed(
     Raises
     ------
     ContinuousRefused
-        It has an operation that continuous queries do not support, or returns anything but a frame made from this one.
+        It has an operation that continuous queries do not support, or returns anything but a frame made from
+        this one.
     """
     made = function(frame)
     if not isinstance(made, ContinuousFrame) or made._known[-1] is not frame._known[-1]:
         raise ContinuousRefused(
-            f"A transform of a continuous query returns the DataFrame that it got, with operations on it, and this one returned "
-            f"{type(made).__name__}. Return the frame, or {OTHER_TRIGGER}.",
+            "A transform of a continuous query returns the DataFrame that it got, with operations on it, and "
+            f"this one returned {type(made).__name__}. Return the frame, or {OTHER_TRIGGER}.",
             condition="CONTINUOUS_REFUSED.OTHER_FRAME",
             given=type(made).__name__,
         )
@@ -179,7 +187,8 @@ def refuse_hidden_names(columns: list[str]) -> None:
     for name in columns:
         if name.lower() in (KIND, EPOCH):
             raise ContinuousRefused(
-                f"A column of a continuous query cannot be called {name}: the engine has a metadata column of that name. Rename it.",
+                f"A column of a continuous query cannot be called {name}: the engine has a metadata column "
+                "of that name. Rename it.",
                 condition="CONTINUOUS_REFUSED.COLUMN_NAME",
                 column=name,
             )

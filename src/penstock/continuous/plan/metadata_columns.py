@@ -8,8 +8,8 @@ import pyarrow as pa
 
 KIND, EPOCH = "__penstock_kind", "__penstock_epoch"
 MARKER, FILLER = 1, 2
-"""Kinds of rows besides the source's: the marker that ends an epoch, and a filler, which only pushes the rows before it through the
-buffers between Spark and its Python workers."""
+"""Kinds of rows besides the source's: the marker that ends an epoch, and a filler, which only pushes the
+rows before it through the buffers between Spark and its Python workers."""
 
 HIDDEN = pa.schema([pa.field(KIND, pa.int8(), nullable=False), pa.field(EPOCH, pa.int64(), nullable=False)])
 

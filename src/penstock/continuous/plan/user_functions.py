@@ -1,7 +1,8 @@
-"""A user's mapInArrow and mapInPandas in a continuous query: called for each run of rows between markers and fillers.
+"""A user's mapInArrow and mapInPandas functions in a continuous query.
 
-The function gets only rows and ends where the run ends. Markers and fillers bypass it in their order, as copies of the last row that it
-returned, or as nulls if it has not returned one yet.
+They are called for each run of rows between markers and fillers. A function gets only rows and ends where the
+run ends. Markers and fillers bypass it in their order, as copies of the last row that it returned, or as
+nulls if it has not returned one yet.
 """
 
 from __future__ import annotations
@@ -170,7 +171,10 @@ class _Arrow:
         return pa.RecordBatch.from_arrays(columns, schema=pa.schema([*fields, *HIDDEN]))
 
     def _as_declared(self, column: pa.Array, place: int) -> pa.Array:
-        """Cast to the Arrow type of the stream, which all batches must share; Spark refuses types that differ for it, too."""
+        """Cast to the Arrow type of the stream, which all batches must share.
+
+        Spark refuses types that differ for it, too.
+        """
         expected = self._fields[place].type
         if column.type.equals(expected):
             return column
@@ -230,7 +234,8 @@ def _wrong_type(expected: str, returned: Any) -> PySparkTypeError:
 
 def _wrong_columns(operation: str, returned: list[Any], expected: list[str]) -> SchemaMismatch:
     return SchemaMismatch(
-        f"The function of {operation} returned the columns {returned}, and its schema has {expected}; they must be the same.",
+        f"The function of {operation} returned the columns {returned}, and its schema has {expected}; they "
+        "must be the same.",
         given=returned,
         expected=expected,
     )

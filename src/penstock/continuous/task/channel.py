@@ -1,11 +1,12 @@
-"""A task's connections: to the driver, with short messages in JSON over an authenticated socket; and to Spark's JVM.
+"""A task's connections to the driver and to Spark's JVM.
 
-A task gets the driver's address with its pickled function, which Spark carries to executors as it carries all code.
+To the driver it sends short messages in JSON over an authenticated socket. A task gets the driver's address
+with its pickled function, which Spark carries to executors as it carries all code.
 
-Spark's Python worker hands each record batch to Arrow's stream writer, which writes it in some thirty pieces, buffer by buffer. In a
-micro-batch a file buffer gathers them. Here that buffer is tiny, so that no rows wait in it
-(``spark.sql.execution.pandas.udf.buffer.size`` is the size of both directions' buffers), and each piece would be a system call that
-wakes a thread of the JVM (Spark 4.2, 4.3). So each batch is written as a whole.
+Spark's Python worker hands each record batch to Arrow's stream writer, which writes it in some thirty pieces,
+buffer by buffer. In a micro-batch a file buffer gathers them. Here that buffer is tiny, so that no rows wait
+in it (``spark.sql.execution.pandas.udf.buffer.size`` is the size of both directions' buffers), and each piece
+would be a system call that wakes a thread of the JVM (Spark 4.2, 4.3). So each batch is written as a whole.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 
 
 class WholeBatchWriter:
-    """Stream writer with the interface and output of Arrow's, as far as Spark uses it; for schemas without dictionaries."""
+    """Stream writer with the interface and output of Arrow's, as far as Spark uses it.
+
+    For schemas without dictionaries.
+    """
 
     def __init__(self, stream: IO[bytes], schema: pa.Schema) -> None:
         self._stream = stream

@@ -1,4 +1,4 @@
-"""The reading half of a task: an endless stream of the source's rows, with a marker at the end of each epoch."""
+"""The reading half of a task: an endless stream of rows, with a marker at the end of each epoch."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ BEHIND_ROWS = 1_000_000
 """With so many unread rows a restart of the tasks with larger batches pays off."""
 _LONGEST_REST = 1.0
 _GAP = 0.001
-"""Seconds from one send to the next read, while no further rows are known: those that come meanwhile take one round of reader, Spark
-and writer together, whose time a busy source would need for its later rows. Like Nagle's algorithm (RFC 896) with a limit; it delays a
-row by less than this."""
+"""Seconds from one send to the next read, while no further rows are known: those that come meanwhile take
+one round of reader, Spark and writer together, whose time a busy source would need for its later rows.
+Like Nagle's algorithm (RFC 896) with a limit; it delays a row by less than this."""
 
 
 class SourceReader(ABC):
@@ -46,7 +46,7 @@ class SourceReader(ABC):
         """Return when there may be rows, or the driver has sent a message."""
 
     def times(self) -> list[tuple[int, int]]:
-        """Return when the rows of the last read were created: instants in microseconds, each with its number of rows."""
+        """Return when the last rows were created: instants in microseconds with their numbers of rows."""
         return []
 
     @property
@@ -119,7 +119,10 @@ class ReadTask:
 
 
 def await_start(channel: Channel) -> tuple[int, dict[int, int]]:
-    """Wait for the driver's assignment, once the last run has ended: the first epoch, and a task's partitions and offsets."""
+    """Wait for the driver to assign the first epoch, and the partitions with their offsets.
+
+    It does so once the last run has ended.
+    """
     message = channel.await_message()
     return message["epoch"], {int(partition): at for partition, at in message["positions"].items()}
 

@@ -40,7 +40,10 @@ class SinkWriter(ABC):
 
     @abstractmethod
     def end(self, epoch: int) -> dict[str, Any]:
-        """End an epoch whose rows are all written; return what its commit has to know by attempt, such as how much was staged."""
+        """End an epoch whose rows are all written.
+
+        Return what its commit has to know by attempt, such as how much was staged.
+        """
 
     @abstractmethod
     def close(self) -> None:

@@ -30,7 +30,7 @@ _OBJECT = re.compile(r"(?<![\w.])(?:\w+\.)+([\w$]+)@[0-9a-f]+")
 def progress_of(
     progress: Mapping[str, Any], rows_in: int, rows_out: int | None, secrets: Sequence[str] = ()
 ) -> QueryProgress:
-    """Return progress in Spark's JSON as the store has it, with the rows of all progress that it stands for."""
+    """Return Spark's progress as the store has it, with the rows since the last one that was written."""
     durations = {phase: float(taken) for phase, taken in (progress.get("durationMs") or {}).items()}
     operators = progress.get("stateOperators") or []
     return QueryProgress(

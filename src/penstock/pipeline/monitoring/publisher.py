@@ -1,6 +1,7 @@
-"""The publisher of this process's queries: one thread that writes the newest progress of each to a store, at most once a second.
+"""The publisher of this process's queries to a store.
 
-Its callers leave a note and do not wait. A store that does not answer is logged once, and tried again later.
+One thread writes the newest progress of each query, at most once a second. Its callers leave a note and do
+not wait. A store that does not answer is logged once, and tried again later.
 """
 
 from __future__ import annotations
@@ -295,7 +296,10 @@ def _progress(tx: Transaction, followed: _Followed, news: _Unwritten, secrets: l
 
 
 def _rows_out(tx: Transaction, followed: _Followed, upto: int) -> int | None:
-    """Return the rows of the micro-batches since in the ledger; Spark does not count what a Python sink writes (4.2, 4.3)."""
+    """Return the rows of the micro-batches since in the ledger.
+
+    Spark does not count what a Python sink writes (4.2, 4.3).
+    """
     after = upto - 1 if followed.batch is None else followed.batch
     try:
         sink = followed.ledger_name(tx)
