@@ -1,4 +1,4 @@
-"""Runs whose tasks are threads of this process, with real lines to the coordinator and without Spark."""
+"""Runs whose tasks are threads of this process, with real connections to the coordinator, without Spark."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Transform = Callable[[pa.RecordBatch], pa.RecordBatch]
 
 @dataclass
 class LocalEngine:
-    """As many tasks as partitions, unless there are fewer slots."""
+    """Engine with as many tasks as partitions, unless there are fewer slots."""
 
     source: SourceDriver
     transform: Transform = lambda batch: batch
@@ -101,7 +101,7 @@ class LocalJob:
         return not self.alive()
 
     def cancel(self) -> None:
-        """The coordinator hangs up."""
+        """Do nothing: the coordinator closes the connections."""
 
     def failure(self) -> Exception | None:
         return self._failure

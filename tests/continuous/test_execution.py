@@ -145,7 +145,7 @@ def test_a_driver_that_dies_at_any_step_of_an_epoch_loses_nothing(
 def test_a_query_that_is_stopped_while_its_run_fails_ends_and_repeats_the_rest_at_its_next_start(
     copy: Copy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As when its keyed sink has just got more partitions."""
+    """As after its keyed sink has got more partitions."""
     query = copy.add().query(start=False)
 
     def grown(*_: object) -> None:
@@ -176,7 +176,7 @@ def test_a_query_that_takes_over_fences_the_one_before(copy: Copy) -> None:
 def test_an_idle_query_notices_that_another_one_has_taken_over(
     copy: Copy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No row has come that would tell it."""
+    """No row has come that would reveal it."""
     monkeypatch.setattr(module, "_IDLE_SECONDS", 0.05)
     first = copy.add().query()
     copy.through(first)

@@ -1,4 +1,4 @@
-"""Users' Python functions in a continuous frame: they see real rows and nothing else, and cannot hold a marker back."""
+"""Users' Python functions in a continuous frame: they get real rows alone, and cannot delay a marker."""
 
 from __future__ import annotations
 
@@ -18,11 +18,14 @@ from penstock.continuous.plan.metadata_columns import KIND
 from penstock.errors import ContinuousRefused
 from tests.continuous.reading import run, source_of, told
 
-STEPS = [("rows", 1), ("marker", 1), ("filler", 3), ("rows", 2), ("rows", 1), ("marker", 2), ("rows", 2), ("filler", 2), ("marker", 3)]  # fmt: skip
+STEPS = [
+    ("rows", 1), ("marker", 1), ("filler", 3), ("rows", 2), ("rows", 1), ("marker", 2), ("rows", 2),
+    ("filler", 2), ("marker", 3),
+]  # fmt: skip
 RUNS = [[1], [2, 3, 4], [5, 6]]
-"""What stands between two markers or fillers."""
+"""The rows between two markers or fillers."""
 BIG = 2**60 + 1
-"""Does not survive as a float."""
+"""A number that a float cannot hold."""
 
 
 @pytest.fixture(scope="module")
@@ -33,8 +36,8 @@ def plain(spark: SparkSession) -> DataFrame:
 
 
 KINDS = (
-    "pickled", "row by row over Arrow", "a named argument", "pandas", "pandas over an iterator", "pandas with a struct",
-    "Arrow", "Arrow over an iterator", "one in another", "in an expression",
+    "pickled", "row by row over Arrow", "a named argument", "pandas", "pandas over an iterator",
+    "pandas with a struct", "Arrow", "Arrow over an iterator", "one in another", "in an expression",
 )  # fmt: skip
 
 
@@ -237,12 +240,16 @@ def test_batches_may_come_in_any_arrow_form_of_the_declared_types(
     assert [row["s"] for row in out.rows] == [f"row {number}" for number in range(1, 7)]
 
 
+def renamed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    return (batch.rename_columns(["a", "b", "c"]) for batch in batches)
+
+
 @pytest.mark.parametrize(
     ("mapped", "given", "message"),
     [
         (arrow, lambda batches: iter([1]), "iterator of pyarrow.RecordBatch"),
         (arrow, lambda batches: batches, "returned the columns"),
-        (pandas, lambda batches: (batch.rename_columns(["a", "b", "c"]) for batch in batches), "returned the columns"),
+        (pandas, renamed, "returned the columns"),
     ],
 )  # fmt: skip
 def test_what_a_map_gives_wrongly_is_told_without_the_hidden_columns(

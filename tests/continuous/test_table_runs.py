@@ -1,4 +1,4 @@
-"""Runs of a continuous query that follow one another while rows are staged for a SQL table."""
+"""Successive runs of a continuous query while rows are staged for a SQL table."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ COLUMNS = StructType([StructField("id", LongType())])
 
 
 def shaped(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """As Spark does it for the tasks of a table: the columns by their places."""
+    """Rename columns by position, as Spark does for the tasks of a table."""
     return batch.rename_columns(["c0" if name == "id" else name for name in batch.schema.names])
 
 
@@ -45,7 +45,7 @@ class TableCopy(Copy):
         return sorted(number for (number,) in rows(self.url, "t"))
 
     def staged(self) -> int:
-        """How many pieces of epochs that are not committed are in the store."""
+        """Return how many segments of uncommitted epochs are in the store."""
         table = "penstock_staged" if self.url.startswith("sqlite") else sql_name(self.url, "staged")
         return int(query(self.url, f"select count(*) from {table}")[0][0])
 

@@ -1,4 +1,4 @@
-"""Events of a continuous query on their way to listeners, without Spark."""
+"""Dispatch of a continuous query's events to listeners, without Spark."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PATIENCE = 30
 
 
 class Heard:
-    """Listeners that write down what they hear, and may wait or fail."""
+    """Listeners that record events, and may block or fail."""
 
     def __init__(self) -> None:
         self.events: list[object] = []

@@ -1,4 +1,4 @@
-"""Queries tell the store of themselves: pipelines of both engines, and other queries of a session."""
+"""Reports of queries to their store: pipelines of both engines, and other queries of a session."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PATIENCE = 60
 
 
 def rows(store: ps.Store) -> dict[str, Any]:
-    """What is told of queries, by their names."""
+    """Return the reports of queries by name."""
     return {row.name: row for row in store.database.run(queries.told_queries, write=False)}
 
 

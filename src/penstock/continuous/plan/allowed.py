@@ -12,8 +12,8 @@ from penstock.spark.internals.operators import Trait, traits_of
 OTHER_TRIGGER = "run the pipeline with trigger=ps.Trigger.processing_time(...)"
 
 OPERATORS = {
-    "groupBy": "Aggregate", "groupby": "Aggregate", "agg": "Aggregate", "rollup": "Aggregate", "cube": "Aggregate",
-    "groupingSets": "Aggregate",
+    "groupBy": "Aggregate", "groupby": "Aggregate", "agg": "Aggregate", "rollup": "Aggregate",
+    "cube": "Aggregate", "groupingSets": "Aggregate",
     "distinct": "Deduplicate", "dropDuplicates": "Deduplicate", "drop_duplicates": "Deduplicate",
     "dropDuplicatesWithinWatermark": "DeduplicateWithinWatermark",
     "join": "Join", "crossJoin": "Join", "lateralJoin": "LateralJoin", "nearestByJoin": "Join", "zip": "Zip",
@@ -27,8 +27,8 @@ OPERATORS = {
     "unpivot": "Unpivot", "melt": "Unpivot", "transpose": "Transpose",
     "withWatermark": "EventTimeWatermark", "observe": "CollectMetrics", "hint": "ResolvedHint",
     "zipWithIndex": "Window",
-    "describe": "Aggregate", "summary": "Aggregate", "approxQuantile": "Aggregate", "corr": "Aggregate", "cov": "Aggregate",
-    "crosstab": "Aggregate", "freqItems": "Aggregate",
+    "describe": "Aggregate", "summary": "Aggregate", "approxQuantile": "Aggregate", "corr": "Aggregate",
+    "cov": "Aggregate", "crosstab": "Aggregate", "freqItems": "Aggregate",
     "scalar": "ScalarSubquery", "exists": "Exists", "asTable": "TableArg",
 }  # fmt: skip
 """Spark's operator behind each method that is refused."""

@@ -21,7 +21,8 @@ _STAGES = {"MapInArrow": MAP_IN_ARROW, "MapInPandas": MAP_IN_PANDAS, "BatchEvalP
 _UDFS = {ARROW: ARROW_UDF, PANDAS: PANDAS_UDF, PYTHON: PYTHON_UDF}
 _SLOW = {
     PANDAS_UDF: "A pandas UDF holds each row back for tens of milliseconds; an Arrow UDF for a few.",
-    PICKLED_UDF: "A pickled Python UDF holds each row back for most of a second; an Arrow UDF for a few milliseconds.",
+    PICKLED_UDF: "A pickled Python UDF holds each row back for most of a second; an Arrow UDF for a few "
+    "milliseconds.",
 }
 MANY_ROWS, FEW_ROWS = 8192, 64
 """Rows of a batch for Python (``spark.sql.execution.arrow.maxRecordsPerBatch``): for throughput, and for
