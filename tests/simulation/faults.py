@@ -102,7 +102,7 @@ FAULTS = [
     ),
     Fault(
         "a replay appends what it has staged",
-        "commit/queue_target.py",
+        "commit/micro_batch.py",
         "        staging.discard(tx, self.record, batch.app_id, batch.batch_id)",
         "        staging.promote(tx, self.record, batch.app_id, batch.batch_id, batch.attempts)",
     ),
@@ -377,8 +377,8 @@ FAULTS = [
     Fault(
         "a continuous writer stages each group of segments over the one before",
         "continuous/connectors/queue_tasks.py",
-        "attempt, group, self._staged)\n",
-        "attempt, group, 0)\n",
+        "self._sink.queue, attempt, group, self._staged\n",
+        "self._sink.queue, attempt, group, 0\n",
     ),
     Fault(
         "partitions beyond the number of tasks are read by nobody",

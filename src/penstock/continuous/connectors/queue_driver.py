@@ -13,10 +13,9 @@ import pyarrow as pa
 from pyspark.sql.types import StructType
 
 from penstock.arguments import in_quotes
-from penstock.commit.micro_batch import sink_name
+from penstock.commit.micro_batch import QueueTarget
 from penstock.commit.offsets import QueueOffset, pad
 from penstock.commit.owner import Owner, follow, level
-from penstock.commit.queue_target import QueueTarget
 from penstock.continuous.connectors.ledger import Commits
 from penstock.continuous.connectors.protocol import Positions, SinkDriver, SinkEpoch, SourceDriver
 from penstock.continuous.connectors.queue_tasks import QueueReaderFactory, QueueWriterFactory
@@ -32,6 +31,7 @@ from penstock.spark.source.positions import require_reached, skip_trimmed, start
 from penstock.store.database import Transaction
 from penstock.store.records import catalog
 from penstock.store.records.catalog import QueueRecord
+from penstock.store.records.ledger import queue_sink
 
 
 @dataclass
@@ -179,7 +179,7 @@ class QueueSinkDriver(SinkDriver):
         return QueueWriterFactory(self.options.url, self._queue(), app_id, self.options.max_rows_per_write)
 
     def newest(self) -> SinkEpoch:
-        return self._commits.newest(sink_name(self._queue()))
+        return self._commits.newest(queue_sink(self._queue()))
 
     @property
     def may_be_new(self) -> bool:
@@ -191,7 +191,7 @@ class QueueSinkDriver(SinkDriver):
         # partitions since.
         queue = writers.queue
         if not self.exactly_once:
-            self._commits.note(sink_name(queue), epoch, offset)
+            self._commits.note(queue_sink(queue), epoch, offset)
             return
         appended = self._commits.commit(QueueTarget(queue), epoch, offset)
         open_store(self.options.url).tend(queue, () if appended is None else appended.crowded)

@@ -14,11 +14,12 @@ from penstock.continuous.task.channel import Channel
 from penstock.continuous.task.reader import ReaderFactory, SourceReader
 from penstock.continuous.task.writer import SinkWriter, WriterFactory
 from penstock.queue.open_stores import open_store
-from penstock.queue.queue import placement_of
+from penstock.queue.placement import placement_of
 from penstock.spark.schemas import to_output_batch
 from penstock.spark.session_store import check_reach
-from penstock.spark.sink.write_task import SegmentGroups, stage_segments
+from penstock.spark.sink.write_task import SegmentGroups
 from penstock.spark.source.positions import report_loss
+from penstock.store import staging
 from penstock.store.log import partition_log
 from penstock.store.records.catalog import QueueRecord
 from penstock.store.staging import Attempt
@@ -220,7 +221,9 @@ class QueueStagingWriter(SinkWriter):
         attempt = Attempt(self._app_id, epoch, self._task, self._attempt)
         pieces = SegmentGroups(self._sink.queue, self._placement, self._task, self._sink.max_rows)
         for group in pieces.groups(iter(rows)):
-            self._staged += stage_segments(self._database, self._sink.queue, attempt, group, self._staged)
+            self._staged += staging.stage_segments(
+                self._database, self._sink.queue, attempt, group, self._staged
+            )
 
     def end(self, epoch: int) -> dict[str, int]:
         staged, self._staged = self._staged, 0

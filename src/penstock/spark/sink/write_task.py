@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -13,13 +13,11 @@ from pyspark.sql.datasource import WriterCommitMessage
 from penstock.arrow.coerce import conform_batch
 from penstock.commit.protocol import append_task
 from penstock.queue.open_stores import open_store
-from penstock.queue.placement import Placement
-from penstock.queue.queue import placement_of
+from penstock.queue.placement import Placement, placement_of
 from penstock.spark.internals.gc_tuning import freeze_imports
 from penstock.spark.options import SinkOptions
 from penstock.spark.session_store import check_reach
 from penstock.store import staging
-from penstock.store.database import Database
 from penstock.store.log.segmenting import SEGMENT_RAW_BYTES, Segment, to_segments
 from penstock.store.records.catalog import QueueRecord
 from penstock.store.records.ledger import LedgerKey
@@ -111,14 +109,6 @@ class SegmentGroups:
         ]
 
 
-def stage_segments(
-    database: Database, queue: QueueRecord, attempt: Attempt, segments: Sequence[Segment], first: int
-) -> int:
-    """Store segments of an attempt where nobody sees them, numbered from ``first``; return how many."""
-    database.run(lambda tx: staging.stage(tx, queue, attempt, segments, first), idempotent=True)
-    return len(segments)
-
-
 # ---- task_writer: What a write task does, by guarantee.
 
 
@@ -141,7 +131,7 @@ class TaskWriter:
         attempt = Attempt(app_id, batch_id, self._task, self._attempt)
         count = 0
         for group in self._pieces.groups(batches):
-            count += stage_segments(self._database, self._queue, attempt, group, count)
+            count += staging.stage_segments(self._database, self._queue, attempt, group, count)
         return self._wrote(count)
 
     def append(self, batches: Iterator[pa.RecordBatch]) -> TaskResult:

@@ -275,7 +275,7 @@ def test_queries_of_a_killed_process_fall_silent(
     store.create_queue("out", SCHEMA)
     for name in ("batches", "epochs"):
         store.create_consumer(name).register("in")
-    child = run_child("tests.pipeline.publishing_child", tmp_path / "spark", store_url, tmp_path / "ck")
+    child = run_child("tests.pipeline.monitor_child", tmp_path / "spark", store_url, tmp_path / "ck")
     child.wait_for_line("STARTED")
     queue.append([{"id": 1}])
     wait_until(lambda: len(rows(store)) == 2 and all(row.rows_in for row in rows(store).values()), PATIENCE)
