@@ -10,15 +10,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from penstock.commit.micro_batch import BatchCommit, sink_name
+from penstock.commit.micro_batch import BatchCommit, QueueTarget
 from penstock.commit.offsets import QueueOffset, batch_ranges, pad
 from penstock.commit.owner import Owner
 from penstock.commit.protocol import append_task, commit_batch
-from penstock.commit.queue_target import QueueTarget
 from penstock.store import staging
 from penstock.store.log import partition_log
 from penstock.store.records.catalog import QueueRecord
-from penstock.store.records.ledger import LedgerKey
+from penstock.store.records.ledger import LedgerKey, queue_sink
 from penstock.store.staging import Attempt
 
 OUTPUT = pa.schema([("id", pa.int64()), ("nth", pa.int64())])
@@ -191,7 +190,7 @@ class Driver:
         table = pa.table([[i for i, _ in rows], [n for _, n in rows]], schema=OUTPUT)
         segments = partition_log.to_segments(table, task % query.sink.partitions)
         if query.idempotent:
-            key = LedgerKey(sink_name(query.sink), query.checkpoint.id, batch_id, task)
+            key = LedgerKey(queue_sink(query.sink), query.checkpoint.id, batch_id, task)
             append_task(self.database, query.sink, key, segments, origin=query.checkpoint.id)
             return {}
         attempt = str(uuid.uuid4())

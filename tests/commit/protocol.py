@@ -9,11 +9,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from penstock.commit.micro_batch import BatchCommit
+from penstock.commit.micro_batch import BatchCommit, QueueTarget
 from penstock.commit.offsets import QueueOffset
 from penstock.commit.owner import Owner
 from penstock.commit.protocol import commit_batch
-from penstock.commit.queue_target import QueueTarget
 from penstock.store import staging
 from penstock.store.log import partition_log
 from penstock.store.records.catalog import QueueRecord

@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 
 from penstock import connect
-from penstock.commit.micro_batch import sink_name
 from penstock.commit.protocol import append_task
 from penstock.errors import CheckpointRewound, StoreReadOnly
 from penstock.queue import maintenance
 from penstock.store.log import partition_log
-from penstock.store.records import ledger, ledger_cleanup
-from penstock.store.records.ledger import LedgerKey
+from penstock.store.records import ledger_cleanup
+from penstock.store.records.ledger import LedgerKey, queue_sink
 from penstock.store.statements import qualify
 from tests.commit.protocol import Pair, make_pair, numbers, rows_of
 from tests.queue.support import settle
@@ -74,7 +73,7 @@ def test_an_app_that_is_started_again_after_long_repeats_nothing(pair: Pair) -> 
 
 def test_the_tasks_of_the_newest_micro_batches_stay(pair: Pair) -> None:
     def write(batch_id: int, task: int) -> Any:
-        key = LedgerKey(sink_name(pair.sink.record), "app", batch_id, task)
+        key = LedgerKey(queue_sink(pair.sink.record), "app", batch_id, task)
         return append_task(
             pair.into.database, pair.sink.record, key, partition_log.to_segments(numbers(0, 1), 0)
         )
@@ -105,7 +104,6 @@ def test_a_dropped_queue_takes_its_part_of_the_ledger_along(pair: Pair) -> None:
     other = Pair(pair.store, pair.source, pair.into.create_queue("copy", pair.source.schema), pair.into)
     commit(pair, "app", 0)
     commit(other, "copier", 0)
-    assert ledger.queue_sink(pair.sink.record) == sink_name(pair.sink.record)
     pair.into.drop_queue("big")
     assert (remembered(pair.into, "app"), remembered(pair.into, "copier")) == ([], [0])
 

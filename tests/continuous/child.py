@@ -1,6 +1,7 @@
-"""Runs continuous copies of queues until it is killed, or asked to end.
+"""Program: run continuous copies of queues until it is killed, or asked to end.
 
-Arguments: a folder, the master, and each copy as JSON: its name, store and guarantee, and the table that it goes to, or null for a queue.
+Arguments: a folder, the master, and each copy as JSON: its name, store and guarantee, and the table that it
+goes to, or null for a queue.
 """
 
 from __future__ import annotations

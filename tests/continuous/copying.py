@@ -1,4 +1,4 @@
-"""A queue copied into another one by a continuous query without Spark."""
+"""Copies of a queue into another one by a continuous query without Spark."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ PATIENCE = 30
 
 
 class Died(PenstockError):
-    """The driver's process is gone, and repeats nothing."""
+    """Simulated death of the driver's process, after which it repeats nothing."""
 
 
 def die_behind(
     monkeypatch: pytest.MonkeyPatch, query: ContinuousExecution, part: object, method: str
 ) -> None:
-    """Start a query whose driver dies when it has called a method of one of its parts, and wait until it has."""
+    """Start a query whose driver dies after a call of a method of one of its parts; wait for its death."""
     will_die_behind(monkeypatch, query, part, method)
     query.start()
     assert query.join(PATIENCE)
@@ -42,7 +42,7 @@ def die_behind(
 def will_die_behind(
     monkeypatch: pytest.MonkeyPatch, query: ContinuousExecution, part: object, method: str
 ) -> None:
-    """Let a query's driver die when it has called a method of one of its parts."""
+    """Make a query's driver die after its next call of a method of one of its parts."""
     done = getattr(part, method)
 
     def dies(*arguments: Any) -> Any:
@@ -56,12 +56,12 @@ def will_die_behind(
 
 
 class Pause:
-    """A query's driver that stands still at the next call of a method of one of its parts, until it is woken.
+    """Suspension of a query's driver at its next call of a method of one of its parts, until it is resumed.
 
     Parameters
     ----------
     after
-        Whether the call has been made by then.
+        Whether it is suspended after the call.
     """
 
     def __init__(
@@ -79,20 +79,20 @@ class Pause:
         return found if self._after else self._call(*arguments)
 
     def reached(self) -> None:
-        """Wait until the driver stands still."""
+        """Wait until the driver is suspended."""
         assert self._reached.wait(PATIENCE), "it has not come there"
 
     def wake(self) -> None:
-        """Let it go on, and never stand still again."""
+        """Resume it for good."""
         self._woken.set()
 
 
 class Copy:
-    """A queue copied into another one."""
+    """A source queue, a target queue, and queries that copy between them."""
 
     schema = SCHEMA
     key: tuple[str, ...] = ()
-    """Of the queue that is written."""
+    """The key of the queue that is written."""
 
     def __init__(
         self, url: str, folder: Path, *, partitions: int = 2, guarantee: str = "exactly_once"
@@ -108,14 +108,14 @@ class Copy:
         self._next = 0
 
     def close(self) -> None:
-        """End its queries, and give up the connections of this process: a server has not too many of them."""
+        """End its queries and close this process's connections, of which a server has few."""
         for query in self.running:
             query.stop(5)
         open_store(self.url).close()
         self.store.close()
 
     def add(self, count: int = 4) -> Copy:
-        """As many rows, in turn over the partitions."""
+        """Append so many rows, in turn over the partitions."""
         for _ in range(count):
             partition = self._next % len(self.queue.info().partitions)
             self.queue.append([self.row(self._next)], partition=partition)

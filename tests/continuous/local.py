@@ -1,4 +1,4 @@
-"""Runs whose tasks are threads of this process, with real lines to the coordinator and without Spark."""
+"""Runs whose tasks are threads of this process, with real connections to the coordinator, without Spark."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Transform = Callable[[pa.RecordBatch], pa.RecordBatch]
 
 @dataclass
 class LocalEngine:
-    """As many tasks as partitions, unless there are fewer slots."""
+    """Engine with as many tasks as partitions, unless there are fewer slots."""
 
     source: SourceDriver
     transform: Transform = lambda batch: batch
@@ -36,9 +36,15 @@ class LocalEngine:
         return min(partitions, self.slots)
 
     def job(
-        self, coordinator: EpochCoordinator, tasks: int, sink: WriterFactory, *, hurried: bool, limited: bool
+        self,
+        coordinator: EpochCoordinator,
+        tasks: int,
+        sink: WriterFactory,
+        *,
+        large_batches: bool,
+        limited: bool,
     ) -> LocalJob:
-        self.jobs.append(LocalJob(self, coordinator, tasks, sink, hurried, limited))
+        self.jobs.append(LocalJob(self, coordinator, tasks, sink, large_batches, limited))
         return self.jobs[-1]
 
 
@@ -49,10 +55,10 @@ class LocalJob:
         coordinator: EpochCoordinator,
         tasks: int,
         sink: WriterFactory,
-        hurried: bool,
+        large_batches: bool,
         limited: bool,
     ) -> None:
-        self._sink, self.hurried, self._limited = sink, hurried, limited
+        self._sink, self.large_batches, self._limited = sink, large_batches, limited
         self._engine, self._address = engine, coordinator.address
         self.groups: list[Positions] = [{}] * tasks
         self._failure: Exception | None = None
@@ -67,16 +73,16 @@ class LocalJob:
 
     def _task(self, source: Any, sink: Any, task: int) -> None:
         try:
-            reader, writer = self._address.link(READER, task), self._address.link(WRITER, task)
+            reader, writer = self._address.connect(READER, task), self._address.connect(WRITER, task)
         except Exception as error:
             self._failure = self._failure or error
             return
         try:
             epoch, self.groups[task] = await_start(reader)
             with closing(source.open(self.groups[task])) as rows, closing(sink.open(task)) as writes:
-                reading = ReadLoop(rows, reader, epoch, 2, hurried=self.hurried)
+                reading = ReadLoop(rows, reader, epoch, 2, large_batches=self.large_batches)
                 WriteLoop(writes, writer, limited=self._limited).all(self._transformed(reading.batches()))
-            writer.tell("done")
+            writer.send("done")
         except Exception as error:
             self._failure = self._failure or error
         finally:
@@ -95,7 +101,7 @@ class LocalJob:
         return not self.alive()
 
     def cancel(self) -> None:
-        """The coordinator hangs up."""
+        """Do nothing: the coordinator closes the connections."""
 
     def failure(self) -> Exception | None:
         return self._failure

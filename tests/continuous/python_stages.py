@@ -1,4 +1,4 @@
-"""Runs continuous queries with Python in the middle of their plans, and prints what came out of each as JSON.
+"""Program: run continuous queries with Python stages, and print the rows of each as JSON.
 
 Arguments: a folder.
 """
@@ -28,7 +28,7 @@ def doubled(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def counted(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """How many rows there were, when there are no more of them for now."""
+    """Yield how many rows there were, once there are no more of them for now."""
     count = sum(batch.num_rows for batch in batches)
     yield pa.RecordBatch.from_pydict({"value": pa.array([count], pa.int64())})
 

@@ -1,4 +1,4 @@
-"""A finite reader in place of the engine's, so that a batch job shows what comes through a continuous frame."""
+"""A finite reader in place of the engine's, so that a batch job returns what passes a continuous frame."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ Step = tuple[str, int]
 
 @dataclass(frozen=True)
 class Told:
-    """What came out."""
+    """The output of a frame."""
 
     rows: list[dict[str, Any]]
     markers: list[int]
     fillers: int
     order: list[tuple[int, int]]
-    """Kind and epoch of each, in order."""
+    """The kind and epoch of each row, in order."""
 
 
 def read_steps(table: pa.Table, steps: list[Step]) -> Callable[[Iterator[Any]], Iterator[pa.RecordBatch]]:
-    """A reader of the rows with markers and fillers between: each step a batch, with copies of the last row as the engine sends."""
+    """Return a reader of rows, markers and fillers: each step is a batch, with copies of the last row."""
 
     def read(_: Iterator[Any]) -> Iterator[pa.RecordBatch]:
         at, epoch = 0, 1
@@ -51,7 +51,7 @@ def read_steps(table: pa.Table, steps: list[Step]) -> Callable[[Iterator[Any]], 
 
 
 def source_of(spark: SparkSession, plain: DataFrame, steps: list[Step]) -> ContinuousFrame:
-    """The continuous frame over a DataFrame's rows."""
+    """Return the continuous frame over a DataFrame's rows."""
     hidden = [StructField(KIND, ByteType(), False), StructField(EPOCH, LongType(), False)]
     reader = read_steps(plain.toArrow(), steps)
     return begin_frame(
@@ -60,12 +60,12 @@ def source_of(spark: SparkSession, plain: DataFrame, steps: list[Step]) -> Conti
 
 
 def run(spark: SparkSession, plain: DataFrame, steps: list[Step], transform: Callable[[Any], Any]) -> Told:
-    """What comes through a transform."""
+    """Return what passes a transform."""
     return told(transformed(source_of(spark, plain, steps), transform))
 
 
 def told(frame: ContinuousFrame) -> Told:
-    """What comes out of a frame."""
+    """Return the output of a frame."""
     table = frame.carried.toArrow()
     assert table.column_names == [*frame.columns, KIND, EPOCH]
     count = table.num_columns

@@ -1,7 +1,7 @@
-"""Runs continuous copies as ``tests.continuous.child`` does, and says from time to time how much of the JVM's heap is alive.
+"""Program: run continuous copies as ``tests.continuous.child`` does, and print the JVM's live heap at times.
 
-Arguments: seconds between two looks at the heap, then those of the other one. With ``rest`` before them it says READY first, and starts
-its queries when it gets SIGUSR1.
+Arguments: seconds between two measurements of the heap, then those of the other one. With ``rest`` before
+them it prints READY first, and starts its queries when it gets SIGUSR1.
 """
 
 from __future__ import annotations

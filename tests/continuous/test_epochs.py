@@ -1,4 +1,4 @@
-"""The order of epochs, with any interleaving of what tasks say: none out of order, twice, in part or without rows."""
+"""The order of epochs under any interleaving of messages: none out of order, twice, in part or empty."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from penstock.errors import ContinuousFailed
 
 @dataclass
 class Task:
-    """A reader and a writer with their lines to the driver, on which messages are under way."""
+    """A reader and a writer with their connections to the driver, and the messages in flight."""
 
     number: int
     position: int = 0
     rows: int = 0
     orders: deque[int] = field(default_factory=deque)
-    """Epochs that the reader has been told of and has not seen yet."""
+    """Epochs that the reader was told to end and has not ended yet."""
     stream: deque[tuple[str, int]] = field(default_factory=deque)
     """Rows and markers between the reader and the writer."""
     from_reader: deque[tuple[str, int, int, int]] = field(default_factory=deque)

@@ -145,7 +145,7 @@ def test_a_driver_that_dies_at_any_step_of_an_epoch_loses_nothing(
 def test_a_query_that_is_stopped_while_its_run_fails_ends_and_repeats_the_rest_at_its_next_start(
     copy: Copy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As when its keyed sink has just got more partitions."""
+    """As after its keyed sink has got more partitions."""
     query = copy.add().query(start=False)
 
     def grown(*_: object) -> None:
@@ -176,7 +176,7 @@ def test_a_query_that_takes_over_fences_the_one_before(copy: Copy) -> None:
 def test_an_idle_query_notices_that_another_one_has_taken_over(
     copy: Copy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No row has come that would tell it."""
+    """No row has come that would reveal it."""
     monkeypatch.setattr(module, "_IDLE_SECONDS", 0.05)
     first = copy.add().query()
     copy.through(first)
@@ -192,13 +192,13 @@ def test_an_idle_query_asks_its_source_seldom(copy: Copy, monkeypatch: pytest.Mo
     query = copy.add().query()
     copy.through(query)
     asked: list[Any] = []
-    looks, look = [], query._look_idle
+    looks, look = [], query._check_idle_source
 
     def looking() -> None:
         look()
         looks.append(len(asked))
 
-    monkeypatch.setattr(query, "_look_idle", looking)
+    monkeypatch.setattr(query, "_check_idle_source", looking)
     # By the first one the last commit has told the source of its offset.
     wait_until(lambda: looks, PATIENCE, "it is idle")
     monkeypatch.setattr(query._source, "logged", asked.append)
@@ -224,7 +224,7 @@ def test_a_query_that_is_far_behind_hurries_until_it_has_caught_up(
     monkeypatch.setattr(queue_tasks, "_AHEAD_ROWS", 2)
     query = copy.add(60).query()
     copy.through(query)
-    wait_until(lambda: [job.hurried for job in copy.engine.jobs] == [False, True, False])
+    wait_until(lambda: [job.large_batches for job in copy.engine.jobs] == [False, True, False])
     copy.through(copy.add() and query)
     assert copy.ids() == copy.all()
     assert len(copy.engine.jobs) == 3
@@ -236,10 +236,10 @@ def test_a_query_that_starts_far_behind_hurries_from_the_first_row_on(
     monkeypatch.setattr(module, "BEHIND_ROWS", 30)
     query = copy.add(60).query()
     copy.through(query)
-    wait_until(lambda: [job.hurried for job in copy.engine.jobs] == [True, False])
+    wait_until(lambda: [job.large_batches for job in copy.engine.jobs] == [True, False])
     query.stop()
     copy.through(copy.add() and copy.query())
-    assert copy.engine.jobs[-1].hurried is False
+    assert copy.engine.jobs[-1].large_batches is False
     assert copy.ids() == copy.all()
 
 

@@ -14,7 +14,7 @@ from penstock.continuous.driver.execution import ContinuousExecution, State
 from tests.continuous.copying import Copy
 
 KEYS = 16
-"""So many that some go elsewhere when there are more partitions."""
+"""So many that some move when there are more partitions."""
 
 
 class KeyedCopy(Copy):
@@ -27,13 +27,13 @@ class KeyedCopy(Copy):
         return {"id": number, "key": number % KEYS}
 
     def append_as_another_producer(self, start: int) -> list[int]:
-        """Append a row for each key, as a program beside the query does; their ids."""
+        """Append a row for each key, as another program does; return their ids."""
         ids = list(range(start, start + KEYS))
         self.out.append([self.row(number) for number in ids])
         return ids
 
     def homes(self) -> dict[int, set[int]]:
-        """The partitions that each key is in."""
+        """Return the partitions that each key is in."""
         found: dict[int, set[int]] = {}
         for part in self.out.info().partitions:
             table = self.out.read(part.partition, 0, part.next_index)
@@ -52,7 +52,7 @@ def keyed(store_url: str, tmp_path: Path) -> Iterator[KeyedCopy]:
 def grow_before_commit(
     keyed: KeyedCopy, query: ContinuousExecution, monkeypatch: pytest.MonkeyPatch
 ) -> list[int]:
-    """Let the queue grow, and others append to it, between the staging of the first epoch's rows and its commit; the others' ids."""
+    """Grow the queue and append to it between staging and commit of the first epoch; return the ids."""
     others: list[int] = []
     commit = query._sink.commit
 
@@ -74,7 +74,8 @@ def test_a_sink_that_grows_under_an_open_epoch_has_the_run_repeated_and_each_key
     query = keyed.query(start=False)
     others = grow_before_commit(keyed, query, monkeypatch)
     query.start()
-    # The first ones leave keys to be new to the grown queue; the last ones come when the tasks know of the growth.
+    # The first ones leave keys to be new to the grown queue; the last ones come when the tasks know of the
+    # growth.
     for count in (KEYS // 2, KEYS, KEYS):
         keyed.add(count)
         keyed.through(query)

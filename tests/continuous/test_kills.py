@@ -1,4 +1,4 @@
-"""Continuous queries whose driver or Python workers are killed at every step of an epoch: as the undisturbed run."""
+"""Continuous queries whose driver or Python workers are killed at every step of an epoch."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Copy:
 
     @property
     def told(self) -> str:
-        """What the child is told of it."""
+        """Return the child's argument for it."""
         table = named(self.url, self.name) if self.into_table else None
         return json.dumps([self.name, self.url, self.guarantee, table])
 
@@ -87,7 +87,7 @@ class Copy:
 
 
 class Application:
-    """Children with the same copies, one after the other."""
+    """Successive children with the same copies."""
 
     def __init__(self, copies: Sequence[Copy], folder: Path, run_child: Callable[..., ChildProcess]) -> None:
         self.copies, self._folder, self._run_child = copies, folder, run_child
@@ -96,7 +96,7 @@ class Application:
         self._count = 0
 
     def start(self, step: str | None = None) -> ChildProcess:
-        """A child that stops at a step of an epoch that it has not committed yet."""
+        """Start a child that stops at a step of an epoch that it has not committed yet."""
         self._count += 1
         faults = {}
         for copy in self.copies:
@@ -132,7 +132,7 @@ class Application:
             wait_until(through, PATIENCE, "all rows are through")
 
     def end(self, child: ChildProcess) -> None:
-        """Gracefully; consumers and checkpoints are level."""
+        """End it gracefully, and check that consumers and checkpoints agree."""
         os.kill(child.pid, signal.SIGTERM)
         assert child.wait(PATIENCE) == 0, child.output
         for copy in self.copies:
@@ -206,7 +206,7 @@ def test_a_worker_that_is_killed_at_a_step_of_an_epoch_has_the_run_repeated(
 @pytest.mark.crash_full
 @pytest.mark.parametrize("kind", ["queue", "table"])
 def test_kills_at_any_moment_lose_and_repeat_nothing(make: Callable[..., Application], kind: str) -> None:
-    """Twenty of them in some two minutes, of the driver with everything or of a Python worker."""
+    """Twenty kills in about two minutes, of the driver's whole process tree or of a Python worker."""
     rng = random.Random(kind)
     application = make("exactly_once", "at_least_once", kinds=[kind])
     child = application.start()
@@ -228,7 +228,7 @@ def test_kills_at_any_moment_lose_and_repeat_nothing(make: Callable[..., Applica
 
 @pytest.mark.crash_full
 def test_a_cluster_that_loses_an_executor_goes_on(make: Callable[..., Application]) -> None:
-    """The coordinator is reached from processes that are not the driver's."""
+    """Tasks reach the coordinator from processes that are not the driver's."""
     application = make("exactly_once", "at_least_once", stores=["postgresql"])
     application.master = "local-cluster[2,4,1024]"
     child = application.start()
@@ -248,7 +248,7 @@ def test_a_cluster_that_loses_an_executor_goes_on(make: Callable[..., Applicatio
 
 @contextmanager
 def _telling(child: ChildProcess) -> Iterator[None]:
-    """Where something fails, the child has said where its threads are."""
+    """Make a child print the stacks of its threads when something fails."""
     try:
         yield
     except BaseException:
@@ -259,7 +259,7 @@ def _telling(child: ChildProcess) -> Iterator[None]:
 
 
 def workers(child: ChildProcess) -> list[int]:
-    """Spark's Python workers, but for the process that makes them."""
+    """Return Spark's Python workers, without the process that forks them."""
 
     def found() -> list[int]:
         # The JVM's command has the module's name too, in a setting.

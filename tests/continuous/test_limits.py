@@ -21,7 +21,7 @@ from tests.support.waiting import wait_until
 
 
 def check(copy: Copy, rows: int) -> None:
-    """So many rows, of each partition the first ones in their order."""
+    """Check that there are so many rows, the first ones of each partition."""
     assert len(copy.ids()) == rows
     places = [part.partition for part in copy.queue.info().partitions]
     there = [copy.queue.read(place, 0)["id"].to_pylist() for place in places]
@@ -31,7 +31,7 @@ def check(copy: Copy, rows: int) -> None:
 
 
 def ended(copy: Copy, rows: int) -> None:
-    """A query with a limit, until it has ended by itself."""
+    """Run a query with a limit until it ends on its own."""
     query = copy.query(limit=Limit(rows))
     assert query.join(PATIENCE)
     assert query.failure is None
@@ -46,7 +46,7 @@ def test_a_query_ends_by_itself_with_exactly_its_rows(copy: Copy) -> None:
 def test_a_limit_may_be_reached_before_the_driver_has_heard_of_the_rows(
     copy: Copy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Readers and writers have lines of their own."""
+    """Readers and writers have connections of their own."""
     hear, settled, looked = EpochCoordinator._hear, EpochCoordinator.settled, threading.Event()
 
     def late(self: EpochCoordinator, role: str, task: int, message: dict[str, Any]) -> bool:
@@ -133,24 +133,24 @@ def test_a_driver_that_dies_at_any_step_of_an_epoch_changes_nothing(
 
 
 def test_rows_of_a_later_epoch_are_counted_when_those_of_the_one_before_have_been() -> None:
-    """Should the run end between the two, the rows that were dropped in the first one are the last of their partition."""
+    """If the run ended in between, rows dropped in the first epoch would be the last of their partition."""
     coordinator = EpochCoordinator("127.0.0.1", "127.0.0.1", Epochs(2, 0, 10))
     coordinator.quota = Quota(10)
     (slow, slow_writer), (fast, fast_writer) = (
-        [coordinator.address.link(role, task) for role in (READER, WRITER)] for task in range(2)
+        [coordinator.address.connect(role, task) for role in (READER, WRITER)] for task in range(2)
     )
     coordinator.await_tasks(PATIENCE, lambda: True)
-    slow.tell("sent")
+    slow.send("sent")
     wait_until(lambda: coordinator.begin() is not None, PATIENCE, "rows were sent")
-    slow.tell("read", number=0, offsets={"0": 6}, rows=6, times=[])
-    fast.tell("read", number=0, offsets={"1": 0}, rows=0, times=[])
-    fast_writer.tell("want", number=1, rows=6)
-    assert fast_writer.heard(0.2) is None
-    slow_writer.tell("want", number=0, rows=6)
-    assert slow_writer.heard(PATIENCE) == {"kind": "granted", "rows": 6}
-    assert fast_writer.heard(0.2) is None
-    slow_writer.tell("wrote", number=0, attempts={}, rows=6, written=[])
-    assert fast_writer.heard(PATIENCE) == {"kind": "granted", "rows": 4}
+    slow.send("read", number=0, offsets={"0": 6}, rows=6, times=[])
+    fast.send("read", number=0, offsets={"1": 0}, rows=0, times=[])
+    fast_writer.send("want", number=1, rows=6)
+    assert fast_writer.receive(0.2) is None
+    slow_writer.send("want", number=0, rows=6)
+    assert slow_writer.receive(PATIENCE) == {"kind": "granted", "rows": 6}
+    assert fast_writer.receive(0.2) is None
+    slow_writer.send("wrote", number=0, attempts={}, rows=6, written=[])
+    assert fast_writer.receive(PATIENCE) == {"kind": "granted", "rows": 4}
     coordinator.close()
 
 

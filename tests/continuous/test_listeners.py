@@ -1,4 +1,4 @@
-"""Spark's streaming listeners hear of continuous queries as of Spark's own."""
+"""Spark's streaming listeners get events of continuous queries as of Spark's own."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def lossy(copy: Copy, caplog: pytest.LogCaptureFixture) -> Copy:
 
 @pytest.fixture
 def gate() -> Iterator[threading.Event]:
-    """What a transformation waits for before its first rows go on."""
+    """Gate that a transformation waits for before its first rows."""
     opened = threading.Event()
     yield opened
     opened.set()
@@ -47,7 +47,7 @@ def append_to_both(copy: Copy, ids: range) -> None:
 
 
 def losses(caplog: pytest.LogCaptureFixture) -> set[tuple[int, int, int]]:
-    """The partition and the rows [start, end) of each loss in the log."""
+    """Return the partition and the rows [start, end) of each loss in the log."""
     found = set()
     for record in caplog.records:
         if getattr(record, "action", "") == "data_lost":
@@ -60,7 +60,10 @@ def losses(caplog: pytest.LogCaptureFixture) -> set[tuple[int, int, int]]:
 
 
 def trim_while_down(copy: Copy, before: int) -> None:
-    """Copy the first four rows of both partitions; of the next six, which come when the query is down, trim those before an index."""
+    """Copy the first four rows of both partitions.
+
+    Of the next six, which come when the query is down, trim those before an index.
+    """
     append_to_both(copy, range(4))
     query = copy.query()
     copy.through(query)
@@ -109,7 +112,7 @@ def test_a_query_comes_to_rest_although_the_last_rows_are_the_lost_ones(
 
 
 def start_lagging(copy: Copy, monkeypatch: pytest.MonkeyPatch, gate: threading.Event) -> ContinuousExecution:
-    """A query that has read the first four of ten rows and waits for the gate."""
+    """Start a query that has read the first four of ten rows and waits for the gate."""
     monkeypatch.setattr(queue_tasks, "_AHEAD_ROWS", 4)
     read = threading.Event()
 

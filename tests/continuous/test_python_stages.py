@@ -1,4 +1,4 @@
-"""Python in the middle of a continuous query's plan, in a session that runs such stages side by side."""
+"""Python stages in a continuous query's plan, in a session that runs them pipelined."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ def test_either_engine_goes_on_with_the_checkpoint_of_the_other(copy: Copy) -> N
 def test_an_epoch_that_the_sink_has_and_the_checkpoint_lacks_is_found_by_micro_batches(
     copy: Copy, monkeypatch: pytest.MonkeyPatch, first: bool
 ) -> None:
-    """The driver of the continuous query dies behind the commit to the sink."""
+    """The driver of the continuous query dies after the commit to the sink."""
     query = copy.start()
     if not first:
         copy.add()
@@ -161,7 +161,10 @@ def test_an_epoch_that_the_sink_has_and_the_checkpoint_lacks_is_found_by_micro_b
 def test_a_micro_batch_that_the_checkpoint_has_lost_is_found_in_the_sink(
     copy: Copy, trigger: ps.Trigger, kept: int
 ) -> None:
-    """The machine has lost its power, and Spark does not sync what it writes; then rows come that would belong to it."""
+    """The machine has lost its power, and Spark does not sync what it writes.
+
+    Then rows come that would belong to it.
+    """
     for _ in range(2 if kept else 1):
         copy.add()
         copy.start(NOW).awaitTermination()

@@ -1,4 +1,4 @@
-"""When a reader reads: at once where rows are known to be there or none were sent just now, else a moment after the last send."""
+"""The pace of a reader: it reads at once, or a moment after the last send if no further rows are known."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.spark.internals.udf_wrapper import ROW
 
 
 class Clock:
-    """In place of the reader's `time`; a look at the source takes a tenth of a millisecond."""
+    """Clock in place of the reader's `time`; a check of the source takes a tenth of a millisecond."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -28,7 +28,7 @@ class Clock:
 
 
 class Coming(SourceReader):
-    """Rows that come at given milliseconds; read at most so many at a time."""
+    """Source whose rows come at certain milliseconds; at most so many are read at a time."""
 
     def __init__(self, clock: Clock, due: list[float], most: int = 100) -> None:
         self._clock, self._most = clock, most
@@ -63,15 +63,15 @@ class Coming(SourceReader):
 
 
 class Driver:
-    """Lets the reader end when the source has given all."""
+    """Channel that ends the reader when the source is exhausted."""
 
     def __init__(self, source: Coming) -> None:
         self._source = source
 
-    def heard(self) -> dict[str, Any] | None:
+    def receive(self) -> dict[str, Any] | None:
         return {"kind": "finish"} if self._source.is_over else None
 
-    def tell(self, kind: str, **message: Any) -> None: ...
+    def send(self, kind: str, **message: Any) -> None: ...
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def sends(clock: Clock, source: Coming) -> list[tuple[float, list[int]]]:
-    """The millisecond and the rows of each batch that has some."""
+    """Return the millisecond and the rows of each batch with rows."""
     found = []
     for batch in ReadLoop(source, Driver(source), 1, 2).batches():  # type: ignore[arg-type]  # enough of a link
         table = pa.Table.from_batches([batch])

@@ -14,14 +14,14 @@ from tests.continuous.copying import PATIENCE, SCHEMA, Copy
 
 @pytest.fixture
 def free(copy: Copy) -> Copy:
-    """A copy that reads without a consumer, whose registration would go with the queue."""
+    """A copy that reads without a consumer, whose registration would be dropped with the queue."""
     copy.consumer = None
     copy.store.consumer("c").unregister("in")
     return copy
 
 
 def recreate(copy: Copy, count: int = 20) -> None:
-    """Replace the source by another queue of the same name, with more rows than the old one had: ids from 1000 on."""
+    """Recreate the source queue with more rows than the old one had: ids from 1000 on."""
     copy.store.drop_queue("in")
     copy.queue = copy.store.create_queue("in", SCHEMA, partitions=2)
     for partition in range(2):
@@ -30,7 +30,7 @@ def recreate(copy: Copy, count: int = 20) -> None:
 
 
 def check_refused(copy: Copy, query: ContinuousExecution) -> None:
-    """Check that a query ends because the queue is another one, with none of its rows: the first ones would be skipped."""
+    """Check that a query ends as the queue is another one, without any of its rows."""
     assert query.join(PATIENCE)
     assert isinstance(query.failure, CheckpointMismatch), query.failure
     assert "the queue or the registration was made anew" in str(query.failure)
@@ -78,7 +78,7 @@ def test_a_queue_that_is_recreated_before_an_epoch_is_planned_is_refused(
 def test_a_queue_that_is_recreated_before_a_run_is_repeated_is_refused(
     free: Copy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A task fails, and the queue is another one when its run is repeated."""
+    """A task fails, and the queue is recreated before its run is repeated."""
     monkeypatch.setattr(module, "_BACK_OFF", 0.001)
     query = free.add().query()
     free.through(query)

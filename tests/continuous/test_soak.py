@@ -1,6 +1,7 @@
-"""Continuous queries over a long time: what they use stays as it is, and every row is there once; at rest they cost next to nothing.
+"""Continuous queries over a long time: their resources do not grow, and every row is there once.
 
-PENSTOCK_SOAK_SECONDS says how long the long one takes (`make test-soak`), an hour by default.
+Idle ones cost next to nothing. PENSTOCK_SOAK_SECONDS says how long the long one takes (`make test-soak`), an
+hour by default.
 """
 
 from __future__ import annotations
@@ -27,15 +28,16 @@ PATIENCE = 120
 SECONDS = int(os.environ.get("PENSTOCK_SOAK_SECONDS", "3600"))
 SOURCE, SINK = pa.schema([("id", pa.int64())]), pa.schema([("id", pa.int64()), ("twice", pa.int64())])
 ROWS, EACH_SECONDS = 3, 0.01
-"""So many rows into each queue at a time, and how often: 300 a second."""
+"""Rows appended to each queue at a time, and how often: 300 a second."""
 LEAK_AN_HOUR = 20.0
 """Megabytes from which growth is a leak, however much memory wanders."""
 WANDERS_SHORT, WANDERS_LONG = 12.0, 30.0
-"""Megabytes by which the memory of each part may differ for no reason that lasts: merging takes more as segments grow, up to their
-full size after tens of thousands of rows, and allocators give back what it took at some other time."""
+"""Megabytes by which the memory of each part may differ for no reason that lasts: merging takes more as
+segments grow, up to their full size after tens of thousands of rows, and allocators give back what it took
+at some other time."""
 FILES_SHORT, FILES_LONG = 12, 2
-"""So many more may be open: each of four writers makes a connection more, of three files, when upkeep and its task first meet, and
-in a short time that may come late."""
+"""So many more may be open: each of four writers makes a connection more, of three files, when upkeep and
+its task first meet, and in a short time that may come late."""
 RESTING = 0.05
 
 
@@ -70,14 +72,14 @@ class Copied:
 
 @dataclass(frozen=True)
 class Usage:
-    """What was sampled after the warm-up."""
+    """Samples after the warm-up."""
 
     parts: dict[str, list[Sample]]
     heap: list[tuple[float, float]]
-    """When, in seconds, and how many megabytes of the JVM's heap were alive."""
+    """The time in seconds, and the megabytes of the JVM's live heap."""
 
     def growths(self) -> dict[str, float]:
-        """Megabytes an hour."""
+        """Return the growth in megabytes an hour."""
         found = {part: growth_an_hour(self.parts[part], lambda each: each.megabytes) for part in PARTS}
         return found | {"heap": slope(*zip(*self.heap, strict=True)) * 3600}
 
@@ -101,7 +103,7 @@ def store(tmp_path: Path) -> Iterator[ps.Store]:
 
 
 def soaked(child: ChildProcess, copies: list[Copied], seconds: float) -> Usage:
-    """Add rows for some seconds; what the application uses in the meantime, but for the warm-up: a third of it, ten minutes at most."""
+    """Add rows for some seconds; return the usage after a warm-up of a third of it, ten minutes at most."""
     began = time.monotonic()
     warm, ended = began + min(seconds / 3, 600), began + seconds
     each = max(0.5, seconds / 400)
@@ -145,7 +147,8 @@ def test_what_continuous_queries_use_stays_as_it_is_and_every_row_is_there_once(
     copies = [Copied(store, guarantee) for guarantee in ("exactly_once", "at_least_once")]
     texts = [json.dumps([copy.guarantee, store.url, copy.guarantee, None]) for copy in copies]
     heap_seconds = 2 if seconds < 600 else 10
-    # A heap that is there as a whole from the start leaves the JVM's memory to what is beside it; what is alive in it is told apart.
+    # A heap that is there as a whole from the start leaves the JVM's memory to what is beside it; what is
+    # alive in it is told apart.
     options = {"SPARK_SUBMIT_OPTS": "-Xms1g -XX:+AlwaysPreTouch", "INTERVAL": "100 ms"}
     child = run_child(
         "tests.continuous.soaking", heap_seconds, tmp_path / "spark", "local[5]", *texts, env=options
@@ -190,7 +193,7 @@ def test_a_query_at_rest_costs_next_to_nothing(
 
 
 def at_rest(child: ChildProcess) -> float:
-    """What it takes in some seconds; the middle third, should something that was begun still come to its end."""
+    """Return the processor time of some seconds: that of the middle third, as work may still be ending."""
     return statistics.median(load(child, 3.0) for _ in range(3))
 
 

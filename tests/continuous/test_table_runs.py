@@ -1,4 +1,4 @@
-"""Runs of a continuous query that follow one another while rows are staged for a SQL table."""
+"""Successive runs of a continuous query while rows are staged for a SQL table."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ COLUMNS = StructType([StructField("id", LongType())])
 
 
 def shaped(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """As Spark does it for the tasks of a table: the columns by their places."""
+    """Rename columns by position, as Spark does for the tasks of a table."""
     return batch.rename_columns(["c0" if name == "id" else name for name in batch.schema.names])
 
 
@@ -45,7 +45,7 @@ class TableCopy(Copy):
         return sorted(number for (number,) in rows(self.url, "t"))
 
     def staged(self) -> int:
-        """How many pieces of epochs that are not committed are in the store."""
+        """Return how many segments of uncommitted epochs are in the store."""
         table = "penstock_staged" if self.url.startswith("sqlite") else sql_name(self.url, "staged")
         return int(query(self.url, f"select count(*) from {table}")[0][0])
 
@@ -65,14 +65,14 @@ def test_a_run_for_the_other_pace_leaves_the_rows_of_open_epochs_staged(
     monkeypatch.setattr(reader, "BEHIND_ROWS", 8)
     monkeypatch.setattr(queue_tasks, "_AHEAD_ROWS", 2)
     running = table.add(60).query(start=False, interval=PATIENCE)
-    made, staged = running._made, []
+    made, staged = running._plan_run, []
 
-    def while_rows_are_staged(tasks: int, *, hurried: bool) -> Any:
+    def while_rows_are_staged(tasks: int, *, large_batches: bool) -> Any:
         if running._coordinator is not None:
             staged.append(wait_until(table.staged, PATIENCE, "rows of the run in flight are staged"))
-        return made(tasks, hurried=hurried)
+        return made(tasks, large_batches=large_batches)
 
-    monkeypatch.setattr(running, "_made", while_rows_are_staged)
+    monkeypatch.setattr(running, "_plan_run", while_rows_are_staged)
     running.start()
     wait_until(lambda: running.failure or len(table.engine.jobs) > 1, PATIENCE, "the pace is changed")
     assert running.stop()
@@ -93,7 +93,7 @@ def test_a_query_that_changes_its_pace_has_each_row_once_and_repeats_no_run(
     monkeypatch.setattr(module, "_RESTARTS", 0)
     running = table.add(60).query()
     table.through(running)
-    wait_until(lambda: [job.hurried for job in table.engine.jobs] == [False, True, False], PATIENCE)
+    wait_until(lambda: [job.large_batches for job in table.engine.jobs] == [False, True, False], PATIENCE)
     table.through(table.add() and running)
     assert table.ids() == table.all()
     assert running.state is State.ACTIVE
@@ -107,7 +107,7 @@ def test_a_query_that_starts_far_behind_changes_its_pace_and_has_each_row_once(
     monkeypatch.setattr(module, "_RESTARTS", 0)
     running = table.add(60).query()
     table.through(running)
-    wait_until(lambda: [job.hurried for job in table.engine.jobs] == [True, False], PATIENCE)
+    wait_until(lambda: [job.large_batches for job in table.engine.jobs] == [True, False], PATIENCE)
     table.through(table.add() and running)
     assert table.ids() == table.all()
     assert running.state is State.ACTIVE

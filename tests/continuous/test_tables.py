@@ -29,7 +29,7 @@ PATIENCE = 60
 
 
 class Filled(Feed):
-    """A queue, and continuous queries that put its rows into tables."""
+    """A queue, and continuous queries that add its rows to tables."""
 
     def __init__(self, spark: SparkSession, url: str, folder: Path) -> None:
         super().__init__(spark, url, folder, SCHEMA)
@@ -100,7 +100,7 @@ def test_either_engine_goes_on_with_the_checkpoint_of_the_other_and_writes_the_s
 def test_an_epoch_that_the_table_has_and_the_checkpoint_lacks_is_found_by_micro_batches(
     filled: Filled, monkeypatch: pytest.MonkeyPatch, first: bool
 ) -> None:
-    """The driver of the continuous query dies behind the commit to the table."""
+    """The driver of the continuous query dies after the commit to the table."""
     running = filled.start()
     if not first:
         filled.add_ids(0, 3)

@@ -1,4 +1,4 @@
-"""What an application uses over time: memory, open files, threads and processor time of its processes, by what they are."""
+"""Resources of an application over time: memory, files, threads and processor time by kind of process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PARTS = ("driver", "jvm", "workers")
 
 @dataclass(frozen=True)
 class Sample:
-    """Of all processes of one kind at a moment (in seconds)."""
+    """Resources of all processes of one kind at a time in seconds."""
 
     at: float
     megabytes: float
@@ -25,7 +25,7 @@ class Sample:
     files: int
     processes: int
     threads: int
-    """Of the process that has the most: all together they would tell how many processes there are."""
+    """The largest of all processes: a sum would grow with their number."""
 
 
 def part_of(process: psutil.Process, driver: int) -> str:
@@ -36,7 +36,7 @@ def part_of(process: psutil.Process, driver: int) -> str:
 
 
 def sample(child: ChildProcess) -> dict[str, Sample]:
-    """What each kind of process uses now."""
+    """Return what each kind of process uses now."""
     used = {part: np.zeros(3) for part in PARTS}
     threads = dict.fromkeys(PARTS, 0)
     for process in child.processes():
@@ -56,7 +56,7 @@ def sample(child: ChildProcess) -> dict[str, Sample]:
 
 
 def processor_seconds(child: ChildProcess) -> dict[int, float]:
-    """The processor time so far, by process."""
+    """Return the processor time so far, by process."""
     found = {}
     for process in child.processes():
         try:
@@ -68,7 +68,7 @@ def processor_seconds(child: ChildProcess) -> dict[int, float]:
 
 
 def load(child: ChildProcess, seconds: float) -> float:
-    """How much of one core all processes together take for some seconds."""
+    """Return the share of one core that all processes take over some seconds."""
     before, began = processor_seconds(child), time.monotonic()
     time.sleep(seconds)
     after, ended = processor_seconds(child), time.monotonic()
@@ -76,7 +76,7 @@ def load(child: ChildProcess, seconds: float) -> float:
 
 
 def slope(at: Sequence[float], values: Sequence[float]) -> float:
-    """Growth for each unit of time: the median over all pairs of points (Theil and Sen), which a few outliers do not move."""
+    """Return the growth per unit of time: the median over all pairs (Theil and Sen)."""
     x, y = np.asarray(at, dtype=float), np.asarray(values, dtype=float)
     first, second = np.triu_indices(len(x), k=1)
     return float(np.median((y[second] - y[first]) / (x[second] - x[first])))
@@ -89,5 +89,5 @@ def rise(values: Sequence[float]) -> float:
 
 
 def growth_an_hour(samples: Sequence[Sample], of: Callable[[Sample], float]) -> float:
-    """The slope of something that was sampled."""
+    """Return the slope of a sampled value."""
     return slope([each.at for each in samples], [of(each) for each in samples]) * 3600

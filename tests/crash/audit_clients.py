@@ -1,7 +1,7 @@
-"""Clients of an audited store: producers that append all the while, and an auditor that checks a snapshot every second.
+"""Clients of an audited store: producers that append all the time, and an auditor with a snapshot a second.
 
-The checks are the simulation's (`tests.simulation.auditor`). They know what clients were told and what anybody can read, and nothing of
-how Spark or Penstock work.
+The checks are the simulation's (`tests.simulation.auditor`). They know what clients were told and what
+anybody can read, and nothing of how Spark or Penstock work.
 """
 
 from __future__ import annotations
@@ -108,7 +108,8 @@ class Producer(threading.Thread):
             count = draw.randint(1, 8) if draw.random() < 0.97 else draw.randint(200, 600)
             ids = range(self._next, self._next + count)
             self._next += count
-            # Some keys come all the time. Others come for a while and not before: while the sink grows, they must not part.
+            # Some keys come all the time. Others come for a while and not before: while the sink grows, they
+            # must not part.
             keys = [draw.choice([draw.randrange(5), 5 + sequence + draw.randrange(4)]) for _ in ids]
             self._history.begin(ids, keys)
             table = pa.table([list(ids), keys], schema=SCHEMA)
@@ -132,8 +133,9 @@ class Producer(threading.Thread):
 class SnapshotReader:
     """Reads the consumer's offsets, the source and the sink at one moment.
 
-    All of it is one read transaction: repeatable read in PostgreSQL, one snapshot of the file in SQLite. So the auditor may demand that the
-    sink has what the consumer has passed, and nothing else, whatever is committed meanwhile.
+    All of it is one read transaction: repeatable read in PostgreSQL, one snapshot of the file in SQLite. So
+    the auditor may demand that the sink has what the consumer has passed, and nothing else, whatever is
+    committed meanwhile.
     """
 
     def __init__(self, url: str, table: str | None) -> None:

@@ -1,4 +1,4 @@
-"""A query whose real drivers are killed, suspended, taken over from and cut off, while an auditor looks on."""
+"""A query whose real drivers are killed, suspended, taken over from and disconnected during an audit."""
 
 from __future__ import annotations
 
@@ -113,7 +113,8 @@ class Driver:
         workers = []
         for process in self.child.processes():
             with suppress(psutil.Error):
-                # The driver's own children are the JVM and the process that forks workers (`tests.support.warm`).
+                # The driver's own children are the JVM and the process that forks workers
+                # (`tests.support.warm`).
                 if process.pid != self.child.pid and process.ppid() != self.child.pid:
                     workers.append(process)
         return workers
@@ -122,7 +123,8 @@ class Driver:
 class Audit:
     """One query under disturbances.
 
-    A driver that ends is started again with the same checkpoint, as by any supervisor of services; nothing else is done for the query.
+    A driver that ends is started again with the same checkpoint, as by any supervisor of services; nothing
+    else is done for the query.
     """
 
     def __init__(
@@ -246,8 +248,10 @@ class Audit:
         assert now.offsets == now.ends, f"the consumer is at {now.offsets} and its queue ends at {now.ends}"
         rows = Counter(row for partition in now.sink for row, _ in partition if row < FOREIGN)
         self.log.note(
-            f"{sum(map(len, now.source))} rows of the source and {len(history.foreign)} of others are in the sink, "
-            f"{rows.total() - len(rows)} of them again; {len(self.drivers)} drivers, {self.auditor.snapshots} snapshots, "
+            f"{sum(map(len, now.source))} rows of the source and {len(history.foreign)} of others are in the "
+            "sink, "
+            f"{rows.total() - len(rows)} of them again; {len(self.drivers)} drivers, "
+            f"{self.auditor.snapshots} snapshots, "
             f"appends {[dict(producer.outcomes) for producer in self.producers]}"
         )
 
@@ -330,7 +334,7 @@ class Audit:
             self._progress(f"the query writes rows after {kind}")
 
     def _aim(self, driver: Driver, number: signal.Signals, *, parent_alone: bool = False) -> str:
-        """Perhaps send a signal right when the consumer moves: with the sink's commit, before the checkpoint has it.
+        """Maybe send a signal when the consumer moves: with the sink's commit, before the checkpoint logs it.
 
         It takes a tenth of a second to find a driver's processes, so they are found before.
         """
@@ -382,7 +386,8 @@ class Audit:
         when = self._aim(old, signal.SIGSTOP)
         self._suspend(old, when)
         new = self._start()
-        # A driver that is suspended inside a transaction keeps its locks, so the new one may have to wait until it wakes.
+        # A driver that is suspended inside a transaction keeps its locks, so the new one may have to wait
+        # until it wakes.
         with suppress(AssertionError):
             self._until(lambda: new.started or not new.alive, TAKE_OVER_SECONDS, "the new driver works")
         self._rest(self._random.uniform(0.0, 3.0))
@@ -439,7 +444,10 @@ class Audit:
                 sink.add_partitions(1)
 
     def _restart(self) -> None:
-        """Stop the driver gracefully and start one; of a queue's query with the other trigger, whose checkpoint is the same."""
+        """Stop the driver gracefully and start one.
+
+        Of a queue's query with the other trigger, whose checkpoint is the same.
+        """
         driver = self._current
         if driver is None:
             return
@@ -469,7 +477,8 @@ class Audit:
 
     @property
     def report(self) -> str:
-        head = f"audit of {self.plan}; PENSTOCK_AUDIT_SEED={self.seed} repeats the choices, though not their timing"
+        repeat = f"PENSTOCK_AUDIT_SEED={self.seed} repeats the choices, though not their timing"
+        head = f"audit of {self.plan}; {repeat}"
         return "\n".join([head, *self.log.lines])
 
     def _print_drivers(self) -> None:

@@ -98,7 +98,7 @@ class Case:
         return Counter(tuple(row.values()) for table in tables for row in table.to_pylist())
 
     def beyond(self, chunks: int) -> Counter[Row]:
-        """What is in the sink and should not be: rows that are wrong, and repeats where the guarantee forbids them."""
+        """Return the wrong rows in the sink, and the repeats where the guarantee forbids them."""
         expected, found = self.query.expected(chunks), self.rows()
         if self.guarantee == "at_least_once":
             return Counter({row: count for row, count in found.items() if row not in expected})

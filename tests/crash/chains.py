@@ -19,8 +19,8 @@ def states(batch: int, *names: str) -> list[Fault]:
 
 FIRST = states(0, "OWN", "PLANNED", "STAGED", "COMMITTED")
 LAST = ("LOGGED", "SAFE")
-# A watermark makes a micro-batch without new rows follow, in the same run: Spark makes none when it starts again with the one
-# before logged and nothing new.
+# A watermark makes a micro-batch without new rows follow, in the same run: Spark makes none when it starts
+# again with the one before logged and nothing new.
 WITH_NO_DATA = [*states(0, "OWN", "PLANNED"), *states(1, "STAGED", "COMMITTED", *LAST)]
 WITHOUT = [*FIRST, *states(0, *LAST)]
 LONG_WITH_NO_DATA = [

@@ -1,6 +1,7 @@
-"""Runs the queries of some cases until they have taken all that is there. Killed by its parent, mostly.
+"""Program: run the queries of some cases until they have read everything. Its parent mostly kills it.
 
-Arguments: a folder for Spark, the master, and the cases as JSON. The variable SETTINGS has more settings of the session's.
+Arguments: a folder for Spark, the master, and the cases as JSON. The variable SETTINGS has more settings of
+the session's.
 """
 
 from __future__ import annotations

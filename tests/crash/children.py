@@ -1,4 +1,4 @@
-"""Children that run cases, and die where they are told to."""
+"""Children that run cases, and stop or die at a chosen state."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Fault:
 
 
 class Children:
-    """Starts children of one test, one after the other or side by side."""
+    """Starter of one test's children, in sequence or in parallel."""
 
     def __init__(self, folder: Path, run_child: Callable[..., ChildProcess]) -> None:
         self._folder = folder
@@ -106,7 +106,10 @@ class Children:
         return child
 
     def reached(self, child: ChildProcess, cases: Sequence[Case]) -> bool:
-        """Wait until the child has stopped at the faults of those cases; False if the machine was too busy for Spark."""
+        """Wait until the child has stopped at the faults of those cases.
+
+        False if the machine was too busy for Spark.
+        """
 
         def look() -> str | None:
             waiting = [case.name for case in cases if not os.path.exists(case.marker)]
@@ -127,7 +130,7 @@ class Children:
 
 
 def release(case: Case) -> None:
-    """Let a child go on from where it stopped."""
+    """Resume a child from where it stopped."""
     Path(f"{case.marker}.released").touch()
 
 

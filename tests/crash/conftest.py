@@ -1,4 +1,4 @@
-"""What the crash tests share: stores of both kinds, and children that start fast."""
+"""Fixtures of the crash tests: stores of both kinds, and children that start fast."""
 
 from __future__ import annotations
 

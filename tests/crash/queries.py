@@ -1,4 +1,4 @@
-"""The queries that are killed: their sources, transformations and what must come out of them."""
+"""The queries that are killed: their sources, transformations and expected rows."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def _window_rows(chunks: int) -> Counter[Row]:
 
 
 def _running(frames: Sequence[DataFrame]) -> DataFrame:
-    """Running totals: each micro-batch gives one row for each key, and its state goes on for ever."""
+    """Running totals: each micro-batch emits one row for each key, and state is kept for ever."""
     import pandas as pd
 
     def totals(key: Any, groups: Any, state: Any) -> Any:

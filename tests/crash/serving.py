@@ -1,4 +1,4 @@
-"""A service: pipelines that run until they are told to end. The same arguments as tests.crash.child."""
+"""Program: a service whose pipelines run until it is asked to end. Arguments as of tests.crash.child."""
 
 from __future__ import annotations
 

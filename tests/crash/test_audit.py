@@ -1,7 +1,7 @@
-"""Real Spark queries under kills, pauses, takeovers and lost sessions, checked by the simulation's auditor while they run.
+"""Audits of real Spark queries under kills, pauses, takeovers and lost sessions, by the simulation's auditor.
 
-PENSTOCK_AUDIT_SEED repeats the choices of a run, which a failure prints, and PENSTOCK_AUDIT_SECONDS says for how long the long ones
-are disturbed.
+PENSTOCK_AUDIT_SEED repeats the choices of a run, which a failure prints, and PENSTOCK_AUDIT_SECONDS says for
+how long the long ones are disturbed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""For each store and guarantee: one checkpoint, killed after states of the protocol, again and again."""
+"""One checkpoint for each store and guarantee, killed again and again after states of the protocol."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.crash_full, pytest.mark.timeout(600)]
 def test_a_second_driver_takes_over_and_the_first_one_adds_nothing(
     make_case: Callable[..., Case], children: Children
 ) -> None:
-    """The first one has staged its micro-batch when the second one comes, and commits when that is done with it."""
+    """The first driver has staged its micro-batch when the second one starts, and commits after it."""
     one_checkpoint = [
         make_case("sqlite", "watermark", "exactly_once", chunks=2),
         make_case("postgresql", "stateless", "idempotent", chunks=2),

@@ -1,4 +1,4 @@
-"""Being asked to end."""
+"""SIGTERM and other requests to end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two attempts of one task at the same time: Spark starts the second one on another host when the first is slow."""
+"""Two attempts of one task at the same time: Spark starts the second one when the first is slow."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def test_what_the_continuous_trigger_cannot_count_is_refused(
     feed, sink = Feed(spark, store_url, tmp_path), ps.QueueSink("out", url=store_url)
     per_key = feed.stream().limit(1, per=["id"])
     not_last = feed.stream().limit(1).transform(lambda df: df.where("id > 1"))
-    for stream, why in ((per_key, "keeps state"), (not_last, "behind the last transform")):
+    for stream, why in ((per_key, "keeps state"), (not_last, "after the last transform")):
         with pytest.raises(ContinuousRefused, match=why) as found:
             stream.write(sink).start(trigger=CONTINUOUS)
         assert found.value.condition == "CONTINUOUS_REFUSED.LIMIT"

@@ -1,4 +1,4 @@
-"""The thread that tells a store of queries: what it writes, how often, and what it does when the store does not answer."""
+"""The publisher's thread: what it writes and how often, and how it handles a store that does not answer."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_a_store_that_does_not_answer_is_logged_once_and_told_later(
     for batch in range(1000):
         publisher.progressed("run", told(batch, 1))
     assert time.monotonic() - began < 1
-    wait_until(lambda: publisher._away, 20)
+    wait_until(lambda: publisher._unavailable, 20)
     assert not publisher.settle("run", 5)
     publisher.progressed("run", told(1000, 1))
     for _ in range(3):
@@ -233,7 +233,8 @@ def test_what_a_feed_tells_to_look_at_comes_with_the_progress() -> None:
 def test_an_error_is_told_by_its_condition_in_one_short_line() -> None:
     spark = (
         "org.apache.spark.sql.streaming.StreamingQueryException: [STREAM_FAILED] it broke\n"
-        "penstock.errors.OwnerFenced: [OWNER_FENCED] another query owns it\n\tat org.apache.spark.Thing.run(Thing.scala:5)"
+        "penstock.errors.OwnerFenced: [OWNER_FENCED] another query owns it\n\tat "
+        "org.apache.spark.Thing.run(Thing.scala:5)"
     )
     assert error_of(RuntimeError(spark)) == QueryError("OWNER_FENCED", "another query owns it")
     plain = error_of(

@@ -1,4 +1,4 @@
-"""A query that is stopped while its store cannot be asked, or that ends then."""
+"""Queries that are stopped, or end, while their store is unavailable."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from tests.spark.support import make_queue, one_store
 
 
 def running(progress: Mock | None = None) -> Mock:
-    """What Spark would run."""
+    """Stand-in for Spark's query."""
     spark = Mock(isActive=True, lastProgress=progress, status={"isTriggerActive": False})
     spark.stop.side_effect = lambda: setattr(spark, "isActive", False)
     return spark
 
 
 def progress_of(store: str, consumer: str, epoch: int) -> Mock:
-    """What Spark tells of a micro-batch."""
+    """Stand-in for Spark's progress of a micro-batch."""
     offset = QueueOffset(store, "in", consumer, 0, epoch, (0,), (1,))
     return Mock(sources=[Mock(latestOffset=json.dumps(offset.to_dict()))])
 

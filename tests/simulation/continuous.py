@@ -132,24 +132,40 @@ class Engine:
         return min(partitions, SLOTS)
 
     def job(
-        self, coordinator: EpochCoordinator, tasks: int, sink: WriterFactory, *, hurried: bool, limited: bool
+        self,
+        coordinator: EpochCoordinator,
+        tasks: int,
+        sink: WriterFactory,
+        *,
+        large_batches: bool,
+        limited: bool,
     ) -> Job:
         run = self.owner
         if not run.executors.alive:
             run._machine.repeats += 1
             run.executors = run._world.start(f"executors of {run.driver}")
-        return Job(self, coordinator, tasks, sink, hurried)
+        return Job(self, coordinator, tasks, sink, large_batches)
 
 
 class Job:
     """A Spark job that ends when its tasks do."""
 
     def __init__(
-        self, engine: Engine, coordinator: EpochCoordinator, tasks: int, sink: WriterFactory, hurried: bool
+        self,
+        engine: Engine,
+        coordinator: EpochCoordinator,
+        tasks: int,
+        sink: WriterFactory,
+        large_batches: bool,
     ) -> None:
         self._run, self._source = engine.owner, engine.source.readers()
         self._executors = self._run.executors
-        self._address, self._tasks, self._sink, self._hurried = coordinator.address, tasks, sink, hurried
+        self._address, self._tasks, self._sink, self._large_batches = (
+            coordinator.address,
+            tasks,
+            sink,
+            large_batches,
+        )
         self._failure: Exception | None = None
         self._left = 0
         self._cancelled = False
@@ -175,19 +191,19 @@ class Job:
     def _work(self, number: int) -> None:
         reader = writer = None
         try:
-            reader = self._address.link(READER, number)
-            writer = self._address.link(WRITER, number)
+            reader = self._address.connect(READER, number)
+            writer = self._address.connect(WRITER, number)
             epoch, positions = await_start(reader)
             source = self._source.open(positions)
-            reading = ReadLoop(source, reader, epoch, 2, hurried=self._hurried)
+            reading = ReadLoop(source, reader, epoch, 2, large_batches=self._large_batches)
             sink = self._sink.open(number)
             try:
                 WriteLoop(sink, writer).all(self._transformed(reading.batches()))
             except Exception as error:
                 with contextlib.suppress(ContinuousFailed):
-                    writer.tell("failed", error=str(error))
+                    writer.send("failed", error=str(error))
                 raise
-            writer.tell("done")
+            writer.send("done")
         finally:
             for link in (reader, writer):
                 if link is not None:

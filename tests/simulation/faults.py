@@ -102,7 +102,7 @@ FAULTS = [
     ),
     Fault(
         "a replay appends what it has staged",
-        "commit/queue_target.py",
+        "commit/micro_batch.py",
         "        staging.discard(tx, self.record, batch.app_id, batch.batch_id)",
         "        staging.promote(tx, self.record, batch.app_id, batch.batch_id, batch.attempts)",
     ),
@@ -200,8 +200,8 @@ FAULTS = [
     Fault(
         "a query that stops drains the owner that its checkpoint names last",
         "pipeline/micro_batches.py",
-        "            if expected.get((each.queue, str(each.consumer))) == each.epoch\n",
-        "            if (each.queue, str(each.consumer)) in expected\n",
+        "            if expected.get((offset.queue, str(offset.consumer))) == offset.epoch\n",
+        "            if (offset.queue, str(offset.consumer)) in expected\n",
     ),
     # The ledger, staging, and the marks of other stores.
     Fault(
@@ -268,8 +268,8 @@ FAULTS = [
     Fault(
         "a micro-batch that was begun counts as committed when a continuous query starts",
         "continuous/driver/recovery.py",
-        "    if found is not None and found.number == begun:\n",
-        "    if found is not None and found.number <= begun:\n",
+        "    if newest is not None and newest.number == begun:\n",
+        "    if newest is not None and newest.number <= begun:\n",
     ),
     Fault(
         "the ledger does not have the offset of an epoch",
@@ -286,8 +286,8 @@ FAULTS = [
     Fault(
         "an epoch is planned for whichever queue has the name by now",
         "continuous/connectors/queue_driver.py",
-        "        return self._pinned or self._found()\n",
-        "        return self._found()\n",
+        "        return self._pinned or self._look_up()\n",
+        "        return self._look_up()\n",
     ),
     Fault(
         "an epoch is committed to the queue as it is by now, not as its rows were placed",
@@ -298,8 +298,8 @@ FAULTS = [
     Fault(
         "an epoch begins after the rows that were trimmed, and not where the one before ended",
         "continuous/connectors/queue_driver.py",
-        "            skip_trimmed(self.options, there, offsets)\n            return dict(enumerate(offsets))\n",
-        "            return dict(enumerate(skip_trimmed(self.options, there, offsets)))\n",
+        "            skip_trimmed(self.options, partitions, offsets)\n            return dict(enumerate(offsets))\n",
+        "            return dict(enumerate(skip_trimmed(self.options, partitions, offsets)))\n",
     ),
     Fault(
         "a micro-batch that came to nothing stays in the checkpoint",
@@ -329,25 +329,25 @@ FAULTS = [
     Fault(
         "a run ends before its readers rest",
         "continuous/driver/coordinator.py",
-        "            return len(self._resting) == self.tasks and self._epochs.idle\n",
+        "            return len(self._paused) == self.tasks and self._epochs.idle\n",
         "            return self._epochs.idle\n",
     ),
     Fault(
         "rows after a marker are those of the epoch before it",
         "continuous/task/reader.py",
-        "        self._epoch, self._told_skipped = number + 1, False\n",
-        "        self._epoch, self._told_skipped = number, False\n",
+        "        self._epoch, self._reported_skipped = number + 1, False\n",
+        "        self._epoch, self._reported_skipped = number, False\n",
     ),
     Fault(
         "a reader that is to rest reads on",
         "continuous/task/reader.py",
-        "            rows = None if self._resting else self._read()\n",
+        "            rows = None if self._paused else self._read()\n",
         "            rows = self._read()\n",
     ),
     Fault(
         "a reader does not report that it has skipped rows",
         "continuous/task/reader.py",
-        "                self._tell_skipped()\n",
+        "                self._report_skipped()\n",
         "",
     ),
     Fault(
@@ -359,8 +359,8 @@ FAULTS = [
     Fault(
         "rows after the last marker of a batch are dropped",
         "continuous/task/writer.py",
-        "        self._add(_real(batch, kinds, start, batch.num_rows))\n        # What",
-        "        # What",
+        "        self._add(_real(batch, kinds, start, batch.num_rows))\n        # Fillers",
+        "        # Fillers",
     ),
     Fault(
         "a reader's offsets include what it has read ahead",
@@ -377,8 +377,8 @@ FAULTS = [
     Fault(
         "a continuous writer stages each group of segments over the one before",
         "continuous/connectors/queue_tasks.py",
-        "        first = self._staged\n",
-        "        first = 0\n",
+        "self._sink.queue, attempt, group, self._staged\n",
+        "self._sink.queue, attempt, group, 0\n",
     ),
     Fault(
         "partitions beyond the number of tasks are read by nobody",
@@ -426,8 +426,8 @@ FAULTS = [
     Fault(
         "a task stages each group of segments over the one before",
         "spark/sink/write_task.py",
-        "            self._stage(attempt, group, count)\n",
-        "            self._stage(attempt, group, 0)\n",
+        "self._queue, attempt, group, count)\n",
+        "self._queue, attempt, group, 0)\n",
     ),
     # The log of a queue: appends, reads, trims and merges.
     Fault(
@@ -621,7 +621,7 @@ FAULTS = [
     Fault(
         "an epoch that was begun with other rows stands in the way of the one that the sink has",
         "continuous/driver/recovery.py",
-        "        if found.number < _after(logs.last_committed()):\n",
+        "        if epoch.number < _next(logs.last_committed()):\n",
         "        if True:\n",
     ),
     Fault(

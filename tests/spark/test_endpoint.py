@@ -209,14 +209,14 @@ def test_links_of_continuous_queries_are_not_held_up_either(strangers: ExitStack
         for _ in range(5):
             strangers.enter_context(stranger(coordinator.address.port))
         began = time.monotonic()
-        reader, writer = coordinator.address.link(READER, 0), coordinator.address.link(WRITER, 0)
+        reader, writer = coordinator.address.connect(READER, 0), coordinator.address.connect(WRITER, 0)
         coordinator.await_tasks(HONEST, lambda: True)
         assert time.monotonic() - began < HONEST
-        coordinator.give(0, [{0: 7}])
-        assert reader.answer()["positions"] == {"0": 7}
+        coordinator.assign(0, [{0: 7}])
+        assert reader.await_message()["positions"] == {"0": 7}
         # What has shown the secret has no deadline.
         time.sleep(1.5 * driver_endpoint.HANDSHAKE_SECONDS)
-        coordinator.rest()
-        assert reader.answer()["kind"] == "rest"
+        coordinator.pause()
+        assert reader.await_message()["kind"] == "rest"
         reader.close()
         writer.close()

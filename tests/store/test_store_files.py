@@ -16,7 +16,7 @@ import pytest
 
 import penstock
 from penstock.errors import InvalidUrl, StoreNotFound, StoreUnsafe
-from penstock.pipeline.monitoring.publisher import _hurried
+from penstock.pipeline.monitoring.publisher import _without_waits
 from penstock.store.sqlite import files, wakeups
 from penstock.store.url import parse_url
 from tests.store.programs import SCHEMA
@@ -130,7 +130,7 @@ def test_trust_that_is_none_is_refused() -> None:
 
 def test_other_urls_of_the_same_store_keep_both(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/x.db?mode=0640&trust=folder"
-    hurried = parse_url(_hurried(url))
+    hurried = parse_url(_without_waits(url))
     assert hurried.options == {
         "mode": "0640",
         "trust": "folder",

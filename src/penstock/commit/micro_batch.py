@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from penstock.commit.offsets import QueueOffset
+from penstock.store import staging
 from penstock.store.database import Transaction
+from penstock.store.log.partition_log import Appended
 from penstock.store.records.catalog import QueueRecord
 from penstock.store.records.ledger import LedgerKey, queue_sink
 
@@ -88,6 +90,25 @@ def _digest(others: Sequence[Any]) -> str:
     return hashlib.sha256("\n".join(texts).encode()).hexdigest()
 
 
-def sink_name(sink: QueueRecord) -> str:
-    """A queue in the ledger; one that is recreated is another sink."""
-    return queue_sink(sink)
+@dataclass(frozen=True)
+class QueueTarget(Target[Appended]):
+    """A queue as the target of micro-batches: staged segments are appended in the order of the tasks."""
+
+    record: QueueRecord
+
+    @property
+    def name(self) -> str:
+        return self.record.name
+
+    @property
+    def ledger_name(self) -> str:
+        return queue_sink(self.record)
+
+    def __str__(self) -> str:
+        return f"queue {self.record.name!r}"
+
+    def publish(self, tx: Transaction, batch: BatchCommit[Appended]) -> Appended:
+        return staging.promote(tx, self.record, batch.app_id, batch.batch_id, batch.attempts)
+
+    def discard(self, tx: Transaction, batch: BatchCommit[Appended]) -> None:
+        staging.discard(tx, self.record, batch.app_id, batch.batch_id)

@@ -1,1 +1,1 @@
-"""Continuous queries: rows go through Spark one by one rather than in micro-batches, at millisecond latency."""
+"""Continuous queries: rows pass through Spark one by one, with latencies of milliseconds."""

@@ -56,7 +56,8 @@ def start_continuous(
     Raises
     ------
     ContinuousRefused
-        When the source, the sink or the transformation does not work row by row, or the session is Spark Connect's.
+        When the source, the sink or the transformation does not work row by row, or the session is Spark
+        Connect's.
     InvalidOption
         When the engine does not keep the guarantee.
     """
@@ -68,14 +69,14 @@ def start_continuous(
     transforms, limit = _without_limit(transforms)
     if not is_classic(spark):
         raise ContinuousRefused(
-            "a continuous query is one Spark job that its driver controls, and a Spark Connect session does not reach it: use a "
-            "classic session, or ps.Trigger.processing_time",
+            "a continuous query is one Spark job that its driver controls, and a Spark Connect session does "
+            "not reach it: use a classic session, or ps.Trigger.processing_time",
             condition="CONTINUOUS_REFUSED.CLASSIC_SESSION_NEEDED",
         )
     if not isinstance(source, ContinuousSource):
         raise ContinuousRefused(
-            f"Data source {source.kind} does not support continuous processing: read a queue with ps.QueueSource or a "
-            "ps.RateSource, or use ps.Trigger.processing_time",
+            f"Data source {source.kind} does not support continuous processing: read a queue with "
+            "ps.QueueSource or a ps.RateSource, or use ps.Trigger.processing_time",
             condition="CONTINUOUS_REFUSED.SOURCE",
             source=source.kind,
         )
@@ -139,13 +140,14 @@ def _without_limit(transforms: Sequence[Transform]) -> tuple[Sequence[Transform]
     before = transforms if limit is None else transforms[:-1]
     if any(isinstance(transform, KeyLimit) for transform in before):
         raise ContinuousRefused(
-            "the continuous trigger has no limit(n, per=[…]), which keeps state: use ps.Trigger.processing_time or "
-            "ps.Trigger.available_now",
+            "the continuous trigger has no limit(n, per=[…]), which keeps state: use "
+            "ps.Trigger.processing_time or ps.Trigger.available_now",
             condition="CONTINUOUS_REFUSED.LIMIT",
         )
     if any(isinstance(transform, RowLimit) for transform in before):
         raise ContinuousRefused(
-            "with the continuous trigger limit(n) counts the rows that are written: put it after the last transform",
+            "with the continuous trigger limit(n) counts the rows that are written: put it after the last "
+            "transform",
             condition="CONTINUOUS_REFUSED.LIMIT",
         )
     return before, limit

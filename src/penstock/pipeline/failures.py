@@ -1,4 +1,4 @@
-"""Spark's account of a failure, brought back to the error that caused it."""
+"""The original error behind a failure that Spark reports."""
 
 from __future__ import annotations
 
@@ -22,41 +22,45 @@ _SHUT_DOWN = re.compile(
 
 
 def original_error(error: Exception) -> Exception:
-    """Penstock's error in what Spark reports; Spark's own error when there is none."""
-    told = "\n".join(_told(error))
-    found = _OURS.findall(told)
-    if not found:
-        return _shut_down() if _gone(error) or _SHUT_DOWN.search(told) else error
-    place, condition, message = found[-1]
-    kind = error_class(place.rpartition(".")[2]) or QueryFailed
+    """Return Penstock's error in what Spark reports; Spark's own error without one."""
+    text = "\n".join(_messages(error))
+    matches = _OURS.findall(text)
+    if not matches:
+        return _shut_down() if _has_jvm_ended(error) or _SHUT_DOWN.search(text) else error
+    name, condition, message = matches[-1]
+    kind = error_class(name.rpartition(".")[2]) or QueryFailed
     return kind(message.strip(), condition=condition)
 
 
 @contextmanager
 def raising_original_errors() -> Iterator[None]:
-    """Penstock's errors in what Spark raises at once are raised themselves."""
+    """Raise Penstock's errors in what Spark raises while it analyses a plan."""
     try:
         yield
     except AnalysisException as error:
         raise original_error(error) from None
 
 
-def _told(error: BaseException | None) -> Iterator[str]:
-    """The messages of an error and of its causes: Spark says no more than "Writing job failed" where an abort fails as well."""
+def _messages(error: BaseException | None) -> Iterator[str]:
+    """Yield the messages of an error and of its causes.
+
+    Spark's own may be just "Writing job failed" if an abort fails as well.
+    """
     while error is not None:
         yield str(error)
         error = getattr(error, "_cause", None) or error.__cause__
 
 
-def _gone(error: Exception) -> bool:
-    """Whether the JVM did not answer; an error that it raised is an answer."""
+def _has_jvm_ended(error: Exception) -> bool:
+    """Return whether the JVM did not answer; an error that it raised is an answer."""
     return isinstance(error, JvmError | ConnectionError) and not isinstance(error, JvmException)
 
 
 def _shut_down() -> QueryFailed:
     return QueryFailed(
-        "Spark was shut down in the middle of a micro-batch, which the next run repeats. A signal to the whole process group, as "
-        "timeout and systemd's KillMode=control-group send it, ends Spark's JVM at once: send it to the driver alone (timeout "
-        "--foreground, KillMode=mixed), which then finishes the micro-batch",
+        "Spark was shut down in the middle of a micro-batch, which the next run repeats. A signal to the "
+        "whole process group, as from timeout or systemd's KillMode=control-group, ends Spark's JVM at once: "
+        "send it to the driver alone (timeout --foreground, KillMode=mixed), which then finishes the "
+        "micro-batch",
         condition="QUERY_FAILED.SPARK_SHUT_DOWN",
     )

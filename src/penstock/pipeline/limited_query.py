@@ -1,4 +1,4 @@
-"""A pipeline with a limit of rows: what its source is told, and how it ends by itself."""
+"""Row limits of pipelines with micro-batches: the source's quota, and the end of the query at its limit."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ _POLL_SECONDS = 0.05
 
 @dataclass(frozen=True)
 class Limiting:
-    """The limit of a pipeline that is about to start."""
+    """The row limit of a pipeline that is about to start."""
 
     limit: RowLimit
     checkpoint: Checkpoint
-    found: LimitState
+    begun: LimitState
 
     @classmethod
     def of(cls, spark: SparkSession, limit: RowLimit, location: str) -> Limiting:
-        """Look at how far it has come.
+        """Read from the checkpoint how many rows have passed.
 
         Raises
         ------
         CommitRefused
-            And its kinds: when it cannot go on with this checkpoint.
+            And its kinds: when the query cannot resume from this checkpoint.
         StateRefused
             When the count cannot be read.
         """
@@ -53,8 +53,8 @@ class Limiting:
         return cls(limit, checkpoint, resume_limit(spark, checkpoint, limit.rows))
 
     def ended(self, name: str | None) -> EndedQuery | None:
-        """The query, when it has all its rows and is to stop then."""
-        why = reason_not_to_start(self.found, self.limit.rows) if self.limit.on_limit == STOP else None
+        """Return an ended query if it has all its rows and stops at the limit; else None."""
+        why = reason_not_to_start(self.begun, self.limit.rows) if self.limit.on_limit == STOP else None
         if why is None:
             return None
         query_id = self.checkpoint.query_id()
@@ -68,12 +68,15 @@ class Limiting:
         return EndedQuery(query_id, name, f"query {called!r} ends at once: {why}")
 
     def arguments(self, trigger: Trigger) -> dict[str, str | bool]:
-        """The arguments of Spark's trigger; where all rows have passed, the query only finishes the micro-batch that was begun."""
-        is_last = self.limit.on_limit == STOP and self.found.passed >= self.limit.rows
+        """Return the arguments of Spark's trigger.
+
+        After all rows have passed, for the unfinished micro-batch alone.
+        """
+        is_last = self.limit.on_limit == STOP and self.begun.passed >= self.limit.rows
         return {"once": True} if is_last else trigger.arguments()
 
     def options(self, frame: DataFrame, *, of_a_queue: bool) -> dict[str, str]:
-        """What the queue is told of the limit, as options of its read; nothing when the query is to run on, or reads something else.
+        """Return options for a queue that reads what the limit leaves; none for other sources and limits.
 
         Raises
         ------
@@ -85,26 +88,26 @@ class Limiting:
         exact = is_one_to_one(limit_node(frame))
         if self.limit.on_limit != STOP or not of_a_queue:
             return {}
-        return remaining_quota(self.checkpoint, self.found, self.limit.rows, exact=exact).options()
+        return remaining_quota(self.checkpoint, self.begun, self.limit.rows, exact=exact).options()
 
     def keep(self) -> None:
-        """Keep the limit beside the checkpoint, before the first micro-batch that counts for it."""
+        """Store the limit beside the checkpoint, before the first micro-batch that counts towards it."""
         keep_record(self.checkpoint, self.limit.rows)
 
     def watch(self, query: MicroBatchQuery) -> None:
-        """Stop the query once it has all its rows."""
+        """Start a thread that stops the query once it has all its rows."""
         if self.limit.on_limit == STOP:
-            watch = LimitWatch(query, self.checkpoint, self.limit.rows, self.found.passed)
+            watch = LimitWatch(query, self.checkpoint, self.limit.rows, self.begun.passed)
             threading.Thread(target=watch.run, name=f"penstock-limit-{query.id}", daemon=True).start()
 
 
 def keep_for_each_key(spark: SparkSession, limit: KeyLimit, location: str) -> None:
-    """Keep a limit for each key beside the checkpoint, where it can be reached from here.
+    """Store a limit for each key beside the checkpoint, if the driver can reach it.
 
     Raises
     ------
     CheckpointMismatch
-        When other columns were counted there, or none.
+        When the query has counted by other columns there, or not at all.
     CommitRefused
         When a micro-batch is unfinished that was begun with another limit.
     """
@@ -112,11 +115,12 @@ def keep_for_each_key(spark: SparkSession, limit: KeyLimit, location: str) -> No
     try:
         write_key_record(Checkpoint(location), record, exact=is_case_sensitive(spark))
     except Exception as error:
-        # What is refused has a condition of its own; what cannot be read or written has not.
+        # A refusal has a condition of its own; a failure to read or write has not.
         if isinstance(error, CommitRefused) and error.condition != CommitRefused.condition:
             raise
         log.warning(
-            "the limit for each key is not kept at %s, and another one will not be noticed there: %s",
+            "the limit for each key could not be stored at %s, so that a later change of it is not noticed: "
+            "%s",
             redact_location(location),
             error,
             extra={
@@ -128,7 +132,7 @@ def keep_for_each_key(spark: SparkSession, limit: KeyLimit, location: str) -> No
 
 
 class LimitWatch:
-    """Looks at the count after each micro-batch.
+    """Watch over the row count after each micro-batch.
 
     Parameters
     ----------
@@ -137,23 +141,24 @@ class LimitWatch:
     checkpoint
         Its checkpoint, where the count is.
     rows
-        How many are enough.
+        The limit.
     observed
-        How many passed in earlier runs; where the state cannot be read, what the progress tells of further ones is added up.
+        How many passed in earlier runs; if the state cannot be read, those in the progress of this run are
+        added.
     """
 
     def __init__(self, query: MicroBatchQuery, checkpoint: Checkpoint, rows: int, observed: int) -> None:
         self._query, self._checkpoint, self._rows, self._observed = query, checkpoint, rows, observed
-        self._seen = -1
+        self._last_batch = -1
 
     def run(self) -> None:
-        """Until the query ends, or is stopped from here."""
+        """Watch until the query ends, or reaches its limit and is stopped."""
         try:
             self._watch()
         except (JvmError, ConnectionError) as error:
             # Spark has ended, and the query with it.
             log.debug(
-                "the limit is no longer watched: %s",
+                "the row limit is no longer watched: %s",
                 type(error).__name__,
                 extra={"action": "limit_unwatched", "error": condition_of(error)},
             )
@@ -164,7 +169,7 @@ class LimitWatch:
             if new and self._passed(new) >= self._rows:
                 called = self._query.name or self._query.id
                 log.info(
-                    "query %r has its %d rows, and stops",
+                    "query %r has reached its limit of %d rows, and stops",
                     called,
                     self._rows,
                     extra={"action": "limit_reached", "query": called, "limit": self._rows},
@@ -174,7 +179,7 @@ class LimitWatch:
             time.sleep(_POLL_SECONDS)
 
     def _passed(self, new: Sequence[Any]) -> int:
-        """How many rows have passed: by the state, which counts a row once, whatever was computed twice."""
+        """Return how many rows have passed, by the state: it counts a row once even if computed twice."""
         self._observed += sum(rows_passed_in(progress) for progress in new)
         try:
             last = self._checkpoint.last_commit()
@@ -183,17 +188,20 @@ class LimitWatch:
             return self._observed
 
     def _new(self) -> Iterator[Any]:
-        """The progress of the micro-batches since the last look."""
+        """Yield the progress of the micro-batches since the last check."""
         last = self._query.lastProgress
-        if not _ran(last) or last.batchId <= self._seen:
+        if not _ran(last) or last.batchId <= self._last_batch:
             return
-        found = [last] if last.batchId == self._seen + 1 else self._query.recentProgress
-        for progress in found:
-            if _ran(progress) and progress.batchId > self._seen:
-                self._seen = progress.batchId
+        recent = [last] if last.batchId == self._last_batch + 1 else self._query.recentProgress
+        for progress in recent:
+            if _ran(progress) and progress.batchId > self._last_batch:
+                self._last_batch = progress.batchId
                 yield progress
 
 
 def _ran(progress: Any) -> bool:
-    """Whether it tells of a micro-batch; while a query rests, it tells of the next one before that has run."""
+    """Return whether it is that of a micro-batch that has run.
+
+    An idle query reports the next one before that runs.
+    """
     return progress is not None and "addBatch" in progress.durationMs

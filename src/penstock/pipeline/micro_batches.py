@@ -1,4 +1,4 @@
-"""A running query of micro-batches, which Spark runs."""
+"""The running query of a pipeline with micro-batches, which Spark runs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ log = logging.getLogger("penstock.pipeline")
 
 _POLL_SECONDS = 0.02
 _QUIET_POLLS = 3
-# The query's own end, and that of Spark's JVM.
+# A failure of the query, and the end of Spark's JVM.
 _FAILURES = (StreamingQueryException, JvmError, ConnectionError)
 
 
@@ -49,7 +49,7 @@ class MicroBatchQuery(Query):
         self._sources, self._others = sources, others
         self._expected = expected or {}
         self._ended = False
-        # A source that cannot be asked for no more may never rest for long.
+        # A source that cannot be drained may never be idle for long.
         self._quiet_polls = 1 if others or not sources else _QUIET_POLLS
         self._on_end = on_end
 
@@ -92,13 +92,13 @@ class MicroBatchQuery(Query):
     def awaitTermination(self, timeout: float | None = None) -> bool | None:
         try:
             # Spark's annotation says int; it takes fractions of a second as well.
-            ended = self._query.awaitTermination(timeout)  # type: ignore[arg-type]  # as said
+            ended = self._query.awaitTermination(timeout)  # type: ignore[arg-type]  # see above
         except _FAILURES as error:
-            found = original_error(error)
-            self._on_end(found)
-            raise found from None
+            original = original_error(error)
+            self._on_end(original)
+            raise original from None
         if ended is not False:
-            self._level()
+            self._sync_consumers()
             self._on_end(None)
         return ended
 
@@ -114,7 +114,7 @@ class MicroBatchQuery(Query):
         try:
             finished = not self.isActive or self._drained(timeout)
         except Exception as error:
-            # The query's own end is what counts.
+            # How the query itself ends is what counts.
             log.warning(
                 "query %r is stopped without the end of its micro-batch, which the next run repeats: %s",
                 called,
@@ -123,24 +123,28 @@ class MicroBatchQuery(Query):
             )
         finally:
             self._query.stop()
-        self._level()
+        self._sync_consumers()
         self._on_end(None)
         return finished
 
     def finish(self) -> None:
-        """Stop a query of which no further micro-batch gives rows.
+        """Stop a query that has all its rows.
 
-        Queues finish the micro-batch in hand; another source might go on for ever, and what it has in hand is broken off.
+        Queues finish the micro-batch in flight. Another source might never stop, so its micro-batch is
+        interrupted.
         """
         if self._sources and not self._others:
             self.stop()
         else:
             self._query.stop()
-            self._level()
+            self._sync_consumers()
             self._on_end(None)
 
     def _drained(self, timeout: float) -> bool:
-        """Ask the sources for no more, and wait until the query rests."""
+        """Drain the sources, and wait until the query is idle.
+
+        Return whether it is within ``timeout`` seconds.
+        """
         deadline = time.monotonic() + timeout
         quiet, left = 0, list(self._sources)
         while self.isActive and quiet < self._quiet_polls:
@@ -155,15 +159,15 @@ class MicroBatchQuery(Query):
                 )
                 return False
             status = self.status
-            quiet = quiet + 1 if _resting(status) else 0
+            quiet = quiet + 1 if _idle(status) else 0
             time.sleep(_POLL_SECONDS)
         return True
 
     def _drain(self, sources: Sequence[OwnedConsumer]) -> list[OwnedConsumer]:
-        """Ask sources for no more; those that have still to be asked.
+        """Ask the owners of consumers to plan nothing more; return the sources that have yet to be asked.
 
-        Another query may own the consumer by now, so only the owner that is known to be this query's is asked. A query that has not
-        begun a micro-batch yet has nothing to be asked for.
+        Another query may own the consumer by now, so only an owner that is known to be this query's is asked.
+        A query that has not begun a micro-batch yet has no owner to ask.
         """
         epochs, left = self._epochs(sources), []
         for source in sources:
@@ -176,24 +180,25 @@ class MicroBatchQuery(Query):
         return left
 
     def _epochs(self, sources: Sequence[OwnedConsumer]) -> dict[tuple[str, str | None], int]:
-        """The owner epochs of this run: as its progress names them, or in its first micro-batch as the checkpoint has them."""
+        """Return the owner epochs of this run from its progress, or before that from the checkpoint."""
         progress = self._query.lastProgress
         if progress is not None:
             reported = [QueueOffset.of(_json(source.latestOffset)) for source in progress.sources]
-            return {(each.queue, each.consumer): each.epoch for each in reported if each is not None}
+            return {
+                (offset.queue, offset.consumer): offset.epoch for offset in reported if offset is not None
+            }
         expected = {
             (source.queue, source.consumer): self._expected[source]
             for source in sources
             if source in self._expected
         }
         return {
-            (each.queue, each.consumer): each.epoch
-            for each in (_begun(self._checkpoint) if expected else ())
-            if expected.get((each.queue, str(each.consumer))) == each.epoch
+            (offset.queue, offset.consumer): offset.epoch
+            for offset in (_begun(self._checkpoint) if expected else ())
+            if expected.get((offset.queue, str(offset.consumer))) == offset.epoch
         }
 
-    def _level(self) -> None:
-        """Bring the consumers to where the checkpoint's commit log ends, once their owner is gone."""
+    def _sync_consumers(self) -> None:
         if not self._ended:
             self._ended = True
             log.info(
@@ -210,17 +215,17 @@ class MicroBatchQuery(Query):
 
 
 def expected_epochs(sources: Sequence[OwnedConsumer]) -> dict[OwnedConsumer, int]:
-    """The owner epochs that a query will have when it starts now, unless another one takes a consumer over before it does."""
-    found = {}
+    """Return the owner epochs that a query will have if it starts now and no other one does before."""
+    epochs = {}
     for source in sources:
-        # What is wrong with the source the query itself will say.
+        # The query itself reports what is wrong with a source.
         with suppress(PenstockError), connect(source.url, create=False) as store:
-            found[source] = store.consumer(source.consumer).registration(source.queue).epoch + 1
-    return found
+            epochs[source] = store.consumer(source.consumer).registration(source.queue).epoch + 1
+    return epochs
 
 
 def _begun(location: str) -> list[QueueOffset]:
-    """What the newest micro-batch of a checkpoint covers."""
+    """Return the offsets of the last micro-batch that a checkpoint has begun."""
     checkpoint = Checkpoint(location)
     last = checkpoint.last_planned()
     return [] if last is None else batch_ranges(checkpoint.offsets(last), ())
@@ -234,5 +239,5 @@ def _json(text: str | None) -> object:
         return None
 
 
-def _resting(status: dict[str, Any]) -> bool:
+def _idle(status: dict[str, Any]) -> bool:
     return not status.get("isTriggerActive") or not status.get("isDataAvailable")

@@ -32,7 +32,8 @@ def catch_up_with_sink(
 ) -> None:
     """Log in a checkpoint the last epoch or micro-batch if the sink has it and the checkpoint does not.
 
-    The driver of a continuous query may die between the two, and a machine may lose its power with what Spark wrote last.
+    The driver of a continuous query may die between the two, and a machine may lose its power with what Spark
+    wrote last.
 
     Raises
     ------

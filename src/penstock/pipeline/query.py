@@ -1,4 +1,4 @@
-"""A running query, with the names of PySpark's ``StreamingQuery``."""
+"""Running queries, with the names of PySpark's ``StreamingQuery``; SIGTERM stops them gracefully."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ if TYPE_CHECKING:
     from types import FrameType
 
 
+log = logging.getLogger("penstock.pipeline")
+
 STOP_SECONDS = 60.0
 
 
 class Query(ABC):
-    """A query of a pipeline, whatever its trigger."""
+    """A running query of a pipeline, with any trigger."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(name={self.name!r}, id={self.id!r}, active={self.isActive})"
@@ -41,7 +43,7 @@ class Query(ABC):
     @property
     @abstractmethod
     def isActive(self) -> bool:
-        """Whether the query runs."""
+        """Whether the query is running."""
 
     @property
     @abstractmethod
@@ -60,11 +62,14 @@ class Query(ABC):
 
     @abstractmethod
     def exception(self) -> Exception | None:
-        """What ended the query: Penstock's own error where it was one, else Spark's."""
+        """Return the error that ended the query, Penstock's own if it was one, else Spark's.
+
+        None without an error.
+        """
 
     @abstractmethod
     def awaitTermination(self, timeout: float | None = None) -> bool | None:
-        """Wait until the query ends; raise what ended it, if anything did.
+        """Wait until the query ends; raise the error that ended it, if any.
 
         Parameters
         ----------
@@ -79,26 +84,23 @@ class Query(ABC):
 
     @abstractmethod
     def processAllAvailable(self) -> None:
-        """Wait until all that was in the sources has been processed and committed."""
+        """Wait until everything that is in the sources now has been processed and committed."""
 
     @abstractmethod
     def stop(self, timeout: float = STOP_SECONDS) -> bool:
-        """Finish the micro-batch, or epoch, in hand, then stop; True if it was finished.
+        """Finish the micro-batch or epoch in flight, then stop; return whether it was finished.
 
-        Afterwards consumer, safe offset and checkpoint are level.
+        Afterwards the consumer's offset, its safe offset and the checkpoint agree.
 
         Parameters
         ----------
         timeout
-            Seconds to wait for what is in hand; then it is broken off, and repeated by the next run.
+            Seconds to wait for what is in flight; then it is interrupted, and the next run repeats it.
         """
 
 
-# ---- ended: A query that had nothing to do when it was started.
-
-
 class EndedQuery(Query):
-    """It ended at once; its status says why."""
+    """A query that had nothing to do when it was started; its status says why."""
 
     def __init__(self, query_id: str, name: str | None, message: str) -> None:
         self._id, self._name, self._message = query_id, name, message
@@ -139,24 +141,20 @@ class EndedQuery(Query):
         return True
 
     def processAllAvailable(self) -> None:
-        """Nothing is to be processed."""
+        """Do nothing: everything is processed."""
 
     def stop(self, timeout: float = STOP_SECONDS) -> bool:
         return True
 
 
-# ---- shutdown: SIGTERM stops the running queries gracefully.
-
-log = logging.getLogger("penstock.pipeline")
-
 _running: weakref.WeakSet[Query] = weakref.WeakSet()
 
 
 def stop_on_sigterm(query: Query) -> None:
-    """Stop the query when the process is asked to end, unless the program has a handler of its own.
+    """Stop the query on SIGTERM, unless the program has a handler of its own.
 
-    The first SIGTERM lets each query finish the micro-batch in hand, so that ``awaitTermination`` returns and the program
-    ends by itself; the second one ends it at once.
+    The first SIGTERM lets each query finish its micro-batch in flight, so that ``awaitTermination`` returns
+    and the program ends on its own; the second one ends the process at once.
     """
     _running.add(query)
     in_main = threading.current_thread() is threading.main_thread()
@@ -171,7 +169,7 @@ def _on_sigterm(_number: int, _frame: FrameType | None) -> None:
 
 
 def _stop_all() -> None:
-    # Side by side: each has its own micro-batch to finish.
+    # In parallel: each has its own micro-batch to finish.
     for query in list(_running):
         threading.Thread(target=_stop, args=[query], name=f"penstock-shutdown-{query.id}").start()
 

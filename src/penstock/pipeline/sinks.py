@@ -10,7 +10,6 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from penstock.commit.micro_batch import sink_name
 from penstock.continuous.connectors.console import ConsoleDriver
 from penstock.continuous.connectors.function import FunctionDriver
 from penstock.continuous.connectors.protocol import ContinuousSink
@@ -23,6 +22,7 @@ from penstock.spark.registration import session_defaults
 from penstock.spark.session_store import check_reach
 from penstock.store.database import Transaction
 from penstock.store.records.catalog import find_queue
+from penstock.store.records.ledger import queue_sink
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class QueueSink(Sink, ContinuousSink):
         return url_of(self._options(), spark)
 
     def ledger_name(self, tx: Transaction) -> str:
-        return sink_name(find_queue(tx, self.queue))
+        return queue_sink(find_queue(tx, self.queue))
 
     def continuous_driver(
         self, spark: SparkSession, query_id: str, guarantee: str, output_mode: str
@@ -118,7 +118,7 @@ class ConsoleSink(Sink, ContinuousSink):
 
 @dataclass(frozen=True)
 class FunctionSink(BatchSink, ContinuousSink):
-    """A function of one's own, called in the tasks with each ``pyarrow.RecordBatch``, with guarantee ``at_least_once``.
+    """A function of your own that tasks call with each ``pyarrow.RecordBatch``, ``at_least_once``.
 
     Parameters
     ----------

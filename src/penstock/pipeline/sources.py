@@ -174,8 +174,8 @@ def as_source(source: Source | Changelog | DataFrame) -> Source:
     if isinstance(source, Changelog):
         return FeedSource(source)
     raise InvalidInput(
-        "a source is a QueueSource, a RateSource, a change feed, a streaming DataFrame or another ps.Source, not "
-        f"{type(source).__name__}"
+        "a source is a QueueSource, a RateSource, a change feed, a streaming DataFrame or another ps.Source, "
+        f"not {type(source).__name__}"
     )
 
 

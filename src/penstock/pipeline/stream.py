@@ -51,8 +51,8 @@ def stream(spark: SparkSession, source: Source | Changelog | DataFrame) -> Strea
     spark
         The session.
     source
-        A :class:`QueueSource`, a :class:`RateSource` or another :class:`Source`; a change feed, read with the defaults of
-        ``changes.read_stream`` and so without carry-over rows; or any streaming DataFrame.
+        A :class:`QueueSource`, a :class:`RateSource` or another :class:`Source`; a change feed, read with the
+        defaults of ``changes.read_stream`` and so without carry-over rows; or any streaming DataFrame.
 
     Raises
     ------
@@ -96,22 +96,24 @@ class Stream:
         per: Sequence[str] | None = None,
         forget_after: str | None = None,
     ) -> Stream:
-        """Let the first ``n`` rows through, counted over all micro-batches and restarts; or the first ``n`` of each key.
+        """Keep the first ``n`` rows, or the first ``n`` of each key, over all micro-batches and restarts.
 
-        In output mode append, and in complete before an aggregation. After one it is Spark's limit for each micro-batch there, and
-        the query runs on.
+        In output mode append, and in complete before an aggregation. After one it is Spark's limit for each
+        micro-batch there, and the query runs on.
 
         Parameters
         ----------
         n
             How many rows.
         on_limit
-            ``stop`` (when None): the query ends by itself in the micro-batch that reaches ``n``. ``keep``: it runs on and drops what it
-            reads, as a plain ``df.limit(n)`` does.
+            ``stop`` (when None): the query ends by itself in the micro-batch that reaches ``n``. ``keep``: it
+            runs on and drops what it reads, as a plain ``df.limit(n)`` does.
         per
-            The columns of a key, of which each has ``n`` rows of its own; the query does not end by itself then.
+            The columns of a key, of which each has ``n`` rows of its own; the query does not end by itself
+            then.
         forget_after
-            With ``per``: how long after its last row a key is forgotten, such as ``"1 hour"``; for ever when None.
+            With ``per``: how long after its last row a key is forgotten, such as ``"1 hour"``; for ever when
+            None.
 
         Raises
         ------
@@ -123,7 +125,8 @@ class Stream:
         if per is not None:
             if on_limit is not None:
                 raise InvalidOption(
-                    "on_limit is for a limit of all rows: with per, each key has its own, and the query runs on",
+                    "on_limit is for a limit of all rows: with per, each key has its own, and the query runs "
+                    "on",
                     option="on_limit",
                 )
             return self.transform(KeyLimit.of(n, per, forget_after))
@@ -159,12 +162,13 @@ class Stream:
         Parameters
         ----------
         sink
-            A :class:`QueueSink`, a :class:`TableSink`, a :class:`ConsoleSink`, a :class:`FunctionSink`, or a :class:`BatchSink` of
-            your own.
+            A :class:`QueueSink`, a :class:`TableSink`, a :class:`ConsoleSink`, a :class:`FunctionSink`, or a
+            :class:`BatchSink` of your own.
         guarantee
-            Into a queue or a table, ``exactly_once`` by default (the sink's rows and the consumer's move are one transaction),
-            ``idempotent`` (for stateless transformations, in output mode append: tasks write for themselves, repeats are skipped) or
-            ``at_least_once``. Other sinks say what they keep; the console and a function keep ``at_least_once``.
+            Into a queue or a table, ``exactly_once`` by default (the sink's rows and the consumer's move are
+            one transaction), ``idempotent`` (for stateless transformations, in output mode append: tasks
+            write for themselves, repeats are skipped) or ``at_least_once``. Other sinks say what they keep;
+            the console and a function keep ``at_least_once``.
         output_mode
             ``append``: a queue only grows. A table takes ``update`` and ``complete`` as well.
 
@@ -182,7 +186,8 @@ class Stream:
         kept = sink.guarantees[0] if guarantee is None else guarantee
         if kept not in GUARANTEES:
             raise InvalidOption(
-                f"guarantee is one of {', '.join(GUARANTEES)}, not {in_quotes(kept)}.{did_you_mean(str(kept), GUARANTEES)}",
+                f"guarantee is one of {', '.join(GUARANTEES)}, not "
+                f"{in_quotes(kept)}.{did_you_mean(str(kept), GUARANTEES)}",
                 option="guarantee",
             )
         sink.check(kept, output_mode)
@@ -212,29 +217,32 @@ class Pipeline:
         Parameters
         ----------
         checkpoint
-            Where Spark keeps the query's progress: a folder, or the URL of one. Only the continuous trigger works without: it uses a
-            temporary one then, which is deleted when the query ends and kept when it fails.
+            Where Spark keeps the query's progress: a folder, or the URL of one. Only the continuous trigger
+            works without: it uses a temporary one then, which is deleted when the query ends and kept when it
+            fails.
         name
             The query's name.
         trigger
             One micro-batch after the other when None.
         check
-            Whether a query that :func:`penstock.modes.check` finds not allowed or not safe in its output mode is refused.
+            Whether a query that :func:`penstock.modes.check` finds not allowed or not safe in its output mode
+            is refused.
         publish
-            Whether the query reports its progress to the store of its sink, or else of its source, for ``penstock ui``: one small
-            write a second at most. Over Spark Connect only after ``ps.publish``.
+            Whether the query reports its progress to the store of its sink, or else of its source, for
+            ``penstock ui``: one small write a second at most. Over Spark Connect only after ``ps.publish``.
 
         Raises
         ------
         InvalidInput
             When an argument is of another kind, or the checkpoint is empty.
         OutputModeRefused
-            With the report, when Spark would not start the query in this output mode, or rows might be lost or repeated, or state
-            would grow for ever.
+            With the report, when Spark would not start the query in this output mode, or rows might be lost
+            or repeated, or state would grow for ever.
         CommitRefused
             When the guarantee or the limit cannot be kept with this checkpoint or this plan.
         ContinuousRefused
-            With the continuous trigger, when the source, the sink or the transformation does not work row by row.
+            With the continuous trigger, when the source, the sink or the transformation does not work row by
+            row.
         """
         require("check", check, bool, "True or False")
         require("trigger", trigger, Trigger | None, _TRIGGERS)
@@ -303,7 +311,8 @@ class Pipeline:
             return None
         if self.output_mode == "complete" and is_per_micro_batch(frame):
             log.info(
-                "in output mode complete limit(%d) after an aggregation is Spark's, for each micro-batch: the query runs on",
+                "in output mode complete limit(%d) after an aggregation is Spark's, for each micro-batch: "
+                "the query runs on",
                 limit.rows,
                 extra={"action": "limit_per_trigger", "limit": limit.rows},
             )
@@ -311,7 +320,7 @@ class Pipeline:
         return Limiting.of(self.stream.spark, limit, location)
 
     def _limited(self, limiting: Limiting, frame: DataFrame) -> DataFrame:
-        """Return the rows of a source that reads no more than the limit leaves, if it is a source that can do so."""
+        """Return the rows of a source that reads no more than the limit leaves, if it can do so."""
         source = self.stream.source
         one = len(streaming_reads(frame) or ()) == 1
         options = limiting.options(frame, of_a_queue=one and source.takes_row_quota)
@@ -352,8 +361,8 @@ class Pipeline:
         culprit = None if self.guarantee == "exactly_once" else first_gathering_operator(frame)
         if culprit is not None:
             raise CommitRefused(
-                f"guarantee=idempotent is for transformations whose tasks are cut the same way each time, and this one has "
-                f"{culprit}: use guarantee=exactly_once",
+                "guarantee=idempotent is for transformations whose tasks are cut the same way each time, and "
+                f"this one has {culprit}: use guarantee=exactly_once",
                 operator=culprit,
             )
 
@@ -370,7 +379,7 @@ class Pipeline:
 
 
 def _location(spark: SparkSession, checkpoint: str | os.PathLike[str] | None) -> str:
-    """Return the checkpoint as an absolute path or URL: Spark's workers may have another working directory."""
+    """Return the checkpoint as an absolute path or URL: Spark's workers may have another directory."""
     text = path_text("checkpoint", checkpoint)
     if urlsplit(text).scheme:
         return text

@@ -1,4 +1,4 @@
-"""When a query works."""
+"""Triggers of a pipeline."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _INTERVAL = re.compile(r"\s*\d+(\.\d+)?\s*[a-z]+\s*", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Trigger:
-    """When a query works; made by one of the class methods."""
+    """When a query runs; create one with the class methods."""
 
     kind: str
     interval: str | None = None
 
     @classmethod
     def processing_time(cls, interval: str = "0 seconds") -> Trigger:
-        """A micro-batch at every interval; one after the other by default.
+        """Run a micro-batch at every interval; without one, each follows the last at once.
 
         Parameters
         ----------
@@ -33,19 +33,20 @@ class Trigger:
 
     @classmethod
     def available_now(cls) -> Trigger:
-        """All that is there when the query starts, in as many micro-batches as its limits make of it; then it ends."""
+        """Process all rows that are there when the query starts, in one or more micro-batches, then end."""
         return cls("available_now")
 
     @classmethod
     def continuous(cls, interval: str = "1 second") -> Trigger:
-        """Row by row, at millisecond latency, in one long Spark job; what has come is committed at every interval.
+        """Run row by row in one long Spark job, with latencies of milliseconds.
 
-        For transformations that work on one row at a time, from a queue or a rate source.
+        An epoch is committed at every interval.         For transformations that work on one row at a time,
+        from a queue or a rate source.
 
         Parameters
         ----------
         interval
-            How long an epoch is, such as ``"100 ms"``.
+            The length of an epoch, such as ``"100 ms"``.
         """
         micros = interval_micros(interval) if isinstance(interval, str) else None
         if not micros:
@@ -54,11 +55,11 @@ class Trigger:
 
     @property
     def seconds(self) -> float:
-        """The interval."""
+        """The interval in seconds."""
         return (interval_micros(self.interval or "") or 0) / 1_000_000
 
     def arguments(self) -> dict[str, str | bool]:
-        """The arguments of Spark's ``DataStreamWriter.trigger``."""
+        """Return the arguments of Spark's ``DataStreamWriter.trigger``."""
         if self.kind == "available_now":
             return {"availableNow": True}
         return {"continuous" if self.kind == "continuous" else "processingTime": str(self.interval)}

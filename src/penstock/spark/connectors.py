@@ -1,7 +1,7 @@
 """Protocols for the sources and sinks of a pipeline.
 
-A pipeline asks its source for a streaming DataFrame and its sink for a writer, and never what kind they are. What the continuous
-trigger needs besides is in :mod:`penstock.continuous.connectors.protocol`.
+A pipeline asks its source for a streaming DataFrame and its sink for a writer, and never what kind they are.
+What the continuous trigger needs besides is in :mod:`penstock.continuous.connectors.protocol`.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ class WriteSettings:
 class MicroBatch(WriteSettings):
     """A micro-batch to be written.
 
-    ``app_id`` and ``batch_id`` identify its rows: a micro-batch that is repeated after a failure has the same ids and, in a
-    deterministic query, the same rows.
+    ``app_id`` and ``batch_id`` identify its rows: a micro-batch that is repeated after a failure has the same
+    ids and, in a deterministic query, the same rows.
     """
 
     batch_id: int
@@ -91,7 +91,7 @@ class MicroBatch(WriteSettings):
 
     @property
     def app_id(self) -> str:
-        """The query's identity: the same in all runs with one checkpoint, and another with another checkpoint."""
+        """The query's identity: the same in all runs with one checkpoint."""
         return Checkpoint(self.checkpoint).query_id()
 
 
@@ -109,7 +109,7 @@ class Sink(ABC):
 
     @abstractmethod
     def stream_writer(self, rows: DataFrame, settings: WriteSettings) -> DataStreamWriter:
-        """Return a writer of the rows for Spark to start, with the checkpoint's location among its options."""
+        """Return a writer of the rows for Spark to start, with the checkpoint among its options."""
 
     def check(self, guarantee: str, output_mode: str) -> None:
         """Refuse a guarantee or an output mode that the sink does not keep.
@@ -124,7 +124,8 @@ class Sink(ABC):
         ):
             if value not in kept:
                 raise InvalidOption(
-                    f"{type(self).__name__} takes {option.replace('_', ' ')} {' or '.join(kept)}, not {in_quotes(value)}",
+                    f"{type(self).__name__} takes {option.replace('_', ' ')} {' or '.join(kept)}, not "
+                    f"{in_quotes(value)}",
                     option=option,
                 )
 
@@ -145,8 +146,8 @@ class Sink(ABC):
 class BatchSink(Sink):
     """A sink of your own, which gets each micro-batch on the driver.
 
-    Set the class attribute ``guarantees`` to ``("exactly_once",)`` if :meth:`write` keeps exactly once, and ``output_modes`` to those
-    that it can serve.
+    Set the class attribute ``guarantees`` to ``("exactly_once",)`` if :meth:`write` keeps exactly once, and
+    ``output_modes`` to those that it can serve.
     """
 
     @abstractmethod
@@ -156,8 +157,8 @@ class BatchSink(Sink):
         Parameters
         ----------
         rows
-            The rows, as a DataFrame of a batch. In a stateful query they have to be computed for every micro-batch, also for one
-            that was written before.
+            The rows, as a DataFrame of a batch. In a stateful query they have to be computed for every
+            micro-batch, also for one that was written before.
         batch
             The ids of the micro-batch, and the settings of the query.
         """

@@ -41,6 +41,14 @@ class Attempt:
     """Unique for each try, so that a retried or speculative twin cannot be mistaken for it."""
 
 
+def stage_segments(
+    database: Database, place: Place, attempt: Attempt, segments: Sequence[Segment], first: int
+) -> int:
+    """Stage segments of an attempt, numbered from ``first``, in a transaction of their own; return how many."""
+    database.run(lambda tx: stage(tx, place, attempt, segments, first), idempotent=True)
+    return len(segments)
+
+
 def stage(tx: Transaction, place: Place, attempt: Attempt, segments: Sequence[Segment], ordinal: int) -> None:
     """Write segments invisibly; ``ordinal`` is the number of the first one inside the attempt.
 

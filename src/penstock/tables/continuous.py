@@ -40,12 +40,12 @@ from penstock.tables.sql.write_task import Taking
 
 @dataclass(frozen=True)
 class TableWriterFactory(WriterFactory):
-    """Rows into a table: seen when they are written, or staged for the end of their epoch."""
+    """Factory of writers to a table: their rows are visible at once, or staged for the end of their epoch."""
 
     url: str = field(repr=False)
     taking: Taking
     app_id: str | None
-    """Of rows that are staged; None for rows that are seen at once."""
+    """For rows that are staged; None for rows that are visible at once."""
 
     def shaped(self, frame: Any) -> Any:
         return shaped(frame, self.taking.layout)
@@ -56,7 +56,7 @@ class TableWriterFactory(WriterFactory):
 
 
 class TableInsertWriter(SinkWriter):
-    """Each write is a transaction, or several where there are many rows."""
+    """Writer whose every write is a transaction, or several for many rows."""
 
     def __init__(self, sink: TableWriterFactory) -> None:
         self._taking = sink.taking
@@ -70,11 +70,14 @@ class TableInsertWriter(SinkWriter):
         return {}
 
     def close(self) -> None:
-        """Nothing: the process keeps its store open."""
+        """Do nothing: the process keeps its store open."""
 
 
 class TableStagingWriter(SinkWriter):
-    """Rows are gathered, and staged when they are many or their epoch ends: nobody sees them any earlier for it."""
+    """Writer that gathers rows and stages them when they are many or their epoch ends.
+
+    Staging earlier would not make them visible any earlier.
+    """
 
     def __init__(self, sink: TableWriterFactory, task: int, app_id: str) -> None:
         self._taking, self._task, self._app_id = sink.taking, task, app_id
@@ -104,12 +107,12 @@ class TableStagingWriter(SinkWriter):
         return {self._attempt: staged} if staged else {}
 
     def close(self) -> None:
-        """Nothing: what is staged and never promoted goes with the next epoch."""
+        """Do nothing: what is staged and never promoted is deleted with the next epoch."""
 
 
 @dataclass
 class TableSinkDriver(SinkDriver):
-    """A table to add rows to.
+    """Driver side of a table that rows are added to.
 
     Parameters
     ----------

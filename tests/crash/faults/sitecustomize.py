@@ -1,8 +1,8 @@
-"""Stops a Python process of a Spark application at a chosen state of the commit protocol, for a test to kill it there.
+"""Stop a Python process of a Spark application at a state of the commit protocol, for a test to kill it.
 
-Every Python that Spark starts imports this at its start, when this folder is on PYTHONPATH. The variable FAULTS holds, by
-the name of a case (its consumer's and its sink's name), the state and micro-batch to stop at (or to fail at), the checkpoint, and the file
-that says that it has been reached.
+Every Python that Spark starts imports this at its start, when this folder is on PYTHONPATH. The variable
+FAULTS holds, by the name of a case (its consumer's and its sink's name), the state and micro-batch to stop at
+(or to fail at), the checkpoint, and the file that says that it has been reached.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def stop(case: str, state: str, reached: Callable[[dict[str, Any]], bool]) -> No
 
 
 def fill_disk(case: str, state: str, batch_id: int) -> None:
-    """From now on no file of this process grows, or is written at all: as on a disk without room."""
+    """Let no file of this process grow, as on a full disk."""
     fault = FAULTS.get(case)
     if fault is not None and fault["state"] == state and fault["batch"] == batch_id:
         Path(fault["marker"]).touch()
@@ -135,7 +135,7 @@ def patch_batch(module: ModuleType) -> None:
 
 
 def patch_sink(module: ModuleType) -> None:
-    """Where nothing is committed, what comes before and behind the call that would commit it."""
+    """If nothing is committed, stop before and after the call that would commit it."""
     writer = module.QueueStreamWriter
     commit = writer.commit
 
@@ -184,7 +184,7 @@ COMMITTING: dict[str, int] = {}
 
 
 def patch_delta_writer(module: ModuleType) -> None:
-    """The table's log takes the ledger's place: what comes before and behind its commit."""
+    """Stop before and after the commit to the table's log, which takes the ledger's place."""
     writer = module.DeltaWriter
     write, commit = writer._write, writer._commit
 
@@ -217,7 +217,7 @@ def patch_delta_applied(module: ModuleType) -> None:
 
 
 def from_epoch(number: int) -> Callable[[dict[str, Any]], bool]:
-    """Of an epoch, or of the first one behind it that has come so far."""
+    """Match an epoch, or the first later one that gets as far."""
     return lambda fault: number >= fault["batch"]
 
 
@@ -319,7 +319,7 @@ PATCHES = {
 
 
 class Patching(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Patches a module as soon as it has been imported, before anybody takes a function out of it."""
+    """Importer that patches a module right after its import, before its functions are used."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None

@@ -11,7 +11,6 @@ from pyspark import TaskContext
 from pyspark.sql import SparkSession
 
 from penstock.changes.debezium.dead_letters import DEAD_LETTERS
-from penstock.commit.micro_batch import sink_name
 from penstock.errors import InvalidOption, SchemaMismatch
 from penstock.queue.open_stores import open_store
 from penstock.spark.options import SinkOptions
@@ -19,7 +18,7 @@ from penstock.spark.session_store import URL_SETTING, check_reach, default_url
 from penstock.spark.sink.write_task import TaskWriter
 from penstock.store.records import ledger
 from penstock.store.records.catalog import QueueRecord
-from penstock.store.records.ledger import LedgerKey
+from penstock.store.records.ledger import LedgerKey, queue_sink
 
 
 @runtime_checkable
@@ -87,6 +86,6 @@ class Letters:
         query = context.getLocalProperty("sql.streaming.queryId")
         batch = context.getLocalProperty("streaming.sql.batchId")
         if query is not None and batch is not None:
-            return (sink_name(self.queue), f"{query}/{self.feed}", int(batch)), query
+            return (queue_sink(self.queue), f"{query}/{self.feed}", int(batch)), query
         execution = context.getLocalProperty("spark.sql.execution.id")
-        return (sink_name(self.queue), f"{self.application}/{execution}/{self.feed}", 0), self.application
+        return (queue_sink(self.queue), f"{self.application}/{execution}/{self.feed}", 0), self.application

@@ -1,4 +1,4 @@
-"""Epochs printed on the driver, as Spark's console sink prints micro-batches."""
+"""The console sink: the first rows of each epoch, printed on the driver as Spark's console sink does."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from penstock.continuous.connectors.protocol import SinkDriver
 from penstock.continuous.driver.epochs import Epoch
 from penstock.continuous.task.writer import SinkWriter, WriterFactory
 
-_LONGEST_CELLS = 4 << 20
-"""Characters of all rows that are shown of an epoch."""
+_MAX_CHARACTERS = 4 << 20
+"""Of all rows that are printed of an epoch."""
 _RULE = "-" * 43
 
 
 @dataclass(frozen=True)
 class ConsoleWriterFactory(WriterFactory):
-    """The first rows of each epoch, as text, on their way to the driver."""
+    """Factory of writers that send the first rows of each epoch to the driver, as text."""
 
     rows: int
     truncate: int
@@ -40,9 +40,9 @@ class _ConsoleWriter(SinkWriter):
     def write(self, rows: list[pa.RecordBatch], epoch: int) -> None:
         for batch in rows:
             self._names = batch.schema.names
-            # No more rows than are shown, whatever comes.
+            # Keep no more rows than are printed.
             first = batch.slice(0, max(self._sink.rows - len(self._shown), 0))
-            longest = self._sink.truncate or max(_LONGEST_CELLS // (self._sink.rows * batch.num_columns), 20)
+            longest = self._sink.truncate or max(_MAX_CHARACTERS // (self._sink.rows * batch.num_columns), 20)
             columns = [[_text(value, longest) for value in column.to_pylist()] for column in first.columns]
             self._shown += [list(cells) for cells in zip(*columns, strict=True)]
 
@@ -51,12 +51,12 @@ class _ConsoleWriter(SinkWriter):
         return {str(self._task): {"names": self._names, "rows": shown}} if shown else {}
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: it holds no resources."""
 
 
 @dataclass
 class ConsoleDriver(SinkDriver):
-    """Prints what the tasks have sent."""
+    """Driver side of the console: it prints what the tasks have sent."""
 
     rows: int = 20
     truncate: int = 20
@@ -67,7 +67,7 @@ class ConsoleDriver(SinkDriver):
         return "console"
 
     def check(self, schema: StructType) -> None:
-        """Any rows will do."""
+        """Accept any rows."""
 
     def writers(self) -> WriterFactory:
         return ConsoleWriterFactory(self.rows, self.truncate)

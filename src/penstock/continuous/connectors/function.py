@@ -1,4 +1,4 @@
-"""A function of one's own as a sink."""
+"""The function sink: a user's function, called with the rows in the tasks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Function = Callable[[pa.RecordBatch], object]
 
 @dataclass(frozen=True)
 class FunctionWriter(WriterFactory, SinkWriter):
-    """Each task calls the function with the rows that it has."""
+    """Writer that calls the function; it is its own factory, as it has no state."""
 
     function: Function
 
@@ -32,12 +32,12 @@ class FunctionWriter(WriterFactory, SinkWriter):
         return {}
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: it holds no resources."""
 
 
 @dataclass(frozen=True)
 class FunctionDriver(SinkDriver):
-    """Nothing is left to do when an epoch ends: rows may come again after a failure."""
+    """Driver side of a function: commits do nothing, so rows may come again after a failure."""
 
     function: Function
 
@@ -50,10 +50,10 @@ class FunctionDriver(SinkDriver):
         return True
 
     def check(self, schema: StructType) -> None:
-        """Any rows will do."""
+        """Accept any rows."""
 
     def writers(self) -> WriterFactory:
         return FunctionWriter(self.function)
 
     def commit(self, writers: WriterFactory, epoch: Epoch, offset: Any) -> None:
-        """Nothing."""
+        """Do nothing: the function has got the rows."""

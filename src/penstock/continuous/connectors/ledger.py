@@ -1,4 +1,7 @@
-"""Commits of epochs through the ledger of a store: each epoch becomes visible whole and once, with the consumer's move."""
+"""Commits of epochs through the ledger of a store.
+
+Each epoch becomes visible as a whole and once, in one transaction with the move of the consumer.
+"""
 
 from __future__ import annotations
 
@@ -89,8 +92,8 @@ class Commits:
             return SinkEpoch(-1)
         if json.loads(entry.ranges)[0] != self.query_id:
             raise CheckpointMismatch(
-                f"app {self.app_id!r} has written to {ledger_name} from another checkpoint before: a new checkpoint needs a new "
-                "appId (leave the option out to get one)",
+                f"app {self.app_id!r} has written to {ledger_name} from another checkpoint before: a new "
+                "checkpoint needs a new appId (leave the option out to get one)",
                 app_id=self.app_id,
             )
         logged = None if entry.logged is None else json.loads(entry.logged)

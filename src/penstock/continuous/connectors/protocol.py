@@ -127,7 +127,8 @@ class SinkEpoch:
     number: int
     """-1 when it has none."""
     offset: Any = None
-    """The offset that the checkpoint logs for it; None for a micro-batch, which Spark logs before the commit."""
+    """The offset that the checkpoint logs for it; None for a micro-batch, which Spark logs before the
+    commit."""
     rows: int = 0
 
 
@@ -158,8 +159,9 @@ class SinkRecord(ABC):
 class SinkDriver(SinkRecord):
     """The driver side of a sink, for all runs of a query.
 
-    Calls come in this order: ``check`` once; then for each run ``clear``, ``newest`` and ``writers``, and ``commit`` for each of its
-    epochs. A run with another batch size asks for its ``writers`` while the previous run is still active.
+    Calls come in this order: ``check`` once; then for each run ``clear``, ``newest`` and ``writers``, and
+    ``commit`` for each of its epochs. A run with another batch size asks for its ``writers`` while the
+    previous run is still active.
     """
 
     @property

@@ -1,4 +1,7 @@
-"""Queues as the driver of a continuous query sees them: consumers that are owned and moved, rows that are promoted."""
+"""Queues as source and sink of continuous queries, driver side.
+
+The source owns and moves a consumer; the sink promotes staged rows.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,9 @@ import pyarrow as pa
 from pyspark.sql.types import StructType
 
 from penstock.arguments import in_quotes
-from penstock.commit.micro_batch import sink_name
+from penstock.commit.micro_batch import QueueTarget
 from penstock.commit.offsets import QueueOffset, pad
 from penstock.commit.owner import Owner, follow, level
-from penstock.commit.queue_target import QueueTarget
 from penstock.continuous.connectors.ledger import Commits
 from penstock.continuous.connectors.protocol import Positions, SinkDriver, SinkEpoch, SourceDriver
 from penstock.continuous.connectors.queue_tasks import QueueReaderFactory, QueueWriterFactory
@@ -29,17 +31,18 @@ from penstock.spark.source.positions import require_reached, skip_trimmed, start
 from penstock.store.database import Transaction
 from penstock.store.records import catalog
 from penstock.store.records.catalog import QueueRecord
+from penstock.store.records.ledger import queue_sink
 
 
 @dataclass
 class QueueSourceDriver(SourceDriver):
-    """A queue to read, with or without a consumer."""
+    """Driver side of a queue that is read, with or without a consumer."""
 
     options: SourceOptions = field(repr=False)
     _owner: Owner | None = field(default=None, init=False)
     _schema: pa.Schema | None = field(default=None, init=False)
     _pinned: QueueRecord | None = field(default=None, init=False)
-    """The queue that the run in hand reads: another one may have its name by the time an epoch is planned."""
+    """The queue that the current run reads: another one may have its name by the time an epoch is planned."""
 
     @property
     def description(self) -> str:
@@ -47,44 +50,45 @@ class QueueSourceDriver(SourceDriver):
 
     @property
     def schema(self) -> pa.Schema:
-        """Of the rows: the columns that the queue had when the query began, for all its runs."""
+        """The schema of its rows: the columns that the queue had when the query began, for all its runs."""
         if self._schema is None:
-            self._schema = source_schema(self._found().schema, self.options.service_columns)
+            self._schema = source_schema(self._look_up().schema, self.options.service_columns)
         return self._schema
 
     def own(self) -> None:
         self._pinned = None
         if self.options.consumer is not None:
             if self._owner is not None:
-                # A driver that stood still and repeats its run does not take the consumer back from its successor.
+                # A driver that was suspended and repeats its run does not take the consumer back from its
+                # successor.
                 self._owner.require()
-            self._let_go()
+            self._release_owner()
             self._owner = Owner(
                 self._store().database, self._store().uuid, self.options.consumer, self.options.queue
             )
 
     def start(self, logged: Any | None) -> Positions:
-        store, self._pinned = self._store(), self._found()
+        store, self._pinned = self._store(), self._look_up()
         queue = self._pinned
 
         def work(tx: Transaction) -> Positions:
-            there = catalog.partitions(tx, queue)
+            partitions = catalog.partitions(tx, queue)
             if logged is None:
-                return dict(enumerate(start_positions(tx, self.options, queue, there)))
+                return dict(enumerate(start_positions(tx, self.options, queue, partitions)))
             offset = self._parsed(logged)
             offset.require(store.uuid, queue.name, self.options.consumer, self._generation(queue))
-            require_reached(offset, there)
-            offsets = pad(offset.end, len(there))
-            # Rows that are gone are skipped where they are read: the next epoch begins where the last one has ended.
-            skip_trimmed(self.options, there, offsets)
+            require_reached(offset, partitions)
+            offsets = pad(offset.end, len(partitions))
+            # Tasks skip lost rows: the next epoch begins where the last one has ended.
+            skip_trimmed(self.options, partitions, offsets)
             return dict(enumerate(offsets))
 
         return store.database.run(work, write=False)
 
     def ends(self) -> Positions:
         queue = self._queue()
-        there = self._store().database.run(lambda tx: catalog.partitions(tx, queue), write=False)
-        return {part.partition: part.next_index for part in there}
+        partitions = self._store().database.run(lambda tx: catalog.partitions(tx, queue), write=False)
+        return {part.partition: part.next_index for part in partitions}
 
     def readers(self) -> QueueReaderFactory:
         return QueueReaderFactory(
@@ -114,11 +118,11 @@ class QueueSourceDriver(SourceDriver):
         return self._owner is not None and self._owner.observe(self._parsed(offset))[2]
 
     def release(self, ended: Any | None) -> None:
-        self._let_go()
+        self._release_owner()
         if self.options.consumer is not None and ended is not None:
             level(self._store().database, self._store().uuid, self._parsed(ended))
 
-    def _let_go(self) -> None:
+    def _release_owner(self) -> None:
         if self._owner is not None:
             self._owner.release()
             self._owner = None
@@ -127,9 +131,9 @@ class QueueSourceDriver(SourceDriver):
         return open_store(self.options.url)
 
     def _queue(self) -> QueueRecord:
-        return self._pinned or self._found()
+        return self._pinned or self._look_up()
 
-    def _found(self) -> QueueRecord:
+    def _look_up(self) -> QueueRecord:
         return self._store().database.run(lambda tx: catalog.find_queue(tx, self.options.queue), write=False)
 
     def _generation(self, queue: QueueRecord) -> int:
@@ -139,8 +143,8 @@ class QueueSourceDriver(SourceDriver):
         parsed = QueueOffset.of(offset)
         if parsed is None:
             raise CheckpointMismatch(
-                f"the checkpoint has the offset {str(offset)[:200]!r}, which is not a queue's: it belongs to another "
-                "query; use that query's source, or a new checkpoint"
+                f"the checkpoint has the offset {str(offset)[:200]!r}, which is not a queue's: it belongs to "
+                "another query; use that query's source, or a new checkpoint"
             )
         return parsed
 
@@ -151,7 +155,7 @@ def _listed(positions: Positions, length: int) -> tuple[int, ...]:
 
 @dataclass
 class QueueSinkDriver(SinkDriver):
-    """A queue to write to."""
+    """Driver side of a queue that is written to."""
 
     options: SinkOptions = field(repr=False)
     query_id: str
@@ -175,7 +179,7 @@ class QueueSinkDriver(SinkDriver):
         return QueueWriterFactory(self.options.url, self._queue(), app_id, self.options.max_rows_per_write)
 
     def newest(self) -> SinkEpoch:
-        return self._commits.newest(sink_name(self._queue()))
+        return self._commits.newest(queue_sink(self._queue()))
 
     @property
     def may_be_new(self) -> bool:
@@ -183,10 +187,11 @@ class QueueSinkDriver(SinkDriver):
 
     def commit(self, writers: WriterFactory, epoch: Epoch, offset: Any) -> None:
         assert isinstance(writers, QueueWriterFactory), "`writers` has made it"
-        # The queue as the tasks placed the rows in it: the store refuses them where it has got more partitions since.
+        # The queue as the tasks placed the rows in it: the store refuses them where it has got more
+        # partitions since.
         queue = writers.queue
         if not self.exactly_once:
-            self._commits.note(sink_name(queue), epoch, offset)
+            self._commits.note(queue_sink(queue), epoch, offset)
             return
         appended = self._commits.commit(QueueTarget(queue), epoch, offset)
         open_store(self.options.url).tend(queue, () if appended is None else appended.crowded)

@@ -1,4 +1,4 @@
-"""Queues as source and sink of continuous queries."""
+"""Queues as source and sink of continuous queries, task side."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from penstock.continuous.task.channel import Channel
 from penstock.continuous.task.reader import ReaderFactory, SourceReader
 from penstock.continuous.task.writer import SinkWriter, WriterFactory
 from penstock.queue.open_stores import open_store
-from penstock.queue.placement import Placement
-from penstock.queue.queue import placement_of
+from penstock.queue.placement import placement_of
 from penstock.spark.schemas import to_output_batch
 from penstock.spark.session_store import check_reach
 from penstock.spark.sink.write_task import SegmentGroups
@@ -26,13 +25,13 @@ from penstock.store.records.catalog import QueueRecord
 from penstock.store.staging import Attempt
 from penstock.store.watch_queue import watch
 
-_LONGEST_WAIT = 1.0
+_MAX_WAIT_SECONDS = 1.0
 _AHEAD_ROWS = 131_072
 
 
 @dataclass(frozen=True)
 class QueueReaderFactory(ReaderFactory):
-    """The rows of a queue as they come."""
+    """Factory of readers of a queue."""
 
     url: str = field(repr=False)
     queue: QueueRecord
@@ -49,8 +48,8 @@ class _Ahead:
     """Rows that were read ahead."""
 
     partition: int
-    made: int
-    """When they were appended, in microseconds since 1970."""
+    appended: int
+    """When the rows were appended, in microseconds since 1970."""
     start: int
     """The index of the first row."""
     rows: pa.RecordBatch
@@ -67,7 +66,7 @@ class _Ahead:
 
 
 class QueueReader(SourceReader):
-    """Some partitions of a queue."""
+    """Reader of some partitions of a queue."""
 
     def __init__(self, source: QueueReaderFactory, positions: Mapping[int, int]) -> None:
         self._source = source
@@ -75,16 +74,16 @@ class QueueReader(SourceReader):
         self._database = open_store(source.url).database
         self._watch = watch(self._database, source.queue, positions)
         self._ends: dict[int, int] = {}
-        """Of partitions that have more than was read ahead."""
+        """The ends of partitions that have more rows than were read ahead."""
         self._held: deque[_Ahead] = deque()
-        """What was read ahead."""
+        """Rows that were read ahead."""
         self._times: list[tuple[int, int]] = []
         self._skipped = False
 
     def read(self, max_rows: int) -> pa.RecordBatch | None:
         if not self._held:
             self._fetch()
-        found, left, self._times = [], max_rows, []
+        batches, left, self._times = [], max_rows, []
         while self._held and left:
             ahead = self._held.popleft()
             if ahead.rows.num_rows > left:
@@ -92,19 +91,19 @@ class QueueReader(SourceReader):
                 ahead = ahead.upto(left)
             left -= ahead.rows.num_rows
             self._positions[ahead.partition] = ahead.end
-            self._times.append((ahead.made, ahead.rows.num_rows))
-            found.append(ahead.rows)
-        return pa.concat_batches(found) if len(found) > 1 else found[0] if found else None
+            self._times.append((ahead.appended, ahead.rows.num_rows))
+            batches.append(ahead.rows)
+        return pa.concat_batches(batches) if len(batches) > 1 else batches[0] if batches else None
 
     def _fetch(self) -> None:
-        """Read ahead what is there, segments as a whole."""
+        """Read ahead, in whole segments."""
         ends, self._ends = self._ends or self._watch.wait(self._positions, 0).ends, {}
         for partition, end in ends.items():
             start = self._positions[partition]
             upto = min(end, start + _AHEAD_ROWS)
             self._held.extend(self._rows(partition, start, upto))
             if not self._held or self._held[-1].partition != partition:
-                # All of them are gone; the next rows come after them.
+                # All of them are lost; the next rows come after them.
                 self._positions[partition], self._skipped = upto, True
             if upto < end:
                 self._ends[partition] = end
@@ -158,8 +157,8 @@ class QueueReader(SourceReader):
     def grown(self) -> bool:
         return self._watch.partitions > self._source.queue.partitions
 
-    def wait(self, link: Channel) -> None:
-        self._ends = self._watch.wait(self._positions, _LONGEST_WAIT, [link]).ends
+    def wait(self, channel: Channel) -> None:
+        self._ends = self._watch.wait(self._positions, _MAX_WAIT_SECONDS, [channel]).ends
 
     def close(self) -> None:
         self._watch.close()
@@ -167,12 +166,12 @@ class QueueReader(SourceReader):
 
 @dataclass(frozen=True)
 class QueueWriterFactory(WriterFactory):
-    """Rows into a queue: seen when they are written, or staged for the end of their epoch."""
+    """Factory of writers to a queue: their rows are visible at once, or staged for the end of their epoch."""
 
     url: str = field(repr=False)
     queue: QueueRecord
     app_id: str | None
-    """Of rows that are staged; None for rows that are seen at once."""
+    """For rows that are staged; None for rows that are visible at once."""
     max_rows: int = 65_536
 
     def open(self, task: int) -> SinkWriter:
@@ -185,7 +184,7 @@ class QueueWriterFactory(WriterFactory):
 
 
 class QueueAppendWriter(SinkWriter):
-    """Each write is an append."""
+    """Writer whose every write is an append."""
 
     def __init__(self, sink: QueueWriterFactory, task: int) -> None:
         self._sink, self._task = sink, task
@@ -194,7 +193,8 @@ class QueueAppendWriter(SinkWriter):
 
     def write(self, rows: list[pa.RecordBatch], epoch: int) -> None:
         crowded: set[int] = set()
-        for group in _pieces(self._sink, self._placement, self._task, rows):
+        pieces = SegmentGroups(self._sink.queue, self._placement, self._task, self._sink.max_rows)
+        for group in pieces.groups(iter(rows)):
             appended = append_task(self._store.database, self._sink.queue, None, group)
             crowded.update(() if appended is None else appended.crowded)
         if crowded:
@@ -204,11 +204,11 @@ class QueueAppendWriter(SinkWriter):
         return {}
 
     def close(self) -> None:
-        """Nothing: the process keeps its store open."""
+        """Do nothing: the process keeps its store open."""
 
 
 class QueueStagingWriter(SinkWriter):
-    """Each write is staged; the driver promotes it."""
+    """Writer whose every write is staged; the driver promotes it."""
 
     def __init__(self, sink: QueueWriterFactory, task: int, app_id: str) -> None:
         self._sink, self._task, self._app_id = sink, task, app_id
@@ -219,25 +219,15 @@ class QueueStagingWriter(SinkWriter):
 
     def write(self, rows: list[pa.RecordBatch], epoch: int) -> None:
         attempt = Attempt(self._app_id, epoch, self._task, self._attempt)
-        for group in _pieces(self._sink, self._placement, self._task, rows):
-            self._stage(attempt, group)
-
-    def _stage(self, attempt: Attempt, group: list[partition_log.Segment]) -> None:
-        first = self._staged
-        self._database.run(
-            lambda tx: staging.stage(tx, self._sink.queue, attempt, group, first), idempotent=True
-        )
-        self._staged += len(group)
+        pieces = SegmentGroups(self._sink.queue, self._placement, self._task, self._sink.max_rows)
+        for group in pieces.groups(iter(rows)):
+            self._staged += staging.stage_segments(
+                self._database, self._sink.queue, attempt, group, self._staged
+            )
 
     def end(self, epoch: int) -> dict[str, int]:
         staged, self._staged = self._staged, 0
         return {self._attempt: staged} if staged else {}
 
     def close(self) -> None:
-        """Nothing: what is staged and never promoted goes with the next epoch."""
-
-
-def _pieces(
-    sink: QueueWriterFactory, placement: Placement, task: int, rows: list[pa.RecordBatch]
-) -> Iterator[list[partition_log.Segment]]:
-    return SegmentGroups(sink.queue, placement, task, sink.max_rows).groups(iter(rows))
+        """Do nothing: what is staged and never promoted is deleted with the next epoch."""

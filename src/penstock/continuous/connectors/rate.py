@@ -1,4 +1,4 @@
-"""Rows at a steady rate, as Spark's rate source gives them: ``timestamp`` and ``value``."""
+"""The rate source: rows at a steady rate with ``timestamp`` and ``value``, as those of Spark's."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from penstock.errors import CheckpointMismatch
 
 SCHEMA = pa.schema([("timestamp", pa.timestamp("us", tz="UTC")), ("value", pa.int64())])
 _KIND = "penstock rate"
-_LONGEST_WAIT = 1.0
+_MAX_WAIT_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
 class RateReaderFactory(ReaderFactory):
-    """Value v comes v / rate seconds after the beginning, in partition v mod partitions."""
+    """Factory of readers: value v comes v / rate seconds after the beginning, in partition v % partitions."""
 
     rows_per_second: int
     partitions: int
     began: float
-    """When value 0 came, or would have; seconds since 1970."""
+    """When value 0 came, or would have come, in seconds since 1970."""
     schema: pa.Schema = SCHEMA
 
     def open(self, positions: Mapping[int, int]) -> SourceReader:
@@ -35,15 +35,15 @@ class RateReaderFactory(ReaderFactory):
 
 
 class RateReader(SourceReader):
-    """Some partitions; a partition's offset is how many values it has given."""
+    """Reader of some partitions; a partition's offset is the number of values that it has produced."""
 
     def __init__(self, source: RateReaderFactory, positions: Mapping[int, int]) -> None:
         self._source, self._positions = source, dict(positions)
 
     def read(self, max_rows: int) -> pa.RecordBatch | None:
         due = int((time.time() - self._source.began) * self._source.rows_per_second) + 1
-        found = [self._values(partition, due, max_rows) for partition in self._positions]
-        values = pa.concat_arrays(found) if found else pa.array([], pa.int64())
+        arrays = [self._values(partition, due, max_rows) for partition in self._positions]
+        values = pa.concat_arrays(arrays) if arrays else pa.array([], pa.int64())
         if not len(values):
             return None
         seconds = pc.divide(values.cast(pa.float64()), float(self._source.rows_per_second))
@@ -52,7 +52,7 @@ class RateReader(SourceReader):
         return pa.RecordBatch.from_arrays([at, values], schema=SCHEMA)
 
     def _values(self, partition: int, due: int, max_rows: int) -> pa.Array:
-        """Those below ``due`` that the partition has not given yet."""
+        """Return the values below ``due`` that the partition has not produced yet."""
         start, every = self._positions[partition], self._source.partitions
         end = min(max((due - partition + every - 1) // every, start), start + max_rows)
         self._positions[partition] = end
@@ -62,19 +62,19 @@ class RateReader(SourceReader):
     def offsets(self) -> dict[int, int]:
         return dict(self._positions)
 
-    def wait(self, link: Channel) -> None:
+    def wait(self, channel: Channel) -> None:
         source = self._source
         coming = min(count * source.partitions + part for part, count in self._positions.items())
         due = source.began + coming / source.rows_per_second
-        link.waits(min(max(due - time.time(), 0.0), _LONGEST_WAIT))
+        channel.wait(min(max(due - time.time(), 0.0), _MAX_WAIT_SECONDS))
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: it holds no resources."""
 
 
 @dataclass
 class RateDriver(SourceDriver):
-    """A rate source as the driver sees it; a later run goes on with the next values, from its own start."""
+    """Driver side of a rate source; a later run resumes with the next values, from its own start."""
 
     rows_per_second: int
     partitions: int
@@ -86,11 +86,11 @@ class RateDriver(SourceDriver):
 
     @property
     def schema(self) -> pa.Schema:
-        """Of the rows."""
+        """The schema of its rows."""
         return SCHEMA
 
     def own(self) -> None:
-        """Nobody else has it."""
+        """Do nothing: it has no other owner."""
 
     def start(self, logged: Any | None) -> Positions:
         counts = [0] * self.partitions if logged is None else self._counts(logged)
@@ -98,13 +98,13 @@ class RateDriver(SourceDriver):
         return dict(enumerate(counts))
 
     def _counts(self, logged: Any) -> list[int]:
-        found = logged.get(_KIND) if isinstance(logged, Mapping) else None
-        if not isinstance(found, list) or len(found) != self.partitions:
+        counts = logged.get(_KIND) if isinstance(logged, Mapping) else None
+        if not isinstance(counts, list) or len(counts) != self.partitions:
             raise CheckpointMismatch(
-                f"the checkpoint has the offset {str(logged)[:200]!r}, which is not that of a rate source with {self.partitions} "
-                "partitions: it belongs to another query; use a new checkpoint"
+                f"the checkpoint has the offset {str(logged)[:200]!r}, which is not that of a rate source "
+                f"with {self.partitions} partitions: it belongs to another query; use a new checkpoint"
             )
-        return found
+        return counts
 
     def ends(self) -> Positions:
         return {}
@@ -121,4 +121,4 @@ class RateDriver(SourceDriver):
         return False
 
     def release(self, ended: Any | None) -> None:
-        """Nothing is held."""
+        """Do nothing: it has no other owner."""

@@ -1,8 +1,9 @@
-"""A checkpoint as Spark writes it, so that either engine goes on with it.
+"""Writer for checkpoints in Spark's format, so that either engine resumes from them.
 
-``metadata`` has the query's id; ``offsets/N`` a version line, a line of metadata and a line of JSON for each source; ``commits/N`` a
-version line and a line of metadata (format 1, Spark 4.2 and 4.3). As in Spark's log (HDFSMetadataLog) an entry is written once: who finds
-that it is there already is not the only driver. In a local folder an entry is on the disk when it has been written.
+``metadata`` has the query's id; ``offsets/N`` a version line, a line of metadata and a line of JSON for each
+source; ``commits/N`` a version line and a line of metadata (format 1, Spark 4.2 and 4.3). As in Spark's log
+(HDFSMetadataLog) an entry is written once: a driver that finds it written already is not the only one. In a
+local folder an entry is synced to disk when it is written.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ _COMMITTED = 'v1\n{"nextBatchWatermarkMs":0}'
 
 
 class CheckpointLog:
-    """The files that a continuous query writes.
+    """The checkpoint of a continuous query.
 
     Parameters
     ----------
     location
-        A folder, or the URL of one.
+        A folder, or the URL of one; created if need be.
     """
 
     def __init__(self, location: str) -> None:
@@ -38,13 +39,13 @@ class CheckpointLog:
             self._files.create_dir(f"{self._root}/{folder}", recursive=True)
         self._oldest = {folder: self._first(folder) for folder in ("offsets", "commits")}
         if self._files.get_file_info(f"{self._root}/metadata").type == fs.FileType.NotFound:
-            # Another driver may be first: then the query's id is that one's.
+            # If another driver is first, the query has the id that it wrote.
             with suppress(FileExistsError):
                 self._create("metadata", json.dumps({"id": str(uuid.uuid4())}))
 
     @property
     def location(self) -> str:
-        """Where the checkpoint is, without a password."""
+        """The location of the checkpoint, without a password."""
         return redact_location(self.read.location)
 
     @property
@@ -53,35 +54,36 @@ class CheckpointLog:
         return self.read.query_id()
 
     def last_committed(self) -> int | None:
-        """The last epoch or micro-batch that is committed; none that Spark has pruned the offsets of."""
+        """Return the last committed epoch or micro-batch whose offsets Spark has not pruned."""
         return self.read.last_commit()
 
     def unsettled(self) -> int | None:
-        """The epoch or micro-batch that was begun and has no commit; None when there is none."""
+        """Return the epoch or micro-batch that was begun and not committed; None if there is none."""
         begun, committed = self.read.last_planned(), self.last_committed()
         return begun if begun is not None and begun != committed else None
 
     def has_offset(self, number: int) -> bool:
-        """Whether the offset of an epoch or micro-batch is there."""
+        """Return whether it has the offset of an epoch or micro-batch."""
         return self.read.read(f"offsets/{number}") is not None
 
     def offset(self, number: int) -> Any:
-        """The offset of the one source.
+        """Return the offset of the one source.
 
         Raises
         ------
         CommitRefused
             When the query had several sources.
         """
-        found = self.read.offsets(number)
-        if len(found) != 1:
+        offsets = self.read.offsets(number)
+        if len(offsets) != 1:
             raise CommitRefused(
-                f"the checkpoint is of a query with {len(found)} sources, and a continuous query has one: use a new checkpoint"
+                f"the checkpoint belongs to a query with {len(offsets)} sources, and a continuous query has "
+                "one: use a new checkpoint"
             )
-        return found[0]
+        return offsets[0]
 
     def passed(self, number: int | None) -> int:
-        """How many rows a limit had let through at the end of an epoch; none before the first one.
+        """Return how many rows a limit had let through at the end of an epoch; 0 if there is none yet.
 
         Raises
         ------
@@ -90,17 +92,18 @@ class CheckpointLog:
         """
         if number is None:
             return 0
-        found = self.read.limit_passed(number)
-        if found is None:
+        rows = self.read.limit_passed(number)
+        if rows is None:
             raise CheckpointMismatch(
-                f"the query at {self.location!r} has run without a limit before, or with one that a trigger of micro-batches counts: go on as "
-                "it was, or start with a new checkpoint; a consumer's offset says where it goes on",
+                f"the query at {self.location!r} has run without a limit before, or with one that a trigger "
+                "of micro-batches counts: keep it as it was, or use a new checkpoint; the query then resumes "
+                "at the consumer's offset",
                 checkpoint=self.location,
             )
-        return found
+        return rows
 
     def write_offset(self, number: int, offset: object, passed: int | None = None) -> None:
-        """Log what an epoch covers, which the sink has committed.
+        """Log the offset of an epoch that the sink has committed.
 
         Parameters
         ----------
@@ -127,7 +130,7 @@ class CheckpointLog:
         self._add(f"commits/{number}", _COMMITTED)
 
     def drop_offset(self, number: int) -> None:
-        """Forget an epoch that was begun and came to nothing."""
+        """Drop an epoch that was begun and never committed."""
         self._delete(f"offsets/{number}")
 
     def prune(self, last: int, keep: int) -> None:
@@ -138,22 +141,23 @@ class CheckpointLog:
             self._oldest[folder] = max(oldest, last - keep + 1)
 
     def _first(self, folder: str) -> int:
-        found = self._files.get_file_info(fs.FileSelector(f"{self._root}/{folder}"))
-        return min((int(info.base_name) for info in found if is_batch_number(info.base_name)), default=0)
+        entries = self._files.get_file_info(fs.FileSelector(f"{self._root}/{folder}"))
+        return min((int(info.base_name) for info in entries if is_batch_number(info.base_name)), default=0)
 
     def _add(self, name: str, text: str) -> None:
         try:
             self._create(name, text)
         except FileExistsError:
             raise OwnerFenced(
-                f"{name} of the checkpoint at {self.location!r} was written by another driver, which goes on: run each query once",
+                f"{name} of the checkpoint at {self.location!r} was written by another driver of the query: "
+                "run each query once",
                 condition="OWNER_FENCED.CHECKPOINT",
                 checkpoint=self.location,
                 file=name,
             ) from None
 
     def _create(self, name: str, text: str) -> None:
-        """Write a file that is not there yet, whole or not at all.
+        """Create a file, whole or not at all.
 
         Raises
         ------
@@ -164,7 +168,7 @@ class CheckpointLog:
             self._drop_checksum(name)
             create_durably(path, text.encode())
             return
-        # Object stores show a file when it is whole, and few can refuse to replace one.
+        # Object stores show a file once it is complete, and few can refuse to replace one.
         if self._files.get_file_info(path).type != fs.FileType.NotFound:
             raise FileExistsError(path)
         with self._files.open_output_stream(path) as stream:
@@ -176,7 +180,10 @@ class CheckpointLog:
         self._drop_checksum(name)
 
     def _drop_checksum(self, name: str) -> None:
-        """The one that Hadoop keeps beside a local file, which would tell it that the new one is damaged."""
+        """Delete the checksum that Hadoop keeps beside a local file.
+
+        It would take the new file for a damaged one.
+        """
         folder, _, base = f"{self._root}/{name}".rpartition("/")
         checksum = f"{folder}/.{base}.crc"
         if self._files.get_file_info(checksum).type != fs.FileType.NotFound:
@@ -184,25 +191,25 @@ class CheckpointLog:
 
 
 def is_local(files: fs.FileSystem) -> bool:
-    """Whether files lie on this machine's own disk, where one can be created by a link."""
+    """Return whether files are on this machine's disks, where a link can create one."""
     return isinstance(files, fs.LocalFileSystem)
 
 
 def _link(temporary: str, path: str) -> None:
-    """Give a file its name; unlike a rename, a link does not replace what is there."""
+    """Give a file its name; unlike a rename, a link does not replace an existing file."""
     try:
         os.link(temporary, path)
     except FileExistsError:
         raise
     except OSError:
-        # A file system without links: whoever is not alone has to be found out by looking.
+        # A file system without links: only a check can tell whether another driver was first.
         if os.path.exists(path):
             raise FileExistsError(path) from None
         os.rename(temporary, path)
 
 
 def create_durably(path: str, content: bytes) -> None:
-    """Write a local file that is not there yet, whole or not at all; when this returns, it outlives a loss of power.
+    """Create a local file, whole or not at all; when this returns, it survives a loss of power.
 
     Raises
     ------
@@ -212,7 +219,7 @@ def create_durably(path: str, content: bytes) -> None:
     temporary = os.path.join(folder, f".{base}.{uuid.uuid4()}.tmp")
     file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
-        # Unlike os.write it does not end with a part of the content where the disk is full.
+        # Unlike os.write, this does not stop silently after a part of the content when the disk is full.
         with open(file, "wb") as stream:
             stream.write(content)
             stream.flush()

@@ -1,8 +1,9 @@
-"""A limit of rows in a continuous query: the driver hands out what is left of it to whoever is about to write rows.
+"""The coordinator of one run's epochs: the driver's end of the connections to its tasks.
 
-A writer asks for as many rows as it has in hand, so that nothing is held back by one task while another one could write it. Epochs
-are served one after the other: where one task's rows were dropped, no other task's of a later epoch have been counted in their place.
-What a run has handed out and not committed comes to nothing with the run; the next one begins with what was committed.
+It also shares out a row limit. A writer asks for as many rows as it is about to write, so that no task holds
+back a share that another one could write. Epochs are served in order: where one task's rows were dropped, no
+other task's of a later epoch have been counted in their place. What a run was granted and has not committed
+is void with the run; the next one begins with what was committed.
 """
 
 from __future__ import annotations
@@ -22,17 +23,22 @@ from penstock.errors import ContinuousFailed, PenstockError, condition_of
 from penstock.spark.driver_endpoint import AuthenticatedListener
 from penstock.spark.driver_endpoint import shut_down as _shut
 
+log = logging.getLogger("penstock.continuous")
+
+_MAX_MESSAGE_BYTES = 16 << 20
+"""Far more than the offsets of all partitions, or the rows for a console, need."""
+
 
 @dataclass(frozen=True)
 class Limit:
-    """Of the rows that a query writes over its whole life.
+    """A limit of the rows that a query writes over all its runs.
 
     Parameters
     ----------
     rows
         How many.
     stops
-        Whether the query ends when it has them; else it drops what comes.
+        Whether the query ends at the limit; else it drops further rows.
     """
 
     rows: int
@@ -41,15 +47,15 @@ class Limit:
 
 @dataclass
 class Quota:
-    """What is left for one run; not for several threads at once."""
+    """The rows that a limit leaves for one run; not thread-safe."""
 
     left: int
 
     def take(self, wanted: int) -> int:
-        """How many of the wanted rows may be written."""
-        given = max(min(wanted, self.left), 0)
-        self.left -= given
-        return given
+        """Return how many of the wanted rows may be written, and count them."""
+        granted = max(min(wanted, self.left), 0)
+        self.left -= granted
+        return granted
 
     @property
     def exhausted(self) -> bool:
@@ -57,18 +63,8 @@ class Quota:
         return self.left <= 0
 
 
-# ---- coordinator: The driver's end of the lines to the tasks of one run: the one point that orders its epochs.
-
-log = logging.getLogger("penstock.continuous")
-
-_LONGEST = 16 << 20
-"""Bytes of a message: far more than the offsets of all partitions, or the rows for a console, need."""
-
-Clock = Callable[[], float]
-
-
 class EpochCoordinator:
-    """Listens to the readers and writers of a run, and tells the readers when an epoch ends.
+    """Server for the readers and writers of a run, which tells the readers when an epoch ends.
 
     Parameters
     ----------
@@ -83,29 +79,29 @@ class EpochCoordinator:
         self._epochs = epochs
         self.tasks = epochs.tasks
         self.quota: Quota | None = None
-        """What a limit leaves to be written."""
+        """What a row limit leaves."""
         self._wants: dict[int, tuple[int, int]] = {}
-        """Of writers that wait for an answer, by their tasks: the epoch and how many rows."""
+        """Unanswered requests of writers by task: the epoch and how many rows."""
         self._changed = threading.Condition()
         self._lines: dict[tuple[str, int], Connection] = {}
-        self._gone: set[tuple[str, int]] = set()
+        self._done: set[tuple[str, int]] = set()
         self._failure: Exception | None = None
         self._grown = False
-        self._off_pace: set[int] = set()
-        self._resting: set[int] = set()
-        # The last, since somebody may call at once.
+        self._need_other_batches: set[int] = set()
+        self._paused: set[int] = set()
+        # Last, since a task may connect at once.
         self._listening = AuthenticatedListener(bind, self._serve, "penstock-epochs")
         self.address = CoordinatorAddress(host, self._listening.port, self.run, self._listening.secret)
 
-    # What the driver asks.
+    # For the driver.
 
     def await_tasks(self, timeout: float, alive: Callable[[], bool]) -> None:
-        """Wait until all readers and writers are there.
+        """Wait until all readers and writers are connected.
 
         Raises
         ------
         ContinuousFailed
-            When some are not there in time, or the job has ended.
+            When some do not connect in time, or the job has ended.
         """
         wanted = {(role, task) for role in (READER, WRITER) for task in range(self._epochs.tasks)}
         deadline = time.monotonic() + timeout
@@ -125,15 +121,15 @@ class EpochCoordinator:
                 condition="CONTINUOUS_FAILED.NOT_STARTED",
             )
 
-    def give(self, epoch: int, groups: Sequence[Mapping[int, int]]) -> None:
-        """Tell each reader its partitions and where they stand, in the order of the tasks; the first epoch has this number."""
+    def assign(self, epoch: int, groups: Sequence[Mapping[int, int]]) -> None:
+        """Send each reader, by task, its partitions with their offsets, and the number of the first epoch."""
         with self._changed:
             self._epochs.next_epoch = epoch
             for task, positions in enumerate(groups):
                 self._tell(READER, task, encode("start", epoch=epoch, positions=positions))
 
     def begin(self) -> int | None:
-        """End the epoch in hand, if it has anything."""
+        """End the current epoch if it has rows; return its number."""
         with self._changed:
             self._require()
             number = self._epochs.begin()
@@ -141,74 +137,74 @@ class EpochCoordinator:
                 self._tell_readers(encode("epoch", number=number))
         return number
 
-    def rest(self) -> None:
-        """Let the readers read no more."""
+    def pause(self) -> None:
+        """Make the readers stop reading."""
         with self._changed:
             self._tell_readers(encode("rest"))
 
     def finish(self) -> None:
-        """Let the readers end when they have sent what they have in hand."""
+        """Let the readers end when they have sent what they have read."""
         with self._changed:
             self._tell_readers(encode("finish"))
 
     def complete(self, timeout: float, until: Callable[[], bool] = lambda: False) -> Epoch | None:
-        """The next epoch to commit; None when there is none within ``timeout`` seconds, or something else has happened.
+        """Return the next epoch to commit; None after ``timeout`` seconds, or when ``until`` is true.
 
         Raises
         ------
         ContinuousFailed
-            When a task has failed, or its line has broken.
+            When a task has failed, or its connection has broken.
         """
         deadline = time.monotonic() + timeout
         with self._changed:
             while True:
                 self._require()
-                found = self._epochs.complete()
+                epoch = self._epochs.complete()
                 left = deadline - time.monotonic()
-                if found is not None or left <= 0 or until():
-                    return found
+                if epoch is not None or left <= 0 or until():
+                    return epoch
                 self._changed.wait(left)
 
     def committed(self, number: int) -> None:
-        """Take note that an epoch is committed."""
+        """Record that an epoch is committed."""
         with self._changed:
             self._epochs.committed(number)
             self._changed.notify_all()
 
     def wake(self) -> None:
-        """Let whoever waits look again."""
+        """Make waiting threads check their condition again."""
         with self._changed:
             self._changed.notify_all()
 
     @property
     def settled(self) -> bool:
-        """Whether the readers rest, and all rows that they have read are committed."""
+        """Whether the readers are paused, and all rows that they have read are committed."""
         with self._changed:
-            return len(self._resting) == self.tasks and self._epochs.idle
+            return len(self._paused) == self.tasks and self._epochs.idle
 
     @property
     def grown(self) -> bool:
-        """Whether a reader has seen that the source has got more partitions."""
+        """Whether a reader reports that the source has got more partitions."""
         return self._grown
 
     @property
-    def off_pace(self) -> int:
-        """How many readers say that batches for more rows, or for fewer, would suit them better."""
-        return len(self._off_pace)
+    def need_other_batches(self) -> int:
+        """How many readers report that larger batches, or smaller ones, would suit them better."""
+        return len(self._need_other_batches)
 
     @property
     def exhausted(self) -> bool:
-        """Whether a limit leaves nothing more to be written."""
+        """Whether a limit leaves nothing."""
         return self.quota is not None and self.quota.exhausted
 
     def close(self) -> None:
-        """Hang up on everybody, and hear nobody any more."""
+        """Close all connections, and accept no more."""
         self._listening.close()
         with self._changed:
             for line in self._lines.values():
                 _shut(line)
 
-    # What comes from the tasks.
+    # Messages from the tasks.
 
     def _require(self) -> None:
         if self._failure is not None:
@@ -216,7 +212,7 @@ class EpochCoordinator:
 
     def _tell_readers(self, message: bytes) -> None:
         for task in range(self.tasks):
-            if (READER, task) not in self._gone:
+            if (READER, task) not in self._done:
                 self._tell(READER, task, message)
 
     def _tell(self, role: str, task: int, message: bytes) -> None:
@@ -231,12 +227,12 @@ class EpochCoordinator:
             if who is None:
                 return
             try:
-                while self._hear(*who, decode(line.recv_bytes(_LONGEST))):
+                while self._hear(*who, decode(line.recv_bytes(_MAX_MESSAGE_BYTES))):
                     pass
             except Exception as error:
-                # The line has broken, or something came over it that is no message.
+                # The connection has broken, or what it carried is no message.
                 log.debug(
-                    "the line of %s %d is closed: %s",
+                    "the connection of %s %d is closed: %s",
                     *who,
                     error,
                     extra={
@@ -246,12 +242,12 @@ class EpochCoordinator:
                         "error": condition_of(error),
                     },
                 )
-                self._left(who)
+                self._disconnected(who)
 
     def _welcome(self, line: Connection) -> tuple[str, int] | None:
-        """Who it is; None for somebody of another run."""
+        """Return the role and task of a connection; None for one of another run."""
         try:
-            hello = decode(line.recv_bytes(_LONGEST))
+            hello = decode(line.recv_bytes(_MAX_MESSAGE_BYTES))
         except (OSError, EOFError, ValueError):
             return None
         who = (str(hello.get("role")), int(hello.get("task", -1)))
@@ -268,7 +264,7 @@ class EpochCoordinator:
         return who
 
     def _hear(self, role: str, task: int, message: dict[str, Any]) -> bool:
-        """Take note of a message; False after the last one."""
+        """Handle a message; return False after the last one."""
         kind = message["kind"]
         with self._changed:
             try:
@@ -286,13 +282,13 @@ class EpochCoordinator:
                 elif kind == "want":
                     self._wants[task] = message["number"], message["rows"]
                 elif kind == "pace":
-                    self._off_pace.add(task)
+                    self._need_other_batches.add(task)
                 elif kind == "resting":
-                    self._resting.add(task)
+                    self._paused.add(task)
                 elif kind == "failed":
                     self._fail(ContinuousFailed(str(message["error"])))
                 elif kind == "done":
-                    self._gone.add((role, task))
+                    self._done.add((role, task))
                 self._grant()
             except PenstockError as error:
                 self._fail(error)
@@ -300,7 +296,10 @@ class EpochCoordinator:
         return bool(kind != "done")
 
     def _grant(self) -> None:
-        """Answer the writers of the first epoch. What a later one got would be missing there, should this one be the last to be committed."""
+        """Answer the writers of the first epoch.
+
+        What a later epoch got would be missing in this one, should this one be the last to be committed.
+        """
         if self.quota is None:
             return
         for task, (epoch, rows) in list(self._wants.items()):
@@ -308,9 +307,9 @@ class EpochCoordinator:
                 del self._wants[task]
                 self._tell(WRITER, task, encode("granted", rows=self.quota.take(rows)))
 
-    def _left(self, who: tuple[str, int]) -> None:
+    def _disconnected(self, who: tuple[str, int]) -> None:
         with self._changed:
-            if who not in self._gone and not self._listening.closed:
+            if who not in self._done and not self._listening.closed:
                 self._fail(_broken(*who))
             self._changed.notify_all()
 
@@ -321,5 +320,5 @@ class EpochCoordinator:
 
 def _broken(role: str, task: int) -> ContinuousFailed:
     return ContinuousFailed(
-        f"the {role} of task {task} has gone away", condition="CONTINUOUS_FAILED.TASK_LOST", task=task
+        f"the {role} of task {task} has disconnected", condition="CONTINUOUS_FAILED.TASK_LOST", task=task
     )

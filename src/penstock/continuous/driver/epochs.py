@@ -1,9 +1,10 @@
-"""The order of epochs over the tasks of one run, apart from sockets, threads and time.
+"""The order of epochs over the tasks of one run, without sockets, threads or time.
 
-An epoch is begun where some reader has sent rows since the last one. Each reader that has sent rows ends the epoch with a marker in
-the stream of its rows, and the writer that meets the marker has all of them. An epoch is complete when every reader has said how far it
-has read, and the writer behind each marker what it wrote; complete epochs are committed one after the other. (The shape of Chandy and
-Lamport's snapshots, "Distributed Snapshots", 1985, where nothing is in flight between the tasks; and of Spark's EpochCoordinator.)
+An epoch begins when some reader has sent rows since the last one. Each reader that has sent rows ends the
+epoch with a marker in the stream of its rows, and the writer that meets the marker has all of them. An epoch
+is complete when every reader has reported its offsets, and the writer after each marker what it wrote;
+complete epochs are committed in order. (As in Chandy and Lamport's "Distributed Snapshots", 1985, with
+nothing in flight between the tasks, and in Spark's EpochCoordinator.)
 """
 
 from __future__ import annotations
@@ -18,33 +19,33 @@ from penstock.errors import ContinuousFailed
 
 @dataclass(frozen=True)
 class Epoch:
-    """An epoch that is complete."""
+    """A complete epoch."""
 
     number: int
     offsets: dict[int, int]
-    """Where each partition of the source stands at its end."""
+    """The offset of each partition of the source at its end."""
     attempts: dict[str, Any]
-    """What each attempt of a task tells the sink on the driver, such as how much it staged."""
+    """What each attempt of a task reports to the sink's driver, such as how much it staged."""
     rows_in: int
     rows_out: int
     times: tuple[Times, ...] = ()
-    """Of some of its rows."""
+    """When some of its rows were created, read and written."""
 
 
 @dataclass(frozen=True)
 class Times:
-    """Of some rows, in microseconds since 1970."""
+    """Instants of some rows, in microseconds since 1970."""
 
     made: int
     read: int
     written: int
-    """When they were in the sink, whether seen or staged."""
+    """When they were in the sink, whether visible or staged."""
     rows: int
 
 
 @dataclass
 class _Task:
-    """One task in one epoch."""
+    """A task's part of an epoch."""
 
     offsets: dict[int, int] | None = None
     rows_in: int = 0
@@ -54,7 +55,7 @@ class _Task:
     written: Sequence[int] = ()
 
     def times(self) -> Iterator[Times]:
-        """Rows were written when the writer had next written something."""
+        """Yield the times of rows: they were written at the writer's next write after they were read."""
         for made, read, rows in self.read_times:
             place = bisect_left(self.written, read)
             if place < len(self.written):
@@ -67,7 +68,7 @@ class _Task:
 
 @dataclass
 class Epochs:
-    """What the tasks of a run have reported; not for several threads at once.
+    """What the tasks of a run have reported; not thread-safe.
 
     Parameters
     ----------
@@ -76,7 +77,7 @@ class Epochs:
     next_epoch
         The number of the first epoch.
     backlog
-        How many epochs may be under way.
+        How many epochs may be in flight.
     """
 
     tasks: int
@@ -86,7 +87,7 @@ class Epochs:
     _open: dict[int, dict[int, _Task]] = field(default_factory=dict)
 
     @property
-    def under_way(self) -> int:
+    def in_flight(self) -> int:
         """How many epochs are begun and not committed."""
         return len(self._open)
 
@@ -97,22 +98,24 @@ class Epochs:
 
     @property
     def first(self) -> int:
-        """The first epoch that rows may still come into: all before it are complete."""
+        """The first epoch that may still get rows: all before it are complete."""
         unfinished = (n for n, parts in self._open.items() if not all(p.complete for p in parts.values()))
         return min(unfinished, default=self.next_epoch)
 
     def sent(self, task: int) -> None:
-        """A reader has sent the first rows since its last marker."""
+        """Record that a reader has sent the first rows since its last marker."""
         self._known(task)
         self._sent.add(task)
 
     def begin(self) -> int | None:
-        """Begin an epoch; None when no reader has sent anything for one, or one has still to end its part of the epoch before.
+        """Begin an epoch and return its number.
+
+        None when no reader has sent rows for one, or one has yet to end its part of the epoch before.
 
         Raises
         ------
         ContinuousFailed
-            When too many epochs are under way.
+            When too many epochs are in flight.
         """
         if not self._sent or any(
             part.offsets is None for parts in self._open.values() for part in parts.values()
@@ -120,8 +123,8 @@ class Epochs:
             return None
         if len(self._open) >= self.backlog:
             raise ContinuousFailed(
-                f"{len(self._open)} epochs are under way and none of them can be committed yet: the writers are slower than the "
-                "readers for long. Use a longer interval, or give the sink more room",
+                f"{len(self._open)} epochs are in flight and none of them can be committed yet: the writers "
+                "are slower than the readers. Use a longer interval, or a faster sink",
                 condition="CONTINUOUS_FAILED.EPOCH_BACKLOG",
                 backlog=self.backlog,
             )
@@ -139,18 +142,18 @@ class Epochs:
         rows: int,
         times: Sequence[Sequence[int]] = (),
     ) -> None:
-        """A reader has ended its part of an epoch, where it stands at these offsets; with a marker, where it has sent rows."""
+        """Record a reader's end of an epoch at these offsets; it has sent a marker if it has sent rows."""
         part = self._part(task, number)
         if part.offsets is not None:
-            raise _broken(f"task {task} has told its offsets of epoch {number} twice")
+            raise _broken(f"task {task} has reported its offsets of epoch {number} twice")
         part.offsets, part.rows_in, part.read_times = dict(offsets), rows, times
-        # What it said before was of rows that are in this epoch.
+        # Its earlier "sent" was for rows of this epoch.
         self._sent.discard(task)
 
     def wrote(
         self, task: int, number: int, attempts: Mapping[str, Any], rows: int, written: Sequence[int] = ()
     ) -> None:
-        """A writer has met the marker of an epoch, with everything before it written."""
+        """Record that a writer has met the marker of an epoch, with everything before it written."""
         part = self._part(task, number)
         if part.attempts is not None:
             raise _broken(f"task {task} has written epoch {number} twice")
@@ -159,7 +162,7 @@ class Epochs:
         part.attempts, part.rows_out, part.written = dict(attempts), rows, written
 
     def complete(self) -> Epoch | None:
-        """The next epoch to commit; None while it is not complete."""
+        """Return the next epoch to commit; None while it is not complete."""
         if not self._open:
             return None
         number = min(self._open)
@@ -176,7 +179,7 @@ class Epochs:
         )
 
     def committed(self, number: int) -> None:
-        """An epoch is in the sink and in the logs."""
+        """Record that an epoch is in the sink and in the logs."""
         if not self._open or number != min(self._open):
             raise _broken(f"epoch {number} is not the next one to commit")
         del self._open[number]
@@ -188,12 +191,13 @@ class Epochs:
     def _part(self, task: int, number: int) -> _Task:
         self._known(task)
         if number not in self._open:
-            raise _broken(f"task {task} speaks of epoch {number}, which is not under way")
+            raise _broken(f"task {task} reports epoch {number}, which is not in flight")
         return self._open[number][task]
 
 
 def _broken(what: str) -> ContinuousFailed:
     return ContinuousFailed(
-        f"the tasks and the driver of the query do not agree: {what}. The query starts again from its last committed epoch",
+        f"the tasks and the driver of the query disagree: {what}. The query restarts after its last "
+        "committed epoch",
         condition="CONTINUOUS_FAILED.PROTOCOL",
     )

@@ -1,4 +1,4 @@
-"""A continuous query on the driver: runs one after the other, each a long Spark job, and the epochs of each."""
+"""A continuous query on the driver: successive runs, each a long Spark job, and the epochs of each run."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ _BACK_OFF = 0.1
 _LONGEST_BACK_OFF = 10.0
 _FINISH_SECONDS = 60.0
 _FINISHING_SECONDS = 0.02
-"""Between two tries to begin the last epoch."""
-_TELLING_SECONDS = 2.0
-_LISTENING_SECONDS = 2.0
+"""Between two attempts to begin the last epoch."""
+_JOB_FAILURE_SECONDS = 2.0
+_LISTENER_SECONDS = 2.0
 _IDLE_SECONDS = 5.0
-"""From one question to the source to the next, where nothing is committed."""
+"""Between two checks of the source while nothing is committed."""
 
 
 class State(Enum):
-    """Where a query is in its life (as Spark's ContinuousExecution)."""
+    """The state of a query (as in Spark's ContinuousExecution)."""
 
     INITIALIZING = "INITIALIZING"
     ACTIVE = "ACTIVE"
@@ -49,7 +49,7 @@ class State(Enum):
 
 @dataclass(frozen=True)
 class Settings:
-    """How a query works.
+    """Settings of a query.
 
     Parameters
     ----------
@@ -58,9 +58,9 @@ class Settings:
     retain
         How many epochs the checkpoint keeps.
     backlog
-        How many epochs may be under way.
+        How many epochs may be in flight.
     start_timeout
-        Seconds in which all tasks have to be there.
+        Seconds within which all tasks have to connect.
     """
 
     interval: float
@@ -70,14 +70,14 @@ class Settings:
 
 
 class ContinuousExecution:
-    """The thread of a query, from its start to its end.
+    """The driver side of a query, and the thread that runs it.
 
     Parameters
     ----------
     name
         The query's name.
     clock
-        Seconds, from anywhere.
+        Returns seconds, from any starting point.
     """
 
     def __init__(
@@ -101,33 +101,33 @@ class ContinuousExecution:
         self.clean_up: Callable[[], None] = lambda: None
         """Called at its end, unless it has failed; set before it starts."""
         self.ending: str | None = None
-        """Why it has ended by itself, if it has."""
+        """Why it has ended on its own, if it has."""
         self._changed = threading.Condition()
         self._state = State.INITIALIZING
         self._failure: Exception | None = None
         self._stopping = self._started = False
         self._coordinator: EpochCoordinator | None = None
         self._epoch = -1
-        """The last committed one."""
+        """The last committed epoch."""
         self._at: Positions = {}
         self._offset: Any = None
         self._passed = 0
-        """Rows of committed epochs, which count for the limit."""
+        """Rows of committed epochs, which count towards the limit."""
         self._next: Run | None = None
-        """Made while the run in hand goes on, for the other pace."""
+        """The next run, with another batch size, planned while the current one is still active."""
         self._logging = -1
-        """The last epoch that the sink has taken from this driver, and that it logs."""
+        """The last epoch that this driver has committed to the sink and is logging."""
         self._fresh = True
-        """Whether the run in hand has committed nothing yet."""
-        self._asked_at = clock()
-        """When the source was last told of an offset."""
+        """Whether the current run has committed nothing yet."""
+        self._checked_at = clock()
+        """When the source was last notified of an offset."""
         self._thread = threading.Thread(target=self._run, name=f"continuous {name or self.id}", daemon=True)
 
-    # What its users ask.
+    # For the query's users.
 
     @property
     def state(self) -> State:
-        """Where it is in its life."""
+        """Its state."""
         return self._state
 
     @property
@@ -136,7 +136,7 @@ class ContinuousExecution:
         return self._failure
 
     def start(self) -> None:
-        """Begin, and return when the first run is under way or the query has ended."""
+        """Start, and return when the first run is active or the query has ended."""
         log.info("query %s starts", self.called, extra={"action": "query_started", **self._fields})
         self.listeners.started(self.name, timestamp())
         self._thread.start()
@@ -144,7 +144,7 @@ class ContinuousExecution:
             self._changed.wait_for(lambda: self._started or self._state is State.TERMINATED)
 
     def stop(self, timeout: float = _FINISH_SECONDS) -> bool:
-        """Finish the epoch in hand, then end; True if it was finished."""
+        """Finish the epoch in flight, then end; return whether it was finished."""
         self._stopping = True
         self._wake()
         self._thread.join(timeout)
@@ -157,12 +157,12 @@ class ContinuousExecution:
         return self._failure is None
 
     def join(self, timeout: float | None = None) -> bool:
-        """Wait for its end; False when it has not ended in time."""
+        """Wait for its end; return whether it has ended in time."""
         self._thread.join(timeout)
         return not self._thread.is_alive()
 
     def await_epoch(self, number: int, timeout: float | None = None) -> bool:
-        """Wait until an epoch is committed; False when it is not in time, or the query has ended before."""
+        """Wait until an epoch is committed or the query has ended; return whether the epoch is committed."""
         with self._changed:
             self._changed.wait_for(lambda: self._epoch >= number or self._state is State.TERMINATED, timeout)
         return self._epoch >= number
@@ -172,7 +172,7 @@ class ContinuousExecution:
         with self._changed:
             self._changed.wait_for(lambda: reached(self._at) or self._state is State.TERMINATED)
 
-    # What its thread does.
+    # In its thread.
 
     def _run(self) -> None:
         try:
@@ -190,12 +190,12 @@ class ContinuousExecution:
 
     @property
     def called(self) -> str:
-        """How the log calls it."""
+        """What log records call it."""
         return f"{self.name or 'without a name'} [id = {self.id}, runId = {self.run_id}]"
 
     @property
     def _fields(self) -> dict[str, str | None]:
-        """Of its records."""
+        """Fields of its log records."""
         return {"query": self.name, "query_id": self.id, "run_id": self.run_id}
 
     def _ended(self) -> None:
@@ -204,7 +204,7 @@ class ContinuousExecution:
             self._source.release(self._offset)
         except Exception as error:
             log.warning(
-                "query %s: its source is not released: %s",
+                "query %s: its source could not be released: %s",
                 self.called,
                 error,
                 extra={"action": "release_failed", **self._fields, "error": condition_of(error)},
@@ -214,7 +214,7 @@ class ContinuousExecution:
         with self._changed:
             self._state = State.TERMINATED
             self._changed.notify_all()
-        self.listeners.terminated(self._failure, _LISTENING_SECONDS)
+        self.listeners.terminated(self._failure, _LISTENER_SECONDS)
         log.info("Query %s was stopped", self.called, extra={"action": "query_ended", **self._fields})
 
     def _runs(self) -> None:
@@ -226,13 +226,13 @@ class ContinuousExecution:
             except Exception as error:
                 failures = 1 if not self._fresh else failures + 1
                 self._drop_next()
-                # What does not even begin is for its user to look at.
-                if not self._started or not _passes(error) or failures > _RESTARTS:
+                # A query that does not even start fails: its user has to act.
+                if not self._started or not _may_be_repeated(error) or failures > _RESTARTS:
                     raise
                 if self._stops_short(error):
                     return
                 log.warning(
-                    "query %s starts again from epoch %s: %s",
+                    "query %s restarts after epoch %s: %s",
                     self.called,
                     self._epoch,
                     error,
@@ -249,10 +249,10 @@ class ContinuousExecution:
                     self._changed.wait_for(lambda: self._stopping, wait)
 
     def _stops_short(self, error: Exception) -> bool:
-        """Whether the query is being stopped, so that its next start repeats what has failed."""
+        """Return whether the query is being stopped, so that its next start repeats what has failed."""
         if self._stopping:
             log.warning(
-                "query %s stops behind epoch %s, and its next start repeats the rest: %s",
+                "query %s stops after epoch %s, and its next start repeats the rest: %s",
                 self.called,
                 self._epoch,
                 error,
@@ -266,7 +266,7 @@ class ContinuousExecution:
         return self._stopping
 
     def _one_run(self) -> None:
-        self.progress.run_begins()
+        self.progress.run_started()
         self._source.own()
         self._settle()
         self._sink.clear()
@@ -280,51 +280,52 @@ class ContinuousExecution:
         try:
             job.start()
             coordinator.await_tasks(self._settings.start_timeout, job.alive)
-            coordinator.give(self._epoch + 1, partitions_by_task(self._at, run.tasks))
+            coordinator.assign(self._epoch + 1, partitions_by_task(self._at, run.tasks))
             self._become(State.ACTIVE)
-            self.progress.run_is_there()
+            self.progress.tasks_connected()
             self._epochs(run)
             if not job.join(_FINISH_SECONDS):
-                raise ContinuousFailed("the tasks of the query did not come to their end")
+                raise ContinuousFailed("the tasks of the query did not end")
         except ContinuousFailed as error:
-            # What a task has met says more than that its line broke; at rest Spark itself does not see that it is gone.
-            job.join(_TELLING_SECONDS)
+            # A task's own failure says more than its broken connection; Spark does not notice the latter in
+            # an idle task.
+            job.join(_JOB_FAILURE_SECONDS)
             raise job.failure() or error from None
         finally:
             run.end(_FINISH_SECONDS)
             self._coordinator = None
 
     def _next_run(self) -> Run:
-        """The one that was made during the last one, if it still fits."""
-        made, tasks = self._next, self._engine.tasks(len(self._at))
-        if made is None or made.tasks != tasks:
+        """Return the run that was planned during the last one if it still fits, else a new one."""
+        run, tasks = self._next, self._engine.tasks(len(self._at))
+        if run is None or run.tasks != tasks:
             self._drop_next()
-            return self._made(tasks, hurried=self._far_behind(tasks))
+            return self._plan_run(tasks, large_batches=self._has_backlog(tasks))
         self._next = None
-        return made
+        return run
 
-    def _far_behind(self, tasks: int) -> bool:
-        """Whether a task has much to catch up with, and rows of now can only be late."""
+    def _has_backlog(self, tasks: int) -> bool:
+        """Return whether a task is so far behind that throughput counts more than latency."""
         ends = self._source.ends()
         return any(
             sum(ends.get(partition, at) - at for partition, at in group.items()) >= BEHIND_ROWS
             for group in partitions_by_task(self._at, tasks)
         )
 
-    def _made(self, tasks: int, *, hurried: bool) -> Run:
-        return Run.made(
+    def _plan_run(self, tasks: int, *, large_batches: bool) -> Run:
+        return Run.plan(
             self._engine,
             tasks,
             self._sink.writers(),
             self._settings.backlog,
-            hurried=hurried,
+            large_batches=large_batches,
             limited=self._limit is not None,
         )
 
     def _drop_next(self) -> None:
-        made, self._next = self._next, None
-        if made is not None:
-            made.coordinator.close()
+        run, self._next = self._next, None
+        if run is not None:
+            run.coordinator.close()
 
     def _become(self, state: State) -> None:
         with self._changed:
@@ -332,7 +333,10 @@ class ContinuousExecution:
             self._changed.notify_all()
 
     def _settle(self) -> None:
-        """Find out where the last run has ended; an epoch that it has begun is in the sink as a whole or not at all."""
+        """Find out where the last run has ended.
+
+        An epoch that it began is in the sink as a whole or not at all.
+        """
         if self._started:
             self._require_own_checkpoint()
         last = recover(self._logs, self._sink, self._source.follow, limited=self._limit is not None)
@@ -345,54 +349,60 @@ class ContinuousExecution:
             self._source.logged(self._offset)
 
     def _require_own_checkpoint(self) -> None:
-        """Refuse to repeat a run when another driver has gone on meanwhile; without a consumer nothing else tells."""
+        """Refuse to repeat a run after another driver has committed.
+
+        Without a consumer nothing else reveals it.
+        """
         last = self._logs.last_committed()
         if last not in (None, self._epoch, self._logging):
             raise OwnerFenced(
-                f"the checkpoint at {self._logs.location!r} has epochs up to {last}, and this driver has committed {self._epoch}: another "
-                "driver goes on. Run each query once",
+                f"the checkpoint at {self._logs.location!r} has epochs up to {last}, and this driver has "
+                f"committed {self._epoch}: another driver runs the query. Run each query once",
                 condition="OWNER_FENCED.CHECKPOINT",
                 checkpoint=self._logs.location,
             )
 
     def _epochs(self, run: Run) -> None:
-        """Begin an epoch at each interval, and commit each that is complete, until the run is to end."""
+        """Begin an epoch at each interval, and commit each that is complete, until the run has to end."""
         coordinator, job = run.coordinator, run.job
         next_at = self._clock() + self._settings.interval
         while not self._to_end(run):
-            self._commit_next(run, next_at - self._clock(), lambda: self._to_end(run) or run.off_pace)
-            self._look_idle()
+            self._commit_next(
+                run, next_at - self._clock(), lambda: self._to_end(run) or run.needs_other_batches
+            )
+            self._check_idle_source()
             if self._clock() >= next_at:
                 coordinator.begin()
                 next_at = max(next_at + self._settings.interval, self._clock())
-            if run.off_pace and not self._to_end(run):
-                # Planned before this one ends, and started behind it: its tasks take over the slots and the Python workers.
-                self._next = self._made(run.tasks, hurried=not run.hurried)
+            if run.needs_other_batches and not self._to_end(run):
+                # Planned before this one ends, started after it: its tasks take over the slots and the Python
+                # workers.
+                self._next = self._plan_run(run.tasks, large_batches=not run.large_batches)
             if not job.alive():
-                raise job.failure() or ContinuousFailed("the tasks of the query have ended by themselves")
-        if not (self._stopping or self._enough(coordinator)):
+                raise job.failure() or ContinuousFailed("the tasks of the query have ended on their own")
+        if not (self._stopping or self._reached_limit(coordinator)):
             self._become(State.RECONFIGURING)
         self._finish(run)
         self._end_by_limit()
 
     def _to_end(self, run: Run) -> bool:
-        """Whether the run is to end, for good or for another one."""
+        """Return whether the run has to end, for good or for another one."""
         changes = run.coordinator.grown or self._next is not None
-        return self._stopping or changes or self._enough(run.coordinator)
+        return self._stopping or changes or self._reached_limit(run.coordinator)
 
-    def _enough(self, coordinator: EpochCoordinator) -> bool:
-        """Whether the limit is reached, and the query to end."""
+    def _reached_limit(self, coordinator: EpochCoordinator) -> bool:
+        """Return whether a limit that ends the query is used up."""
         return self._limit is not None and self._limit.stops and coordinator.exhausted
 
     def _end_by_limit(self) -> bool:
-        """End if the limit is reached and committed; whether it is."""
+        """End the query if its limit is reached and committed; return whether it is."""
         limit = self._limit
         if limit is None or not limit.stops or self._passed < limit.rows:
             return False
-        more = self._passed > limit.rows
-        why = f"is lower than the {self._passed:,} rows that have passed" if more else "is reached"
+        exceeded = self._passed > limit.rows
+        why = f"is lower than the {self._passed:,} rows that have passed" if exceeded else "is reached"
         self.ending = f"its limit of {limit.rows:,} rows {why}"
-        # A query that does not even begin is more of a surprise.
+        # A query that ends before it begins is more of a surprise.
         log.log(
             logging.INFO if self._started else logging.WARNING,
             "query %s ends: %s",
@@ -404,13 +414,13 @@ class ContinuousExecution:
         return True
 
     def _finish(self, run: Run) -> None:
-        """A last epoch, for what has been read."""
+        """Commit a last epoch, of what has been read."""
         coordinator = run.coordinator
-        coordinator.rest()
+        coordinator.pause()
         deadline = self._clock() + _FINISH_SECONDS
         while not coordinator.settled:
             if self._clock() > deadline:
-                raise ContinuousFailed(f"the epoch in hand was not finished within {_FINISH_SECONDS:.0f} s")
+                raise ContinuousFailed(f"the epoch in flight was not finished within {_FINISH_SECONDS:.0f} s")
             coordinator.begin()
             self._commit_next(run, _FINISHING_SECONDS, lambda: coordinator.settled)
         coordinator.finish()
@@ -428,25 +438,26 @@ class ContinuousExecution:
         began, end = self._clock(), {**self._at, **epoch.offsets}
         offset = self._source.plan(self._at, end)
         passed = self._passed + epoch.rows_out
-        # The sink comes first: a driver that dies behind it finds there what its checkpoint lacks.
+        # The sink comes first: after a driver dies in between, the next one finds there what the checkpoint
+        # lacks.
         self._sink.commit(run.sink, epoch, offset)
         self._logging = epoch.number
         self._logs.write_offset(epoch.number, offset, None if self._limit is None else passed)
         self._logs.write_commit(epoch.number)
         self._epoch, self._at, self._offset, self._fresh = epoch.number, end, offset, False
         self._passed = passed
-        told = self.progress.committed(epoch, offset, began, at_once=self._sink.at_once)
-        self.listeners.progressed(told)
-        self._ask_source(offset)
+        progress = self.progress.committed(epoch, offset, began, at_once=self._sink.at_once)
+        self.listeners.progressed(progress)
+        self._notify_source(offset)
         self._logs.prune(epoch.number, self._settings.retain)
 
-    def _look_idle(self) -> None:
-        """Ask the source now and then when nothing is committed: the query may have been taken over, or asked to end."""
-        if self._offset is not None and self._clock() - self._asked_at >= _IDLE_SECONDS:
-            self._ask_source(self._offset)
+    def _check_idle_source(self) -> None:
+        """Check a source without new epochs: another query may own it, or it may ask this one to end."""
+        if self._offset is not None and self._clock() - self._checked_at >= _IDLE_SECONDS:
+            self._notify_source(self._offset)
 
-    def _ask_source(self, offset: Any) -> None:
-        self._asked_at = self._clock()
+    def _notify_source(self, offset: Any) -> None:
+        self._checked_at = self._clock()
         if self._source.logged(offset):
             self._stopping = True
 
@@ -458,10 +469,10 @@ class ContinuousExecution:
             coordinator.wake()
 
 
-def _passes(error: Exception) -> bool:
-    """Whether it may pass when the run is repeated.
+def _may_be_repeated(error: Exception) -> bool:
+    """Return whether the next run may succeed.
 
-    A sink that has got more partitions is written anew, and an epoch that another driver has committed is found by the next run.
+    It writes to a sink that has got more partitions, and finds an epoch that another driver has committed.
     """
     if isinstance(error, ContinuousFailed | QueueGrown) or not isinstance(error, PenstockError):
         return True

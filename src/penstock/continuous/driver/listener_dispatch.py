@@ -1,4 +1,4 @@
-"""What listeners are told of a query, from a thread of its own: a slow or broken one holds up no epoch."""
+"""Dispatch of a query's events to listeners, in a thread of its own, so that no listener delays an epoch."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from penstock.errors import PenstockError, condition_of
 log = logging.getLogger("penstock.continuous")
 
 MOST_WAITING = 100
-"""Epochs that wait to be told; when there are more, the oldest one is not told."""
+"""Epochs that wait for dispatch; beyond that the oldest one is dropped."""
 
 
 class Listeners(Protocol):
-    """Who is told; each call returns when they have heard it, or raises."""
+    """Spark's listeners; each call returns when they have handled the event, or raises."""
 
     def started(self, name: str | None, timestamp: str) -> None: ...
 
@@ -30,39 +30,39 @@ class Listeners(Protocol):
 
 
 class QueryMonitor(Protocol):
-    """What is told besides, at once and without waiting but for the end."""
+    """Reports for the monitor page, made at once; only ``terminated`` waits."""
 
     def started(self) -> None: ...
 
-    def progressed(self, told: Mapping[str, Any]) -> None: ...
+    def progressed(self, progress: Mapping[str, Any]) -> None: ...
 
     def terminated(self, error: Exception | None, timeout: float) -> None: ...
 
 
 class ListenerDispatch:
-    """Events of one query, in their order.
+    """Dispatcher of one query's events, in order.
 
     Parameters
     ----------
     called
-        How the log calls the query.
+        What log records call the query.
     listeners
-        None when nobody is to be told.
-    plain
-        Finds the error that is told in the one that ended the query.
-    published
-        Who is told besides the listeners; it must not fail.
+        None without any.
+    original
+        Returns the error to report for the one that ended the query.
+    monitor
+        Gets the events besides the listeners; it must not fail.
     """
 
     def __init__(
         self,
         called: str,
         listeners: Listeners | None,
-        plain: Callable[[Exception], Exception] = lambda error: error,
-        published: QueryMonitor | None = None,
+        original: Callable[[Exception], Exception] = lambda error: error,
+        monitor: QueryMonitor | None = None,
     ) -> None:
-        self._published = published
-        self._called, self._listeners, self._plain = called, listeners, plain
+        self._called, self._listeners = called, listeners
+        self._original, self._monitor = original, monitor
         self._changed = threading.Condition()
         self._waiting: deque[Callable[[], None]] = deque(maxlen=MOST_WAITING)
         self._last: Callable[[], None] | None = None
@@ -70,9 +70,9 @@ class ListenerDispatch:
         self._thread: threading.Thread | None = None
 
     def started(self, name: str | None, timestamp: str) -> None:
-        """The query begins; nobody is told of what comes before."""
-        if self._published is not None:
-            self._published.started()
+        """Dispatch that the query starts, before any other event."""
+        if self._monitor is not None:
+            self._monitor.started()
         listeners = self._listeners
         if listeners is not None:
             self._thread = threading.Thread(
@@ -84,9 +84,9 @@ class ListenerDispatch:
             self._thread.start()
 
     def progressed(self, progress: Mapping[str, Any]) -> None:
-        """An epoch is committed."""
-        if self._published is not None:
-            self._published.progressed(progress)
+        """Dispatch that an epoch is committed."""
+        if self._monitor is not None:
+            self._monitor.progressed(progress)
         listeners = self._listeners
         if listeners is not None:
             with self._changed:
@@ -94,47 +94,50 @@ class ListenerDispatch:
                 self._changed.notify_all()
 
     def terminated(self, error: Exception | None, timeout: float) -> None:
-        """The query has ended, with an error or without; wait ``timeout`` seconds at the most until everything is told."""
+        """Dispatch that the query has ended, with an error or without.
+
+        Wait up to ``timeout`` seconds for all events.
+        """
         listeners, thread = self._listeners, self._thread
         if listeners is not None:
             with self._changed:
-                self._last = lambda: listeners.terminated(*self._end(error))
+                self._last = lambda: listeners.terminated(*self._ending(error))
                 self._changed.notify_all()
-        if self._published is not None:
-            self._published.terminated(error, timeout)
+        if self._monitor is not None:
+            self._monitor.terminated(error, timeout)
         if thread is not None:
             thread.join(timeout)
 
-    def _end(self, error: Exception | None) -> tuple[str | None, str | None]:
-        """What ended the query, and its condition."""
+    def _ending(self, error: Exception | None) -> tuple[str | None, str | None]:
+        """Return what ended the query, and its condition."""
         if error is None:
             return None, None
-        found = self._plain(error)
-        condition = found.getCondition() if isinstance(found, PySparkException) else None
-        if isinstance(found, PenstockError):
-            condition = found.condition
-        return f"{type(found).__module__}.{type(found).__qualname__}: {found}", condition
+        error = self._original(error)
+        condition = error.getCondition() if isinstance(error, PySparkException) else None
+        if isinstance(error, PenstockError):
+            condition = error.condition
+        return f"{type(error).__module__}.{type(error).__qualname__}: {error}", condition
 
     def _run(self, first: Callable[[], None]) -> None:
-        self._tell(first)
+        self._dispatch(first)
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting or self._last)
                 if not self._waiting:
                     break
                 event = self._waiting.popleft()
-            self._tell(event)
+            self._dispatch(event)
         assert self._last is not None
-        self._tell(self._last)
+        self._dispatch(self._last)
 
-    def _tell(self, event: Callable[[], None]) -> None:
+    def _dispatch(self, event: Callable[[], None]) -> None:
         try:
             event()
         except Exception as error:
             if not self._warned:
                 self._warned = True
                 log.warning(
-                    "query %s: its listeners are not told of everything: %s",
+                    "query %s: its listeners have missed events: %s",
                     self._called,
                     error,
                     extra={"action": "listeners_failed", "query": self._called, "error": condition_of(error)},

@@ -1,4 +1,4 @@
-"""What a continuous query says of its epochs, in the form of Spark's query progress."""
+"""Progress of a continuous query, in the form of Spark's query progress."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _PERCENTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
 
 
 class Progress:
-    """The last epochs of a query.
+    """Progress of a query's last epochs.
 
     Parameters
     ----------
     clock
-        Seconds, from anywhere.
+        Returns seconds, from any starting point.
     source, sink
-        What they are called.
+        Their descriptions.
     """
 
     def __init__(
@@ -51,35 +51,35 @@ class Progress:
         self._since = clock()
         self._offset: Any = None
 
-    def run_begins(self) -> None:
-        """The query is planned from here on."""
+    def run_started(self) -> None:
+        """Record that the planning of a run begins."""
         self._since = self._clock()
 
-    def run_is_there(self) -> None:
-        """All tasks are there: rows are taken from here on."""
+    def tasks_connected(self) -> None:
+        """Record that all tasks are connected: rows are read from here on."""
         self._planning, self._since = self._clock() - self._since, self._clock()
 
     def committed(self, epoch: Epoch, offset: Any, began: float, *, at_once: bool) -> Mapping[str, Any]:
-        """Take note of an epoch; Spark's progress of it, as JSON has it.
+        """Record an epoch; return its progress, in the form of Spark's JSON.
 
         Parameters
         ----------
         began
             When its commit began, by the clock.
         at_once
-            Whether rows were seen when they were written, and not only now.
+            Whether rows were visible when they were written, and not only now.
         """
-        now, seen = self._clock(), now_micros()
+        now, visible = self._clock(), now_micros()
         commit = now - began
-        taking = min(began - self._since, _taking(epoch, seen) - commit)
-        phases = {"runContinuous": max(taking, 0.0), "epochCommit": commit}
+        running = min(began - self._since, _seconds_since_read(epoch, visible) - commit)
+        phases = {"runContinuous": max(running, 0.0), "epochCommit": commit}
         if self._planning is not None:
             phases = {"queryPlanning": self._planning, **phases}
-        latencies = _latencies(epoch, None if at_once else seen)
-        told = self._told(epoch, offset, now - self._since, phases, latencies)
+        latencies = _latencies(epoch, None if at_once else visible)
+        progress = self._progress(epoch, offset, now - self._since, phases, latencies)
         self._planning, self._since, self._offset = None, now, offset
-        kept = StreamingQueryProgress.fromJson(told)
-        # As numbers too; Spark's form has room for text alone.
+        kept = StreamingQueryProgress.fromJson(progress)
+        # As numbers too; Spark's form takes text alone.
         kept[LATENCY] = latencies
         log.debug(
             "query %s: epoch %d is committed, with %d rows",
@@ -91,15 +91,15 @@ class Progress:
                 "query_id": self._who["id"],
                 "epoch": epoch.number,
                 "rows": epoch.rows_out,
-                "duration_ms": told["durationMs"],
+                "duration_ms": progress["durationMs"],
                 "latency_ms": latencies,
             },
         )
         with self._lock:
             self._recent.append(kept)
-        return told
+        return progress
 
-    def _told(
+    def _progress(
         self,
         epoch: Epoch,
         offset: Any,
@@ -113,7 +113,7 @@ class Progress:
             "inputRowsPerSecond": _rate(epoch.rows_in, elapsed),
             "processedRowsPerSecond": _rate(epoch.rows_in, worked),
         }
-        # Where the source ends by now nobody has asked.
+        # Nobody has asked where the source ends now.
         offsets = {"startOffset": self._offset, "endOffset": offset, "latestOffset": None}
         texts = {key: None if value is None else json.dumps(value) for key, value in offsets.items()}
         return {
@@ -148,7 +148,7 @@ class Progress:
 
 
 def timestamp() -> str:
-    """Now, as Spark's progress has it."""
+    """Return the time now in the form of Spark's progress."""
     return moment_text(datetime.now(UTC), "milliseconds")
 
 
@@ -156,30 +156,34 @@ def _rate(rows: int, seconds: float) -> float:
     return round(rows / seconds, 3) if seconds > 0 else 0.0
 
 
-def _taking(epoch: Epoch, now: int) -> float:
-    """Seconds since the first of its rows was read; endless where the source does not say."""
+def _seconds_since_read(epoch: Epoch, now: int) -> float:
+    """Return the seconds since its first row was read; infinity if the source does not know."""
     read = min((times.read for times in epoch.times), default=None)
     return math.inf if read is None else (now - read) / 1_000_000
 
 
-def _latencies(epoch: Epoch, seen: int | None) -> dict[str, float]:
-    """Milliseconds from when rows were made to when they were seen; empty where the source does not say.
+def _latencies(epoch: Epoch, visible: int | None) -> dict[str, float]:
+    """Return the milliseconds from a row's creation until it was visible; empty if the source does not know.
 
     Parameters
     ----------
-    seen
-        When all rows of the epoch were; None where each was when it was written.
+    visible
+        When all rows of the epoch became visible; None if each did when it was written.
     """
-    taken = sorted(
-        ((times.written if seen is None else seen) - times.made, times.rows) for times in epoch.times
+    latencies = sorted(
+        ((times.written if visible is None else visible) - times.made, times.rows) for times in epoch.times
     )
-    return {name: _percentile(taken, share) / 1000 for name, share in _PERCENTILES.items()} if taken else {}
+    return (
+        {name: _percentile(latencies, share) / 1000 for name, share in _PERCENTILES.items()}
+        if latencies
+        else {}
+    )
 
 
-def _percentile(taken: Sequence[tuple[int, int]], share: float) -> int:
-    wanted = share * sum(rows for _, rows in taken)
-    for micros, rows in taken:
+def _percentile(latencies: Sequence[tuple[int, int]], share: float) -> int:
+    wanted = share * sum(rows for _, rows in latencies)
+    for micros, rows in latencies:
         wanted -= rows
         if wanted <= 0:
             return micros
-    return taken[-1][0]
+    return latencies[-1][0]

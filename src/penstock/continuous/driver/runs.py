@@ -1,6 +1,7 @@
-"""One run of a continuous query: a Spark job, and the lines to its tasks.
+"""Runs of a continuous query: a Spark job with its plan, session, task slots and coordinator.
 
-A run may be made while the one before it is still at work: its tasks are told where they begin when they are there.
+A run may be planned while the one before it is still active: its tasks get their offsets when they have
+connected.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from pyspark.sql.types import StructType
 from penstock.continuous.connectors.protocol import Positions, SourceDriver
 from penstock.continuous.driver.coordinator import EpochCoordinator
 from penstock.continuous.driver.epochs import Epochs
-from penstock.continuous.plan.check import FEW_ROWS, MANY_ROWS, CheckedPlan
-from penstock.continuous.plan.dataframe import ContinuousFrame, begin_frame, checked, transformed
+from penstock.continuous.plan.check import FEW_ROWS, MANY_ROWS, CheckedPlan, check_plan
+from penstock.continuous.plan.dataframe import ContinuousFrame, begin_frame, transformed
 from penstock.continuous.plan.metadata_columns import HIDDEN
 from penstock.continuous.task.channel import CoordinatorAddress
 from penstock.continuous.task.reader import ReadTask
@@ -31,6 +32,8 @@ from penstock.spark.driver_endpoint import driver_addresses
 from penstock.spark.internals.sessions import clone_session, task_slots
 from penstock.spark.schemas import to_struct
 from penstock.spark.session import PIPELINED
+
+log = logging.getLogger("penstock.continuous")
 
 
 class Job(Protocol):
@@ -48,40 +51,53 @@ class Job(Protocol):
 
 
 class Engine(Protocol):
-    """What makes the coordinator and the job of a run; Spark's, but in tests of the protocol."""
+    """Factory of the coordinator and the job of a run: Spark's, except in tests of the protocol."""
 
     def tasks(self, partitions: int) -> int:
-        """How many tasks read so many partitions."""
+        """Return how many tasks read so many partitions."""
 
     def coordinator(self, epochs: Epochs) -> EpochCoordinator: ...
 
     def job(
-        self, coordinator: EpochCoordinator, tasks: int, sink: WriterFactory, *, hurried: bool, limited: bool
+        self,
+        coordinator: EpochCoordinator,
+        tasks: int,
+        sink: WriterFactory,
+        *,
+        large_batches: bool,
+        limited: bool,
     ) -> Job: ...
 
 
 @dataclass
 class Run:
-    """A run whose job is planned, and perhaps started."""
+    """A run whose job is planned, and possibly started."""
 
     coordinator: EpochCoordinator
     job: Job
     sink: WriterFactory
-    """What its tasks write to."""
-    hurried: bool
-    """Whether it is for many rows rather than for early ones."""
+    """What its tasks write with."""
+    large_batches: bool
+    """Whether it is for throughput rather than latency."""
 
     @classmethod
-    def made(
-        cls, engine: Engine, tasks: int, sink: WriterFactory, backlog: int, *, hurried: bool, limited: bool
+    def plan(
+        cls,
+        engine: Engine,
+        tasks: int,
+        sink: WriterFactory,
+        backlog: int,
+        *,
+        large_batches: bool,
+        limited: bool,
     ) -> Run:
-        """With a coordinator of its own."""
+        """Plan a run with a coordinator of its own."""
         coordinator = engine.coordinator(Epochs(tasks, 0, backlog))
         return cls(
             coordinator,
-            engine.job(coordinator, tasks, sink, hurried=hurried, limited=limited),
+            engine.job(coordinator, tasks, sink, large_batches=large_batches, limited=limited),
             sink,
-            hurried,
+            large_batches,
         )
 
     @property
@@ -89,31 +105,30 @@ class Run:
         return self.coordinator.tasks
 
     @property
-    def off_pace(self) -> bool:
-        """Whether one reader is far behind, or, in a run that is for that, all have caught up."""
-        return self.coordinator.off_pace >= (self.tasks if self.hurried else 1)
+    def needs_other_batches(self) -> bool:
+        """Whether one reader is far behind or, in a run with large batches, all have caught up."""
+        return self.coordinator.need_other_batches >= (self.tasks if self.large_batches else 1)
 
     def end(self, timeout: float) -> None:
-        """Whatever its tasks do."""
+        """End it, whatever its tasks are doing."""
         self.job.cancel()
         self.coordinator.close()
         self.job.join(timeout)
 
 
 def partitions_by_task(positions: Positions, tasks: int) -> Sequence[Positions]:
-    """Partitions by task."""
+    """Return the positions of each task's partitions."""
     partitions = sorted(positions)
     return [{p: positions[p] for p in partitions[task::tasks]} for task in range(tasks)]
 
 
-# ---- engine: Runs of a continuous query as Spark jobs: slots, sessions and plans.
-
 _SETTINGS = {
-    # A plan that may change while it runs has no use here, and is not on the list of what a query takes.
+    # An adaptive plan is of no use here, and not on the list of what a query takes.
     "spark.sql.adaptive.enabled": "false",
-    # At its largest value Spark counts the rows of a batch for Python and no longer weighs it after each of them.
+    # At its largest value Spark counts the rows of a batch for Python and no longer weighs it after each of
+    # them.
     "spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1),
-    # What is written to a Python worker goes out at once.
+    # Data for a Python worker is sent at once.
     "spark.sql.execution.pandas.udf.buffer.size": "64",
     "spark.sql.execution.python.udf.buffer.size": "64",
 }
@@ -123,23 +138,21 @@ _BATCHES = (
     "spark.sql.execution.python.udf.maxRecordsPerBatch",
 )
 
-log = logging.getLogger("penstock.continuous")
-
 Transform = Callable[[ContinuousFrame], ContinuousFrame]
 
 
 @dataclass
 class SparkEngine:
-    """Makes what a run needs.
+    """Engine that runs a continuous query as Spark jobs.
 
     Parameters
     ----------
     spark
-        The user's session; the query works in a copy, with settings of its own.
+        The user's session; each run has a copy with settings of its own.
     transforms
-        The transformations, one after the other.
+        The transformations, in order.
     called
-        How Spark's page describes the job.
+        The description of the jobs in Spark's UI.
     """
 
     spark: SparkSession
@@ -149,16 +162,16 @@ class SparkEngine:
     _plan: CheckedPlan = field(init=False)
 
     def check(self) -> StructType:
-        """See whether the query can be run continuously; the schema of its rows.
+        """Check whether the query can run continuously; return the schema of its rows.
 
         Raises
         ------
         ContinuousRefused
             When it has an operation that does not work row by row.
         """
-        nobody = CoordinatorAddress("", 0, "", b"")
-        frame = self._transformed(self._session(), ReadTask(self.source.readers(), 1, nobody, 0))
-        self._plan = checked(frame)
+        nowhere = CoordinatorAddress("", 0, "", b"")
+        frame = self._transformed(self._session(), ReadTask(self.source.readers(), 1, nowhere, 0))
+        self._plan = check_plan(frame.carried)
         self._plan.require_pipelined(self.spark.conf.get(PIPELINED, "false") == "true", self.spark.version)
         for note in self._plan.notes:
             log.warning(
@@ -171,7 +184,9 @@ class SparkEngine:
         return EpochCoordinator(*driver_addresses(self.spark), epochs)
 
     def tasks(self, partitions: int) -> int:
-        """How many there are: each has a task slot to the end, and one slot is left for other jobs where there is more than one.
+        """Return how many tasks a run has.
+
+        Each occupies a task slot to the end; one slot is left for other jobs if there are several.
 
         Raises
         ------
@@ -187,11 +202,17 @@ class SparkEngine:
         return min(partitions, max(slots - 1, 1))
 
     def job(
-        self, coordinator: EpochCoordinator, tasks: int, sink: WriterFactory, *, hurried: bool, limited: bool
+        self,
+        coordinator: EpochCoordinator,
+        tasks: int,
+        sink: WriterFactory,
+        *,
+        large_batches: bool,
+        limited: bool,
     ) -> SparkJob:
-        rows = MANY_ROWS if hurried else FEW_ROWS
+        rows = MANY_ROWS if large_batches else FEW_ROWS
         fillers = self._plan.filler_rows(rows)
-        read = ReadTask(self.source.readers(), tasks, coordinator.address, fillers, hurried)
+        read = ReadTask(self.source.readers(), tasks, coordinator.address, fillers, large_batches)
         frame = sink.shaped(self._transformed(self._session(rows), read))
         write = WriteTask(sink, coordinator.address, limited)
         return SparkJob(frame.carried.mapInArrow(write, REPORT), self.called)
@@ -220,7 +241,7 @@ class SparkJob:
         self._group = f"penstock-{uuid.uuid4()}"
         self._failure: Exception | None = None
         self._ended = threading.Event()
-        # With a thread of the JVM's for each of Python's, settings of a job are the thread's own.
+        # In pinned thread mode a job's settings are local to its thread.
         self._thread = InheritableThread(target=self._run, name="continuous job", daemon=True)
 
     def start(self) -> None:

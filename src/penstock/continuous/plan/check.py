@@ -1,4 +1,4 @@
-"""The whole plan of a continuous query, held against the list of what one takes, and what its Python stages cost."""
+"""Check of a continuous query's whole plan against the supported operators, and its Python stages."""
 
 from __future__ import annotations
 
@@ -21,38 +21,41 @@ _STAGES = {"MapInArrow": MAP_IN_ARROW, "MapInPandas": MAP_IN_PANDAS, "BatchEvalP
 _UDFS = {ARROW: ARROW_UDF, PANDAS: PANDAS_UDF, PYTHON: PYTHON_UDF}
 _SLOW = {
     PANDAS_UDF: "A pandas UDF holds each row back for tens of milliseconds; an Arrow UDF for a few.",
-    PICKLED_UDF: "A pickled Python UDF holds each row back for most of a second; an Arrow UDF for a few milliseconds.",
+    PICKLED_UDF: "A pickled Python UDF holds each row back for most of a second; an Arrow UDF for a few "
+    "milliseconds.",
 }
 MANY_ROWS, FEW_ROWS = 8192, 64
-"""Of a batch for Python (``spark.sql.execution.arrow.maxRecordsPerBatch``): for a backlog, and for early rows."""
+"""Rows of a batch for Python (``spark.sql.execution.arrow.maxRecordsPerBatch``): for throughput, and for
+latency."""
 
 
 @dataclass(frozen=True)
 class CheckedPlan:
-    """What Spark will run between a continuous query's reader and its writer."""
+    """The plan that Spark runs between a continuous query's reader and its writer."""
 
     python_stages: tuple[str, ...]
-    """The stages that send rows through a Python worker of their own, from the reader on: mapInArrow, mapInPandas, Arrow UDF,
-    pandas UDF, Python UDF (row by row, carried as Arrow batches), pickled UDF. UDFs that Spark runs together are one stage."""
+    """The stages that send rows through a Python worker of their own, in order: mapInArrow, mapInPandas,
+    Arrow UDF, pandas UDF, Python UDF (row by row, in Arrow batches), pickled UDF. UDFs that Spark runs
+    together are one stage."""
 
     def filler_rows(self, batch: int) -> int:
-        """How many rows push those before them through all stages and into the writer.
+        """Return how many rows push the ones before them through all stages and into the writer.
 
         Parameters
         ----------
         batch
             The rows of a batch for Python.
         """
-        # The JVM asks for one row more before it closes a batch, and one more pushes the last bytes out.
+        # The JVM asks for one more row before it closes a batch, and another one pushes the last bytes out.
         return batch * (1 + len(self.python_stages)) + 2
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a user should know about the latency of this plan, a sentence each."""
+        """Sentences about the latency of this plan for the user."""
         return tuple(_SLOW[stage] for stage in dict.fromkeys(self.python_stages) if stage in _SLOW)
 
     def require_pipelined(self, pipelined: bool, version: str) -> None:
-        """Refuse Python stages that Spark would run one after the other, each waiting for the end of its input.
+        """Refuse Python stages if Spark would run them one by one, each waiting for the end of its input.
 
         Parameters
         ----------
@@ -68,17 +71,17 @@ class CheckedPlan:
         old = parse_version(version) < (4, 3)
         if self.python_stages and (old or not pipelined):
             stages = ", ".join(dict.fromkeys(self.python_stages))
-            way_out = f"make it with ps.session(pipelined=True), or set {PIPELINED}=true when it starts"
+            fix = f"make it with ps.session(pipelined=True), or set {PIPELINED}=true when it starts"
             raise ContinuousRefused(
-                f"The query has Python stages ({stages}), and this session runs such stages in a way that holds their rows back: "
-                + (f"Spark {version} knows no other, use Spark 4.3." if old else f"{way_out}."),
+                f"The query has Python stages ({stages}), and this session holds rows back in such stages: "
+                + (f"Spark {version} always does, use Spark 4.3." if old else f"{fix}."),
                 condition="CONTINUOUS_REFUSED.NOT_PIPELINED",
                 stages=self.python_stages,
             )
 
 
 def check_plan(carried: DataFrame) -> CheckedPlan:
-    """Hold the whole of a continuous query, hidden columns and all, against the list.
+    """Check all operators of a continuous query, metadata columns included, against the list.
 
     Parameters
     ----------
@@ -90,12 +93,12 @@ def check_plan(carried: DataFrame) -> CheckedPlan:
     ContinuousRefused
         An operator of the analysed or of the physical plan is not on the list.
     """
-    for operator in _line(analysed_plan(carried)):
+    for operator in _operators(analysed_plan(carried)):
         if operator.name != "Range":
             check_operator(operator)
     stages: list[str] = []
-    for operator in _line(executed_plan(carried)):
-        # Code generation has a number behind its name.
+    for operator in _operators(executed_plan(carried)):
+        # The name of generated code ends with a number.
         name = operator.name.partition(" ")[0]
         if name not in PHYSICAL:
             raise unsupported(name)
@@ -107,8 +110,8 @@ def check_plan(carried: DataFrame) -> CheckedPlan:
     return CheckedPlan(tuple(reversed(stages[:-1])))
 
 
-def _line(operator: Operator) -> Iterator[Operator]:
-    """The operators of a plan without branches, from the top."""
+def _operators(operator: Operator) -> Iterator[Operator]:
+    """Yield the operators of a plan without branches, from the top."""
     below = [operator]
     while below:
         if len(below) > 1:

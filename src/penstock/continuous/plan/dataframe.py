@@ -1,4 +1,4 @@
-"""The DataFrame that a continuous query's transform gets: rows one by one, with the engine's hidden columns out of sight."""
+"""The DataFrame that transforms of a continuous query get, without the engine's metadata columns."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from penstock.continuous.plan.allowed import (
     no_method,
     unsupported,
 )
-from penstock.continuous.plan.check import CheckedPlan, check_plan
 from penstock.continuous.plan.metadata_columns import EPOCH, KIND
 from penstock.continuous.plan.user_functions import arrow_runs, pandas_runs
 from penstock.errors import ContinuousRefused
@@ -31,16 +30,17 @@ _MAP_LIKE = (
     "alias", "drop", "dropna", "fillna", "filter", "replace", "select", "selectExpr", "to", "toDF", "where",
     "withColumn", "withColumnRenamed", "withColumns", "withColumnsRenamed", "withMetadata",
 )  # fmt: skip
-"""Methods that give another frame; which columns and expressions they may be called with is seen in the plan."""
-_TOLD = ("colRegex", "columns", "dtypes", "explain", "printSchema", "schema")
-"""What the frame without the hidden columns says."""
+"""Methods that return another frame; the plan shows which columns and expressions they were called with."""
+_READ_ONLY = ("colRegex", "columns", "dtypes", "explain", "printSchema", "schema")
+"""Attributes of the frame without the metadata columns."""
 _HIDDEN_FIELDS = (StructField(KIND, ByteType()), StructField(EPOCH, LongType()))
 
 
 class ContinuousFrame:
-    """Answers to the names of ``pyspark.sql.DataFrame`` for what a continuous query can do, and refuses the rest by name.
+    """Stand-in for ``pyspark.sql.DataFrame`` that refuses by name what a continuous query cannot do.
 
-    A frame is made by `begin_frame` and by the operations on another. It is never executed itself: `carried` is.
+    Frames come from `begin_frame` and from operations on another frame. Spark executes `carried`, never the
+    frame itself.
     """
 
     def __init__(self, carrier: HiddenColumnRewriter, plain: DataFrame, known: tuple[PlanPair, ...]) -> None:
@@ -50,7 +50,7 @@ class ContinuousFrame:
 
     @property
     def carried(self) -> DataFrame:
-        """The DataFrame for Spark to run: the user's columns, then the hidden ones."""
+        """The DataFrame for Spark to run: the user's columns, then the metadata columns."""
         return self._carrier.carried(self._known[0])
 
     @property
@@ -66,19 +66,25 @@ class ContinuousFrame:
         return na_functions(self)
 
     def transform(self, func: Callable[..., ContinuousFrame], *args: Any, **kwargs: Any) -> ContinuousFrame:
-        """Give what a function makes of this frame."""
+        """Return what a function makes of this frame."""
         return transformed(self, lambda frame: func(frame, *args, **kwargs))
 
     def mapInArrow(
         self, func: Callable[..., Any], schema: Any, barrier: bool = False, profile: Any = None
     ) -> ContinuousFrame:
-        """Apply a function to record batches; it is called anew for the rows between two rests or ends of epochs."""
+        """Apply a function to record batches.
+
+        It is called again after each pause in the stream and each end of an epoch.
+        """
         return self._mapped("mapInArrow", arrow_runs, func, schema, profile)
 
     def mapInPandas(
         self, func: Callable[..., Any], schema: Any, barrier: bool = False, profile: Any = None
     ) -> ContinuousFrame:
-        """Apply a function to pandas DataFrames; it is called anew for the rows between two rests or ends of epochs."""
+        """Apply a function to pandas DataFrames.
+
+        It is called again after each pause in the stream and each end of an epoch.
+        """
         return self._mapped("mapInPandas", pandas_runs, func, schema, profile)
 
     def _mapped(self, name: str, runs: Any, func: Any, schema: Any, profile: Any) -> ContinuousFrame:
@@ -87,9 +93,9 @@ class ContinuousFrame:
             raise unsupported("resource profile")
         plain = getattr(self._plain, name)(func, schema)
         refuse_hidden_names(plain.columns)
-        given = self.carried if name == "mapInArrow" else self._carrier.without_nulls(self._known[0])
+        rows = self.carried if name == "mapInArrow" else self._carrier.without_nulls(self._known[0])
         declared = [StructField(field.name, field.dataType) for field in plain.schema]
-        carried = getattr(given, name)(runs(func, plain.schema), StructType([*declared, *_HIDDEN_FIELDS]))
+        carried = getattr(rows, name)(runs(func, plain.schema), StructType([*declared, *_HIDDEN_FIELDS]))
         made = self._carrier.carry_function(plain, carried)
         return ContinuousFrame(self._carrier, plain, (made, *self._known))
 
@@ -99,7 +105,7 @@ class ContinuousFrame:
         return ContinuousFrame(self._carrier, plain, (made, *self._known))
 
     def __getattr__(self, name: str) -> Any:
-        if name in _TOLD:
+        if name in _READ_ONLY:
             return getattr(self._plain, name)
         if name in _MAP_LIKE:
             return lambda *args, **kwargs: self._derived(getattr(self._plain, name)(*args, **kwargs))
@@ -117,8 +123,8 @@ class ContinuousFrame:
     def __getitem__(self, item: Any) -> Any:
         from pyspark.sql import Column
 
-        given: Any = self._plain[item]
-        return given if isinstance(given, Column) else self._derived(given)
+        selected: Any = self._plain[item]
+        return selected if isinstance(selected, Column) else self._derived(selected)
 
     def __dir__(self) -> list[str]:
         return dir(self._plain)
@@ -135,17 +141,17 @@ def _refusing(name: str) -> Callable[..., Any]:
 
 
 def begin_frame(carried: DataFrame) -> ContinuousFrame:
-    """The frame over a continuous query's reader.
+    """Return the frame over a continuous query's reader.
 
     Parameters
     ----------
     carried
-        A DataFrame of the source's columns and, at its end, the hidden ones. Of a classic session.
+        A DataFrame of the source's columns and then the metadata columns, in a classic session.
 
     Raises
     ------
     ContinuousRefused
-        A column of the source has the name of a hidden one.
+        A column of the source has the name of a metadata column.
     """
     columns = carried.columns
     refuse_hidden_names(columns[:-2])
@@ -157,41 +163,32 @@ def begin_frame(carried: DataFrame) -> ContinuousFrame:
 def transformed(
     frame: ContinuousFrame, function: Callable[[ContinuousFrame], ContinuousFrame]
 ) -> ContinuousFrame:
-    """What a user's transform makes of a frame.
+    """Return what a user's transform makes of a frame.
 
     Raises
     ------
     ContinuousRefused
-        An operation in it is not for continuous queries, or it gives something else than a frame made from this one.
+        It has an operation that continuous queries do not support, or returns anything but a frame made from
+        this one.
     """
     made = function(frame)
     if not isinstance(made, ContinuousFrame) or made._known[-1] is not frame._known[-1]:
         raise ContinuousRefused(
-            f"A transform of a continuous query gives the DataFrame that it got, with operations on it, and this one gave "
-            f"{type(made).__name__}. Return the frame, or {OTHER_TRIGGER}.",
+            "A transform of a continuous query returns the DataFrame that it got, with operations on it, and "
+            f"this one returned {type(made).__name__}. Return the frame, or {OTHER_TRIGGER}.",
             condition="CONTINUOUS_REFUSED.OTHER_FRAME",
             given=type(made).__name__,
         )
     return made
 
 
-def checked(frame: ContinuousFrame) -> CheckedPlan:
-    """Look at the whole plan of a frame, as Spark will run it.
-
-    Raises
-    ------
-    ContinuousRefused
-        It has an operator that is not for continuous queries.
-    """
-    return check_plan(frame.carried)
-
-
 def refuse_hidden_names(columns: list[str]) -> None:
-    """Refuse columns with a name that the engine uses; Spark ignores case."""
+    """Refuse columns with the name of a metadata column; Spark ignores case."""
     for name in columns:
         if name.lower() in (KIND, EPOCH):
             raise ContinuousRefused(
-                f"A column of a continuous query cannot be called {name}: the engine has its own of that name. Rename it.",
+                f"A column of a continuous query cannot be called {name}: the engine has a metadata column "
+                "of that name. Rename it.",
                 condition="CONTINUOUS_REFUSED.COLUMN_NAME",
                 column=name,
             )

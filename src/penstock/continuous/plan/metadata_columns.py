@@ -1,4 +1,4 @@
-"""The columns that every row of a continuous query carries besides its own, and what is no row."""
+"""The metadata columns that every row of a continuous query carries: its kind, and its epoch."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import pyarrow as pa
 
 KIND, EPOCH = "__penstock_kind", "__penstock_epoch"
 MARKER, FILLER = 1, 2
-"""What a row of a batch is: one of the source's; the end of an epoch; or one that only pushes those before it through the
-buffers between Spark and its Python workers."""
+"""Kinds of rows besides the source's: the marker that ends an epoch, and a filler, which only pushes the
+rows before it through the buffers between Spark and its Python workers."""
 
 HIDDEN = pa.schema([pa.field(KIND, pa.int8(), nullable=False), pa.field(EPOCH, pa.int64(), nullable=False)])
 
 
 class Labels:
-    """Puts the hidden columns beside rows of one schema; not for several threads at once."""
+    """Appender of the metadata columns to rows of one schema; not thread-safe."""
 
     def __init__(self, schema: pa.Schema) -> None:
         self._schema = pa.schema([*schema, *HIDDEN])
@@ -23,9 +23,9 @@ class Labels:
         self._epoch = 0
 
     def beside(self, rows: pa.RecordBatch, kind: int, epoch: int) -> pa.RecordBatch:
-        """Rows of one kind and epoch."""
+        """Return the rows with the columns of one kind and epoch."""
         count = rows.num_rows
-        # Most batches are small: what they have in common is made once for an epoch, and cut.
+        # Most batches are small: the columns are made once for an epoch, and sliced.
         if epoch != self._epoch or count > len(self._epochs):
             self._epoch, self._epochs = epoch, _repeated(EPOCH, epoch, _room(count))
         columns = [*rows.columns, _kinds(kind, _room(count)).slice(0, count), self._epochs.slice(0, count)]
@@ -46,6 +46,6 @@ def _repeated(name: str, value: int, count: int) -> pa.Array:
 
 
 def kinds_of(batch: pa.RecordBatch) -> bytes:
-    """The kind of each row."""
+    """Return the kind of each row."""
     kinds = batch.column(KIND)
     return bytes(kinds.buffers()[1].slice(kinds.offset, len(kinds)))

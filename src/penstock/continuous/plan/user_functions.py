@@ -1,7 +1,8 @@
-"""A user's mapInArrow and mapInPandas in a continuous query: called anew for each run of rows between markers and fillers.
+"""A user's mapInArrow and mapInPandas functions in a continuous query.
 
-The function gets its rows and nothing else, and ends where the run ends; markers and fillers pass it by, each in its place, as
-copies of the last row that it gave, or as nulls where it has given none yet.
+They are called for each run of rows between markers and fillers. A function gets only rows and ends where the
+run ends. Markers and fillers bypass it in their order, as copies of the last row that it returned, or as
+nulls if it has not returned one yet.
 """
 
 from __future__ import annotations
@@ -26,52 +27,44 @@ Function = Callable[[Iterator[Any]], Any]
 
 @dataclass(frozen=True)
 class _Piece:
-    """Rows of a batch that belong together: real ones of one epoch, or markers and fillers."""
+    """Consecutive rows of a batch: real ones of one epoch, or markers and fillers."""
 
     real: bool
     rows: Any
-    """Without the hidden columns."""
+    """The rows without the metadata columns."""
     kind: Any
     epoch: Any
 
 
 class _Batches(Protocol):
-    """How batches of one kind are taken apart and put together."""
+    """Operations on batches of one library."""
 
     def hidden(self, batch: Any) -> tuple[Any, Any]:
-        """The two hidden columns, as numpy arrays."""
+        """Return the two metadata columns as numpy arrays."""
 
     def part(self, batch: Any, start: int, end: int) -> Any:
-        """Some rows, without the hidden columns."""
+        """Return some rows, without the metadata columns."""
 
-    def checked(self, given: Any) -> Any:
-        """What the user's function gave, ready for Spark."""
+    def checked(self, returned: Any) -> Any:
+        """Check what the user's function returned, and return it ready for Spark."""
 
     def last(self, rows: Any) -> Any:
-        """The last row, to be copied."""
+        """Return the last row."""
 
     def copies(self, row: Any, count: int) -> Any:
-        """`count` copies of a row, or of nulls where there is none."""
+        """Return copies of a row, or of nulls without one."""
 
     def joined(self, rows: Any, kind: Any, epoch: Any) -> Any:
-        """Rows with the hidden columns."""
+        """Return rows with the metadata columns."""
 
 
 def arrow_runs(function: Function, schema: StructType) -> Function:
-    """The function for `mapInArrow` over the carried frame that stands for a user's.
-
-    Parameters
-    ----------
-    function
-        The user's: an iterator of ``pyarrow.RecordBatch`` to another.
-    schema
-        What it gives.
-    """
+    """Wrap a user's function for `mapInArrow` over the carried frame; it returns rows of a schema."""
     return _Runs(function, _Arrow(schema))
 
 
 def pandas_runs(function: Function, schema: StructType) -> Function:
-    """The same for `mapInPandas`."""
+    """Wrap a user's function for `mapInPandas` over the carried frame; it returns rows of a schema."""
     return _Runs(function, _Pandas(schema))
 
 
@@ -80,8 +73,8 @@ class _Runs:
         self._function = function
         self._batches = batches
 
-    def __call__(self, given: Iterator[Any]) -> Iterator[Any]:
-        pieces = _Pieces(self._pieces(given))
+    def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
+        pieces = _Pieces(self._pieces(batches))
         last = None
         while (piece := pieces.peek()) is not None:
             if not piece.real:
@@ -98,8 +91,8 @@ class _Runs:
                 yield self._batches.joined(rows, kind, np.full(len(rows), piece.epoch[0], dtype=np.int64))
             pieces.drop_run()
 
-    def _pieces(self, given: Iterator[Any]) -> Iterator[_Piece]:
-        for batch in given:
+    def _pieces(self, batches: Iterator[Any]) -> Iterator[_Piece]:
+        for batch in batches:
             kind, epoch = self._batches.hidden(batch)
             signal = kind != ROW
             edges = [0, *(np.flatnonzero(signal[1:] != signal[:-1]) + 1).tolist(), len(kind)]
@@ -110,7 +103,7 @@ class _Runs:
 
 
 class _Pieces:
-    """The pieces of a stream, with a look at the next one."""
+    """Iterator over the pieces of a stream that can peek at the next one."""
 
     def __init__(self, pieces: Iterator[_Piece]) -> None:
         self._pieces = pieces
@@ -126,7 +119,7 @@ class _Pieces:
         return taken
 
     def run(self) -> Iterator[Any]:
-        """The rows up to the next marker or filler."""
+        """Yield the rows up to the next marker or filler."""
         while (piece := self.peek()) is not None and piece.real:
             self.take()
             yield piece.rows
@@ -150,15 +143,15 @@ class _Arrow:
     def part(self, batch: pa.RecordBatch, start: int, end: int) -> pa.RecordBatch:
         return batch.select(list(range(batch.num_columns - 2))).slice(start, end - start)
 
-    def checked(self, given: Any) -> pa.RecordBatch:
-        if not isinstance(given, pa.RecordBatch):
-            raise _wrong_type("pyarrow.RecordBatch", given)
-        if given.num_columns != len(self._fields) and not (given.num_columns == 0 == given.num_rows):
-            raise _wrong_columns("mapInArrow", given.schema.names, [field.name for field in self._fields])
-        return given
+    def checked(self, returned: Any) -> pa.RecordBatch:
+        if not isinstance(returned, pa.RecordBatch):
+            raise _wrong_type("pyarrow.RecordBatch", returned)
+        if returned.num_columns != len(self._fields) and not (returned.num_columns == 0 == returned.num_rows):
+            raise _wrong_columns("mapInArrow", returned.schema.names, [field.name for field in self._fields])
+        return returned
 
     def last(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        # Spark's batches live on in a slice of them.
+        # A slice would keep Spark's whole batch alive.
         return rows.take(pa.array([rows.num_rows - 1]))
 
     def copies(self, row: pa.RecordBatch | None, count: int) -> pa.RecordBatch:
@@ -178,7 +171,10 @@ class _Arrow:
         return pa.RecordBatch.from_arrays(columns, schema=pa.schema([*fields, *HIDDEN]))
 
     def _as_declared(self, column: pa.Array, place: int) -> pa.Array:
-        """In the one Arrow type that every batch has, as a stream must; a type that is another to Spark is left for it to refuse."""
+        """Cast to the Arrow type of the stream, which all batches must share.
+
+        Spark refuses types that differ for it, too.
+        """
         expected = self._fields[place].type
         if column.type.equals(expected):
             return column
@@ -195,22 +191,22 @@ class _Pandas:
     def part(self, batch: Any, start: int, end: int) -> Any:
         return batch.iloc[start:end, :-2].reset_index(drop=True)
 
-    def checked(self, given: Any) -> Any:
+    def checked(self, returned: Any) -> Any:
         import pandas as pd
 
-        if not isinstance(given, pd.DataFrame):
-            raise _wrong_type("pandas.DataFrame", given)
-        named = any(isinstance(name, str) for name in given.columns)
-        if given.empty and len(given.columns) == 0:
-            return given
-        # By name, or by place where there are no names, as Spark does.
+        if not isinstance(returned, pd.DataFrame):
+            raise _wrong_type("pandas.DataFrame", returned)
+        named = any(isinstance(name, str) for name in returned.columns)
+        if returned.empty and len(returned.columns) == 0:
+            return returned
+        # By name, or by position if there are no names, as Spark does.
         if named:
-            missing = [name for name in self._names if name not in given.columns]
+            missing = [name for name in self._names if name not in returned.columns]
         else:
-            missing = [] if len(given.columns) == len(self._names) else self._names
+            missing = [] if len(returned.columns) == len(self._names) else self._names
         if missing:
-            raise _wrong_columns("mapInPandas", list(given.columns), self._names)
-        return given[self._names] if named else given.set_axis(self._names, axis=1)
+            raise _wrong_columns("mapInPandas", list(returned.columns), self._names)
+        return returned[self._names] if named else returned.set_axis(self._names, axis=1)
 
     def last(self, rows: Any) -> Any:
         return rows.iloc[-1:].copy()
@@ -226,19 +222,20 @@ class _Pandas:
         return rows.reset_index(drop=True).assign(**{KIND: kind, EPOCH: epoch})
 
 
-def _wrong_type(expected: str, given: Any) -> PySparkTypeError:
+def _wrong_type(expected: str, returned: Any) -> PySparkTypeError:
     return PySparkTypeError(
         errorClass="UDF_RETURN_TYPE",
         messageParameters={
             "expected": f"iterator of {expected}",
-            "actual": f"iterator of {type(given).__name__}",
+            "actual": f"iterator of {type(returned).__name__}",
         },
     )
 
 
-def _wrong_columns(operation: str, given: list[Any], expected: list[str]) -> SchemaMismatch:
+def _wrong_columns(operation: str, returned: list[Any], expected: list[str]) -> SchemaMismatch:
     return SchemaMismatch(
-        f"The function of {operation} gave the columns {given}, and its schema has {expected}; they must be the same.",
-        given=given,
+        f"The function of {operation} returned the columns {returned}, and its schema has {expected}; they "
+        "must be the same.",
+        given=returned,
         expected=expected,
     )

@@ -1,8 +1,12 @@
-"""Record batches on their way from a task's Python to the JVM: each in one write.
+"""A task's connections to the driver and to Spark's JVM.
 
-Spark's Python worker hands each batch to Arrow's stream writer, which writes a batch in some thirty pieces, buffer by buffer. In a
-micro-batch a file buffer gathers them; here it is tiny, for rows not to lie in it (``spark.sql.execution.pandas.udf.buffer.size`` is
-the size of both directions' buffers), and each piece would be a system call that wakes a thread of the JVM (Spark 4.2, 4.3).
+To the driver it sends short messages in JSON over an authenticated socket. A task gets the driver's address
+with its pickled function, which Spark carries to executors as it carries all code.
+
+Spark's Python worker hands each record batch to Arrow's stream writer, which writes it in some thirty pieces,
+buffer by buffer. In a micro-batch a file buffer gathers them. Here that buffer is tiny, so that no rows wait
+in it (``spark.sql.execution.pandas.udf.buffer.size`` is the size of both directions' buffers), and each piece
+would be a system call that wakes a thread of the JVM (Spark 4.2, 4.3). So each batch is written as a whole.
 """
 
 from __future__ import annotations
@@ -22,7 +26,10 @@ _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 
 
 class WholeBatchWriter:
-    """What Spark uses of Arrow's stream writer, and the same bytes; for schemas without dictionaries."""
+    """Stream writer with the interface and output of Arrow's, as far as Spark uses it.
+
+    For schemas without dictionaries.
+    """
 
     def __init__(self, stream: IO[bytes], schema: pa.Schema) -> None:
         self._stream = stream
@@ -36,21 +43,20 @@ class WholeBatchWriter:
 
 
 def with_whole_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The same batches, for the end of a task's generator: whoever makes a stream writer for the first one gets a whole one."""
-    usual = pa.RecordBatchStreamWriter
+    """Yield the batches at the end of a task's generator, such that Spark writes each of them in one piece.
+
+    Spark makes its stream writer when it gets the first one.
+    """
+    original = pa.RecordBatchStreamWriter
     for first in batches:
         pa.RecordBatchStreamWriter = WholeBatchWriter
         try:
             yield first
         finally:
-            # The worker's next task has the usual one.
-            pa.RecordBatchStreamWriter = usual
+            # The worker's next task gets the original one.
+            pa.RecordBatchStreamWriter = original
         yield from batches
 
-
-# ---- link: The line between a task and the driver: short messages in JSON, over an authenticated socket.
-#
-# A task gets the address with its pickled function, which Spark carries to executors as it carries all code.
 
 READER, WRITER = "reader", "writer"
 _LONGEST_WAIT = 1.0
@@ -58,15 +64,15 @@ _LONGEST_WAIT = 1.0
 
 @dataclass(frozen=True)
 class CoordinatorAddress:
-    """Where the coordinator of one run listens, and the secret that it wants to hear."""
+    """The address of the coordinator of one run, and the secret that it expects."""
 
     host: str
     port: int
     run: str
-    """The run's id: what the tasks of a run that is over say is not heard."""
+    """The run's id: the coordinator ignores tasks of other runs."""
     secret: bytes = field(repr=False)
 
-    def link(self, role: str, task: int) -> Channel:
+    def connect(self, role: str, task: int) -> Channel:
         """Connect a task's reader or writer.
 
         Raises
@@ -78,65 +84,65 @@ class CoordinatorAddress:
             connection = connect((self.host, self.port), authkey=self.secret)
         except CONNECT_ERRORS as error:
             raise unreachable_error(self.host, self.port, error) from error
-        link = Channel(connection)
-        link.tell("hello", run=self.run, role=role, task=task)
-        return link
+        channel = Channel(connection)
+        channel.send("hello", run=self.run, role=role, task=task)
+        return channel
 
 
 class Channel:
-    """One end of the line; not for several threads at once."""
+    """A task's connection to the driver; not thread-safe."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
     def fileno(self) -> int:
-        """For ``select``: readable when something has come."""
+        """Return the descriptor for ``select``, readable when a message has come."""
         return self._connection.fileno()
 
-    def tell(self, kind: str, **what: object) -> None:
+    def send(self, kind: str, **what: object) -> None:
         """Send a message.
 
         Raises
         ------
         ContinuousFailed
-            When the other end has hung up.
+            When the driver has closed it.
         """
         try:
             self._connection.send_bytes(encode(kind, **what))
         except OSError as error:
-            raise _hung_up() from error
+            raise _closed() from error
 
-    def heard(self, timeout: float = 0.0) -> dict[str, Any] | None:
-        """The next message; None when none comes within ``timeout`` seconds.
+    def receive(self, timeout: float = 0.0) -> dict[str, Any] | None:
+        """Return the next message; None if none comes within ``timeout`` seconds.
 
         Raises
         ------
         ContinuousFailed
-            When the other end has hung up.
+            When the driver has closed it.
         """
         try:
             return decode(self._connection.recv_bytes()) if self._connection.poll(timeout) else None
         except (OSError, EOFError) as error:
-            raise _hung_up() from error
+            raise _closed() from error
 
-    def answer(self) -> dict[str, Any]:
-        """The next message, however long it takes.
+    def await_message(self) -> dict[str, Any]:
+        """Wait for the next message and return it.
 
         Raises
         ------
         ContinuousFailed
-            When the other end has hung up.
+            When the driver has closed it.
         """
-        while (message := self.heard(_LONGEST_WAIT)) is None:
+        while (message := self.receive(_LONGEST_WAIT)) is None:
             pass
         return message
 
-    def waits(self, timeout: float) -> None:
-        """Wait until the other end says something, or for ``timeout`` seconds."""
+    def wait(self, timeout: float) -> None:
+        """Wait until a message has come, or for ``timeout`` seconds."""
         self._connection.poll(timeout)
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._connection.close()
 
 
@@ -145,13 +151,13 @@ def encode(kind: str, **what: object) -> bytes:
 
 
 def decode(message: bytes) -> dict[str, Any]:
-    found = json.loads(message)
-    if not isinstance(found, Mapping) or "kind" not in found:
+    decoded = json.loads(message)
+    if not isinstance(decoded, Mapping) or "kind" not in decoded:
         raise EOFError("this is no message")
-    return dict(found)
+    return dict(decoded)
 
 
-def _hung_up() -> ContinuousFailed:
+def _closed() -> ContinuousFailed:
     return ContinuousFailed(
         "the driver has ended this run of the query", condition="CONTINUOUS_FAILED.HUNG_UP"
     )

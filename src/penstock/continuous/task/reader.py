@@ -1,4 +1,4 @@
-"""The first half of a task: rows of the source without end, with a marker at the end of each epoch."""
+"""The reading half of a task: an endless stream of rows, with a marker at the end of each epoch."""
 
 from __future__ import annotations
 
@@ -18,49 +18,50 @@ from penstock.spark.internals.gc_tuning import freeze_imports
 from penstock.spark.internals.udf_wrapper import ROW
 
 MOST_TIMES = 1000
-"""Of an epoch, which are told for its latencies."""
+"""Instants of an epoch that are reported for its latencies."""
 BATCH_ROWS = 10_000
-"""Rows between two looks at what the driver says."""
+"""Rows between two checks for messages of the driver."""
 BEHIND_ROWS = 1_000_000
-"""From so many unread rows on it pays to start the tasks anew, for batches that suit many rows."""
+"""With so many unread rows a restart of the tasks with larger batches pays off."""
 _LONGEST_REST = 1.0
 _GAP = 0.001
-"""Seconds from one send to the next read, where no more rows are known to be there: what comes meanwhile is one turn of reader, Spark and
-writer, whose time a busy source would need for its later rows. As Nagle's algorithm (RFC 896) with a limit; it delays a row by less."""
+"""Seconds from one send to the next read, while no further rows are known: those that come meanwhile take
+one round of reader, Spark and writer together, whose time a busy source would need for its later rows.
+Like Nagle's algorithm (RFC 896) with a limit; it delays a row by less than this."""
 
 
 class SourceReader(ABC):
-    """Some partitions of a source, read by one task."""
+    """Reader of some partitions of a source, in one task."""
 
     @abstractmethod
     def read(self, max_rows: int) -> pa.RecordBatch | None:
-        """Rows that have come; None when there are none."""
+        """Return rows that have come; None if there are none."""
 
     @abstractmethod
     def offsets(self) -> dict[int, int]:
-        """Where each partition stands behind the rows that were read."""
+        """Return the offset of each partition after the rows that were read."""
 
     @abstractmethod
-    def wait(self, link: Channel) -> None:
-        """Return when there may be rows, or the driver says something."""
+    def wait(self, channel: Channel) -> None:
+        """Return when there may be rows, or the driver has sent a message."""
 
     def times(self) -> list[tuple[int, int]]:
-        """When the rows of the last read were made: an instant in microseconds, and how many of the rows have it."""
+        """Return when the last rows were created: instants in microseconds with their numbers of rows."""
         return []
 
     @property
     def ahead(self) -> bool:
-        """Whether more rows are known to be there."""
+        """Whether further rows are known."""
         return False
 
     @property
     def behind(self) -> int:
-        """How many rows are known to be there that were not read yet."""
+        """How many rows are known that were not read yet."""
         return 0
 
     @property
     def skipped(self) -> bool:
-        """Whether it has passed over rows that are gone since its offsets were last asked for, and has read none."""
+        """Whether it has skipped lost rows since its offsets were last asked for, and has read none."""
         return False
 
     @property
@@ -70,31 +71,31 @@ class SourceReader(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Give up what it holds."""
+        """Release its resources."""
 
 
 class ReaderFactory(ABC):
-    """A source of a continuous query, carried to its tasks."""
+    """Factory of readers for a source, carried to the tasks of a continuous query."""
 
     schema: pa.Schema
 
     @abstractmethod
     def open(self, positions: Mapping[int, int]) -> SourceReader:
-        """Read some partitions from these offsets on, on an executor."""
+        """Open a reader of some partitions, from these offsets on, in a task."""
 
 
 @dataclass
 class ReadTask:
-    """For ``mapInArrow`` over a row for each task."""
+    """Function for ``mapInArrow`` over a DataFrame with one row for each task."""
 
     source: ReaderFactory
     tasks: int
-    """How many there are; each is told by the driver what to read."""
+    """How many tasks there are; the driver assigns partitions to each."""
     address: CoordinatorAddress
     filler_rows: int
-    """How many rows push those before them through all buffers behind."""
-    hurried: bool = False
-    """Whether the batches behind are large, for many rows rather than for early ones."""
+    """How many rows push the ones before them through all later buffers."""
+    large_batches: bool = False
+    """Whether later stages work in large batches, for throughput rather than latency."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return iterate_without_tracebacks(self._run())
@@ -104,75 +105,84 @@ class ReadTask:
         assert context is not None
         freeze_imports()
         task = context.partitionId()
-        link = self.address.link(READER, task)
+        channel = self.address.connect(READER, task)
         try:
-            epoch, positions = await_start(link)
+            epoch, positions = await_start(channel)
             source = self.source.open(positions)
             try:
-                reading = ReadLoop(source, link, epoch, self.filler_rows, hurried=self.hurried)
+                reading = ReadLoop(source, channel, epoch, self.filler_rows, large_batches=self.large_batches)
                 yield from with_whole_batches(reading.batches())
             finally:
                 source.close()
         finally:
-            link.close()
+            channel.close()
 
 
-def await_start(link: Channel) -> tuple[int, dict[int, int]]:
-    """The first epoch, and where each partition of a task stands, as the driver says once the run before has ended."""
-    message = link.answer()
+def await_start(channel: Channel) -> tuple[int, dict[int, int]]:
+    """Wait for the driver to assign the first epoch, and the partitions with their offsets.
+
+    It does so once the last run has ended.
+    """
+    message = channel.await_message()
     return message["epoch"], {int(partition): at for partition, at in message["positions"].items()}
 
 
 class ReadLoop:
-    """What a reader sends, and when; not for several threads at once."""
+    """The loop that sends rows, markers and fillers; not thread-safe."""
 
     def __init__(
-        self, source: SourceReader, link: Channel, epoch: int, filler_rows: int, *, hurried: bool = False
+        self,
+        source: SourceReader,
+        channel: Channel,
+        epoch: int,
+        filler_rows: int,
+        *,
+        large_batches: bool = False,
     ) -> None:
-        self._source, self._link, self._epoch = source, link, epoch
-        # As many times the last row.
+        self._source, self._channel, self._epoch = source, channel, epoch
+        # The last row, as many times.
         self._places = pa.repeat(0, filler_rows)
         self._last: pa.RecordBatch | None = None
         self._labels: Labels | None = None
         self._rows = 0
-        """Sent since the last marker."""
+        """Rows sent since the last marker."""
         self._sent_at = -_GAP
         self._held = False
-        """Whether buffers may hold something back."""
-        self._resting = False
-        """Whether the driver wants no more rows."""
-        self._hurried = hurried
-        self._told_growth = self._told_pace = self._told_skipped = False
+        """Whether later buffers may hold rows back."""
+        self._paused = False
+        """Whether the driver has paused it."""
+        self._large_batches = large_batches
+        self._reported_growth = self._reported_batches = self._reported_skipped = False
         self._times: list[tuple[int, int, int]] = []
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Rows, markers and fillers, until the driver lets it end."""
+        """Yield rows, markers and fillers until the driver ends it."""
         while True:
-            message = self._link.heard()
+            message = self._channel.receive()
             if message is not None:
                 if message["kind"] == "finish":
                     break
                 if message["kind"] == "rest":
-                    self._resting = True
-                    # Behind what was told of rows before: who hears this has heard of all of them.
-                    self._link.tell("resting")
+                    self._paused = True
+                    # After all messages about rows: the driver knows of all of them when it gets this one.
+                    self._channel.send("resting")
                     continue
                 yield from self._end_epoch(message["number"])
                 continue
-            rows = None if self._resting else self._read()
+            rows = None if self._paused else self._read()
             if rows is not None and rows.num_rows:
                 yield self._sent(rows)
             elif self._held:
                 self._held = False
                 yield self._fillers()
-            elif self._resting:
-                self._link.waits(_LONGEST_REST)
+            elif self._paused:
+                self._channel.wait(_LONGEST_REST)
             else:
-                self._tell_skipped()
-                self._tell_pace(self._hurried)
-                self._tell_growth()
-                self._source.wait(self._link)
-        self._link.tell("done")
+                self._report_skipped()
+                self._report_batches(self._large_batches)
+                self._report_growth()
+                self._source.wait(self._channel)
+        self._channel.send("done")
 
     def _read(self) -> pa.RecordBatch | None:
         early = self._sent_at + _GAP - time.monotonic()
@@ -182,16 +192,16 @@ class ReadLoop:
 
     def _sent(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         if not self._rows:
-            self._link.tell("sent")
+            self._channel.send("sent")
         self._rows += rows.num_rows
         self._sent_at = time.monotonic()
         self._note_times()
         self._last = rows.slice(rows.num_rows - 1)
         self._held = self._source.ahead
-        if not self._hurried and self._source.behind >= BEHIND_ROWS:
-            self._tell_pace(True)
+        if not self._large_batches and self._source.behind >= BEHIND_ROWS:
+            self._report_batches(True)
         sent = self._labelled(rows, ROW, self._epoch)
-        # One batch is under way sooner than two.
+        # One batch arrives sooner than two.
         return sent if self._held else pa.concat_batches([sent, self._fillers()])
 
     def _labelled(self, rows: pa.RecordBatch, kind: int, epoch: int) -> pa.RecordBatch:
@@ -207,8 +217,8 @@ class ReadLoop:
     def _end_epoch(self, number: int) -> Iterator[pa.RecordBatch]:
         offsets = {str(partition): end for partition, end in self._source.offsets().items()}
         times, self._times = self._times[:MOST_TIMES], []
-        self._link.tell("read", number=number, offsets=offsets, rows=self._rows, times=times)
-        self._epoch, self._told_skipped = number + 1, False
+        self._channel.send("read", number=number, offsets=offsets, rows=self._rows, times=times)
+        self._epoch, self._reported_skipped = number + 1, False
         if self._rows:
             assert self._last is not None
             self._rows, self._held = 0, True
@@ -218,19 +228,19 @@ class ReadLoop:
         assert self._last is not None
         return self._labelled(self._last.take(self._places), FILLER, self._epoch)
 
-    def _tell_skipped(self) -> None:
-        """An epoch without rows takes the offsets past those that are gone."""
-        if not self._told_skipped and not self._rows and self._source.skipped:
-            self._told_skipped = True
-            self._link.tell("sent")
+    def _report_skipped(self) -> None:
+        """Ask for an epoch without rows, which moves the offsets past lost rows."""
+        if not self._reported_skipped and not self._rows and self._source.skipped:
+            self._reported_skipped = True
+            self._channel.send("sent")
 
-    def _tell_pace(self, other: bool) -> None:
-        """Tell once that the other pace would suit."""
-        if other and not self._told_pace:
-            self._told_pace = True
-            self._link.tell("pace")
+    def _report_batches(self, other: bool) -> None:
+        """Report once that batches of the other size would suit better."""
+        if other and not self._reported_batches:
+            self._reported_batches = True
+            self._channel.send("pace")
 
-    def _tell_growth(self) -> None:
-        if not self._told_growth and self._source.grown:
-            self._told_growth = True
-            self._link.tell("grown")
+    def _report_growth(self) -> None:
+        if not self._reported_growth and self._source.grown:
+            self._reported_growth = True
+            self._channel.send("grown")

@@ -1,4 +1,4 @@
-"""The second half of a task: the rows that come out of the transformation, into the sink."""
+"""The writing half of a task: rows from the transformation into the sink."""
 
 from __future__ import annotations
 
@@ -26,47 +26,50 @@ if TYPE_CHECKING:
 
 FLUSH_ROWS = 250_000
 FLUSH_BYTES = 32 << 20
-"""Rows that are written although more of them are coming: so many, or of this size."""
+"""How many waiting rows, or bytes of them, are written although more rows are coming."""
 REPORT = "epochs bigint"
 _REPORT = pa.schema([("epochs", pa.int64())])
 
 
 class SinkWriter(ABC):
-    """One task's part of a sink."""
+    """Writer of one task to a sink."""
 
     @abstractmethod
     def write(self, rows: list[pa.RecordBatch], epoch: int) -> None:
-        """Write rows of an epoch, for everybody to see or staged for its end."""
+        """Write rows of an epoch, visible at once or staged for its end."""
 
     @abstractmethod
     def end(self, epoch: int) -> dict[str, Any]:
-        """All rows of the epoch are written; what the sink on the driver is to know, by attempt, such as how much that staged."""
+        """End an epoch whose rows are all written.
+
+        Return what its commit has to know by attempt, such as how much was staged.
+        """
 
     @abstractmethod
     def close(self) -> None:
-        """Give up what it holds."""
+        """Release its resources."""
 
 
 class WriterFactory(ABC):
-    """A sink of a continuous query, carried to its tasks."""
+    """Factory of writers to a sink, carried to the tasks of a continuous query."""
 
     def shaped(self, frame: ContinuousFrame) -> ContinuousFrame:
-        """What Spark does to the rows last, for the tasks to take them."""
+        """Return the rows as the writers take them; Spark does this last."""
         return frame
 
     @abstractmethod
     def open(self, task: int) -> SinkWriter:
-        """Write a task's rows, on an executor."""
+        """Open a task's writer, in the task."""
 
 
 @dataclass
 class WriteTask:
-    """For ``mapInArrow`` behind the transformation."""
+    """Function for ``mapInArrow`` after the transformation."""
 
     sink: WriterFactory
     address: CoordinatorAddress
     limited: bool = False
-    """Whether the driver says how many rows may be written."""
+    """Whether the driver grants how many rows may be written."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return iterate_without_tracebacks(self._run(iter(batches)))
@@ -76,37 +79,37 @@ class WriteTask:
         assert context is not None
         freeze_imports()
         task = context.partitionId()
-        link = self.address.link(WRITER, task)
+        channel = self.address.connect(WRITER, task)
         try:
             sink = self.sink.open(task)
             try:
-                ended = WriteLoop(sink, link, limited=self.limited).all(batches)
+                ended = WriteLoop(sink, channel, limited=self.limited).all(batches)
             except Exception as error:
-                # At rest Spark does not look at what a writer ends with.
+                # Spark does not notice the failure of an idle task.
                 with suppress(ContinuousFailed):
-                    link.tell("failed", error=_told(task, error))
+                    channel.send("failed", error=_failure_text(task, error))
                 raise
             finally:
                 sink.close()
-            link.tell("done")
+            channel.send("done")
         finally:
-            link.close()
+            channel.close()
         yield pa.RecordBatch.from_pydict({"epochs": [ended]}, schema=_REPORT)
 
 
 class WriteLoop:
-    """What a writer does with what comes; not for several threads at once."""
+    """The loop that writes rows and ends epochs; not thread-safe."""
 
-    def __init__(self, sink: SinkWriter, link: Channel, *, limited: bool = False) -> None:
-        self._sink, self._link = sink, link
+    def __init__(self, sink: SinkWriter, channel: Channel, *, limited: bool = False) -> None:
+        self._sink, self._channel = sink, channel
         self._limited, self._may_write = limited, True
         self._waiting: list[pa.RecordBatch] = []
         self._rows = self._waiting_rows = self._waiting_bytes = self._epoch = self._ended = 0
         self._written: list[int] = []
-        """When the rows of the epoch were written."""
+        """The instants of the epoch's writes."""
 
     def all(self, batches: Iterator[pa.RecordBatch]) -> int:
-        """Everything, to the end of the run; the number of epochs."""
+        """Write everything to the end of the run; return the number of epochs."""
         for batch in batches:
             self._take(batch)
         self._flush()
@@ -120,17 +123,17 @@ class WriteLoop:
             self._add(batch)
             return
         start = 0
-        # A batch has few markers: an epoch is long for a batch.
+        # A batch has few markers: an epoch is long in comparison.
         while (end := kinds.find(MARKER, start)) >= 0:
             self._add(_real(batch, kinds, start, end))
             self._end_epoch(batch.column(EPOCH)[end].as_py())
             start = end + 1
         self._add(_real(batch, kinds, start, batch.num_rows))
-        # What pushes rows through says that none follow for now.
+        # Fillers mean that no rows follow for now.
         self._flush()
 
     def _add(self, batch: pa.RecordBatch) -> None:
-        """Rows between two markers, which are all of one epoch."""
+        """Take rows between two markers, which are all of one epoch."""
         if not batch.num_rows:
             return
         self._epoch = batch.column(EPOCH)[0].as_py()
@@ -147,14 +150,14 @@ class WriteLoop:
         if self._waiting:
             self._sink.write(self._waiting, self._epoch)
             self._rows += self._waiting_rows
-            # The last one stands for those that are too many.
+            # Beyond the limit, the last instant stands for several.
             del self._written[MOST_TIMES - 1 :]
             self._written.append(now_micros())
             self._waiting = []
             self._waiting_rows = self._waiting_bytes = 0
 
     def _cut(self) -> None:
-        """Drop what the limit does not let through."""
+        """Drop rows beyond the limit."""
         left = self._granted(self._waiting_rows) if self._waiting and self._may_write else 0
         self._may_write = left >= self._waiting_rows
         kept = []
@@ -165,19 +168,19 @@ class WriteLoop:
         self._waiting_rows = sum(batch.num_rows for batch in self._waiting)
 
     def _granted(self, rows: int) -> int:
-        self._link.tell("want", number=self._epoch, rows=rows)
-        return int(self._link.answer()["rows"])
+        self._channel.send("want", number=self._epoch, rows=rows)
+        return int(self._channel.await_message()["rows"])
 
     def _end_epoch(self, number: int) -> None:
         self._flush()
         written, self._written = self._written, []
         attempts = self._sink.end(number)
-        self._link.tell("wrote", number=number, attempts=attempts, rows=self._rows, written=written)
+        self._channel.send("wrote", number=number, attempts=attempts, rows=self._rows, written=written)
         self._rows, self._ended = 0, self._ended + 1
 
 
-def _told(task: int, error: Exception) -> str:
-    """Its class stands at the beginning of a line, as in a traceback."""
+def _failure_text(task: int, error: Exception) -> str:
+    """Return a message with the error's class at the beginning of a line, as in a traceback."""
     kind = type(error)
     return f"the writer of task {task} failed:\n{kind.__module__}.{kind.__qualname__}: {error}"
 
@@ -186,7 +189,7 @@ def _real(batch: pa.RecordBatch, kinds: bytes, start: int, end: int) -> pa.Recor
     count = kinds.count(ROW, start, end)
     first = kinds.find(ROW, start, end)
     if kinds.count(ROW, first, first + count) == count:
-        # As a rule the rows are one behind the other, between fillers.
+        # Usually the rows are contiguous, between fillers.
         return batch.slice(max(first, start), count)
     part = batch.slice(start, end - start)
     return part.filter(pc.equal(part.column(KIND), ROW))

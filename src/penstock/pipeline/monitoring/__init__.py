@@ -1,1 +1,1 @@
-"""What queries tell of themselves to a store, for whoever looks from another process."""
+"""Reports of queries to a store, for the monitor page in another process."""

@@ -1,4 +1,4 @@
-"""One streaming listener of a session, for the queries that Spark runs: it leaves a note with a publisher, and that is all."""
+"""The streaming listener of a session: it passes events of the queries that Spark runs on to a publisher."""
 
 from __future__ import annotations
 
@@ -14,39 +14,39 @@ from pyspark.sql import SparkSession
 from penstock.instants import now_micros
 from penstock.pipeline.monitoring.progress_format import error_of, text_of
 from penstock.pipeline.monitoring.publisher import Publisher
-from penstock.spark.internals.listeners import add_listener as hear
+from penstock.spark.internals.listeners import add_listener
 from penstock.store.records.queries import MICRO_BATCH, QueryRun
 
 log = logging.getLogger("penstock.pipeline")
 
 
 class SessionListener:
-    """What is heard of a session's queries, and which publisher wants it."""
+    """Listener for a session's queries, with the publisher of each."""
 
     def __init__(self) -> None:
         self.listens = False
-        """Whether Spark tells it anything."""
+        """Whether it is registered with Spark."""
         self._guard = threading.Condition()
         self._runs: dict[str, Publisher | None] = {}
-        """By run; None for those that nobody is told of from here."""
+        """By run; None for runs that it does not report."""
         self._starting = 0
         self._parked: list[Callable[[], None]] = []
         self._others: Publisher | None = None
         self._spark_ui: str | None = None
 
     def publish_others(self, publisher: Publisher, spark_ui: str | None) -> None:
-        """From now on that publisher is told of the queries that are nobody else's."""
+        """Report all queries that are not a pipeline's to this publisher from now on."""
         with self._guard:
             self._others, self._spark_ui = publisher, spark_ui
 
     @property
     def others(self) -> Publisher | None:
-        """Who is told of queries that are nobody else's."""
+        """The publisher for queries that are not a pipeline's."""
         return self._others
 
     @contextmanager
     def starting(self) -> Iterator[None]:
-        """While a pipeline starts a query, what is heard of unknown ones waits until it is known whose they are."""
+        """Park events of unknown queries while a pipeline starts one, until it has claimed its own."""
         with self._guard:
             self._starting += 1
         try:
@@ -55,30 +55,30 @@ class SessionListener:
             with self._guard:
                 self._starting -= 1
                 parked, self._parked = (self._parked, []) if not self._starting else ([], self._parked)
-            for each in parked:
-                each()
+            for event in parked:
+                event()
 
     def claim(self, run_id: str, publisher: Publisher | None) -> None:
-        """A run is told of to that publisher, or is not told of from here."""
+        """Report a run to a publisher, or do not report it."""
         with self._guard:
             if self.listens:
                 self._runs[run_id] = publisher
 
     def forget(self, run_id: str) -> None:
-        """A run has ended."""
+        """Drop a run that has ended."""
         with self._guard:
             self._runs.pop(run_id, None)
             self._guard.notify_all()
 
     def await_end(self, run_id: str, timeout: float) -> bool:
-        """Wait until the end of a run was heard."""
+        """Wait until the end of a run was reported; return whether it was in time."""
         with self._guard:
             return self._guard.wait_for(lambda: run_id not in self._runs, timeout)
 
-    # What Spark calls, from threads of its own.
+    # Called by Spark, from threads of its own.
 
     def started(self, query_id: str, run_id: str, name: str | None) -> None:
-        """A query has started."""
+        """Handle the start of a query."""
         if self._parks(run_id, lambda: self.started(query_id, run_id, name)):
             return
         with self._guard:
@@ -90,16 +90,16 @@ class SessionListener:
         run = QueryRun(query_id, run_id, called, MICRO_BATCH, now_micros(), spark_ui=self._spark_ui)
         publisher.begin(run)
 
-    def progressed(self, told: Mapping[str, Any]) -> None:
-        """A query has come further."""
-        run_id = str(told["runId"])
-        if not self._parks(run_id, lambda: self.progressed(told)):
+    def progressed(self, progress: Mapping[str, Any]) -> None:
+        """Handle a query's progress."""
+        run_id = str(progress["runId"])
+        if not self._parks(run_id, lambda: self.progressed(progress)):
             publisher = self._runs.get(run_id)
             if publisher is not None:
-                publisher.progressed(run_id, told)
+                publisher.progressed(run_id, progress)
 
     def terminated(self, run_id: str, exception: str | None, condition: str | None) -> None:
-        """A query has ended."""
+        """Handle the end of a query."""
         if self._parks(run_id, lambda: self.terminated(run_id, exception, condition)):
             return
         publisher = self._runs.get(run_id)
@@ -118,23 +118,23 @@ class SessionListener:
         return False
 
 
-_hearings: WeakKeyDictionary[SparkSession, SessionListener] = WeakKeyDictionary()
+_listeners: WeakKeyDictionary[SparkSession, SessionListener] = WeakKeyDictionary()
 _guard = threading.Lock()
 
 
 def session_listener(spark: SparkSession, *, listen: bool = True) -> SessionListener:
-    """What is heard of the queries of a session; it listens from the first call on that asks it to.
+    """Return the listener of a session; it is registered with Spark by the first call that asks for it.
 
     Parameters
     ----------
     listen
-        False where queries are told of that Spark does not run: they need no listener.
+        False for queries that Spark does not run: they need no registration.
     """
     with _guard:
-        found = _hearings.get(spark)
-        if found is None:
-            found = _hearings[spark] = SessionListener()
-        if listen and not found.listens:
-            hear(spark, found)
-            found.listens = True
-        return found
+        listener = _listeners.get(spark)
+        if listener is None:
+            listener = _listeners[spark] = SessionListener()
+        if listen and not listener.listens:
+            add_listener(spark, listener)
+            listener.listens = True
+        return listener

@@ -1,4 +1,4 @@
-"""Which queries report to a store for the monitor page: pipelines on their own, others after ``ps.publish``."""
+"""Queries that report to a store for the monitor page: pipelines, and all others after ``ps.publish``."""
 
 from __future__ import annotations
 
@@ -35,9 +35,10 @@ OnEnd = Callable[[Exception | None], None]
 def publish(spark: SparkSession, *, url: str | None = None) -> None:
     """Report the session's streaming queries to a store, for the page of ``penstock ui``.
 
-    Queries of :func:`penstock.stream` report to the store of their sink or source on their own. This is for all others that start
-    from now on, for pipelines that have no store, and for all of Spark Connect: there a listener of PySpark's (4.3) keeps a program
-    from ending until it calls ``spark.stop()``, so that nothing listens before it is asked to.
+    Queries of :func:`penstock.stream` report to the store of their sink or source on their own. This is for
+    all others that start from now on, for pipelines that have no store, and for all of Spark Connect: there a
+    listener of PySpark's (4.3) keeps a program from ending until it calls ``spark.stop()``, so that nothing
+    listens before it is asked to.
 
     Parameters
     ----------
@@ -93,9 +94,10 @@ class MonitorTarget:
 def monitor_target(
     spark: SparkSession, source: Source, sink: Sink, consumers: Sequence[OwnedConsumer] = ()
 ) -> MonitorTarget | None:
-    """Return where a pipeline's query reports to: the store of its sink, else of its source, else that of ``ps.publish``; or None.
+    """Return where a pipeline's query reports to; None for nowhere.
 
-    Over Spark Connect, None before ``ps.publish``.
+    That is the store of its sink, else of its source, else that of ``ps.publish``. Over Spark Connect it is
+    None before ``ps.publish``.
 
     Parameters
     ----------

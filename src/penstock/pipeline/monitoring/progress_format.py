@@ -1,4 +1,4 @@
-"""Spark's progress and Spark's errors as the store has them: short, and without secrets."""
+"""Spark's progress and errors in the form of the store: short, and without secrets."""
 
 from __future__ import annotations
 
@@ -19,53 +19,53 @@ from penstock.store.records.queries import QueryError, QueryProgress
 _TEXT = 300
 _MESSAGE = 600
 _WARNING = 400
-# What Spark puts behind an error's message: the query's plan, and where in its own code it was.
-# Every pattern here takes time in proportion to the text: nobody knows what others write.
-_BEHIND = re.compile(r"\n=== Streaming Query ===|\n[ \t]+at [\w.$]+[(.]|\nJVM stacktrace:")
+# What Spark appends to an error's message: the query's plan, and its own stack trace.
+# Every pattern here takes linear time: the text may come from anywhere.
+_APPENDED = re.compile(r"\n=== Streaming Query ===|\n[ \t]+at [\w.$]+[(.]|\nJVM stacktrace:")
 
-# What an object is called that has no name: its class, and where it is in memory.
+# The text of an object without one: its class, and its address.
 _OBJECT = re.compile(r"(?<![\w.])(?:\w+\.)+([\w$]+)@[0-9a-f]+")
 
 
 def progress_of(
-    told: Mapping[str, Any], rows_in: int, rows_out: int | None, secrets: Sequence[str] = ()
+    progress: Mapping[str, Any], rows_in: int, rows_out: int | None, secrets: Sequence[str] = ()
 ) -> QueryProgress:
-    """Progress in Spark's JSON, with the rows of all that it stands for."""
-    durations = {phase: float(taken) for phase, taken in (told.get("durationMs") or {}).items()}
-    operators = told.get("stateOperators") or []
+    """Return Spark's progress as the store has it, with the rows since the last one that was written."""
+    durations = {phase: float(taken) for phase, taken in (progress.get("durationMs") or {}).items()}
+    operators = progress.get("stateOperators") or []
     return QueryProgress(
-        batch_id=int(told["batchId"]),
+        batch_id=int(progress["batchId"]),
         rows_in=rows_in,
         rows_out=rows_out,
-        latency=_latency((told.get("sink") or {}).get("metrics") or {}),
-        duration=durations.get("triggerExecution", told.get("batchDuration")),
+        latency=_latency((progress.get("sink") or {}).get("metrics") or {}),
+        duration=durations.get("triggerExecution", progress.get("batchDuration")),
         durations=durations,
-        watermark=_watermark((told.get("eventTime") or {}).get("watermark")),
+        watermark=_watermark((progress.get("eventTime") or {}).get("watermark")),
         state_rows=_sum(operators, "numRowsTotal"),
         state_bytes=_sum(operators, "memoryUsedBytes"),
-        warnings=tuple(_warnings(told.get("sources") or [], secrets)),
+        warnings=tuple(_warnings(progress.get("sources") or [], secrets)),
     )
 
 
-def rows_of(told: Mapping[str, Any]) -> tuple[int, int | None]:
-    """The rows that went in and came out; None where Spark does not count them."""
-    out = (told.get("sink") or {}).get("numOutputRows", -1)
-    return int(told.get("numInputRows") or 0), None if out is None or out < 0 else int(out)
+def rows_of(progress: Mapping[str, Any]) -> tuple[int, int | None]:
+    """Return the rows that were read and written; None where Spark does not count them."""
+    out = (progress.get("sink") or {}).get("numOutputRows", -1)
+    return int(progress.get("numInputRows") or 0), None if out is None or out < 0 else int(out)
 
 
-def ends_of(told: Mapping[str, Any], secrets: Sequence[str]) -> tuple[str | None, str | None]:
-    """What Spark calls the sources and the sink."""
-    sources = [_called(each) for each in told.get("sources") or []]
-    sink = _called(told.get("sink") or {})
+def ends_of(progress: Mapping[str, Any], secrets: Sequence[str]) -> tuple[str | None, str | None]:
+    """Return Spark's descriptions of the sources and the sink."""
+    sources = [_called(source) for source in progress.get("sources") or []]
+    sink = _called(progress.get("sink") or {})
     return text_of(", ".join(filter(None, sources)), secrets), text_of(sink, secrets)
 
 
 def _warnings(sources: Sequence[Mapping[str, Any]], secrets: Sequence[str]) -> Iterator[str]:
-    """What change feeds tell of their systems, beside where they end."""
+    """Yield the warnings that change feeds report with their latest offset."""
     for source in sources:
         latest = source.get("latestOffset")
-        for each in (latest.get("warnings") or ()) if isinstance(latest, Mapping) else ():
-            text = text_of(str(each), secrets, _WARNING)
+        for warning in (latest.get("warnings") or ()) if isinstance(latest, Mapping) else ():
+            text = text_of(str(warning), secrets, _WARNING)
             if text:
                 yield text
 
@@ -75,7 +75,7 @@ def _called(end: Mapping[str, Any]) -> str:
 
 
 def text_of(text: str | None, secrets: Sequence[str] = (), most: int = _TEXT) -> str | None:
-    """A text that every store takes and everybody may read; None for an empty one."""
+    """Return a text that every store takes, without secrets; None for an empty one."""
     if not text:
         return None
     kept = text.replace("\0", "").encode(errors="replace").decode()
@@ -83,25 +83,25 @@ def text_of(text: str | None, secrets: Sequence[str] = (), most: int = _TEXT) ->
 
 
 def error_of(error: Exception, secrets: Sequence[str] = (), condition: str | None = None) -> QueryError:
-    """What ended a query.
+    """Return the error that ended a query, as the store has it.
 
     Parameters
     ----------
     condition
-        Spark's name for it, where the error itself has lost it.
+        Spark's condition for it, if the error itself has lost it.
     """
-    found = original_error(error)
-    if isinstance(found, PenstockError):
-        condition, message = found.condition, found.message
+    error = original_error(error)
+    if isinstance(error, PenstockError):
+        condition, message = error.condition, error.message
     else:
-        named = found.getCondition() if isinstance(found, PySparkException) else None
-        condition, message = named or condition or QueryFailed.condition, str(found) or type(found).__name__
-    message = _BEHIND.split(message, maxsplit=1)[0]
+        named = error.getCondition() if isinstance(error, PySparkException) else None
+        condition, message = named or condition or QueryFailed.condition, str(error) or type(error).__name__
+    message = _APPENDED.split(message, maxsplit=1)[0]
     return QueryError(text_of(condition) or QueryFailed.condition, _brief(message, secrets))
 
 
 def _brief(message: str, secrets: Sequence[str]) -> str:
-    """The beginning and the end, which often is what a Python function has raised."""
+    """Return the beginning and the end of a message; the end often is what a Python function has raised."""
     whole = text_of(message, secrets, len(message) + _MESSAGE) or ""
     half = (_MESSAGE - 3) // 2
     return whole if len(whole) <= _MESSAGE else f"{whole[:half]} … {whole[-half:]}"
@@ -115,9 +115,9 @@ def _latency(metrics: Mapping[str, str]) -> dict[str, float]:
 
 
 def _watermark(text: str | None) -> int | None:
-    """Microseconds since 1970; None for 1970, which stands for none."""
+    """Return microseconds since 1970; None for 1970, which means no watermark."""
     return (micros_of(datetime.fromisoformat(text)) or None) if text else None
 
 
 def _sum(operators: Sequence[Mapping[str, Any]], name: str) -> int | None:
-    return sum(int(each.get(name) or 0) for each in operators) if operators else None
+    return sum(int(operator.get(name) or 0) for operator in operators) if operators else None

@@ -1,6 +1,7 @@
-"""One thread that tells a store of the queries of this process: at most once a second of each, and only the newest.
+"""The publisher of this process's queries to a store.
 
-Whoever tells the publisher leaves a note and goes on. A store that does not answer is logged once, and told again later.
+One thread writes the newest progress of each query, at most once a second. Its callers leave a note and do
+not wait. A store that does not answer is logged once, and tried again later.
 """
 
 from __future__ import annotations
@@ -28,61 +29,61 @@ from penstock.store.url import parse_url, with_options
 log = logging.getLogger("penstock.pipeline")
 
 EVERY_SECONDS = 1.0
-"""Between two writes of one query."""
+"""Between two writes for one query."""
 RETRY_SECONDS = 10.0
 """After a store did not answer."""
 GIVEN_UP_SECONDS = 300.0
-"""After which nobody is told any more of a run that ended while the store did not answer."""
+"""After which the end of a run is dropped if the store has not answered since."""
 _EXIT_SECONDS = 2.0
 
 LedgerName = Callable[[Transaction], str | None]
-"""Finds what the ledger calls a sink."""
+"""Returns a sink's name in the ledger."""
 
 
 def in_no_ledger(_tx: Transaction) -> None:
-    """Of a sink that enters nothing."""
+    """Return the ledger name of a sink without entries there: none."""
 
 
 @dataclass(frozen=True)
-class _News:
-    """Progress that is not written yet: the newest, and the rows of all since the last that was."""
+class _Unwritten:
+    """Progress that is not written yet: the newest, and the rows of all since the last write."""
 
-    told: Mapping[str, Any]
+    progress: Mapping[str, Any]
     rows_in: int
     rows_out: int | None
 
     @classmethod
-    def of(cls, told: Mapping[str, Any]) -> _News:
-        return cls(told, *rows_of(told))
+    def of(cls, progress: Mapping[str, Any]) -> _Unwritten:
+        return cls(progress, *rows_of(progress))
 
-    def then(self, later: _News | None) -> _News:
+    def merged_with(self, later: _Unwritten | None) -> _Unwritten:
         if later is None:
             return self
         known = self.rows_out is not None or later.rows_out is not None
         out = (self.rows_out or 0) + (later.rows_out or 0) if known else None
-        return _News(later.told, self.rows_in + later.rows_in, out)
+        return _Unwritten(later.progress, self.rows_in + later.rows_in, out)
 
 
 @dataclass
 class _Followed:
-    """A run that the publisher tells of."""
+    """A run that the publisher reports."""
 
     run: QueryRun
     ledger_name: LedgerName
     begun: bool = False
-    news: _News | None = None
+    news: _Unwritten | None = None
     ended_at: float | None = None
     error: QueryError | None = None
     written_at: float = 0.0
     batch: int | None = None
-    """The last one whose rows were looked for in the ledger."""
+    """The last micro-batch whose rows were looked up in the ledger."""
 
     @property
     def ended(self) -> bool:
         return self.ended_at is not None
 
     def due(self) -> float:
-        """When there is something to write, by the clock."""
+        """Return when there is something to write, by the clock."""
         if not self.begun or self.ended:
             return 0.0
         return self.written_at + (HEARTBEAT_SECONDS if self.news is None else EVERY_SECONDS)
@@ -90,23 +91,23 @@ class _Followed:
 
 @dataclass(frozen=True)
 class _Note:
-    """What one transaction writes of a run."""
+    """What the next transaction writes for a run."""
 
     followed: _Followed
     begins: bool
-    news: _News | None
+    news: _Unwritten | None
     ends: bool = field(default=False)
 
 
 class Publisher(Forkable):
-    """What this process tells one store.
+    """The reports of this process to one store.
 
     Parameters
     ----------
     url
         The store's URL.
     clock
-        Seconds, from anywhere.
+        Returns seconds, from any starting point.
     """
 
     def __init__(self, url: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -121,16 +122,16 @@ class Publisher(Forkable):
         self._thread: threading.Thread | None = None
         self._database: Database | None = None
         self._again_at = 0.0
-        self._away = False
+        self._unavailable = False
 
     def after_fork_in_child(self) -> None:
-        """The parent tells of its queries itself."""
+        """Forget the queries, which the parent reports."""
         self._reset()
 
-    # What others leave here; none of it waits.
+    # For callers; none of it waits.
 
     def begin(self, run: QueryRun, ledger_name: LedgerName = in_no_ledger) -> None:
-        """A run begins."""
+        """Report that a run begins."""
         with self._changed:
             self._followed[run.run_id] = _Followed(run, ledger_name)
             if self._thread is None:
@@ -138,27 +139,21 @@ class Publisher(Forkable):
                 self._thread.start()
             self._changed.notify_all()
 
-    def progressed(self, run_id: str, told: Mapping[str, Any]) -> None:
-        """A run has come further.
-
-        Parameters
-        ----------
-        told
-            In Spark's form, as JSON has it.
-        """
+    def progressed(self, run_id: str, progress: Mapping[str, Any]) -> None:
+        """Report a run's progress, in the form of Spark's JSON."""
         with self._changed:
             followed = self._followed.get(run_id)
             if followed is None:
                 return
             first = followed.news is None
-            news = _News.of(told)
-            followed.news = news if followed.news is None else followed.news.then(news)
-            # The thread looks at its clock anew for the first one alone.
+            news = _Unwritten.of(progress)
+            followed.news = news if followed.news is None else followed.news.merged_with(news)
+            # The thread has to compute its pause again for the first one alone.
             if first:
                 self._changed.notify_all()
 
     def end(self, run_id: str, error: QueryError | None) -> None:
-        """A run has ended."""
+        """Report that a run has ended."""
         with self._changed:
             followed = self._followed.get(run_id)
             if followed is not None and not followed.ended:
@@ -166,26 +161,26 @@ class Publisher(Forkable):
                 self._changed.notify_all()
 
     def settle(self, run_id: str, timeout: float) -> bool:
-        """Wait until the end of a run is written; False when it is not in time, or the store does not answer."""
+        """Wait until the end of a run is written; return whether it is, within ``timeout`` seconds."""
         with self._changed:
-            self._changed.wait_for(lambda: run_id not in self._followed or self._away, timeout)
+            self._changed.wait_for(lambda: run_id not in self._followed or self._unavailable, timeout)
             return run_id not in self._followed
 
     def settle_all(self, timeout: float) -> None:
-        """Wait until nothing is left to be written but that queries run."""
+        """Wait until nothing is left to be written for now."""
 
         def written() -> bool:
-            return self._away or all(
-                each.begun and each.news is None and not each.ended for each in self._followed.values()
+            return self._unavailable or all(
+                run.begun and run.news is None and not run.ended for run in self._followed.values()
             )
 
         with self._changed:
-            for each in self._followed.values():
-                each.written_at = 0.0 if each.news is not None else each.written_at
+            for followed in self._followed.values():
+                followed.written_at = 0.0 if followed.news is not None else followed.written_at
             self._changed.notify_all()
             self._changed.wait_for(written, timeout)
 
-    # What its thread does.
+    # In its thread.
 
     def _run(self) -> None:
         while True:
@@ -205,19 +200,19 @@ class Publisher(Forkable):
                 self._written(notes)
 
     def _pause(self) -> float:
-        """Seconds until there is something to do."""
-        due = min((each.due() for each in self._followed.values()), default=0.0)
+        """Return the seconds until there is something to write."""
+        due = min((followed.due() for followed in self._followed.values()), default=0.0)
         if self._followed:
             due = max(due, self._again_at)
         return due - self._clock()
 
     def _notes(self) -> list[_Note]:
-        """What is due, taken out; what comes meanwhile stays for the next time."""
+        """Take what is due; what comes meanwhile is left for the next time."""
         now, notes = self._clock(), []
-        for each in self._followed.values():
-            if each.due() <= now:
-                notes.append(_Note(each, not each.begun, each.news, each.ended))
-                each.news = None
+        for followed in self._followed.values():
+            if followed.due() <= now:
+                notes.append(_Note(followed, not followed.begun, followed.news, followed.ended))
+                followed.news = None
         return notes
 
     def _write(self, notes: list[_Note]) -> None:
@@ -226,8 +221,8 @@ class Publisher(Forkable):
 
     def _opened(self) -> Database:
         if self._database is None:
-            # The store was made by whoever reads or writes it.
-            self._database, _ = open_database(_hurried(self._url), create=False, patience=0)
+            # Whoever reads or writes the store has created it.
+            self._database, _ = open_database(_without_waits(self._url), create=False, patience=0)
         return self._database
 
     def _written(self, notes: list[_Note]) -> None:
@@ -237,33 +232,33 @@ class Publisher(Forkable):
                 followed = note.followed
                 followed.begun, followed.written_at = True, now
                 if note.news is not None:
-                    followed.batch = int(note.news.told["batchId"])
+                    followed.batch = int(note.news.progress["batchId"])
                 if note.ends and self._followed.get(followed.run.run_id) is followed:
                     del self._followed[followed.run.run_id]
-            if self._away:
-                log.info("queries are told of again", extra={"action": "published_again"})
-            self._away = False
+            if self._unavailable:
+                log.info("queries report to the monitor page again", extra={"action": "published_again"})
+            self._unavailable = False
             self._changed.notify_all()
 
     def _failed(self, notes: list[_Note], error: Exception) -> None:
         with self._changed:
             for note in notes:
                 if note.news is not None:
-                    note.followed.news = note.news.then(note.followed.news)
+                    note.followed.news = note.news.merged_with(note.followed.news)
             now = self._clock()
             self._again_at = now + RETRY_SECONDS
-            for run_id, each in list(self._followed.items()):
-                if each.ended_at is not None and now - each.ended_at > GIVEN_UP_SECONDS:
+            for run_id, followed in list(self._followed.items()):
+                if followed.ended_at is not None and now - followed.ended_at > GIVEN_UP_SECONDS:
                     del self._followed[run_id]
-            # Once for each time that it goes away.
-            if not self._away:
+            # Once for each outage.
+            if not self._unavailable:
                 what = error if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}"
                 log.warning(
-                    "queries run on, and the monitor page hears nothing of them for now: %s",
+                    "queries run on without reports to the monitor page for now: %s",
                     what,
                     extra={"action": "publish_failed", "error": condition_of(error)},
                 )
-            self._away = True
+            self._unavailable = True
             self._close()
             self._changed.notify_all()
 
@@ -276,7 +271,7 @@ class Publisher(Forkable):
 
 def _write(tx: Transaction, notes: list[_Note], secrets: list[str]) -> None:
     if tx.dialect == "postgres":
-        # What is told may be lost with the machine: no commit waits for a disk.
+        # Reports may be lost with the machine: no commit waits for a disk.
         tx.execute("set local synchronous_commit to off")
     for note in notes:
         followed = note.followed
@@ -287,21 +282,24 @@ def _write(tx: Transaction, notes: list[_Note], secrets: list[str]) -> None:
             queries.tell(tx, run, None)
         else:
             progress = _progress(tx, followed, note.news, secrets)
-            source, sink = ends_of(note.news.told, secrets)
+            source, sink = ends_of(note.news.progress, secrets)
             queries.tell(tx, run, progress, source=source, sink=sink)
         if note.ends:
             queries.end(tx, run, followed.error)
 
 
-def _progress(tx: Transaction, followed: _Followed, news: _News, secrets: list[str]) -> QueryProgress:
-    progress = progress_of(news.told, news.rows_in, news.rows_out, secrets)
+def _progress(tx: Transaction, followed: _Followed, news: _Unwritten, secrets: list[str]) -> QueryProgress:
+    progress = progress_of(news.progress, news.rows_in, news.rows_out, secrets)
     if progress.rows_out is not None:
         return progress
     return replace(progress, rows_out=_rows_out(tx, followed, progress.batch_id))
 
 
 def _rows_out(tx: Transaction, followed: _Followed, upto: int) -> int | None:
-    """What the ledger has of the micro-batches since; Spark does not count what a Python sink writes (4.2, 4.3)."""
+    """Return the rows of the micro-batches since in the ledger.
+
+    Spark does not count what a Python sink writes (4.2, 4.3).
+    """
     after = upto - 1 if followed.batch is None else followed.batch
     try:
         sink = followed.ledger_name(tx)
@@ -312,8 +310,8 @@ def _rows_out(tx: Transaction, followed: _Followed, upto: int) -> int | None:
     return queries.rows_committed(tx, sink, followed.run.query_id, after, upto)
 
 
-def _hurried(url: str) -> str:
-    """The same store, in whose file a commit does not wait for the disk, nor for others for long."""
+def _without_waits(url: str) -> str:
+    """Return the URL with options for commits that wait neither for the disk nor long for other processes."""
     parsed = parse_url(url)
     if parsed.dialect != "sqlite":
         return url
@@ -325,15 +323,15 @@ _guard = threading.Lock()
 
 
 def publisher_of(url: str) -> Publisher:
-    """The one of this process for a store."""
+    """Return this process's publisher for a store."""
     with _guard:
         return _publishers.setdefault(url, Publisher(url))
 
 
 def _at_exit(pid: int) -> None:
     if os.getpid() == pid:
-        for each in list(_publishers.values()):
-            each.settle_all(_EXIT_SECONDS)
+        for publisher in list(_publishers.values()):
+            publisher.settle_all(_EXIT_SECONDS)
 
 
 atexit.register(_at_exit, os.getpid())

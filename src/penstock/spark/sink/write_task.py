@@ -13,8 +13,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 from penstock.arrow.coerce import conform_batch
 from penstock.commit.protocol import append_task
 from penstock.queue.open_stores import open_store
-from penstock.queue.placement import Placement
-from penstock.queue.queue import placement_of
+from penstock.queue.placement import Placement, placement_of
 from penstock.spark.internals.gc_tuning import freeze_imports
 from penstock.spark.options import SinkOptions
 from penstock.spark.session_store import check_reach
@@ -133,14 +132,8 @@ class TaskWriter:
         attempt = Attempt(app_id, batch_id, self._task, self._attempt)
         count = 0
         for group in self._pieces.groups(batches):
-            self._stage(attempt, group, count)
-            count += len(group)
+            count += staging.stage_segments(self._database, self._queue, attempt, group, count)
         return self._wrote(count)
-
-    def _stage(self, attempt: Attempt, group: list[Segment], ordinal: int) -> None:
-        self._database.run(
-            lambda tx: staging.stage(tx, self._queue, attempt, group, ordinal), idempotent=True
-        )
 
     def append(self, batches: Iterator[pa.RecordBatch]) -> TaskResult:
         """Append the rows group by group; a repeated task repeats them."""

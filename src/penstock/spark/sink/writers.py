@@ -14,9 +14,8 @@ from typing import TypeVar
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
-from penstock.commit.micro_batch import BatchCommit, sink_name
+from penstock.commit.micro_batch import QueueTarget
 from penstock.commit.protocol import commit_batch, note_batch
-from penstock.commit.queue_target import QueueTarget
 from penstock.errors import CommitRefused, condition_of
 from penstock.queue.open_stores import open_store
 from penstock.spark.checkpoint import Checkpoint
@@ -27,7 +26,7 @@ from penstock.spark.sink.write_task import StreamTask, TaskResult, TaskWriter
 from penstock.store import staging
 from penstock.store.log.partition_log import Appended
 from penstock.store.records.catalog import QueueRecord
-from penstock.store.records.ledger import LedgerKey
+from penstock.store.records.ledger import LedgerKey, queue_sink
 
 log = logging.getLogger("penstock.spark")
 
@@ -84,7 +83,7 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
         if self._options.guarantee == "exactly_once":
             wrote = writer.stage(app_id, stream.batch_id, iterator)
         elif self._options.guarantee == "idempotent":
-            key = LedgerKey(sink_name(self._queue), app_id, stream.batch_id, writer.task)
+            key = LedgerKey(queue_sink(self._queue), app_id, stream.batch_id, writer.task)
             wrote = writer.append_once(
                 key,
                 stream.query_id,
@@ -147,7 +146,7 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
         query_id = next(message.stream.query_id for message in wrote if message.stream is not None)
         note_batch(
             open_store(self._options.url).database,
-            LedgerKey(sink_name(self._queue), self._options.app_id or query_id, batch_id),
+            LedgerKey(queue_sink(self._queue), self._options.app_id or query_id, batch_id),
             query_id,
             sum(message.rows for message in wrote),
             new_sink=self._options.allow_new_sink,
@@ -160,15 +159,10 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
             checkpoint, (message.stream.query_id for message in wrote if message.stream is not None)
         )
         self._require_placement(wrote)
-        return commit_batch(store.database, store.uuid, self._batch(wrote, batch_id, checkpoint))
-
-    def _batch(
-        self, wrote: Sequence[TaskResult], batch_id: int, checkpoint: Checkpoint
-    ) -> BatchCommit[Appended]:
         exactly = self._options.guarantee == "exactly_once"
         if not exactly and checkpoint.stateful():
             raise _stateful()
-        return batch_commit(
+        batch = batch_commit(
             QueueTarget(self._queue),
             checkpoint,
             batch_id,
@@ -179,6 +173,7 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
             rebind=self._options.allow_new_checkpoint,
             new_sink=self._options.allow_new_sink,
         )
+        return commit_batch(store.database, store.uuid, batch)
 
     def _require_placement(self, wrote: Sequence[TaskResult]) -> None:
         """Refuse rows that may be in the wrong partition."""

@@ -25,7 +25,7 @@ class QueueSink(Protocol):
 
 
 def queue_sink(queue: QueueSink) -> str:
-    """A queue in the ledger."""
+    """Return the name of a queue in the ledger; a queue that is recreated is another sink."""
     return f"{QUEUE_SINK}{queue.name}:{queue.generation}"
 
 

@@ -1,4 +1,4 @@
-"""Events of a continuous query on their way to listeners, without Spark."""
+"""Dispatch of a continuous query's events to listeners, without Spark."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PATIENCE = 30
 
 
 class Heard:
-    """Listeners that write down what they hear, and may wait or fail."""
+    """Listeners that record events, and may block or fail."""
 
     def __init__(self) -> None:
         self.events: list[object] = []
@@ -81,7 +81,7 @@ def test_listeners_that_fail_are_told_the_rest_and_logged_once(
     telling.terminated(None, PATIENCE)
     assert len(heard.events) == 3
     (record,) = caplog.records
-    assert "query copy: its listeners are not told of everything: not ('started'" in record.getMessage()
+    assert "query copy: its listeners have missed events: not ('started'" in record.getMessage()
 
 
 def test_what_ended_the_query_is_told_with_its_condition(heard: Heard) -> None:

@@ -1,4 +1,7 @@
-"""A checkpoint is brought up to what its query's sink has, each way in which the two can differ; the sink commits first."""
+"""Recovery of a checkpoint that lacks what its query's sink has, for every difference between the two.
+
+The sink commits first.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ def epoch(number: int, rows: int = 10) -> SinkEpoch:
 
 
 def micro_batch(number: int) -> SinkEpoch:
-    """Of a query with state: Spark has logged its offset, and the sink keeps none."""
+    """The epoch of a query with state: Spark has logged its offset, and the sink keeps none."""
     return SinkEpoch(number, None, 10)
 
 
@@ -42,7 +45,7 @@ class Place:
         """The offsets that the source was told to follow, and the last committed epoch at that time."""
 
     def committed(self, last: int) -> Place:
-        """Log the epochs up to one as committed, with 10 rows each that count for a limit."""
+        """Log the epochs up to one as committed, with 10 rows each that count towards a limit."""
         for number in range(last + 1):
             self.logs.write_offset(number, offset(number), 10 * (number + 1))
             self.logs.write_commit(number)
@@ -64,7 +67,7 @@ class Place:
 
     @property
     def files(self) -> tuple[list[int], list[int]]:
-        """Which numbers have an offset, and which a commit."""
+        """Return which numbers have an offset, and which a commit."""
         offsets, commits = (
             sorted(int(path.name) for path in (self.folder / name).iterdir() if path.name.isdigit())
             for name in ("offsets", "commits")
@@ -182,7 +185,7 @@ def test_an_epoch_that_is_committed_with_other_rows_is_another_drivers(
 ) -> None:
     place.committed(1)
     monkeypatch.setattr(CheckpointLog, "has_offset", lambda logs, number: False)
-    with pytest.raises(OwnerFenced, match="in the sink with other rows"):
+    with pytest.raises(OwnerFenced, match="has other rows in the checkpoint"):
         place.settle(SinkEpoch(1, {"to": [99]}, 10))
     assert place.logs.offset(1) == offset(1)
 

@@ -1,4 +1,7 @@
-"""A pipeline refuses, before it starts, what its output mode would get wrong; `check=False` starts it all the same."""
+"""A pipeline refuses, before it starts, what its output mode would get wrong.
+
+`check=False` starts it all the same.
+"""
 
 from __future__ import annotations
 

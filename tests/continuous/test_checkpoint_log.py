@@ -1,4 +1,4 @@
-"""Entries of a continuous query's checkpoint: created, never replaced, on the disk when they have been written."""
+"""Entries of a continuous query's checkpoint: created, never replaced, and synced when written."""
 
 from __future__ import annotations
 
@@ -101,9 +101,10 @@ def test_an_entry_of_another_driver_is_not_replaced_and_ends_this_one(
 def test_the_checkpoint_of_two_drivers_that_begin_at_once_has_one_id(
     tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The other one is first, after this one has seen that there is no checkpoint."""
+    """Another driver is first, after this one has seen that there is no checkpoint."""
     monkeypatch.setattr(checkpoint_log, "is_local", lambda files: place == "local")
-    # An object store has to be asked first whether the file is there; a local file is created or refused in one step.
+    # An object store has to be asked first whether the file is there; a local file is created or refused in
+    # one step.
     owner, name = (checkpoint_log, "create_durably") if place == "local" else (CheckpointLog, "_create")
     create = getattr(owner, name)
     others: list[str] = []

@@ -1,4 +1,4 @@
-"""Drivers that stand still around the commit of an epoch, and wake when another one has taken over."""
+"""Drivers that are suspended around the commit of an epoch, and resume when another one has taken over."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ consumers = pytest.mark.parametrize("consumer", ["c", None])
 
 
 def standing(copy: Copy, monkeypatch: pytest.MonkeyPatch, step: str) -> tuple[ContinuousExecution, Pause]:
-    """A query that has committed an epoch, and whose driver stands still in the next one."""
+    """Start a query that has committed an epoch, and whose driver is suspended in the next one."""
     part, method, after = STEPS[step]
     query = copy.add().query()
     copy.through(query)
@@ -35,13 +35,13 @@ def standing(copy: Copy, monkeypatch: pytest.MonkeyPatch, step: str) -> tuple[Co
 
 
 def check_fenced(query: ContinuousExecution) -> None:
-    """It has ended, by a reason that says that another driver goes on."""
+    """Check that it has ended because another driver took over."""
     assert query.join(PATIENCE)
     assert isinstance(query.failure, OwnerFenced | PlanMismatch), query.failure
 
 
 def check_goes_on(copy: Copy, query: ContinuousExecution) -> None:
-    """Everything is there once, and so is what comes."""
+    """Check that all rows are there once, later ones included."""
     copy.through(copy.add() and query)
     assert copy.ids() == copy.all()
     assert query.state is State.ACTIVE
@@ -130,7 +130,7 @@ def test_a_driver_that_wakes_while_its_successor_settles_does_not_take_it_along(
 def test_a_driver_whose_tasks_are_gone_when_it_wakes_does_not_take_over_again(
     copy: Copy, monkeypatch: pytest.MonkeyPatch, consumer: str | None
 ) -> None:
-    """Its run is to be repeated, and another driver has gone on meanwhile."""
+    """Its run is to be repeated, and another driver has committed meanwhile."""
     copy.consumer = consumer
     first = copy.add().query()
     copy.through(first)

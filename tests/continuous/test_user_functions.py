@@ -1,4 +1,4 @@
-"""What stands for a user's function in a Python worker, without Spark: any mixture of rows, markers and fillers in any batches."""
+"""Wrapped user functions, without Spark: any mixture of rows, markers and fillers in any batches."""
 
 from __future__ import annotations
 
@@ -27,11 +27,12 @@ cuts = st.lists(st.integers(0, 30), max_size=5)
 
 
 def stream(given_kinds: list[int]) -> pa.Table:
-    """Rows numbered by their place; an epoch ends with its marker."""
+    """Return rows numbered by position; an epoch ends with its marker."""
     epochs = [sum(kind == MARKER for kind in given_kinds[:place]) for place in range(len(given_kinds))]
     columns = [list(range(len(given_kinds))), given_kinds, epochs]
     schema = pa.schema([pa.field("id", pa.int64()), *HIDDEN])
-    return pa.table([pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)], schema)  # fmt: skip
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
+    return pa.table(arrays, schema)
 
 
 def cut(count: int, at: list[int]) -> list[tuple[int, int]]:
@@ -46,7 +47,7 @@ def signals(given_kinds: list[int]) -> list[tuple[int, int]]:
 
 
 def runs_of(given_kinds: list[int]) -> list[list[int]]:
-    """The rows between markers and fillers."""
+    """Return the rows between markers and fillers."""
     groups = groupby(enumerate(given_kinds), key=lambda pair: pair[1] == ROW)
     return [[place for place, _ in group] for real, group in groups if real]
 
@@ -54,7 +55,7 @@ def runs_of(given_kinds: list[int]) -> list[list[int]]:
 def through(
     made: Callable[[Iterator[Any]], Iterator[Any]], given_kinds: list[int], at: list[int], pandas: bool
 ) -> pd.DataFrame:
-    """What comes out when the stream is cut into batches in these places."""
+    """Return the output for the stream cut into batches at these positions."""
     whole = stream(given_kinds).combine_chunks().to_batches()
     batches = [batch.slice(start, end - start) for batch in whole for start, end in cut(len(batch), at)]
     out = list(made(batch.to_pandas() if pandas else batch for batch in batches))

@@ -13,7 +13,7 @@ BATCHES = [pa.record_batch({"id": [n, None], "name": ["a" * n, "é"], "tags": [[
 
 
 class Stream(io.BytesIO):
-    """What was written, in how many pieces."""
+    """Stream that counts the pieces that are written to it."""
 
     writes = 0
 
@@ -23,7 +23,7 @@ class Stream(io.BytesIO):
 
 
 def send(batches: Iterable[pa.RecordBatch]) -> Stream:
-    """As Spark's serializer does it."""
+    """Write batches as Spark's serializer does."""
     stream, writer = Stream(), None
     for batch in batches:
         if writer is None:

@@ -1,4 +1,4 @@
-"""Operations on a continuous frame: rows as on any DataFrame, every marker once and in its place."""
+"""Operations on a continuous frame: the rows of a plain DataFrame, and every marker once and in order."""
 
 from __future__ import annotations
 
@@ -12,12 +12,16 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from penstock.continuous.plan.dataframe import ContinuousFrame, begin_frame, checked, transformed
+from penstock.continuous.plan.check import check_plan
+from penstock.continuous.plan.dataframe import ContinuousFrame, begin_frame, transformed
 from penstock.continuous.plan.metadata_columns import EPOCH, KIND
 from penstock.errors import ContinuousRefused
 from tests.continuous.reading import Told, run, source_of, told
 
-STEPS = [("rows", 1), ("marker", 1), ("filler", 3), ("rows", 1), ("marker", 2), ("rows", 2), ("filler", 2), ("marker", 3)]  # fmt: skip
+STEPS = [
+    ("rows", 1), ("marker", 1), ("filler", 3), ("rows", 1), ("marker", 2), ("rows", 2), ("filler", 2),
+    ("marker", 3),
+]  # fmt: skip
 Transform = Callable[[Any], Any]
 
 
@@ -34,7 +38,7 @@ def frame(spark: SparkSession, plain: DataFrame) -> ContinuousFrame:
 
 
 def assert_same(spark: SparkSession, plain: DataFrame, transform: Transform) -> Told:
-    """Rows and schema are those of the plain DataFrame; markers and fillers are all there, where they were."""
+    """Check rows and schema against the plain DataFrame's, and that no marker or filler is lost or moved."""
     expected = transform(plain)
     made = transformed(source_of(spark, plain, STEPS), transform)
     assert made.schema == expected.schema
@@ -53,8 +57,12 @@ ALIKE: dict[str, Transform] = {
     "selectExpr": lambda df: df.selectExpr("id * 2 AS twice", "upper(s) s"),
     "where with text": lambda df: df.where("z > 0"),
     "filter with a column": lambda df: df.filter(F.col("s").isNotNull()).where(df.id > 1),
-    "withColumn and drop": lambda df: df.withColumn("id", F.col("id") + 1).withColumns({"x": F.lit("y")}).drop("a", "s"),
-    "renaming": lambda df: df.withColumnRenamed("s", "t").withColumnsRenamed({"z": "zz"}).toDF("p", "q", "r", "t"),
+    "withColumn and drop": lambda df: (
+        df.withColumn("id", F.col("id") + 1).withColumns({"x": F.lit("y")}).drop("a", "s")
+    ),
+    "renaming": lambda df: (
+        df.withColumnRenamed("s", "t").withColumnsRenamed({"z": "zz"}).toDF("p", "q", "r", "t")
+    ),
     "alias": lambda df: df.alias("t").select("t.*", F.col("t.id").alias("same")),
     "items": lambda df: df[["id", "s"]][df.id > 1],
     "transform": lambda df: df.transform(lambda inner, by: inner.select(F.col("id") * by), 3),
@@ -64,10 +72,20 @@ ALIKE: dict[str, Transform] = {
     "the star of a frame": lambda df: df.select(df["*"], F.struct("*").alias("whole")),
     "a filter on a column that a select left out": lambda df: df.select("id").where(df.z == 0),
     "the same name twice": lambda df: df.select("id", "id"),
-    "types of every kind": lambda df: df.selectExpr("parse_json(string(id)) v", "map(id, s) m", "date_add('2026-01-01', z) d", "decimal(id) / 3 n").selectExpr("*", "to_json(v) j").drop("v"),
-    "values that differ from row to row": lambda df: df.selectExpr("id", "monotonically_increasing_id() m").where("rand() < 2 AND m < 9"),
-    "names that need quotes": lambda df: df.toDF("a.b`c", "ä ö", "a", "z").withColumn("n", F.col("`a.b``c`") + 1),
-    "expressions never see the copy of a filtered row": lambda df: df.where("z != 0").selectExpr("10 / z AS share"),
+    "types of every kind": lambda df: (
+        df.selectExpr(
+            "parse_json(string(id)) v", "map(id, s) m", "date_add('2026-01-01', z) d", "decimal(id) / 3 n"
+        ).selectExpr("*", "to_json(v) j").drop("v")
+    ),
+    "values that differ from row to row": lambda df: (
+        df.selectExpr("id", "monotonically_increasing_id() m").where("rand() < 2 AND m < 9")
+    ),
+    "names that need quotes": lambda df: (
+        df.toDF("a.b`c", "ä ö", "a", "z").withColumn("n", F.col("`a.b``c`") + 1)
+    ),
+    "expressions never see the copy of a filtered row": lambda df: (
+        df.where("z != 0").selectExpr("10 / z AS share")
+    ),
     "explode": lambda df: df.select("id", F.explode("a").alias("x")),
     "explode, then a filter": lambda df: df.withColumn("x", F.explode("a")).where("x > 1"),
     "explode_outer": lambda df: df.withColumn("x", F.explode_outer("a")),
@@ -195,8 +213,8 @@ def test_other_operations_are_refused_at_once_in_sparks_words(
 
 @pytest.mark.parametrize(
     "now",
-    ["current_timestamp()", "current_date", "now()", "localtimestamp()", "curdate()", "unix_timestamp()", "current_time()",
-     "cast('now' as timestamp)", "date('Today')", "cast(' yesterday' as timestamp_ntz)"],
+    ["current_timestamp()", "current_date", "now()", "localtimestamp()", "curdate()", "unix_timestamp()",
+     "current_time()", "cast('now' as timestamp)", "date('Today')", "cast(' yesterday' as timestamp_ntz)"],
 )  # fmt: skip
 def test_the_current_time_is_refused_wherever_it_stands(frame: ContinuousFrame, now: str) -> None:
     for transform in (
@@ -244,7 +262,7 @@ def test_a_transform_has_to_give_back_the_frame_that_it_got(
 
 
 def test_the_whole_plan_is_checked_and_has_no_python_stage_of_its_own(frame: ContinuousFrame) -> None:
-    plan = checked(frame.where("id > 1").select("*", F.explode("a")))
+    plan = check_plan(frame.where("id > 1").select("*", F.explode("a")).carried)
     assert plan.python_stages == ()
     assert plan.filler_rows(64) == 66
     assert plan.notes == ()
@@ -254,6 +272,6 @@ def test_the_whole_plan_is_checked_and_has_no_python_stage_of_its_own(frame: Con
 def test_a_shuffle_that_got_into_the_plan_is_refused(frame: ContinuousFrame, spark: SparkSession) -> None:
     begun = begin_frame(frame.carried.repartition(2))
     with pytest.raises(ContinuousRefused, match="Repartition"):
-        checked(begun)
+        check_plan(begun.carried)
     with pytest.raises(ContinuousRefused, match="Join"):
-        checked(begin_frame(frame.carried.crossJoin(spark.range(1)).select(frame.carried["*"])))
+        check_plan(begin_frame(frame.carried.crossJoin(spark.range(1)).select(frame.carried["*"])).carried)

@@ -1,4 +1,4 @@
-"""Queries tell the store of themselves: pipelines of both engines, and other queries of a session."""
+"""Reports of queries to their store: pipelines of both engines, and other queries of a session."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PATIENCE = 60
 
 
 def rows(store: ps.Store) -> dict[str, Any]:
-    """What is told of queries, by their names."""
+    """Return the reports of queries by name."""
     return {row.name: row for row in store.database.run(queries.told_queries, write=False)}
 
 
@@ -234,7 +234,7 @@ def test_a_store_that_is_gone_harms_no_query(
 ) -> None:
     caplog.set_level(logging.WARNING, "penstock")
     away = f"sqlite:///{tmp_path}/none.db"
-    monkeypatch.setattr("penstock.pipeline.monitoring.monitor._store_of_sink", lambda *_: away)
+    monkeypatch.setattr(ps.QueueSink, "store_url", lambda *_: away)
     source.append([{"id": 1}])
     query = pipeline(spark, store_url).start(name=NAME, checkpoint=tmp_path / "ck", trigger=NOW)
     query.awaitTermination()
@@ -275,7 +275,7 @@ def test_queries_of_a_killed_process_fall_silent(
     store.create_queue("out", SCHEMA)
     for name in ("batches", "epochs"):
         store.create_consumer(name).register("in")
-    child = run_child("tests.pipeline.publishing_child", tmp_path / "spark", store_url, tmp_path / "ck")
+    child = run_child("tests.pipeline.monitor_child", tmp_path / "spark", store_url, tmp_path / "ck")
     child.wait_for_line("STARTED")
     queue.append([{"id": 1}])
     wait_until(lambda: len(rows(store)) == 2 and all(row.rows_in for row in rows(store).values()), PATIENCE)

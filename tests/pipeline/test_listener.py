@@ -1,4 +1,4 @@
-"""Whose queries a session's listener hears of, and in which order it is known."""
+"""Events of a session's queries, and the publishers that they are passed on to."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def told(run_id: str, batch: int) -> dict[str, Any]:
 
 
 def heard(publisher: Mock) -> list[tuple[str, str]]:
-    """What a publisher was told, and of which run."""
+    """Return the calls of a publisher, and their runs."""
     return [
         (call[0], call.args[0].run_id if call[0] == "begin" else call.args[0])
         for call in publisher.method_calls

@@ -1,4 +1,4 @@
-"""A run without new data lets out what an earlier one left in the state store."""
+"""Runs without new data emit what an earlier run left in the state store."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_each_run_has_one_offset() -> None:
 
 
 def run(df: DataFrame, folder: Path) -> str:
-    """The physical plan of the last micro-batch of a run."""
+    """Return the physical plan of the last micro-batch of a run."""
     writer = df.writeStream.format("noop").option("checkpointLocation", str(folder / "ck"))
     query = writer.trigger(availableNow=True).start()
     query.awaitTermination()

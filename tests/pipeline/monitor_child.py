@@ -1,4 +1,4 @@
-"""Runs queries of a folder's store until it is killed.
+"""Program: run queries of a folder's store until it is killed.
 
 Arguments: a folder for Spark, the store's URL, and a folder for checkpoints.
 """

@@ -1,4 +1,4 @@
-"""Users' Python functions in a continuous frame: they see real rows and nothing else, and cannot hold a marker back."""
+"""Users' Python functions in a continuous frame: they get real rows alone, and cannot delay a marker."""
 
 from __future__ import annotations
 
@@ -12,16 +12,20 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from penstock.continuous.plan.dataframe import ContinuousFrame, checked, transformed
+from penstock.continuous.plan.check import check_plan
+from penstock.continuous.plan.dataframe import ContinuousFrame, transformed
 from penstock.continuous.plan.metadata_columns import KIND
 from penstock.errors import ContinuousRefused
 from tests.continuous.reading import run, source_of, told
 
-STEPS = [("rows", 1), ("marker", 1), ("filler", 3), ("rows", 2), ("rows", 1), ("marker", 2), ("rows", 2), ("filler", 2), ("marker", 3)]  # fmt: skip
+STEPS = [
+    ("rows", 1), ("marker", 1), ("filler", 3), ("rows", 2), ("rows", 1), ("marker", 2), ("rows", 2),
+    ("filler", 2), ("marker", 3),
+]  # fmt: skip
 RUNS = [[1], [2, 3, 4], [5, 6]]
-"""What stands between two markers or fillers."""
+"""The rows between two markers or fillers."""
 BIG = 2**60 + 1
-"""Does not survive as a float."""
+"""A number that a float cannot hold."""
 
 
 @pytest.fixture(scope="module")
@@ -32,8 +36,8 @@ def plain(spark: SparkSession) -> DataFrame:
 
 
 KINDS = (
-    "pickled", "row by row over Arrow", "a named argument", "pandas", "pandas over an iterator", "pandas with a struct",
-    "Arrow", "Arrow over an iterator", "one in another", "in an expression",
+    "pickled", "row by row over Arrow", "a named argument", "pandas", "pandas over an iterator",
+    "pandas with a struct", "Arrow", "Arrow over an iterator", "one in another", "in an expression",
 )  # fmt: skip
 
 
@@ -220,7 +224,7 @@ def test_maps_and_functions_follow_on_one_another(spark: SparkSession, plain: Da
 
     made = transformed(source_of(spark, plain, STEPS), transform)
     assert told(made).rows == transform(plain).toArrow().to_pylist()
-    assert checked(made).python_stages == ("mapInPandas", "mapInArrow", "Arrow UDF", "mapInPandas")
+    assert check_plan(made.carried).python_stages == ("mapInPandas", "mapInArrow", "Arrow UDF", "mapInPandas")
 
 
 def test_batches_may_come_in_any_arrow_form_of_the_declared_types(
@@ -236,12 +240,16 @@ def test_batches_may_come_in_any_arrow_form_of_the_declared_types(
     assert [row["s"] for row in out.rows] == [f"row {number}" for number in range(1, 7)]
 
 
+def renamed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    return (batch.rename_columns(["a", "b", "c"]) for batch in batches)
+
+
 @pytest.mark.parametrize(
     ("mapped", "given", "message"),
     [
         (arrow, lambda batches: iter([1]), "iterator of pyarrow.RecordBatch"),
-        (arrow, lambda batches: batches, "gave the columns"),
-        (pandas, lambda batches: (batch.rename_columns(["a", "b", "c"]) for batch in batches), "gave the columns"),
+        (arrow, lambda batches: batches, "returned the columns"),
+        (pandas, renamed, "returned the columns"),
     ],
 )  # fmt: skip
 def test_what_a_map_gives_wrongly_is_told_without_the_hidden_columns(
@@ -284,7 +292,7 @@ def frame(spark: SparkSession, plain: DataFrame) -> ContinuousFrame:
 def test_python_stages_are_named_and_what_they_cost_is_said(
     frame: ContinuousFrame, kind: str, stage: str
 ) -> None:
-    plan = checked(frame.select(functions()[kind]))
+    plan = check_plan(frame.select(functions()[kind]).carried)
     assert plan.python_stages == (stage,)
     assert plan.filler_rows(64) == 130
     assert len(plan.notes) == (stage in ("pickled UDF", "pandas UDF"))
