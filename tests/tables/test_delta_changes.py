@@ -221,7 +221,7 @@ def test_what_does_not_fit_is_told_at_the_start(tables: DeltaTables) -> None:
         feed.run(people(tables, 2, "name"), checkpoint="b")
     with pytest.raises(SchemaMismatch, match="no column 'more'"):
         feed.run(people(tables, 2), lambda frame: frame.selectExpr("*", "1 as more"), checkpoint="b")
-    with pytest.raises(SchemaMismatch, match="'_valid_from' is long there and string"):
+    with pytest.raises(SchemaMismatch, match="'_valid_from' is long in the table and string"):
         feed.run(
             people(tables, 2, sequence_by="_change_type"),
             checkpoint="b",

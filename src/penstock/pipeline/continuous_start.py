@@ -45,7 +45,7 @@ from penstock.spark.internals.sessions import is_classic
 from penstock.spark.options import STREAM_SINK, STREAM_SOURCE, sink_options, source_options, with_defaults
 from penstock.spark.registration import defaults, register
 from penstock.spark.store_reach import check_reach
-from penstock.tables.sink import TableSink, require_added
+from penstock.tables.sink import TableSink, require_append_only
 
 Transform = Callable[[Any], Any]
 AnySource = QueueSource | RateSource | Changelog | DataFrame
@@ -219,7 +219,7 @@ def _sink(spark: SparkSession, sink: AnySink, guarantee: str, output_mode: str, 
     exactly_once, master = guarantee == "exactly_once", spark.conf.get("spark.master", None)
     if isinstance(sink, TableSink):
         url = sink.place(spark)
-        require_added(sink, url, guarantee, output_mode)
+        require_append_only(sink, url, guarantee, output_mode)
         check_reach(url, master)
         return TableSinkDriver(sink, url, query_id, exactly_once)
     given = with_defaults(sink.given(), defaults(spark), STREAM_SINK)

@@ -17,21 +17,16 @@ from penstock.continuous.task.writer import Sink, SinkTask
 from penstock.queue.open_stores import open_store
 from penstock.spark.store_reach import check_reach
 from penstock.store.staging import Attempt
+from penstock.tables.chunks import CHUNK_BYTES, CHUNK_ROWS, chunked
 from penstock.tables.names import resolve
-from penstock.tables.shaping import shaped
+from penstock.tables.row_encoding import project_rows
 from penstock.tables.sink import TableSink
-from penstock.tables.sql import existing, upsert
+from penstock.tables.sql import ddl, upsert
 from penstock.tables.sql.insert import insert_chunk
-from penstock.tables.sql.stage import (
-    CHUNK_BYTES,
-    CHUNK_ROWS,
-    SegmentStage,
-    chunked,
-    drop_earlier,
-    nul_refused,
-)
+from penstock.tables.sql.loading import refusing_nul_characters
+from penstock.tables.sql.staging import SegmentStage, drop_earlier_attempts
 from penstock.tables.sql.target import TableTarget
-from penstock.tables.sql.write_task import Taking
+from penstock.tables.sql.write_task import RowEncoder
 
 
 @dataclass(frozen=True)
@@ -39,12 +34,12 @@ class TableWrites(Sink):
     """Rows into a table: seen when they are written, or staged for the end of their epoch."""
 
     url: str = field(repr=False)
-    taking: Taking
+    encoder: RowEncoder
     app_id: str | None
     """Of rows that are staged; None for rows that are seen at once."""
 
     def shaped(self, frame: Any) -> Any:
-        return shaped(frame, self.taking.layout)
+        return project_rows(frame, self.encoder.layout)
 
     def open(self, task: int) -> SinkTask:
         check_reach(self.url, None)
@@ -55,12 +50,12 @@ class TableInserts(SinkTask):
     """Each write is a transaction, or several where there are many rows."""
 
     def __init__(self, sink: TableWrites) -> None:
-        self._taking = sink.taking
+        self._encoder = sink.encoder
         self._database = open_store(sink.url).database
 
     def write(self, rows: list[pa.RecordBatch], epoch: int) -> None:
         for chunk in chunked(iter(rows)):
-            insert_chunk(self._database, self._taking.layout, self._taking.ready(chunk), upsert.insert)
+            insert_chunk(self._database, self._encoder.layout, self._encoder.encode(chunk), upsert.insert)
 
     def end(self, epoch: int) -> dict[str, int]:
         return {}
@@ -73,7 +68,7 @@ class TableStaging(SinkTask):
     """Rows are gathered, and staged when they are many or their epoch ends: nobody sees them any earlier for it."""
 
     def __init__(self, sink: TableWrites, task: int, app_id: str) -> None:
-        self._taking, self._task, self._app_id = sink.taking, task, app_id
+        self._encoder, self._task, self._app_id = sink.encoder, task, app_id
         self._attempt = str(uuid.uuid4())
         self._database = open_store(sink.url).database
         self._held: list[pa.RecordBatch] = []
@@ -87,11 +82,11 @@ class TableStaging(SinkTask):
             self._stage(epoch)
 
     def _stage(self, epoch: int) -> None:
-        taking = self._taking
-        stage = SegmentStage.of(taking.layout, taking.columns, self._app_id, epoch)
+        encoder = self._encoder
+        stage = SegmentStage.of(encoder.layout, encoder.columns, self._app_id, epoch)
         attempt = Attempt(self._app_id, epoch, self._task, self._attempt)
         for chunk in chunked(iter(self._held)):
-            self._staged += stage.add(self._database, attempt, taking.ready(chunk), self._staged)
+            self._staged += stage.add(self._database, attempt, encoder.encode(chunk), self._staged)
         self._held, self._rows, self._bytes = [], 0, 0
 
     def end(self, epoch: int) -> dict[str, int]:
@@ -114,7 +109,7 @@ class TableSinkDriver(SinkDriver):
     url: str = field(repr=False)
     query_id: str
     exactly_once: bool
-    _taking: Taking | None = field(default=None, init=False)
+    _encoder: RowEncoder | None = field(default=None, init=False)
 
     @property
     def description(self) -> str:
@@ -125,17 +120,17 @@ class TableSinkDriver(SinkDriver):
         return not self.exactly_once
 
     def check(self, schema: StructType) -> None:
-        self._taking = Taking.of(self.table.prepared(self.url, schema, "append", self.table.keys))
+        self._encoder = RowEncoder.of(self.table.prepared(self.url, schema, "append", self.table.keys))
 
     def clear(self) -> None:
         if self.exactly_once:
             name = self._known.layout.name.ledger_name
-            drop_earlier(open_store(self.url).database, name, self._commits.app_id)
+            drop_earlier_attempts(open_store(self.url).database, name, self._commits.app_id)
 
     def sink(self) -> TableWrites:
         """See whether the table is still there."""
         layout = self._known.layout
-        open_store(self.url).database.run(lambda tx: existing.require(tx, layout), write=False)
+        open_store(self.url).database.run(lambda tx: ddl.require_compatible(tx, layout), write=False)
         return TableWrites(self.url, self._known, self._commits.app_id if self.exactly_once else None)
 
     def newest(self) -> SinkEpoch:
@@ -151,13 +146,13 @@ class TableSinkDriver(SinkDriver):
         if not self.exactly_once:
             self._commits.note(self._known.layout.name.ledger_name, epoch, offset)
             return
-        with nul_refused():
+        with refusing_nul_characters():
             self._commits.commit(self._target(epoch.number), epoch, offset)
 
     @property
-    def _known(self) -> Taking:
-        assert self._taking is not None, "it is checked first"
-        return self._taking
+    def _known(self) -> RowEncoder:
+        assert self._encoder is not None, "check() runs first"
+        return self._encoder
 
     @property
     def _commits(self) -> Commits:
