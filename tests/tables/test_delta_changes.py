@@ -1,4 +1,6 @@
-"""Change rows applied to a Delta table, as it is now and with every version of its rows: what a query of a user's sees."""
+"""Change rows applied to a Delta table, as it is now and with every version of its rows: what a query of a
+user's sees.
+"""
 
 from __future__ import annotations
 

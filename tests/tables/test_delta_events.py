@@ -232,7 +232,9 @@ def test_two_runs_of_one_query_commit_a_micro_batch_once(tmp_path: Path, hooks: 
 def test_events_of_a_driver_that_died_count_once_it_is_back(
     tmp_path: Path, hooks: Hooks, scd_type: int, again: bool
 ) -> None:
-    """They are remembered, and not in the table: another query's events, older ones too, are applied as if they were not there."""
+    """They are remembered, and not in the table: another query's events, older ones too, are applied as if
+    they were not there.
+    """
     one, other = (Driver(tmp_path, scd_type, name) for name in ("one", "other"))
     one.apply(0, [("a", 0, 0, 1), ("z", 0, 0, 0)])
     hooks.after.append(die)

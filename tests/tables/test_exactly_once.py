@@ -164,12 +164,14 @@ def test_a_driver_that_was_stopped_while_another_one_went_on_writes_nothing(
 def test_the_ledger_of_an_earlier_version_goes_on(connect: Connect, database: str) -> None:
     query(
         database,
-        "create table penstock_exactly_once (sink varchar(255) not null, app_id varchar(255) not null, batch_id bigint "
-        "not null, committed_at timestamp default current_timestamp not null, primary key (sink, app_id, batch_id))",
+        "create table penstock_exactly_once (sink varchar(255) not null, app_id varchar(255) not null, "
+        "batch_id bigint not null, committed_at timestamp default current_timestamp not null, primary key "
+        "(sink, app_id, batch_id))",
     )
     query(
         database,
-        "insert into penstock_exactly_once (sink, app_id, batch_id) values ('t', 'app', 5), ('t', 'app', 6), ('t', 'other', 9)",
+        "insert into penstock_exactly_once (sink, app_id, batch_id) values ('t', 'app', 5), ('t', 'app', 6), "
+        "('t', 'other', 9)",
     )
     assert not write(connect, 6)
     with pytest.raises(CheckpointRewound):

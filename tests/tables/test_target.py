@@ -209,7 +209,10 @@ def test_two_writers_that_replace_everything_do_so_one_after_the_other(table: Ta
     with table.database.transaction() as tx:
         first.write(tx, staged["one"])
         second.start()
-        waiting = f"select count(*) from pg_locks where not granted and relation = '{sql_name(table.url, 't')}'::regclass"
+        waiting = (
+            "select count(*) from pg_locks where not granted and relation = "
+            f"'{sql_name(table.url, 't')}'::regclass"
+        )
         wait_until(lambda: query(table.url, waiting) == [(1,)], 30, "the second one waits")
     second.join(30)
     assert table.rows() == [("two too", 2), ("two", 1)]

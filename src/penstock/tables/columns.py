@@ -1,7 +1,8 @@
 """Columns of a SQL table, and the SQL type of each Spark type.
 
-The type maps are written out here rather than taken from a SQL toolkit: each choice is a promise about stored data (text that
-orders rows collates by bytes, decimals stay text in SQLite), and the comparison with an existing table needs the same names.
+The type maps are written out here rather than taken from a SQL toolkit: each choice is a promise about stored
+data (text that orders rows collates by bytes, decimals stay text in SQLite), and the comparison with an
+existing table needs the same names.
 """
 
 from __future__ import annotations
@@ -104,7 +105,9 @@ class Layout:
 
     @property
     def order(self) -> list[str]:
-        """The staged columns that order the changes of a key; a change that sets the row sorts after one that removes it."""
+        """The staged columns that order the changes of a key; a change that sets the row sorts after one that
+        removes it.
+        """
         return staged_order(self.ties)
 
     @property
@@ -119,7 +122,9 @@ class Layout:
 
     @property
     def stored(self) -> Layout:
-        """The table in the database; with history a version's key includes the sequence with which it began."""
+        """The table in the database; with history a version's key includes the sequence with which it
+        began.
+        """
         if self.sequence is None or not self.history:
             return self
         begins = replace(self.sequence, name=VALID_FROM, key=True)
@@ -161,7 +166,8 @@ def layout_of(
     for key in keys:
         if key not in names:
             raise InvalidInput(
-                f"the rows have no column {in_quotes(key)}, which keys names.{did_you_mean(key, names)} They have {', '.join(names)}",
+                f"the rows have no column {in_quotes(key)}, which keys names.{did_you_mean(key, names)} They "
+                f"have {', '.join(names)}",
                 parameter="keys",
             )
     columns = tuple(
@@ -170,7 +176,8 @@ def layout_of(
     for column in columns:
         if column.key and column.is_json:
             raise InvalidInput(
-                f"the key {in_quotes(column.name)} is nested, and a database compares only plain values: use its fields as keys",
+                f"the key {in_quotes(column.name)} is nested, and a database compares only plain values: use "
+                "its fields as keys",
                 parameter="keys",
             )
     if history:
@@ -184,7 +191,9 @@ def metadata_columns(unchanged: UnchangedValues | None) -> tuple[str, ...]:
 
 
 def staged_order(ties: Sequence[object]) -> list[str]:
-    """Return the staged columns that order the changes of a key, where ``t0`` and so on are those of ``ties``."""
+    """Return the staged columns that order the changes of a key, where ``t0`` and so on are those of
+    ``ties``.
+    """
     return ["sequence", *(f"t{n}" for n in range(len(ties))), "present"]
 
 
@@ -192,7 +201,8 @@ def _refuse_validity_columns(names: Sequence[str]) -> None:
     clashing = [name for name in (VALID_FROM, VALID_TO) if name in names]
     if clashing:
         raise InvalidInput(
-            f"scd_type=2 adds the columns {VALID_FROM} and {VALID_TO}, and the rows already have {clashing[0]}: rename it",
+            f"scd_type=2 adds the columns {VALID_FROM} and {VALID_TO}, and the rows already have "
+            f"{clashing[0]}: rename it",
             parameter="scd_type",
         )
 
@@ -211,8 +221,8 @@ def sequence_of(fields: Sequence[pa.Field], name: str, dialect: str) -> Column:
     # SQLite keeps decimals as text, which has another order.
     if pat.is_nested(kind) or (dialect == "sqlite" and pat.is_decimal(kind)):
         raise InvalidInput(
-            f"sequence_by={in_quotes(name)} is {kind}, which the database does not order as Spark does: use a number, text or a "
-            "time",
+            f"sequence_by={in_quotes(name)} is {kind}, which the database does not order as Spark does: use "
+            "a number, text or a time",
             parameter="sequence_by",
         )
     return Column(name, kind, sql_type(by_name[name], dialect), ordered=True)
@@ -224,7 +234,8 @@ def sql_type(field: pa.Field, dialect: str) -> str:
     mark = mark_of(kind) if pat.is_struct(kind) else None
     if mark is not None and mark[0] != "variant":
         raise UnsupportedType(
-            f"column {in_quotes(field.name)} is a {mark[0]}, which has no SQL type: write st_asbinary(column)",
+            f"column {in_quotes(field.name)} is a {mark[0]}, which has no SQL type: write "
+            "st_asbinary(column)",
             column=field.name,
             found=mark[0],
         )

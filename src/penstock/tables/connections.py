@@ -33,7 +33,9 @@ class CallerConnection(ABC):
 
     @abstractmethod
     def transaction(self) -> AbstractContextManager[Any]:
-        """Open a transaction that commits when the block ends; inside an open one a savepoint, which the caller commits."""
+        """Open a transaction that commits when the block ends; inside an open one a savepoint, which the
+        caller commits.
+        """
 
     @contextmanager
     def trusted_search_path(self) -> Iterator[None]:
@@ -138,7 +140,8 @@ class _Alchemy(CallerConnection):
         names = {"postgresql": "postgres", "sqlite": "sqlite"}
         if connection.dialect.name not in names:
             raise InvalidInput(
-                f"connection leads to {connection.dialect.name}, and exactly_once supports PostgreSQL and SQLite: connect to one of them",
+                f"connection leads to {connection.dialect.name}, and exactly_once supports PostgreSQL and "
+                "SQLite: connect to one of them",
                 parameter="connection",
             )
         self.dialect = names[connection.dialect.name]

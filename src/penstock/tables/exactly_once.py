@@ -1,4 +1,6 @@
-"""``exactly_once``: a ledger for user-written ``foreachBatch`` functions, in the database that they write to."""
+"""``exactly_once``: a ledger for user-written ``foreachBatch`` functions, in the database that they write
+to.
+"""
 
 from __future__ import annotations
 
@@ -97,38 +99,41 @@ def exactly_once(
 ) -> Iterator[Batch]:
     """Commit the statements of a micro-batch together with its ledger row, once.
 
-    The ledger is a table ``penstock_exactly_once`` in the connection's database, created on first use. It has the newest
-    micro-batch of each sink and app.
+    The ledger is a table ``penstock_exactly_once`` in the connection's database, created on first use. It has
+    the newest micro-batch of each sink and app.
 
     Parameters
     ----------
     connection
-        An open connection of psycopg 3, of sqlite3, or of SQLAlchemy to PostgreSQL or SQLite. The transaction commits when
-        the block ends, and rolls back when it raises; a transaction that is already open is the caller's to commit.
+        An open connection of psycopg 3, of sqlite3, or of SQLAlchemy to PostgreSQL or SQLite. The transaction
+        commits when the block ends, and rolls back when it raises; a transaction that is already open is the
+        caller's to commit.
     sink
         What is written: a name for the ledger, such as the table's.
     app_id
         The query's identity: the same in each run with one checkpoint, another one with another checkpoint.
     batch_id
-        The micro-batch's number, which Spark passes to ``foreachBatch``. Enter the block for every micro-batch, also for an
-        empty one. The first one of an app may have any number.
+        The micro-batch's number, which Spark passes to ``foreachBatch``. Enter the block for every
+        micro-batch, also for an empty one. The first one of an app may have any number.
     query_id
         The query's id, which Spark keeps in the checkpoint; inside the function it is Spark's local property
-        ``sql.streaming.queryId``. With it, a new checkpoint under the ``app_id`` of another is refused even when the other has
-        committed only micro-batch 0.
+        ``sql.streaming.queryId``. With it, a new checkpoint under the ``app_id`` of another is refused even
+        when the other has committed only micro-batch 0.
 
     Returns
     -------
     Batch
-        Its ``new`` is False when the micro-batch was committed before. Spark still requires its rows to be computed where
-        the query keeps state: run the action before the block, or write the rows to the ``noop`` format.
+        Its ``new`` is False when the micro-batch was committed before. Spark still requires its rows to be
+        computed where the query keeps state: run the action before the block, or write the rows to the
+        ``noop`` format.
 
     Raises
     ------
     CheckpointRewound
         When the micro-batch comes before the newest one: the checkpoint is an old copy, or a new one.
     CheckpointMismatch
-        When micro-batches are missing between the newest one and this one, or another query has used the ``app_id``.
+        When micro-batches are missing between the newest one and this one, or another query has used the
+        ``app_id``.
     InvalidInput
         When an argument has the wrong type.
     """
@@ -240,21 +245,22 @@ def _require_next(entry: _Entry, newest: int, query_id: str | None) -> None:
     position = f"app {entry.app_id!r} is at micro-batch {newest} in {entry.sink}"
     if None not in (query_id, entry.query_id) and query_id != entry.query_id:
         raise CheckpointMismatch(
-            f"{position}, which another query wrote, and this is micro-batch {entry.batch_id} of a query with another checkpoint: "
-            "give each checkpoint its own app_id",
+            f"{position}, which another query wrote, and this is micro-batch {entry.batch_id} of a query "
+            "with another checkpoint: give each checkpoint its own app_id",
             condition="CHECKPOINT_MISMATCH.OTHER_QUERY",
             **parameters,
         )
     if entry.batch_id < newest:
         raise CheckpointRewound(
-            f"{position} and its checkpoint at {entry.batch_id}: it is an old copy, or a new checkpoint. Use the newest checkpoint; "
-            "a new one needs an app_id of its own",
+            f"{position} and its checkpoint at {entry.batch_id}: it is an old copy, or a new checkpoint. Use "
+            "the newest checkpoint; a new one needs an app_id of its own",
             **parameters,
         )
     if entry.batch_id > newest + 1:
         raise CheckpointMismatch(
-            f"{position} and its checkpoint at {entry.batch_id}: the micro-batches between are missing. Was the database restored "
-            "alone, or the block left out for empty micro-batches? A new app_id continues without them",
+            f"{position} and its checkpoint at {entry.batch_id}: the micro-batches between are missing. Was "
+            "the database restored alone, or the block left out for empty micro-batches? A new app_id "
+            "continues without them",
             condition="CHECKPOINT_MISMATCH.BATCHES_MISSING",
             **parameters,
         )

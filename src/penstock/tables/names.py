@@ -46,8 +46,8 @@ def resolve(tx: Transaction, name: str) -> TableName:
     Parameters
     ----------
     name
-        In PostgreSQL ``schema.table``, or a table in the first schema of the search path that the role, the database
-        or the URL sets; a part with a dot is written in double quotes. In SQLite the name as it is.
+        In PostgreSQL ``schema.table``, or a table in the first schema of the search path that the role, the
+        database or the URL sets; a part with a dot is written in double quotes. In SQLite the name as it is.
 
     Raises
     ------
@@ -62,8 +62,8 @@ def _sqlite(name: str) -> TableName:
     for prefix, owner in (("sqlite_", "SQLite"), ("penstock_", "the store")):
         if name.lower().startswith(prefix):
             raise InvalidName(
-                f"the table name {in_quotes(name)} has the prefix {prefix}, which {owner} reserves for its own tables: "
-                "choose another name"
+                f"the table name {in_quotes(name)} has the prefix {prefix}, which {owner} reserves for its "
+                "own tables: choose another name"
             )
     return TableName("main", name)
 
@@ -72,15 +72,16 @@ def _postgres(tx: Transaction, name: str) -> TableName:
     match = _QUALIFIED.fullmatch(name)
     if match is None:
         raise InvalidName(
-            f"{in_quotes(name)} is no table name: write table or schema.table, with double quotes around a part that has a "
-            "dot or begins with a double quote"
+            f"{in_quotes(name)} is no table name: write table or schema.table, with double quotes around a "
+            "part that has a dot or begins with a double quote"
         )
     schema, table = (None if part is None else _unquoted(part) for part in match.groups())
     if schema is None:
         schema = tx.home_schema()
         if schema is None:
             raise InvalidName(
-                f"the connection's search path has no schema for the table {in_quotes(name)}: write schema.table"
+                f"the connection's search path has no schema for the table {in_quotes(name)}: write "
+                "schema.table"
             )
     for part in (schema, table):
         if len(str(part).encode()) > _POSTGRES_BYTES:

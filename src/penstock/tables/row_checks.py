@@ -16,34 +16,39 @@ from penstock.spark.column_metadata import is_split, needed_sequence, row_id_of,
 
 
 def tie_breakers(schema: StructType, sequence_by: str) -> tuple[str, ...]:
-    """Return the columns that order changes of a key with one value of ``sequence_by``, from the feed's column metadata.
+    """Return the columns that order changes of a key with one value of ``sequence_by``, from the feed's
+    column metadata.
 
     A commit may change a row more than once; for most feeds there are no such columns.
 
     Raises
     ------
     InvalidOption
-        When ``sequence_by`` restarts in each commit, or does not distinguish changes that may arrive in several micro-batches.
+        When ``sequence_by`` restarts in each commit, or does not distinguish changes that may arrive in
+        several micro-batches.
     InvalidInput
         When the rows have lost the column that orders them.
     """
     step, needed = sequence_of(schema), needed_sequence(schema)
     if step == sequence_by:
         raise InvalidOption(
-            f"sequence_by={in_quotes(step)} orders changes only inside one commit, so changes of later commits would be dropped "
-            "as old: leave sequence_by out, which orders by commit and then by that column",
+            f"sequence_by={in_quotes(step)} orders changes only inside one commit, so changes of later "
+            "commits would be dropped as old: leave sequence_by out, which orders by commit and then by that "
+            "column",
             option="sequence_by",
         )
     if step is None and needed is not None:
         raise InvalidInput(
-            f"a commit of this feed may change a row several times, and the column that orders its changes, {in_quotes(needed)}, is "
-            "not among the rows: select it too, or read net changes (deduplication_mode='netChanges', net_window='commit')",
+            "a commit of this feed may change a row several times, and the column that orders its changes, "
+            f"{in_quotes(needed)}, is not among the rows: select it too, or read net changes "
+            "(deduplication_mode='netChanges', net_window='commit')",
             parameter="apply_changes",
         )
     if is_split(schema) and sequence_by == COMMIT_VERSION:
         raise InvalidOption(
-            f"changes with one {in_quotes(COMMIT_VERSION)} may arrive in several micro-batches, and the later ones would be dropped "
-            "as old: leave version out of the DebeziumFeed, or set sequence_by to a column that orders all changes of a key",
+            f"changes with one {in_quotes(COMMIT_VERSION)} may arrive in several micro-batches, and the "
+            "later ones would be dropped as old: leave version out of the DebeziumFeed, or set sequence_by "
+            "to a column that orders all changes of a key",
             option="sequence_by",
         )
     if step is None or COMMIT_VERSION not in schema.names:
@@ -62,8 +67,9 @@ def require_row_id(schema: StructType, keys: Sequence[str]) -> None:
     # Keys that are not columns are refused elsewhere.
     if missing and set(keys) <= set(schema.names):
         raise InvalidOption(
-            f"the feed identifies rows by {', '.join(missing)}, which is not among the keys {', '.join(keys)}, so two of its rows with "
-            "the same keys would overwrite each other: add it to keys, or have the feed identify rows by these keys (row_id)",
+            f"the feed identifies rows by {', '.join(missing)}, which is not among the keys "
+            f"{', '.join(keys)}, so two of its rows with the same keys would overwrite each other: add it to "
+            "keys, or have the feed identify rows by these keys (row_id)",
             option="keys",
         )
 
@@ -78,14 +84,16 @@ def require_change_columns(names: Collection[str], sequence_by: str) -> None:
     for wanted in (CHANGE_TYPE, sequence_by):
         if wanted not in names:
             raise InvalidInput(
-                f"apply_changes takes change rows, with the columns {CHANGE_TYPE} and {sequence_by}, and these have no "
-                f"{wanted}.{did_you_mean(wanted, names)} They have {', '.join(names)}",
+                f"apply_changes takes change rows, with the columns {CHANGE_TYPE} and {sequence_by}, and "
+                f"these have no {wanted}.{did_you_mean(wanted, names)} They have {', '.join(names)}",
                 parameter="apply_changes",
             )
 
 
 def present() -> Column:
-    """Return the column ``present``: 0 where a change removes its row, 1 where it sets it, null for an unknown change type."""
+    """Return the column ``present``: 0 where a change removes its row, 1 where it sets it, null for an
+    unknown change type.
+    """
     kind = F.col(CHANGE_TYPE)
     removes, sets = kind.isin("delete", "update_preimage"), kind.isin("insert", "update_postimage")
     return F.when(removes, 0).when(sets, 1).cast("int").alias("present")
@@ -107,14 +115,14 @@ def require_changes(chunk: pa.RecordBatch, sequence_by: str) -> None:
     """
     if chunk.column("present").null_count:
         raise TableRefused(
-            f"a change has a {CHANGE_TYPE} other than insert, delete, update_preimage and update_postimage: correct or drop such "
-            "rows before they are written",
+            f"a change has a {CHANGE_TYPE} other than insert, delete, update_preimage and update_postimage: "
+            "correct or drop such rows before they are written",
             condition="TABLE_REFUSED.UNKNOWN_CHANGE_TYPE",
         )
     if chunk.column("sequence").null_count:
         raise TableRefused(
-            f"a change has no value in {in_quotes(sequence_by)}, which orders the changes of a key: set sequence_by to a column that "
-            "has a value in every row",
+            f"a change has no value in {in_quotes(sequence_by)}, which orders the changes of a key: set "
+            "sequence_by to a column that has a value in every row",
             condition="TABLE_REFUSED.NULL_SEQUENCE",
             column=sequence_by,
         )
@@ -129,8 +137,8 @@ def require_key_value(array: pa.Array, column: str, table: str) -> None:
     """
     if array.null_count:
         raise TableRefused(
-            f"a row has no value in {in_quotes(column)}, which is a key of {table}: fill it, as coalesce(column, '') does, or drop "
-            "such rows",
+            f"a row has no value in {in_quotes(column)}, which is a key of {table}: fill it, as "
+            "coalesce(column, '') does, or drop such rows",
             condition="TABLE_REFUSED.NULL_KEY",
             column=column,
         )
@@ -139,9 +147,9 @@ def require_key_value(array: pa.Array, column: str, table: str) -> None:
 def ambiguous_order(key: str, table: str, sequence_by: str) -> TableRefused:
     """Return the error for changes of a key that differ and have one place in the order."""
     return TableRefused(
-        f"the key {key} of {table} has several changes with one value of {in_quotes(sequence_by)}, so none of them is the last: read "
-        "the feed's net changes (deduplication_mode='netChanges', net_window='commit'), or name a column as sequence_by that "
-        "orders all changes of a key",
+        f"the key {key} of {table} has several changes with one value of {in_quotes(sequence_by)}, so none "
+        "of them is the last: read the feed's net changes (deduplication_mode='netChanges', "
+        "net_window='commit'), or name a column as sequence_by that orders all changes of a key",
         condition="TABLE_REFUSED.AMBIGUOUS_ORDER",
         key=key,
     )
@@ -150,8 +158,8 @@ def ambiguous_order(key: str, table: str, sequence_by: str) -> TableRefused:
 def rows_with_one_key(key: str, table: str) -> TableRefused:
     """Return the error for rows of a micro-batch that differ and have one key, in output mode update."""
     return TableRefused(
-        f"a micro-batch for {table} has several rows with the key {key}, so none of them is the last: aggregate by the key, or keep "
-        "one row of each (max_by, dropDuplicates)",
+        f"a micro-batch for {table} has several rows with the key {key}, so none of them is the last: "
+        "aggregate by the key, or keep one row of each (max_by, dropDuplicates)",
         condition="TABLE_REFUSED.DUPLICATE_KEYS",
         key=key,
         table=table,

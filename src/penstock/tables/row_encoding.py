@@ -1,8 +1,9 @@
 """Encoding of rows for a database: the projection that Spark computes, and the Arrow conversion in its tasks.
 
-Projected rows have the columns ``c0``, ``c1`` and so on, nested values as JSON text, and binary values in PostgreSQL's text form.
-Change rows have more: ``sequence``; ``present``, which is 0 where a change removes its row, 1 where it sets it, and null for an
-unknown change type; ``t0`` and so on for tie breakers; and ``unknown`` where changes may leave values out.
+Projected rows have the columns ``c0``, ``c1`` and so on, nested values as JSON text, and binary values in
+PostgreSQL's text form. Change rows have more: ``sequence``; ``present``, which is 0 where a change removes
+its row, 1 where it sets it, and null for an unknown change type; ``t0`` and so on for tie breakers; and
+``unknown`` where changes may leave values out.
 """
 
 from __future__ import annotations
@@ -100,7 +101,9 @@ def _converted(array: pa.Array, wanted: pa.DataType) -> pa.Array:
 
 
 def _interval(micros: pa.Array) -> pa.Array:
-    """Format intervals in whole numbers, which PostgreSQL 13 reads too; division truncates, so all parts have one sign."""
+    """Format intervals in whole numbers, which PostgreSQL 13 reads too; division truncates, so all parts have
+    one sign.
+    """
     days = pc.divide(micros, _DAY)
     rest = pc.subtract(micros, pc.multiply(days, _DAY))
     seconds = pc.divide(rest, _SECOND)

@@ -53,29 +53,31 @@ class TableSink:
     name
         Its name: any Unicode text, ``schema.table`` in PostgreSQL. A table that does not exist is created.
     keys
-        The columns that make a row's key; required in output mode update, and with ``apply_changes``, where they include
-        the columns by which the change feed identifies rows. They take no null.
+        The columns that make a row's key; required in output mode update, and with ``apply_changes``, where
+        they include the columns by which the change feed identifies rows. They take no null.
     url
-        The store, created if it does not exist; by default the session's ``spark.penstock.url``. ``delta:///folder`` or
-        ``delta:s3://bucket/folder?storage.KEY=VALUE`` for a Delta table in that folder, with deltalake's storage options.
+        The store, created if it does not exist; by default the session's ``spark.penstock.url``.
+        ``delta:///folder`` or ``delta:s3://bucket/folder?storage.KEY=VALUE`` for a Delta table in that
+        folder, with deltalake's storage options.
     app_id
         The identity of the query in the ledger; by default the one in its checkpoint.
     allow_new_checkpoint
-        Whether a stateful query may start with a new checkpoint, and so with empty state, where one of its consumers is
-        bound to another one.
+        Whether a stateful query may start with a new checkpoint, and so with empty state, where one of its
+        consumers is bound to another one.
     allow_new_sink
-        Whether the table may have nothing of the query although its checkpoint is not new: the query writes to it for the
-        first time.
+        Whether the table may have nothing of the query although its checkpoint is not new: the query writes
+        to it for the first time.
     apply_changes
-        Whether the rows are changes, with ``_change_type`` and ``_commit_version`` as ``penstock.changes`` gives them, in
-        output mode append: inserts and updates replace the row with their key, deletes remove it.
+        Whether the rows are changes, with ``_change_type`` and ``_commit_version`` as ``penstock.changes``
+        gives them, in output mode append: inserts and updates replace the row with their key, deletes remove
+        it.
     scd_type
-        How changes are applied: 1, the table has the current rows; 2, it has every version of them, with ``_valid_from``
-        and ``_valid_to``, the sequences of the change that set it and of the next change of its key; ``_valid_to`` is null
-        for the current version.
+        How changes are applied: 1, the table has the current rows; 2, it has every version of them, with
+        ``_valid_from`` and ``_valid_to``, the sequences of the change that set it and of the next change of
+        its key; ``_valid_to`` is null for the current version.
     sequence_by
-        The column that orders the changes of a key; by default ``_commit_version``. A change with a lower value than one
-        that was applied is old, and is dropped.
+        The column that orders the changes of a key; by default ``_commit_version``. A change with a lower
+        value than one that was applied is old, and is dropped.
     """
 
     format: ClassVar[str] = "penstock table"
@@ -147,7 +149,8 @@ class TableSink:
             )
         if self.apply_changes and output_mode != "append":
             raise InvalidOption(
-                f"apply_changes needs output mode append, not {in_quotes(output_mode)}: each change is applied by its own type",
+                f"apply_changes needs output mode append, not {in_quotes(output_mode)}: each change is "
+                "applied by its own type",
                 option="output_mode",
             )
         if output_mode == "update" and not self.keys:
@@ -194,12 +197,14 @@ class TableSink:
         if output_mode != "append" or self.apply_changes:
             wrong = "changes" if self.apply_changes else f"output mode {in_quotes(output_mode)}"
             raise InvalidOption(
-                f"guarantee=idempotent only appends rows, in output mode append, and this is {wrong}: use guarantee=exactly_once",
+                f"guarantee=idempotent only appends rows, in output mode append, and this is {wrong}: use "
+                "guarantee=exactly_once",
                 option="guarantee",
             )
         if self.keys and set(self.keys) != set(COORDINATES):
             raise InvalidOption(
-                f"with guarantee=idempotent the keys are the metadata columns {', '.join(COORDINATES)}: leave keys out",
+                f"with guarantee=idempotent the keys are the metadata columns {', '.join(COORDINATES)}: "
+                "leave keys out",
                 option="keys",
             )
 
@@ -216,8 +221,9 @@ class TableSink:
         self.check(guarantee, output_mode)
         if not is_classic(frame):
             raise TableRefused(
-                "a table's commit needs the query id of its tasks, which Spark Connect does not report: use a classic session, or "
-                "write to a QueueSink and fill the table from a query in a classic session",
+                "a table's commit needs the query id of its tasks, which Spark Connect does not report: use "
+                "a classic session, or write to a QueueSink and fill the table from a query in a classic "
+                "session",
                 condition="TABLE_REFUSED.CLASSIC_SESSION_NEEDED",
             )
         if output_mode == "update":
@@ -271,7 +277,8 @@ class TableSink:
         url = self.url or default_url(spark)
         if url is None:
             raise InvalidOption(
-                f"no store is named for the table {in_quotes(self.name)}: pass url, or set {URL} on the session",
+                f"no store is named for the table {in_quotes(self.name)}: pass url, or set {URL} on the "
+                "session",
                 option="url",
             )
         return url
@@ -311,35 +318,42 @@ def _check_store(url: str) -> None:
 def _check_delta(guarantee: str) -> None:
     if guarantee == "idempotent":
         raise InvalidOption(
-            "guarantee=idempotent needs unique keys, which a Delta table does not enforce: use guarantee=exactly_once",
+            "guarantee=idempotent needs unique keys, which a Delta table does not enforce: use "
+            "guarantee=exactly_once",
             option="guarantee",
         )
 
 
 def _require_coordinates(frame: DataFrame) -> None:
-    """Refuse rows without the coordinates of their source, and rows of several reads, which may share them."""
+    """Refuse rows without the coordinates of their source, and rows of several reads, which may share
+    them.
+    """
     lacking = [name for name in COORDINATES if name not in frame.columns]
     if lacking:
         raise InvalidInput(
-            f"guarantee=idempotent identifies rows by metadata columns, and these have no {', '.join(lacking)}: read the queue with "
-            "QueueSource(…, options={'includeServiceColumns': True}), and keep the columns",
+            "guarantee=idempotent identifies rows by metadata columns, and these have no "
+            f"{', '.join(lacking)}: read the queue with QueueSource(…, options={{'includeServiceColumns': "
+            "True}), and keep the columns",
             parameter="guarantee",
         )
     if len(streaming_reads(frame) or ()) > 1:
         raise InvalidInput(
-            "guarantee=idempotent takes rows of one read, since two reads of a row would count as a repeat: use "
-            "guarantee=exactly_once",
+            "guarantee=idempotent takes rows of one read, since two reads of a row would count as a repeat: "
+            "use guarantee=exactly_once",
             parameter="guarantee",
         )
 
 
 def _refuse_session_windows(frame: DataFrame) -> None:
-    """Refuse session windows in output mode update: a session's key changes as it grows, so rows cannot be upserted by it."""
+    """Refuse session windows in output mode update: a session's key changes as it grows, so rows cannot be
+    upserted by it.
+    """
     if not any(node.name == "Aggregate" and by_session(node) for node in tree_of(frame).walk()):
         return
     raise TableRefused(
-        "the query has a session window, whose key changes as it grows, so output mode update would leave outdated rows in the "
-        "table: use output mode append with a watermark, which writes each session once it is closed, or complete",
+        "the query has a session window, whose key changes as it grows, so output mode update would leave "
+        "outdated rows in the table: use output mode append with a watermark, which writes each session once "
+        "it is closed, or complete",
         condition="TABLE_REFUSED.SESSION_WINDOW",
     )
 
@@ -358,16 +372,20 @@ def require_append_only(table: TableSink, url: str, guarantee: str, output_mode:
             f"{sink} is a Delta table, which would get a version for each epoch: use a SQL table, {otherwise}"
         )
     elif table.apply_changes:
-        wrong = f"{sink} applies changes, and a continuous query only appends rows: leave apply_changes out, {otherwise}"
+        wrong = (
+            f"{sink} applies changes, and a continuous query only appends rows: leave apply_changes out, "
+            f"{otherwise}"
+        )
     elif output_mode != "append":
         wrong = (
-            f"output mode {in_quotes(output_mode)} replaces rows of {sink}, and a continuous query only appends rows: use "
-            f"output_mode='append', {otherwise}"
+            f"output mode {in_quotes(output_mode)} replaces rows of {sink}, and a continuous query only "
+            f"appends rows: use output_mode='append', {otherwise}"
         )
     elif table.keys and guarantee == "at_least_once":
         wrong = (
-            f"{sink} has the keys {', '.join(table.keys)}, and with guarantee=at_least_once rows are repeated after a failure, "
-            "when their keys exist already: use guarantee=exactly_once, or leave the keys out"
+            f"{sink} has the keys {', '.join(table.keys)}, and with guarantee=at_least_once rows are "
+            "repeated after a failure, when their keys exist already: use guarantee=exactly_once, or leave "
+            "the keys out"
         )
     if wrong:
         raise ContinuousRefused(

@@ -1,7 +1,8 @@
-"""Values that a change row leaves out because the change did not touch them (PostgreSQL's unchanged TOAST values).
+"""Values that a change row leaves out because the change did not touch them (PostgreSQL's unchanged TOAST
+values).
 
-PostgreSQL leaves long values out of an update that does not touch them, unless the table's replica identity is full. A table
-keeps the value that its row had before.
+PostgreSQL leaves long values out of an update that does not touch them, unless the table's replica identity
+is full. A table keeps the value that its row had before.
 """
 
 from __future__ import annotations
@@ -31,14 +32,18 @@ from penstock.spark.column_metadata import unchanged_of, value_of
 from penstock.spark.schemas import quoted
 
 UNKNOWN = "unknown"
-"""The column of a projected row with the numbers of the columns that have no value, as ",2,,5,"; null where all have one."""
+"""The column of a projected row with the numbers of the columns that have no value, as ",2,,5,"; null where
+all have one.
+"""
 _KEY_CHANGED, _COMPUTED = "!", "?"
 _LONG = (ArrayType, BinaryType, DecimalType, MapType, StringType, StructType, VariantType)
 
 
 @dataclass(frozen=True)
 class UnchangedValues:
-    """The column that names the values a change leaves out, and the places of these among a table's columns."""
+    """The column that names the values a change leaves out, and the places of these among a table's
+    columns.
+    """
 
     column: str
     places: tuple[tuple[str, tuple[int, ...]], ...]
@@ -76,7 +81,9 @@ class UnchangedValues:
         return sorted(number for _, numbers in self.places for number in numbers)
 
     def unknown(self) -> Column:
-        """Return the expression of `UNKNOWN`: column numbers, or a sign and a name for a value that no earlier row has."""
+        """Return the expression of `UNKNOWN`: column numbers, or a sign and a name for a value that no
+        earlier row has.
+        """
         names, kind = F.col(quoted(self.column)), F.col(CHANGE_TYPE)
         listed = F.array_join(F.transform(names, self._numbers), "")
         key_changed = (kind == "insert") & (listed != "")
@@ -114,8 +121,9 @@ class UnchangedValues:
 
     def _refusal(self, name: str, table: str, why: str) -> TableRefused:
         return TableRefused(
-            f"a change of {table} leaves out the unchanged TOAST value of {in_quotes(name)}, and {why}: run ALTER TABLE … REPLICA "
-            "IDENTITY FULL in the source, and start over with a new slot, a new checkpoint and an empty table",
+            f"a change of {table} leaves out the unchanged TOAST value of {in_quotes(name)}, and {why}: run "
+            "ALTER TABLE … REPLICA IDENTITY FULL in the source, and start over with a new slot, a new "
+            "checkpoint and an empty table",
             condition="TABLE_REFUSED.UNKNOWN_VALUE",
             column=name,
         )
@@ -127,7 +135,8 @@ def column_numbers(unknown: Iterable[str]) -> list[int]:
 
 
 def has_value(unknown: str, number: int) -> str:
-    """Return the SQL condition that a change has a value for a column; PostgreSQL, SQLite and deltalake accept it.
+    """Return the SQL condition that a change has a value for a column; PostgreSQL, SQLite and deltalake
+    accept it.
 
     Parameters
     ----------
@@ -151,7 +160,8 @@ def _require_no_values_left_out(schema: StructType, keys: Sequence[str]) -> None
     ]
     if long:
         raise InvalidInput(
-            f"a change may leave out a long value that it did not touch, as of {in_quotes(long[0])}, and the feed's column that says so, "
-            "_unchanged, is not among the rows: select it too. It is not written to the table",
+            f"a change may leave out a long value that it did not touch, as of {in_quotes(long[0])}, and the "
+            "feed's column that says so, _unchanged, is not among the rows: select it too. It is not written "
+            "to the table",
             parameter="apply_changes",
         )

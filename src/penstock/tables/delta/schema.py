@@ -60,8 +60,8 @@ def rows_layout(rows: spark.StructType, keys: Sequence[str]) -> DeltaLayout:
     ]
     if unknown:
         raise UnsupportedType(
-            f"a Delta table has no type for these columns: {'; '.join(unknown)}. Cast them, as with column.cast('string'), or drop "
-            "them"
+            f"a Delta table has no type for these columns: {'; '.join(unknown)}. Cast them, as with "
+            "column.cast('string'), or drop them"
         )
     schema = pa.schema([field.with_nullable(True).remove_metadata() for field in canonical_schema(rows)])
     return DeltaLayout(schema, tuple(_key(key, schema) for key in keys))
@@ -85,7 +85,8 @@ def match_table(place: DeltaPlace, layout: DeltaLayout, table: Any) -> DeltaLayo
             differences.append(f"it has no column {in_quotes(field['name'])}")
         elif _plain(field["type"]) != _plain(existing[name]["type"]):
             differences.append(
-                f"column {in_quotes(name)} is {_shown(existing[name]['type'])} in the table and {_shown(field['type'])} in the rows"
+                f"column {in_quotes(name)} is {_shown(existing[name]['type'])} in the table and "
+                f"{_shown(field['type'])} in the rows"
             )
         names.append(name or field["name"])
     for name, field in existing.items():
@@ -93,8 +94,9 @@ def match_table(place: DeltaPlace, layout: DeltaLayout, table: Any) -> DeltaLayo
             differences.append(f"its column {in_quotes(name)} takes no null, and the rows do not have it")
     if differences:
         raise SchemaMismatch(
-            f"the Delta table {place.shown} does not take these rows: {'; '.join(differences)}. Select and cast the columns as the "
-            "table has them, or delete its folder if it is still empty; only output mode complete changes a table's columns",
+            f"the Delta table {place.shown} does not take these rows: {'; '.join(differences)}. Select and "
+            "cast the columns as the table has them, or delete its folder if it is still empty; only output "
+            "mode complete changes a table's columns",
             table=place.shown,
             differences=differences,
         )
@@ -122,8 +124,8 @@ def _key(key: str, schema: pa.Schema) -> str:
         )
     if pa.types.is_nested(schema.field(name).type):
         raise InvalidInput(
-            f"the key {in_quotes(name)} is {schema.field(name).type}, and rows are matched only by simple values: select one of its "
-            "fields as a column",
+            f"the key {in_quotes(name)} is {schema.field(name).type}, and rows are matched only by simple "
+            "values: select one of its fields as a column",
             parameter="keys",
         )
     return name

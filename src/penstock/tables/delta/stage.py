@@ -1,4 +1,6 @@
-"""Staging of a micro-batch for a Delta table: tasks write Parquet files beside its data, which the driver then commits."""
+"""Staging of a micro-batch for a Delta table: tasks write Parquet files beside its data, which the driver
+then commits.
+"""
 
 from __future__ import annotations
 
@@ -81,13 +83,16 @@ class DeltaStage:
             infos = self.place.files().get_file_info(list(files))
         if any(info.type != FileType.File for info in infos):
             raise CommitRefused(
-                f"some rows that the tasks staged for batch {self.batch_id} are missing in {self.place.shown}/{FOLDER} on the driver: use "
-                "a folder that all machines share. Nothing of the batch is visible: restart the query, it repeats the micro-batch",
+                f"some rows that the tasks staged for batch {self.batch_id} are missing in "
+                f"{self.place.shown}/{FOLDER} on the driver: use a folder that all machines share. Nothing "
+                "of the batch is visible: restart the query, it repeats the micro-batch",
                 batch_id=self.batch_id,
             )
 
     def drop(self) -> None:
-        """Delete everything that was staged up to the micro-batch; what cannot be deleted is left to a later clean-up."""
+        """Delete everything that was staged up to the micro-batch; what cannot be deleted is left to a later
+        clean-up.
+        """
         try:
             staged = _staged(self.place).items()
             _delete(
@@ -105,7 +110,9 @@ def to_reader(schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> pa.Record
 
 
 def _ahead(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Read batches ahead in another thread: deltalake asks for them in one in which its storage does not answer."""
+    """Read batches ahead in another thread: deltalake asks for them in one in which its storage does not
+    answer.
+    """
     with ThreadPoolExecutor(1) as pool:
         coming = pool.submit(next, batches, None)
         while (batch := coming.result()) is not None:

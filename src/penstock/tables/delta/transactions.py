@@ -85,18 +85,19 @@ class AppTransaction:
             return False
         if last > self.batch_id:
             raise CheckpointRewound(
-                f"app {self.app_id!r} is at micro-batch {last} in the Delta table and its checkpoint at {self.batch_id}: another process "
-                "runs the same query, or the checkpoint is an old copy or a new one. Use the newest checkpoint; a new one needs a "
-                "new app_id (leave it out to get one)",
+                f"app {self.app_id!r} is at micro-batch {last} in the Delta table and its checkpoint at "
+                f"{self.batch_id}: another process runs the same query, or the checkpoint is an old copy or "
+                "a new one. Use the newest checkpoint; a new one needs a new app_id (leave it out to get "
+                "one)",
                 app_id=self.app_id,
                 batch_id=self.batch_id,
                 last=last,
             )
         if last_input != self.input:
             raise CheckpointMismatch(
-                f"app {self.app_id!r} has committed micro-batch {self.batch_id} to the Delta table before, with other input: the "
-                "checkpoint is an old copy or a new one. Use the newest checkpoint; a new one needs a new app_id (leave it out to get "
-                "one)",
+                f"app {self.app_id!r} has committed micro-batch {self.batch_id} to the Delta table before, "
+                "with other input: the checkpoint is an old copy or a new one. Use the newest checkpoint; a "
+                "new one needs a new app_id (leave it out to get one)",
                 app_id=self.app_id,
                 batch_id=self.batch_id,
             )

@@ -67,8 +67,8 @@ def accepted_rows(schema: StructType, keys: Sequence[str], output_mode: str) -> 
     """
     if output_mode == "append" and keys:
         raise InvalidOption(
-            "a Delta table has no unique keys, so output mode append cannot refuse an existing key: leave keys out, or use output mode "
-            "update, which replaces the row with the same key",
+            "a Delta table has no unique keys, so output mode append cannot refuse an existing key: leave "
+            "keys out, or use output mode update, which replaces the row with the same key",
             option="keys",
         )
     layout = rows_layout(schema, keys)
@@ -82,7 +82,8 @@ def refuse_backticks(layout: DeltaLayout) -> None:
     ticked = [name for name in layout.schema.names if "`" in name]
     if ticked:
         raise InvalidInput(
-            f"deltalake cannot merge a column with a backtick in its name, as {in_quotes(ticked[0])} has: rename it",
+            f"deltalake cannot merge a column with a backtick in its name, as {in_quotes(ticked[0])} has: "
+            "rename it",
             columns=ticked,
         )
 
@@ -103,7 +104,9 @@ def create_table(place: DeltaPlace, layout: DeltaLayout) -> DeltaLayout:
 
 @dataclass(frozen=True)
 class DeltaWriter:
-    """The ``foreachBatch`` function: tasks stage the rows in one action, then one commit adds them to the table."""
+    """The ``foreachBatch`` function: tasks stage the rows in one action, then one commit adds them to the
+    table.
+    """
 
     place: DeltaPlace
     layout: DeltaLayout
@@ -172,8 +175,9 @@ class DeltaWriter:
                     raise
                 return
         raise CommitRefused(
-            f"other writers changed the Delta table {self.place.shown} at each of the {_ATTEMPTS} times that batch {stage.batch_id} was "
-            f"committed ({last_conflict}). Nothing of the batch is visible: restart the query, it repeats the micro-batch",
+            f"other writers changed the Delta table {self.place.shown} at each of the {_ATTEMPTS} times that "
+            f"batch {stage.batch_id} was committed ({last_conflict}). Nothing of the batch is visible: "
+            "restart the query, it repeats the micro-batch",
             table=self.place.shown,
             batch_id=stage.batch_id,
         )

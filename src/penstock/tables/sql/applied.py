@@ -1,7 +1,7 @@
 """The relation beside a table that records which changes were applied.
 
-For type 1 it has the sequence of each key's last change, also when that was a delete, so that a late or repeated change is known to
-be old. For type 2 it has the deletes, since the table itself has the rest.
+For type 1 it has the sequence of each key's last change, also when that was a delete, so that a late or
+repeated change is known to be old. For type 2 it has the deletes, since the table itself has the rest.
 """
 
 from __future__ import annotations
@@ -46,8 +46,9 @@ def prepare(tx: Transaction, layout: Layout) -> None:
     keys, needed = sum(name.startswith("k") for name in existing.types), layout.sequence.sql_type
     if existing.types["sequence"] != needed or keys != len(layout.keys):
         raise SchemaMismatch(
-            f"the changes of {layout.name.sql} were ordered by {existing.types['sequence']} before, with {keys} keys, and are by "
-            f"{needed} now, with {len(layout.keys)}: keep keys and sequence_by, or drop the table to start over",
+            f"the changes of {layout.name.sql} were ordered by {existing.types['sequence']} before, with "
+            f"{keys} keys, and are by {needed} now, with {len(layout.keys)}: keep keys and sequence_by, or "
+            "drop the table to start over",
             table=layout.name.sql,
         )
 
@@ -69,7 +70,9 @@ def key_names(layout: Layout) -> list[str]:
 
 
 def same_key(layout: Layout, staged: str) -> str:
-    """Return the SQL condition that a row of the relation, aliased ``applied``, and a staged row have the same key."""
+    """Return the SQL condition that a row of the relation, aliased ``applied``, and a staged row have the
+    same key.
+    """
     pairs = zip(key_names(layout), layout.staged_keys, strict=True)
     return " and ".join(f"applied.{key} = {staged}.{column}" for key, column in pairs)
 

@@ -1,11 +1,13 @@
 """Application of change rows to a SQL table, in whatever order they arrive.
 
-Type 1: the last change of each key counts. (The rule is that of Lamport's last-writer-wins register, with tombstones.)
+Type 1: the last change of each key counts. (The rule is that of Lamport's last-writer-wins register, with
+tombstones.)
 
-Type 2: the table has a row for each version, with the sequences between which it was valid. A version is valid from its own change to
-the next change of its key, of whatever kind. So the table is a function of the set of changes, not of the order in which they
-arrive: the versions are in the table, the deletes in the relation beside it, and a late change ends the version that it falls into
-and is valid up to the next change. (Type 2 of the slowly changing dimensions of Kimball, "The Data Warehouse Toolkit".)
+Type 2: the table has a row for each version, with the sequences between which it was valid. A version is
+valid from its own change to the next change of its key, of whatever kind. So the table is a function of the
+set of changes, not of the order in which they arrive: the versions are in the table, the deletes in the
+relation beside it, and a late change ends the version that it falls into and is valid up to the next change.
+(Type 2 of the slowly changing dimensions of Kimball, "The Data Warehouse Toolkit".)
 """
 
 from __future__ import annotations
@@ -92,28 +94,29 @@ def _end_versions(tx: Transaction, layout: Layout, latest: str) -> None:
     grouped = ", ".join(f"kept.{key}" for key in [*keys, _FROM])
     ended = " and ".join(f"{layout.name.sql}.{key} = ended.{key}" for key in [*keys, _FROM])
     tx.change(
-        f"update {layout.name.sql} set {_TO} = ended.sequence from ("
-        f"select {grouped}, min(latest.sequence) as sequence from {latest} as latest join {layout.name.sql} as kept "
-        f"on {layout.same_key('kept', 'latest')} and kept.{_FROM} < latest.sequence "
-        f"and (kept.{_TO} is null or latest.sequence < kept.{_TO}) group by {grouped}) as ended where {ended}"
+        f"update {layout.name.sql} set {_TO} = ended.sequence from (select {grouped}, min(latest.sequence) "
+        f"as sequence from {latest} as latest join {layout.name.sql} as kept on "
+        f"{layout.same_key('kept', 'latest')} and kept.{_FROM} < latest.sequence and (kept.{_TO} is null or "
+        f"latest.sequence < kept.{_TO}) group by {grouped}) as ended where {ended}"
     )
 
 
 def _insert_versions(tx: Transaction, layout: Layout, beside: TableName, latest: str) -> None:
-    """Insert the new versions, each valid up to the next change: a new one, a stored version or a recorded delete."""
+    """Insert the new versions, each valid up to the next change: a new one, a stored version or a recorded
+    delete.
+    """
     names = ", ".join(column.sql for column in layout.stored.columns)
     columns = ", ".join(f"c{n}" for n in range(len(layout.columns)))
     following = (
         f"select min(kept.{_FROM}) from {layout.name.sql} as kept where {layout.same_key('kept', 'latest')} "
-        f"and kept.{_FROM} > latest.sequence union all select min(applied.sequence) from {beside.sql} as applied "
-        f"where {applied.same_key(layout, 'latest')} and applied.sequence > latest.sequence"
+        f"and kept.{_FROM} > latest.sequence union all select min(applied.sequence) from {beside.sql} as "
+        f"applied where {applied.same_key(layout, 'latest')} and applied.sequence > latest.sequence"
     )
     partition = ", ".join(layout.staged_keys)
     tx.change(
-        f"insert into {layout.name.sql} ({names}) select {columns}, sequence, "
-        f"(select min(upto) from (select latest.coming as upto union all {following}) as ends) "
-        f"from (select *, lead(sequence) over (partition by {partition} order by sequence) as coming from {latest}) "
-        "as latest where present = 1"
+        f"insert into {layout.name.sql} ({names}) select {columns}, sequence, (select min(upto) from (select "
+        f"latest.coming as upto union all {following}) as ends) from (select *, lead(sequence) over "
+        f"(partition by {partition} order by sequence) as coming from {latest}) as latest where present = 1"
     )
 
 

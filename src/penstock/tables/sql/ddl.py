@@ -15,7 +15,10 @@ from penstock.tables.columns import VALID_TO, Column, Layout
 from penstock.tables.names import TableName, quoted
 
 _POSTGRES_COLUMNS = """
-select a.attname, format_type(a.atttypid, a.atttypmod), a.attnotnull and not a.atthasdef and a.attidentity = ''
+select
+    a.attname,
+    format_type(a.atttypid, a.atttypmod),
+    a.attnotnull and not a.atthasdef and a.attidentity = ''
 from pg_attribute as a
 where a.attrelid = :oid and a.attnum > 0 and not a.attisdropped
 order by a.attnum
@@ -24,7 +27,8 @@ _POSTGRES_UNIQUE = """
 select array_agg(a.attname order by a.attname)
 from pg_index as i
 join pg_attribute as a on a.attrelid = i.indrelid and a.attnum = any(i.indkey[0:i.indnkeyatts - 1])
-where i.indrelid = :oid and i.indisunique and i.indisvalid and i.indpred is null and i.indexprs is null and i.indimmediate
+where i.indrelid = :oid and i.indisunique and i.indisvalid and i.indimmediate
+and i.indpred is null and i.indexprs is null
 group by i.indexrelid
 """
 _POSTGRES_TABLE = """
@@ -157,8 +161,8 @@ def drop_table(tx: Transaction, layout: Layout) -> None:
         if getattr(error, "sqlstate", None) != "2BP01":
             raise
         raise TableRefused(
-            f"the columns of {layout.name.sql} have changed, and views depend on the table: drop them, and recreate them after the "
-            "query has written",
+            f"the columns of {layout.name.sql} have changed, and views depend on the table: drop them, and "
+            "recreate them after the query has written",
             condition="TABLE_REFUSED.DEPENDED_ON",
         ) from error
 
@@ -255,8 +259,8 @@ def require_compatible(tx: Transaction, layout: Layout) -> None:
     existing = find_table(tx, layout.name)
     if existing is None:
         raise TableRefused(
-            f"the table {layout.name.sql} has been dropped or renamed since the query started: put it back, or restart the query, "
-            "which recreates it without its earlier rows",
+            f"the table {layout.name.sql} has been dropped or renamed since the query started: put it back, "
+            "or restart the query, which recreates it without its earlier rows",
             condition="TABLE_REFUSED.TABLE_GONE",
             table=layout.name.sql,
         )
@@ -267,8 +271,8 @@ def _require_compatible(layout: Layout, existing: ExistingTable) -> None:
     described = differences(layout, existing, complete=False)
     if described:
         raise SchemaMismatch(
-            f"the table {layout.name.sql} does not take the rows: {'; '.join(described)}. Change the query or the table, or use "
-            "another table; only output mode complete replaces a table's columns",
+            f"the table {layout.name.sql} does not take the rows: {'; '.join(described)}. Change the query "
+            "or the table, or use another table; only output mode complete replaces a table's columns",
             table=layout.name.sql,
             differences=described,
         )

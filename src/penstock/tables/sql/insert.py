@@ -53,7 +53,8 @@ class IdempotentInsert(TaskWriter):
     def _require_distinct(self, keys: pa.Table) -> None:
         """Refuse several rows with one key: all but the first would be skipped as repeats.
 
-        One task has all of them, since a query that shuffles its rows to other tasks is refused when it starts.
+        One task has all of them, since a query that shuffles its rows to other tasks is refused when it
+        starts.
         """
         counted = keys.group_by(keys.column_names).aggregate([([], "count_all")])
         repeated = counted.filter(pc.greater(counted["count_all"], 1)).select(keys.column_names)
@@ -61,8 +62,9 @@ class IdempotentInsert(TaskWriter):
             return
         shown = upsert.shown_key(self.layout.keys, tuple(repeated.slice(0, 1).to_pylist()[0].values()))
         raise TableRefused(
-            f"the transformation makes several rows of the source row with {shown}, of which guarantee=idempotent keeps only one in "
-            f"{self.layout.name.sql}: use guarantee=exactly_once, or make one row of each",
+            f"the transformation makes several rows of the source row with {shown}, of which "
+            f"guarantee=idempotent keeps only one in {self.layout.name.sql}: use guarantee=exactly_once, or "
+            "make one row of each",
             condition="TABLE_REFUSED.DUPLICATE_KEYS",
             key=shown,
         )

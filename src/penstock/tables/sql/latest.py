@@ -1,4 +1,6 @@
-"""The latest changes of a micro-batch, in a temporary relation: later changes replace earlier ones of the same key."""
+"""The latest changes of a micro-batch, in a temporary relation: later changes replace earlier ones of the
+same key.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,8 @@ _RELATION = {"postgres": "pg_temp.penstock_latest", "sqlite": "temp.penstock_lat
 def collect(tx: Transaction, layout: Layout, source: StagedRows) -> str:
     """Collect the last change of each key, and with history the last one of each key and sequence.
 
-    The relation has the columns ``c0``, ``c1`` and so on, which but for the keys are null in a delete, ``sequence``, ``present``, and
-    ``unknown`` where changes may leave values out. The caller drops it.
+    The relation has the columns ``c0``, ``c1`` and so on, which but for the keys are null in a delete,
+    ``sequence``, ``present``, and ``unknown`` where changes may leave values out. The caller drops it.
 
     Raises
     ------
@@ -90,8 +92,8 @@ def _carried(tx: Transaction, layout: Layout, source: StagedRows) -> str:
     )
     selected = ", ".join([*columns, *layout.order, f"nullif({left}, '') as {UNKNOWN}"])
     return (
-        f"(select {selected} from (select *, {first} from (select *, {counted} from {plain}) as counted) as firsts) "
-        "as carried"
+        f"(select {selected} from (select *, {first} from (select *, {counted} from {plain}) as counted) as "
+        "firsts) as carried"
     )
 
 

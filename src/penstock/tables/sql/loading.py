@@ -30,7 +30,9 @@ class StagedRows:
 
 
 def relation_columns(layout: Layout, names: Sequence[str]) -> tuple[str, ...]:
-    """Return the column definitions of a relation for encoded rows; SQLite keeps values as they are without a type."""
+    """Return the column definitions of a relation for encoded rows; SQLite keeps values as they are without a
+    type.
+    """
     if layout.dialect == "sqlite":
         return tuple(names)
     columns = [f"c{n} {column.sql_type}" for n, column in enumerate(layout.columns)]
@@ -99,6 +101,7 @@ def refusing_nul_characters() -> Iterator[None]:
         if getattr(error.__cause__, "sqlstate", None) not in _NUL_CHARACTER:
             raise
         raise TableRefused(
-            "a text has the character NUL, which PostgreSQL cannot store: remove it, as translate(column, chr(0), '') does",
+            "a text has the character NUL, which PostgreSQL cannot store: remove it, as translate(column, "
+            "chr(0), '') does",
             condition="TABLE_REFUSED.NUL_CHARACTER",
         ) from error

@@ -1,8 +1,8 @@
 """Staging of a micro-batch: where tasks put rows, invisible to readers, until the driver publishes them.
 
-SQLite stages all rows as compressed segments beside those of queues, so that rows become SQL values once. PostgreSQL stages
-micro-batches in an unlogged relation, and the epochs of continuous queries in segments: a relation for each epoch would cost more
-than its rows.
+SQLite stages all rows as compressed segments beside those of queues, so that rows become SQL values once.
+PostgreSQL stages micro-batches in an unlogged relation, and the epochs of continuous queries in segments: a
+relation for each epoch would cost more than its rows.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ class TaskWriter(ABC):
     def put(
         self, database: Database, task: int, attempt: int, chunks: Iterator[pa.RecordBatch]
     ) -> dict[str, int]:
-        """Write the rows of one attempt of a task, and return how much it staged, by names that no other attempt has.
+        """Write the rows of one attempt of a task, and return how much it staged, by names that no other
+        attempt has.
 
         Parameters
         ----------
@@ -83,9 +84,9 @@ class Stage(TaskWriter):
 
     def rows_gone(self) -> CommitRefused:
         return CommitRefused(
-            f"some rows that {self.app_id!r} staged for its batch {self.batch_id} are gone: they were cleaned up as too old, another "
-            "run of the query took over, or the server lost them in a crash. Nothing of the batch is visible: restart the query, "
-            "it repeats the micro-batch",
+            f"some rows that {self.app_id!r} staged for its batch {self.batch_id} are gone: they were "
+            "cleaned up as too old, another run of the query took over, or the server lost them in a crash. "
+            "Nothing of the batch is visible: restart the query, it repeats the micro-batch",
             batch_id=self.batch_id,
         )
 
@@ -160,7 +161,8 @@ class _SegmentOwner:
 class PostgresStage(Stage):
     """Staging in one unlogged PostgreSQL relation, which all tasks of a try copy into.
 
-    Each chunk is a transaction and has a number; a chunk whose outcome is unknown is sent again under another number.
+    Each chunk is a transaction and has a number; a chunk whose outcome is unknown is sent again under another
+    number.
     """
 
     relation: str = ""

@@ -14,7 +14,8 @@ from penstock.tables.sql.staging import Stage
 CHANGES = "changes"
 """The write mode of change rows, whose output mode is append."""
 
-# The store's connections disable these plans, since its own statements walk along indexes; a table's statements read all rows.
+# The store's connections disable these plans, since its own statements walk along indexes; a table's
+# statements read all rows.
 _ALL_PLANS = "; ".join(
     f"set local enable_{what} = on" for what in ("seqscan", "bitmapscan", "hashjoin", "mergejoin")
 )
@@ -42,7 +43,9 @@ class _Table(Target[int]):
 
 @dataclass(frozen=True)
 class TableTarget(_Table):
-    """A table whose staged rows are inserted, upserted, applied, or replace all others, in one transaction."""
+    """A table whose staged rows are inserted, upserted, applied, or replace all others, in one
+    transaction.
+    """
 
     mode: str
     stage: Stage
@@ -76,7 +79,9 @@ class TableTarget(_Table):
         return written
 
     def _recreate_when_changed(self, tx: Transaction) -> None:
-        """Create the table, or recreate it when the rows have other columns, as only output mode complete may."""
+        """Create the table, or recreate it when the rows have other columns, as only output mode complete
+        may.
+        """
         existing = ddl.find_table(tx, self.layout.name)
         if existing is not None and tx.dialect == "postgres":
             # Serialises writers, so that each replaces all rows of the one before; readers do not wait.

@@ -31,7 +31,8 @@ def insert_new(tx: Transaction, layout: Layout, source: StagedRows) -> None:
     """Insert the rows whose key does not exist."""
     keys = ", ".join(column.sql for column in layout.keys)
     tx.change(
-        f"insert into {layout.name.sql} ({_names(layout)}) {_rows(layout, source)} on conflict ({keys}) do nothing"
+        f"insert into {layout.name.sql} ({_names(layout)}) {_rows(layout, source)} on conflict ({keys}) do "
+        "nothing"
     )
 
 
@@ -89,20 +90,24 @@ def _rows(layout: Layout, source: StagedRows, *, distinct: bool = False) -> str:
 
 
 def _merge(layout: Layout, rows: str) -> str:
-    """Return a MERGE: a third faster than ON CONFLICT, but it fails when another transaction inserts one of its keys."""
+    """Return a MERGE: a third faster than ON CONFLICT, but it fails when another transaction inserts one of
+    its keys.
+    """
     own, coming = "present_rows", "incoming_rows"
     numbered = list(enumerate(layout.columns))
     same = " and ".join(f"{own}.{column.sql} = {coming}.c{n}" for n, column in numbered if column.key)
     changes = ", ".join(f"{column.sql} = {coming}.c{n}" for n, column in numbered if not column.key)
     values = ", ".join(f"{coming}.c{n}" for n, _ in numbered)
     return (
-        f"merge into {layout.name.sql} as {own} using ({rows}) as {coming} on {same} "
-        f"when matched then update set {changes} when not matched then insert ({_names(layout)}) values ({values})"
+        f"merge into {layout.name.sql} as {own} using ({rows}) as {coming} on {same} when matched then "
+        f"update set {changes} when not matched then insert ({_names(layout)}) values ({values})"
     )
 
 
 def _on_conflict(layout: Layout, rows: str) -> str:
-    """Return an INSERT … ON CONFLICT, which both databases have, and which tolerates concurrent writers of the same keys."""
+    """Return an INSERT … ON CONFLICT, which both databases have, and which tolerates concurrent writers of
+    the same keys.
+    """
     keys = ", ".join(column.sql for column in layout.keys)
     changes = ", ".join(
         f"{column.sql} = excluded.{column.sql}" for column in layout.columns if not column.key
@@ -112,7 +117,9 @@ def _on_conflict(layout: Layout, rows: str) -> str:
 
 
 def _keys_repeat(tx: Transaction, layout: Layout, source: StagedRows) -> bool:
-    """Whether keys repeat; PostgreSQL fails with a cardinality violation instead, so there they are not looked for."""
+    """Whether keys repeat; PostgreSQL fails with a cardinality violation instead, so there they are not
+    looked for.
+    """
     return tx.dialect != "postgres" and _first_repeated_key(tx, layout, source.relation) is not None
 
 
@@ -162,11 +169,14 @@ def _change(tx: Transaction, layout: Layout, source: StagedRows, statement: str)
 
 
 def _require_count(touched: int, source: StagedRows) -> int:
-    """Refuse to write fewer rows than were staged: an unlogged relation is empty after a crash of the server."""
+    """Refuse to write fewer rows than were staged: an unlogged relation is empty after a crash of the
+    server.
+    """
     if source.rows is not None and touched != source.rows:
         raise CommitRefused(
-            f"{source.rows} rows were staged and {touched} are left: the server lost them in a crash, or they were cleaned up. "
-            "Nothing of the batch is visible: restart the query, it repeats the micro-batch"
+            f"{source.rows} rows were staged and {touched} are left: the server lost them in a crash, or "
+            "they were cleaned up. Nothing of the batch is visible: restart the query, it repeats the "
+            "micro-batch"
         )
     return touched
 
@@ -193,14 +203,14 @@ def _key_clash(tx: Transaction, layout: Layout, source: StagedRows, error: Excep
     repeated = _first_repeated_key(tx, layout, rows) if layout.keys else None
     if repeated is not None:
         return TableRefused(
-            f"a micro-batch has several rows with the key {repeated} for {layout.name.sql}: use output mode update with one row "
-            "for each key, or leave the keys out",
+            f"a micro-batch has several rows with the key {repeated} for {layout.name.sql}: use output mode "
+            "update with one row for each key, or leave the keys out",
             condition="TABLE_REFUSED.DUPLICATE_KEYS",
             key=repeated,
         )
     detail = getattr(getattr(error, "diag", None), "message_detail", None) or str(error)
     return TableRefused(
-        f"{layout.name.sql} already has a row with the key of a new one ({brief(detail)}), and output mode append only adds rows: "
-        "use output mode update, or leave the keys out",
+        f"{layout.name.sql} already has a row with the key of a new one ({brief(detail)}), and output mode "
+        "append only adds rows: use output mode update, or leave the keys out",
         condition="TABLE_REFUSED.KEY_EXISTS",
     )

@@ -51,7 +51,8 @@ class RowEncoder:
         Raises
         ------
         TableRefused
-            When a key is null, or a change has an unknown type, no sequence, or leaves out a value that no row has.
+            When a key is null, or a change has an unknown type, no sequence, or leaves out a value that no
+            row has.
         """
         rows = conform_batch(chunk, self.projected)
         for array, column in zip(rows.columns, self.layout.columns, strict=False):

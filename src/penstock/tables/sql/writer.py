@@ -27,7 +27,9 @@ from penstock.tables.sql.write_task import REPORT, RowEncoder, StageTask
 
 @dataclass(frozen=True)
 class TableWriter:
-    """The ``foreachBatch`` function: tasks stage or insert the rows in one action, then one transaction commits them."""
+    """The ``foreachBatch`` function: tasks stage or insert the rows in one action, then one transaction
+    commits them.
+    """
 
     url: str = field(repr=False)
     layout: Layout

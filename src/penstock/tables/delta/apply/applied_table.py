@@ -1,8 +1,8 @@
 """The second Delta table that records which events were applied, in the folder of the first.
 
-Type 1 records the last event of each key that ever was, type 2 the deletes. The first table's version names the version of this one
-that goes with it, as an app transaction. So both change in one step, what a writer that died has written here is in no version that
-counts, and two writers of changes conflict.
+Type 1 records the last event of each key that ever was, type 2 the deletes. The first table's version names
+the version of this one that goes with it, as an app transaction. So both change in one step, what a writer
+that died has written here is in no version that counts, and two writers of changes conflict.
 """
 
 from __future__ import annotations
@@ -66,9 +66,9 @@ class AppliedTable:
         version = table.transaction_version(self.transaction)
         if version is None:
             raise TableRefused(
-                f"the Delta table {self.of} has lost the app transaction {self.transaction}, which says which changes it has: its property "
-                "delta.setTransactionRetentionDuration is too short, or its log was cut. Remove that property, and drop the table to "
-                "start over",
+                f"the Delta table {self.of} has lost the app transaction {self.transaction}, which says "
+                "which changes it has: its property delta.setTransactionRetentionDuration is too short, or "
+                "its log was cut. Remove that property, and drop the table to start over",
                 condition="TABLE_REFUSED.CHANGES_FORGOTTEN",
                 table=self.of,
             )
@@ -92,9 +92,9 @@ class AppliedTable:
         now, before = _types(wanted), _types(self.place.open().schema())
         if now != before:
             raise SchemaMismatch(
-                f"the changes of the Delta table {self.of} were ordered by {before.pop(SEQUENCE, None)} before, with the keys "
-                f"{_shown(before)}, and are by {now.pop(SEQUENCE, None)} now, with {_shown(now)}: keep keys and sequence_by, or "
-                "drop the table to start over",
+                f"the changes of the Delta table {self.of} were ordered by {before.pop(SEQUENCE, None)} "
+                f"before, with the keys {_shown(before)}, and are by {now.pop(SEQUENCE, None)} now, with "
+                f"{_shown(now)}: keep keys and sequence_by, or drop the table to start over",
                 table=self.of,
             )
         if table.transaction_version(self.transaction) is None and self.place.open().version() == 0:
@@ -115,7 +115,9 @@ class AppliedTable:
         library("deltalake").write_deltalake(table, no_rows, mode="append", commit_properties=properties)
 
     def vacuum(self, version: int) -> None:
-        """Delete files of old versions; skipped when this table is newer than the version that the first one names."""
+        """Delete files of old versions; skipped when this table is newer than the version that the first one
+        names.
+        """
         table = self.place.open()
         if table.version() == version:
             with self.place.plainly():
@@ -170,7 +172,8 @@ def rows_with_keys(place: DeltaPlace, table: Any, touched: pa.Table, schema: pa.
     """
     columns = ", ".join(map(quoted, schema.names))
     with place.plainly():
-        # Not by an Arrow dataset: the threads that read it for deltalake sometimes abort a process that is exiting.
+        # Not by an Arrow dataset: the threads that read it for deltalake sometimes abort a process that is
+        # exiting.
         query = (
             library("deltalake")
             .QueryBuilder()

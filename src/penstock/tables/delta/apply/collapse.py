@@ -1,4 +1,6 @@
-"""Collapsing of a micro-batch's change events in Spark: of each key the last one, since later events replace earlier ones."""
+"""Collapsing of a micro-batch's change events in Spark: of each key the last one, since later events replace
+earlier ones.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,9 @@ from penstock.tables.row_encoding import JSON
 def collapse(frame: DataFrame, events: EventLayout) -> DataFrame:
     """Return the last event of each key, and with history that of each key and sequence.
 
-    The columns are c0, c1 and so on; ``sequence``; ``present``; ``unknown`` where values may be left out; and ``ambiguous``, whether
-    another event has the same place in the order and another row. Rows without a sequence or of an unknown change type pass
-    through, so that the tasks refuse them.
+    The columns are c0, c1 and so on; ``sequence``; ``present``; ``unknown`` where values may be left out; and
+    ``ambiguous``, whether another event has the same place in the order and another row. Rows without a
+    sequence or of an unknown change type pass through, so that the tasks refuse them.
     """
     data = [f"c{n}" for n in range(len(events.columns))]
     projected = frame.select(
@@ -35,7 +37,8 @@ def collapse(frame: DataFrame, events: EventLayout) -> DataFrame:
         projected = _carry_over(projected, events.unchanged.numbers, keys, order)
     within = Window.partitionBy(*keys, *(["sequence"] if events.history else []))
     invalid = F.col("sequence").isNull() | F.col("present").isNull()
-    # The frame of this window ends with the peers of a row, so the first rows see the number of all their peers.
+    # The frame of this window ends with the peers of a row, so the first rows see the number of all their
+    # peers.
     window = within.orderBy(invalid.desc(), *(F.col(name).desc() for name in order))
     last = (
         projected.withColumn("place", F.rank().over(window))

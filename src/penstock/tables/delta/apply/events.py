@@ -1,4 +1,6 @@
-"""Schema and staging of the change events of a Delta table: what happened to a key, and its place in the order of changes."""
+"""Schema and staging of the change events of a Delta table: what happened to a key, and its place in the
+order of changes.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ class EventLayout:
 
     @property
     def staged(self) -> DeltaLayout:
-        """The columns that tasks stage: the row, its sequence, whether the event sets or removes it, and what it leaves out."""
+        """The columns that tasks stage: the row, its sequence, whether the event sets or removes it, and what
+        it leaves out.
+        """
         more = [pa.field(SEQUENCE, self.sequence), pa.field(PRESENT, pa.int32())]
         more += [] if self.unchanged is None else [pa.field(UNKNOWN, pa.string())]
         return DeltaLayout(pa.schema([*self.rows.schema, *more]), self.rows.keys)
@@ -83,8 +87,8 @@ def event_layout(
     reserved = [name for name in columns if name.lower() in _RESERVED]
     if reserved:
         raise InvalidInput(
-            f"the rows have a column {in_quotes(reserved[0])}, a name that {table} reserves where changes are applied: rename it, as "
-            f"with withColumnRenamed({in_quotes(reserved[0])}, …)",
+            f"the rows have a column {in_quotes(reserved[0])}, a name that {table} reserves where changes "
+            f"are applied: rename it, as with withColumnRenamed({in_quotes(reserved[0])}, …)",
             columns=reserved,
         )
     layout = rows_layout(spark.StructType([rows[name] for name in columns]), keys)
@@ -99,8 +103,8 @@ def event_layout(
 def _require_exact(parameter: str, column: pa.Field) -> None:
     if pat.is_nested(column.type) or pat.is_floating(column.type):
         raise InvalidInput(
-            f"{parameter} names {in_quotes(column.name)}, which is {column.type}, and keys and sequences need an exact comparison: cast "
-            "it, as to bigint, decimal or string",
+            f"{parameter} names {in_quotes(column.name)}, which is {column.type}, and keys and sequences "
+            "need an exact comparison: cast it, as to bigint, decimal or string",
             parameter=parameter,
         )
 

@@ -59,7 +59,8 @@ def fill(rows: pa.Table, keys: Sequence[str], read: Callable[[pa.Table, list[str
     Parameters
     ----------
     read
-        Reads the rows that have some keys: the keys, ``VALID_FROM``, ``VALID_TO`` and the columns of the second argument.
+        Reads the rows that have some keys: the keys, ``VALID_FROM``, ``VALID_TO`` and the columns of the
+        second argument.
     """
     unknown = rows[UNKNOWN]
     places = np.flatnonzero(pc.is_valid(unknown).to_numpy())
@@ -83,7 +84,9 @@ def fill(rows: pa.Table, keys: Sequence[str], read: Callable[[pa.Table, list[str
 
 
 def source_or_stored(names: Sequence[str], numbers: Sequence[int]) -> dict[str, str]:
-    """Return a merge's assignments: the source's values, or the stored ones where the source leaves them out."""
+    """Return a merge's assignments: the source's values, or the stored ones where the source leaves them
+    out.
+    """
     columns = source_columns(names)
     for number in numbers:
         name = quoted(names[number])

@@ -1,7 +1,7 @@
 """Planning of a merge: what staged events change in a Delta table, computed with Arrow from their keys alone.
 
-Each event is a line with the columns of its key, ``SEQUENCE`` and ``PRESENT``. The lines are sorted by key and sequence, and each is
-compared with its neighbours.
+Each event is a line with the columns of its key, ``SEQUENCE`` and ``PRESENT``. The lines are sorted by key
+and sequence, and each is compared with its neighbours.
 """
 
 from __future__ import annotations

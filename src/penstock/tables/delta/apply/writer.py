@@ -110,15 +110,17 @@ def _refuse_history(place: DeltaPlace, table: Any) -> None:
     columns = [field.name for field in table.schema().fields if field.name in (VALID_FROM, VALID_TO)]
     if columns:
         raise SchemaMismatch(
-            f"the Delta table {place.shown} keeps history, with a column {in_quotes(columns[0])}, and scd_type=1 would not: set "
-            "scd_type=2, or use another table",
+            f"the Delta table {place.shown} keeps history, with a column {in_quotes(columns[0])}, and "
+            "scd_type=1 would not: set scd_type=2, or use another table",
             table=place.shown,
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChangesWriter(DeltaWriter):
-    """The ``foreachBatch`` function: tasks stage events; then these are recorded, and the table takes them in one commit."""
+    """The ``foreachBatch`` function: tasks stage events; then these are recorded, and the table takes them in
+    one commit.
+    """
 
     events: EventLayout
     applied: AppliedTable
@@ -132,7 +134,8 @@ class ChangesWriter(DeltaWriter):
     def _publish(
         self, table: Any, stage: DeltaStage, files: Sequence[str], transaction: AppTransaction | None
     ) -> None:
-        # The applied events that count are those of the table version that is merged into, whoever writes in the meantime.
+        # The applied events that count are those of the table version that is merged into, whoever writes in
+        # the meantime.
         recorded = self.applied.named_by(table)
         staged = stage.columns(files, self._planning_columns)
         plan = self._plan(table, staged, recorded)
@@ -175,7 +178,9 @@ class ChangesWriter(DeltaWriter):
     def _require_stored(
         self, staged: pa.Table, plan: MergePlan, unmatched: Callable[[pa.Table], pa.Table]
     ) -> None:
-        """Refuse events that leave out values which no stored row has; all are checked before anything is written."""
+        """Refuse events that leave out values which no stored row has; all are checked before anything is
+        written.
+        """
         if self.events.unchanged is None:
             return
         refused = unmatched(incomplete(staged, plan.taken))
@@ -201,7 +206,9 @@ class ChangesWriter(DeltaWriter):
     def _rows(
         self, table: Any, stage: DeltaStage, files: Sequence[str], plan: MergePlan
     ) -> pa.RecordBatchReader:
-        """Stream the rows to merge: with history those of the table, else those of staged events with ``PRESENT``."""
+        """Stream the rows to merge: with history those of the table, else those of staged events with
+        ``PRESENT``.
+        """
         if self.events.history:
             schema = self.events.table.schema
         else:
