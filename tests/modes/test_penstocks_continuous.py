@@ -10,7 +10,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 import penstock as ps
 from penstock.continuous.plan import allowed
-from penstock.modes.checking.rules import penstock_continuous
+from penstock.modes.checking.rules import continuous
 
 TRIGGER = ps.Trigger.continuous("1 second")
 SINKS = (ps.TableSink("t", url="sqlite:///penstock.db"), ps.QueueSink("q"))
@@ -69,6 +69,6 @@ def test_a_source_that_the_engine_does_not_read_is_not_allowed(spark: SparkSessi
 
 
 def test_the_check_and_the_engine_have_one_list_of_generators() -> None:
-    assert [name.replace("_", "") for name in penstock_continuous.GENERATORS] == [
+    assert [name.replace("_", "") for name in continuous.GENERATORS] == [
         name.lower() for name in allowed.GENERATORS
     ]

@@ -14,7 +14,8 @@ from pyspark.sql import DataFrame, SparkSession, functions
 
 import penstock as ps
 from penstock.errors import InvalidInput
-from penstock.modes.previewing.result import DATA, NO_DATA, ModePreview, Preview
+from penstock.modes.previewing.micro_batches import DATA, NO_DATA, ModePreview
+from penstock.modes.previewing.result import Preview
 
 TEN_MINUTES = ("ts", "10 minutes")
 
@@ -324,7 +325,7 @@ def test_inputs_that_the_transformation_does_not_take_by_name_are_refused(spark:
 
 
 def test_more_than_a_few_micro_batches_are_refused(spark: SparkSession) -> None:
-    with pytest.raises(InvalidInput, match="90 at the most, not for 91"):
+    with pytest.raises(InvalidInput, match="at most 90 small micro-batches, not 91"):
         ps.modes.preview(spark, counted, events(*([(1, "a")] for _ in range(91))))
 
 

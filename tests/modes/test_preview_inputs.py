@@ -136,9 +136,9 @@ def test_what_is_no_list_of_micro_batches_is_refused(
 def test_rows_that_do_not_fit_are_refused(spark: SparkSession) -> None:
     with pytest.raises(InvalidInput, match="Did you mean 'name'"):
         input_of(spark, "batches", [[{"id": 1, "nam": "x"}]], PLAIN)
-    with pytest.raises(InvalidInput, match="a row of 3 values, the schema has 2 columns"):
+    with pytest.raises(InvalidInput, match="a row of 3 values, and the schema has 2 columns"):
         input_of(spark, "batches", [[(1, "x", 2)]], PLAIN)
-    with pytest.raises(InvalidInput, match="no column of the Arrow tables beside it"):
+    with pytest.raises(InvalidInput, match="which its Arrow tables do not have"):
         input_of(spark, "batches", [pa.table({"id": [1]}), [{"key": 1}]], None)
     with pytest.raises(SchemaMismatch, match="id"):
         input_of(spark, "batches", [pa.table({"id": ["x"]})], PLAIN)

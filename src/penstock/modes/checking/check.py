@@ -9,27 +9,31 @@ from pyspark.sql import DataFrame
 
 from penstock.arguments import in_quotes, require
 from penstock.errors import InvalidInput
-from penstock.modes.checking.claims import claims
+from penstock.modes.checking.emits import predict_emits
 from penstock.modes.checking.plan import Plan
 from penstock.modes.checking.report import MODES, REFUSED, UNSAFE, ModeReport, Problem, Report
 from penstock.modes.checking.rules.aggregates import aggregates, deduplications
-from penstock.modes.checking.rules.continuous import continuous, sources
-from penstock.modes.checking.rules.functions import functions, needs
+from penstock.modes.checking.rules.continuous import (
+    PENSTOCK_CONTINUOUS,
+    penstock_continuous,
+    spark_continuous,
+    spark_continuous_sources,
+)
+from penstock.modes.checking.rules.functions import functions, missing_requirements
 from penstock.modes.checking.rules.joins import joins
-from penstock.modes.checking.rules.operators import chains, operators, sorts_and_limits
-from penstock.modes.checking.rules.penstock_continuous import KIND, penstocks_continuous
+from penstock.modes.checking.rules.operators import operators, sorts_and_limits, stateful_chains
 from penstock.modes.checking.rules.real_time import ALLOW_LIST, VERSION, real_time, real_time_plans
-from penstock.modes.checking.rules.state import last_groups, state, watermarks
-from penstock.modes.checking.sinks import SOURCES, Sink, not_asked, sink_of, sink_problems, table_refusals
+from penstock.modes.checking.rules.state import state, unfinished_groups, watermarks
+from penstock.modes.checking.sinks import KNOWN_FROM, Sink, sink_of, sink_problems, table_refusals, unchecked
 from penstock.spark.internals.output_mode_checker import Refusal, refusal
 from penstock.spark.internals.plan_text import tree_of
 from penstock.spark.internals.sessions import is_classic
 
 Rule = Callable[[Plan, str], Iterator[Problem]]
 _RULES: tuple[Rule, ...] = (
-    operators, aggregates, sorts_and_limits, functions, joins, chains, deduplications, state, watermarks,
+    operators, aggregates, sorts_and_limits, functions, joins, stateful_chains, deduplications, state, watermarks,
 )  # fmt: skip
-_RULES_OF: dict[str, tuple[Rule, ...]] = {"continuous": (continuous,), "real time": (real_time,)}
+_RULES_OF: dict[str, tuple[Rule, ...]] = {"continuous": (spark_continuous,), "real time": (real_time,)}
 _CHECK = "spark.sql.streaming.unsupportedOperationCheck"
 _SETTINGS = (
     _CHECK,
@@ -111,14 +115,14 @@ def check(df: DataFrame, sink: object = None, trigger: object = None) -> Report:
     """
     require("df", df, DataFrame, "a streaming DataFrame")
     found = sink_of(df, sink)
-    kind = KIND if _is_penstocks(found, trigger) else _trigger(trigger)
+    kind = PENSTOCK_CONTINUOUS if _is_penstocks(found, trigger) else _trigger(trigger)
     conf = df.sparkSession.conf
     settings = {name: str(conf.get(name)) for name in _SETTINGS}
     plan = Plan(tree_of(df), settings | {VERSION: df.sparkSession.version})
     modes = tuple(_mode(df, plan, mode, found, kind) for mode in MODES)
     if found is None:
         return Report(modes, _not_run(df), trigger=kind)
-    return Report(modes, (*_not_run(df), *not_asked(found)), found.name, kind, SOURCES.get(found.name))
+    return Report(modes, (*_not_run(df), *unchecked(found)), found.name, kind, KNOWN_FROM.get(found.name))
 
 
 def _is_penstocks(sink: Sink | None, trigger: object) -> bool:
@@ -148,21 +152,24 @@ def _not_run(df: DataFrame) -> tuple[str, ...]:
 
 
 def _mode(df: DataFrame, plan: Plan, mode: str, sink: Sink | None, trigger: str) -> ModeReport:
-    if sink is not None and trigger == KIND:
-        told = [*penstocks_continuous(plan, mode, sink)]
+    if sink is not None and trigger == PENSTOCK_CONTINUOUS:
+        told = [*penstock_continuous(plan, mode, sink)]
         told += table_refusals(df, sink.given, mode, continuous=True) if mode != "complete" else ()
-        return ModeReport(mode, tuple(told), None if told else claims(plan, mode))
+        return ModeReport(mode, tuple(told), None if told else predict_emits(plan, mode))
     rules = (*_RULES, *_RULES_OF.get(trigger, ()))
     problems = [problem for rule in rules for problem in rule(plan, mode)]
-    problems += last_groups(plan, mode, trigger)
+    problems += unfinished_groups(plan, mode, trigger)
     if is_classic(df):
         checked = plan.settings.get(_CHECK) != "false"
         refused = refusal(df, mode, trigger) if checked else None
         problems = list(_agreed(problems, refused, checked=checked))
-    problems += [*needs(plan), *(sources(plan) if trigger == "continuous" else ())]
+    problems += [
+        *missing_requirements(plan),
+        *(spark_continuous_sources(plan) if trigger == "continuous" else ()),
+    ]
     problems += real_time_plans(plan, sink) if trigger == "real time" else ()
     runs = not any(problem.severity == REFUSED for problem in problems)
-    emits = claims(plan, mode) if runs else None
+    emits = predict_emits(plan, mode) if runs else None
     if sink is not None:
         problems += sink_problems(sink, mode, trigger, emits)
         problems += table_refusals(df, sink.given, mode)

@@ -26,7 +26,7 @@ def unmatched_sides(node: Node) -> frozenset[str]:
     return _UNMATCHED.get(join_type(node), frozenset())
 
 
-def bounded(node: Node) -> frozenset[str]:
+def bounded_sides(node: Node) -> frozenset[str]:
     """The sides whose rows have no match any more once the watermark has passed, by the rules of Spark's ``StreamingJoinHelper``.
 
     An equality with a column that has a watermark, of either side, bounds both. A column that is at least one of the other side,
@@ -35,7 +35,7 @@ def bounded(node: Node) -> frozenset[str]:
     return frozenset().union(*_bounds(node))
 
 
-def given_up(node: Node) -> frozenset[str]:
+def evicted_sides(node: Node) -> frozenset[str]:
     """The sides whose rows leave the state, and in an outer join come out if they had no match.
 
     Of the sides that are bounded, Spark's ``StreamingSymmetricHashJoinHelper`` (4.2, 4.3) takes one that has a watermark of its
@@ -69,7 +69,7 @@ def _bounds(node: Node) -> Iterator[frozenset[str]]:
             break
 
 
-def equal(node: Node) -> bool:
+def has_equality(node: Node) -> bool:
     """Whether a join's condition has an equality between its sides."""
     sides = _columns(node)
     pairs = (

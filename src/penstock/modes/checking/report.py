@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from penstock.arguments import did_you_mean, in_quotes
 from penstock.errors import InvalidInput, OutputModeRefused
-from penstock.modes.checking.claims import Emits
+from penstock.modes.checking.emits import Emits
 from penstock.spark.internals.plan_text import Node
 
 MODES = ("append", "update", "complete")

@@ -10,7 +10,7 @@ from pyspark.sql.types import StructType
 
 from penstock.arguments import in_quotes
 from penstock.errors import InvalidInput
-from penstock.modes.checking.claims import ADD, REPLACE_BY_KEY, Emits
+from penstock.modes.checking.emits import ADD, REPLACE_BY_KEY, Emits
 from penstock.modes.checking.report import MODES, UNSAFE, WARNING, Problem
 from penstock.spark.internals.sessions import is_classic
 from penstock.spark.internals.sources import Format, look_up
@@ -54,7 +54,7 @@ def sink_of(frame: DataFrame, sink: object) -> Sink | None:
 
 # ---- sinks: What sinks take, and which promises they keep (Spark 4.2, 4.3).
 
-SOURCES = {
+KNOWN_FROM = {
     "delta": "the source of Delta Lake 4.0 (DeltaDataSource; DeltaSink, which heeds overwriteSchema in complete mode only), not tried here",
     "kafka": "the source of Spark 4.3 (KafkaTable, KafkaWriteBuilder), not tried here",
 }
@@ -64,7 +64,7 @@ _FILE_MODE = "STREAMING_OUTPUT_MODE.UNSUPPORTED_DATASOURCE"
 
 def sink_problems(sink: Sink, mode: str, trigger: str, emits: Emits | None) -> Iterator[Problem]:
     """What a sink does not take, or does not keep."""
-    source = SOURCES.get(sink.name)
+    source = KNOWN_FROM.get(sink.name)
     if sink.format.missing is not None and source is None:
         yield Problem(
             "PENSTOCK_NO_SINK",
@@ -129,11 +129,11 @@ def sink_problems(sink: Sink, mode: str, trigger: str, emits: Emits | None) -> I
         )
 
 
-def not_asked(sink: Sink) -> Iterator[str]:
+def unchecked(sink: Sink) -> Iterator[str]:
     """What could not be found out about a sink."""
     if sink.format.silent is not None:
         yield f"what the sink {sink.name} takes, of which Spark says without the query's options: {sink.format.silent}"
-    if sink.format.missing is not None and sink.name in SOURCES:
+    if sink.format.missing is not None and sink.name in KNOWN_FROM:
         yield (
             f"whether the session that starts the query has the format {sink.name}; this one does not, and says: "
             f"{sink.format.missing.message}"

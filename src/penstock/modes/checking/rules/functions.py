@@ -41,7 +41,7 @@ def functions(plan: Plan, mode: str) -> Iterator[Problem]:
             )
 
 
-def needs(plan: Plan) -> Iterator[Problem]:
+def missing_requirements(plan: Plan) -> Iterator[Problem]:
     """What ``transformWithState`` cannot run without, which Spark (4.2, 4.3) finds out when the query runs."""
     found = [node for node in plan.functions if node.name.startswith("TransformWithState")]
     if not found:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from penstock.modes.checking.join_bounds import BOTH, LEFT, bounded, given_up, unmatched_sides
+from penstock.modes.checking.join_bounds import BOTH, LEFT, bounded_sides, evicted_sides, unmatched_sides
 from penstock.modes.checking.plan import Plan, join_type
 from penstock.modes.checking.report import UNSAFE, Problem
 from penstock.spark.internals.plan_text import Node
@@ -51,7 +51,7 @@ def _of_streams(plan: Plan, node: Node, mode: str) -> Iterator[Problem]:
         )
     # Of these sides one has to leave the state, since its rows without a match are waited for.
     waited_for = frozenset((LEFT,)) if kind == "LeftSemi" else unmatched_sides(node)
-    if waited_for and waited_for.isdisjoint(bounded(node)):
+    if waited_for and waited_for.isdisjoint(bounded_sides(node)):
         yield Problem.at(
             node,
             "PENSTOCK_OUTER_JOIN_WITHOUT_TIME",
@@ -59,7 +59,7 @@ def _of_streams(plan: Plan, node: Node, mode: str) -> Iterator[Problem]:
             fix=_BOUND,
         )
         return
-    stay = BOTH - given_up(node)
+    stay = BOTH - evicted_sides(node)
     for side in sorted(stay & unmatched_sides(node)):
         yield Problem.at(
             node,

@@ -15,7 +15,7 @@ from penstock.spark.internals.plan_text import NOT_PLANNED, Node
 _CHECK = "spark.sql.streaming.statefulOperator.checkCorrectness.enabled"
 
 
-def chains(plan: Plan, mode: str) -> Iterator[Problem]:
+def stateful_chains(plan: Plan, mode: str) -> Iterator[Problem]:
     """Spark's correctness check (4.2, 4.3): outside append mode an operator may give rows that the next takes for late."""
     if mode == "append" or plan.settings.get(_CHECK, "true") != "true":
         return

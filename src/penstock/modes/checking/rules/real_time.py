@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from penstock.modes.checking.join_bounds import equal
+from penstock.modes.checking.join_bounds import has_equality
 from penstock.modes.checking.plan import Plan, source_of
 from penstock.modes.checking.report import UNSAFE, WARNING, Problem
 from penstock.modes.checking.sinks import Sink
@@ -109,7 +109,7 @@ def _same_sources(plan: Plan) -> Iterator[Problem]:
 
 def _allowed(plan: Plan, node: Node) -> bool:
     if node.name == "Join":
-        return not all(child.streaming for child in node.children) and equal(node)
+        return not all(child.streaming for child in node.children) and has_equality(node)
     if node.name == "Repartition":
         # With a shuffle; without one it is coalesce.
         return node.arguments[1:2] == ("true",)

@@ -95,7 +95,7 @@ def state(plan: Plan, mode: str) -> Iterator[Problem]:
             )
 
 
-def last_groups(plan: Plan, mode: str, trigger: str) -> Iterator[Problem]:
+def unfinished_groups(plan: Plan, mode: str, trigger: str) -> Iterator[Problem]:
     """Groups that stay in the state when a query ends."""
     waiting = [node for node in plan.aggregates if expires(node) and mode == "append"]
     waiting += [node for node in plan.joins if unmatched_sides(node)]

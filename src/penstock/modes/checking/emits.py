@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.modes.checking.join_bounds import BOTH, given_up, unmatched_sides
+from penstock.modes.checking.join_bounds import BOTH, evicted_sides, unmatched_sides
 from penstock.modes.checking.plan import Plan, expires, result_key
 from penstock.spark.internals.operators import Is, of
 from penstock.spark.internals.plan_text import Node
@@ -74,7 +74,7 @@ class Emits:
 _WORST_FIRST = (FOR_EVER, ONE_SIDE, OWN, UNTIL_WATERMARK, COUNT, NO_STATE)
 
 
-def claims(plan: Plan, mode: str) -> Emits:
+def predict_emits(plan: Plan, mode: str) -> Emits:
     """What comes out of the operator nearest to the sink that keeps state; a query without one passes rows on."""
     kept = {_state(node, mode) for node in plan.stateful} | {NO_STATE}
     state = next(each for each in _WORST_FIRST if each in kept)
@@ -92,7 +92,7 @@ def claims(plan: Plan, mode: str) -> Emits:
     if Is.FUNCTION in of(top.name):
         return Emits(FUNCTION, AT_ONCE, state, ADD if mode == "append" else REPLACE_BY_KEY)
     if top.name == "Join" and unmatched_sides(top):
-        rows = MATCHED if unmatched_sides(top) <= given_up(top) else ONLY_MATCHED
+        rows = MATCHED if unmatched_sides(top) <= evicted_sides(top) else ONLY_MATCHED
         return Emits(rows, AFTER_WATERMARK, state, ADD)
     return Emits(NEW_ROWS, AFTER_WATERMARK if _waits(plan, top, mode) else AT_ONCE, state, ADD)
 
@@ -108,7 +108,7 @@ def _state(node: Node, mode: str) -> str:
     if Is.FUNCTION in of(node.name):
         return OWN
     if node.name == "Join":
-        sides = given_up(node)
+        sides = evicted_sides(node)
         return UNTIL_WATERMARK if sides == BOTH else ONE_SIDE if sides else FOR_EVER
     if node.name == "DeduplicateWithinWatermark":
         return UNTIL_WATERMARK
