@@ -41,7 +41,9 @@ _START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def _rows(batch: int, suffix: str) -> list[dict[str, Any]]:
-    """Some rows of one minute; keys come again in the next, and each minute is an hour behind the one before."""
+    """Some rows of one minute; keys come again in the next, and each minute is an hour behind the one
+    before.
+    """
     at = _START + timedelta(hours=batch)
     rows = [(at, 1, 20), (at + timedelta(seconds=5), 2, 30), (at + timedelta(seconds=20), 1, 40)]
     return [

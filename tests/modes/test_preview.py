@@ -300,7 +300,7 @@ def test_views_and_functions_of_the_session_can_be_used(spark: SparkSession) -> 
 @pytest.mark.parametrize(
     ("transform", "message"),
     [
-        (lambda frame: None, "it has to return a DataFrame"),
+        (lambda frame: None, "it must return a DataFrame"),
         (lambda frame: frame.sparkSession.range(1), "that is not streaming"),
         ("counted", "transform is a function of a DataFrame"),
     ],

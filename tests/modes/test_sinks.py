@@ -1,4 +1,6 @@
-"""Sinks that only the session knows are asked what a query's start asks them: whether they can be emptied and take updates."""
+"""Sinks that only the session knows are asked what a query's start asks them: whether they can be emptied
+and take updates.
+"""
 
 from __future__ import annotations
 

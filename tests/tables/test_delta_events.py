@@ -113,7 +113,7 @@ def test_versions_meet_without_gap_or_overlap_in_any_order(batches: list[list[Ev
             table_of(ended, LINES),
             table_of([(key, at, rows[key, at][1]) for key, at in rows], VERSIONS),
         )
-        assert again.is_nothing
+        assert again.is_empty
 
 
 class Driver:

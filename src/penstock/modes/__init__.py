@@ -1,4 +1,4 @@
-"""Output modes: what append, update and complete mode do with a query, known before it starts."""
+"""Output modes: checks and previews of a query in append, update and complete mode."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from penstock.modes.previewing.preview import preview as preview
     from penstock.modes.previewing.result import Preview as Preview
 
-_HOMES = {
+_MODULES = {
     "ModeReport": "penstock.modes.checking.report",
     "Preview": "penstock.modes.previewing.result",
     "Problem": "penstock.modes.checking.report",
@@ -25,10 +25,10 @@ __all__ = ["ModeReport", "Preview", "Problem", "Report", "check", "preview"]
 
 
 if not TYPE_CHECKING:
-    # A type checker would take any name for one that is there.
+    # A type checker would accept any name.
     def __getattr__(name: str) -> Any:
-        if name in _HOMES:
+        if name in _MODULES:
             from penstock.extras import load
 
-            return load(_HOMES[name], name, f"penstock.modes.{name}")
+            return load(_MODULES[name], name, f"penstock.modes.{name}")
         raise AttributeError(f"module 'penstock.modes' has no attribute {name!r}")

@@ -7,7 +7,7 @@ from typing import Any
 
 from penstock.errors import ContinuousRefused
 from penstock.spark.internals.logical import Expression, Operator
-from penstock.spark.internals.operators import Is, of
+from penstock.spark.internals.operators import CONTINUOUS_GENERATORS, Is, of
 
 OTHER_TRIGGER = "run the pipeline with trigger=ps.Trigger.processing_time(...)"
 
@@ -77,7 +77,6 @@ def no_method(name: str) -> ContinuousRefused:
 
 # ---- allowed: Which operators and expressions of Spark's plans a continuous query takes: a list, and what is not on it is refused.
 
-GENERATORS = ("Explode", "PosExplode", "Inline", "JsonTuple")
 _MAPS = ("MapInArrow", "MapInPandas")
 PHYSICAL = (
     "Project", "Filter", "Generate", "Range", "ColumnarToRow", "InputAdapter", "WholeStageCodegen",
@@ -114,7 +113,7 @@ def check_operator(operator: Operator) -> None:
     if operator.has_time_or_subquery() or _MAY_BE_SPECIAL.search(operator.expressions_text()):
         for expression in operator.expressions():
             _check_expression(expression)
-    if name == "Generate" and operator.generator() not in GENERATORS:
+    if name == "Generate" and operator.generator() not in CONTINUOUS_GENERATORS:
         raise unsupported(operator.generator())
 
 

@@ -28,8 +28,8 @@ from penstock.errors import InvalidInput
 from penstock.spark.schemas import quoted, to_struct
 
 _WANTED = (
-    "a list of micro-batches, each of them a list of rows (dicts, or tuples and a schema), an Arrow table, a pandas or Spark "
-    "DataFrame"
+    "a list of micro-batches, each of them a list of rows (dicts, or tuples and a schema), an Arrow table, a "
+    "pandas or Spark DataFrame"
 )
 _EXAMPLE = 'such as [[{"id": 1}, {"id": 2}], [{"id": 3}]]'
 _READ_FROM_TEXT = (DateType, TimestampType, TimestampNTZType)
@@ -90,12 +90,14 @@ def _checked(name: str, batches: object) -> Sequence[object]:
         raise InvalidInput(f"{name} is empty: pass {_WANTED}, {_EXAMPLE}", parameter=name)
     if any(isinstance(batch, Mapping | Row) for batch in batches):
         raise InvalidInput(
-            f"{name} is a list of rows, and must be a list of micro-batches: put the rows of each into a list, {_EXAMPLE}",
+            f"{name} is a list of rows, and must be a list of micro-batches: put the rows of each into a "
+            f"list, {_EXAMPLE}",
             parameter=name,
         )
     if len(batches) > _MAX_BATCHES:
         raise InvalidInput(
-            f"a preview takes at most {_MAX_BATCHES} small micro-batches, not {len(batches)}: put the rows into fewer",
+            f"a preview takes at most {_MAX_BATCHES} small micro-batches, not {len(batches)}: put the rows "
+            "into fewer",
             batches=len(batches),
         )
     return batches
@@ -143,7 +145,8 @@ def _row(row: object, name: str, number: int, schema: StructType | None) -> dict
     if isinstance(row, tuple | list) and schema is not None:
         if len(row) != len(schema):
             raise InvalidInput(
-                f"{where} has a row of {len(row)} values, and the schema has {len(schema)} columns: add or remove values",
+                f"{where} has a row of {len(row)} values, and the schema has {len(schema)} columns: add or "
+                "remove values",
                 row=repr(row),
             )
         return dict(zip(schema.names, row, strict=True))
@@ -187,7 +190,8 @@ def _arrow(spark: SparkSession, name: str, rows: _Rows, schema: StructType) -> p
     for row in rows:
         if unknown := row.keys() - set(schema.names):
             raise InvalidInput(
-                f"{name} has a row with {in_quotes(min(unknown))}, which its Arrow tables do not have: use the same columns",
+                f"{name} has a row with {in_quotes(min(unknown))}, which its Arrow tables do not have: use "
+                "the same columns",
                 column=min(unknown),
             )
     texts = {field.name for field in schema if _is_in_text(field, rows)}

@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 
 DATA, NO_DATA, NOT_ALLOWED = "data", "no data", "not allowed"
 MAX_WITHOUT_DATA = 5
-"""How many micro-batches without data are shown; a query with processing-time timers never stops running them."""
+"""How many micro-batches without data are shown; a query with processing-time timers never stops running
+them.
+"""
 
 
 @dataclass(frozen=True)

@@ -36,30 +36,32 @@ def preview(
 ) -> Preview:
     """Run a transformation over a few small micro-batches in each output mode, and return what each emits.
 
-    Each of ``batches`` is one micro-batch; after the last one Spark runs those without data by itself. The preview leaves no
-    files, views or settings of the session, whose functions and views the transformation can use.
+    Each of ``batches`` is one micro-batch; after the last one Spark runs those without data by itself. The
+    preview leaves no files, views or settings of the session, whose functions and views the transformation
+    can use.
 
     Parameters
     ----------
     spark
         A classic session; its settings apply, except ``spark.sql.shuffle.partitions``, which is 1.
     transform
-        A function that takes a streaming DataFrame and returns another; where ``batches`` has several inputs, it takes one for
-        each by name.
+        A function that takes a streaming DataFrame and returns another; where ``batches`` has several inputs,
+        it takes one for each by name.
     batches
-        A list of micro-batches. Each is a list of rows (dicts, pyspark Rows, or tuples and a schema), an Arrow table, a pandas
-        DataFrame or a batch DataFrame of Spark. A dict of such lists gives several inputs.
+        A list of micro-batches. Each is a list of rows (dicts, pyspark Rows, or tuples and a schema), an
+        Arrow table, a pandas DataFrame or a batch DataFrame of Spark. A dict of such lists gives several
+        inputs.
     event_time
-        A column and a delay such as ``("ts", "10 minutes")``: the transformation gets its input with that watermark. A dict by
-        the inputs' names where there are several.
+        A column and a delay such as ``("ts", "10 minutes")``: the transformation gets its input with that
+        watermark. A dict by the inputs' names where there are several.
     schema
-        The schema of the rows: DDL, a ``StructType`` or a ``pyarrow.Schema``; inferred when None. With it, dates and times may
-        be text. A dict by the inputs' names where there are several.
+        The schema of the rows: DDL, a ``StructType`` or a ``pyarrow.Schema``; inferred when None. With it,
+        dates and times may be text. A dict by the inputs' names where there are several.
     modes
         The output modes, in the order of the result.
     folder
-        The directory of the temporary files, which the executors read too. By default this machine's own, which a session on a
-        cluster cannot use.
+        The directory of the temporary files, which the executors read too. By default this machine's own,
+        which a session on a cluster cannot use.
 
     Raises
     ------
@@ -85,15 +87,15 @@ def _check_spark(spark: SparkSession, folder: str | Path | None) -> None:
     check_session(spark)
     if not is_classic(spark):
         raise InvalidInput(
-            "a preview needs a classic Spark session, and this one is Spark Connect's: use one with a local master, such as "
-            "penstock.session(master='local[2]') gives",
+            "a preview needs a classic Spark session, and this one is Spark Connect's: use one with a local "
+            "master, such as penstock.session(master='local[2]') gives",
             condition="PREVIEW_NEEDS_CLASSIC",
         )
     master = str(spark.sparkContext.master)
     if folder is None and not is_local(master):
         raise InvalidInput(
-            f"the session runs on {in_quotes(master)}, whose executors may not see this machine's temporary files: pass folder=, a "
-            "directory that all machines share, or use a session with a local master",
+            f"the session runs on {in_quotes(master)}, whose executors may not see this machine's temporary "
+            "files: pass folder=, a directory that all machines share, or use a session with a local master",
             master=master,
         )
 
@@ -103,7 +105,8 @@ def _modes(modes: str | Iterable[str]) -> tuple[str, ...]:
     for mode in wanted:
         if mode not in MODES:
             raise InvalidInput(
-                f"there is no output mode {in_quotes(mode)}, only {', '.join(MODES)}.{did_you_mean(mode, MODES)}",
+                f"there is no output mode {in_quotes(mode)}, only "
+                f"{', '.join(MODES)}.{did_you_mean(mode, MODES)}",
                 mode=mode,
             )
     if not wanted:
@@ -122,7 +125,8 @@ def _inputs(spark: SparkSession, batches: Any, schema: Any, event_time: Any) -> 
         if unknown:
             known = ", ".join(map(str, several))
             raise InvalidInput(
-                f"{name} names an input {in_quotes(min(unknown))}, and batches has {known}: use the same names",
+                f"{name} names an input {in_quotes(min(unknown))}, and batches has {known}: use the same "
+                "names",
                 parameter=name,
             )
     return {
@@ -159,7 +163,8 @@ def _check_transform(transform: object, inputs: Mapping[str, Input] | None) -> N
         inspect.signature(transform).bind(**dict.fromkeys(inputs))
     except TypeError as error:
         raise InvalidInput(
-            f"transform does not take the inputs {', '.join(inputs)} by name ({error}): rename its parameters",
+            f"transform does not take the inputs {', '.join(inputs)} by name ({error}): rename its "
+            "parameters",
             parameter="transform",
         ) from None
     except ValueError:

@@ -52,8 +52,8 @@ class Preview:
     def to_arrow(self) -> pa.Table:
         """Return a row for each micro-batch, and one for each mode that is not allowed.
 
-        The columns are mode, batch, kind, input_rows, watermark, state_rows, removed_rows, dropped_rows, emitted (a list of
-        the emitted rows), and reason, why a mode is not allowed.
+        The columns are mode, batch, kind, input_rows, watermark, state_rows, removed_rows, dropped_rows,
+        emitted (a list of the emitted rows), and reason, why a mode is not allowed.
         """
         cells = [cell for mode in self.modes for cell in _cells(mode)]
         plain = pa.Table.from_pylist(

@@ -1,7 +1,8 @@
 """Execution of a preview: one query in one mode over prepared micro-batches.
 
-The source is a folder with one Parquet file for each micro-batch, of which Spark reads one at a time, in the order of their
-times. The trigger is ``availableNow``: the query ends by itself, after the micro-batches without data that follow the last one.
+The source is a folder with one Parquet file for each micro-batch, of which Spark reads one at a time, in the
+order of their times. The trigger is ``availableNow``: the query ends by itself, after the micro-batches
+without data that follow the last one.
 """
 
 from __future__ import annotations
@@ -130,7 +131,9 @@ class _EmittedRows:
 
 
 def _cause(error: StreamingQueryException, emitted: _EmittedRows, mode: str) -> Refusal | Exception:
-    """Return why a query failed: a refusal of the mode where Spark makes it only when planning the first micro-batch."""
+    """Return why a query failed: a refusal of the mode where Spark makes it only when planning the first
+    micro-batch.
+    """
     cause = getattr(error, "_cause", None)
     if emitted.error is None and not emitted.tables and isinstance(cause, _REFUSALS):
         return _refusal(cause)

@@ -1,7 +1,7 @@
 """Rendering of a preview as SVG: a lane for each mode, micro-batches from left to right.
 
-The SVG is written by hand: it is rectangles and lines of monospaced text, which a notebook shows as they are. A plotting library
-would be a dependency of every notebook, and would still need this layout of boxes.
+The SVG is written by hand: it is rectangles and lines of monospaced text, which a notebook shows as they are.
+A plotting library would be a dependency of every notebook, and would still need this layout of boxes.
 """
 
 from __future__ import annotations
@@ -21,9 +21,11 @@ _CHARACTER, _LINE, _BOX, _GAP, _PAD = 7.3, 16, 22, 6, 12
 _LANE_TITLE = 150
 _MIN_WIDTH = 22 * _CHARACTER
 _STYLE = (
-    "text{font:12px ui-monospace,Menlo,Consolas,monospace;fill:#1f2933}"
+    "text{font:12px "
+    "ui-monospace,Menlo,Consolas,monospace;fill:#1f2933}"
     ".mode{font-weight:bold;font-size:14px}.dim{fill:#7b8794}.late{fill:#b42318;font-weight:bold}"
-    ".lane{fill:#f5f7fa}.empty{fill:#fff;stroke:#cbd2d9;stroke-dasharray:3 3}.row{fill:#dbeafe;stroke:#3b82f6}"
+    ".lane{fill:#f5f7fa}.empty{fill:#fff;stroke:#cbd2d9;stroke-dasharray:3 "
+    "3}.row{fill:#dbeafe;stroke:#3b82f6}"
 )
 
 

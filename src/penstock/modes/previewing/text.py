@@ -20,7 +20,9 @@ RIGHT = frozenset(place for place, title in enumerate(FIXED) if title not in {"b
 
 @dataclass(frozen=True)
 class Grid:
-    """One mode's micro-batches as cells: a line for each emitted row, the first of which describes the micro-batch."""
+    """One mode's micro-batches as cells: a line for each emitted row, the first of which describes the
+    micro-batch.
+    """
 
     titles: tuple[str, ...]
     lines: tuple[tuple[str, ...], ...]

@@ -42,11 +42,21 @@ class Is(Flag):
     """The real-time trigger takes it from Spark 4.3 on."""
     ABOVE_UNION = auto()
     """The real-time trigger does not take it below a union."""
+    REFUSED = auto()
+    """Spark takes it on no stream, in any output mode."""
+    DROPS_LATE_BY_KEY = auto()
+    """It drops rows behind the watermark where one of its keys has one."""
+    NEW_COLUMNS = auto()
+    """Its columns are those that a function returns, which have no watermark unless the function's schema has."""
+    TRANSFORM = auto()
+    """``transformWithState``: of the stateful functions it may have any output mode, and keeps its state in RocksDB."""
+    PYTHON_STATE = auto()
+    """A stateful function in Python."""
 
 
 _ROW = Is.PER_ROW | Is.MAP_LIKE | Is.REAL_TIME
 _READ = Is.STREAMING_READ | Is.MAP_LIKE | Is.REAL_TIME
-_FUNCTION = Is.STATEFUL | Is.FUNCTION | Is.GATHERING | Is.DROPS_LATE
+_FUNCTION = Is.STATEFUL | Is.FUNCTION | Is.GATHERING | Is.DROPS_LATE | Is.NEW_COLUMNS
 _PROPERTIES = {
     # Row by row.
     "Project": _ROW | Is.ONE_TO_ONE | Is.CONTINUOUS,
@@ -56,7 +66,7 @@ _PROPERTIES = {
     "TypedFilter": _ROW,
     "MapElements": _ROW,
     "DeserializeToObject": _ROW,
-    "SerializeFromObject": _ROW,
+    "SerializeFromObject": _ROW | Is.NEW_COLUMNS,
     "Generate": Is.PER_ROW | Is.REAL_TIME | Is.CONTINUOUS,
     "EventTimeWatermark": Is.PER_ROW | Is.REAL_TIME | Is.ONE_TO_ONE | Is.NAMES_KEPT,
     "ResolvedHint": Is.PER_ROW | Is.REAL_TIME,
@@ -66,8 +76,8 @@ _PROPERTIES = {
     "Union": Is.REAL_TIME,
     # Batch by batch.
     "MapPartitions": Is.PER_BATCH | Is.MAP_LIKE | Is.REAL_TIME,
-    "MapInArrow": Is.PER_BATCH | Is.CONTINUOUS,
-    "MapInPandas": Is.PER_BATCH | Is.CONTINUOUS,
+    "MapInArrow": Is.PER_BATCH | Is.CONTINUOUS | Is.NEW_COLUMNS,
+    "MapInPandas": Is.PER_BATCH | Is.CONTINUOUS | Is.NEW_COLUMNS,
     "Repartition": Is.PER_BATCH | Is.GATHERING | Is.NAMES_KEPT,
     "RepartitionByExpression": Is.PER_BATCH | Is.GATHERING | Is.NAMES_KEPT | Is.REAL_TIME,
     "RebalancePartitions": Is.PER_BATCH | Is.GATHERING,
@@ -75,31 +85,37 @@ _PROPERTIES = {
     "Aggregate": Is.STATEFUL | Is.GATHERING | Is.DROPS_LATE | Is.REAL_TIME_4_3 | Is.ABOVE_UNION,
     "Join": Is.STATEFUL | Is.GATHERING | Is.DROPS_LATE,
     "AsOfJoin": Is.GATHERING,
-    "Deduplicate": Is.STATEFUL | Is.DEDUPLICATION | Is.GATHERING | Is.NAMES_KEPT | Is.REAL_TIME_4_3 | Is.ABOVE_UNION,
+    "Deduplicate": Is.STATEFUL | Is.DEDUPLICATION | Is.GATHERING | Is.DROPS_LATE_BY_KEY | Is.NAMES_KEPT
+    | Is.REAL_TIME_4_3 | Is.ABOVE_UNION,
     "DeduplicateWithinWatermark": Is.STATEFUL | Is.DEDUPLICATION | Is.GATHERING | Is.DROPS_LATE,
-    "Distinct": Is.STATEFUL | Is.DEDUPLICATION | Is.GATHERING | Is.REAL_TIME_4_3 | Is.ABOVE_UNION,
+    "Distinct": Is.STATEFUL | Is.DEDUPLICATION | Is.GATHERING | Is.DROPS_LATE_BY_KEY | Is.REAL_TIME_4_3
+    | Is.ABOVE_UNION,
     "Sort": Is.GATHERING | Is.NAMES_KEPT,
-    "Window": Is.GATHERING,
-    "Intersect": Is.GATHERING,
+    "Window": Is.GATHERING | Is.REFUSED,
+    "Intersect": Is.GATHERING | Is.REFUSED,
     "Except": Is.GATHERING,
-    "Sample": Is.GATHERING,
-    "Offset": Is.GATHERING,
-    "Tail": Is.GATHERING,
+    "Sample": Is.GATHERING | Is.REFUSED,
+    "Offset": Is.GATHERING | Is.REFUSED,
+    "Tail": Is.GATHERING | Is.REFUSED,
     "GlobalLimit": Is.GATHERING | Is.NAMES_KEPT,
     "LocalLimit": Is.GATHERING | Is.NAMES_KEPT | Is.ONE_TO_ONE,
     # Functions over groups.
-    "FlatMapGroupsInPandas": Is.GATHERING,
-    "FlatMapGroupsInArrow": Is.GATHERING,
-    "FlatMapCoGroupsInPandas": Is.GATHERING,
+    "FlatMapGroupsInPandas": Is.GATHERING | Is.NEW_COLUMNS,
+    "FlatMapGroupsInArrow": Is.GATHERING | Is.NEW_COLUMNS,
+    "FlatMapCoGroupsInPandas": Is.GATHERING | Is.NEW_COLUMNS,
+    "FlatMapCoGroupsInArrow": Is.GATHERING | Is.NEW_COLUMNS,
     "FlatMapGroupsWithState": _FUNCTION,
-    "FlatMapGroupsInPandasWithState": _FUNCTION,
-    "TransformWithState": _FUNCTION | Is.REAL_TIME_4_3 | Is.ABOVE_UNION,
-    "TransformWithStateInPySpark": _FUNCTION | Is.ABOVE_UNION,
+    "FlatMapGroupsInPandasWithState": _FUNCTION | Is.PYTHON_STATE,
+    "TransformWithState": _FUNCTION | Is.TRANSFORM | Is.REAL_TIME_4_3 | Is.ABOVE_UNION,
+    "TransformWithStateInPySpark": _FUNCTION | Is.TRANSFORM | Is.PYTHON_STATE | Is.ABOVE_UNION,
     # Leaves.
     "StreamingRelationV2": _READ | Is.ONE_TO_ONE,
     "StreamingRelation": _READ,
     "StreamingExecutionRelation": _READ,
 }  # fmt: skip
+
+CONTINUOUS_GENERATORS = ("Explode", "PosExplode", "Inline", "JsonTuple")
+"""The expressions of a ``Generate`` that Penstock's continuous queries take."""
 
 
 def of(name: str) -> Is:
