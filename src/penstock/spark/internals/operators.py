@@ -1,7 +1,8 @@
-"""Spark's logical operators, and what each does to a stream: the one table that every decision about plans goes by.
+"""Spark's logical operators, and what each does to a stream: the one table that every decision about plans
+goes by.
 
-The names are those that a plan is printed with. An operator that is not in the table has none of the properties, which is the careful
-answer wherever one is asked for.
+The names are those that a plan is printed with. An operator that is not in the table has none of the
+properties, which is the careful answer wherever one is asked for.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ class Is(Flag):
     NAMES_KEPT = auto()
     """Columns above it have the names that they have below."""
     GATHERING = auto()
-    """What a task does depends on more than the rows of one input partition, so a repeated micro-batch may be cut into other tasks."""
+    """What a task does depends on more than the rows of one input partition, so a repeated micro-batch may
+    be cut into other tasks.
+    """
     STATEFUL = auto()
     """On a stream it keeps state."""
     FUNCTION = auto()
@@ -47,9 +50,13 @@ class Is(Flag):
     DROPS_LATE_BY_KEY = auto()
     """It drops rows behind the watermark where one of its keys has one."""
     NEW_COLUMNS = auto()
-    """Its columns are those that a function returns, which have no watermark unless the function's schema has."""
+    """Its columns are those that a function returns, which have no watermark unless the function's schema
+    has.
+    """
     TRANSFORM = auto()
-    """``transformWithState``: of the stateful functions it may have any output mode, and keeps its state in RocksDB."""
+    """``transformWithState``: of the stateful functions it may have any output mode, and keeps its state
+    in RocksDB.
+    """
     PYTHON_STATE = auto()
     """A stateful function in Python."""
 
