@@ -19,7 +19,7 @@ from tests.modes.frames import Inputs, inputs
 from tests.modes.java_classes import java_classes
 from tests.modes.sparks_version import OF_THE_DOCS
 
-PACKAGE = "penstock.modes.checking.sinks"
+PACKAGE = "penstock.modes.sinks"
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from penstock.modes.previewing.preview import preview as preview
     from penstock.modes.previewing.result import Preview as Preview
 
-_MODULES = {
+_HOMES = {
     "ModeReport": "penstock.modes.checking.report",
     "Preview": "penstock.modes.previewing.result",
     "Problem": "penstock.modes.checking.report",
@@ -27,8 +27,8 @@ __all__ = ["ModeReport", "Preview", "Problem", "Report", "check", "preview"]
 if not TYPE_CHECKING:
     # A type checker would accept any name.
     def __getattr__(name: str) -> Any:
-        if name in _MODULES:
+        if name in _HOMES:
             from penstock.extras import load
 
-            return load(_MODULES[name], name, f"penstock.modes.{name}")
+            return load(_HOMES[name], name, f"penstock.modes.{name}")
         raise AttributeError(f"module 'penstock.modes' has no attribute {name!r}")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from penstock.state.result import CheckpointState as CheckpointState
     from penstock.state.showing import show as show
 
-_MODULES = {
+_HOMES = {
     "Batch": "penstock.state.logs",
     "CheckpointState": "penstock.state.result",
     "Source": "penstock.state.logs",
@@ -27,14 +27,14 @@ _MODULES = {
     "show": "penstock.state.showing",
 }
 
-__all__ = sorted(_MODULES)  # noqa: PLE0605 - one list of the names
+__all__ = sorted(_HOMES)  # noqa: PLE0605 - one list of the names
 
 
 if not TYPE_CHECKING:
     # A type checker would accept any name.
     def __getattr__(name: str) -> Any:
-        if name in _MODULES:
+        if name in _HOMES:
             from penstock.extras import load
 
-            return load(_MODULES[name], name, f"penstock.state.{name}")
+            return load(_HOMES[name], name, f"penstock.state.{name}")
         raise AttributeError(f"module 'penstock.state' has no attribute {name!r}")

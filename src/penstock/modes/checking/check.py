@@ -130,7 +130,7 @@ def check(df: DataFrame, sink: object = None, trigger: object = None) -> Report:
 
 def _is_penstock_continuous(sink: Sink | None, trigger: object) -> bool:
     """Whether Penstock's own engine would run a pipeline to this sink."""
-    return sink is not None and sink.given is not None and getattr(trigger, "kind", None) == "continuous"
+    return sink is not None and sink.instance is not None and getattr(trigger, "kind", None) == "continuous"
 
 
 def _trigger(trigger: object) -> str:
@@ -157,7 +157,7 @@ def _not_run(df: DataFrame) -> tuple[str, ...]:
 def _mode(df: DataFrame, plan: Plan, mode: str, sink: Sink | None, trigger: str) -> ModeReport:
     if sink is not None and trigger == PENSTOCK_CONTINUOUS:
         refusals = [*penstock_continuous(plan, mode, sink)]
-        refusals += table_refusals(df, sink.given, mode, continuous=True) if mode != "complete" else ()
+        refusals += table_refusals(df, sink.instance, mode, continuous=True) if mode != "complete" else ()
         return ModeReport(mode, tuple(refusals), None if refusals else predict_emits(plan, mode))
     rules = (*_RULES, *_RULES_OF.get(trigger, ()))
     problems = [problem for rule in rules for problem in rule(plan, mode)]
@@ -175,7 +175,7 @@ def _mode(df: DataFrame, plan: Plan, mode: str, sink: Sink | None, trigger: str)
     emits = predict_emits(plan, mode) if runs else None
     if sink is not None:
         problems += sink_problems(sink, mode, trigger, emits)
-        problems += table_refusals(df, sink.given, mode)
+        problems += table_refusals(df, sink.instance, mode)
         if any(problem.severity == REFUSED for problem in problems):
             emits = None
     order = (REFUSED, UNSAFE)

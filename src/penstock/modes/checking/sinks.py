@@ -37,7 +37,7 @@ class Sink:
 
     name: str
     format: Format = field(default_factory=Format)
-    given: object = None
+    instance: object = None
     """The sink object, if one was passed."""
 
 

@@ -117,8 +117,8 @@ def _on_conflict(layout: Layout, rows: str) -> str:
 
 
 def _keys_repeat(tx: Transaction, layout: Layout, source: StagedRows) -> bool:
-    """Whether keys repeat; PostgreSQL fails with a cardinality violation instead, so there they are not
-    looked for.
+    """Whether keys repeat; PostgreSQL fails with a cardinality violation instead, so no query is
+    needed.
     """
     return tx.dialect != "postgres" and _first_repeated_key(tx, layout, source.relation) is not None
 

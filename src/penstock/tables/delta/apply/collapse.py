@@ -73,11 +73,11 @@ def _carry_over(
         Window.partitionBy(*keys).orderBy(*order).rowsBetween(Window.unboundedPreceding, Window.currentRow)
     )
     last = {n: f"last{n}" for n in numbers}
-    given = {n: ~F.contains(F.coalesce("unknown", F.lit("")), F.lit(f",{n},")) for n in numbers}
+    has_value = {n: ~F.contains(F.coalesce("unknown", F.lit("")), F.lit(f",{n},")) for n in numbers}
     with_last = projected.select(
         "*",
         *(
-            F.last(F.when(given[n] & (F.col("present") == 1), F.struct(f"c{n}")), ignorenulls=True)
+            F.last(F.when(has_value[n] & (F.col("present") == 1), F.struct(f"c{n}")), ignorenulls=True)
             .over(before)
             .alias(last[n])
             for n in numbers
@@ -88,9 +88,11 @@ def _carry_over(
         n = int(name[1:])
         if n not in last:
             return F.col(name)
-        return F.when(given[n], F.col(name)).otherwise(F.col(f"{last[n]}.{name}")).alias(name)
+        return F.when(has_value[n], F.col(name)).otherwise(F.col(f"{last[n]}.{name}")).alias(name)
 
-    left = F.concat(*(F.when(given[n] | F.col(last[n]).isNotNull(), "").otherwise(f",{n},") for n in numbers))
+    left = F.concat(
+        *(F.when(has_value[n] | F.col(last[n]).isNotNull(), "").otherwise(f",{n},") for n in numbers)
+    )
     listed = F.substring("unknown", 1, 1) == ","
     data = [name for name in projected.columns if name not in (*order, "unknown")]
     return with_last.select(

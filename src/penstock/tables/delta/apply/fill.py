@@ -90,6 +90,6 @@ def source_or_stored(names: Sequence[str], numbers: Sequence[int]) -> dict[str, 
     columns = source_columns(names)
     for number in numbers:
         name = quoted(names[number])
-        given = has_value(f"{SOURCE}.{quoted(UNKNOWN)}", number)
-        columns[name] = f"case when {given} then {SOURCE}.{name} else {TARGET}.{name} end"
+        in_source = has_value(f"{SOURCE}.{quoted(UNKNOWN)}", number)
+        columns[name] = f"case when {in_source} then {SOURCE}.{name} else {TARGET}.{name} end"
     return columns
