@@ -16,8 +16,8 @@ from penstock.errors import ContinuousRefused, InvalidOption, SchemaMismatch, Ta
 from penstock.store.staging import Attempt
 from penstock.tables.columns import Layout, layout_of
 from penstock.tables.names import resolve
-from penstock.tables.shaping import shaped_schema, staged_schema
-from penstock.tables.sql.stage import SegmentStage
+from penstock.tables.row_encoding import database_schema, projected_schema
+from penstock.tables.sql.staging import SegmentStage
 from tests.continuous.copying import Died, will_die_behind
 from tests.spark.support import one_store
 from tests.support.waiting import wait_until
@@ -154,7 +154,7 @@ def test_what_dead_runs_have_staged_goes_when_the_next_one_begins(filled: Filled
     running.processAllAvailable()
     running.stop()
     layout = filled.store.database.run(lambda tx: _layout(tx, filled.url))
-    columns = staged_schema(shaped_schema(layout), layout.dialect)
+    columns = database_schema(projected_schema(layout), layout.dialect)
     chunk = pa.RecordBatch.from_pydict({"c0": [7], "c1": ["dead"]}, schema=columns)
     for number in (1, 1000):
         stage = SegmentStage.of(layout, columns, running.id, number)

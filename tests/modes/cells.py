@@ -1,4 +1,6 @@
-"""The table of queries, modes, sinks and triggers: what is said of each, and what Spark does when it is started."""
+"""The table of queries, modes, sinks and triggers: what is said of each, and what Spark does when it is
+started.
+"""
 
 from __future__ import annotations
 
@@ -95,13 +97,15 @@ def _cells() -> Iterator[Cell]:
 
 CELLS = list(_cells())
 OFTEN = (
-    "filtered", "mapped_in_arrow", "count_by_key", "count_by_hour_of_event_time", "windows", "windows_without_watermark",
-    "event_time_made_anew", "sessions", "distinct_values", "deduplicated", "deduplicated_within_watermark", "results_deduplicated",
-    "sorted_rows", "sorted_counts", "limited", "limited_counts", "rows_skipped", "sampled", "intersected", "stream_taken_away",
-    "united_with_a_batch", "rows_numbered", "ranked", "joined", "left_joined", "left_joined_in_a_range", "semi_joined",
-    "anti_joined", "batch_left_joined", "windows_of_joined", "function_in_append", "function_in_update",
-    "function_after_windows", "two_functions", "transformed_with_state", "transformed_without_rocksdb", "windows_of_windows",
-    "windows_deduplicated", "live", "live_counted", "live_in_python", "live_counts_united", "rate", "rate_counted", "rate_now", "rate_mapped_in_arrow",
+    "filtered", "mapped_in_arrow", "count_by_key", "count_by_hour_of_event_time", "windows",
+    "windows_without_watermark", "event_time_made_anew", "sessions", "distinct_values", "deduplicated",
+    "deduplicated_within_watermark", "results_deduplicated", "sorted_rows", "sorted_counts", "limited",
+    "limited_counts", "rows_skipped", "sampled", "intersected", "stream_taken_away",
+    "united_with_a_batch", "rows_numbered", "ranked", "joined", "left_joined", "left_joined_in_a_range",
+    "semi_joined", "anti_joined", "batch_left_joined", "windows_of_joined", "function_in_append",
+    "function_in_update", "function_after_windows", "two_functions", "transformed_with_state",
+    "transformed_without_rocksdb", "windows_of_windows", "windows_deduplicated", "live", "live_counted",
+    "live_in_python", "live_counts_united", "rate", "rate_counted", "rate_now", "rate_mapped_in_arrow",
 )  # fmt: skip
 """The queries that are started in every run of the tests."""
 
@@ -222,7 +226,8 @@ def _until_the_end(query: StreamingQuery) -> None:
 
 
 def _until_an_epoch(query: StreamingQuery) -> None:
-    """A task of the continuous trigger tells nothing but its offsets: wait until those of some epochs are committed.
+    """A task of the continuous trigger tells nothing but its offsets: wait until those of some epochs are
+    committed.
 
     The real-time trigger tells of its first micro-batch when it is over.
     """

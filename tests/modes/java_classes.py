@@ -1,4 +1,6 @@
-"""Classes of the JVM for tests: compiled by the compiler that Spark brings along, and added to its session as a package."""
+"""Classes of the JVM for tests: compiled by the compiler that Spark brings along, and added to its session
+as a package.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ _SOURCES = Path(__file__).parent / "java"
 
 
 def java_classes(spark: SparkSession, folder: Path, name: str) -> Any:
-    """The package ``penstock.modes.<name>`` of a source file, which the driver and the tasks know from now on.
+    """The package ``penstock.modes.<name>`` of a source file, which the driver and the tasks know from now
+    on.
 
     The compiler (Janino) reads Java without type parameters.
     """

@@ -1,4 +1,6 @@
-"""Queries over a source that can be read in real time: a stream in memory, of Spark's own tests, with bigints called value."""
+"""Queries over a source that can be read in real time: a stream in memory, of Spark's own tests, with
+bigints called value.
+"""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-_MADE = {"Problem": (0, None), "at": (1, None), "_Never": (0, 2)}
+_MADE = {"Problem": (0, None), "at": (1, None), "_Refusal": (0, 2)}
 """What makes a problem: the places of its code and of its fix among the arguments."""
 
 

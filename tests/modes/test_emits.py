@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 import penstock as ps
-from penstock.modes.checking.claims import (
+from penstock.modes.checking.emits import (
     ADD,
     AFTER_WATERMARK,
     ALL,
@@ -34,14 +34,16 @@ from penstock.modes.checking.claims import (
     UNTIL_WATERMARK,
     Emits,
 )
-from penstock.modes.previewing.result import DATA, ModePreview
+from penstock.modes.previewing.micro_batches import DATA, ModePreview
 from tests.modes.frames import FRAMES, Inputs, inputs, settings_of
 
 _START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def _rows(batch: int, suffix: str) -> list[dict[str, Any]]:
-    """Some rows of one minute; keys come again in the next, and each minute is an hour behind the one before."""
+    """Some rows of one minute; keys come again in the next, and each minute is an hour behind the one
+    before.
+    """
     at = _START + timedelta(hours=batch)
     rows = [(at, 1, 20), (at + timedelta(seconds=5), 2, 30), (at + timedelta(seconds=20), 1, 40)]
     return [

@@ -1,4 +1,6 @@
-"""What a report proposes works: the problem is gone, and Spark runs the query. Each problem has a page in the docs."""
+"""What a report proposes works: the problem is gone, and Spark runs the query. Each problem has a page in
+the docs.
+"""
 
 from __future__ import annotations
 

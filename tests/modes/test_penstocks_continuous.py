@@ -9,8 +9,6 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 import penstock as ps
-from penstock.continuous.plan import allowed
-from penstock.modes.checking.rules import penstock_continuous
 
 TRIGGER = ps.Trigger.continuous("1 second")
 SINKS = (ps.TableSink("t", url="sqlite:///penstock.db"), ps.QueueSink("q"))
@@ -66,9 +64,3 @@ def test_a_source_that_the_engine_does_not_read_is_not_allowed(spark: SparkSessi
     files = spark.readStream.schema("a int").json(str(tmp_path))
     (problem,) = ps.modes.check(files, sink=SINKS[1], trigger=TRIGGER)["append"].problems
     assert problem.code == "PENSTOCK_SOURCE_NOT_CONTINUOUS"
-
-
-def test_the_check_and_the_engine_have_one_list_of_generators() -> None:
-    assert [name.replace("_", "") for name in penstock_continuous.GENERATORS] == [
-        name.lower() for name in allowed.GENERATORS
-    ]

@@ -14,7 +14,8 @@ from pyspark.sql import DataFrame, SparkSession, functions
 
 import penstock as ps
 from penstock.errors import InvalidInput
-from penstock.modes.previewing.result import DATA, NO_DATA, ModePreview, Preview
+from penstock.modes.previewing.micro_batches import DATA, NO_DATA, ModePreview
+from penstock.modes.previewing.result import Preview
 
 TEN_MINUTES = ("ts", "10 minutes")
 
@@ -299,7 +300,7 @@ def test_views_and_functions_of_the_session_can_be_used(spark: SparkSession) -> 
 @pytest.mark.parametrize(
     ("transform", "message"),
     [
-        (lambda frame: None, "it has to return a DataFrame"),
+        (lambda frame: None, "it must return a DataFrame"),
         (lambda frame: frame.sparkSession.range(1), "that is not streaming"),
         ("counted", "transform is a function of a DataFrame"),
     ],
@@ -324,7 +325,7 @@ def test_inputs_that_the_transformation_does_not_take_by_name_are_refused(spark:
 
 
 def test_more_than_a_few_micro_batches_are_refused(spark: SparkSession) -> None:
-    with pytest.raises(InvalidInput, match="90 at the most, not for 91"):
+    with pytest.raises(InvalidInput, match="at most 90 small micro-batches, not 91"):
         ps.modes.preview(spark, counted, events(*([(1, "a")] for _ in range(91))))
 
 

@@ -90,7 +90,8 @@ def test_whole_numbers_are_floats_and_decimals_where_the_schema_has_those(spark:
 def test_every_type_goes_through_a_query_unchanged(spark: SparkSession) -> None:
     schema = (
         "b boolean, y tinyint, i int, f float, d decimal(20,3), s string, bin binary, da date, ts timestamp, "
-        "tn timestamp_ntz, a array<int>, m map<string,int>, st struct<x:int,y:string>, iv interval day to second"
+        "tn timestamp_ntz, a array<int>, m map<string,int>, st struct<x:int,y:string>, iv interval day to "
+        "second"
     )
     row: dict[str, Any] = {
         "b": True,
@@ -121,9 +122,9 @@ def test_every_type_goes_through_a_query_unchanged(spark: SparkSession) -> None:
         ([Row(id=1)], "put the rows of each into a list"),
         (pa.table({"id": [1]}), "batches is a list of micro-batches"),
         ([[1, 2]], "a row in micro-batch 0 of batches is a dict"),
-        ([[(1, 2)]], "and schema= says its columns"),
+        ([[(1, 2)]], "with its columns in schema="),
         (["text"], "micro-batch 0 of batches is a list of rows"),
-        ([[], []], "say them with schema="),
+        ([[], []], "infer the columns from: pass schema="),
     ],
 )
 def test_what_is_no_list_of_micro_batches_is_refused(
@@ -136,9 +137,9 @@ def test_what_is_no_list_of_micro_batches_is_refused(
 def test_rows_that_do_not_fit_are_refused(spark: SparkSession) -> None:
     with pytest.raises(InvalidInput, match="Did you mean 'name'"):
         input_of(spark, "batches", [[{"id": 1, "nam": "x"}]], PLAIN)
-    with pytest.raises(InvalidInput, match="a row of 3 values, the schema has 2 columns"):
+    with pytest.raises(InvalidInput, match="a row of 3 values, and the schema has 2 columns"):
         input_of(spark, "batches", [[(1, "x", 2)]], PLAIN)
-    with pytest.raises(InvalidInput, match="no column of the Arrow tables beside it"):
+    with pytest.raises(InvalidInput, match="which its Arrow tables do not have"):
         input_of(spark, "batches", [pa.table({"id": [1]}), [{"key": 1}]], None)
     with pytest.raises(SchemaMismatch, match="id"):
         input_of(spark, "batches", [pa.table({"id": ["x"]})], PLAIN)

@@ -14,7 +14,8 @@ from pyspark.sql import SparkSession
 
 from penstock.errors import MissingDependency
 from penstock.modes.previewing.cells import rows_as_text
-from penstock.modes.previewing.result import DATA, NO_DATA, MicroBatch, ModePreview, Preview, StateRows
+from penstock.modes.previewing.micro_batches import DATA, NO_DATA, MicroBatch, ModePreview, StateRows
+from penstock.modes.previewing.result import Preview
 from penstock.spark.internals.output_mode_checker import Refusal
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)

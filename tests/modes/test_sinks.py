@@ -1,4 +1,6 @@
-"""Sinks that only the session knows are asked what a query's start asks them: whether they can be emptied and take updates."""
+"""Sinks that only the session knows are asked what a query's start asks them: whether they can be emptied
+and take updates.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from tests.modes.frames import Inputs, inputs
 from tests.modes.java_classes import java_classes
 from tests.modes.sparks_version import OF_THE_DOCS
 
-PACKAGE = "penstock.modes.checking.sinks"
+PACKAGE = "penstock.modes.sinks"
 
 
 @pytest.fixture(scope="module")

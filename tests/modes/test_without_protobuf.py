@@ -1,4 +1,6 @@
-"""``transformWithState`` in Python needs the package protobuf: the check says so before the query dies of it."""
+"""``transformWithState`` in Python needs the package protobuf: the check says so before the query dies of
+it.
+"""
 
 from __future__ import annotations
 

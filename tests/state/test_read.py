@@ -25,7 +25,7 @@ def refused(action: Callable[[], object]) -> StateRefused:
 
 
 def test_an_operator_is_a_number_and_a_checkpoint_a_path(spark: SparkSession, made: Make) -> None:
-    with pytest.raises(InvalidInput, match=r"as ps\.state\.show lists them"):
+    with pytest.raises(InvalidInput, match=r"as penstock\.state\.show lists them"):
         read(spark, str(made("windows").path), "0")  # type: ignore[arg-type]
     with pytest.raises(InvalidInput, match="a path, or a URL"):
         read(spark, None)  # type: ignore[arg-type]
@@ -95,9 +95,9 @@ def test_how_files_are_named_is_taken_from_the_checkpoint_and_not_from_the_sessi
         ("windows", {"operator": 7}, "NO_OPERATOR", "0 (stateStoreSave)"),
         ("windows", {"part": "defualt"}, "NO_PART", "Did you mean 'default'?"),
         ("windows", {"batch": 9}, "NO_BATCH", "batches 0 to"),
-        ("join", {}, "NO_PART", "say one of left, right as part"),
-        ("join in one store", {"part": "default"}, "NO_PART", "say one of left, right as part"),
-        ("variables", {}, "NO_PART", "has 4 parts: say one of"),
+        ("join", {}, "NO_PART", "pass one of left, right as part"),
+        ("join in one store", {"part": "default"}, "NO_PART", "pass one of left, right as part"),
+        ("variables", {}, "NO_PART", "has 4 parts: pass one of"),
         ("variables", {"part": "cuont"}, "NO_PART", "Did you mean 'count'?"),
     ],
 )

@@ -1,4 +1,6 @@
-"""Change rows applied to a Delta table, as it is now and with every version of its rows: what a query of a user's sees."""
+"""Change rows applied to a Delta table, as it is now and with every version of its rows: what a query of a
+user's sees.
+"""
 
 from __future__ import annotations
 
@@ -221,7 +223,7 @@ def test_what_does_not_fit_is_told_at_the_start(tables: DeltaTables) -> None:
         feed.run(people(tables, 2, "name"), checkpoint="b")
     with pytest.raises(SchemaMismatch, match="no column 'more'"):
         feed.run(people(tables, 2), lambda frame: frame.selectExpr("*", "1 as more"), checkpoint="b")
-    with pytest.raises(SchemaMismatch, match="'_valid_from' is long there and string"):
+    with pytest.raises(SchemaMismatch, match="'_valid_from' is long in the table and string"):
         feed.run(
             people(tables, 2, sequence_by="_change_type"),
             checkpoint="b",

@@ -16,10 +16,10 @@ from pyspark.sql import types as spark
 from penstock.errors import CommitRefused, TableRefused
 from penstock.lake.delta_location import DeltaPlace
 from penstock.tables.columns import VALID_FROM, VALID_TO
-from penstock.tables.delta.apply.applier import ChangesWriter, changes_writer
+from penstock.tables.delta.apply.applied_table import AppliedTable
 from penstock.tables.delta.apply.events import PRESENT, SEQUENCE, EventTask
-from penstock.tables.delta.apply.memory import Applied
-from penstock.tables.delta.apply.outcome import history, latest
+from penstock.tables.delta.apply.merge_plan import plan_history, plan_latest
+from penstock.tables.delta.apply.writer import ChangesWriter, changes_writer
 from penstock.tables.delta.stage import DeltaStage
 from penstock.tables.delta.transactions import AppTransaction
 from tests.tables.test_history import Event, deliveries
@@ -70,9 +70,9 @@ def test_the_last_event_of_each_key_counts_in_any_order(batches: list[list[Event
     rows: dict[str, int] = {}
     for number, batch in enumerate(batches):
         staged = collapsed(batch, 1)
-        outcome = latest(["k"], lines(staged), table_of([(k, *at) for k, at in known.items()], LINES))
+        outcome = plan_latest(["k"], lines(staged), table_of([(k, *at) for k, at in known.items()], LINES))
         taken = [event for event, wins in zip(staged, outcome.taken.to_pylist(), strict=True) if wins]
-        assert sorted(map(tuple, (row.values() for row in outcome.remembered.to_pylist()))) == sorted(
+        assert sorted(map(tuple, (row.values() for row in outcome.recorded.to_pylist()))) == sorted(
             (key, sequence, present) for key, _, sequence, present in taken
         )
         for key, value, sequence, present in taken:
@@ -93,8 +93,8 @@ def test_versions_meet_without_gap_or_overlap_in_any_order(batches: list[list[Ev
     for number, batch in enumerate(batches):
         staged = collapsed(batch, 2)
         stored = table_of([(key, at, rows[key, at][1]) for key, at in rows], VERSIONS)
-        outcome = history(["k"], lines(staged), table_of(ended, LINES), stored)
-        ended += [tuple(row.values()) for row in outcome.remembered.to_pylist()]
+        outcome = plan_history(["k"], lines(staged), table_of(ended, LINES), stored)
+        ended += [tuple(row.values()) for row in outcome.recorded.to_pylist()]
         assert len(set(ended)) == len(ended)
         assert outcome.changed is not None
         for key, begins, ends in (row.values() for row in outcome.changed.to_pylist()):
@@ -107,13 +107,13 @@ def test_versions_meet_without_gap_or_overlap_in_any_order(batches: list[list[Ev
             rows[key, begins] = (value, ends)
         found = sorted(((key, value, at, ends) for (key, at), (value, ends) in rows.items()), key=repr)
         assert found == folded_history(event for done in batches[: number + 1] for event in done)
-        again = history(
+        again = plan_history(
             ["k"],
             lines(staged),
             table_of(ended, LINES),
             table_of([(key, at, rows[key, at][1]) for key, at in rows], VERSIONS),
         )
-        assert again.is_nothing
+        assert again.is_empty
 
 
 class Driver:
@@ -171,9 +171,9 @@ class Hooks:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.before: list[Callable[[], None]] = []
         self.after: list[Callable[[], None]] = []
-        remember = Applied.remember
+        remember = AppliedTable.record
 
-        def hooked(applied: Applied, version: int, events: pa.Table) -> int:
+        def hooked(applied: AppliedTable, version: int, events: pa.Table) -> int:
             if self.before:
                 self.before.pop()()
             number = remember(applied, version, events)
@@ -181,7 +181,7 @@ class Hooks:
                 self.after.pop()()
             return number
 
-        monkeypatch.setattr(Applied, "remember", hooked)
+        monkeypatch.setattr(AppliedTable, "record", hooked)
 
 
 @pytest.fixture
@@ -232,7 +232,9 @@ def test_two_runs_of_one_query_commit_a_micro_batch_once(tmp_path: Path, hooks: 
 def test_events_of_a_driver_that_died_count_once_it_is_back(
     tmp_path: Path, hooks: Hooks, scd_type: int, again: bool
 ) -> None:
-    """They are remembered, and not in the table: another query's events, older ones too, are applied as if they were not there."""
+    """They are remembered, and not in the table: another query's events, older ones too, are applied as if
+    they were not there.
+    """
     one, other = (Driver(tmp_path, scd_type, name) for name in ("one", "other"))
     one.apply(0, [("a", 0, 0, 1), ("z", 0, 0, 0)])
     hooks.after.append(die)
@@ -264,7 +266,7 @@ def test_a_table_that_has_forgotten_its_changes_is_refused(
     """Other writers of Delta drop app transactions after the time that a property of the table sets."""
     driver = Driver(tmp_path, 1)
     driver.apply(0, [("a", 5, 5, 1)])
-    monkeypatch.setattr(Applied, "transaction", "dropped")
+    monkeypatch.setattr(AppliedTable, "transaction", "dropped")
     with pytest.raises(TableRefused, match="setTransactionRetentionDuration"):
         driver.apply(1, [("a", 4, 4, 1)])
     with pytest.raises(TableRefused) as caught:
@@ -290,7 +292,7 @@ def test_a_table_that_never_rests_is_left_alone(tmp_path: Path, hooks: Hooks) ->
 
 
 def test_what_is_remembered_stays_in_few_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.tables.delta.apply.memory._MOST_FILES", 3)
+    monkeypatch.setattr("penstock.tables.delta.apply.applied_table._MOST_FILES", 3)
     driver = Driver(tmp_path, 2)
     for number in range(8):
         driver.apply(number, [("a", number, 2 * number, 1), ("a", 0, 2 * number + 1, 0)])

@@ -96,7 +96,7 @@ def test_a_new_checkpoint_under_the_app_id_of_another_is_refused(connect: Connec
 def test_a_gap_is_refused(connect: Connect, database: str) -> None:
     """The database was restored from an older backup, or the block was left out."""
     assert write(connect, 0)
-    with pytest.raises(CheckpointMismatch, match="what lies between is missing") as caught:
+    with pytest.raises(CheckpointMismatch, match="micro-batches between are missing") as caught:
         write(connect, 3)
     assert caught.value.condition == "CHECKPOINT_MISMATCH.BATCHES_MISSING"
     assert caught.value.parameters == {"app_id": "app", "batch_id": 3, "last": 0}
@@ -143,7 +143,7 @@ def test_a_driver_that_was_stopped_while_another_one_went_on_writes_nothing(
     assert write(connect, 0)
     if parse_url(database).dialect == "sqlite":
         return  # only one at a time is in its transaction
-    real = exactly_once._newest
+    real = exactly_once._Ledger._newest
     looked: list[Any] = []
 
     def look(*arguments: Any) -> Any:
@@ -155,7 +155,7 @@ def test_a_driver_that_was_stopped_while_another_one_went_on_writes_nothing(
             assert write(connect, 2)
         return found
 
-    monkeypatch.setattr(exactly_once, "_newest", look)
+    monkeypatch.setattr(exactly_once._Ledger, "_newest", look)
     with pytest.raises(CheckpointRewound):
         write(connect, 1)
     assert ids(database) == [0, 1, 2]
@@ -164,12 +164,14 @@ def test_a_driver_that_was_stopped_while_another_one_went_on_writes_nothing(
 def test_the_ledger_of_an_earlier_version_goes_on(connect: Connect, database: str) -> None:
     query(
         database,
-        "create table penstock_exactly_once (sink varchar(255) not null, app_id varchar(255) not null, batch_id bigint "
-        "not null, committed_at timestamp default current_timestamp not null, primary key (sink, app_id, batch_id))",
+        "create table penstock_exactly_once (sink varchar(255) not null, app_id varchar(255) not null, "
+        "batch_id bigint not null, committed_at timestamp default current_timestamp not null, primary key "
+        "(sink, app_id, batch_id))",
     )
     query(
         database,
-        "insert into penstock_exactly_once (sink, app_id, batch_id) values ('t', 'app', 5), ('t', 'app', 6), ('t', 'other', 9)",
+        "insert into penstock_exactly_once (sink, app_id, batch_id) values ('t', 'app', 5), ('t', 'app', 6), "
+        "('t', 'other', 9)",
     )
     assert not write(connect, 6)
     with pytest.raises(CheckpointRewound):

@@ -7,7 +7,7 @@ import pytest
 
 from penstock.tables.columns import Layout, layout_of
 from penstock.tables.names import TableName
-from penstock.tables.sql.existing import Existing, affinity, differences
+from penstock.tables.sql.ddl import ExistingTable, affinity, differences
 
 
 def layout(kind: pa.DataType, dialect: str) -> Layout:
@@ -35,7 +35,7 @@ def layout(kind: pa.DataType, dialect: str) -> Layout:
     ],
 )
 def test_a_column_of_postgres_takes_what_loses_nothing(kind: pa.DataType, found: str, takes: bool) -> None:
-    there = Existing({"a": found}, frozenset(), frozenset())
+    there = ExistingTable({"a": found}, frozenset(), frozenset())
     assert (differences(layout(kind, "postgres"), there, complete=False) == []) is takes
 
 
@@ -56,22 +56,22 @@ def test_a_column_of_postgres_takes_what_loses_nothing(kind: pa.DataType, found:
 def test_a_column_of_sqlite_takes_what_its_affinity_leaves_alone(
     kind: pa.DataType, declared: str, takes: bool
 ) -> None:
-    there = Existing({"a": affinity(declared)}, frozenset(), frozenset())
+    there = ExistingTable({"a": affinity(declared)}, frozenset(), frozenset())
     assert (differences(layout(kind, "sqlite"), there, complete=False) == []) is takes
 
 
 def test_spare_columns_are_in_the_way_of_complete_alone() -> None:
-    there = Existing({"a": "bigint", "b": "text"}, frozenset(), frozenset())
+    there = ExistingTable({"a": "bigint", "b": "text"}, frozenset(), frozenset())
     assert differences(layout(pa.int64(), "postgres"), there, complete=False) == []
     assert len(differences(layout(pa.int64(), "postgres"), there, complete=True)) == 1
 
 
 def test_what_mends_a_table_is_told_as_a_statement() -> None:
-    there = Existing({"a": "integer"}, frozenset(), frozenset())
+    there = ExistingTable({"a": "integer"}, frozenset(), frozenset())
     wider = differences(layout(pa.int64(), "postgres"), there, complete=False)
     assert wider[0].endswith('(alter table "s"."t" alter column "a" type bigint)')
     assert "alter" not in differences(layout(pa.string(), "postgres"), there, complete=False)[0]
     absent = differences(
-        layout(pa.string(), "sqlite"), Existing({}, frozenset(), frozenset()), complete=False
+        layout(pa.string(), "sqlite"), ExistingTable({}, frozenset(), frozenset()), complete=False
     )
     assert absent == ['the table has no column \'a\' (alter table "s"."t" add column "a" TEXT)']

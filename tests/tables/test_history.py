@@ -1,4 +1,6 @@
-"""Change rows applied to a table that keeps every version of a row, whatever the order in which changes come."""
+"""Change rows applied to a table that keeps every version of a row, whatever the order in which changes
+come.
+"""
 
 from __future__ import annotations
 
@@ -139,7 +141,9 @@ def folded(events: Iterable[Event]) -> list[Version]:
 
 @st.composite
 def deliveries(draw: st.DrawFn) -> list[list[Event]]:
-    """Changes in micro-batches, in any order, some of them several times; a row at a sequence has one value."""
+    """Changes in micro-batches, in any order, some of them several times; a row at a sequence has one
+    value.
+    """
     place = st.tuples(st.sampled_from("abc"), st.integers(0, 9), st.integers(0, 1))
     events = [(k, 10 * ord(k) + s, s, p) for k, s, p in draw(st.lists(place, min_size=1, max_size=24))]
     return draw(st.lists(st.lists(st.sampled_from(events), min_size=1, max_size=12), min_size=1, max_size=5))

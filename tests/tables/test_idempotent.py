@@ -51,7 +51,9 @@ def test_a_repeated_micro_batch_adds_nothing(feed: Copy) -> None:
 
 
 def test_a_part_that_is_there_is_completed(feed: Copy) -> None:
-    """As after a run that died: the next one, even with a new checkpoint, begins where the consumer stands."""
+    """As after a run that died: the next one, even with a new checkpoint, begins where the consumer
+    stands.
+    """
     feed.add(*map(row, range(6))).run(feed.table("copy"), lambda frame: frame.where("id % 2 = 0"))
     query(feed.url, f"delete from {sql_name(feed.url, 'copy')} where id = 4")
     feed.store.consumer("c").seek("in", to="earliest")

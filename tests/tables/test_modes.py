@@ -105,7 +105,7 @@ def test_append_with_keys_refuses_a_key_that_is_there(feed: Feed) -> None:
     sink = feed.table("once", "id")
     feed.add(row(1)).run(sink)
     feed.add(row(1))
-    with pytest.raises(TableRefused, match="Use output mode update") as caught:
+    with pytest.raises(TableRefused, match="use output mode update") as caught:
         feed.run(sink)
     assert caught.value.condition == "TABLE_REFUSED.KEY_EXISTS"
     assert rows(feed.url, "once") == [(1, "a", 1)]

@@ -1,6 +1,8 @@
-"""A table that applies changes is the table that they are changes of, after every micro-batch, however often a change comes.
+"""A table that applies changes is the table that they are changes of, after every micro-batch, however often
+a change comes.
 
-The reference is a table with random commits: rows that come, go, come again, get other values and other keys, and trade keys.
+The reference is a table with random commits: rows that come, go, come again, get other values and other keys,
+and trade keys.
 """
 
 from __future__ import annotations

@@ -16,10 +16,9 @@ from penstock.errors import CommitRefused
 from penstock.store.url import parse_url
 from penstock.tables.columns import Layout, layout_of
 from penstock.tables.names import resolve
-from penstock.tables.shaping import ready, staged_schema
-from penstock.tables.sql import apply, existing
-from penstock.tables.sql.postgres_stage import PostgresStage
-from penstock.tables.sql.stage import SegmentStage, Stage
+from penstock.tables.row_encoding import database_schema, to_database_types
+from penstock.tables.sql import applied, ddl
+from penstock.tables.sql.staging import PostgresStage, SegmentStage, Stage
 from penstock.tables.sql.target import TableTarget
 from tests.support.waiting import wait_until
 from tests.tables.support import named, query, rows, sql_name
@@ -47,16 +46,16 @@ class Table:
             called = resolve(tx, named(url, name))
             layout = layout_of(called, schema, keys, tx.dialect, changes=self.CHANGES, history=self.HISTORY)
             if self.CHANGES is None:
-                existing.prepare(tx, layout, complete=False)
+                ddl.ensure_table(tx, layout, complete=False)
             else:
-                apply.prepare(tx, layout)
+                applied.prepare(tx, layout)
             return layout
 
         self.layout = self.database.run(work)
         self._attempts = 0
 
     def stage(self, app_id: str = "app", batch_id: int = 0) -> Stage:
-        columns = staged_schema(SHAPED if self.CHANGES is None else SHAPED_CHANGES, self.layout.dialect)
+        columns = database_schema(SHAPED if self.CHANGES is None else SHAPED_CHANGES, self.layout.dialect)
         if self.layout.dialect == "postgres":
             return PostgresStage.open(self.database, self.layout, columns, app_id, batch_id)
         return SegmentStage.of(self.layout, columns, app_id, batch_id)
@@ -69,7 +68,7 @@ class Table:
         batch = pa.RecordBatch.from_arrays(
             [pa.array(values, kind) for values, kind in columns], schema=shaped
         )
-        chunks = iter([ready(batch, stage.columns)])
+        chunks = iter([to_database_types(batch, stage.columns)])
         return stage.put(self.database, self._attempts, self._attempts, chunks)
 
     def write(self, stage: Stage, mode: str, attempts: dict[str, int]) -> int:
@@ -210,7 +209,10 @@ def test_two_writers_that_replace_everything_do_so_one_after_the_other(table: Ta
     with table.database.transaction() as tx:
         first.write(tx, staged["one"])
         second.start()
-        waiting = f"select count(*) from pg_locks where not granted and relation = '{sql_name(table.url, 't')}'::regclass"
+        waiting = (
+            "select count(*) from pg_locks where not granted and relation = "
+            f"'{sql_name(table.url, 't')}'::regclass"
+        )
         wait_until(lambda: query(table.url, waiting) == [(1,)], 30, "the second one waits")
     second.join(30)
     assert table.rows() == [("two too", 2), ("two", 1)]

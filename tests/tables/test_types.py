@@ -126,7 +126,7 @@ def test_names_that_are_taken_are_refused(feed: Feed) -> None:
         with pytest.raises(InvalidName):
             feed.run(ps.TableSink(name, url=feed.url))
     query(feed.url, f"create view {sql_name(feed.url, 'seen')} as select 1 as id")
-    with pytest.raises(TableRefused, match="no table"):
+    with pytest.raises(TableRefused, match="not a table"):
         feed.run(feed.table("seen"))
 
 

@@ -157,7 +157,7 @@ def test_a_computed_column_is_not_made_of_a_value_that_is_left_out(written: Writ
     written.commit(change("update_postimage", 1, 2))
     written.run(upper)
     written.commit(change("update_postimage", 1, 3, "text"))
-    with pytest.raises(TableRefused, match="computed columns, loud"):
+    with pytest.raises(TableRefused, match="computed columns loud"):
         written.run(upper)
     assert written.rows(columns="id, n, loud") == [(1, 2, "2É")]
 
@@ -209,7 +209,7 @@ def test_columns_out_of_a_feed_of_several_tables(
         feed.append_commit(version, START + timedelta(seconds=version), [row])
     written.run(notes)
     assert written.rows() == [(1, "long", 1)]
-    with pytest.raises(TableRefused, match=r"computed columns, .*notes"):
+    with pytest.raises(TableRefused, match=r"computed columns .*notes"):
         Written(spark, tmp_path / "other", f"delta://{tmp_path}/whole", 1).run(whole)
 
 

@@ -1,4 +1,4 @@
-"""Output modes: what append, update and complete mode do with a query, known before it starts."""
+"""Output modes: checks and previews of a query in append, update and complete mode."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["ModeReport", "Preview", "Problem", "Report", "check", "preview"]
 
 
 if not TYPE_CHECKING:
-    # A type checker would take any name for one that is there.
+    # A type checker would accept any name.
     def __getattr__(name: str) -> Any:
         if name in _HOMES:
             from penstock.extras import load

@@ -1,4 +1,4 @@
-"""State: what the checkpoint of a streaming query holds, without starting the query."""
+"""State: the content of a streaming query's checkpoint, read without starting the query."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ if TYPE_CHECKING:
     from penstock.limits.progress import limit_progress as limit_progress
     from penstock.state.logs import Batch as Batch
     from penstock.state.logs import Source as Source
+    from penstock.state.operators import StateOperator as StateOperator
+    from penstock.state.operators import StatePart as StatePart
+    from penstock.state.operators import StateStore as StateStore
     from penstock.state.reading import read as read
-    from penstock.state.render import show as show
     from penstock.state.result import CheckpointState as CheckpointState
-    from penstock.state.result import StateOperator as StateOperator
-    from penstock.state.result import StatePart as StatePart
-    from penstock.state.result import StateStore as StateStore
+    from penstock.state.showing import show as show
 
 _HOMES = {
     "Batch": "penstock.state.logs",
     "CheckpointState": "penstock.state.result",
     "Source": "penstock.state.logs",
-    "StateOperator": "penstock.state.result",
-    "StatePart": "penstock.state.result",
-    "StateStore": "penstock.state.result",
+    "StateOperator": "penstock.state.operators",
+    "StatePart": "penstock.state.operators",
+    "StateStore": "penstock.state.operators",
     "limit_progress": "penstock.limits.progress",
     "read": "penstock.state.reading",
-    "show": "penstock.state.render",
+    "show": "penstock.state.showing",
 }
 
 __all__ = sorted(_HOMES)  # noqa: PLE0605 - one list of the names
 
 
 if not TYPE_CHECKING:
-    # A type checker would take any name for one that is there.
+    # A type checker would accept any name.
     def __getattr__(name: str) -> Any:
         if name in _HOMES:
             from penstock.extras import load

@@ -1,4 +1,6 @@
-"""Columns, rows, and rows that the last committed batch wrote and removed: from Spark's state data source, counted in one job."""
+"""Counting of state rows in one Spark job: columns, rows, and rows that the last committed batch wrote and
+removed.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,9 @@ from pyspark.sql.types import StructType
 
 from penstock.errors import StateRefused
 from penstock.state.layout import Layout
-from penstock.state.parts import JOIN, is_of_timers, way_to, why_no_changes
-from penstock.state.reading import spark_says, state_frame
-from penstock.state.result import StateOperator, StatePart
+from penstock.state.operators import StateOperator, StatePart
+from penstock.state.parts import JOIN, is_timers, read_options, why_no_changes
+from penstock.state.reading import spark_reason, state_frame
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -23,8 +25,8 @@ _KEYS = {"key", "user_map_key"}
 
 
 @dataclass(frozen=True)
-class _Question:
-    """What is counted of one part: its rows, or the changes of a batch."""
+class _Counter:
+    """One count: of the rows of a part, or of its changes in a batch."""
 
     operator: int
     part: str
@@ -37,123 +39,125 @@ class _Question:
 @dataclass(frozen=True)
 class _Count:
     rows: int
-    """All of them."""
+    """All rows or changes."""
     removals: int
 
 
-_Answers = dict[_Question, _Count | str]
+_Counts = dict[_Counter, _Count | str]
 """A count, or why there is none."""
 
 
-def counted(spark: SparkSession, layout: Layout, batch: int) -> tuple[StateOperator, ...]:
-    """The operators with what Spark reads of them, as of the end of a batch."""
-    frames: dict[_Question, DataFrame] = {}
-    answers: _Answers = {}
+def count_rows(spark: SparkSession, layout: Layout, batch: int) -> tuple[StateOperator, ...]:
+    """Return the operators with columns and row counts, as of the end of a batch."""
+    frames: dict[_Counter, DataFrame] = {}
+    counts: _Counts = {}
     for operator in layout.operators:
         for part in operator.parts:
-            for question, options in _questions(operator, part, batch):
+            for counter, settings in _counters(operator, part, batch):
                 try:
-                    frames[question] = state_frame(spark, layout, operator.id, options)
+                    frames[counter] = state_frame(spark, layout, operator.id, settings)
                 except StateRefused as error:
-                    answers[question] = str(error)
-    answers |= _answers(frames)
-    schemas = {question: frame.schema for question, frame in frames.items()}
-    return tuple(_filled(operator, batch, answers, schemas) for operator in layout.operators)
+                    counts[counter] = str(error)
+    counts |= _count_in_one_job(frames)
+    schemas = {counter: frame.schema for counter, frame in frames.items()}
+    return tuple(_with_counts(operator, batch, counts, schemas) for operator in layout.operators)
 
 
-def _questions(
+def _counters(
     operator: StateOperator, part: StatePart, batch: int
-) -> Iterable[tuple[_Question, dict[str, str]]]:
-    way = way_to(operator, part)
-    # As Spark counts them: a list is one row.
+) -> Iterable[tuple[_Counter, dict[str, str]]]:
+    options = read_options(operator, part)
+    # Spark counts a list as one row.
     flat = {"flattenCollectionTypes": "false"} if part.kind == "ListState" else {}
-    yield _Question(operator.id, part.name), {**way.rows, **flat, "batchId": str(batch)}
-    if way.changes is not None and why_no_changes(operator, way, batch) is None:
+    yield _Counter(operator.id, part.name), {**options.rows, **flat, "batchId": str(batch)}
+    if options.changes is not None and why_no_changes(operator, options, batch) is None:
         one = {"changeStartBatchId": str(batch), "changeEndBatchId": str(batch)}
-        asked = {**way.changes, **flat, "readChangeFeed": "true", **one}
-        yield _Question(operator.id, part.name, True), asked
+        changes = {**options.changes, **flat, "readChangeFeed": "true", **one}
+        yield _Counter(operator.id, part.name, True), changes
 
 
-def _answers(frames: Mapping[_Question, DataFrame]) -> _Answers:
+def _count_in_one_job(frames: Mapping[_Counter, DataFrame]) -> _Counts:
     if not frames:
         return {}
-    asked = list(frames)
+    counters = list(frames)
     try:
-        parts = [_aggregated(frames[question], place, question) for place, question in enumerate(asked)]
-        found = reduce(lambda one, other: one.union(other), parts).collect()
+        parts = [_aggregated(frames[counter], place, counter) for place, counter in enumerate(counters)]
+        rows = reduce(lambda one, other: one.union(other), parts).collect()
     except Exception as error:
-        if len(asked) == 1:
-            return {asked[0]: spark_says(error)}
-        # One by one, to know which of them it is.
-        return {question: each for one in asked for question, each in _answers({one: frames[one]}).items()}
-    return {asked[row["place"]]: _Count(row["rows"], row["removals"]) for row in found}
+        if len(counters) == 1:
+            return {counters[0]: spark_reason(error)}
+        # One by one, to find which of them failed.
+        counts: _Counts = {}
+        for counter in counters:
+            counts |= _count_in_one_job({counter: frames[counter]})
+        return counts
+    return {counters[row["place"]]: _Count(row["rows"], row["removals"]) for row in rows}
 
 
-def _aggregated(frame: DataFrame, place: int, question: _Question) -> DataFrame:
-    is_removal = fn.col("change_type") == "delete" if question.of_changes else fn.lit(False)
+def _aggregated(frame: DataFrame, place: int, counter: _Counter) -> DataFrame:
+    is_removal = fn.col("change_type") == "delete" if counter.of_changes else fn.lit(False)
     return frame.agg(
         fn.lit(place).alias("place"), fn.count("*").alias("rows"), fn.count_if(is_removal).alias("removals")
     )
 
 
-def _filled(
-    operator: StateOperator, batch: int, answers: _Answers, schemas: Mapping[_Question, StructType]
+def _with_counts(
+    operator: StateOperator, batch: int, counts: _Counts, schemas: Mapping[_Counter, StructType]
 ) -> StateOperator:
-    parts = tuple(_part(operator, part, answers, schemas) for part in operator.parts)
-    own = [part for part in parts if not is_of_timers(part)]
-    untold = [*operator.untold, *_untold(operator, batch, answers)]
+    parts = tuple(_part(operator, part, counts, schemas) for part in operator.parts)
+    counted = [part for part in parts if not is_timers(part)]
     return replace(
         operator,
         parts=parts,
-        rows=_sum(part.rows for part in own),
-        updated=_sum(part.updated for part in own),
-        removed=_sum(part.removed for part in own),
-        untold=tuple(untold),
+        rows=_sum(part.rows for part in counted),
+        updated=_sum(part.updated for part in counted),
+        removed=_sum(part.removed for part in counted),
+        untold=(*operator.untold, *_unknown(operator, batch, counts)),
     )
 
 
 def _part(
-    operator: StateOperator, part: StatePart, answers: _Answers, schemas: Mapping[_Question, StructType]
+    operator: StateOperator, part: StatePart, counts: _Counts, schemas: Mapping[_Counter, StructType]
 ) -> StatePart:
-    question = _Question(operator.id, part.name)
-    rows, changes = answers.get(question), answers.get(replace(question, of_changes=True))
-    if question in schemas:
-        tops = [field for field in schemas[question] if field.name != "partition_id"]
-        keys = _columns(StructType([field for field in tops if field.name in _KEYS]))
-        values = _columns(StructType([field for field in tops if field.name not in _KEYS]))
+    counter = _Counter(operator.id, part.name)
+    rows, changes = counts.get(counter), counts.get(replace(counter, of_changes=True))
+    if counter in schemas:
+        fields = [field for field in schemas[counter] if field.name != "partition_id"]
+        keys = _columns(StructType([field for field in fields if field.name in _KEYS]))
+        values = _columns(StructType([field for field in fields if field.name not in _KEYS]))
         part = replace(part, keys=keys, values=values)
     if isinstance(rows, _Count):
         part = replace(part, rows=rows.rows)
     if isinstance(changes, _Count):
-        # A join also writes a row again when it matches it, or moves it into a gap.
+        # A join also rewrites a row when it matches it, or moves it into a gap.
         updated = None if operator.name == JOIN else changes.rows - changes.removals
         part = replace(part, updated=updated, removed=changes.removals)
     return part
 
 
-def _columns(found: StructType) -> str:
+def _columns(struct: StructType) -> str:
     fields = [
         inner
-        for field in found
+        for field in struct
         for inner in (field.dataType if isinstance(field.dataType, StructType) else [field])
     ]
     return ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in fields)
 
 
-def _sum(found: Iterable[int | None]) -> int | None:
-    """The sum, when there is something and all of it is known."""
-    known = list(found)
-    return sum(each for each in known if each is not None) if known and None not in known else None
+def _sum(counts: Iterable[int | None]) -> int | None:
+    """Sum counts; None when there are none, or some are unknown."""
+    known = list(counts)
+    return sum(count for count in known if count is not None) if known and None not in known else None
 
 
-def _untold(operator: StateOperator, batch: int, answers: _Answers) -> Iterable[str]:
+def _unknown(operator: StateOperator, batch: int, counts: _Counts) -> Iterable[str]:
     if not operator.parts:
         yield "rows: Spark's reader does not know this operator's state"
-    for question, answer in answers.items():
-        if question.operator == operator.id and isinstance(answer, str):
-            yield f"{question}: {answer}"
-    told = [part for part in operator.parts if not is_of_timers(part)]
-    without = {why_no_changes(operator, way_to(operator, part), batch) for part in told}
-    yield from (f"updated and removed rows: {why}" for why in without if why is not None)
-    if operator.name == JOIN and None in without:
-        yield "updated rows: a join also writes rows again when it matches or moves them"
+    for counter, count in counts.items():
+        if counter.operator == operator.id and isinstance(count, str):
+            yield f"{counter}: {count}"
+    parts = [part for part in operator.parts if not is_timers(part)]
+    reasons = {why_no_changes(operator, read_options(operator, part), batch) for part in parts}
+    yield from (f"updated and removed rows: {reason}" for reason in reasons if reason is not None)
+    if operator.name == JOIN and None in reasons:
+        yield "updated rows: a join also rewrites rows when it matches or moves them"

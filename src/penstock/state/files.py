@@ -1,4 +1,4 @@
-"""The files of a checkpoint: listed once, read one by one, never written."""
+"""Files of a checkpoint: listed once, read one by one, never written."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LOGS = {"metadata", "offsets", "commits"}
 
 
 class Files:
-    """What lies in a checkpoint at one moment.
+    """The files in a checkpoint at one moment.
 
     Parameters
     ----------
@@ -28,7 +28,7 @@ class Files:
     Raises
     ------
     InvalidInput
-        When it is no path.
+        When it is not a path.
     CheckpointNotFound
         When it is not a checkpoint.
     StateRefused
@@ -36,78 +36,79 @@ class Files:
     """
 
     def __init__(self, location: str | os.PathLike[str]) -> None:
-        given = path_text("checkpoint", location)
-        self.shown = redact_location(given)
-        # Spark's working folder may be another one.
-        self.location = given if _SCHEME.match(given) else os.path.abspath(given)
+        path = path_text("checkpoint", location)
+        self.shown = redact_location(path)
+        # Spark's working directory may be another one.
+        self.location = path if _SCHEME.match(path) else os.path.abspath(path)
         try:
             self.checkpoint = Checkpoint(self.location)
             kind = self.checkpoint.files.get_file_info(self.checkpoint.root).type
-            self._found = self.checkpoint.tree() if kind == fs.FileType.Directory else {}
+            self._infos = self.checkpoint.tree() if kind == fs.FileType.Directory else {}
         except Exception as error:
             raise self._unreachable(error) from error
         self._require_checkpoint(kind)
 
     def under(self, folder: str) -> Iterator[tuple[str, fs.FileInfo]]:
-        """The files in a folder and in those within it, by their paths from there; none that are hidden."""
-        for path, info in self._found.items():
+        """Return the files below a folder that are not hidden, with their paths from there."""
+        for path, info in self._infos.items():
             if path.startswith(f"{folder}/") and info.is_file and not info.base_name.startswith("."):
                 yield path.removeprefix(f"{folder}/"), info
 
     def numbers(self, folder: str) -> tuple[int, ...]:
-        """The files right in a folder that numbers are the names of, ascending."""
+        """Return the numeric file names in a folder, ascending."""
         return tuple(sorted(int(name) for name, _ in self.under(folder) if is_batch_number(name)))
 
     def written(self, name: str) -> datetime | None:
-        """When a file was last written, in UTC."""
-        moment: datetime | None = self._found[name].mtime if name in self._found else None
+        """Return when a file was last written, in UTC."""
+        moment: datetime | None = self._infos[name].mtime if name in self._infos else None
         return moment
 
     def text(self, name: str) -> str:
-        """The text of a file.
+        """Read a file as text.
 
         Raises
         ------
         ValueError
-            When it is missing, cannot be read or is no text.
+            When it is missing, cannot be read or is not text.
         """
         try:
-            found = self.checkpoint.read(name)
+            content = self.checkpoint.read(name)
         except OSError as error:
             raise ValueError(f"it cannot be read: {redacted_cause(error, self.location)}") from error
-        if found is None:
+        if content is None:
             raise ValueError("it is missing")
-        return found.decode()
+        return content.decode()
 
     def _require_checkpoint(self, kind: fs.FileType) -> None:
-        if any(path.partition("/")[0] in _LOGS for path in self._found):
+        if any(path.partition("/")[0] in _LOGS for path in self._infos):
             return
         if kind == fs.FileType.NotFound:
-            what = "nothing is there"
+            what = "nothing exists there"
         elif kind != fs.FileType.Directory:
             what = "it is a file"
         else:
-            what = "it is a folder with other things in it" if self._found else "the folder is empty"
+            what = "the folder has other files" if self._infos else "the folder is empty"
         raise CheckpointNotFound(
-            f"there is no checkpoint at {self.shown!r}: {what}. Give the folder that the query has as checkpointLocation, the one with "
-            "'metadata', 'offsets' and 'commits' in it",
+            f"there is no checkpoint at {self.shown!r}: {what}. Pass the query's checkpointLocation, the "
+            "folder with 'metadata', 'offsets' and 'commits' in it",
             checkpoint=self.shown,
         )
 
     def _unreachable(self, error: Exception) -> StateRefused:
         first = error.__cause__ if isinstance(error.__cause__, Exception) else error
         return StateRefused(
-            f"the checkpoint at {self.shown!r} cannot be reached from this Python ({redacted_cause(first, self.location)}): "
-            "check the address and the credentials; pyarrow and fsspec know most file systems (pip install fsspec)",
+            f"the checkpoint at {self.shown!r} cannot be reached from this Python "
+            f"({redacted_cause(first, self.location)}): check the address and the credentials; pyarrow and fsspec "
+            "know most file systems (pip install fsspec)",
             condition="STATE_REFUSED.UNREACHABLE",
             checkpoint=self.shown,
         )
 
 
-def is_there(location: str) -> bool:
-    """Whether there is something at a path; also where that cannot be found out."""
+def may_exist(location: str) -> bool:
+    """Whether a path exists, or its existence cannot be checked."""
     try:
-        found = Checkpoint(location)
-        return bool(found.files.get_file_info(found.root).type != fs.FileType.NotFound)
+        checkpoint = Checkpoint(location)
+        return bool(checkpoint.files.get_file_info(checkpoint.root).type != fs.FileType.NotFound)
     except Exception:
         return True

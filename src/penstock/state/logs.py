@@ -1,4 +1,9 @@
-"""A batch of a checkpoint, micro-batch or epoch: what it covers, and whether it is committed."""
+"""Logs of a checkpoint: which batches are planned and committed, and which offsets they cover.
+
+``metadata`` has the query's id; ``offsets/N`` is written before batch N runs, ``commits/N`` after the sink's
+commit. Both engines write the same files; only Spark's micro-batches have its settings in them (Spark 4.2 and
+4.3).
+"""
 
 from __future__ import annotations
 
@@ -26,11 +31,11 @@ class Source:
     name: str | None
     """The source's name, where the log has names (its format 2)."""
     offset: Any
-    """As it is logged: JSON, or a text; None where the source had none yet."""
+    """The logged offset: JSON or text; None where the source had none yet."""
 
     @property
     def queue(self) -> QueueOffset | None:
-        """The rows of a queue that the batch covers; None for another kind of source."""
+        """The rows of a queue in the batch; None for another kind of source."""
         return QueueOffset.of(self.offset)
 
     @property
@@ -42,17 +47,17 @@ class Source:
         return "feed" if is_feed else "other"
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it as plain values, for JSON."""
-        about: dict[str, Any] = {"source": self.position, "name": self.name, "kind": self.kind}
+        """Return all of it as plain values, for JSON."""
+        described: dict[str, Any] = {"source": self.position, "name": self.name, "kind": self.kind}
         queue = self.queue
         if queue is None:
-            return {**about, "offset": self.offset}
+            return {**described, "offset": self.offset}
         ranges = [
             {"partition": partition, "from": start, "to": end}
             for partition, (start, end) in enumerate(zip(queue.start, queue.end, strict=True))
         ]
         names = {"store": queue.store, "queue": queue.queue, "consumer": queue.consumer}
-        return {**about, **names, "partitions": ranges}
+        return {**described, **names, "partitions": ranges}
 
 
 @dataclass(frozen=True)
@@ -63,23 +68,23 @@ class Batch:
     committed: bool = False
     """Whether it is in the commit log."""
     engine: str | None = None
-    """``micro-batch`` or ``continuous``; None where the files do not tell."""
+    """``micro-batch`` or ``continuous``; None where the files do not show it."""
     planned_at: datetime | None = None
     """When its offsets were logged, by the driver's clock, in UTC."""
     committed_at: datetime | None = None
     """When the entry of the commit log was written, by the file's time."""
     watermark: datetime | None = None
-    """The one that it ran with; None where there was none yet."""
+    """The watermark that it ran with; None where there was none yet."""
     next_watermark: datetime | None = None
-    """The one that the next batch runs with, from the commit log."""
+    """The watermark of the next batch, from the commit log."""
     sources: tuple[Source, ...] = ()
     state_ids: bool = False
     """Whether the commit log names the files of the state (format 2 of Spark's state checkpoints)."""
     rows: int | None = None
-    """Rows that it takes from queues; None where it has another source, or the files do not tell."""
+    """Rows that it reads from queues; None where it has another source, or the files do not show it."""
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it as plain values, for JSON."""
+        """Return all of it as plain values, for JSON."""
         return {
             "id": self.id,
             "committed": self.committed,
@@ -92,19 +97,13 @@ class Batch:
         }
 
 
-# ---- logs: The logs of a checkpoint: which batches are planned and committed, and what they cover.
-#
-# ``metadata`` has the query's id; ``offsets/N`` is written before batch N runs, ``commits/N`` after the sink's commit. Both engines write
-# the same files; Spark's micro-batches alone have its settings in them (Spark 4.2 and 4.3).
-
-
 @dataclass(frozen=True)
 class Logs:
-    """What the logs hold."""
+    """The content of the logs."""
 
     query_id: str | None
     batches: tuple[int, ...]
-    """The committed batches whose offsets are there too, ascending: those that Spark reads the state of."""
+    """The committed batches whose offsets are logged too, ascending: those whose state Spark can read."""
     committed: Batch | None
     """The last one in the commit log."""
     planned: Batch | None
@@ -113,7 +112,7 @@ class Logs:
 
 
 def read_logs(files: Files) -> Logs:
-    """Read the logs of a checkpoint, whatever of them is there."""
+    """Read the logs of a checkpoint, as far as they exist."""
     untold: list[str] = []
     offsets, commits = files.numbers("offsets"), files.numbers("commits")
     committed = _committed(files, commits[-1], untold) if commits else None
@@ -127,7 +126,7 @@ def _query_id(files: Files, untold: list[str]) -> str | None:
     try:
         return str(parse_json(files.text("metadata"))["id"])
     except (ValueError, KeyError, TypeError) as error:
-        untold.append(f"the query's id: the file 'metadata' does not tell ({_brief(error)})")
+        untold.append(f"the query's id: the file 'metadata' cannot be used ({_brief(error)})")
         return None
 
 
@@ -135,23 +134,23 @@ def _planned(files: Files, number: int, untold: list[str]) -> Batch:
     name = f"offsets/{number}"
     try:
         text = files.text(name)
-        about, sources = _about(text), _sources(text)
+        metadata, sources = _metadata(text), _sources(text)
     except (ValueError, CommitRefused) as error:
-        untold.append(f"what batch {number} covers: the file {name!r} does not tell ({_brief(error)})")
+        untold.append(f"offsets of batch {number}: the file {name!r} cannot be used ({_brief(error)})")
         return Batch(number)
     return Batch(
         number,
-        # An epoch has no settings but what a limit has let through.
-        engine=MICRO_BATCH if about.get("conf", {}).keys() - {LIMIT_PASSED_SETTING} else CONTINUOUS,
-        planned_at=_moment(about.get("batchTimestampMs")),
-        watermark=_moment(about.get("batchWatermarkMs")),
+        # An epoch has no settings except the progress of a limit.
+        engine=MICRO_BATCH if metadata.get("conf", {}).keys() - {LIMIT_PASSED_SETTING} else CONTINUOUS,
+        planned_at=_moment(metadata.get("batchTimestampMs")),
+        watermark=_moment(metadata.get("batchWatermarkMs")),
         sources=sources,
         rows=_rows(files, number, sources),
     )
 
 
 def _rows(files: Files, number: int, sources: tuple[Source, ...]) -> int | None:
-    """The rows of a batch; a source that has nothing new stands with the offset of the batch before."""
+    """Count the rows of a batch; a source without new rows repeats the offset of the batch before."""
     try:
         before = [source.offset for source in _sources(files.text(f"offsets/{number - 1}"))] if number else []
     except (ValueError, CommitRefused):
@@ -161,12 +160,12 @@ def _rows(files: Files, number: int, sources: tuple[Source, ...]) -> int | None:
         queue = source.queue
         if queue is not None:
             counts.append(0 if source.offset in before else sum(queue.end) - sum(queue.start))
-        elif source.offset is not None and not _is_without_rows(source):
+        elif source.offset is not None and not _has_no_rows(source):
             return None
     return sum(counts) if counts else None
 
 
-def _is_without_rows(source: Source) -> bool:
+def _has_no_rows(source: Source) -> bool:
     return isinstance(source.offset, dict) and source.offset.keys() == {RUNS_KEY}
 
 
@@ -174,28 +173,28 @@ def _committed(files: Files, number: int, untold: list[str]) -> Batch:
     name = f"commits/{number}"
     batch = replace(_planned(files, number, untold), committed=True, committed_at=files.written(name))
     try:
-        about = _about(files.text(name))
+        metadata = _metadata(files.text(name))
     except ValueError as error:
         untold.append(
-            f"the watermark after batch {number}: the file {name!r} does not tell ({_brief(error)})"
+            f"the watermark after batch {number}: the file {name!r} cannot be used ({_brief(error)})"
         )
         return batch
     return replace(
         batch,
-        next_watermark=_moment(about.get("nextBatchWatermarkMs")),
-        state_ids=bool(about.get("stateUniqueIds")),
+        next_watermark=_moment(metadata.get("nextBatchWatermarkMs")),
+        state_ids=bool(metadata.get("stateUniqueIds")),
     )
 
 
-def _about(text: str) -> dict[str, Any]:
-    """The line of metadata, which Spark's own continuous engine leaves empty."""
+def _metadata(text: str) -> dict[str, Any]:
+    """Parse the metadata line, which Spark's own continuous engine leaves empty."""
     version, *lines = text.split("\n")
     if not version.startswith("v") or not lines:
         raise ValueError("it ends within its first line")
-    about = parse_json(lines[0]) if lines[0] else {}
-    if not isinstance(about, dict):
-        raise ValueError("its second line is no object")
-    return about
+    metadata = parse_json(lines[0]) if lines[0] else {}
+    if not isinstance(metadata, dict):
+        raise ValueError("its second line is not an object")
+    return metadata
 
 
 def _sources(text: str) -> tuple[Source, ...]:
@@ -209,7 +208,7 @@ def _sources(text: str) -> tuple[Source, ...]:
 
 
 def _moment(milliseconds: object) -> datetime | None:
-    """An instant; None for 0, which stands for no watermark yet."""
+    """Convert milliseconds to an instant; None for 0, which means no watermark yet."""
     if not isinstance(milliseconds, int) or milliseconds <= 0:
         return None
     return datetime.fromtimestamp(milliseconds / 1000, UTC)

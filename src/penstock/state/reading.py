@@ -1,4 +1,4 @@
-"""The state of a query as a DataFrame, through Spark's state data source, or the reason why not."""
+"""``state.read``: reads the state of a query as a DataFrame, through Spark's state data source."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from pyspark.sql import SparkSession
 from penstock.arguments import did_you_mean, in_quotes, require
 from penstock.errors import StateRefused
 from penstock.spark.internals.sessions import clone_session, is_classic
-from penstock.state.files import Files, is_there
+from penstock.state.files import Files, may_exist
 from penstock.state.layout import Layout, read_layout
 from penstock.state.logs import CONTINUOUS
-from penstock.state.parts import way_to
-from penstock.state.result import StateOperator, StatePart
+from penstock.state.operators import StateOperator, StatePart
+from penstock.state.parts import read_options
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _FORMAT = "spark.sql.streaming.stateStore.checkpointFormatVersion"
-# What java.net.URI writes with escapes in a path.
+# Characters that java.net.URI escapes in a path.
 _ESCAPED = re.compile(r"[\x00-\x20\"#%<>?\[\\\]^`{|}\x7f]")
-_LONGEST_REASON = 300
+_REASON_CHARACTERS = 300
 
 
 def read(
@@ -35,26 +35,27 @@ def read(
     part: str | None = None,
     batch: int | None = None,
 ) -> DataFrame:
-    """The state of one stateful operator, without starting the query.
+    """Read the state of one stateful operator, without starting the query.
 
     Parameters
     ----------
     checkpoint
-        The query's ``checkpointLocation``: a path, or the URL of a file system that Python and Spark both reach.
+        The query's ``checkpointLocation``: a path, or the URL of a file system that Python and Spark both
+        reach.
     operator
         The operator's id; ``show`` lists them.
     part
-        Which of its parts, for an operator with several: ``left`` or ``right`` of a stream-stream join, a variable of a
-        transformWithState, or its ``timers``.
+        Which of its parts, for an operator with several: ``left`` or ``right`` of a stream-stream join, a
+        variable of a transformWithState, or its ``timers``.
     batch
-        The batch as of whose end the state is read; by default the last committed one.
+        The batch after which the state is read; by default the last committed one.
 
     Returns
     -------
     DataFrame
-        Columns ``key``, ``value`` and ``partition_id``, as Spark's data source ``statestore`` has them; for variables the columns of
-        their kind, with a row for each element of a list or map. It is read when it is used, and so may fail when a running query has
-        cleaned the batch up by then.
+        Columns ``key``, ``value`` and ``partition_id``, as Spark's data source ``statestore`` has them; for
+        variables the columns of their kind, with a row for each element of a list or map. It is lazy, and
+        fails when a running query has cleaned up the batch before it is used.
 
     Raises
     ------
@@ -64,19 +65,19 @@ def read(
         When there is no such state, or it cannot be read.
     """
     layout = read_layout(Files(checkpoint))
-    found = _operator(layout, operator)
-    way = way_to(found, _part(found, part))
-    _require_schemas(layout, found)
-    return state_frame(spark, layout, operator, {**way.rows, "batchId": str(_batch(layout, batch))})
+    stateful = _operator(layout, operator)
+    options = read_options(stateful, _part(stateful, part))
+    _require_schemas(layout, stateful)
+    return state_frame(spark, layout, operator, {**options.rows, "batchId": str(_batch(layout, batch))})
 
 
 def state_frame(spark: SparkSession, layout: Layout, operator: int, options: Mapping[str, str]) -> DataFrame:
-    """What Spark's reader gives for some options.
+    """Load state with some options of Spark's state reader.
 
     Raises
     ------
     StateRefused
-        When it gives nothing.
+        When Spark cannot read it.
     """
     reader = _session(spark, layout).read.format("statestore").option("operatorId", operator)
     try:
@@ -85,35 +86,39 @@ def state_frame(spark: SparkSession, layout: Layout, operator: int, options: Map
         where = layout.files.shown
         if _ESCAPED.search(layout.files.location):
             raise StateRefused(
-                f"Spark's state reader does not find {where!r}: it puts escapes, as URLs have them, in place of blanks and some other "
-                "letters of the path. Read it through a symbolic link or a copy without such letters",
+                f"Spark's state reader does not find {where!r}, since it escapes blanks and some other "
+                "characters of the path as in a URL: read it through a symbolic link or a copy without such "
+                "characters",
                 condition="STATE_REFUSED.PATH",
                 checkpoint=where,
             ) from error
         raise StateRefused(
-            f"Spark cannot read operator {operator} of the checkpoint at {where!r}: {spark_says(error)}",
+            f"Spark cannot read operator {operator} of the checkpoint at {where!r}: {spark_reason(error)}",
             condition="STATE_REFUSED.UNREADABLE",
             checkpoint=where,
             operator=operator,
         ) from error
 
 
-def spark_says(error: Exception) -> str:
-    """The condition and the first words of an error of Spark's."""
+def spark_reason(error: Exception) -> str:
+    """Return the condition and the beginning of Spark's message."""
     java: Any = getattr(error, "java_exception", None)
     text = str(error) if java is None else str(java.toString())
-    return " ".join(text[max(text.find("["), 0) :].split())[:_LONGEST_REASON]
+    return " ".join(text[max(text.find("["), 0) :].split())[:_REASON_CHARACTERS]
 
 
 def _session(spark: SparkSession, layout: Layout) -> SparkSession:
-    """A session that knows how the files of the state are named: Spark takes that from its settings, not from the checkpoint."""
+    """Return a session with the state's file format, which Spark takes from its settings, not from the
+    checkpoint.
+    """
     last = layout.logs.committed
     wanted = "2" if last is not None and last.state_ids else "1"
     if spark.conf.get(_FORMAT, "1") == wanted:
         return spark
     if not is_classic(spark):
         raise StateRefused(
-            f"the checkpoint's state is of format {wanted}, and Spark reads it in a session with {_FORMAT}={wanted}: set it there",
+            f"the checkpoint's state has format {wanted}, which Spark reads only with {_FORMAT}={wanted}: "
+            "set it on the session",
             condition="STATE_REFUSED.SESSION",
             format=wanted,
         )
@@ -123,26 +128,26 @@ def _session(spark: SparkSession, layout: Layout) -> SparkSession:
 
 
 def _operator(layout: Layout, number: int) -> StateOperator:
-    require("operator", number, int, "an operator's number, as ps.state.show lists them")
+    require("operator", number, int, "an operator's id, as penstock.state.show lists them")
     where = layout.files.shown
     if not layout.operators:
         last = layout.logs.planned or layout.logs.committed
         why = (
-            "it is a continuous query's, and those keep none"
+            "it is of a continuous query, which keeps none"
             if last is not None and last.engine == CONTINUOUS
             else "the query keeps none, or has not run a batch yet"
         )
         raise StateRefused(
-            f"the checkpoint at {where!r} has no state: {why}. ps.state.show tells what it has",
+            f"the checkpoint at {where!r} has no state: {why}. penstock.state.show lists what it has",
             condition="STATE_REFUSED.NO_STATE",
             checkpoint=where,
         )
-    for found in layout.operators:
-        if found.id == number:
-            return found
-    known = ", ".join(f"{each.id} ({each.name or 'no name'})" for each in layout.operators)
+    for operator in layout.operators:
+        if operator.id == number:
+            return operator
+    known = ", ".join(f"{operator.id} ({operator.name or 'no name'})" for operator in layout.operators)
     raise StateRefused(
-        f"the checkpoint at {where!r} has no operator {number}: say one of {known}",
+        f"the checkpoint at {where!r} has no operator {number}: pass one of {known}",
         condition="STATE_REFUSED.NO_OPERATOR",
         checkpoint=where,
         operator=number,
@@ -159,7 +164,7 @@ def _part(operator: StateOperator, name: str | None) -> StatePart:
     what = f"{called} has {len(known)} parts" if name is None else f"{called} has no part {in_quotes(name)}"
     hint = "" if name is None else did_you_mean(name, known)
     raise StateRefused(
-        f"{what}: say one of {', '.join(known) or 'none'} as part.{hint}",
+        f"{what}: pass one of {', '.join(known) or 'none'} as part.{hint}",
         condition="STATE_REFUSED.NO_PART",
         operator=operator.id,
         parts=known,
@@ -167,12 +172,13 @@ def _part(operator: StateOperator, name: str | None) -> StatePart:
 
 
 def _require_schemas(layout: Layout, operator: StateOperator) -> None:
-    """Refuse what Spark looks for where the checkpoint used to be."""
+    """Refuse a checkpoint that was moved, when Spark opens its schemas by an absolute path."""
     for path in layout.schema_paths.get(operator.id, ()):
-        if not is_there(path):
+        if not may_exist(path):
             raise StateRefused(
-                f"the checkpoint was made elsewhere, and Spark finds the schemas of operator {operator.id} by the absolute path {path}: "
-                "move or copy it back there, or read it where the query runs",
+                "the checkpoint was written elsewhere, and Spark opens the schemas of operator "
+                f"{operator.id} by the absolute path {path}: copy it back there, or read it where the query "
+                "runs",
                 condition="STATE_REFUSED.MOVED",
                 operator=operator.id,
                 path=path,
@@ -187,8 +193,8 @@ def _batch(layout: Layout, batch: int | None) -> int:
             "no batch has begun" if planned is None else f"batch {planned.id} has begun and is not committed"
         )
         raise StateRefused(
-            f"the checkpoint at {layout.files.shown!r} has no committed batch ({why}), and Spark reads the state of one: "
-            "let the query run until it has committed",
+            f"the checkpoint at {layout.files.shown!r} has no committed batch ({why}), and only its state "
+            "can be read: let the query run until it has committed",
             condition="STATE_REFUSED.NOTHING_COMMITTED",
             checkpoint=layout.files.shown,
         )
@@ -196,7 +202,8 @@ def _batch(layout: Layout, batch: int | None) -> int:
         return known[-1]
     if batch not in known:
         raise StateRefused(
-            f"batch {batch} is not committed, or cleaned up since: the checkpoint has batches {known[0]} to {known[-1]}",
+            f"batch {batch} is not committed, or was cleaned up: pass one of the batches {known[0]} to "
+            f"{known[-1]}",
             condition="STATE_REFUSED.NO_BATCH",
             batch=batch,
             first=known[0],

@@ -1,142 +1,20 @@
-"""What a checkpoint holds: its last batches, its stateful operators and their state."""
+"""``CheckpointState``: what a checkpoint has, with its text for ``print`` and notebooks."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import datetime
+from html import escape
 from typing import TYPE_CHECKING, Any
 
 from penstock.instants import moment_text
 from penstock.state.logs import Batch
+from penstock.state.operators import StateOperator
+from penstock.state.render import Block, moment, offsets_block, operator_blocks, text
 
 if TYPE_CHECKING:
     from penstock.limits.progress import LimitProgress
-
-HDFS, ROCKSDB = "hdfs", "rocksdb"
-
-
-@dataclass(frozen=True)
-class StatePart:
-    """Rows of one schema: all of an operator's state, a side of a join, or a variable of a transformWithState."""
-
-    name: str
-    """What ``ps.state.read`` takes as ``part``."""
-    kind: str | None = None
-    """ValueState, ListState or MapState, for a variable."""
-    keys: str | None = None
-    """The columns of the key with their types; None where they were not asked for, or could not be told."""
-    values: str | None = None
-    rows: int | None = None
-    """Rows as of the last committed batch; a list counts as one."""
-    updated: int | None = None
-    """Rows that the last committed batch wrote."""
-    removed: int | None = None
-    """Rows that the last committed batch removed."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """All of it as plain values, for JSON."""
-        return {
-            "name": self.name,
-            "kind": self.kind,
-            "keys": self.keys,
-            "values": self.values,
-            "rows": self.rows,
-            "updated": self.updated,
-            "removed": self.removed,
-        }
-
-
-@dataclass(frozen=True)
-class StateStore:
-    """The files of one state store of an operator, over all partitions."""
-
-    name: str
-    kind: str | None
-    """``hdfs`` or ``rocksdb``, by the files' names; None where there are none."""
-    partitions: int
-    bytes: int
-    """Of all files that are kept, those of older batches too; without checksums and what crashes left."""
-    newest_snapshot: int | None
-    """The batch of the newest file that has the whole state of a partition."""
-    newest_delta: int | None
-    """The batch of the newest file that has the changes of one batch."""
-    written_at: datetime | None
-    """When the newest of the two was written, by the file's time."""
-    batches_with_changes: frozenset[int] = frozenset()
-    """The batches whose changes every partition has a file of."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """All of it as plain values, for JSON."""
-        return {
-            "name": self.name,
-            "kind": self.kind,
-            "partitions": self.partitions,
-            "bytes": self.bytes,
-            "newest_snapshot": self.newest_snapshot,
-            "newest_delta": self.newest_delta,
-            "written_at": moment_text(self.written_at),
-        }
-
-
-@dataclass(frozen=True)
-class StateOperator:
-    """One stateful operator of a query."""
-
-    id: int
-    name: str | None
-    """Spark's name for it, such as ``stateStoreSave``; None where the files do not tell."""
-    stores: tuple[StateStore, ...]
-    parts: tuple[StatePart, ...] = ()
-    rows: int | None = None
-    """Rows in state as Spark's progress counts them, as of the last committed batch."""
-    updated: int | None = None
-    """Rows that the last committed batch wrote."""
-    removed: int | None = None
-    """Rows that the last committed batch removed."""
-    properties: Mapping[str, Any] = field(default_factory=dict)
-    """What Spark keeps about the operator: the variables and modes of transformWithState."""
-    untold: tuple[str, ...] = ()
-    """What could not be told, and why."""
-
-    @property
-    def partitions(self) -> int:
-        """Partitions that have state."""
-        return max((store.partitions for store in self.stores), default=0)
-
-    @property
-    def bytes(self) -> int:
-        """Bytes on disk, of all stores and all batches that are kept."""
-        return sum(store.bytes for store in self.stores)
-
-    @property
-    def newest_batch(self) -> int | None:
-        """The batch of the newest file of the state, which may not be committed."""
-        found = (batch for store in self.stores for batch in (store.newest_snapshot, store.newest_delta))
-        return max((batch for batch in found if batch is not None), default=None)
-
-    @property
-    def written_at(self) -> datetime | None:
-        """When the newest file of the state was written."""
-        return max((store.written_at for store in self.stores if store.written_at), default=None)
-
-    def to_dict(self) -> dict[str, Any]:
-        """All of it as plain values, for JSON."""
-        return {
-            "id": self.id,
-            "name": self.name,
-            "rows": self.rows,
-            "updated": self.updated,
-            "removed": self.removed,
-            "partitions": self.partitions,
-            "bytes": self.bytes,
-            "newest_batch": self.newest_batch,
-            "written_at": moment_text(self.written_at),
-            "parts": [part.to_dict() for part in self.parts],
-            "stores": [store.to_dict() for store in self.stores],
-            "properties": dict(self.properties),
-            "untold": list(self.untold),
-        }
 
 
 @dataclass(frozen=True, repr=False)
@@ -144,22 +22,26 @@ class CheckpointState:
     """What the checkpoint of a streaming query holds; ``print`` and a notebook show it as text."""
 
     location: str
-    """Without secrets."""
+    """The location, without secrets."""
     query_id: str | None
     """The query's id, the same over all runs; None where the file that has it is missing."""
     committed: Batch | None
     """The last committed batch."""
     planned: Batch | None
-    """A batch behind it that is planned and not committed: it runs now, or the query ended in it and begins with it again."""
+    """A later batch that is planned and not committed: it is in flight, or the query ended in it and
+    repeats it.
+    """
     operators: tuple[StateOperator, ...] = ()
     limit: LimitProgress | None = None
-    """How far a pipeline's limit has come; None where the query has none."""
+    """The progress of a pipeline's limit; None where the query has none."""
     untold: tuple[str, ...] = ()
-    """What could not be told, and why."""
+    """What is unknown, and why."""
 
     @property
     def engine(self) -> str | None:
-        """The engine of the last batch, ``micro-batch`` or ``continuous``, as far as the files tell."""
+        """The engine of the last batch, ``micro-batch`` or ``continuous``; None where the files do not
+        show it.
+        """
         last = self.planned or self.committed
         return None if last is None else last.engine
 
@@ -176,13 +58,15 @@ class CheckpointState:
 
     @property
     def watermark(self) -> datetime | None:
-        """The one that the next batch runs with, or the one that is planned."""
+        """The watermark of the planned batch, or else of the next one."""
         if self.planned is not None:
             return self.planned.watermark
         return None if self.committed is None else self.committed.next_watermark
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it for JSON: times are texts in UTC. Keys are never renamed or removed; new ones may be added."""
+        """Return all of it for JSON, with times as text in UTC. Keys are never renamed or removed; new
+        ones may be added.
+        """
         return {
             "location": self.location,
             "query_id": self.query_id,
@@ -198,16 +82,55 @@ class CheckpointState:
         }
 
     def __repr__(self) -> str:
-        about = {"query_id": self.query_id, "committed": self.last_committed, "planned": self.last_planned}
-        told = "".join(f", {name}={value!r}" for name, value in about.items())
-        return f"CheckpointState({self.location!r}{told}, operators={len(self.operators)})"
+        summary = {"query_id": self.query_id, "committed": self.last_committed, "planned": self.last_planned}
+        shown = "".join(f", {name}={value!r}" for name, value in summary.items())
+        return f"CheckpointState({self.location!r}{shown}, operators={len(self.operators)})"
 
     def __str__(self) -> str:
-        from penstock.state.render import text
-
-        return text(self)
+        return text(blocks(self))
 
     def _repr_html_(self) -> str:
-        from html import escape
-
         return f"<pre>{escape(str(self))}</pre>"
+
+
+def blocks(state: CheckpointState) -> Iterator[Block]:
+    """Return a checkpoint's content for display."""
+    yield Block(f"checkpoint {state.location}", tuple(_summary(state)))
+    for batch in (state.committed, state.planned):
+        if batch is not None and batch.sources:
+            yield offsets_block(batch)
+    for operator in state.operators:
+        yield from operator_blocks(operator)
+    unknown = [("", reason) for reason in state.untold]
+    unknown += [
+        ("", f"operator {operator.id}: {reason}")
+        for operator in state.operators
+        for reason in operator.untold
+    ]
+    if unknown:
+        yield Block("unknown", tuple(unknown))
+
+
+def _summary(state: CheckpointState) -> Iterator[tuple[str, str]]:
+    yield "query", state.query_id or "unknown"
+    yield "engine", state.engine or "unknown"
+    yield "last planned", _planned(state)
+    committed = state.committed
+    yield (
+        "last committed",
+        "none" if committed is None else f"{committed.id}, {moment(committed.committed_at)}",
+    )
+    yield "watermark", moment(state.watermark)
+    if state.limit is not None:
+        yield "limit", str(state.limit)
+    if not state.operators:
+        yield "state", "none"
+
+
+def _planned(state: CheckpointState) -> str:
+    batch = state.planned
+    if batch is None:
+        return "none" if state.committed is None else str(state.committed.id)
+    return (
+        f"{batch.id}, not committed: it is in flight, or the query ended in it and repeats it when it resumes"
+    )

@@ -1,1 +1,1 @@
-"""SQL tables that streaming queries keep: anybody may query them."""
+"""SQL and Delta tables as sinks of streaming queries."""

@@ -1,4 +1,9 @@
-"""The columns of a table, and the SQL type that each Spark type becomes."""
+"""Columns of a SQL table, and the SQL type of each Spark type.
+
+The type maps are written out here rather than taken from a SQL toolkit: each choice is a promise about stored
+data (text that orders rows collates by bytes, decimals stay text in SQLite), and the comparison with an
+existing table needs the same names.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +17,10 @@ from penstock.arguments import did_you_mean, in_quotes
 from penstock.arrow.schema import canonical_schema
 from penstock.arrow.spark_json import mark_of
 from penstock.errors import InvalidInput, UnsupportedType
-from penstock.feeds.contract import CHANGE_COLUMNS, CHANGE_TYPE
+from penstock.feeds.contract import CHANGE_COLUMNS
 from penstock.tables.names import TableName, quoted
-from penstock.tables.untouched_values import Unchanged
+from penstock.tables.row_checks import require_change_columns
+from penstock.tables.unchanged_values import UnchangedValues
 
 VALID_FROM, VALID_TO = "_valid_from", "_valid_to"
 
@@ -54,11 +60,11 @@ class Column:
 
     name: str
     type: pa.DataType
-    """Of the DataFrame's column, in the canonical Arrow form."""
+    """The canonical Arrow type of the DataFrame's column."""
     sql_type: str
     key: bool = False
     ordered: bool = False
-    """Whether rows are put in an order by it."""
+    """Whether rows are ordered by it."""
 
     @property
     def sql(self) -> str:
@@ -66,7 +72,7 @@ class Column:
 
     @property
     def declared(self) -> str:
-        """The type of a column that is made: text that orders rows does so by its bytes, in PostgreSQL as in Spark and SQLite."""
+        """The type in CREATE TABLE; text that orders rows collates by bytes, as in Spark and SQLite."""
         return 'text collate "C"' if self.ordered and self.sql_type == "text" else self.sql_type
 
     @property
@@ -76,22 +82,22 @@ class Column:
 
 @dataclass(frozen=True)
 class Layout:
-    """A table as a query keeps it."""
+    """The columns of a table and how a query writes it."""
 
     name: TableName
     columns: tuple[Column, ...]
     dialect: str
     sequence: Column | None = None
-    """Where the rows are changes, the column that orders the changes of a key; it need not be one of the table's."""
+    """For change rows: the column that orders the changes of a key, which the table need not have."""
 
     history: bool = False
-    """Whether every version of a row is kept."""
+    """Whether every version of a row is kept (type 2)."""
 
-    unchanged: Unchanged | None = None
-    """Where the rows are changes that may leave values out."""
+    unchanged: UnchangedValues | None = None
+    """For change rows that may leave values out."""
 
     ties: tuple[Column, ...] = ()
-    """Where the rows are changes, the columns that order those of a key with one sequence."""
+    """For change rows: the columns that order changes of a key with one sequence."""
 
     @property
     def keys(self) -> tuple[Column, ...]:
@@ -99,22 +105,26 @@ class Layout:
 
     @property
     def order(self) -> list[str]:
-        """The names among staged rows of what orders the changes of a key; a row that is there comes after one that is gone."""
+        """The staged columns that order the changes of a key; a change that sets the row sorts after one that
+        removes it.
+        """
         return staged_order(self.ties)
 
     @property
     def staged_keys(self) -> list[str]:
-        """The names that the keys have among staged rows."""
+        """The staged columns with the keys."""
         return [f"c{n}" for n, column in enumerate(self.columns) if column.key]
 
     def same_key(self, kept: str, staged: str) -> str:
-        """The condition that a row of the table and a staged one have one key."""
+        """Return the SQL condition that a row of the table and a staged one have the same key."""
         pairs = zip(self.keys, self.staged_keys, strict=True)
         return " and ".join(f"{kept}.{key.sql} = {staged}.{column}" for key, column in pairs)
 
     @property
-    def kept(self) -> Layout:
-        """The table as it is in the database: a version's key has the sequence with which it began."""
+    def stored(self) -> Layout:
+        """The table in the database; with history a version's key includes the sequence with which it
+        began.
+        """
         if self.sequence is None or not self.history:
             return self
         begins = replace(self.sequence, name=VALID_FROM, key=True)
@@ -129,42 +139,35 @@ def layout_of(
     *,
     changes: str | None = None,
     history: bool = False,
-    unchanged: Unchanged | None = None,
+    unchanged: UnchangedValues | None = None,
     ties: Sequence[str] = (),
 ) -> Layout:
-    """The table for the rows of a DataFrame.
+    """Return the layout of the table for a DataFrame's schema.
 
     Parameters
     ----------
-    schema
-        The DataFrame's schema.
-    keys
-        The names of the columns that make a row's key.
     changes
-        Where the rows are changes to apply, the column that orders those of a key.
-    history
-        Whether every version of a row is kept.
-    unchanged
-        What the rows say of values that they leave out.
+        For change rows: the column that orders the changes of a key.
     ties
         The columns that order changes of a key with one value of ``changes``.
 
     Raises
     ------
     UnsupportedType, SchemaMismatch, InvalidInput
-        When a column has no SQL type, or a key is not there, or cannot be one.
+        When a column has no SQL type, or a key is missing or nested.
     """
     fields = list(canonical_schema(schema))
     sequence, tied = None, [sequence_of(fields, name, dialect) for name in ties]
     if changes is not None:
         sequence = sequence_of(fields, changes, dialect)
-        taken_out = not_kept(unchanged)
-        fields = [field for field in fields if field.name not in taken_out]
+        metadata = metadata_columns(unchanged)
+        fields = [field for field in fields if field.name not in metadata]
     names = [field.name for field in fields]
     for key in keys:
         if key not in names:
             raise InvalidInput(
-                f"the key {in_quotes(key)} is no column of the rows.{did_you_mean(key, names)} They have {', '.join(names)}",
+                f"the rows have no column {in_quotes(key)}, which keys names.{did_you_mean(key, names)} They "
+                f"have {', '.join(names)}",
                 parameter="keys",
             )
     columns = tuple(
@@ -173,73 +176,73 @@ def layout_of(
     for column in columns:
         if column.key and column.is_json:
             raise InvalidInput(
-                f"the key {in_quotes(column.name)} is nested, and a database compares plain values: use its fields as keys",
+                f"the key {in_quotes(column.name)} is nested, and a database compares only plain values: use "
+                "its fields as keys",
                 parameter="keys",
             )
     if history:
-        _refuse_taken(names)
+        _refuse_validity_columns(names)
     return Layout(name, columns, dialect, sequence, history, unchanged, tuple(tied))
 
 
-def not_kept(unchanged: Unchanged | None) -> tuple[str, ...]:
-    """The columns of change rows that are none of the table's."""
+def metadata_columns(unchanged: UnchangedValues | None) -> tuple[str, ...]:
+    """Return the metadata columns of change rows, which are not written to the table."""
     return CHANGE_COLUMNS if unchanged is None else (*CHANGE_COLUMNS, unchanged.column)
 
 
 def staged_order(ties: Sequence[object]) -> list[str]:
-    """The names among staged changes of what orders those of a key, ``t0`` and so on those of the ties."""
+    """Return the staged columns that order the changes of a key, where ``t0`` and so on are those of
+    ``ties``.
+    """
     return ["sequence", *(f"t{n}" for n in range(len(ties))), "present"]
 
 
-def _refuse_taken(names: Sequence[str]) -> None:
-    taken = [name for name in (VALID_FROM, VALID_TO) if name in names]
-    if taken:
+def _refuse_validity_columns(names: Sequence[str]) -> None:
+    clashing = [name for name in (VALID_FROM, VALID_TO) if name in names]
+    if clashing:
         raise InvalidInput(
-            f"scd_type=2 adds the columns {VALID_FROM} and {VALID_TO}, and the rows have {taken[0]} already: rename it",
+            f"scd_type=2 adds the columns {VALID_FROM} and {VALID_TO}, and the rows already have "
+            f"{clashing[0]}: rename it",
             parameter="scd_type",
         )
 
 
 def sequence_of(fields: Sequence[pa.Field], name: str, dialect: str) -> Column:
-    """The column that orders the changes of a key.
+    """Return the column that orders the changes of a key.
 
     Raises
     ------
     InvalidInput
-        When the rows are no changes, or the column is not there or has no order in the database.
+        When the rows are not change rows, or the database does not order the column as Spark does.
     """
-    there = {field.name: field for field in fields}
-    lacking = [wanted for wanted in (CHANGE_TYPE, name) if wanted not in there]
-    if lacking:
-        raise InvalidInput(
-            f"apply_changes takes change rows, with the columns {CHANGE_TYPE} and {name}, and these have no "
-            f"{lacking[0]}.{did_you_mean(lacking[0], there)} They have {', '.join(there)}",
-            parameter="apply_changes",
-        )
-    found = there[name].type
+    by_name = {field.name: field for field in fields}
+    require_change_columns(by_name, name)
+    kind = by_name[name].type
     # SQLite keeps decimals as text, which has another order.
-    if pat.is_nested(found) or (dialect == "sqlite" and pat.is_decimal(found)):
+    if pat.is_nested(kind) or (dialect == "sqlite" and pat.is_decimal(kind)):
         raise InvalidInput(
-            f"sequence_by={in_quotes(name)} is {found}, which the database does not order as Spark does: use a number, text or a time",
+            f"sequence_by={in_quotes(name)} is {kind}, which the database does not order as Spark does: use "
+            "a number, text or a time",
             parameter="sequence_by",
         )
-    return Column(name, found, sql_type(there[name], dialect), ordered=True)
+    return Column(name, kind, sql_type(by_name[name], dialect), ordered=True)
 
 
 def sql_type(field: pa.Field, dialect: str) -> str:
-    """The native type of a canonical field."""
-    found = field.type
-    mark = mark_of(found) if pat.is_struct(found) else None
+    """Return the native SQL type of a canonical field."""
+    kind = field.type
+    mark = mark_of(kind) if pat.is_struct(kind) else None
     if mark is not None and mark[0] != "variant":
         raise UnsupportedType(
-            f"column {in_quotes(field.name)} is a {mark[0]}, which a table has no type for: write st_asbinary(column)",
+            f"column {in_quotes(field.name)} is a {mark[0]}, which has no SQL type: write "
+            "st_asbinary(column)",
             column=field.name,
             found=mark[0],
         )
     if dialect == "sqlite":
-        return _SQLITE.get(found, "TEXT")
-    if pat.is_nested(found):
+        return _SQLITE.get(kind, "TEXT")
+    if pat.is_nested(kind):
         return "jsonb"
-    if pat.is_decimal(found):
-        return f"numeric({found.precision},{found.scale})"
-    return _POSTGRES[found]
+    if pat.is_decimal(kind):
+        return f"numeric({kind.precision},{kind.scale})"
+    return _POSTGRES[kind]

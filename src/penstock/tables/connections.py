@@ -1,4 +1,4 @@
-"""Connections that a caller brings, of three kinds of drivers, as far as a ledger row needs them."""
+"""Adapters for a caller's database connection: psycopg 3, sqlite3 and SQLAlchemy."""
 
 from __future__ import annotations
 
@@ -18,26 +18,28 @@ _LOOK_UP = "select pg_catalog.set_config('search_path', :path, true)"
 _KINDS = "an open connection of psycopg 3, of sqlite3, or of SQLAlchemy to PostgreSQL or SQLite"
 
 
-class Borrowed(ABC):
-    """A caller's connection; statements have parameters of the form ``:name``."""
+class CallerConnection(ABC):
+    """A caller's connection, which takes statements with ``:name`` parameters."""
 
     dialect: str
 
     @abstractmethod
     def change(self, text: str, **parameters: Any) -> int:
-        """Execute a statement; the number of rows it touched."""
+        """Execute a statement and return the number of rows that it changed."""
 
     @abstractmethod
     def row(self, text: str, **parameters: Any) -> Sequence[Any] | None:
-        """The first row of a statement; None where it has none."""
+        """Execute a query and return its first row."""
 
     @abstractmethod
     def transaction(self) -> AbstractContextManager[Any]:
-        """A transaction that is committed when the block ends; where one is open, a part of it, which the caller commits."""
+        """Open a transaction that commits when the block ends; inside an open one a savepoint, which the
+        caller commits.
+        """
 
     @contextmanager
-    def looking_up_safely(self) -> Iterator[None]:
-        """A part of a transaction in which names are looked up as in a session of a store's; rolled back, it has left nothing behind."""
+    def trusted_search_path(self) -> Iterator[None]:
+        """Use the store's own search path inside the block; a rollback restores the caller's too."""
         if self.dialect != "postgres":
             yield
             return
@@ -48,13 +50,13 @@ class Borrowed(ABC):
         self.row(_LOOK_UP, path=row[0])
 
 
-def borrowed(connection: object) -> Borrowed:
-    """What the connection can do.
+def wrap_connection(connection: object) -> CallerConnection:
+    """Wrap a caller's connection.
 
     Raises
     ------
     InvalidInput
-        When it is of no kind that is known here.
+        When it is of another driver.
     """
     if isinstance(connection, sqlite3.Connection):
         return _Sqlite(connection)
@@ -67,7 +69,7 @@ def borrowed(connection: object) -> Borrowed:
     raise refusal("connection", connection, _KINDS)
 
 
-class _Sqlite(Borrowed):
+class _Sqlite(CallerConnection):
     dialect = "sqlite"
 
     def __init__(self, connection: sqlite3.Connection) -> None:
@@ -79,7 +81,7 @@ class _Sqlite(Borrowed):
     def row(self, text: str, **parameters: Any) -> Sequence[Any] | None:
         cursor = self._cursor()
         row: Sequence[Any] | None = cursor.execute(text, parameters).fetchone()
-        cursor.close()  # a statement whose rows nobody has read is in the way of the commit
+        cursor.close()  # a statement with unread rows blocks the commit
         return row
 
     def _cursor(self) -> sqlite3.Cursor:
@@ -108,7 +110,7 @@ class _Sqlite(Borrowed):
         self._connection.execute(end)
 
 
-class _Psycopg(Borrowed):
+class _Psycopg(CallerConnection):
     dialect = "postgres"
 
     def __init__(self, connection: Any) -> None:
@@ -129,16 +131,17 @@ class _Psycopg(Borrowed):
         return row
 
     def transaction(self) -> AbstractContextManager[Any]:
-        found: AbstractContextManager[Any] = self._connection.transaction()
-        return found
+        transaction: AbstractContextManager[Any] = self._connection.transaction()
+        return transaction
 
 
-class _Alchemy(Borrowed):
+class _Alchemy(CallerConnection):
     def __init__(self, connection: Any) -> None:
         names = {"postgresql": "postgres", "sqlite": "sqlite"}
         if connection.dialect.name not in names:
             raise InvalidInput(
-                f"connection leads to {connection.dialect.name}, and a ledger row goes into PostgreSQL or SQLite",
+                f"connection leads to {connection.dialect.name}, and exactly_once supports PostgreSQL and "
+                "SQLite: connect to one of them",
                 parameter="connection",
             )
         self.dialect = names[connection.dialect.name]
@@ -152,12 +155,12 @@ class _Alchemy(Borrowed):
         return row
 
     def _execute(self, text: str, parameters: dict[str, Any]) -> Any:
-        # It is there, for the caller has a connection of its.
+        # The caller has imported it, to make the connection.
         return self._connection.execute(sys.modules["sqlalchemy"].text(text), parameters)
 
     def transaction(self) -> AbstractContextManager[Any]:
-        open_already = self._connection.in_transaction()
-        found: AbstractContextManager[Any] = (
-            self._connection.begin_nested() if open_already else self._connection.begin()
+        nested = self._connection.in_transaction()
+        transaction: AbstractContextManager[Any] = (
+            self._connection.begin_nested() if nested else self._connection.begin()
         )
-        return found
+        return transaction

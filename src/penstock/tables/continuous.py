@@ -21,21 +21,16 @@ from penstock.continuous.task.writer import SinkWriter, WriterFactory
 from penstock.queue.open_stores import open_store
 from penstock.spark.session_store import check_reach
 from penstock.store.staging import Attempt
+from penstock.tables.chunks import CHUNK_BYTES, CHUNK_ROWS, chunked
 from penstock.tables.columns import Layout
 from penstock.tables.names import resolve
-from penstock.tables.shaping import shaped
-from penstock.tables.sql import existing, upsert
+from penstock.tables.row_encoding import project_rows
+from penstock.tables.sql import ddl, upsert
 from penstock.tables.sql.insert import insert_chunk
-from penstock.tables.sql.stage import (
-    CHUNK_BYTES,
-    CHUNK_ROWS,
-    SegmentStage,
-    chunked,
-    drop_earlier,
-    nul_refused,
-)
+from penstock.tables.sql.loading import refusing_nul_characters
+from penstock.tables.sql.staging import SegmentStage, drop_earlier_attempts
 from penstock.tables.sql.target import TableTarget
-from penstock.tables.sql.write_task import Taking
+from penstock.tables.sql.write_task import RowEncoder
 
 
 @dataclass(frozen=True)
@@ -43,12 +38,12 @@ class TableWriterFactory(WriterFactory):
     """Factory of writers to a table: their rows are visible at once, or staged for the end of their epoch."""
 
     url: str = field(repr=False)
-    taking: Taking
+    encoder: RowEncoder
     app_id: str | None
     """For rows that are staged; None for rows that are visible at once."""
 
     def shaped(self, frame: Any) -> Any:
-        return shaped(frame, self.taking.layout)
+        return project_rows(frame, self.encoder.layout)
 
     def open(self, task: int) -> SinkWriter:
         check_reach(self.url, None)
@@ -59,12 +54,12 @@ class TableInsertWriter(SinkWriter):
     """Writer whose every write is a transaction, or several for many rows."""
 
     def __init__(self, sink: TableWriterFactory) -> None:
-        self._taking = sink.taking
+        self._encoder = sink.encoder
         self._database = open_store(sink.url).database
 
     def write(self, rows: list[pa.RecordBatch], epoch: int) -> None:
         for chunk in chunked(iter(rows)):
-            insert_chunk(self._database, self._taking.layout, self._taking.ready(chunk), upsert.insert)
+            insert_chunk(self._database, self._encoder.layout, self._encoder.encode(chunk), upsert.insert)
 
     def end(self, epoch: int) -> dict[str, int]:
         return {}
@@ -80,7 +75,7 @@ class TableStagingWriter(SinkWriter):
     """
 
     def __init__(self, sink: TableWriterFactory, task: int, app_id: str) -> None:
-        self._taking, self._task, self._app_id = sink.taking, task, app_id
+        self._encoder, self._task, self._app_id = sink.encoder, task, app_id
         self._attempt = str(uuid.uuid4())
         self._database = open_store(sink.url).database
         self._held: list[pa.RecordBatch] = []
@@ -94,11 +89,11 @@ class TableStagingWriter(SinkWriter):
             self._stage(epoch)
 
     def _stage(self, epoch: int) -> None:
-        taking = self._taking
-        stage = SegmentStage.of(taking.layout, taking.columns, self._app_id, epoch)
+        encoder = self._encoder
+        stage = SegmentStage.of(encoder.layout, encoder.columns, self._app_id, epoch)
         attempt = Attempt(self._app_id, epoch, self._task, self._attempt)
         for chunk in chunked(iter(self._held)):
-            self._staged += stage.add(self._database, attempt, taking.ready(chunk), self._staged)
+            self._staged += stage.add(self._database, attempt, encoder.encode(chunk), self._staged)
         self._held, self._rows, self._bytes = [], 0, 0
 
     def end(self, epoch: int) -> dict[str, int]:
@@ -127,7 +122,7 @@ class TableSinkDriver(SinkDriver):
     prepare: Callable[[StructType], Layout]
     commits: Commits
     exactly_once: bool
-    _taking: Taking | None = field(default=None, init=False)
+    _encoder: RowEncoder | None = field(default=None, init=False)
 
     @property
     def description(self) -> str:
@@ -138,17 +133,17 @@ class TableSinkDriver(SinkDriver):
         return not self.exactly_once
 
     def check(self, schema: StructType) -> None:
-        self._taking = Taking.of(self.prepare(schema))
+        self._encoder = RowEncoder.of(self.prepare(schema))
 
     def clear(self) -> None:
         if self.exactly_once:
             name = self._known.layout.name.ledger_name
-            drop_earlier(open_store(self.url).database, name, self.commits.app_id)
+            drop_earlier_attempts(open_store(self.url).database, name, self.commits.app_id)
 
     def writers(self) -> TableWriterFactory:
         """Check that the table still exists."""
         layout = self._known.layout
-        open_store(self.url).database.run(lambda tx: existing.require(tx, layout), write=False)
+        open_store(self.url).database.run(lambda tx: ddl.require_compatible(tx, layout), write=False)
         return TableWriterFactory(self.url, self._known, self.commits.app_id if self.exactly_once else None)
 
     def newest(self) -> SinkEpoch:
@@ -166,10 +161,10 @@ class TableSinkDriver(SinkDriver):
             self.commits.note(layout.name.ledger_name, epoch, offset)
             return
         stage = SegmentStage.of(layout, columns, self.commits.app_id, epoch.number)
-        with nul_refused():
+        with refusing_nul_characters():
             self.commits.commit(TableTarget(layout, self.name, "append", stage), epoch, offset)
 
     @property
-    def _known(self) -> Taking:
-        assert self._taking is not None, "it is checked first"
-        return self._taking
+    def _known(self) -> RowEncoder:
+        assert self._encoder is not None, "check() runs first"
+        return self._encoder

@@ -1,4 +1,6 @@
-"""``ps.exactly_once``: for people who write their own ``foreachBatch``."""
+"""``exactly_once``: a ledger for user-written ``foreachBatch`` functions, in the database that they write
+to.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +14,14 @@ from penstock.arguments import refusal
 from penstock.errors import CheckpointMismatch, CheckpointRewound, InvalidName
 from penstock.queue.checks import check_name
 from penstock.store.postgres.session import LOCK_WAIT
-from penstock.tables.connections import Borrowed, borrowed
+from penstock.tables.connections import CallerConnection, wrap_connection
 from penstock.tables.names import quoted
 
 LEDGER = "penstock_exactly_once"
-# One maker at a time: two that make a table at once make one of them fail.
+# Creation is serialised: of two concurrent CREATE TABLEs one fails.
 _LOCK = 7235416081274634
-_PAUSE = 0.05
-# One row for each sink and app: its newest micro-batch. A replay repeats no earlier one.
+_PAUSE_SECONDS = 0.05
+# One row for each sink and app: its newest micro-batch. A replay never repeats an earlier one.
 _CREATE = """
 create table if not exists {ledger} (
     sink varchar(255) not null,
@@ -30,42 +32,46 @@ create table if not exists {ledger} (
     primary key (sink, app_id)
 )
 """
-# A table that an earlier version made has a row for each micro-batch, and no query_id.
+# A ledger of an earlier version has a row for each micro-batch, and no query_id.
 _ADD_QUERY = "alter table {ledger} add column query_id varchar(255)"
 _KEEP_NEWEST = (
     "delete from {ledger} as one where exists (select 1 from {ledger} as later where later.sink = one.sink "
     "and later.app_id = one.app_id and later.batch_id > one.batch_id)"
 )
-_IS_MADE = f"select count(*) from pragma_table_info('{LEDGER}') where name = 'query_id'"
-_IS_MADE_IN = (
-    "select count(*) from pg_attribute as a join pg_class as c on c.oid = a.attrelid join pg_namespace as n on n.oid = c.relnamespace "
+_IS_CURRENT = f"select count(*) from pragma_table_info('{LEDGER}') where name = 'query_id'"
+_IS_CURRENT_IN = (
+    "select count(*) from pg_attribute as a join pg_class as c on c.oid = a.attrelid "
+    "join pg_namespace as n on n.oid = c.relnamespace "
     f"where n.nspname = :schema and c.relname = '{LEDGER}' and a.attname = 'query_id'"
 )
-# By the caller's search path: where the ledger is, else where it is to be.
-_FOUND = f"select cast(pg_catalog.to_regclass('{LEDGER}') as pg_catalog.oid), pg_catalog.current_schema()"
-_SCHEMA_OF = "select n.nspname from pg_class as c join pg_namespace as n on n.oid = c.relnamespace where c.oid = cast(:oid as oid)"
+# By the caller's search path: the existing ledger, and the schema in which it would be created.
+_LOCATE = f"select cast(pg_catalog.to_regclass('{LEDGER}') as pg_catalog.oid), pg_catalog.current_schema()"
+_SCHEMA_OF = (
+    "select n.nspname from pg_class as c join pg_namespace as n on n.oid = c.relnamespace "
+    "where c.oid = cast(:oid as oid)"
+)
 _OF_APP = "sink = :sink and app_id = :app_id"
 _NEWEST = f"select batch_id, query_id from {{ledger}} where {_OF_APP} order by batch_id desc limit 1"
 _FIRST = (
     "insert into {ledger} (sink, app_id, batch_id, query_id) values (:sink, :app_id, :batch_id, :query_id) "
     "on conflict do nothing"
 )
-# By compare-and-set, which waits for another driver of the query, and sees what that has committed.
+# By compare-and-set, which waits for another driver of the query, and then sees what it has committed.
 _NEXT = (
-    "update {ledger} set batch_id = :batch_id, query_id = coalesce(:query_id, query_id), committed_at = current_timestamp "
-    f"where {_OF_APP} and batch_id = :newest"
+    "update {ledger} set batch_id = :batch_id, query_id = coalesce(:query_id, query_id), "
+    f"committed_at = current_timestamp where {_OF_APP} and batch_id = :newest"
 )
 
 
 @dataclass(frozen=True)
 class Batch:
-    """A micro-batch in its transaction; it is true when it is new."""
+    """A micro-batch in its transaction, truthy when it is new."""
 
     sink: str
     app_id: str
     batch_id: int
     new: bool
-    """False when it was committed before, and its statements are to be skipped."""
+    """False when it was committed before: skip its statements."""
 
     def __bool__(self) -> bool:
         return self.new
@@ -73,7 +79,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class _Entry:
-    """What the ledger is to have of a micro-batch."""
+    """The ledger row of a micro-batch."""
 
     sink: str
     app_id: str
@@ -91,42 +97,45 @@ class _Entry:
 def exactly_once(
     connection: Any, sink: str, app_id: str, batch_id: int, *, query_id: str | None = None
 ) -> Iterator[Batch]:
-    """Put the statements of a micro-batch and its ledger row into one transaction, once.
+    """Commit the statements of a micro-batch together with its ledger row, once.
 
-    The ledger is a table ``penstock_exactly_once`` in the connection's database, made when it is first used. It has the newest
-    micro-batch of each sink and app.
+    The ledger is a table ``penstock_exactly_once`` in the connection's database, created on first use. It has
+    the newest micro-batch of each sink and app.
 
     Parameters
     ----------
     connection
-        An open connection of psycopg 3, of sqlite3, or of SQLAlchemy to PostgreSQL or SQLite. The transaction is committed when
-        the block ends, and rolled back when it raises; one that is open already is the caller's to commit.
+        An open connection of psycopg 3, of sqlite3, or of SQLAlchemy to PostgreSQL or SQLite. The transaction
+        commits when the block ends, and rolls back when it raises; a transaction that is already open is the
+        caller's to commit.
     sink
         What is written: a name for the ledger, such as the table's.
     app_id
         The query's identity: the same in each run with one checkpoint, another one with another checkpoint.
     batch_id
-        The micro-batch's number, as ``foreachBatch`` is told it. Enter the block for every micro-batch, also for an empty one.
-        The first one of an app may have any number.
+        The micro-batch's number, which Spark passes to ``foreachBatch``. Enter the block for every
+        micro-batch, also for an empty one. The first one of an app may have any number.
     query_id
         The query's id, which Spark keeps in the checkpoint; inside the function it is Spark's local property
-        ``sql.streaming.queryId``. With it, a new checkpoint under the ``app_id`` of another is refused also where the other one has
-        come as far as micro-batch 0 only.
+        ``sql.streaming.queryId``. With it, a new checkpoint under the ``app_id`` of another is refused even
+        when the other has committed only micro-batch 0.
 
     Returns
     -------
     Batch
-        Its ``new`` is False when the micro-batch was committed before. Spark wants its rows to be computed all the same where
-        the query keeps state: run the action before the block, or write the rows to the ``noop`` format.
+        Its ``new`` is False when the micro-batch was committed before. Spark still requires its rows to be
+        computed where the query keeps state: run the action before the block, or write the rows to the
+        ``noop`` format.
 
     Raises
     ------
     CheckpointRewound
         When the micro-batch comes before the newest one: the checkpoint is an old copy, or a new one.
     CheckpointMismatch
-        When micro-batches are missing between the newest one and this one, or another query has used the ``app_id``.
+        When micro-batches are missing between the newest one and this one, or another query has used the
+        ``app_id``.
     InvalidInput
-        When an argument is of another kind.
+        When an argument has the wrong type.
     """
     check_name("sink", sink)
     check_name("app", app_id)
@@ -134,34 +143,35 @@ def exactly_once(
         check_name("query", query_id)
     if type(batch_id) is not int or batch_id < 0:
         raise refusal("batch_id", batch_id, "the number of a micro-batch, from 0")
-    inside = borrowed(connection)
-    with inside.transaction():
-        new = _enter(inside, _Entry(sink, app_id, batch_id, query_id))
+    adapted = wrap_connection(connection)
+    with adapted.transaction():
+        new = _enter(adapted, _Entry(sink, app_id, batch_id, query_id))
         yield Batch(sink, app_id, batch_id, new)
 
 
-def _enter(inside: Borrowed, entry: _Entry) -> bool:
+def _enter(connection: CallerConnection, entry: _Entry) -> bool:
     """Enter the micro-batch; False when it is the newest one already."""
-    found = inside.row(_FOUND) if inside.dialect == "postgres" else None
-    with inside.looking_up_safely():
-        ledger = _Ledger(inside, None if found is None else _schema(inside, *found))
-        ledger.make()
+    located = connection.row(_LOCATE) if connection.dialect == "postgres" else None
+    with connection.trusted_search_path():
+        ledger = _Ledger(connection, None if located is None else _schema(connection, *located))
+        ledger.ensure_exists()
         return ledger.enter(entry)
 
 
-def _schema(inside: Borrowed, oid: int | None, first: str | None) -> str:
-    """The schema of the ledger, which else is to be in the first one of the search path."""
-    row = None if oid is None else inside.row(_SCHEMA_OF, oid=oid)
+def _schema(connection: CallerConnection, oid: int | None, first: str | None) -> str:
+    """Return the schema of the ledger, by default the first one of the search path."""
+    row = None if oid is None else connection.row(_SCHEMA_OF, oid=oid)
     schema = first if row is None else str(row[0])
     if schema is None:
         raise InvalidName(
-            "the connection's search path has no schema for the ledger of exactly_once: set one, as in `set search_path to orders`"
+            "the connection's search path has no schema for the ledger of exactly_once: set one, as in "
+            "`set search_path to orders`"
         )
     return schema
 
 
 def _identifier(name: str) -> str:
-    """The name in quotes, without what would be taken for a parameter."""
+    """Quote a name, escaping a colon, which would be read as a parameter."""
     if ":" not in name:
         return quoted(name)
     return "U&" + quoted(name.replace("\\", "\\\\").replace(":", "\\003A"))
@@ -169,89 +179,88 @@ def _identifier(name: str) -> str:
 
 @dataclass(frozen=True)
 class _Ledger:
-    """The ledger of a caller's connection."""
+    """The ledger table, accessed through the caller's connection."""
 
-    inside: Borrowed
+    connection: CallerConnection
     schema: str | None
     """None in SQLite."""
 
     @property
     def name(self) -> str:
-        """As SQL has it."""
         return LEDGER if self.schema is None else f"{_identifier(self.schema)}.{LEDGER}"
 
     def enter(self, entry: _Entry) -> bool:
         while True:
-            newest = _newest(self, entry)
+            newest = self._newest(entry)
             if newest is None:
                 entered = self._change(_FIRST, **entry.fields())
             else:
-                _require_fitting(entry, *newest)
+                _require_next(entry, *newest)
                 if newest[0] == entry.batch_id:
                     return False
                 entered = self._change(_NEXT, newest=newest[0], **entry.fields())
-            # Where nothing was entered, another driver of the query was faster: look again.
+            # When nothing was entered, another driver of the query was faster: read its entry.
             if entered:
                 return True
 
-    def make(self) -> None:
-        if self._is_made():
+    def _newest(self, entry: _Entry) -> tuple[int, str | None] | None:
+        """Return the newest micro-batch of the sink and app, and its query."""
+        row = self.connection.row(_NEWEST.format(ledger=self.name), **entry.app())
+        return None if row is None else (row[0], row[1])
+
+    def ensure_exists(self) -> None:
+        if self._is_current():
             return
         if self.schema is not None:
-            self._wait_for_others()
+            self._wait_for_other_creators()
         self._change(_CREATE)
-        if not self._is_made():
+        if not self._is_current():
             self._change(_ADD_QUERY)
             self._change(_KEEP_NEWEST)
 
-    def _wait_for_others(self) -> None:
-        """Let whoever else makes the ledger be done. Any role that may connect can hold such a lock, so it is not waited for for ever."""
+    def _wait_for_other_creators(self) -> None:
+        """Take the creation lock. Any role that may connect can hold it, so the wait has a limit."""
         deadline = time.monotonic() + LOCK_WAIT
         while time.monotonic() < deadline:
-            row = self.inside.row("select pg_try_advisory_xact_lock(:lock)", lock=_LOCK)
+            row = self.connection.row("select pg_try_advisory_xact_lock(:lock)", lock=_LOCK)
             if row is not None and row[0]:
                 return
-            time.sleep(_PAUSE)
+            time.sleep(_PAUSE_SECONDS)
 
-    def _is_made(self) -> bool:
+    def _is_current(self) -> bool:
         row = (
-            self.inside.row(_IS_MADE)
+            self.connection.row(_IS_CURRENT)
             if self.schema is None
-            else self.inside.row(_IS_MADE_IN, schema=self.schema)
+            else self.connection.row(_IS_CURRENT_IN, schema=self.schema)
         )
         return row is not None and row[0] > 0
 
     def _change(self, text: str, **parameters: Any) -> int:
-        return self.inside.change(text.format(ledger=self.name), **parameters)
+        return self.connection.change(text.format(ledger=self.name), **parameters)
 
 
-def _newest(ledger: _Ledger, entry: _Entry) -> tuple[int, str | None] | None:
-    """The newest micro-batch of the sink and app, and its query."""
-    row = ledger.inside.row(_NEWEST.format(ledger=ledger.name), **entry.app())
-    return None if row is None else (row[0], row[1])
-
-
-def _require_fitting(entry: _Entry, newest: int, query_id: str | None) -> None:
-    """Refuse what is neither the newest micro-batch nor the next one."""
+def _require_next(entry: _Entry, newest: int, query_id: str | None) -> None:
+    """Refuse a micro-batch that is neither the newest nor the next one."""
     parameters: dict[str, Any] = {"app_id": entry.app_id, "batch_id": entry.batch_id, "last": newest}
-    known = f"app {entry.app_id!r} is at micro-batch {newest} in {entry.sink}"
+    position = f"app {entry.app_id!r} is at micro-batch {newest} in {entry.sink}"
     if None not in (query_id, entry.query_id) and query_id != entry.query_id:
         raise CheckpointMismatch(
-            f"{known}, which another query wrote, and this is micro-batch {entry.batch_id} of a query with another checkpoint: give "
-            "each checkpoint an app_id of its own",
+            f"{position}, which another query wrote, and this is micro-batch {entry.batch_id} of a query "
+            "with another checkpoint: give each checkpoint its own app_id",
             condition="CHECKPOINT_MISMATCH.OTHER_QUERY",
             **parameters,
         )
     if entry.batch_id < newest:
         raise CheckpointRewound(
-            f"{known} and its checkpoint is at {entry.batch_id}: it is an old copy, or a new checkpoint. Use the newest checkpoint; a "
-            "new one needs an app_id of its own",
+            f"{position} and its checkpoint at {entry.batch_id}: it is an old copy, or a new checkpoint. Use "
+            "the newest checkpoint; a new one needs an app_id of its own",
             **parameters,
         )
     if entry.batch_id > newest + 1:
         raise CheckpointMismatch(
-            f"{known} and its checkpoint is at {entry.batch_id}: what lies between is missing. Was the database restored alone, or "
-            "the block left out for empty micro-batches? A new app_id continues without the missing ones",
+            f"{position} and its checkpoint at {entry.batch_id}: the micro-batches between are missing. Was "
+            "the database restored alone, or the block left out for empty micro-batches? A new app_id "
+            "continues without them",
             condition="CHECKPOINT_MISMATCH.BATCHES_MISSING",
             **parameters,
         )

@@ -1,4 +1,4 @@
-"""Names of tables and columns: any Unicode text, quoted, never SQL."""
+"""Table and column names: any Unicode text, always quoted, never interpolated as SQL."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _POSTGRES_BYTES = 63
 
 
 def quoted(name: str) -> str:
-    """An identifier as both databases take it."""
+    """Quote an identifier for PostgreSQL and SQLite."""
     escaped = name.replace('"', '""')
     return f'"{escaped}"'
 
 
 @dataclass(frozen=True)
 class TableName:
-    """A table, and the schema that it is in; a SQLite table is in ``main``."""
+    """A table name with its schema, which in SQLite is ``main``."""
 
     schema: str
     table: str
@@ -36,60 +36,65 @@ class TableName:
 
     @property
     def ledger_name(self) -> str:
-        """The table in the ledger; one that is made anew is the same sink."""
+        """The sink's name in the ledger, which a recreated table shares with the dropped one."""
         return f"table:{self.sql}"
 
 
 def resolve(tx: Transaction, name: str) -> TableName:
-    """The table that a user means.
+    """Resolve the table name that a user wrote.
 
     Parameters
     ----------
     name
-        In PostgreSQL ``schema.table``, or a table in the first schema of the search path that the role, the database or the URL gives
-        the connection; a part with a dot in
-        it stands in double quotes. In SQLite the name as it is.
+        In PostgreSQL ``schema.table``, or a table in the first schema of the search path that the role, the
+        database or the URL sets; a part with a dot is written in double quotes. In SQLite the name as it is.
 
     Raises
     ------
     InvalidName
-        When the database does not take it, or it is one of the store's own.
+        When the database does not accept it, or it is one of the store's own tables.
     """
     check_name("table", name)
     return _sqlite(name) if tx.dialect == "sqlite" else _postgres(tx, name)
 
 
 def _sqlite(name: str) -> TableName:
-    for prefix, whose in (("sqlite_", "SQLite's own tables"), ("penstock_", "the store's own tables")):
+    for prefix, owner in (("sqlite_", "SQLite"), ("penstock_", "the store")):
         if name.lower().startswith(prefix):
-            raise InvalidName(f"the table name {in_quotes(name)} begins like {whose}: choose another one")
+            raise InvalidName(
+                f"the table name {in_quotes(name)} has the prefix {prefix}, which {owner} reserves for its "
+                "own tables: choose another name"
+            )
     return TableName("main", name)
 
 
 def _postgres(tx: Transaction, name: str) -> TableName:
-    found = _QUALIFIED.fullmatch(name)
-    if found is None:
+    match = _QUALIFIED.fullmatch(name)
+    if match is None:
         raise InvalidName(
-            f"a table's name is table or schema.table, and a part with a dot or a double quote at its beginning stands in "
-            f"double quotes, not {in_quotes(name)}"
+            f"{in_quotes(name)} is no table name: write table or schema.table, with double quotes around a "
+            "part that has a dot or begins with a double quote"
         )
-    schema, table = (None if part is None else _plain(part) for part in found.groups())
+    schema, table = (None if part is None else _unquoted(part) for part in match.groups())
     if schema is None:
         schema = tx.home_schema()
         if schema is None:
             raise InvalidName(
-                f"the connection's search path has no schema for the table {in_quotes(name)}: write schema.table"
+                f"the connection's search path has no schema for the table {in_quotes(name)}: write "
+                "schema.table"
             )
     for part in (schema, table):
         if len(str(part).encode()) > _POSTGRES_BYTES:
-            raise InvalidName(f"a name in PostgreSQL has at most 63 bytes, and {in_quotes(part)} has more")
-    named = TableName(str(schema), str(table))
-    if quoted(named.schema) == tx.schema and _is_own(named.table):
+            raise InvalidName(
+                f"the name {in_quotes(part)} is longer than PostgreSQL's 63 bytes: choose a shorter one"
+            )
+    resolved = TableName(str(schema), str(table))
+    if quoted(resolved.schema) == tx.schema and _is_own(resolved.table):
         raise InvalidName(f"{in_quotes(name)} is one of the store's own tables: choose another name")
-    return named
+    return resolved
 
 
-def _plain(part: str) -> str:
+def _unquoted(part: str) -> str:
     return part[1:-1].replace('""', '"') if part.startswith('"') else part
 
 

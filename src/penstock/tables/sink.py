@@ -1,4 +1,4 @@
-"""Session windows, whose keys change as they grow, are nothing to upsert by."""
+"""``TableSink``: a SQL or Delta table as the sink of a streaming query."""
 
 from __future__ import annotations
 
@@ -33,74 +33,16 @@ from penstock.spark.schemas import COORDINATES
 from penstock.spark.session_store import URL_SETTING, check_reach, default_url
 from penstock.store.database import Transaction
 from penstock.store.url import parse_url
-from penstock.tables.change_rows import require_row_id, ties
 from penstock.tables.columns import Layout, layout_of
 from penstock.tables.continuous import TableSinkDriver
-from penstock.tables.delta.apply.applier import accepted_changes, changes_writer
+from penstock.tables.delta.apply.writer import accepted_changes, changes_writer
 from penstock.tables.delta.writer import DeltaWriter, accepted_rows, delta_writer
 from penstock.tables.names import TableName, resolve
-from penstock.tables.sql import apply, existing
+from penstock.tables.row_checks import require_row_id, tie_breakers
+from penstock.tables.sql import applied, ddl
 from penstock.tables.sql.target import CHANGES
 from penstock.tables.sql.writer import TableWriter
-from penstock.tables.untouched_values import Unchanged
-
-
-def refuse_session_windows(frame: DataFrame) -> None:
-    """Refuse an aggregation by session windows, for output mode update.
-
-    Raises
-    ------
-    TableRefused
-    """
-    if not any(node.name == "Aggregate" and groups_by_session(node) for node in plan_tree(frame).walk()):
-        return
-    raise TableRefused(
-        "the query has a session window, and a session's key changes as it grows: in output mode update its earlier rows would "
-        "stay in the table for ever. Use output mode append with a watermark, which writes each session once it is closed, or "
-        "complete",
-        condition="TABLE_REFUSED.SESSION_WINDOW",
-    )
-
-
-# ---- adding: What a continuous query, which only adds rows, does not do to a table.
-
-_OTHERWISE = "or use ps.Trigger.processing_time"
-
-
-def require_added(table: TableSink, url: str, guarantee: str, output_mode: str) -> None:
-    """Refuse what does more to a table than to add rows to it.
-
-    Raises
-    ------
-    ContinuousRefused
-    """
-    called, wrong = f"ps.TableSink({in_quotes(table.name)})", ""
-    if is_delta(url):
-        wrong = f"{called} is a Delta table, which would get a version for each epoch: use a SQL table, {_OTHERWISE}"
-    elif table.apply_changes:
-        wrong = f"{called} applies changes, and a continuous query only adds rows: leave apply_changes out, {_OTHERWISE}"
-    elif output_mode != "append":
-        wrong = (
-            f"output mode {in_quotes(output_mode)} puts rows of {called} in the place of others, and a continuous query only "
-            f"adds rows: use output_mode='append', {_OTHERWISE}"
-        )
-    elif table.keys and guarantee == "at_least_once":
-        wrong = (
-            f"{called} has the keys {', '.join(table.keys)}, and with guarantee=at_least_once rows come again after a failure, "
-            "when their keys are there already: use guarantee=exactly_once, or leave the keys out"
-        )
-    if wrong:
-        raise ContinuousRefused(
-            wrong,
-            condition="CONTINUOUS_REFUSED.SINK",
-            sink="TableSink",
-            table=table.name,
-            guarantee=guarantee,
-            output_mode=output_mode,
-        )
-
-
-# ---- sink: ``ps.TableSink``.
+from penstock.tables.unchanged_values import UnchangedValues
 
 MODES = ("append", "update", "complete")
 _SCD_TYPES = (1, 2)
@@ -108,38 +50,42 @@ _SCD_TYPES = (1, 2)
 
 @dataclass(frozen=True)
 class TableSink(Sink, ContinuousSink):
-    """A plain SQL table to write to, in the database of a store, or a Delta table; anybody may query it.
+    """A SQL table in the database of a store, or a Delta table, which anybody may query.
 
     Parameters
     ----------
     name
-        Its name: any Unicode text, ``schema.table`` in PostgreSQL. A table that is not there is made.
+        Its name: any Unicode text, ``schema.table`` in PostgreSQL. A table that does not exist is created.
     keys
-        The columns that make a row's key; needed in output mode update, and with ``apply_changes``, where the columns by which
-        the change feed tells rows apart are among them. They take no null.
+        The columns that make a row's key; required in output mode update, and with ``apply_changes``, where
+        they include the columns by which the change feed identifies rows. They take no null.
     url
-        The store, made where there is none; by default the session's ``spark.penstock.url``. ``delta:///folder`` or
-        ``delta:s3://bucket/folder?storage.KEY=VALUE`` for a Delta table in that folder, with deltalake's options for the place.
+        The store, created if it does not exist; by default the session's ``spark.penstock.url``.
+        ``delta:///folder`` or ``delta:s3://bucket/folder?storage.KEY=VALUE`` for a Delta table in that
+        folder, with deltalake's storage options.
     app_id
         The identity of the query in the ledger; by default the one in its checkpoint.
     allow_new_checkpoint
-        Whether a stateful query may begin with a new checkpoint, and so with empty state, where a consumer of its is bound to
-        another one.
+        Whether a stateful query may start with a new checkpoint, and so with empty state, where one of its
+        consumers is bound to another one.
     allow_new_sink
-        Whether the table may have nothing of the query although its checkpoint is not new: the query writes to it for the first time.
+        Whether the table may have nothing of the query although its checkpoint is not new: the query writes
+        to it for the first time.
     apply_changes
-        Whether the rows are changes, with ``_change_type`` and ``_commit_version`` as ``ps.changes`` gives them, in output mode
-        append: inserts and updates put the row in the place of the one with its key, deletes take it away.
+        Whether the rows are changes, with ``_change_type`` and ``_commit_version`` as ``penstock.changes``
+        gives them, in output mode append: inserts and updates replace the row with their key, deletes remove
+        it.
     scd_type
-        How changes are applied: 1, the table has the rows as they are now; 2, it has every version of them, with ``_valid_from`` and
-        ``_valid_to``, the sequences of the change that brought it and of the next change of its key; ``_valid_to`` is null for the
-        version that is current.
+        How changes are applied: 1, the table has the current rows; 2, it has every version of them, with
+        ``_valid_from`` and ``_valid_to``, the sequences of the change that set it and of the next change of
+        its key; ``_valid_to`` is null for the current version.
     sequence_by
-        The column that orders the changes of a key; by default ``_commit_version``. A change with a lower value than one that was
-        applied is an old one, and does nothing.
+        The column that orders the changes of a key; by default ``_commit_version``. A change with a lower
+        value than one that was applied is old, and is dropped.
     """
 
     format: ClassVar[str] = "penstock table"
+    """The name by which the output mode check knows this sink."""
     guarantees: ClassVar[tuple[str, ...]] = ("exactly_once", "idempotent", "at_least_once")
     output_modes: ClassVar[tuple[str, ...]] = MODES
 
@@ -157,7 +103,9 @@ class TableSink(Sink, ContinuousSink):
         check_name("table", self.name)
         keys = column_names("keys", self.keys)
         if len(set(keys)) != len(keys):
-            raise InvalidInput(f"keys names a column twice: {', '.join(keys)}", parameter="keys")
+            raise InvalidInput(
+                f"keys names a column twice: {', '.join(keys)}: name each once", parameter="keys"
+            )
         object.__setattr__(self, "keys", keys)
         require("url", self.url, str | None, "the URL of a store, such as 'sqlite:///shop.db'")
         if self.url is not None and not is_delta(self.url):
@@ -172,26 +120,26 @@ class TableSink(Sink, ContinuousSink):
         require("sequence_by", self.sequence_by, str | None, "a column's name")
         if self.scd_type not in _SCD_TYPES:
             raise InvalidOption(
-                f"scd_type is 1, the rows as they are now, or 2, every version of them, not {in_quotes(self.scd_type)}",
+                f"scd_type is 1 (current rows) or 2 (every version of a row), not {in_quotes(self.scd_type)}",
                 option="scd_type",
             )
         if self.scd_type == 2 and not self.apply_changes:
             raise InvalidOption(
-                "scd_type says how change rows are applied: give apply_changes=True with it",
+                "scd_type=2 says how change rows are applied: set apply_changes=True with it",
                 option="scd_type",
             )
         if self.sequence_by is not None and not self.apply_changes:
             raise InvalidOption(
-                "sequence_by orders change rows: give apply_changes=True with it", option="sequence_by"
+                "sequence_by orders change rows: set apply_changes=True with it", option="sequence_by"
             )
         if self.apply_changes and not self.keys:
             raise InvalidOption(
-                f"changes are applied by key: name the keys, ps.TableSink({in_quotes(self.name)}, keys=[…])",
+                f"changes are applied by key: name the keys, TableSink({in_quotes(self.name)}, keys=[…])",
                 option="keys",
             )
 
     def check(self, guarantee: str, output_mode: str) -> None:
-        """Refuse a combination that no table can serve.
+        """Refuse a combination of settings that no table supports.
 
         Raises
         ------
@@ -207,27 +155,26 @@ class TableSink(Sink, ContinuousSink):
             )
         if self.apply_changes and output_mode != "append":
             raise InvalidOption(
-                f"change rows come in output mode append, not {in_quotes(output_mode)}: each is applied by its own type",
+                f"apply_changes needs output mode append, not {in_quotes(output_mode)}: each change is "
+                "applied by its own type",
                 option="output_mode",
             )
         if output_mode == "update" and not self.keys:
             raise InvalidOption(
-                "output mode update puts each row in the place of the one with its key: name the keys, "
-                f"ps.TableSink({in_quotes(self.name)}, keys=[…])",
+                "output mode update replaces the row with the same key: name the keys, "
+                f"TableSink({in_quotes(self.name)}, keys=[…])",
                 option="keys",
             )
 
     def refusal(
         self, frame: DataFrame, output_mode: str, *, continuous: bool = False
     ) -> PenstockError | None:
-        """Why a pipeline of these rows would not start, as far as its settings and the rows tell; None when it would.
-
-        The table is not looked at.
+        """Return the error with which a pipeline of these rows would not start; the table itself is not read.
 
         Parameters
         ----------
         continuous
-            Whether it is started with ``ps.Trigger.continuous``.
+            Whether it is started with ``Trigger.continuous``.
         """
         try:
             self.check("exactly_once", output_mode)
@@ -237,10 +184,10 @@ class TableSink(Sink, ContinuousSink):
         return None
 
     def _check_rows(self, frame: DataFrame, output_mode: str, continuous: bool) -> None:
-        # A sink that no store is named for yet is looked at as a SQLite table.
+        # A sink without a store yet is checked as a SQLite table.
         url = self.url or default_url(frame.sparkSession) or "sqlite:///penstock.db"
         if continuous:
-            require_added(self, url, "exactly_once", output_mode)
+            require_append_only(self, url, "exactly_once", output_mode)
         if self.apply_changes:
             require_row_id(frame.schema, self.keys)
         if not is_delta(url):
@@ -252,23 +199,25 @@ class TableSink(Sink, ContinuousSink):
             accepted_rows(frame.schema, self.keys, output_mode)
 
     def _check_idempotent(self, output_mode: str) -> None:
-        """Rows that are told by where they come from can be added, and nothing else."""
+        """Refuse everything but appends: rows are identified by the coordinates of their source."""
         if output_mode != "append" or self.apply_changes:
             wrong = "changes" if self.apply_changes else f"output mode {in_quotes(output_mode)}"
             raise InvalidOption(
-                f"guarantee=idempotent adds rows, in output mode append, and this is {wrong}: use guarantee=exactly_once",
+                f"guarantee=idempotent only appends rows, in output mode append, and this is {wrong}: use "
+                "guarantee=exactly_once",
                 option="guarantee",
             )
         if self.keys and set(self.keys) != set(COORDINATES):
             raise InvalidOption(
-                f"with guarantee=idempotent the keys are where a row comes from, {', '.join(COORDINATES)}: leave keys out",
+                f"with guarantee=idempotent the keys are the metadata columns {', '.join(COORDINATES)}: "
+                "leave keys out",
                 option="keys",
             )
 
     def writer(
         self, frame: DataFrame, guarantee: str, output_mode: str, location: str
     ) -> TableWriter | DeltaWriter:
-        """See to the table, and make what the query calls with each micro-batch.
+        """Create or check the table, and return the function that the query calls with each micro-batch.
 
         Raises
         ------
@@ -278,12 +227,13 @@ class TableSink(Sink, ContinuousSink):
         self.check(guarantee, output_mode)
         if not is_classic(frame):
             raise TableRefused(
-                "a table's commit asks which query its tasks belong to, and Spark Connect does not tell: use a classic session, or "
-                "write to a ps.QueueSink and keep the table with a query of a classic session",
+                "a table's commit needs the query id of its tasks, which Spark Connect does not report: use "
+                "a classic session, or write to a QueueSink and fill the table from a query in a classic "
+                "session",
                 condition="TABLE_REFUSED.CLASSIC_SESSION_NEEDED",
             )
         if output_mode == "update":
-            refuse_session_windows(frame)
+            _refuse_session_windows(frame)
         if self.apply_changes:
             require_row_id(frame.schema, self.keys)
         spark = frame.sparkSession
@@ -300,11 +250,10 @@ class TableSink(Sink, ContinuousSink):
         check_reach(url, spark.conf.get("spark.master", None))
         if guarantee == "idempotent":
             _require_coordinates(frame)
+        keys = COORDINATES if guarantee == "idempotent" else self.keys
         return TableWriter(
             url,
-            self.prepared(
-                url, frame.schema, output_mode, COORDINATES if guarantee == "idempotent" else self.keys
-            ),
+            self.prepared(url, frame.schema, output_mode, keys),
             self.name,
             CHANGES if self.apply_changes else output_mode,
             guarantee,
@@ -332,7 +281,7 @@ class TableSink(Sink, ContinuousSink):
         self, spark: SparkSession, query_id: str, guarantee: str, output_mode: str
     ) -> TableSinkDriver:
         url = self.place(spark)
-        require_added(self, url, guarantee, output_mode)
+        require_append_only(self, url, guarantee, output_mode)
         check_reach(url, spark.conf.get("spark.master", None))
         return self.driver(url, query_id, exactly_once=guarantee == "exactly_once")
 
@@ -367,22 +316,23 @@ class TableSink(Sink, ContinuousSink):
             dialect,
             changes=order,
             history=self.scd_type == 2,
-            unchanged=Unchanged.of(schema, keys),
-            ties=ties(schema, order),
+            unchanged=UnchangedValues.of(schema, keys),
+            ties=tie_breakers(schema, order),
         )
 
     def place(self, spark: SparkSession) -> str:
-        """The URL of its store, or of the folder of a Delta table."""
+        """Return the URL of the store, or of the folder of a Delta table."""
         url = self.url or default_url(spark)
         if url is None:
             raise InvalidOption(
-                f"no store is named for the table {in_quotes(self.name)}: give url, or set {URL_SETTING} on the session",
+                f"no store is named for the table {in_quotes(self.name)}: pass url, or set {URL_SETTING} on the "
+                "session",
                 option="url",
             )
         return url
 
     def prepared(self, url: str, schema: StructType, output_mode: str, keys: Sequence[str]) -> Layout:
-        """Make the table where there is none, or see whether the one that is there takes rows of a schema.
+        """Create the table, or check that the existing one takes rows of a schema; return its layout.
 
         Raises
         ------
@@ -393,14 +343,14 @@ class TableSink(Sink, ContinuousSink):
         def work(tx: Transaction) -> Layout:
             layout = self._layout(resolve(tx, self.name), schema, keys, tx.dialect)
             if self.apply_changes:
-                apply.prepare(tx, layout)
+                applied.prepare(tx, layout)
             else:
-                existing.prepare(tx, layout, complete=output_mode == "complete")
+                ddl.ensure_table(tx, layout, complete=output_mode == "complete")
             return layout
 
         with connect(url) as store:
             layout = store.database.run(work, idempotent=True)
-            # Nobody else may look after what dead queries have left here.
+            # No maintenance may run here to clean up after queries that died.
             store.sweep()
         return layout
 
@@ -409,30 +359,88 @@ def _check_store(url: str) -> None:
     try:
         parse_url(url)
     except InvalidUrl as error:
-        told = f"{error.message}; a folder of Delta tables is delta:///folder"
-        raise InvalidUrl(told, condition=error.condition, **error.parameters) from None
+        message = f"{error.message}; a folder of Delta tables is delta:///folder"
+        raise InvalidUrl(message, condition=error.condition, **error.parameters) from None
 
 
 def _check_delta(guarantee: str) -> None:
     if guarantee == "idempotent":
         raise InvalidOption(
-            "a Delta table has no unique keys that guarantee=idempotent could rest on: use guarantee=exactly_once",
+            "guarantee=idempotent needs unique keys, which a Delta table does not enforce: use "
+            "guarantee=exactly_once",
             option="guarantee",
         )
 
 
 def _require_coordinates(frame: DataFrame) -> None:
-    """Refuse rows that do not say where they come from, or of which two may say the same."""
+    """Refuse rows without the coordinates of their source, and rows of several reads, which may share
+    them.
+    """
     lacking = [name for name in COORDINATES if name not in frame.columns]
     if lacking:
         raise InvalidInput(
-            f"guarantee=idempotent tells rows by where they come from, and these have no {', '.join(lacking)}: read the queue with "
-            "ps.QueueSource(…, options={'includeServiceColumns': True}), and keep the columns",
+            "guarantee=idempotent identifies rows by metadata columns, and these have no "
+            f"{', '.join(lacking)}: read the queue with QueueSource(…, options={{'includeServiceColumns': "
+            "True}), and keep the columns",
             parameter="guarantee",
         )
     if len(streaming_reads(frame) or ()) > 1:
         raise InvalidInput(
-            "guarantee=idempotent takes rows of one read, since the same row of two would be taken for a repeated one: use "
-            "guarantee=exactly_once",
+            "guarantee=idempotent takes rows of one read, since two reads of a row would count as a repeat: "
+            "use guarantee=exactly_once",
             parameter="guarantee",
+        )
+
+
+def _refuse_session_windows(frame: DataFrame) -> None:
+    """Refuse session windows in output mode update: a session's key changes as it grows, so rows cannot be
+    upserted by it.
+    """
+    if not any(node.name == "Aggregate" and groups_by_session(node) for node in plan_tree(frame).walk()):
+        return
+    raise TableRefused(
+        "the query has a session window, whose key changes as it grows, so output mode update would leave "
+        "outdated rows in the table: use output mode append with a watermark, which writes each session once "
+        "it is closed, or complete",
+        condition="TABLE_REFUSED.SESSION_WINDOW",
+    )
+
+
+def require_append_only(table: TableSink, url: str, guarantee: str, output_mode: str) -> None:
+    """Refuse a table that a continuous query, which only appends rows, cannot write.
+
+    Raises
+    ------
+    ContinuousRefused
+    """
+    sink, wrong = f"TableSink({in_quotes(table.name)})", ""
+    otherwise = "or use Trigger.processing_time"
+    if is_delta(url):
+        wrong = (
+            f"{sink} is a Delta table, which would get a version for each epoch: use a SQL table, {otherwise}"
+        )
+    elif table.apply_changes:
+        wrong = (
+            f"{sink} applies changes, and a continuous query only appends rows: leave apply_changes out, "
+            f"{otherwise}"
+        )
+    elif output_mode != "append":
+        wrong = (
+            f"output mode {in_quotes(output_mode)} replaces rows of {sink}, and a continuous query only "
+            f"appends rows: use output_mode='append', {otherwise}"
+        )
+    elif table.keys and guarantee == "at_least_once":
+        wrong = (
+            f"{sink} has the keys {', '.join(table.keys)}, and with guarantee=at_least_once rows are "
+            "repeated after a failure, when their keys exist already: use guarantee=exactly_once, or leave "
+            "the keys out"
+        )
+    if wrong:
+        raise ContinuousRefused(
+            wrong,
+            condition="CONTINUOUS_REFUSED.SINK",
+            sink="TableSink",
+            table=table.name,
+            guarantee=guarantee,
+            output_mode=output_mode,
         )

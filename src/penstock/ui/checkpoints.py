@@ -12,8 +12,8 @@ from penstock.errors import PenstockError
 from penstock.instants import micros_of
 from penstock.redaction import sentence
 from penstock.spark.checkpoint import redact_location
-from penstock.state.render import show
 from penstock.state.result import CheckpointState
+from penstock.state.showing import show
 from penstock.ui.reading import iso
 
 EVERY_SECONDS = 10.0

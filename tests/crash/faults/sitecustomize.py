@@ -157,14 +157,14 @@ def patch_table_tasks(module: ModuleType) -> None:
     def putting(self: Any, context: Any, batches: Any) -> Any:
         staged = put(self, context, batches)
         if context.partitionId() == 0:
-            stop(self.taking.layout.name.table, "HALF", in_batch(self.stage.batch_id))
+            stop(self.encoder.layout.name.table, "HALF", in_batch(self.stage.batch_id))
         return staged
 
     task.put = putting
 
 
 def patch_delta_tasks(module: ModuleType) -> None:
-    task = module.DeltaTask
+    task = module.DeltaStageTask
     put = task.put
 
     def putting(self: Any, batches: Any) -> Any:
@@ -204,16 +204,16 @@ def patch_delta_writer(module: ModuleType) -> None:
 
 def patch_delta_applied(module: ModuleType) -> None:
     """Between the commit of what is remembered and that of the table."""
-    applied = module.Applied
-    remember = applied.remember
+    applied = module.AppliedTable
+    record = applied.record
 
     def remembering(self: Any, *arguments: Any) -> int:
-        version = remember(self, *arguments)
+        version = record(self, *arguments)
         name = Path(self.place.path).parents[1].name
         stop(name, "REMEMBERED", in_batch(COMMITTING[name]))
         return int(version)
 
-    applied.remember = remembering
+    applied.record = remembering
 
 
 def from_epoch(number: int) -> Callable[[dict[str, Any]], bool]:
@@ -246,8 +246,8 @@ def patch_continuous_writer(module: ModuleType) -> None:
 
 def _case(sink: Any) -> str:
     """A case's sink is a queue or a table with its name."""
-    taking = getattr(sink, "_taking", None)
-    return str(sink._sink.queue.name if taking is None else taking.layout.name.table)
+    encoder = getattr(sink, "_encoder", None)
+    return str(sink._sink.queue.name if encoder is None else encoder.layout.name.table)
 
 
 def patch_continuous_queues(module: ModuleType) -> None:
@@ -314,7 +314,7 @@ PATCHES = {
     "penstock.tables.sql.write_task": patch_table_tasks,
     "penstock.tables.delta.stage": patch_delta_tasks,
     "penstock.tables.delta.writer": patch_delta_writer,
-    "penstock.tables.delta.apply.memory": patch_delta_applied,
+    "penstock.tables.delta.apply.applied_table": patch_delta_applied,
 }
 
 

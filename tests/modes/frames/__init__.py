@@ -1,4 +1,6 @@
-"""Queries for the checks of output modes, each with the codes that are said of it in append, update and complete mode."""
+"""Queries for the checks of output modes, each with the codes that are said of it in append, update and
+complete mode.
+"""
 
 from tests.modes.frames import aggregations, functions, joins, stateless
 from tests.modes.frames.frame import FRAMES, Frame, Inputs, inputs, settings_of

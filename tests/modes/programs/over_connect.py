@@ -1,4 +1,6 @@
-"""Checks of all queries over Spark Connect, whose server this starts; the argument is a folder for the streams."""
+"""Checks of all queries over Spark Connect, whose server this starts; the argument is a folder for the
+streams.
+"""
 
 from __future__ import annotations
 

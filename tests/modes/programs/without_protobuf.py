@@ -1,7 +1,7 @@
 """``transformWithState`` where the package protobuf is missing, and then where it is installed.
 
-The arguments are a folder for the streams and one that is first on the path of Python and of its workers: in it is a package
-``google`` without ``protobuf``, which is taken away for the second half.
+The arguments are a folder for the streams and one that is first on the path of Python and of its workers: in
+it is a package ``google`` without ``protobuf``, which is taken away for the second half.
 """
 
 from __future__ import annotations

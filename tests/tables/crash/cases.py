@@ -76,7 +76,8 @@ def _changes(frames: Sequence[DataFrame]) -> DataFrame:
     return frames[0].selectExpr(
         "id % 7 as k",
         "id as v",
-        "case when id % 11 < 4 then 'delete' when id < 7 then 'insert' else 'update_postimage' end as _change_type",
+        "case when id % 11 < 4 then 'delete' when id < 7 then 'insert' else 'update_postimage' end as "
+        "_change_type",
         "case when id % 7 % 2 = 1 then -id else id end as _commit_version",
     )
 

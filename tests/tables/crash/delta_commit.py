@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from penstock.tables.delta.apply.applier import ChangesWriter
-from penstock.tables.delta.apply.memory import Applied
+from penstock.tables.delta.apply.applied_table import AppliedTable
+from penstock.tables.delta.apply.writer import ChangesWriter
 from tests.tables.test_delta_events import SECOND, Driver
 
 
@@ -21,7 +21,7 @@ def die() -> None:
 
 
 def main(folder: str, scd_type: str, moment: str) -> None:
-    commit, remember = ChangesWriter._commit, Applied.remember
+    commit, remember = ChangesWriter._commit, AppliedTable.record
 
     def committing(self: ChangesWriter, *arguments: Any) -> None:
         if moment == "STAGED":
@@ -29,13 +29,13 @@ def main(folder: str, scd_type: str, moment: str) -> None:
         commit(self, *arguments)
         die()
 
-    def remembering(self: Applied, *arguments: Any) -> int:
+    def remembering(self: AppliedTable, *arguments: Any) -> int:
         version = remember(self, *arguments)
         if moment == "REMEMBERED":
             die()
         return version
 
-    ChangesWriter._commit, Applied.remember = committing, remembering  # type: ignore[method-assign]  # of this process
+    ChangesWriter._commit, AppliedTable.record = committing, remembering  # type: ignore[method-assign]  # of this process
     Driver(Path(folder), int(scd_type)).apply(1, SECOND)
 
 

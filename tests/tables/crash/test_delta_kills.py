@@ -92,7 +92,9 @@ def test_every_mode_is_as_the_undisturbed_run_with_a_kill_after_every_state(
 @pytest.mark.crash_full
 @pytest.mark.timeout(900)
 def test_a_driver_that_was_overtaken_adds_nothing(tmp_path: Path, children: Children) -> None:
-    """It is about to commit its micro-batch when the second one comes, and commits when that is done with it."""
+    """It is about to commit its micro-batch when the second one comes, and commits when that is done with
+    it.
+    """
     moments = {"append": "STAGED", "update": "STAGED", "changes": "REMEMBERED", "history": "REMEMBERED"}
     cases = [make_case(tmp_path, kind, chunks=2) for kind in moments]
     slow = children.start(cases, {case.name: Fault(moments[case.kind]) for case in cases}, module=MODULE)

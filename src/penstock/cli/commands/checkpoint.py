@@ -56,7 +56,7 @@ def show(
 
     Micro-batches and continuous queries; whole checkpoints and those that a crash left.
     """
-    from penstock.state.render import show as look
+    from penstock.state.showing import show as look
 
     found = look(None, path)
     if count_rows and found.operators:
@@ -109,7 +109,7 @@ def state(
     """
     from penstock.cli.load.wire import plain_rows
     from penstock.cli.output.protocol import Column, Section
-    from penstock.state.render import show as look
+    from penstock.state.showing import show as look
 
     # What is not there is said before Spark starts.
     look(None, path)
@@ -140,7 +140,7 @@ def _cell(value: Any) -> str:
 
 def _sections(found: CheckpointState) -> Iterator[Section]:
     from penstock.cli.output.protocol import Column, Section
-    from penstock.state.render import blocks
+    from penstock.state.result import blocks
 
     for block in blocks(found):
         columns = [

@@ -13,7 +13,8 @@ from penstock.cli.commands.shared import Run, command
 from penstock.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from penstock.modes.previewing.result import MicroBatch, ModePreview, Preview
+    from penstock.modes.previewing.micro_batches import MicroBatch, ModePreview
+    from penstock.modes.previewing.result import Preview
 
 
 FunctionArgument = Annotated[
@@ -111,7 +112,7 @@ def preview(
     if picture is not None:
         _write(found, picture)
     sections = [_section(each, found.time_zone) for each in found.modes]
-    note = zone_note(found)
+    note = zone_note(found.modes, found.time_zone)
     run.output.describe(_preview_data(found), [*sections, *([Section(note)] if note else [])])
 
 

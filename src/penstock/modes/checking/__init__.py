@@ -1,1 +1,1 @@
-"""What a query will do in an output mode, found out before it starts."""
+"""Check of output modes before a query starts."""

@@ -1,4 +1,4 @@
-"""``modes.check``: what append, update and complete mode will do, before a query starts."""
+"""``modes.check``: checks a query in append, update and complete mode before it starts."""
 
 from __future__ import annotations
 
@@ -9,27 +9,32 @@ from pyspark.sql import DataFrame
 
 from penstock.arguments import in_quotes, require
 from penstock.errors import InvalidInput
-from penstock.modes.checking.claims import claims
+from penstock.modes.checking.emits import predict_emits
 from penstock.modes.checking.plan import Plan
 from penstock.modes.checking.report import MODES, REFUSED, UNSAFE, ModeReport, Problem, Report
 from penstock.modes.checking.rules.aggregates import aggregates, deduplications
-from penstock.modes.checking.rules.continuous import continuous, sources
-from penstock.modes.checking.rules.functions import functions, needs
+from penstock.modes.checking.rules.continuous import (
+    PENSTOCK_CONTINUOUS,
+    penstock_continuous,
+    spark_continuous,
+    spark_continuous_sources,
+)
+from penstock.modes.checking.rules.functions import functions, missing_requirements
 from penstock.modes.checking.rules.joins import joins
-from penstock.modes.checking.rules.operators import chains, operators, sorts_and_limits
-from penstock.modes.checking.rules.penstock_continuous import KIND, penstocks_continuous
+from penstock.modes.checking.rules.operators import operators, sorts_and_limits, stateful_chains
 from penstock.modes.checking.rules.real_time import ALLOW_LIST, VERSION, real_time, real_time_plans
-from penstock.modes.checking.rules.state import last_groups, state, watermarks
-from penstock.modes.checking.sinks import SOURCES, Sink, not_asked, sink_of, sink_problems, table_refusals
+from penstock.modes.checking.rules.state import state, unfinished_groups, watermarks
+from penstock.modes.checking.sinks import KNOWN_FROM, Sink, sink_of, sink_problems, table_refusals, unchecked
 from penstock.spark.internals.output_mode_checker import Refusal, check_output_mode
 from penstock.spark.internals.plan_text import plan_tree
 from penstock.spark.internals.sessions import is_classic
 
 Rule = Callable[[Plan, str], Iterator[Problem]]
 _RULES: tuple[Rule, ...] = (
-    operators, aggregates, sorts_and_limits, functions, joins, chains, deduplications, state, watermarks,
+    operators, aggregates, sorts_and_limits, functions, joins, stateful_chains, deduplications, state,
+    watermarks,
 )  # fmt: skip
-_RULES_OF: dict[str, tuple[Rule, ...]] = {"continuous": (continuous,), "real time": (real_time,)}
+_RULES_OF: dict[str, tuple[Rule, ...]] = {"continuous": (spark_continuous,), "real time": (real_time,)}
 _CHECK = "spark.sql.streaming.unsupportedOperationCheck"
 _SETTINGS = (
     _CHECK,
@@ -46,8 +51,8 @@ _TRIGGERS = {
     "continuous": "continuous",
     "realTime": "real time",
 }
-# The words in Spark's message (4.2, 4.3) by which it is known which of the problems Spark tells; conditions do not tell them apart.
-_SAYS = {
+# Text of Spark's message (4.2, 4.3) for each problem, since several problems share one condition.
+_SPARK_TEXT = {
     "PENSTOCK_COMPLETE_WITHOUT_AGGREGATION": "no streaming aggregations",
     "PENSTOCK_AGGREGATION_WITHOUT_WATERMARK": "aggregations without watermark",
     "PENSTOCK_EVENT_TIME_LOST": "aggregations without watermark",
@@ -83,21 +88,23 @@ _SAYS = {
 
 
 def check(df: DataFrame, sink: object = None, trigger: object = None) -> Report:
-    """Tell what append, update and complete mode will do with a streaming DataFrame, without starting anything.
+    """Check what append, update and complete mode would do with a streaming DataFrame, without starting a
+    query.
 
-    In a classic session Spark's own checker says whether a mode is allowed; on Spark Connect Penstock's rules do, and the report
-    says what was not looked at.
+    In a classic session Spark's own checker decides whether a mode is allowed; on Spark Connect Penstock's
+    rules do, and the report lists what was not checked.
 
     Parameters
     ----------
     df
         The streaming DataFrame, as it would be written.
     sink
-        Where it would go: a format such as ``"parquet"``, ``"foreach"``, ``"foreachBatch"``, a ``ps.QueueSink`` or a
-        ``ps.TableSink``; sinks are not looked at when None.
+        Where it would go: a format such as ``"parquet"``, ``"foreach"``, ``"foreachBatch"``, a ``QueueSink``
+        or a ``TableSink``; sinks are not checked when None.
     trigger
-        A ``ps.Trigger``, or the arguments of Spark's ``trigger`` such as ``{"continuous": "1 second"}``. A
-        ``ps.Trigger.continuous`` with a sink that is an object of Penstock's is Penstock's own engine, anything else Spark's.
+        A ``Trigger``, or the arguments of Spark's ``trigger`` such as ``{"continuous": "1 second"}``. A
+        ``Trigger.continuous`` with a sink object of Penstock runs on Penstock's own engine, anything else on
+        Spark's.
 
     Returns
     -------
@@ -107,90 +114,95 @@ def check(df: DataFrame, sink: object = None, trigger: object = None) -> Report:
     Raises
     ------
     InvalidInput
-        When an argument is of another kind.
+        When an argument has the wrong type.
     """
     require("df", df, DataFrame, "a streaming DataFrame")
-    found = sink_of(df, sink)
-    kind = KIND if _is_penstocks(found, trigger) else _trigger(trigger)
+    known = sink_of(df, sink)
+    kind = PENSTOCK_CONTINUOUS if _is_penstock_continuous(known, trigger) else _trigger(trigger)
     conf = df.sparkSession.conf
     settings = {name: str(conf.get(name)) for name in _SETTINGS}
     plan = Plan(plan_tree(df), settings | {VERSION: df.sparkSession.version})
-    modes = tuple(_mode(df, plan, mode, found, kind) for mode in MODES)
-    if found is None:
+    modes = tuple(_mode(df, plan, mode, known, kind) for mode in MODES)
+    if known is None:
         return Report(modes, _not_run(df), trigger=kind)
-    return Report(modes, (*_not_run(df), *not_asked(found)), found.name, kind, SOURCES.get(found.name))
+    return Report(modes, (*_not_run(df), *unchecked(known)), known.name, kind, KNOWN_FROM.get(known.name))
 
 
-def _is_penstocks(sink: Sink | None, trigger: object) -> bool:
-    """Whether a pipeline into this sink is run by Penstock's own engine."""
-    return sink is not None and sink.given is not None and getattr(trigger, "kind", None) == "continuous"
+def _is_penstock_continuous(sink: Sink | None, trigger: object) -> bool:
+    """Whether Penstock's own engine would run a pipeline to this sink."""
+    return sink is not None and sink.instance is not None and getattr(trigger, "kind", None) == "continuous"
 
 
 def _trigger(trigger: object) -> str:
-    given = trigger.arguments() if hasattr(trigger, "arguments") else trigger
-    if given is None:
+    arguments = trigger.arguments() if hasattr(trigger, "arguments") else trigger
+    if arguments is None:
         return "processing time"
-    if not isinstance(given, Mapping) or len(given) != 1 or next(iter(given)) not in _TRIGGERS:
+    if not isinstance(arguments, Mapping) or len(arguments) != 1 or next(iter(arguments)) not in _TRIGGERS:
         raise InvalidInput(
-            f"a trigger is a ps.Trigger, or one argument of Spark's trigger ({', '.join(_TRIGGERS)}) with its value, such as "
-            f"{{'availableNow': True}}, not {in_quotes(trigger)}"
+            f"a trigger is a Trigger, or one argument of Spark's trigger ({', '.join(_TRIGGERS)}) with its "
+            f"value, such as {{'availableNow': True}}, not {in_quotes(trigger)}"
         )
-    return _TRIGGERS[next(iter(given))]
+    return _TRIGGERS[next(iter(arguments))]
 
 
 def _not_run(df: DataFrame) -> tuple[str, ...]:
     if is_classic(df):
         return ()
     return (
-        "Spark's own checker, which a Spark Connect session does not reach: what is allowed is told by Penstock's rules alone",
-        "the sinks' own capabilities, of formats that Penstock does not know",
+        "Spark's own checker, which Spark Connect does not reach: Penstock's rules decide what is allowed",
+        "the capabilities of sinks in formats that Penstock does not know",
     )
 
 
 def _mode(df: DataFrame, plan: Plan, mode: str, sink: Sink | None, trigger: str) -> ModeReport:
-    if sink is not None and trigger == KIND:
-        told = [*penstocks_continuous(plan, mode, sink)]
-        told += table_refusals(df, sink.given, mode, continuous=True) if mode != "complete" else ()
-        return ModeReport(mode, tuple(told), None if told else claims(plan, mode))
+    if sink is not None and trigger == PENSTOCK_CONTINUOUS:
+        refusals = [*penstock_continuous(plan, mode, sink)]
+        refusals += table_refusals(df, sink.instance, mode, continuous=True) if mode != "complete" else ()
+        return ModeReport(mode, tuple(refusals), None if refusals else predict_emits(plan, mode))
     rules = (*_RULES, *_RULES_OF.get(trigger, ()))
     problems = [problem for rule in rules for problem in rule(plan, mode)]
-    problems += last_groups(plan, mode, trigger)
+    problems += unfinished_groups(plan, mode, trigger)
     if is_classic(df):
         checked = plan.settings.get(_CHECK) != "false"
         refused = check_output_mode(df, mode, trigger) if checked else None
-        problems = list(_agreed(problems, refused, checked=checked))
-    problems += [*needs(plan), *(sources(plan) if trigger == "continuous" else ())]
+        problems = list(_with_spark_verdict(problems, refused, checked=checked))
+    problems += [
+        *missing_requirements(plan),
+        *(spark_continuous_sources(plan) if trigger == "continuous" else ()),
+    ]
     problems += real_time_plans(plan, sink) if trigger == "real time" else ()
     runs = not any(problem.severity == REFUSED for problem in problems)
-    emits = claims(plan, mode) if runs else None
+    emits = predict_emits(plan, mode) if runs else None
     if sink is not None:
         problems += sink_problems(sink, mode, trigger, emits)
-        problems += table_refusals(df, sink.given, mode)
+        problems += table_refusals(df, sink.instance, mode)
         if any(problem.severity == REFUSED for problem in problems):
             emits = None
     order = (REFUSED, UNSAFE)
-    problems.sort(key=lambda each: order.index(each.severity) if each.severity in order else len(order))
+    problems.sort(key=lambda problem: (*order, problem.severity).index(problem.severity))
     return ModeReport(mode, tuple(problems), emits)
 
 
-def _agreed(problems: Iterable[Problem], told: Refusal | None, *, checked: bool) -> Iterator[Problem]:
-    """The problems as Spark sees them: what it does not refuse is not refused, and what it says is among them."""
+def _with_spark_verdict(
+    problems: Iterable[Problem], refused: Refusal | None, *, checked: bool
+) -> Iterator[Problem]:
+    """Keep refusals only where Spark refuses too, and add Spark's message to its problem, or as a problem."""
     known = False
     for problem in problems:
         if problem.severity != REFUSED:
             yield problem
-        elif told is None:
+        elif refused is None:
             if not checked:
                 yield replace(problem, severity=UNSAFE)
-        elif not known and _SAYS.get(problem.code, "\0").lower() in told.message.lower():
+        elif not known and _SPARK_TEXT.get(problem.code, "\0").lower() in refused.message.lower():
             known = True
-            yield replace(problem, spark=told.message, condition=told.condition)
+            yield replace(problem, spark=refused.message, condition=refused.condition)
         else:
             yield problem
-    if told is not None and not known:
+    if refused is not None and not known:
         yield Problem(
-            told.condition or "PENSTOCK_REFUSED_BY_SPARK",
-            told.message,
-            spark=told.message,
-            condition=told.condition,
+            refused.condition or "PENSTOCK_REFUSED_BY_SPARK",
+            refused.message,
+            spark=refused.message,
+            condition=refused.condition,
         )

@@ -1,4 +1,4 @@
-"""Which side of a join of two streams leaves the state, told from the printed condition (Spark 4.2, 4.3)."""
+"""Which sides of a stream-stream join leave the state, from the printed join condition (Spark 4.2, 4.3)."""
 
 from __future__ import annotations
 
@@ -22,39 +22,40 @@ _BETWEEN = "between("
 
 
 def unmatched_sides(node: Node) -> frozenset[str]:
-    """The sides of which a join gives rows without a match."""
+    """Return the sides whose unmatched rows a join emits."""
     return _UNMATCHED.get(join_type(node), frozenset())
 
 
-def bounded(node: Node) -> frozenset[str]:
-    """The sides whose rows have no match any more once the watermark has passed, by the rules of Spark's ``StreamingJoinHelper``.
+def bounded_sides(node: Node) -> frozenset[str]:
+    """Return the sides whose rows cannot match once the watermark has passed, by the rules of Spark's
+    ``StreamingJoinHelper``.
 
-    An equality with a column that has a watermark, of either side, bounds both. A column that is at least one of the other side,
-    which has a watermark, bounds its own side only. This is what Spark's checker goes by.
+    An equality with a column that has a watermark, of either side, bounds both. A column that is at least one
+    of the other side, which has a watermark, bounds only its own side. Spark's checker uses this.
     """
     return frozenset().union(*_bounds(node))
 
 
-def given_up(node: Node) -> frozenset[str]:
-    """The sides whose rows leave the state, and in an outer join come out if they had no match.
+def evicted_sides(node: Node) -> frozenset[str]:
+    """Return the sides whose rows leave the state, and are emitted in an outer join if they had no match.
 
-    Of the sides that are bounded, Spark's ``StreamingSymmetricHashJoinHelper`` (4.2, 4.3) takes one that has a watermark of its
-    own, or both where the watermark is on a column of an equality.
+    Of the bounded sides, Spark's ``StreamingSymmetricHashJoinHelper`` (4.2, 4.3) evicts one that has a
+    watermark of its own, or both where the watermark is on a column of an equality.
     """
     timed = {name for name, child in zip((LEFT, RIGHT), node.children, strict=True) if _has_watermark(child)}
     return frozenset().union(*(sides if sides == BOTH else sides & timed for sides in _bounds(node)))
 
 
 def _has_watermark(node: Node) -> bool:
-    return any(each.name == "EventTimeWatermark" for each in node.walk())
+    return any(child.name == "EventTimeWatermark" for child in node.walk())
 
 
 def _bounds(node: Node) -> Iterator[frozenset[str]]:
-    """For each part of the condition, the sides that it bounds."""
+    """Yield the sides that each part of the condition bounds."""
     sides = _columns(node)
     for part in _conjuncts(node.arguments[1]) if len(node.arguments) > 1 else ():
         for sign in (" = ", " >= ", " > ", " <= ", " < "):
-            terms = _outside(part, sign)
+            terms = _split_outside(part, sign)
             if len(terms) != 2:
                 continue
             where = [_side(term, sides) for term in terms]
@@ -69,33 +70,35 @@ def _bounds(node: Node) -> Iterator[frozenset[str]]:
             break
 
 
-def equal(node: Node) -> bool:
+def has_equality(node: Node) -> bool:
     """Whether a join's condition has an equality between its sides."""
     sides = _columns(node)
     pairs = (
-        [_outside(part, " = ") for part in _conjuncts(node.arguments[1])] if len(node.arguments) > 1 else []
+        [_split_outside(part, " = ") for part in _conjuncts(node.arguments[1])]
+        if len(node.arguments) > 1
+        else []
     )
     return any(len(terms) == 2 and {_side(term, sides) for term in terms} == BOTH for terms in pairs)
 
 
 def _columns(node: Node) -> list[set[str]]:
-    """The numbers of the columns of each side."""
-    known = [set(_ATTRIBUTE.findall(" ".join(each.text for each in child.walk()))) for child in node.children]
+    """Return the column numbers of each side."""
+    known = [set(_ATTRIBUTE.findall(" ".join(part.text for part in child.walk()))) for child in node.children]
     # Some relations, such as a range of numbers, are printed without their columns.
     others = set(_ATTRIBUTE.findall(node.text)).difference(*known)
     return [
-        columns | (others if any(_shows_nothing(each) for each in child.walk()) else set())
+        columns | (others if any(_prints_no_columns(part) for part in child.walk()) else set())
         for columns, child in zip(known, node.children, strict=True)
     ]
 
 
-def _shows_nothing(node: Node) -> bool:
+def _prints_no_columns(node: Node) -> bool:
     return not node.children and _ATTRIBUTE.search(node.text) is None
 
 
 def _conjuncts(condition: str) -> Iterator[str]:
-    text = _unwrapped(condition)
-    parts = _outside(text, " AND ")
+    text = _without_outer_brackets(condition)
+    parts = _split_outside(text, " AND ")
     if len(parts) > 1:
         for part in parts:
             yield from _conjuncts(part)
@@ -107,18 +110,18 @@ def _conjuncts(condition: str) -> Iterator[str]:
         yield text
 
 
-def _unwrapped(text: str) -> str:
-    """A text without the brackets around the whole of it."""
+def _without_outer_brackets(text: str) -> str:
+    """Remove the brackets around the whole text."""
     depth = 0
     for place, letter in enumerate(text):
         depth += {"(": 1, ")": -1}.get(letter, 0)
         if depth == 0:
-            return _unwrapped(text[1:-1]) if place and place == len(text) - 1 else text
+            return _without_outer_brackets(text[1:-1]) if place and place == len(text) - 1 else text
     return text
 
 
-def _outside(text: str, separator: str) -> list[str]:
-    """The parts of a text, at the separators that are in no brackets."""
+def _split_outside(text: str, separator: str) -> list[str]:
+    """Split a text at the separators outside of brackets."""
     parts, depth, start = [], 0, 0
     for place, letter in enumerate(text):
         depth += {"(": 1, ")": -1}.get(letter, 0)
@@ -129,7 +132,7 @@ def _outside(text: str, separator: str) -> list[str]:
 
 
 def _side(term: str, sides: list[set[str]]) -> str | None:
-    """The side that all columns of a term are of."""
+    """Return the side that has all columns of a term."""
     columns = set(_ATTRIBUTE.findall(term))
     return next(
         (name for name, known in zip((LEFT, RIGHT), sides, strict=True) if columns and columns <= known), None
@@ -137,7 +140,7 @@ def _side(term: str, sides: list[set[str]]) -> str | None:
 
 
 def _is_time(term: str, *, watermark: bool = False) -> bool:
-    """Whether a term is one column, later or earlier by an interval."""
+    """Whether a term is one column, with or without an interval."""
     columns = list(_ATTRIBUTE.finditer(term))
     plain = set(_CALL.findall(term)) <= {"cast"} and " as date)" not in term
     return plain and len(columns) == 1 and (not watermark or has_watermark(term[: columns[0].end()]))

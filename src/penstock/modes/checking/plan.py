@@ -1,4 +1,4 @@
-"""What the rules look at: a query's plan, settings, sink and trigger."""
+"""The plan and settings of a query, and questions about its operators that several rules ask."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from penstock.spark.internals.plan_text import (
 _NO_TIME = ("NoTimeout", "NoTime")
 _WINDOW = re.compile(r"window#\d+")
 _WATERMARK = re.compile(r"(?:[0-9a-f-]{36}, )?(.+?)#\d+L?(?:-T\d+ms)?(?:: [^,]+)?, (.+)$")
+_COLUMN = re.compile(r"(.*)#(\d+)L?(?:-T\d+ms)?", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -30,27 +31,27 @@ class Watermark:
     column: str
     delay: str
     source: str
-    """What is read below it."""
+    """The source below it."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A streaming query before it starts."""
+    """The plan of a streaming query before it starts."""
 
     root: Node
     settings: Mapping[str, str] = field(default_factory=dict)
-    """Spark's settings that change what a mode does."""
+    """The settings of Spark that change what a mode does."""
 
     @cached_property
     def nodes(self) -> tuple[Node, ...]:
         return tuple(self.root.walk())
 
     def streaming(self, *names: str) -> list[Node]:
-        """The streaming operators of some names, from the top."""
+        """Return the streaming operators with some names, from the top."""
         return [node for node in self.nodes if node.streaming and node.name in names]
 
     def streaming_that(self, properties: Trait) -> list[Node]:
-        """The streaming operators with some properties, from the top."""
+        """Return the streaming operators with some properties, from the top."""
         return [node for node in self.nodes if node.streaming and properties in traits_of(node.name)]
 
     @cached_property
@@ -77,8 +78,8 @@ class Plan:
     @cached_property
     def stateful(self) -> list[Node]:
         """All operators that keep state, from the top."""
-        found = [*self.aggregates, *self.functions, *self.deduplications, *self.joins, *self.limits]
-        return sorted(found, key=lambda node: node.number)
+        operators = [*self.aggregates, *self.functions, *self.deduplications, *self.joins, *self.limits]
+        return sorted(operators, key=lambda node: node.number)
 
     @cached_property
     def watermarks(self) -> list[Watermark]:
@@ -92,29 +93,29 @@ def _watermark(node: Node) -> Watermark:
 
 
 def _source(node: Node) -> str:
-    leaf = next((each for each in node.walk() if each.streaming and not each.children), node)
+    leaf = next((child for child in node.walk() if child.streaming and not child.children), node)
     return source_of(leaf)
 
 
 def source_of(leaf: Node) -> str:
-    """What a relation reads, as it is called."""
-    # The arguments are the provider, its name, ...; of the older kind the source, such as FileSource[folder], ...
+    """Return the name of the source that a relation reads."""
+    # The arguments are provider, name, ...; of the older relation the source, such as FileSource[folder], ...
     place = 1 if leaf.name == "StreamingRelationV2" else 0
     return leaf.arguments[place] if len(leaf.arguments) > place else leaf.name
 
 
 def names(expressions: list[str]) -> tuple[str, ...]:
-    """Columns and expressions as people write them."""
+    """Format columns and expressions without column numbers."""
     return tuple(without_ids(expression) for expression in expressions)
 
 
 def expires(node: Node) -> bool:
-    """Whether what an aggregate or deduplication groups by has a watermark."""
+    """Whether a grouping column of an aggregate or deduplication has a watermark."""
     return any(has_watermark(expression) for expression in grouping_expressions(node))
 
 
 def by_window(node: Node) -> bool:
-    """Whether an aggregate groups by windows of time, or of sessions."""
+    """Whether an aggregate groups by time or session windows."""
     return any(_WINDOW.match(expression) for expression in grouping_expressions(node)) or groups_by_session(
         node
     )
@@ -126,17 +127,17 @@ def join_type(node: Node) -> str:
 
 def above_aggregation(node: Node) -> bool:
     """Whether a streaming aggregation is below an operator."""
-    return any(each.name == "Aggregate" and each.streaming for each in node.below())
+    return any(child.name == "Aggregate" and child.streaming for child in node.below())
 
 
 def own_mode(node: Node) -> str | None:
-    """The output mode that a stateful function was given, in lower case."""
+    """Return the output mode of a stateful function, in lower case."""
     known = {"Append": "append", "Update": "update", "Complete": "complete"}
     return next((known[argument] for argument in node.arguments if argument in known), None)
 
 
-def keeps_for_ever(node: Node) -> bool:
-    """Whether nothing but a stateful function itself ever takes away what it keeps: it has no time-out, timer or time to live."""
+def keeps_forever(node: Node) -> bool:
+    """Whether only a stateful function itself removes its state: it has no timeout, timer or time to live."""
     return any(argument in _NO_TIME for argument in node.arguments)
 
 
@@ -148,7 +149,7 @@ def is_map_groups(node: Node) -> bool:
 
 
 def path_to(node: Node, below: Node) -> Iterator[Node]:
-    """The operators between two, from the top."""
+    """Return the operators between two, from the top."""
     for child in node.children:
         if below in child.walk():
             if child is not below:
@@ -157,36 +158,35 @@ def path_to(node: Node, below: Node) -> Iterator[Node]:
             return
 
 
-# ---- result_key: By which columns of its result a query's groups differ.
-
-_COLUMN = re.compile(r"(.*)#(\d+)L?(?:-T\d+ms)?", re.DOTALL)
-
-
 def result_key(root: Node, aggregate: Node) -> tuple[str, ...]:
-    """The result's columns that an aggregate groups by, by their names; none where one of them is not in the result."""
+    """Return the names of an aggregate's grouping columns in the result; none where one of them is missing
+    there.
+    """
     if len(aggregate.arguments) < 2:
         return ()
     key = [
-        _made(expression, list_items(aggregate.arguments[1]))
+        _output_column(expression, list_items(aggregate.arguments[1]))
         for expression in grouping_expressions(aggregate)
     ]
     for node in reversed(_above(root, aggregate)):
         if node.name == "Project":
             columns = list_items(node.arguments[0])
-            key = [column and _made(column, columns) for column in key]
+            key = [column and _output_column(column, columns) for column in key]
         elif Trait.NAMES_KEPT not in traits_of(node.name):
             return ()
-    found = [column and _COLUMN.fullmatch(column) for column in key]
-    return tuple(match[1] for match in found if match) if all(found) else ()
+    matches = [column and _COLUMN.fullmatch(column) for column in key]
+    return tuple(match[1] for match in matches if match) if all(matches) else ()
 
 
 def _above(root: Node, node: Node) -> list[Node]:
-    """The operators between the result and one of them, from the top."""
-    return [each for each in root.walk() if each is not node and any(below is node for below in each.below())]
+    """Return the operators between the result and one of them, from the top."""
+    return [
+        other for other in root.walk() if other is not node and any(below is node for below in other.below())
+    ]
 
 
-def _made(expression: str, columns: list[str]) -> str | None:
-    """The column of a list that is an expression, by its own name or another, without what was before."""
+def _output_column(expression: str, columns: list[str]) -> str | None:
+    """Return the output column that is an expression, by its own name or its alias."""
     for column in columns:
         if column == expression:
             return column

@@ -1,4 +1,4 @@
-"""What a check of output modes says."""
+"""Report of an output mode check: its problems, by mode."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from penstock.arguments import did_you_mean, in_quotes
 from penstock.errors import InvalidInput, OutputModeRefused
-from penstock.modes.checking.claims import Emits
+from penstock.modes.checking.emits import Emits
 from penstock.spark.internals.plan_text import Node
 
 MODES = ("append", "update", "complete")
@@ -18,27 +18,30 @@ _UNDER = " " * 6
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong with a query in an output mode."""
+    """One problem of a query in an output mode."""
 
     code: str
-    """A stable name: Spark's condition where that says what it is, else Penstock's."""
+    """A stable name: Spark's condition where that is specific, else Penstock's."""
     message: str
     """What is wrong, in one sentence."""
     severity: str = REFUSED
-    """``refused`` (Spark does not start the query), ``unsafe`` (rows may be lost or repeated, or state grows for ever) or
-    ``warning``."""
+    """``refused`` (Spark does not start the query), ``unsafe`` (rows may be lost or repeated, or state grows
+    forever) or ``warning``.
+    """
     operator: str | None = None
-    """The plan's operator that it is about."""
+    """The operator of the plan that has the problem."""
     line: str | None = None
     """The operator's line of the analysed plan."""
     fix: str | None = None
     """What to change, in code."""
     spark: str | None = None
-    """Spark's own message, where this is the problem that Spark tells."""
+    """Spark's own message, where Spark reports this problem."""
     condition: str | None = None
-    """The name of Spark's error condition, or of Penstock's for what a pipeline's start refuses; several problems may share one."""
+    """Spark's error condition, or Penstock's for what a pipeline refuses at its start; several problems
+    may share one.
+    """
     source: str | None = None
-    """What the rule was read from, where it could not be tried."""
+    """The source code that the rule is known from, where no test runs it."""
 
     @classmethod
     def at(
@@ -51,16 +54,16 @@ class Problem:
         fix: str | None = None,
         condition: str | None = None,
     ) -> Problem:
-        """A problem of one of the plan's operators."""
+        """Return a problem of one of the plan's operators."""
         return cls(code, message, severity, node.name, node.line, fix, condition=condition)
 
     @property
     def page(self) -> str:
-        """Where the docs tell more."""
+        """The problem's page in the documentation."""
         return f"{DOCS}/{self.code.lower().replace('.', '-')}.md"
 
     def lines(self) -> Iterator[str]:
-        """The problem as text."""
+        """Format the problem."""
         yield f"  {self.severity}: {self.message} [{self.code}]"
         if self.line:
             yield f"{_UNDER}at   {self.line}"
@@ -77,7 +80,7 @@ class ModeReport:
     mode: str
     problems: tuple[Problem, ...]
     emits: Emits | None
-    """What comes out, where Spark starts the query."""
+    """What comes out, when Spark starts the query."""
 
     @property
     def allowed(self) -> bool:
@@ -86,11 +89,11 @@ class ModeReport:
 
     @property
     def safe(self) -> bool:
-        """Whether it is allowed, and nothing is known that loses or repeats rows or keeps state for ever."""
+        """Whether it is allowed, and no known problem loses or repeats rows or keeps state forever."""
         return all(problem.severity == WARNING for problem in self.problems)
 
     def lines(self) -> Iterator[str]:
-        """The report as text."""
+        """Format the report."""
         verdict = "allowed" if self.safe else "allowed, not safe" if self.allowed else "refused"
         yield f"{self.mode}: {verdict}"
         if self.emits is not None:
@@ -101,28 +104,29 @@ class ModeReport:
 
 @dataclass(frozen=True)
 class Report:
-    """What a query does in each output mode; ``report["append"]`` is that of one."""
+    """What a query does in each output mode, such as ``report["append"]``."""
 
     modes: tuple[ModeReport, ...]
     not_run: tuple[str, ...] = ()
-    """Rules that this session gives no means for."""
+    """Rules that this session has no means to check."""
     sink: str | None = None
     trigger: str = "processing time"
     source: str | None = None
-    """What was read to know the sink, where it could not be tried; None of a sink that the tests write to."""
+    """The source code that the sink is known from; None for a sink that the tests write to."""
 
     def __getitem__(self, mode: str) -> ModeReport:
-        for found in self.modes:
-            if found.mode == str(mode).lower():
-                return found
+        for report in self.modes:
+            if report.mode == str(mode).lower():
+                return report
         raise InvalidInput(
-            f"an output mode is one of {', '.join(MODES)}, not {in_quotes(mode)}.{did_you_mean(str(mode), MODES)}"
+            f"an output mode is one of {', '.join(MODES)}, not "
+            f"{in_quotes(mode)}.{did_you_mean(str(mode), MODES)}"
         )
 
     def __str__(self) -> str:
         lines = [line for mode in self.modes for line in mode.lines()]
         lines += [] if self.source is None else [f"the sink {self.sink} is known from {self.source}"]
-        return "\n".join([*lines, *(f"not looked at: {rule}" for rule in self.not_run)])
+        return "\n".join([*lines, *(f"not checked: {rule}" for rule in self.not_run)])
 
     def require(self, mode: str) -> None:
         """Raise unless a mode is allowed and safe.
@@ -132,15 +136,15 @@ class Report:
         OutputModeRefused
             With the mode's report.
         """
-        found = self[mode]
-        if found.safe:
+        report = self[mode]
+        if report.safe:
             return
-        first = next(problem for problem in found.problems if problem.severity != WARNING)
-        usable = [each.mode for each in self.modes if each.safe]
+        first = next(problem for problem in report.problems if problem.severity != WARNING)
+        usable = [other.mode for other in self.modes if other.safe]
         ways = f"output mode {' or '.join(usable)} has no such problem; " if usable else ""
         raise OutputModeRefused(
-            f"output mode {found.mode} is {'not safe' if found.allowed else 'not allowed'} for this query: {first.message} "
-            f"({ways}check=False starts it all the same)\n" + "\n".join(found.lines()),
-            mode=found.mode,
-            problems=[problem.code for problem in found.problems],
+            f"output mode {report.mode} is {'not safe' if report.allowed else 'not allowed'} for this query: "
+            f"{first.message} ({ways}check=False starts it anyway)\n" + "\n".join(report.lines()),
+            mode=report.mode,
+            problems=[problem.code for problem in report.problems],
         )

@@ -1,4 +1,4 @@
-"""What a sink is, and what the session knows of it (Spark 4.2, 4.3)."""
+"""Rules of sinks: which output modes they take, and which guarantees they keep (Spark 4.2, 4.3)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pyspark.sql.types import StructType
 
 from penstock.arguments import in_quotes
 from penstock.errors import InvalidInput
-from penstock.modes.checking.claims import ADD, REPLACE_BY_KEY, Emits
+from penstock.modes.checking.emits import ADD, REPLACE_BY_KEY, Emits
 from penstock.modes.checking.report import MODES, UNSAFE, WARNING, Problem
 from penstock.spark.internals.formats import Format, look_up_format
 from penstock.spark.internals.sessions import is_classic
@@ -21,55 +21,52 @@ FUNCTIONS = {"foreach": "foreach", "foreachbatch": "foreachBatch"}
 _OLDER = (*FILES, "delta", "foreachbatch")
 _KNOWN = (*DEBUG, *_OLDER, "foreach", "kafka", "penstock", "penstock table")
 READ_IN_SOURCE = ("delta", "kafka")
-"""Formats of packages that are known from their source, also where a session does not have them."""
+"""Formats known from their packages' source, also where a session does not have the package."""
+KNOWN_FROM = {
+    "delta": "the source of Delta Lake 4.0 (DeltaDataSource; DeltaSink, which respects overwriteSchema only "
+    "in complete mode), not tested here",
+    "kafka": "the source of Spark 4.3 (KafkaTable, KafkaWriteBuilder), not tested here",
+}
+"""The source code from which a sink's capabilities are known, where no test runs it."""
+_FILE_MODE = "STREAMING_OUTPUT_MODE.UNSUPPORTED_DATASOURCE"
 
 
 @dataclass(frozen=True)
 class Sink:
-    """A sink and how Spark sees it."""
+    """A sink and its capabilities."""
 
     name: str
     format: Format = field(default_factory=Format)
-    given: object = None
-    """The object, where it is one."""
+    instance: object = None
+    """The sink object, if one was passed."""
 
 
 def sink_of(frame: DataFrame, sink: object) -> Sink | None:
-    """The sink that was given: a format's name, ``foreach``, ``foreachBatch``, or an object with a ``format``."""
+    """Resolve a sink: a format's name, ``foreach``, ``foreachBatch``, or an object with a ``format``."""
     if sink is None:
         return None
-    given = sink if isinstance(sink, str) else getattr(sink, "format", None)
-    if not isinstance(given, str):
+    named = sink if isinstance(sink, str) else getattr(sink, "format", None)
+    if not isinstance(named, str):
         raise InvalidInput(
-            f"a sink is a format such as 'parquet', 'foreachBatch', or a ps.QueueSink or ps.TableSink, not {in_quotes(sink)}"
+            "a sink is a format such as 'parquet', 'foreachBatch', or a QueueSink or TableSink, not "
+            f"{in_quotes(sink)}"
         )
-    name = given.lower()
+    name = named.lower()
     if name not in _KNOWN:
-        return Sink(given, look_up_format(frame, given) if is_classic(frame) else Format())
-    itself = None if isinstance(sink, str) else sink
+        return Sink(named, look_up_format(frame, named) if is_classic(frame) else Format())
     missing = look_up_format(frame, name).missing if name in READ_IN_SOURCE and is_classic(frame) else None
     known = Format(python=name == "penstock", older=name in _OLDER, files=name in FILES, missing=missing)
-    return Sink(name, known, itself)
-
-
-# ---- sinks: What sinks take, and which promises they keep (Spark 4.2, 4.3).
-
-SOURCES = {
-    "delta": "the source of Delta Lake 4.0 (DeltaDataSource; DeltaSink, which heeds overwriteSchema in complete mode only), not tried here",
-    "kafka": "the source of Spark 4.3 (KafkaTable, KafkaWriteBuilder), not tried here",
-}
-"""What was read to know a sink that could not be tried."""
-_FILE_MODE = "STREAMING_OUTPUT_MODE.UNSUPPORTED_DATASOURCE"
+    return Sink(name, known, None if isinstance(sink, str) else sink)
 
 
 def sink_problems(sink: Sink, mode: str, trigger: str, emits: Emits | None) -> Iterator[Problem]:
-    """What a sink does not take, or does not keep."""
-    source = SOURCES.get(sink.name)
+    """Report what a sink does not take, and the guarantees that it does not keep."""
+    source = KNOWN_FROM.get(sink.name)
     if sink.format.missing is not None and source is None:
         yield Problem(
             "PENSTOCK_NO_SINK",
             f"the session has no format {sink.name}",
-            fix="a format that is there; or spark.jars.packages with the package that has it, when the session is made",
+            fix="an installed format; or spark.jars.packages with its package, when the session is created",
             spark=sink.format.missing.message,
             condition=sink.format.missing.condition,
         )
@@ -78,13 +75,13 @@ def sink_problems(sink: Sink, mode: str, trigger: str, emits: Emits | None) -> I
         yield Problem(
             "PENSTOCK_NO_SINK",
             f"no stream can be written to {sink.name}",
-            fix=f"foreachBatch(lambda batch, _: batch.write.format('{sink.name}')...), where it takes a batch",
+            fix=f"foreachBatch(lambda batch, _: batch.write.format('{sink.name}')...), if it takes a batch",
         )
     elif mode not in _takes(sink):
         yield Problem(
             _FILE_MODE if sink.format.files or sink.name == "delta" else "PENSTOCK_SINK_MODE",
             f"{_shown(sink)} takes {' and '.join(_takes(sink))} mode, not {mode}{_why(sink, mode)}",
-            fix="ps.TableSink(name, keys=[...]), which takes every mode; or foreachBatch",
+            fix="TableSink(name, keys=[...]), which takes every mode; or foreachBatch",
             condition=_FILE_MODE if sink.format.files else None,
             source=source,
         )
@@ -93,23 +90,23 @@ def sink_problems(sink: Sink, mode: str, trigger: str, emits: Emits | None) -> I
     elif sink.name in FUNCTIONS:
         yield Problem(
             "PENSTOCK_SINK_REPEATS",
-            f"{FUNCTIONS[sink.name]} is called again with rows that it had, when a query restarts in the middle of a micro-batch",
+            f"{FUNCTIONS[sink.name]} gets rows again when a query restarts in the middle of a micro-batch",
             WARNING,
-            fix="ps.exactly_once(connection, sink, app_id, batch_id) in foreachBatch; or ps.TableSink",
+            fix="exactly_once(connection, sink, app_id, batch_id) in foreachBatch; or TableSink",
         )
     elif sink.name == "kafka":
         yield Problem(
             "PENSTOCK_SINK_REPEATS",
             "Kafka gets rows again when a query restarts in the middle of a micro-batch",
             WARNING,
-            fix="have readers drop repeated rows by a key; or ps.QueueSink",
+            fix="drop repeated rows by a key when reading; or QueueSink",
             source=source,
         )
     if emits is not None and emits.sink != ADD and sink.name == "kafka":
         how = "again with new values" if emits.sink == REPLACE_BY_KEY else "again in each micro-batch"
         yield Problem(
             "PENSTOCK_SINK_ONLY_ADDS",
-            f"the query gives rows {how}, and a topic only grows: readers get old and new ones",
+            f"the query emits rows {how}, and a topic only grows: readers get old and new ones",
             WARNING,
             fix="a compacted topic with the group's key as the record's key",
             source=source,
@@ -123,20 +120,23 @@ def sink_problems(sink: Sink, mode: str, trigger: str, emits: Emits | None) -> I
     ):
         yield Problem(
             "PENSTOCK_SINK_HAS_TO_REPLACE",
-            f"in {mode} mode {sink.name} is asked for a writer with overwrite=True, and has to replace all that it has in one "
-            "commit, which Spark cannot see to",
+            f"in {mode} mode {sink.name} must replace all its rows in one commit (overwrite=True), which "
+            "Spark cannot check",
             WARNING,
         )
 
 
-def not_asked(sink: Sink) -> Iterator[str]:
-    """What could not be found out about a sink."""
+def unchecked(sink: Sink) -> Iterator[str]:
+    """Return what could not be checked about a sink."""
     if sink.format.silent is not None:
-        yield f"what the sink {sink.name} takes, of which Spark says without the query's options: {sink.format.silent}"
-    if sink.format.missing is not None and sink.name in SOURCES:
         yield (
-            f"whether the session that starts the query has the format {sink.name}; this one does not, and says: "
-            f"{sink.format.missing.message}"
+            f"what the sink {sink.name} takes, which Spark does not tell without the query's options: "
+            f"{sink.format.silent}"
+        )
+    if sink.format.missing is not None and sink.name in KNOWN_FROM:
+        yield (
+            f"whether the session that starts the query has the format {sink.name}, which this one does not "
+            f"have: {sink.format.missing.message}"
         )
 
 
@@ -149,15 +149,15 @@ def _takes(sink: Sink) -> tuple[str, ...]:
         return ("append",)
     if sink.name == "delta" or sink.format.python:
         return ("append", "complete")
-    able = {"complete": sink.format.truncates, "update": sink.format.updates}
-    return tuple(mode for mode in MODES if able.get(mode) is not False)
+    supported = {"complete": sink.format.truncates, "update": sink.format.updates}
+    return tuple(mode for mode in MODES if supported.get(mode) is not False)
 
 
 def _why(sink: Sink, mode: str) -> str:
     if mode == "complete" and sink.format.truncates is False:
         return ": it cannot be emptied"
     if mode == "update" and sink.format.updates is False:
-        return ": it does not take new values of a row as a row more"
+        return ": it does not take updated rows as new ones"
     return ""
 
 
@@ -171,42 +171,42 @@ def _continuous(sink: Sink) -> Iterator[Problem]:
     elif sink.name == "foreach":
         yield Problem(
             "PENSTOCK_SINK_NOT_CONTINUOUS",
-            "a Python function cannot be called under the continuous trigger: the query starts, and fails with its first rows",
+            "Spark's continuous trigger cannot call a Python function: the query starts, and fails with its "
+            "first rows",
             fix="a processing-time trigger",
         )
     elif sink.format.python or sink.name == "penstock table":
         yield Problem(
             "PENSTOCK_ROWS_LOST_CONTINUOUS",
-            "Spark's continuous trigger never calls a Python sink's write(), and commits all the same: every row is lost, and "
-            "the query looks healthy",
+            "Spark's continuous trigger never calls a Python sink's write(), but commits: every row is lost, "
+            "and the query looks healthy",
             UNSAFE,
             fix="a processing-time trigger",
         )
 
 
-# ---- table_refusals: What a sink that is given as an object refuses itself, asked of the check that a pipeline's start makes.
-
-
 def table_refusals(
     frame: DataFrame, sink: object, mode: str, *, continuous: bool = False
 ) -> Iterator[Problem]:
-    """Why a pipeline of these rows into a ``ps.TableSink`` would not start in a mode."""
-    ask = getattr(sink, "refusal", None)
-    error = None if ask is None else ask(frame, mode, continuous=continuous)
+    """Report why a pipeline of these rows to a ``TableSink`` would not start, by the check of the start
+    itself.
+    """
+    check = getattr(sink, "refusal", None)
+    error = None if check is None else check(frame, mode, continuous=continuous)
     if error is not None:
         yield Problem(
             "PENSTOCK_TABLE_REFUSES",
             error.message,
-            fix=_plain_keys(frame, getattr(sink, "keys", ())),
+            fix=_nested_keys_fix(frame, getattr(sink, "keys", ())),
             condition=error.condition,
         )
 
 
-def _plain_keys(frame: DataFrame, keys: tuple[str, ...]) -> str | None:
-    """Fields of nested keys as columns of their own, such as the start of a window."""
-    nested = {each.name: each.dataType for each in frame.schema if isinstance(each.dataType, StructType)}
+def _nested_keys_fix(frame: DataFrame, keys: tuple[str, ...]) -> str | None:
+    """Suggest fields of nested keys as columns, such as the start of a window."""
+    nested = {field.name: field.dataType for field in frame.schema if isinstance(field.dataType, StructType)}
     for key in keys:
         if key in nested:
-            field = nested[key].names[0]
-            return f"select('{key}.{field}', ...), with '{field}' among the keys in place of '{key}'"
+            part = nested[key].names[0]
+            return f"select('{key}.{part}', ...), with '{part}' among the keys in place of '{key}'"
     return None

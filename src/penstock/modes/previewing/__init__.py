@@ -1,1 +1,1 @@
-"""What a query emits in each output mode, tried on a few small micro-batches."""
+"""Preview of output modes over a few small micro-batches."""

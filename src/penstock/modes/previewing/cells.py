@@ -1,4 +1,4 @@
-"""Emitted values as a person reads them."""
+"""Formatting of emitted values for people."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _WINDOW = {"start", "end"}
 
 
 def rows_as_text(table: pa.Table) -> Iterator[tuple[str, ...]]:
-    """The rows of a table, each value as text."""
+    """Format the values of a table, row by row."""
     columns = [[_cell(value, column.type) for value in column.to_pylist()] for column in table.columns]
     # By place: two columns may have one name.
     return zip(*columns, strict=True)
 
 
 def moment_text(moment: datetime | None, time_zone: str) -> str:
-    """An instant in a time zone; in UTC where Python does not know the zone."""
+    """Format an instant in a time zone, or in UTC where Python does not know the zone."""
     if moment is None:
         return "none"
     try:
@@ -48,10 +48,10 @@ def _nested(value: Any, kind: pa.DataType) -> str:
     if pat.is_map(kind):
         return _braces(f"{_cell(key, kind.key_type)}: {_cell(item, kind.item_type)}" for key, item in value)
     if pat.is_struct(kind):
-        if value.keys() == _WINDOW and all(isinstance(each, datetime) for each in value.values()):
+        if value.keys() == _WINDOW and all(isinstance(end, datetime) for end in value.values()):
             return _window(value["start"], value["end"])
         return _braces(f"{field.name}={_cell(value[field.name], field.type)}" for field in kind)
-    return f"[{', '.join(_cell(each, kind.value_type) for each in value)}]"
+    return f"[{', '.join(_cell(item, kind.value_type) for item in value)}]"
 
 
 def _braces(parts: Iterator[str]) -> str:
@@ -59,9 +59,9 @@ def _braces(parts: Iterator[str]) -> str:
 
 
 def _window(start: datetime, end: datetime) -> str:
-    """A window, which does not hold its end; of the end the day only where it is another one."""
-    until = _moment(end)
-    return f"[{_moment(start)}, {until.partition(' ')[2] if start.date() == end.date() else until})"
+    """Format a half-open window; its end has a date only where that differs."""
+    end_text = _moment(end)
+    return f"[{_moment(start)}, {end_text.partition(' ')[2] if start.date() == end.date() else end_text})"
 
 
 def _moment(moment: datetime) -> str:

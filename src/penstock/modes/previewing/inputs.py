@@ -1,4 +1,4 @@
-"""The micro-batches that somebody gives to a preview, as Arrow tables of one schema."""
+"""Input of a preview: the caller's micro-batches as Arrow tables of one schema."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from penstock.errors import InvalidInput
 from penstock.spark.schemas import quote_column, to_struct
 
 _WANTED = (
-    "a list of micro-batches, each of them a list of rows (dicts, or tuples and a schema), an Arrow table, a pandas or Spark "
-    "DataFrame"
+    "a list of micro-batches, each of them a list of rows (dicts, or tuples and a schema), an Arrow table, a "
+    "pandas or Spark DataFrame"
 )
-_SO = 'such as [[{"id": 1}, {"id": 2}], [{"id": 3}]]'
+_EXAMPLE = 'such as [[{"id": 1}, {"id": 2}], [{"id": 3}]]'
 _READ_FROM_TEXT = (DateType, TimestampType, TimestampNTZType)
 
-_MOST_BATCHES = 90
-"""Spark keeps what it says of a hundred."""
+_MAX_BATCHES = 90
+"""Spark keeps the progress of a hundred micro-batches."""
 
 _Rows = list[dict[str, Any]]
 
@@ -51,12 +51,12 @@ class Input:
 def input_of(
     spark: SparkSession, name: str, batches: object, schema: object, times: Collection[str] = ()
 ) -> Input:
-    """Bring one input's micro-batches into one schema.
+    """Convert one input's micro-batches to one schema.
 
     Parameters
     ----------
     name
-        What messages call the input.
+        The input's name in messages.
     schema
         DDL text, a ``StructType`` or a ``pyarrow.Schema``; that of the rows when None.
     times
@@ -65,36 +65,39 @@ def input_of(
     Raises
     ------
     InvalidInput
-        It is no list of micro-batches, or a schema is needed.
+        When it is not a list of micro-batches, or a schema is needed.
     SchemaMismatch
-        Rows do not fit the schema.
+        When rows do not fit the schema.
     """
-    given = _checked(name, batches)
     wanted = None if schema is None else _struct(schema)
-    found = [_read(spark, batch, name, number, wanted) for number, batch in enumerate(given)]
-    struct = wanted or _inferred(spark, name, found, times)
-    nullable = StructType([StructField(each.name, each.dataType, True, each.metadata) for each in struct])
+    parts = [
+        _read(spark, batch, name, number, wanted) for number, batch in enumerate(_checked(name, batches))
+    ]
+    struct = wanted or _inferred(spark, name, parts, times)
+    nullable = StructType([StructField(field.name, field.dataType, True, field.metadata) for field in struct])
     canonical = canonical_schema(nullable)
     tables = [
-        to_table(each if isinstance(each, pa.Table) else _arrow(spark, name, each, nullable), canonical)
-        for each in found
+        to_table(part if isinstance(part, pa.Table) else _arrow(spark, name, part, nullable), canonical)
+        for part in parts
     ]
     return Input(nullable, tuple(tables))
 
 
 def _checked(name: str, batches: object) -> Sequence[object]:
     if not isinstance(batches, list | tuple):
-        raise refusal(name, batches, f"{_WANTED}, {_SO}")
+        raise refusal(name, batches, f"{_WANTED}, {_EXAMPLE}")
     if not batches:
-        raise InvalidInput(f"{name} is empty: give {_WANTED}, {_SO}", parameter=name)
+        raise InvalidInput(f"{name} is empty: pass {_WANTED}, {_EXAMPLE}", parameter=name)
     if any(isinstance(batch, Mapping | Row) for batch in batches):
         raise InvalidInput(
-            f"{name} is a list of rows, and has to be a list of micro-batches: put the rows of each into a list, {_SO}",
+            f"{name} is a list of rows, and must be a list of micro-batches: put the rows of each into a "
+            f"list, {_EXAMPLE}",
             parameter=name,
         )
-    if len(batches) > _MOST_BATCHES:
+    if len(batches) > _MAX_BATCHES:
         raise InvalidInput(
-            f"a preview is for a few small micro-batches, {_MOST_BATCHES} at the most, not for {len(batches)}: put the rows into fewer",
+            f"a preview takes at most {_MAX_BATCHES} small micro-batches, not {len(batches)}: put the rows "
+            "into fewer",
             batches=len(batches),
         )
     return batches
@@ -118,7 +121,9 @@ def _read(
 ) -> pa.Table | _Rows:
     if isinstance(batch, DataFrame):
         if batch.isStreaming:
-            raise InvalidInput(f"micro-batch {number} of {name} is a streaming DataFrame: give one at rest")
+            raise InvalidInput(
+                f"micro-batch {number} of {name} is a streaming DataFrame: pass a batch DataFrame"
+            )
         return batch.toArrow()
     if isinstance(batch, pa.RecordBatch):
         return pa.Table.from_batches([batch])
@@ -140,15 +145,17 @@ def _row(row: object, name: str, number: int, schema: StructType | None) -> dict
     if isinstance(row, tuple | list) and schema is not None:
         if len(row) != len(schema):
             raise InvalidInput(
-                f"{where} has a row of {len(row)} values, the schema has {len(schema)} columns", row=repr(row)
+                f"{where} has a row of {len(row)} values, and the schema has {len(schema)} columns: add or "
+                "remove values",
+                row=repr(row),
             )
         return dict(zip(schema.names, row, strict=True))
     if not isinstance(row, Mapping):
-        raise refusal(f"a row in {where}", row, "a dict; or a tuple, and schema= says its columns")
+        raise refusal(f"a row in {where}", row, "a dict; or a tuple, with its columns in schema=")
     for key in row if schema is not None else ():
         if schema is not None and key not in schema.names:
             raise InvalidInput(
-                f"{where} has a row with {in_quotes(key)}, which is no column of the schema."
+                f"{where} has a row with {in_quotes(key)}, which is not a column of the schema."
                 f"{did_you_mean(str(key), schema.names)}",
                 column=key,
             )
@@ -156,40 +163,41 @@ def _row(row: object, name: str, number: int, schema: StructType | None) -> dict
 
 
 def _inferred(
-    spark: SparkSession, name: str, found: list[pa.Table | _Rows], times: Collection[str]
+    spark: SparkSession, name: str, parts: list[pa.Table | _Rows], times: Collection[str]
 ) -> StructType:
-    tables = [each for each in found if isinstance(each, pa.Table)]
+    tables = [part for part in parts if isinstance(part, pa.Table)]
     if tables:
         return to_struct(tables[0].schema)
-    rows = [row for each in found for row in each]
+    rows = [row for part in parts for row in part]
     names = list(dict.fromkeys(key for row in rows for key in row))
     if not names:
-        raise InvalidInput(
-            f"{name} has no rows to tell the columns by: say them with schema=", parameter=name
-        )
+        raise InvalidInput(f"{name} has no rows to infer the columns from: pass schema=", parameter=name)
     struct = spark.createDataFrame([tuple(map(row.get, names)) for row in rows], names).schema
     return StructType(
         [
-            StructField(each.name, TimestampType())
-            if each.name in times and isinstance(each.dataType, StringType)
-            else each
-            for each in struct
+            StructField(field.name, TimestampType())
+            if field.name in times and isinstance(field.dataType, StringType)
+            else field
+            for field in struct
         ]
     )
 
 
 def _arrow(spark: SparkSession, name: str, rows: _Rows, schema: StructType) -> pa.Table:
-    """Rows as Spark reads them, and besides dates and times in text as Spark casts them."""
+    """Convert rows as Spark reads them, and dates and times in text as Spark casts them."""
     if not rows:
         return canonical_schema(schema).empty_table()
     for row in rows:
         if unknown := row.keys() - set(schema.names):
             raise InvalidInput(
-                f"{name} has a row with {in_quotes(min(unknown))}, which is no column of the Arrow tables beside it",
+                f"{name} has a row with {in_quotes(min(unknown))}, which its Arrow tables do not have: use "
+                "the same columns",
                 column=min(unknown),
             )
     texts = {field.name for field in schema if _is_in_text(field, rows)}
-    loose = StructType([_loose(field) if field.name in texts else field for field in schema])
+    loose = StructType(
+        [StructField(field.name, StringType()) if field.name in texts else field for field in schema]
+    )
     values = [
         tuple(
             _text(row.get(field.name)) if field.name in texts else _value(row.get(field.name), field)
@@ -212,16 +220,12 @@ def _is_in_text(field: StructField, rows: _Rows) -> bool:
     )
 
 
-def _loose(field: StructField) -> StructField:
-    return StructField(field.name, StringType())
-
-
 def _text(value: Any) -> str | None:
     return None if value is None else str(value)
 
 
 def _value(value: Any, field: StructField) -> Any:
-    """A value as Spark takes it, which refuses whole numbers for floats and decimals."""
+    """Convert whole numbers for float and decimal columns, where Spark refuses them."""
     if isinstance(value, int) and not isinstance(value, bool):
         if isinstance(field.dataType, DoubleType | FloatType):
             return float(value)

@@ -1,4 +1,4 @@
-"""``modes.preview``: a transformation over a few small micro-batches, in each output mode."""
+"""``modes.preview``: runs a transformation over a few small micro-batches in each output mode."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from penstock.errors import InvalidInput
 from penstock.modes.checking.report import MODES
 from penstock.modes.previewing.inputs import Input, input_of
 from penstock.modes.previewing.result import Preview
-from penstock.modes.previewing.run import run, source
+from penstock.modes.previewing.run import read_input, run
 from penstock.spark.internals.sessions import (
     CHECKPOINT_FILE_MANAGER,
     check_session,
@@ -39,36 +39,39 @@ def preview(
     modes: str | Iterable[str] = MODES,
     folder: str | Path | None = None,
 ) -> Preview:
-    """Run a transformation over a few small micro-batches in each output mode, and tell what comes out of each.
+    """Run a transformation over a few small micro-batches in each output mode, and return what each emits.
 
-    Each of ``batches`` is one micro-batch; behind the last come those without data that Spark runs by itself. Nothing is left
-    behind: neither files, nor views, nor settings of the session, whose functions and views the transformation can use.
+    Each of ``batches`` is one micro-batch; after the last one Spark runs those without data by itself. The
+    preview leaves no files, views or settings of the session, whose functions and views the transformation
+    can use.
 
     Parameters
     ----------
     spark
-        A classic session; its settings count, but for ``spark.sql.shuffle.partitions``, which is 1.
+        A classic session; its settings apply, except ``spark.sql.shuffle.partitions``, which is 1.
     transform
-        A function of a streaming DataFrame that returns another; of one for each input, by name, where ``batches`` has several.
+        A function that takes a streaming DataFrame and returns another; where ``batches`` has several inputs,
+        it takes one for each by name.
     batches
-        A list of micro-batches. Each is a list of rows (dicts, pyspark Rows, or tuples and a schema), an Arrow table, a pandas
-        DataFrame or a Spark DataFrame at rest. A dict of such lists gives several inputs.
+        A list of micro-batches. Each is a list of rows (dicts, pyspark Rows, or tuples and a schema), an
+        Arrow table, a pandas DataFrame or a batch DataFrame of Spark. A dict of such lists gives several
+        inputs.
     event_time
-        A column and a delay such as ``("ts", "10 minutes")``: the transformation gets its input with that watermark. A dict by
-        the inputs' names where there are several.
+        A column and a delay such as ``("ts", "10 minutes")``: the transformation gets its input with that
+        watermark. A dict by the inputs' names where there are several.
     schema
-        Of the rows: DDL, a ``StructType`` or a ``pyarrow.Schema``; inferred when None. With it, dates and times may be text. A
-        dict by the inputs' names where there are several.
+        The schema of the rows: DDL, a ``StructType`` or a ``pyarrow.Schema``; inferred when None. With it,
+        dates and times may be text. A dict by the inputs' names where there are several.
     modes
-        Which output modes, in that order.
+        The output modes, in the order of the result.
     folder
-        Where the temporary files are, which the executors read too. This machine's own place when None, which a session on a
-        cluster cannot use.
+        The directory of the temporary files, which the executors read too. By default this machine's own,
+        which a session on a cluster cannot use.
 
     Raises
     ------
     InvalidInput, SchemaMismatch
-        The arguments are no such thing.
+        When an argument has the wrong type, or rows do not fit the schema.
     Exception
         What the transformation raises.
     """
@@ -76,28 +79,28 @@ def preview(
     wanted = _modes(modes)
     inputs = _inputs(spark, batches, schema, event_time)
     _check_transform(transform, inputs if isinstance(batches, Mapping) else None)
-    quick = _session_of_its_own(spark, folder)
-    with _active_session_kept(), _temporary(folder) as place:
-        frames = {name: _streamed(quick, name, given, place, event_time) for name, given in inputs.items()}
+    session = _preview_session(spark, folder)
+    with _keeping_active_session(), _temporary(folder) as place:
+        frames = {name: _streamed(session, name, part, place, event_time) for name, part in inputs.items()}
         result = transform(**frames) if isinstance(batches, Mapping) else transform(frames[_ONE_INPUT])
         _check_result(result)
-        found = [run(result, mode, list(inputs.values()), place / f"checkpoint-{mode}") for mode in wanted]
-    return Preview(tuple(found), quick.conf.get("spark.sql.session.timeZone") or "UTC")
+        previews = [run(result, mode, list(inputs.values()), place / f"checkpoint-{mode}") for mode in wanted]
+    return Preview(tuple(previews), session.conf.get("spark.sql.session.timeZone") or "UTC")
 
 
 def _check_spark(spark: SparkSession, folder: str | Path | None) -> None:
     check_session(spark)
     if not is_classic(spark):
         raise InvalidInput(
-            "a preview needs a classic Spark session, and this one is Spark Connect's: use one with a local master, such as "
-            "penstock.session(master='local[2]') gives",
+            "a preview needs a classic Spark session, and this one is Spark Connect's: use one with a local "
+            "master, such as penstock.session(master='local[2]') gives",
             condition="PREVIEW_NEEDS_CLASSIC",
         )
     master = str(spark.sparkContext.master)
     if folder is None and not is_local(master):
         raise InvalidInput(
-            f"the session runs on {in_quotes(master)}, whose executors may not see this machine's temporary files: give "
-            "folder=, a directory that all of the machines have, or use a session with a local master",
+            f"the session runs on {in_quotes(master)}, whose executors may not see this machine's temporary "
+            "files: pass folder=, a directory that all machines share, or use a session with a local master",
             master=master,
         )
 
@@ -107,11 +110,12 @@ def _modes(modes: str | Iterable[str]) -> tuple[str, ...]:
     for mode in wanted:
         if mode not in MODES:
             raise InvalidInput(
-                f"there is no output mode {in_quotes(mode)}, only {', '.join(MODES)}.{did_you_mean(mode, MODES)}",
+                f"there is no output mode {in_quotes(mode)}, only "
+                f"{', '.join(MODES)}.{did_you_mean(mode, MODES)}",
                 mode=mode,
             )
     if not wanted:
-        raise InvalidInput(f"modes is empty: give some of {', '.join(MODES)}")
+        raise InvalidInput(f"modes is empty: pass some of {', '.join(MODES)}")
     return wanted
 
 
@@ -119,24 +123,26 @@ def _inputs(spark: SparkSession, batches: Any, schema: Any, event_time: Any) -> 
     several = batches if isinstance(batches, Mapping) else {_ONE_INPUT: batches}
     if not several:
         raise InvalidInput(
-            "batches is empty: give a list of micro-batches for each input", parameter="batches"
+            "batches is empty: pass a list of micro-batches for each input", parameter="batches"
         )
-    for name, given in (("schema", schema), ("event_time", event_time)):
-        unknown = given.keys() - several.keys() if isinstance(given, Mapping) else set()
+    for name, value in (("schema", schema), ("event_time", event_time)):
+        unknown = value.keys() - several.keys() if isinstance(value, Mapping) else set()
         if unknown:
             known = ", ".join(map(str, several))
             raise InvalidInput(
-                f"{name} is about an input {in_quotes(min(unknown))}, and batches has {known}", parameter=name
+                f"{name} names an input {in_quotes(min(unknown))}, and batches has {known}: use the same "
+                "names",
+                parameter=name,
             )
     return {
         name: input_of(
             spark,
             name if isinstance(batches, Mapping) else "batches",
-            given,
+            part,
             schema.get(name) if isinstance(schema, Mapping) else schema,
             [time[0] for time in [_time_of(event_time, name)] if time is not None],
         )
-        for name, given in several.items()
+        for name, part in several.items()
     }
 
 
@@ -162,16 +168,17 @@ def _check_transform(transform: object, inputs: Mapping[str, Input] | None) -> N
         inspect.signature(transform).bind(**dict.fromkeys(inputs))
     except TypeError as error:
         raise InvalidInput(
-            f"transform does not take the inputs {', '.join(inputs)} by name ({error}): name its parameters so",
+            f"transform does not take the inputs {', '.join(inputs)} by name ({error}): rename its "
+            "parameters",
             parameter="transform",
         ) from None
     except ValueError:
-        # Of a function whose parameters Python cannot tell.
+        # Python cannot inspect the parameters of this function.
         return
 
 
-def _session_of_its_own(spark: SparkSession, folder: str | Path | None) -> SparkSession:
-    """A session with the views, functions and settings of another, and with some settings of its own."""
+def _preview_session(spark: SparkSession, folder: str | Path | None) -> SparkSession:
+    """Clone a session with its views, functions and settings, and change some settings."""
     own = clone_session(spark)
     own.conf.set("spark.sql.shuffle.partitions", "1")
     own.conf.set("spark.sql.streaming.numRecentProgressUpdates", "100")
@@ -181,14 +188,14 @@ def _session_of_its_own(spark: SparkSession, folder: str | Path | None) -> Spark
 
 
 @contextmanager
-def _active_session_kept() -> Iterator[None]:
-    """A transformation that makes a DataFrame makes the copy of the session the active one."""
+def _keeping_active_session() -> Iterator[None]:
+    """Restore the active session: a transformation that creates a DataFrame activates the clone."""
     active = SparkSession.getActiveSession()
     try:
         yield
     finally:
         if active is not None:
-            # The public way to make a session the active one, for Python and the JVM.
+            # The public way to activate a session, for Python and the JVM.
             active.createDataFrame([], "none int")
 
 
@@ -201,8 +208,8 @@ def _temporary(folder: str | Path | None) -> Iterator[Path]:
         shutil.rmtree(place, ignore_errors=True)
 
 
-def _streamed(spark: SparkSession, name: str, given: Input, place: Path, event_time: Any) -> DataFrame:
-    frame = source(spark, given, place / f"input-{len(list(place.iterdir()))}")
+def _streamed(spark: SparkSession, name: str, part: Input, place: Path, event_time: Any) -> DataFrame:
+    frame = read_input(spark, part, place / f"input-{len(list(place.iterdir()))}")
     time = _time_of(event_time, name)
     return frame if time is None else frame.withWatermark(*time)
 
@@ -210,10 +217,10 @@ def _streamed(spark: SparkSession, name: str, given: Input, place: Path, event_t
 def _check_result(result: object) -> None:
     if not isinstance(result, DataFrame):
         raise InvalidInput(
-            f"transform returned {in_quotes(result)}: it has to return a DataFrame", parameter="transform"
+            f"transform returned {in_quotes(result)}: it must return a DataFrame", parameter="transform"
         )
     if not result.isStreaming:
         raise InvalidInput(
-            "transform returned a DataFrame that is not streaming: build it from the one that it is given",
+            "transform returned a DataFrame that is not streaming: derive it from the one that it takes",
             parameter="transform",
         )

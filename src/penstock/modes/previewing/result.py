@@ -1,82 +1,23 @@
-"""What a preview found: each mode's micro-batches, or the reason why Spark does not start a query in it."""
+"""``Preview``: the result of ``modes.preview``, shown as text, tables of rich, SVG or Arrow."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+
 from penstock.arguments import did_you_mean, in_quotes
 from penstock.errors import InvalidInput
-from penstock.spark.internals.output_mode_checker import Refusal
+from penstock.modes.previewing.micro_batches import NOT_ALLOWED, MicroBatch, ModePreview
+from penstock.modes.previewing.svg import svg
+from penstock.modes.previewing.text import rich_tables, text
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
     from rich.console import Group
-
-DATA, NO_DATA, NOT_ALLOWED = "data", "no data", "not allowed"
-
-
-@dataclass(frozen=True)
-class StateRows:
-    """What one stateful operator held and did in a micro-batch, in rows of its state."""
-
-    operator: str
-    """Spark's name for it, such as ``stateStoreSave``."""
-    total: int
-    updated: int
-    removed: int
-    dropped: int
-    """Rows that came later than the watermark allows, and were left out."""
-
-
-@dataclass(frozen=True)
-class MicroBatch:
-    """One micro-batch of one mode."""
-
-    batch: int
-    """The batch id, from 0."""
-    kind: str
-    """``data``, or ``no data`` where Spark ran it by itself, because the watermark had moved."""
-    input_rows: int
-    emitted: pa.Table
-    """The rows that the sink was given, in their order."""
-    watermark: datetime | None
-    """Where the watermark stood while the micro-batch ran, in UTC; None before there was one."""
-    operators: tuple[StateRows, ...]
-
-    @property
-    def state_rows(self) -> int:
-        """Rows in state behind the micro-batch."""
-        return sum(operator.total for operator in self.operators)
-
-    @property
-    def removed_rows(self) -> int:
-        """Rows that left the state."""
-        return sum(operator.removed for operator in self.operators)
-
-    @property
-    def dropped_rows(self) -> int:
-        """Rows that came too late."""
-        return sum(operator.dropped for operator in self.operators)
-
-
-@dataclass(frozen=True)
-class ModePreview:
-    """What one output mode emits, or why it does not."""
-
-    mode: str
-    batches: tuple[MicroBatch, ...] = ()
-    refusal: Refusal | None = None
-    """Why Spark does not start the query."""
-    is_cut: bool = False
-    """Whether Spark would have gone on with micro-batches without data."""
-
-    @property
-    def allowed(self) -> bool:
-        return self.refusal is None
 
 
 @dataclass(frozen=True)
@@ -97,38 +38,43 @@ class Preview:
     time_zone: str
 
     def __getitem__(self, mode: str) -> ModePreview:
-        """One mode: ``preview["append"]``."""
-        for found in self.modes:
-            if found.mode == str(mode).lower():
-                return found
-        names = [found.mode for found in self.modes]
+        """Return one mode: ``preview["append"]``."""
+        for previewed in self.modes:
+            if previewed.mode == str(mode).lower():
+                return previewed
+        names = [previewed.mode for previewed in self.modes]
         raise InvalidInput(
-            f"the preview has the output modes {', '.join(names)}, not {in_quotes(mode)}.{did_you_mean(str(mode), names)}",
+            f"the preview has the output modes {', '.join(names)}, not {in_quotes(mode)}."
+            f"{did_you_mean(str(mode), names)}",
             mode=mode,
         )
 
     def to_arrow(self) -> pa.Table:
-        """A row for each micro-batch: mode, batch, kind, input_rows, watermark, state_rows, removed_rows, dropped_rows, emitted
-        (a list of the emitted rows), and reason; a mode that is not allowed has one row, with the reason."""
-        from penstock.modes.previewing.arrow import arrow_table
+        """Return a row for each micro-batch, and one for each mode that is not allowed.
 
-        return arrow_table(self)
+        The columns are mode, batch, kind, input_rows, watermark, state_rows, removed_rows, dropped_rows,
+        emitted (a list of the emitted rows), and reason, why a mode is not allowed.
+        """
+        cells = [cell for mode in self.modes for cell in _cells(mode)]
+        plain = pa.Table.from_pylist(
+            [{name: value for name, value in cell.items() if name != "emitted"} for cell in cells], _SCHEMA
+        )
+        emitted = _lists([cell["emitted"] for cell in cells])
+        return plain.add_column(plain.schema.get_field_index("reason"), "emitted", emitted)
 
     def frame(self, spark: SparkSession) -> DataFrame:
-        """The same as a DataFrame."""
+        """Return the same as a DataFrame."""
         return spark.createDataFrame(self.to_arrow())
 
     def table(self) -> Group:
-        """A table for each mode, for rich.
+        """Return a table for each mode, for rich.
 
         Raises
         ------
         MissingDependency
             When rich is not installed.
         """
-        from penstock.modes.previewing.text import rich_tables
-
-        return rich_tables(self)
+        return rich_tables(self.modes, self.time_zone)
 
     def picture(self, path: str | Path) -> Path:
         """Write a picture in SVG: a lane for each mode, micro-batches from left to right.
@@ -138,21 +84,56 @@ class Preview:
         path
             The file, which is replaced.
         """
-        from penstock.modes.previewing.picture import svg
-
         written = Path(path)
-        written.write_text(svg(self), encoding="utf-8")
+        written.write_text(svg(self.modes, self.time_zone), encoding="utf-8")
         return written
 
     def __str__(self) -> str:
-        from penstock.modes.previewing.text import text
-
-        return text(self)
+        return text(self.modes, self.time_zone)
 
     def __rich__(self) -> Any:
         return self.table()
 
     def _repr_html_(self) -> str:
-        from penstock.modes.previewing.picture import svg
+        return f'<div style="overflow-x: auto">{svg(self.modes, self.time_zone)}</div>'
 
-        return f'<div style="overflow-x: auto">{svg(self)}</div>'
+
+_SCHEMA = pa.schema(
+    [
+        ("mode", pa.string()),
+        ("batch", pa.int64()),
+        ("kind", pa.string()),
+        ("input_rows", pa.int64()),
+        ("watermark", pa.timestamp("us", "UTC")),
+        ("state_rows", pa.int64()),
+        ("removed_rows", pa.int64()),
+        ("dropped_rows", pa.int64()),
+        ("reason", pa.string()),
+    ]
+)
+
+
+def _cells(mode: ModePreview) -> list[dict[str, Any]]:
+    if mode.refusal is not None:
+        return [{"mode": mode.mode, "kind": NOT_ALLOWED, "reason": mode.refusal.message, "emitted": None}]
+    return [{"mode": mode.mode, **_batch_cells(batch)} for batch in mode.batches]
+
+
+def _batch_cells(batch: MicroBatch) -> dict[str, Any]:
+    names = [name for name in _SCHEMA.names if name not in ("mode", "reason")]
+    return {name: getattr(batch, name) for name in (*names, "emitted")}
+
+
+def _lists(tables: Sequence[pa.Table | None]) -> pa.Array:
+    """Return the rows of each table as a list of structs."""
+    present = [table for table in tables if table is not None]
+    if not present:
+        return pa.nulls(len(tables), pa.list_(pa.struct([])))
+    rows = pa.concat_tables(present).to_struct_array().combine_chunks()
+    if isinstance(rows, pa.ChunkedArray):
+        rows = pa.concat_arrays(rows.chunks) if rows.num_chunks else pa.array([], rows.type)
+    offsets, place = [], 0
+    for table in tables:
+        offsets.append(None if table is None else place)
+        place += 0 if table is None else table.num_rows
+    return pa.ListArray.from_arrays(pa.array([*offsets, place], pa.int32()), rows)

@@ -1,7 +1,8 @@
-"""One query in one mode over micro-batches that are there already, and what Spark says of each.
+"""Execution of a preview: one query in one mode over prepared micro-batches.
 
-The source is a folder with one Parquet file for each micro-batch, of which Spark reads one at a time, in the order of their
-times. The trigger is ``availableNow``: it ends by itself, behind the micro-batches without data that follow the last one.
+The source is a folder with one Parquet file for each micro-batch, of which Spark reads one at a time, in the
+order of their times. The trigger is ``availableNow``: the query ends by itself, after the micro-batches
+without data that follow the last one.
 """
 
 from __future__ import annotations
@@ -26,28 +27,33 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock.modes.previewing.inputs import Input
-from penstock.modes.previewing.result import DATA, NO_DATA, MicroBatch, ModePreview, StateRows
+from penstock.modes.previewing.micro_batches import (
+    DATA,
+    MAX_WITHOUT_DATA,
+    NO_DATA,
+    MicroBatch,
+    ModePreview,
+    StateRows,
+)
 from penstock.spark.internals.output_mode_checker import Refusal
 
-MOST_WITHOUT_DATA = 5
-"""A query with processing-time timers runs such micro-batches for ever."""
-_PATIENCE, _GLANCE = 1, 0.01
-"""Seconds between looks at whether such a query has shown enough, and whether it has been stopped."""
+_CUT_POLL, _STOP_POLL = 1, 0.01
+"""Seconds between checks whether an endless query has shown enough, and whether it has been stopped."""
 
 _REFUSALS = (AnalysisException, UnsupportedOperationException, IllegalArgumentException)
-_FIRST_FILE = 946_684_800
+_FIRST_FILE_TIME = 946_684_800
 _PLAN = re.compile(r"(?:;\s*)?SQLSTATE: \w+.*|;\s*\n.*", re.DOTALL)
 _CONDITION = re.compile(r"\[([A-Z_0-9.]+)\]")
 
 
-def source(spark: SparkSession, given: Input, folder: Path) -> DataFrame:
-    """A streaming DataFrame of which each micro-batch is one of the input's tables."""
+def read_input(spark: SparkSession, preview_input: Input, folder: Path) -> DataFrame:
+    """Return a streaming DataFrame with one micro-batch for each of the input's tables."""
     folder.mkdir()
-    for number, table in enumerate(given.tables):
+    for number, table in enumerate(preview_input.tables):
         path = folder / f"{number:06}.parquet"
         pq.write_table(table, path)
-        os.utime(path, (_FIRST_FILE + number, _FIRST_FILE + number))
-    reader = spark.readStream.schema(given.schema).option("maxFilesPerTrigger", 1)
+        os.utime(path, (_FIRST_FILE_TIME + number, _FIRST_FILE_TIME + number))
+    reader = spark.readStream.schema(preview_input.schema).option("maxFilesPerTrigger", 1)
     return reader.parquet(folder.as_uri())
 
 
@@ -57,49 +63,49 @@ def run(frame: DataFrame, mode: str, inputs: list[Input], checkpoint: Path) -> M
     Raises
     ------
     Exception
-        What the transformation raised, in the words of Spark, with a note that says in which mode and micro-batch.
+        What the transformation raised, as Spark reports it, with a note of the mode and micro-batch.
     """
-    rows = _rows_of_batches(inputs)
-    kept = _Kept(len(rows) + MOST_WITHOUT_DATA)
+    rows = _input_rows(inputs)
+    emitted = _EmittedRows(len(rows) + MAX_WITHOUT_DATA)
     writer = frame.writeStream.outputMode(mode).option("checkpointLocation", checkpoint.as_uri())
     try:
-        query = writer.trigger(availableNow=True).foreachBatch(kept.keep).start()
+        query = writer.trigger(availableNow=True).foreachBatch(emitted.collect).start()
     except _REFUSALS as error:
         return ModePreview(mode, refusal=_refusal(error))
-    kept.started(query)
+    emitted.started(query)
     try:
-        while not query.awaitTermination(_PATIENCE):
-            if kept.is_cut:
+        while not query.awaitTermination(_CUT_POLL):
+            if emitted.is_cut:
                 query.stop()
     except StreamingQueryException as error:
-        found = _found(error, kept, mode)
-        if isinstance(found, Refusal):
-            return ModePreview(mode, refusal=found)
-        raise found from None
+        cause = _cause(error, emitted, mode)
+        if isinstance(cause, Refusal):
+            return ModePreview(mode, refusal=cause)
+        raise cause from None
     finally:
         query.stop()
-    told = {progress.batchId: progress for progress in query.recentProgress}
-    batches = [_micro_batch(told[batch], kept.tables[batch], rows) for batch in sorted(kept.tables)]
-    return ModePreview(mode, tuple(batches), is_cut=kept.is_cut)
+    progress = {report.batchId: report for report in query.recentProgress}
+    batches = [_micro_batch(progress[batch], emitted.tables[batch], rows) for batch in sorted(emitted.tables)]
+    return ModePreview(mode, tuple(batches), is_cut=emitted.is_cut)
 
 
-def _rows_of_batches(inputs: list[Input]) -> list[int]:
-    """How many rows go into each micro-batch, those of all inputs together."""
-    longest = max(len(given.tables) for given in inputs)
+def _input_rows(inputs: list[Input]) -> list[int]:
+    """Return the number of rows that go into each micro-batch, of all inputs together."""
+    longest = max(len(part.tables) for part in inputs)
     return [
-        sum(given.tables[number].num_rows for given in inputs if number < len(given.tables))
+        sum(part.tables[number].num_rows for part in inputs if number < len(part.tables))
         for number in range(longest)
     ]
 
 
-class _Kept:
+class _EmittedRows:
     """The rows that a query emits, by batch id."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, max_batches: int) -> None:
         self.tables: dict[int, pa.Table] = {}
         self.error: Exception | None = None
         self.is_cut = False
-        self._most = most
+        self._max_batches = max_batches
         self._query: StreamingQuery | None = None
         self._started = threading.Event()
 
@@ -107,37 +113,39 @@ class _Kept:
         self._query = query
         self._started.set()
 
-    def keep(self, frame: DataFrame, batch: int) -> None:
-        """Called by Spark with the rows of each micro-batch, one after the other."""
+    def collect(self, frame: DataFrame, batch: int) -> None:
+        """Collect a micro-batch; the function of ``foreachBatch``."""
         try:
             table = frame.toArrow()
         except Exception as error:
             self.error = error
             raise
-        if batch < self._most:
+        if batch < self._max_batches:
             self.tables[batch] = table
             return
         self.is_cut = True
         self._started.wait()
-        # Until it has been stopped, at a point where no task is running that would complain.
+        # Wait for the stop here, where no task is running that would complain.
         while self._query is not None and self._query.isActive:
-            time.sleep(_GLANCE)
+            time.sleep(_STOP_POLL)
 
 
-def _found(error: StreamingQueryException, kept: _Kept, mode: str) -> Refusal | Exception:
-    """What a query failed with: the mode itself, where Spark finds that only when it plans the first micro-batch."""
+def _cause(error: StreamingQueryException, emitted: _EmittedRows, mode: str) -> Refusal | Exception:
+    """Return why a query failed: a refusal of the mode where Spark makes it only when planning the first
+    micro-batch.
+    """
     cause = getattr(error, "_cause", None)
-    if kept.error is None and not kept.tables and isinstance(cause, _REFUSALS):
+    if emitted.error is None and not emitted.tables and isinstance(cause, _REFUSALS):
         return _refusal(cause)
-    found = error if kept.error is None else kept.error
-    found.add_note(f"in the preview of {mode} mode, in micro-batch {len(kept.tables)}")
-    return found
+    raised = error if emitted.error is None else emitted.error
+    raised.add_note(f"in the preview of {mode} mode, in micro-batch {len(emitted.tables)}")
+    return raised
 
 
 def _refusal(error: Exception) -> Refusal:
     text = str(error)
-    found = _CONDITION.match(text)
-    return Refusal(found[1] if found else None, " ".join(_PLAN.sub("", text).split()))
+    condition = _CONDITION.match(text)
+    return Refusal(condition[1] if condition else None, " ".join(_PLAN.sub("", text).split()))
 
 
 def _micro_batch(progress: Any, emitted: pa.Table, rows: list[int]) -> MicroBatch:
@@ -148,12 +156,12 @@ def _micro_batch(progress: Any, emitted: pa.Table, rows: list[int]) -> MicroBatc
         input_rows=rows[progress.batchId] if has_data else 0,
         emitted=emitted,
         watermark=_watermark(progress.eventTime.get("watermark")),
-        operators=tuple(_operator(each) for each in progress.stateOperators),
+        operators=tuple(_operator(operator) for operator in progress.stateOperators),
     )
 
 
 def _watermark(text: str | None) -> datetime | None:
-    """Spark says 1970 before there is one."""
+    """Parse the watermark, which Spark reports as 1970 before there is one."""
     if text is None:
         return None
     moment = datetime.fromisoformat(text)

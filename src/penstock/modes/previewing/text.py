@@ -1,4 +1,4 @@
-"""A preview as text and as tables of rich."""
+"""Rendering of a preview as text and as tables of rich."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ from typing import TYPE_CHECKING
 
 from penstock.errors import MissingDependency
 from penstock.modes.previewing.cells import moment_text, rows_as_text
-from penstock.modes.previewing.result import NO_DATA, MicroBatch, ModePreview, Preview
-from penstock.modes.previewing.run import MOST_WITHOUT_DATA
+from penstock.modes.previewing.micro_batches import MAX_WITHOUT_DATA, NO_DATA, MicroBatch, ModePreview
 
 if TYPE_CHECKING:
     from rich.console import Group
 
 FIXED = ("batch", "in", "watermark", "state", "removed", "dropped", "emitted")
 RIGHT = frozenset(place for place, title in enumerate(FIXED) if title not in {"batch", "watermark"})
-"""The columns of numbers."""
+"""The places of the numeric columns, which are aligned to the right."""
 
 
 @dataclass(frozen=True)
 class Grid:
-    """One mode's micro-batches as cells: a line for each emitted row, the first with what is true of the micro-batch."""
+    """One mode's micro-batches as cells: a line for each emitted row, the first of which describes the
+    micro-batch.
+    """
 
     titles: tuple[str, ...]
     lines: tuple[tuple[str, ...], ...]
@@ -29,15 +30,14 @@ class Grid:
 
 def grid(mode: ModePreview, time_zone: str) -> Grid:
     """Lay out a mode that is allowed."""
-    names = tuple(mode.batches[0].emitted.column_names) if mode.batches else ()
-    lines = tuple(line for batch in mode.batches for line in _lines(batch, len(names), time_zone))
-    return Grid((*FIXED, *names), lines)
+    lines = tuple(line for batch in mode.batches for line in _lines(batch, len(mode.columns), time_zone))
+    return Grid((*FIXED, *mode.columns), lines)
 
 
 def _lines(batch: MicroBatch, width: int, time_zone: str) -> list[tuple[str, ...]]:
     has_state = bool(batch.operators)
-    about = (
-        label(batch),
+    described = (
+        f"{batch.batch}, no data" if batch.kind == NO_DATA else str(batch.batch),
         str(batch.input_rows),
         moment_text(batch.watermark, time_zone),
         str(batch.state_rows) if has_state else "",
@@ -46,45 +46,37 @@ def _lines(batch: MicroBatch, width: int, time_zone: str) -> list[tuple[str, ...
         str(batch.emitted.num_rows),
     )
     rows = list(rows_as_text(batch.emitted)) or [("",) * width]
-    blank = ("",) * len(about)
-    return [
-        ((about if first else blank) + row)
-        for first, row in zip([True] + [False] * len(rows), rows, strict=False)
-    ]
-
-
-def label(batch: MicroBatch) -> str:
-    """The batch id, and whether Spark ran it without data."""
-    return f"{batch.batch}, no data" if batch.kind == NO_DATA else str(batch.batch)
+    blank = ("",) * len(described)
+    return [(described if place == 0 else blank) + row for place, row in enumerate(rows)]
 
 
 def heading(mode: ModePreview) -> str:
-    """A mode's name, and what is to be said of it."""
+    """Return a mode's name, with why it is not allowed or that it is cut."""
     if mode.refusal is not None:
         return f"{mode.mode}: not allowed. {mode.refusal.message}"
-    cut = f" (cut: Spark goes on with micro-batches without data, of which {MOST_WITHOUT_DATA} are shown)"
+    cut = f" (cut: Spark continues with micro-batches without data, of which {MAX_WITHOUT_DATA} are shown)"
     return mode.mode + (cut if mode.is_cut else "")
 
 
-def text(preview: Preview) -> str:
-    """A block of lines for each mode, in columns of one width."""
+def text(modes: Sequence[ModePreview], time_zone: str) -> str:
+    """Return a block of aligned lines for each mode."""
     blocks = []
-    for mode in preview.modes:
-        lines = [] if mode.refusal else _aligned(grid(mode, preview.time_zone))
+    for mode in modes:
+        lines = [] if mode.refusal else _aligned(grid(mode, time_zone))
         blocks.append("\n".join([heading(mode), *lines]))
-    if note := zone_note(preview):
+    if note := zone_note(modes, time_zone):
         blocks.append(note)
     return "\n\n".join(blocks)
 
 
-def zone_note(preview: Preview) -> str:
-    """In which time zone the times are shown; empty where there are no watermarks."""
-    has_times = any(batch.watermark for mode in preview.modes for batch in mode.batches)
-    return f"Times are in {preview.time_zone}." if has_times else ""
+def zone_note(modes: Sequence[ModePreview], time_zone: str) -> str:
+    """Return a sentence with the time zone of the times; empty where there are no watermarks."""
+    has_times = any(batch.watermark for mode in modes for batch in mode.batches)
+    return f"Times are in {time_zone}." if has_times else ""
 
 
-def _aligned(found: Grid) -> list[str]:
-    table = [found.titles, *found.lines]
+def _aligned(cells: Grid) -> list[str]:
+    table = [cells.titles, *cells.lines]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     return [_padded(line, widths) for line in table]
 
@@ -97,8 +89,8 @@ def _padded(line: Sequence[str], widths: Sequence[int]) -> str:
     return "  " + "  ".join(cells).rstrip()
 
 
-def rich_tables(preview: Preview) -> Group:
-    """The same for rich.
+def rich_tables(modes: Sequence[ModePreview], time_zone: str) -> Group:
+    """Return a table for each mode, for rich.
 
     Raises
     ------
@@ -111,26 +103,26 @@ def rich_tables(preview: Preview) -> Group:
         from rich.text import Text
     except ImportError:
         raise MissingDependency(
-            "a table needs rich: pip install 'penstock[cli]'; str(preview) does without",
+            "a table needs rich: pip install 'penstock[cli]', or use str(preview)",
             package="rich",
             extra="cli",
         ) from None
     parts: list[Text | Table] = []
-    for mode in preview.modes:
+    for mode in modes:
         parts.append(Text(heading(mode), style="bold" if mode.allowed else "yellow"))
         if mode.refusal is None:
-            found = grid(mode, preview.time_zone)
+            cells = grid(mode, time_zone)
             table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-            for place, title in enumerate(found.titles):
+            for place, title in enumerate(cells.titles):
                 table.add_column(
                     Text(title),
                     justify="right" if place in RIGHT else "left",
                     no_wrap=place < len(FIXED),
                     overflow="fold",
                 )
-            for line in found.lines:
+            for line in cells.lines:
                 table.add_row(*map(Text, line))
             parts.append(table)
         parts.append(Text(""))
-    parts.append(Text(zone_note(preview), style="dim"))
+    parts.append(Text(zone_note(modes, time_zone), style="dim"))
     return Group(*parts)

@@ -1,4 +1,6 @@
-"""Rows on their way into a Delta table: tasks write them beside its data, where nobody reads them, and the driver takes them in."""
+"""Staging of a micro-batch for a Delta table: tasks write Parquet files beside its data, which the driver
+then commits.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +17,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark import TaskContext
 
-from penstock.arguments import in_quotes
 from penstock.arrow.coerce import conform_batch
-from penstock.errors import CommitRefused, PenstockError, TableRefused, condition_of
+from penstock.errors import CommitRefused, PenstockError, condition_of
 from penstock.lake.delta_location import DeltaPlace
 from penstock.spark.error_boundary import iterate_without_tracebacks
+from penstock.tables.chunks import chunked
 from penstock.tables.delta.schema import DeltaLayout
-from penstock.tables.sql.stage import chunked
+from penstock.tables.row_checks import require_key_value
 
 log = logging.getLogger("penstock.tables")
 
-# Delta's own tools leave a folder alone whose name begins so.
+# Delta's own tools ignore folders whose name begins with an underscore.
 FOLDER = "_penstock"
 REPORT = "file string, rows bigint, query string"
 _REPORT = pa.schema([("file", pa.string()), ("rows", pa.int64()), ("query", pa.string())])
@@ -35,7 +37,7 @@ _DAY_SECONDS = 86_400.0
 
 @dataclass(frozen=True)
 class DeltaStage:
-    """One try of one micro-batch; made on the driver, carried to the tasks."""
+    """One try of one micro-batch; built on the driver, sent to the tasks."""
 
     place: DeltaPlace
     layout: DeltaLayout
@@ -43,7 +45,7 @@ class DeltaStage:
     batch_id: int
 
     def file(self) -> str:
-        """A name that no other attempt of a task has."""
+        """Return a file name that no other attempt of a task has."""
         return f"{FOLDER}/{self._app}-{self.batch_id}-{int(time.time())}-{uuid.uuid4().hex}.parquet"
 
     @property
@@ -51,11 +53,11 @@ class DeltaStage:
         return hashlib.sha256(self.app_id.encode()).hexdigest()[:32]
 
     def reader(self, files: Sequence[str]) -> pa.RecordBatchReader:
-        """The staged rows, some at a time."""
-        return streamed(self.layout.schema, self.batches(files, self.layout.schema))
+        """Stream the staged rows."""
+        return to_reader(self.layout.schema, self.batches(files, self.layout.schema))
 
     def batches(self, files: Sequence[str], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """Some columns of the staged rows, always in the same order."""
+        """Yield some columns of the staged rows, always in the same order."""
         source = self.place.files()
         for name in files:
             with source.open_input_file(name) as file:
@@ -63,13 +65,13 @@ class DeltaStage:
                     yield batch.select(schema.names).cast(schema)
 
     def columns(self, files: Sequence[str], names: Sequence[str]) -> pa.Table:
-        """Some columns of all staged rows."""
+        """Read some columns of all staged rows."""
         schema = pa.schema([self.layout.schema.field(name) for name in names])
         with self.place.plainly():
             return pa.Table.from_batches(self.batches(files, schema), schema)
 
-    def require_there(self, files: Sequence[str]) -> None:
-        """Refuse to commit what is not all there.
+    def require_files(self, files: Sequence[str]) -> None:
+        """Refuse to commit when staged files are missing.
 
         Raises
         ------
@@ -78,17 +80,19 @@ class DeltaStage:
         from pyarrow.fs import FileType
 
         with self.place.plainly():
-            found = self.place.files().get_file_info(list(files))
-        if any(info.type != FileType.File for info in found):
+            infos = self.place.files().get_file_info(list(files))
+        if any(info.type != FileType.File for info in infos):
             raise CommitRefused(
-                f"the rows that the tasks staged for batch {self.batch_id} are not all in {self.place.shown}/{FOLDER} as the driver sees "
-                "it: a folder has to be the same one on all machines. Nothing of the batch is visible; restart the query, it repeats "
-                "the micro-batch",
+                f"some rows that the tasks staged for batch {self.batch_id} are missing in "
+                f"{self.place.shown}/{FOLDER} on the driver: use a folder that all machines share. Nothing "
+                "of the batch is visible: restart the query, it repeats the micro-batch",
                 batch_id=self.batch_id,
             )
 
     def drop(self) -> None:
-        """Delete everything that was staged up to the micro-batch; what cannot be deleted goes with a later sweep."""
+        """Delete everything that was staged up to the micro-batch; what cannot be deleted is left to a later
+        clean-up.
+        """
         try:
             staged = _staged(self.place).items()
             _delete(
@@ -96,22 +100,19 @@ class DeltaStage:
                 [name for name, (app, batch, _) in staged if app == self._app and batch <= self.batch_id],
             )
         except PenstockError as error:
-            # What came before is what counts.
-            log.warning(
-                "staged rows stay in %s: %s",
-                self.place.shown,
-                error,
-                extra={"action": "staged_stay", "table": self.place.shown, "error": condition_of(error)},
-            )
+            # An error of the commit before it matters more.
+            _log_not_deleted(self.place, error, str(error))
 
 
-def streamed(schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> pa.RecordBatchReader:
-    """Batches as deltalake takes them."""
+def to_reader(schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> pa.RecordBatchReader:
+    """Return batches as a reader that deltalake can take."""
     return pa.RecordBatchReader.from_batches(schema, _ahead(batches))
 
 
 def _ahead(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The same batches, read by a thread of their own: deltalake asks for them in one where its storage does not answer."""
+    """Read batches ahead in another thread: deltalake asks for them in one in which its storage does not
+    answer.
+    """
     with ThreadPoolExecutor(1) as pool:
         coming = pool.submit(next, batches, None)
         while (batch := coming.result()) is not None:
@@ -119,8 +120,8 @@ def _ahead(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             yield batch
 
 
-def sweep(place: DeltaPlace) -> None:
-    """Delete what queries that died have staged, after a day."""
+def delete_abandoned(place: DeltaPlace) -> None:
+    """Delete files staged more than a day ago, by queries that died."""
     before = time.time() - _DAY_SECONDS
     _delete(place, [name for name, (_, _, at) in _staged(place).items() if at < before])
 
@@ -133,21 +134,25 @@ def _delete(place: DeltaPlace, names: Iterable[str]) -> None:
         except FileNotFoundError:
             continue
         except OSError as error:
-            log.warning(
-                "staged rows stay in %s: %s",
-                place.shown,
-                place.told(error),
-                extra={"action": "staged_stay", "table": place.shown, "error": condition_of(error)},
-            )
+            _log_not_deleted(place, error, place.told(error))
+
+
+def _log_not_deleted(place: DeltaPlace, error: Exception, text: str) -> None:
+    log.warning(
+        "staged rows stay in %s: %s",
+        place.shown,
+        text,
+        extra={"action": "staged_stay", "table": place.shown, "error": condition_of(error)},
+    )
 
 
 def _staged(place: DeltaPlace) -> Mapping[str, tuple[str, int, int]]:
-    """Staged files with their app, micro-batch and time in seconds since 1970."""
+    """List staged files with their app, micro-batch and time in seconds since 1970."""
     from pyarrow.fs import FileSelector
 
     with place.plainly():
-        found = place.files().get_file_info(FileSelector(FOLDER, allow_not_found=True))
-    parts = {f"{FOLDER}/{info.base_name}": info.base_name.split("-") for info in found}
+        infos = place.files().get_file_info(FileSelector(FOLDER, allow_not_found=True))
+    parts = {f"{FOLDER}/{info.base_name}": info.base_name.split("-") for info in infos}
     return {
         name: (part[0], int(part[1]), int(part[2]))
         for name, part in parts.items()
@@ -156,8 +161,8 @@ def _staged(place: DeltaPlace) -> Mapping[str, tuple[str, int, int]]:
 
 
 @dataclass
-class DeltaTask:
-    """For ``mapInArrow``: rows in, what was staged out."""
+class DeltaStageTask:
+    """The function of ``mapInArrow``: takes rows and returns a report of what the task staged."""
 
     stage: DeltaStage = field(repr=False)
 
@@ -176,7 +181,7 @@ class DeltaTask:
         )
 
     def put(self, batches: Iterator[pa.RecordBatch]) -> tuple[str | None, int]:
-        """Stage the rows; the file, None where there are none, and how many they are."""
+        """Stage the rows, and return the file, None where there are none, and the number of rows."""
         chunks = self._checked(chunked(batches))
         first = next(chunks, None)
         if first is None:
@@ -197,14 +202,8 @@ class DeltaTask:
     def _checked(self, chunks: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         layout = self.stage.layout
         for chunk in chunks:
-            # They come as c0, c1 and so on.
+            # Rows arrive with the columns c0, c1 and so on.
             batch = conform_batch(chunk.rename_columns(layout.schema.names), layout.schema)
             for key in layout.keys:
-                if batch.column(key).null_count:
-                    raise TableRefused(
-                        f"a row has no value in {in_quotes(key)}, which is a key of {self.stage.place.shown}: give it one, as "
-                        "coalesce(column, '') does, or drop such rows",
-                        condition="TABLE_REFUSED.NULL_KEY",
-                        column=key,
-                    )
+                require_key_value(batch.column(key), key, self.stage.place.shown)
             yield batch

@@ -1,4 +1,7 @@
-"""Merges of rows into a Delta table."""
+"""Commits to a Delta table: merges, and the app transactions that take the place of the ledger.
+
+A commit carries the query's id and the micro-batch's number.
+"""
 
 from __future__ import annotations
 
@@ -18,45 +21,44 @@ from penstock.tables.names import quoted
 TARGET, SOURCE = "target", "source"
 
 
-def merging(table: Any, rows: pa.RecordBatchReader | pa.Table, keys: Iterable[str], properties: Any) -> Any:
-    """A merge that finds rows by keys, deltalake's ``TableMerger``, which is told next what to do with them."""
+def merge_by_keys(
+    table: Any, rows: pa.RecordBatchReader | pa.Table, keys: Iterable[str], properties: Any
+) -> Any:
+    """Return deltalake's ``TableMerger`` for rows with the same keys."""
     same = " and ".join(f"{TARGET}.{quoted(key)} = {SOURCE}.{quoted(key)}" for key in keys)
     return table.merge(rows, same, source_alias=SOURCE, target_alias=TARGET, commit_properties=properties)
 
 
-def assigned(names: Iterable[str]) -> dict[str, str]:
-    """The columns that take the values of the source."""
+def source_columns(names: Iterable[str]) -> dict[str, str]:
+    """Return a merge's assignments of the source's values to some columns."""
     return {quoted(name): f"{SOURCE}.{quoted(name)}" for name in names}
 
 
-# ---- delta_transactions: Delta's app transactions, which take the ledger's place: a commit carries the query's id and the micro-batch's number.
-
-
-def properties(versions: Mapping[str, int]) -> Any:
-    """What makes a commit carry versions of app transactions, deltalake's ``CommitProperties``; None for none of them."""
+def commit_properties(versions: Mapping[str, int]) -> Any:
+    """Return deltalake's ``CommitProperties`` with versions of app transactions; None for none of them."""
     if not versions:
         return None
     deltalake = library("deltalake")
-    transactions = [deltalake.Transaction(*each) for each in versions.items()]
+    transactions = [deltalake.Transaction(*version) for version in versions.items()]
     return deltalake.CommitProperties(app_transactions=transactions)
 
 
 @dataclass(frozen=True)
 class AppTransaction:
-    """A micro-batch as the table's log knows it."""
+    """A micro-batch in the table's log."""
 
     app_id: str
     batch_id: int
     input: int
-    """A digest of what it covers of its sources: a version is all that a transaction can carry."""
+    """A digest of its offsets, since a transaction can only carry a version number."""
 
     @classmethod
     def of(cls, checkpoint: Checkpoint, batch_id: int, app_id: str | None) -> AppTransaction:
-        """The transaction of a micro-batch that a checkpoint has in its offset log."""
+        """Return the transaction of a micro-batch in a checkpoint's offset log."""
         query_id = checkpoint.query_id()
         text = json.dumps([query_id, checkpoint.offsets(batch_id)], sort_keys=True)
         digest = hashlib.sha256(text.encode()).digest()
-        # Versions are whole numbers of 64 bits with a sign.
+        # Versions are signed 64-bit integers.
         return cls(app_id or query_id, batch_id, int.from_bytes(digest[:8], "big") >> 1)
 
     @property
@@ -65,11 +67,11 @@ class AppTransaction:
 
     @property
     def versions(self) -> dict[str, int]:
-        """What a commit of the micro-batch carries."""
+        """The app transactions of the micro-batch's commit."""
         return dict(zip(self._names, (self.batch_id, self.input), strict=True))
 
     def committed(self, table: Any) -> bool:
-        """Whether the table has the micro-batch already.
+        """Return whether the table has the micro-batch already.
 
         Raises
         ------
@@ -83,18 +85,19 @@ class AppTransaction:
             return False
         if last > self.batch_id:
             raise CheckpointRewound(
-                f"app {self.app_id!r} is at micro-batch {last} in the Delta table and its checkpoint at {self.batch_id}: another "
-                "process runs the same query at this moment, which then is to go on alone; or the checkpoint is an old copy, or a new one under "
-                "the app_id of another. Use the newest checkpoint; a new one needs a new app_id (leave it out to get one)",
+                f"app {self.app_id!r} is at micro-batch {last} in the Delta table and its checkpoint at "
+                f"{self.batch_id}: another process runs the same query, or the checkpoint is an old copy or "
+                "a new one. Use the newest checkpoint; a new one needs a new app_id (leave it out to get "
+                "one)",
                 app_id=self.app_id,
                 batch_id=self.batch_id,
                 last=last,
             )
         if last_input != self.input:
             raise CheckpointMismatch(
-                f"app {self.app_id!r} has committed micro-batch {self.batch_id} into the Delta table before, with other input: the "
-                "checkpoint is an old copy, or a new one under the app_id of another. Use the newest checkpoint; a new one needs a new "
-                "app_id (leave it out to get one)",
+                f"app {self.app_id!r} has committed micro-batch {self.batch_id} to the Delta table before, "
+                "with other input: the checkpoint is an old copy or a new one. Use the newest checkpoint; a "
+                "new one needs a new app_id (leave it out to get one)",
                 app_id=self.app_id,
                 batch_id=self.batch_id,
             )

@@ -1,1 +1,1 @@
-"""SQL tables as sinks: the table, staging, and how rows are inserted, upserted and applied."""
+"""SQL tables as sinks: definitions, staging, and statements that insert, upsert and apply rows."""

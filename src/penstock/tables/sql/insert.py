@@ -1,4 +1,4 @@
-"""Rows that tasks put into the table by themselves: each has a key that it brings from the source, so it is there once."""
+"""Idempotent inserts by tasks: each row has a key from its source, so a repeated row is skipped."""
 
 from __future__ import annotations
 
@@ -8,40 +8,34 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.arguments import brief, in_quotes
 from penstock.errors import TableRefused
 from penstock.store.database import Database, Transaction
 from penstock.tables.columns import Layout
 from penstock.tables.sql import upsert
-from penstock.tables.sql.stage import Source, Writes, clear, defined, load, nul_refused
+from penstock.tables.sql.loading import StagedRows, clear, load, refusing_nul_characters, relation_columns
+from penstock.tables.sql.staging import TaskWriter
 
 
 def insert_chunk(
     database: Database,
     layout: Layout,
     chunk: pa.RecordBatch,
-    insert: Callable[[Transaction, Layout, Source], object],
+    insert: Callable[[Transaction, Layout, StagedRows], object],
 ) -> None:
-    """Put rows that are ready for the database into the table, in one transaction.
-
-    Parameters
-    ----------
-    insert
-        What is done with them, such as ``merging.insert``.
-    """
-    columns = defined(layout, chunk.schema.names)
+    """Write encoded rows to the table in one transaction, with ``upsert.insert`` or another statement."""
+    columns = relation_columns(layout, chunk.schema.names)
 
     def work(tx: Transaction) -> None:
         insert(tx, layout, load(tx, columns, [chunk]))
         clear(tx, columns)
 
-    with nul_refused():
+    with refusing_nul_characters():
         database.run(work, idempotent=True)
 
 
 @dataclass(frozen=True)
-class Insert(Writes):
-    """Each chunk is a transaction, in which what is there already is left out."""
+class IdempotentInsert(TaskWriter):
+    """Inserts of new keys, one transaction for each chunk."""
 
     layout: Layout
 
@@ -53,24 +47,24 @@ class Insert(Writes):
             keys.append(pa.Table.from_batches([chunk.select(self.layout.staged_keys)]))
             insert_chunk(database, self.layout, chunk, upsert.insert_new)
         if keys:
-            self._require_one_each(pa.concat_tables(keys))
+            self._require_distinct(pa.concat_tables(keys))
         return {}
 
-    def _require_one_each(self, keys: pa.Table) -> None:
-        """Refuse several rows of one row: all but the first would be taken for repeated ones.
+    def _require_distinct(self, keys: pa.Table) -> None:
+        """Refuse several rows with one key: all but the first would be skipped as repeats.
 
-        One task has them all, since rows that are cut into other tasks on their way are refused when the query starts.
+        One task has all of them, since a query that shuffles its rows to other tasks is refused when it
+        starts.
         """
         counted = keys.group_by(keys.column_names).aggregate([([], "count_all")])
-        twice = counted.filter(pc.greater(counted["count_all"], 1)).select(keys.column_names)
-        if not twice.num_rows:
+        repeated = counted.filter(pc.greater(counted["count_all"], 1)).select(keys.column_names)
+        if not repeated.num_rows:
             return
-        values = twice.slice(0, 1).to_pylist()[0].values()
-        pairs = zip(self.layout.keys, values, strict=True)
-        shown = brief(", ".join(f"{in_quotes(key.name)} = {value!r}" for key, value in pairs))
+        shown = upsert.shown_key(self.layout.keys, tuple(repeated.slice(0, 1).to_pylist()[0].values()))
         raise TableRefused(
-            f"the transformation makes several rows of the one with {shown}, and guarantee=idempotent tells rows by where they "
-            f"come from, so only one of them is in {self.layout.name.sql}: use guarantee=exactly_once, or make one row of each",
+            f"the transformation makes several rows of the source row with {shown}, of which "
+            f"guarantee=idempotent keeps only one in {self.layout.name.sql}: use guarantee=exactly_once, or "
+            "make one row of each",
             condition="TABLE_REFUSED.DUPLICATE_KEYS",
             key=shown,
         )

@@ -1,4 +1,4 @@
-"""A table as the target of micro-batches."""
+"""SQL tables as targets of commits: what the transaction of a micro-batch does to the table."""
 
 from __future__ import annotations
 
@@ -7,21 +7,23 @@ from dataclasses import dataclass
 from penstock.commit.micro_batch import BatchCommit, Target
 from penstock.store.database import Transaction
 from penstock.tables.columns import Layout
-from penstock.tables.sql import apply, existing, history, upsert
-from penstock.tables.sql.stage import Stage
+from penstock.tables.sql import ddl, upsert
+from penstock.tables.sql.apply import apply_changes
+from penstock.tables.sql.staging import Stage
 
 CHANGES = "changes"
-"""What is done with change rows, which come in output mode append."""
+"""The write mode of change rows, whose output mode is append."""
 
-# The store's own statements walk along indexes, and its connections are told so; these read everything.
-_PLANNING = "; ".join(
+# The store's connections disable these plans, since its own statements walk along indexes; a table's
+# statements read all rows.
+_ALL_PLANS = "; ".join(
     f"set local enable_{what} = on" for what in ("seqscan", "bitmapscan", "hashjoin", "mergejoin")
 )
 
 
 @dataclass(frozen=True)
 class _Table(Target[int]):
-    """A SQL table, however its rows come into it."""
+    """A SQL table as the target of a commit."""
 
     layout: Layout
     called: str
@@ -41,7 +43,9 @@ class _Table(Target[int]):
 
 @dataclass(frozen=True)
 class TableTarget(_Table):
-    """Staged rows are inserted, upserted, or put in the place of everything; readers see the old table or the new one."""
+    """A table whose staged rows are inserted, upserted, applied, or replace all others, in one
+    transaction.
+    """
 
     mode: str
     stage: Stage
@@ -60,14 +64,13 @@ class TableTarget(_Table):
             When staged rows are gone.
         """
         if tx.dialect == "postgres":
-            tx.execute(_PLANNING)
+            tx.execute(_ALL_PLANS)
         source = self.stage.take(tx, attempts)
         if self.mode == "complete":
-            self._make_room(tx)
+            self._recreate_when_changed(tx)
             written = upsert.replace(tx, self.layout, source)
         elif self.mode == CHANGES:
-            kind = history if self.layout.history else apply
-            written = kind.apply(tx, self.layout, source)
+            written = apply_changes(tx, self.layout, source)
         elif self.mode == "update":
             written = upsert.upsert(tx, self.layout, source)
         else:
@@ -75,18 +78,20 @@ class TableTarget(_Table):
         self.stage.drop(tx)
         return written
 
-    def _make_room(self, tx: Transaction) -> None:
-        """See to the table's columns, which only this mode may change."""
-        there = existing.look(tx, self.layout.name)
-        if there is not None and tx.dialect == "postgres":
-            # Writers wait for one another, so that each replaces all that the one before has left; readers do not.
+    def _recreate_when_changed(self, tx: Transaction) -> None:
+        """Create the table, or recreate it when the rows have other columns, as only output mode complete
+        may.
+        """
+        existing = ddl.find_table(tx, self.layout.name)
+        if existing is not None and tx.dialect == "postgres":
+            # Serialises writers, so that each replaces all rows of the one before; readers do not wait.
             tx.execute(f"lock table {self.layout.name.sql} in share row exclusive mode")
-            there = existing.look(tx, self.layout.name)
-        if there is not None and existing.differences(self.layout, there, complete=True):
-            existing.drop(tx, self.layout)
-            there = None
-        if there is None:
-            existing.create(tx, self.layout)
+            existing = ddl.find_table(tx, self.layout.name)
+        if existing is not None and ddl.differences(self.layout, existing, complete=True):
+            ddl.drop_table(tx, self.layout)
+            existing = None
+        if existing is None:
+            ddl.create_table(tx, self.layout)
 
     def discard(self, tx: Transaction, batch: BatchCommit[int]) -> None:
         self.stage.drop(tx)
@@ -94,10 +99,10 @@ class TableTarget(_Table):
 
 @dataclass(frozen=True)
 class WrittenTarget(_Table):
-    """A table that the tasks have written for themselves."""
+    """A table that the tasks have written themselves, with idempotent inserts."""
 
     def publish(self, tx: Transaction, batch: BatchCommit[int]) -> int:
         return batch.rows
 
     def discard(self, tx: Transaction, batch: BatchCommit[int]) -> None:
-        """Nothing: rows that are there were not added again."""
+        """Do nothing: repeated rows were skipped when they were inserted."""

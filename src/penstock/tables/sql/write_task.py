@@ -1,4 +1,4 @@
-"""What a task does with the rows of a table: check them, make them ready, stage them, and tell the driver."""
+"""Task side of a SQL table: tasks check and encode rows, write them, and report to the driver."""
 
 from __future__ import annotations
 
@@ -8,18 +8,17 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 from pyspark import TaskContext
 
-from penstock.arguments import in_quotes
 from penstock.arrow.coerce import conform_batch
-from penstock.errors import TableRefused
 from penstock.queue.open_stores import open_store
 from penstock.spark.error_boundary import iterate_without_tracebacks
 from penstock.spark.internals.gc_tuning import freeze_imports
 from penstock.spark.session_store import check_reach
-from penstock.tables.change_rows import require_changes
+from penstock.tables.chunks import chunked
 from penstock.tables.columns import Layout
-from penstock.tables.shaping import ready, shaped_schema, staged_schema
-from penstock.tables.sql.stage import Writes, chunked
-from penstock.tables.untouched_values import UNKNOWN
+from penstock.tables.row_checks import require_changes, require_key_value
+from penstock.tables.row_encoding import database_schema, projected_schema, to_database_types
+from penstock.tables.sql.staging import TaskWriter
+from penstock.tables.unchanged_values import UNKNOWN
 
 REPORT = "attempt string, staged bigint, rows bigint, query string"
 _REPORT = pa.schema(
@@ -33,54 +32,46 @@ _REPORT = pa.schema(
 
 
 @dataclass(frozen=True)
-class Taking:
-    """How a task takes rows from Spark."""
+class RowEncoder:
+    """Checks projected rows and encodes them for the database."""
 
     layout: Layout
-    shaped: pa.Schema
-    """Of the rows that come in."""
+    projected: pa.Schema
     columns: pa.Schema
-    """Of rows that are ready for the database."""
+    """The schema of encoded rows."""
 
     @classmethod
-    def of(cls, layout: Layout) -> Taking:
-        shaped = shaped_schema(layout)
-        return cls(layout, shaped, staged_schema(shaped, layout.dialect))
+    def of(cls, layout: Layout) -> RowEncoder:
+        projected = projected_schema(layout)
+        return cls(layout, projected, database_schema(projected, layout.dialect))
 
-    def ready(self, chunk: pa.RecordBatch) -> pa.RecordBatch:
-        """Shaped rows, looked at, as the database takes them.
+    def encode(self, chunk: pa.RecordBatch) -> pa.RecordBatch:
+        """Check and encode projected rows.
 
         Raises
         ------
         TableRefused
-            When a key has no value, or a change says not what it does, or when, or leaves a value out that nobody can know.
+            When a key is null, or a change has an unknown type, no sequence, or leaves out a value that no
+            row has.
         """
-        shaped = conform_batch(chunk, self.shaped)
-        self._check_keys(shaped)
+        rows = conform_batch(chunk, self.projected)
+        for array, column in zip(rows.columns, self.layout.columns, strict=False):
+            if column.key:
+                require_key_value(array, column.name, self.layout.name.sql)
         if self.layout.sequence is not None:
-            require_changes(shaped, self.layout.sequence.name)
+            require_changes(rows, self.layout.sequence.name)
         if self.layout.unchanged is not None:
-            self.layout.unchanged.require_known(shaped.column(UNKNOWN), self.layout.name.sql)
-        return ready(shaped, self.columns)
-
-    def _check_keys(self, chunk: pa.RecordBatch) -> None:
-        for array, column in zip(chunk.columns, self.layout.columns, strict=False):
-            if column.key and array.null_count:
-                raise TableRefused(
-                    f"a row has no value in {in_quotes(column.name)}, which is a key of {self.layout.name.sql}: give it one, as "
-                    "coalesce(column, '') does, or drop such rows",
-                    condition="TABLE_REFUSED.NULL_KEY",
-                    column=column.name,
-                )
+            self.layout.unchanged.require_known(rows.column(UNKNOWN), self.layout.name.sql)
+        return to_database_types(rows, self.columns)
 
 
 @dataclass
 class StageTask:
-    """For ``mapInArrow``: shaped rows in, what was staged out."""
+    """The function of ``mapInArrow``: takes projected rows and returns a report of what the task wrote."""
 
     url: str = field(repr=False)
-    taking: Taking
-    stage: Writes
+    encoder: RowEncoder
+    stage: TaskWriter
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return iterate_without_tracebacks(self._run(iter(batches)))
@@ -102,13 +93,13 @@ class StageTask:
         )
 
     def put(self, context: TaskContext, batches: Iterator[pa.RecordBatch]) -> dict[str, int]:
-        """Stage the rows; how much, by attempt."""
+        """Write the rows, and return how much was staged by attempt."""
         database = open_store(self.url).database
         return self.stage.put(
-            database, context.partitionId(), context.taskAttemptId(), self._ready(chunked(batches))
+            database, context.partitionId(), context.taskAttemptId(), self._encoded(chunked(batches))
         )
 
-    def _ready(self, chunks: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def _encoded(self, chunks: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for chunk in chunks:
             self._rows += chunk.num_rows
-            yield self.taking.ready(chunk)
+            yield self.encoder.encode(chunk)

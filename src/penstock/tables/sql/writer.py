@@ -1,4 +1,4 @@
-"""What a streaming query calls with each micro-batch of a table, on the driver."""
+"""Driver side of a SQL table: the ``foreachBatch`` function of a query."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ from penstock.spark.checkpoint import Checkpoint
 from penstock.spark.sink.micro_batches import batch_commit, require_same_query
 from penstock.store.records.ledger import LedgerKey
 from penstock.tables.columns import Layout
-from penstock.tables.shaping import shaped
-from penstock.tables.sql.insert import Insert
-from penstock.tables.sql.postgres_stage import PostgresStage
-from penstock.tables.sql.stage import SegmentStage, Stage, Writes
+from penstock.tables.row_encoding import project_rows
+from penstock.tables.sql.insert import IdempotentInsert
+from penstock.tables.sql.staging import PostgresStage, SegmentStage, Stage, TaskWriter
 from penstock.tables.sql.target import TableTarget, WrittenTarget
-from penstock.tables.sql.write_task import REPORT, StageTask, Taking
+from penstock.tables.sql.write_task import REPORT, RowEncoder, StageTask
 
 
 @dataclass(frozen=True)
 class TableWriter:
-    """For ``foreachBatch``: one action, in which the tasks stage the rows, or put them in; then one transaction."""
+    """The ``foreachBatch`` function: tasks stage or insert the rows in one action, then one transaction
+    commits them.
+    """
 
     url: str = field(repr=False)
     layout: Layout
@@ -36,7 +37,7 @@ class TableWriter:
     mode: str
     guarantee: str
     location: str = field(repr=False)
-    """Of the checkpoint."""
+    """The location of the checkpoint."""
     app_id: str | None = None
     rebind: bool = False
     new_sink: bool = False
@@ -50,40 +51,45 @@ class TableWriter:
 
     def _write(self, frame: DataFrame, batch_id: int) -> None:
         store = open_store(self.url)
-        rows = shaped(frame, self.layout)
-        taking = Taking.of(self.layout)
-        writes = self._writes(store, taking.columns, batch_id)
-        task = StageTask(self.url, taking, writes)
-        # Also when the micro-batch is in already: Spark wants to see that the state was committed.
-        told = rows.mapInArrow(task, REPORT).collect()
-        staged = {row.attempt: row.staged for row in told if row.attempt is not None}
-        if not isinstance(writes, Stage):
-            self._commit(store, WrittenTarget(self.layout, self.called), batch_id, told, {})
+        rows = project_rows(frame, self.layout)
+        encoder = RowEncoder.of(self.layout)
+        writer = self._task_writer(store, encoder.columns, batch_id)
+        task = StageTask(self.url, encoder, writer)
+        # Also when the micro-batch was committed before: Spark requires that its state is committed.
+        reports = rows.mapInArrow(task, REPORT).collect()
+        staged = {report.attempt: report.staged for report in reports if report.attempt is not None}
+        if not isinstance(writer, Stage):
+            self._commit(store, WrittenTarget(self.layout, self.called), batch_id, reports, {})
             return
-        target = TableTarget(self.layout, self.called, self.mode, writes)
+        target = TableTarget(self.layout, self.called, self.mode, writer)
         if self.guarantee == "at_least_once":
             store.database.run(lambda tx: target.write(tx, staged), idempotent=True)
-            self._note(store, target, batch_id, told)
+            self._note(store, target, batch_id, reports)
         else:
-            self._commit(store, target, batch_id, told, staged)
+            self._commit(store, target, batch_id, reports, staged)
 
-    def _note(self, store: Store, target: Target[int], batch_id: int, told: Sequence[Row]) -> None:
-        if told:
-            key = LedgerKey(target.ledger_name, self.app_id or told[0].query, batch_id)
-            rows = sum(row.rows for row in told)
-            note_batch(store.database, key, told[0].query, rows, new_sink=self.new_sink)
+    def _note(self, store: Store, target: Target[int], batch_id: int, reports: Sequence[Row]) -> None:
+        if reports:
+            key = LedgerKey(target.ledger_name, self.app_id or reports[0].query, batch_id)
+            rows = sum(report.rows for report in reports)
+            note_batch(store.database, key, reports[0].query, rows, new_sink=self.new_sink)
 
     def _commit(
-        self, store: Store, target: Target[int], batch_id: int, told: Sequence[Row], staged: dict[str, int]
+        self,
+        store: Store,
+        target: Target[int],
+        batch_id: int,
+        reports: Sequence[Row],
+        staged: dict[str, int],
     ) -> None:
         checkpoint = Checkpoint(self.location)
-        if told:
-            require_same_query(checkpoint, (row.query for row in told))
+        if reports:
+            require_same_query(checkpoint, (report.query for report in reports))
         batch = batch_commit(
             target,
             checkpoint,
             batch_id,
-            rows=sum(row.rows for row in told),
+            rows=sum(report.rows for report in reports),
             app_id=self.app_id,
             attempts=staged,
             rebind=self.rebind,
@@ -91,16 +97,16 @@ class TableWriter:
         )
         commit_batch(store.database, store.uuid, batch)
 
-    def _writes(self, store: Store, columns: pa.Schema, batch_id: int) -> Writes:
+    def _task_writer(self, store: Store, columns: pa.Schema, batch_id: int) -> TaskWriter:
         if self.guarantee == "idempotent":
-            return Insert(columns, self.layout)
-        app_id = self._app()
+            return IdempotentInsert(columns, self.layout)
+        app_id = self._app_id()
         if self.layout.dialect == "postgres":
             return PostgresStage.open(store.database, self.layout, columns, app_id, batch_id)
         return SegmentStage.of(self.layout, columns, app_id, batch_id)
 
-    def _app(self) -> str:
+    def _app_id(self) -> str:
         if self.guarantee == "at_least_once":
-            # Its checkpoint may be out of reach.
+            # The checkpoint may be unreadable from here.
             return f"run:{uuid.uuid4()}"
         return self.app_id or Checkpoint(self.location).query_id()

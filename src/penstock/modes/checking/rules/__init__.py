@@ -1,1 +1,1 @@
-"""What can be wrong with a query in an output mode, a family of rules in each file."""
+"""Rules of the output mode check, one family in each file."""

@@ -1,11 +1,11 @@
-"""Spark's real-time trigger."""
+"""Rules of Spark's real-time trigger."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 
-from penstock.modes.checking.join_bounds import equal
+from penstock.modes.checking.join_bounds import has_equality
 from penstock.modes.checking.plan import Plan, source_of
 from penstock.modes.checking.report import UNSAFE, WARNING, Problem
 from penstock.modes.checking.sinks import Sink
@@ -15,7 +15,7 @@ from penstock.spark.internals.requirements import parse_version
 
 ALLOW_LIST = "spark.sql.streaming.realTimeMode.allowlistCheck"
 VERSION = "version"
-"""What the session's version is called among the settings of a plan."""
+"""The key of the session's version among the settings of a plan."""
 _MODE = "STREAMING_REAL_TIME_MODE.OUTPUT_MODE_NOT_SUPPORTED"
 _STATE_BELOW_UNION = "STREAMING_REAL_TIME_MODE.STATEFUL_OPERATORS_BEFORE_UNION_NOT_SUPPORTED"
 _SAME_SOURCE = "STREAMING_REAL_TIME_MODE.IDENTICAL_SOURCES_IN_UNION_NOT_SUPPORTED"
@@ -23,38 +23,44 @@ _SOURCE = "STREAMING_REAL_TIME_MODE.INPUT_STREAM_NOT_SUPPORTED"
 _NOT_ALLOWED = "STREAMING_REAL_TIME_MODE.OPERATOR_OR_SINK_NOT_IN_ALLOWLIST"
 _MICRO_BATCHES = "a processing-time trigger"
 _SOURCES = ("kafka", "memory")
-"""The second is a source for tests, of Spark's JVM."""
+"""``memory`` is a source for tests in the JVM."""
 _SINKS = ("console", "foreach", "kafka")
 _END_OF_CALL = re.compile(r"\)#\d+")
 
 
 def real_time(plan: Plan, mode: str) -> Iterator[Problem]:
-    """What ``checkAdditionalRealTimeModeConstraints`` of Spark 4.3 says."""
+    """Apply ``checkAdditionalRealTimeModeConstraints`` of Spark 4.3."""
     if mode != "update":
         yield Problem(
             _MODE,
-            f"the real-time trigger takes update mode only, not {mode}",
+            f"the real-time trigger takes only update mode, not {mode}",
             fix="outputMode('update')",
             condition=_MODE,
         )
-    # Spark 4.2 takes no state under this trigger, wherever it is.
+    # Spark 4.2 takes no stateful operator under this trigger at all.
     for node in plan.streaming("Union") if _takes_state(plan) else ():
         below = next(
-            (each for each in node.below() if each.streaming and Trait.ABOVE_UNION in traits_of(each.name)),
+            (
+                child
+                for child in node.below()
+                if child.streaming and Trait.ABOVE_UNION in traits_of(child.name)
+            ),
             None,
         )
         if below is not None:
             yield Problem.at(
                 below,
                 _STATE_BELOW_UNION,
-                f"under the real-time trigger the {below.name} has to be above the union",
-                fix=_MICRO_BATCHES + "; or a union first, and then what keeps state",
+                f"under the real-time trigger the {below.name} must be above the union",
+                fix=_MICRO_BATCHES + "; or the union first, and then the stateful operator",
                 condition=_STATE_BELOW_UNION,
             )
 
 
 def real_time_plans(plan: Plan, sink: Sink | None) -> Iterator[Problem]:
-    """Sources, operators and sinks that the real-time trigger does not take, which Spark (4.3) finds out when the query starts."""
+    """Report sources, operators and sinks that the real-time trigger refuses when the query starts (Spark
+    4.3).
+    """
     for node in plan.nodes:
         if Trait.STREAMING_READ in traits_of(node.name) and source_of(node) not in _SOURCES:
             yield Problem.at(
@@ -71,7 +77,7 @@ def real_time_plans(plan: Plan, sink: Sink | None) -> Iterator[Problem]:
             yield Problem.at(
                 node,
                 _NOT_ALLOWED,
-                f"the real-time trigger does not take {_called(node)}",
+                f"the real-time trigger does not take {_shown(node)}",
                 severity,
                 fix=_MICRO_BATCHES,
                 condition=_NOT_ALLOWED,
@@ -80,8 +86,8 @@ def real_time_plans(plan: Plan, sink: Sink | None) -> Iterator[Problem]:
             yield Problem.at(
                 node,
                 "PENSTOCK_REAL_TIME_BROADCAST",
-                "the real-time trigger takes a join with a batch only if Spark sends the batch to all tasks, which it does with "
-                "small ones",
+                "the real-time trigger takes a join with a batch DataFrame only if Spark broadcasts it, as "
+                "it does with small ones",
                 WARNING,
                 fix="F.broadcast(batch)",
             )
@@ -97,7 +103,7 @@ def real_time_plans(plan: Plan, sink: Sink | None) -> Iterator[Problem]:
 
 def _same_sources(plan: Plan) -> Iterator[Problem]:
     for node in plan.streaming("Union"):
-        leaves = [without_ids(each.text) for each in node.walk() if each.streaming and not each.children]
+        leaves = [without_ids(leaf.text) for leaf in node.walk() if leaf.streaming and not leaf.children]
         if len(set(leaves)) < len(leaves):
             yield Problem.at(
                 node,
@@ -110,9 +116,9 @@ def _same_sources(plan: Plan) -> Iterator[Problem]:
 
 def _allowed(plan: Plan, node: Node) -> bool:
     if node.name == "Join":
-        return not all(child.streaming for child in node.children) and equal(node)
+        return not all(child.streaming for child in node.children) and has_equality(node)
     if node.name == "Repartition":
-        # With a shuffle; without one it is coalesce.
+        # With a shuffle; a coalesce is not allowed.
         return node.arguments[1:2] == ("true",)
     since = Trait.REAL_TIME | (Trait.REAL_TIME_4_3 if _takes_state(plan) else Trait(0))
     return bool(traits_of(node.name) & since) and not _python(node)
@@ -122,18 +128,20 @@ def _takes_state(plan: Plan) -> bool:
     return parse_version(plan.settings[VERSION]) >= (4, 3)
 
 
-def _called(node: Node) -> str:
+def _shown(node: Node) -> str:
     return (
         f"Python functions, as in this {node.name}" if Trait.REAL_TIME in traits_of(node.name) else node.name
     )
 
 
 def _broadcast(node: Node) -> bool:
-    return any(each.name == "ResolvedHint" and "broadcast" in each.text for each in node.walk())
+    return any(child.name == "ResolvedHint" and "broadcast" in child.text for child in node.walk())
 
 
 def _python(node: Node) -> bool:
-    """Whether an operator calls a Python function: its printed call has a number, as columns have, whose names have none inside."""
+    """Whether an operator calls a Python function, whose printed call ends with a number and has columns
+    inside.
+    """
     for end in _END_OF_CALL.finditer(node.text):
         depth = 0
         for place in range(end.start(), -1, -1):

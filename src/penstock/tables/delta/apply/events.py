@@ -1,8 +1,10 @@
-"""Change rows on their way into a Delta table, as events: what happened to a key, and where in the order of its changes."""
+"""Schema and staging of the change events of a Delta table: what happened to a key, and its place in the
+order of changes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -10,35 +12,35 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 from pyspark.sql import types as spark
 
-from penstock.arguments import did_you_mean, in_quotes
+from penstock.arguments import in_quotes
 from penstock.errors import InvalidInput, TableRefused
-from penstock.feeds.contract import CHANGE_TYPE
-from penstock.tables.change_rows import require_changes, ties
-from penstock.tables.columns import VALID_FROM, VALID_TO, not_kept
+from penstock.tables.columns import VALID_FROM, VALID_TO, metadata_columns
 from penstock.tables.delta.schema import DeltaLayout, rows_layout
-from penstock.tables.delta.stage import DeltaTask
-from penstock.tables.untouched_values import Unchanged
+from penstock.tables.delta.stage import DeltaStageTask
+from penstock.tables.delta.writer import shown_key
+from penstock.tables.row_checks import ambiguous_order, require_change_columns, require_changes, tie_breakers
+from penstock.tables.unchanged_values import UnchangedValues
 
 SEQUENCE, PRESENT, UNKNOWN = "_penstock_sequence", "_penstock_present", "_penstock_unknown"
-"""Of staged events, beside the columns of their rows."""
-_OURS = (VALID_FROM, VALID_TO, SEQUENCE, PRESENT, UNKNOWN)
+"""The columns of staged events beside those of their rows."""
+_RESERVED = (VALID_FROM, VALID_TO, SEQUENCE, PRESENT, UNKNOWN)
 
 
 @dataclass(frozen=True)
-class Events:
-    """What the events of a query look like."""
+class EventLayout:
+    """The columns of a query's change events."""
 
     rows: DeltaLayout
-    """Of the rows that they put into the table, with the table's names."""
+    """The rows that they set, with the table's column names."""
     columns: tuple[str, ...]
-    """The same, with the names that the query has for them."""
+    """The same columns, with the query's names."""
     sequence: pa.DataType
     sequence_by: str
     """The query's column that orders the events of a key."""
     history: bool
-    """Whether the table keeps each row with the time when it was valid (type 2), or only those that are (type 1)."""
-    unchanged: Unchanged | None = None
-    """Where events may leave values out."""
+    """Whether the table keeps every version of a row (type 2), or only the current one (type 1)."""
+    unchanged: UnchangedValues | None = None
+    """For events that may leave values out."""
     ties: tuple[str, ...] = ()
     """The query's columns that order events of a key with one sequence."""
 
@@ -46,16 +48,10 @@ class Events:
     def keys(self) -> list[str]:
         return list(self.rows.keys)
 
-    @staticmethod
-    def shown_key(values: Mapping[str, object]) -> str:
-        """A key as messages show it."""
-        return ", ".join(f"{in_quotes(name)} = {in_quotes(value)}" for name, value in values.items())
-
     @property
     def staged(self) -> DeltaLayout:
-        """What tasks stage: the row with its event's place in the order, and 1 where it is there from then on, 0 where it is gone.
-
-        Where events may leave values out, they say which.
+        """The columns that tasks stage: the row, its sequence, whether the event sets or removes it, and what
+        it leaves out.
         """
         more = [pa.field(SEQUENCE, self.sequence), pa.field(PRESENT, pa.int32())]
         more += [] if self.unchanged is None else [pa.field(UNKNOWN, pa.string())]
@@ -63,67 +59,61 @@ class Events:
 
     @property
     def table(self) -> DeltaLayout:
-        """What the table has to have."""
+        """The columns that the table must have."""
         valid = [pa.field(name, self.sequence) for name in (VALID_FROM, VALID_TO)] if self.history else []
         return DeltaLayout(pa.schema([*self.rows.schema, *valid]), self.rows.keys)
 
 
-def events_of(
-    found: spark.StructType, keys: Sequence[str], sequence_by: str, *, history: bool, table: str
-) -> Events:
-    """The events that rows stand for.
+def event_layout(
+    rows: spark.StructType, keys: Sequence[str], sequence_by: str, *, history: bool, table: str
+) -> EventLayout:
+    """Return the layout of the events in change rows.
 
     Parameters
     ----------
     table
-        As messages name it.
+        The table's name in messages.
 
     Raises
     ------
     InvalidInput
-        When they are no change rows, or keys or sequence cannot be compared.
+        When they are not change rows, or keys or sequence cannot be compared exactly.
     UnsupportedType
     """
-    names = found.names
-    lacking = [name for name in (CHANGE_TYPE, sequence_by) if name not in names]
-    if lacking:
+    require_change_columns(rows.names, sequence_by)
+    unchanged = UnchangedValues.of(rows, keys)
+    metadata = metadata_columns(unchanged)
+    columns = tuple(name for name in rows.names if name not in metadata)
+    reserved = [name for name in columns if name.lower() in _RESERVED]
+    if reserved:
         raise InvalidInput(
-            f"apply_changes takes change rows, with the columns {CHANGE_TYPE} and {sequence_by}, and these have no "
-            f"{lacking[0]}.{did_you_mean(lacking[0], names)} They have {', '.join(names)}",
-            parameter="apply_changes",
+            f"the rows have a column {in_quotes(reserved[0])}, a name that {table} reserves where changes "
+            f"are applied: rename it, as with withColumnRenamed({in_quotes(reserved[0])}, …)",
+            columns=reserved,
         )
-    unchanged = Unchanged.of(found, keys)
-    taken_out = not_kept(unchanged)
-    columns = tuple(name for name in names if name not in taken_out)
-    taken = [name for name in columns if name.lower() in _OURS]
-    if taken:
-        raise InvalidInput(
-            f"the rows have a column {in_quotes(taken[0])}, a name that {table} has a use of its own for where changes are applied: "
-            f"rename it, as with withColumnRenamed({in_quotes(taken[0])}, …)",
-            columns=taken,
-        )
-    rows = rows_layout(spark.StructType([found[name] for name in columns]), keys)
-    order = rows_layout(spark.StructType([found[sequence_by]]), ()).schema.field(0)
-    for key in rows.keys:
-        _require_exact("keys", rows.schema.field(key))
+    layout = rows_layout(spark.StructType([rows[name] for name in columns]), keys)
+    order = rows_layout(spark.StructType([rows[sequence_by]]), ()).schema.field(0)
+    for key in layout.keys:
+        _require_exact("keys", layout.schema.field(key))
     _require_exact("sequence_by", order)
-    return Events(rows, columns, order.type, sequence_by, history, unchanged, ties(found, sequence_by))
+    ties = tie_breakers(rows, sequence_by)
+    return EventLayout(layout, columns, order.type, sequence_by, history, unchanged, ties)
 
 
 def _require_exact(parameter: str, column: pa.Field) -> None:
     if pat.is_nested(column.type) or pat.is_floating(column.type):
         raise InvalidInput(
-            f"{parameter} names {in_quotes(column.name)}, which is {column.type}, and changes are ordered and their keys found by values "
-            "that are equal or not: cast it, as to bigint, decimal or string",
+            f"{parameter} names {in_quotes(column.name)}, which is {column.type}, and keys and sequences "
+            "need an exact comparison: cast it, as to bigint, decimal or string",
             parameter=parameter,
         )
 
 
 @dataclass
-class EventTask(DeltaTask):
-    """For ``mapInArrow``: collapsed events in, what was staged out."""
+class EventTask(DeltaStageTask):
+    """The function of ``mapInArrow``: takes collapsed events and returns a report of what the task staged."""
 
-    events: Events = field(kw_only=True)
+    events: EventLayout = field(kw_only=True)
 
     def _checked(self, chunks: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return super()._checked(self._event(chunk) for chunk in chunks)
@@ -131,18 +121,12 @@ class EventTask(DeltaTask):
     def _event(self, chunk: pa.RecordBatch) -> pa.RecordBatch:
         require_changes(chunk, self.events.sequence_by)
         if pc.any(chunk.column("ambiguous")).as_py():
-            self._refuse(chunk.filter(chunk.column("ambiguous")))
+            raise self._ambiguous(chunk.filter(chunk.column("ambiguous")))
         if self.events.unchanged is not None:
             self.events.unchanged.require_known(chunk.column("unknown"), self.stage.place.shown)
         return chunk.drop_columns(["ambiguous"])
 
-    def _refuse(self, chunk: pa.RecordBatch) -> None:
+    def _ambiguous(self, chunk: pa.RecordBatch) -> TableRefused:
         names = self.events.rows.schema.names
         first = {name: chunk.column(names.index(name))[0].as_py() for name in self.events.keys}
-        raise TableRefused(
-            f"the key {self.events.shown_key(first)} of {self.stage.place.shown} has several changes with one value of {in_quotes(self.events.sequence_by)}, and "
-            "nothing says which of them is the last one: take the feed's net changes (deduplication_mode='netChanges', "
-            "net_window='commit'), or name a column as sequence_by that orders all changes of a key",
-            condition="TABLE_REFUSED.AMBIGUOUS_ORDER",
-            key=self.events.shown_key(first),
-        )
+        return ambiguous_order(shown_key(first), self.stage.place.shown, self.events.sequence_by)

@@ -1,10 +1,12 @@
-"""What a query emits in a mode: which rows, when, for how long state is kept, and what the sink has to do."""
+"""Prediction of what a query emits in a mode: which rows, when, for how long state is kept, and what the
+sink must do.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.modes.checking.join_bounds import BOTH, given_up, unmatched_sides
+from penstock.modes.checking.join_bounds import BOTH, evicted_sides, unmatched_sides
 from penstock.modes.checking.plan import Plan, expires, result_key
 from penstock.spark.internals.operators import Trait, traits_of
 from penstock.spark.internals.plan_text import Node
@@ -22,14 +24,17 @@ NO_STATE, COUNT, UNTIL_WATERMARK, ONE_SIDE, FOR_EVER, OWN = (
 )
 ADD, REPLACE_BY_KEY, REPLACE_ALL = "add", "replace by key", "replace all"
 
+_WORST_FIRST = (FOR_EVER, ONE_SIDE, OWN, UNTIL_WATERMARK, COUNT, NO_STATE)
+
 _ROWS = {
     NEW_ROWS: "each row comes out once",
     FINISHED: "each group comes out once, with its last values,",
     CHANGED: "the groups that a micro-batch changed come out, with their new values",
     ALL: "all groups come out again in each micro-batch that has new rows",
-    MATCHED: "rows with a match come out once, in the micro-batch that reads the later of the two, and rows without one",
-    ONLY_MATCHED: "rows with a match come out once, in the micro-batch that reads the later of the two, and rows without one never do "
-    "where they are kept for ever",
+    MATCHED: "rows with a match come out once, in the micro-batch that reads the later of the two, and rows "
+    "without one",
+    ONLY_MATCHED: "rows with a match come out once, in the micro-batch that reads the later of the two, and "
+    "rows without one never do where they are kept forever",
     FUNCTION: "the rows that the stateful function returns come out",
 }
 _WHEN = {
@@ -39,28 +44,30 @@ _WHEN = {
 _STATE = {
     NO_STATE: "no state is kept",
     COUNT: "only the number of rows so far is kept",
-    UNTIL_WATERMARK: "state is kept until the watermark has passed it, and rows that come after that are dropped",
-    ONE_SIDE: "state of one side of the join is kept for ever, that of the other until the watermark has passed it",
-    FOR_EVER: "state is kept for ever",
+    UNTIL_WATERMARK: "state is kept until the watermark has passed it, and rows that come after that are "
+    "dropped",
+    ONE_SIDE: "state of one side of the join is kept forever, that of the other until the watermark has "
+    "passed it",
+    FOR_EVER: "state is kept forever",
     OWN: "state is kept until the function or its timer removes it",
 }
 _SINK = {
-    ADD: "the sink only adds rows",
-    REPLACE_BY_KEY: "the sink has to replace what it has by key",
-    REPLACE_ALL: "the sink has to replace all that it has",
+    ADD: "the sink only appends rows",
+    REPLACE_BY_KEY: "the sink has to replace rows by key",
+    REPLACE_ALL: "the sink has to replace all rows",
 }
 
 
 @dataclass(frozen=True)
 class Emits:
-    """Claims that a preview can be held against; ``str`` is the sentence."""
+    """What comes out of a query in a mode, in terms that a preview can verify; ``str`` is the sentence."""
 
     rows: str
     when: str
     state: str
     sink: str
     key: tuple[str, ...] = ()
-    """By which columns the sink replaces."""
+    """The columns by which the sink replaces rows."""
 
     def __str__(self) -> str:
         when = f" {_WHEN[self.when]}" if self.rows in (NEW_ROWS, FINISHED, MATCHED) else ""
@@ -69,15 +76,10 @@ class Emits:
         return sentence[0].upper() + sentence[1:]
 
 
-# ---- claims: What a query emits in a mode, told from its plan.
-
-_WORST_FIRST = (FOR_EVER, ONE_SIDE, OWN, UNTIL_WATERMARK, COUNT, NO_STATE)
-
-
-def claims(plan: Plan, mode: str) -> Emits:
-    """What comes out of the operator nearest to the sink that keeps state; a query without one passes rows on."""
-    kept = {_state(node, mode) for node in plan.stateful} | {NO_STATE}
-    state = next(each for each in _WORST_FIRST if each in kept)
+def predict_emits(plan: Plan, mode: str) -> Emits:
+    """Predict the output of the stateful operator nearest to the sink; a query without one passes rows on."""
+    lifetimes = {_state(node, mode) for node in plan.stateful} | {NO_STATE}
+    state = next(lifetime for lifetime in _WORST_FIRST if lifetime in lifetimes)
     top = next((node for node in plan.stateful if node.name != "GlobalLimit"), None)
     if mode == "complete":
         # A deduplication lets a group through once, and the sink loses it with the next micro-batch.
@@ -92,13 +94,13 @@ def claims(plan: Plan, mode: str) -> Emits:
     if Trait.FUNCTION in traits_of(top.name):
         return Emits(FUNCTION, AT_ONCE, state, ADD if mode == "append" else REPLACE_BY_KEY)
     if top.name == "Join" and unmatched_sides(top):
-        rows = MATCHED if unmatched_sides(top) <= given_up(top) else ONLY_MATCHED
+        rows = MATCHED if unmatched_sides(top) <= evicted_sides(top) else ONLY_MATCHED
         return Emits(rows, AFTER_WATERMARK, state, ADD)
     return Emits(NEW_ROWS, AFTER_WATERMARK if _waits(plan, top, mode) else AT_ONCE, state, ADD)
 
 
 def _waits(plan: Plan, top: Node, mode: str) -> bool:
-    """Whether rows that pass an operator at once come from one below that holds them back."""
+    """Whether rows that pass an operator at once come from an aggregation below that holds them back."""
     return mode == "append" and any(node in plan.aggregates for node in top.below())
 
 
@@ -108,7 +110,7 @@ def _state(node: Node, mode: str) -> str:
     if Trait.FUNCTION in traits_of(node.name):
         return OWN
     if node.name == "Join":
-        sides = given_up(node)
+        sides = evicted_sides(node)
         return UNTIL_WATERMARK if sides == BOTH else ONE_SIDE if sides else FOR_EVER
     if node.name == "DeduplicateWithinWatermark":
         return UNTIL_WATERMARK

@@ -1,7 +1,7 @@
-"""What events make of a Delta table: worked out from what is known of their keys, with Arrow, without their rows.
+"""Planning of a merge: what staged events change in a Delta table, computed with Arrow from their keys alone.
 
-For each event one line: the columns of its key, ``SEQUENCE`` and ``PRESENT``. The lines are sorted by key and sequence, and each is
-compared with its neighbours.
+Each event is a line with the columns of its key, ``SEQUENCE`` and ``PRESENT``. The lines are sorted by key
+and sequence, and each is compared with its neighbours.
 """
 
 from __future__ import annotations
@@ -20,57 +20,61 @@ _NUMBER, _END, _STORED = "_penstock_number", "_penstock_end", 2
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What is to be done with staged events."""
+class MergePlan:
+    """What to merge, and what to record as applied."""
 
     taken: pa.BooleanArray
-    """For each of them, whether its row goes into the merge."""
-    remembered: pa.Table
-    """Events that are to be known from now on."""
+    """For each staged event, whether its row is merged."""
+    recorded: pa.Table
+    """The events to record as applied."""
     ends: pa.Array | None = None
-    """With history: for each staged event that is taken, in their order, the sequence of the next event of its key."""
+    """With history: for each merged event, in order, the sequence of the next event of its key."""
     changed: pa.Table | None = None
-    """With history: key, ``VALID_FROM`` and new ``VALID_TO`` of rows in the table that end elsewhere from now on."""
+    """With history: key, ``VALID_FROM`` and new ``VALID_TO`` of stored rows whose end changes."""
 
     @property
-    def is_nothing(self) -> bool:
+    def is_empty(self) -> bool:
         changed = 0 if self.changed is None else self.changed.num_rows
-        return not (self.remembered.num_rows or changed or pc.any(self.taken).as_py())
+        return not (self.recorded.num_rows or changed or pc.any(self.taken).as_py())
 
 
-def latest(keys: Sequence[str], staged: pa.Table, known: pa.Table) -> Outcome:
-    """Type 1: a staged event counts where it comes after the last one that is known of its key.
+def plan_latest(keys: Sequence[str], staged: pa.Table, known: pa.Table) -> MergePlan:
+    """Plan type 1: a staged event counts when it sorts after the last known one of its key.
 
     Parameters
     ----------
     staged
         One event of each key.
     known
-        At most one of each of those keys.
+        At most one event of each of those keys.
     """
     order = [("descending", SEQUENCE), ("descending", PRESENT), ("ascending", _NUMBER)]
     lines = _sorted(keys, [numbered(staged, _NUMBER), _unnumbered(known)], order)
     first = lines.filter(_starts(lines, keys))
     won = first.filter(pc.greater_equal(first[_NUMBER], 0))
-    return Outcome(_chosen(won, staged.num_rows), won.drop_columns([_NUMBER]))
+    return MergePlan(_chosen(won, staged.num_rows), won.drop_columns([_NUMBER]))
 
 
-def history(keys: Sequence[str], staged: pa.Table, ended: pa.Table, stored: pa.Table) -> Outcome:
-    """Type 2: each row is valid from its event to the next one of its key.
+def plan_history(keys: Sequence[str], staged: pa.Table, ended: pa.Table, stored: pa.Table) -> MergePlan:
+    """Plan type 2: each row is valid from its event to the next one of its key.
 
     Parameters
     ----------
     staged
         One event of each key and sequence.
     ended
-        The deletes that are known of those keys.
+        The known deletes of those keys.
     stored
-        Key, ``VALID_FROM`` and ``VALID_TO`` of all rows in the table that have those keys.
+        Key, ``VALID_FROM`` and ``VALID_TO`` of all stored rows that have those keys.
     """
-    there = stored.filter(pc.is_valid(stored[VALID_FROM])).rename_columns([*keys, SEQUENCE, _END])
-    kind = pa.array(np.full(there.num_rows, _STORED), pa.int32())
+    versions = stored.filter(pc.is_valid(stored[VALID_FROM])).rename_columns([*keys, SEQUENCE, _END])
+    kind = pa.array(np.full(versions.num_rows, _STORED), pa.int32())
     order = [("ascending", SEQUENCE), ("descending", PRESENT), ("ascending", _NUMBER)]
-    parts = [numbered(staged, _NUMBER), _unnumbered(ended), _unnumbered(there.append_column(PRESENT, kind))]
+    parts = [
+        numbered(staged, _NUMBER),
+        _unnumbered(ended),
+        _unnumbered(versions.append_column(PRESENT, kind)),
+    ]
     lines = _sorted(keys, parts, order)
     lines = lines.filter(_starts(lines, [*keys, SEQUENCE]))
     ends = _next(lines, keys)
@@ -80,17 +84,17 @@ def history(keys: Sequence[str], staged: pa.Table, ended: pa.Table, stored: pa.T
     changed = lines.select([*keys, SEQUENCE]).append_column(VALID_TO, ends).filter(moved)
     added = pc.and_(new, pc.equal(present, 1))
     rows = pa.table({_NUMBER: lines[_NUMBER], VALID_TO: ends}).filter(added).sort_by(_NUMBER)
-    gone = lines.filter(pc.and_(new, pc.equal(present, 0)))
-    return Outcome(
+    deletes = lines.filter(pc.and_(new, pc.equal(present, 0)))
+    return MergePlan(
         _chosen(rows, staged.num_rows),
-        gone.select([*keys, SEQUENCE, PRESENT]),
+        deletes.select([*keys, SEQUENCE, PRESENT]),
         rows[VALID_TO].combine_chunks(),
         changed.rename_columns([*keys, VALID_FROM, VALID_TO]),
     )
 
 
 def numbered(rows: pa.Table, name: str) -> pa.Table:
-    """The rows with their places, in a column of a name."""
+    """Add the row numbers as a column."""
     return rows.append_column(name, pa.array(np.arange(rows.num_rows)))
 
 
@@ -105,7 +109,7 @@ def _sorted(keys: Sequence[str], parts: Sequence[pa.Table], order: Sequence[tupl
 
 
 def _starts(lines: pa.Table, names: Sequence[str]) -> pa.BooleanArray:
-    """For each line whether it has other values than the one before."""
+    """Return for each line whether its values differ from the one before."""
     starts = np.zeros(lines.num_rows, dtype=bool)
     starts[:1] = True
     for name in names:
@@ -115,13 +119,13 @@ def _starts(lines: pa.Table, names: Sequence[str]) -> pa.BooleanArray:
 
 
 def _next(lines: pa.Table, keys: Sequence[str]) -> pa.ChunkedArray:
-    """The sequence of the next line, where that has the same key."""
+    """Return the sequence of the next line, null where that has another key."""
     sequence = lines[SEQUENCE]
-    nothing = pa.nulls(min(1, lines.num_rows), sequence.type)
-    following = pa.chunked_array([*sequence.slice(1).chunks, nothing], sequence.type)
-    last = _starts(lines, keys)
-    ends = pa.concat_arrays([last.slice(1), pa.array([True] * min(1, lines.num_rows), pa.bool_())])
-    return pc.if_else(ends, pa.scalar(None, sequence.type), following)
+    no_next = pa.nulls(min(1, lines.num_rows), sequence.type)
+    following = pa.chunked_array([*sequence.slice(1).chunks, no_next], sequence.type)
+    starts = _starts(lines, keys)
+    is_last = pa.concat_arrays([starts.slice(1), pa.array([True] * min(1, lines.num_rows), pa.bool_())])
+    return pc.if_else(is_last, pa.scalar(None, sequence.type), following)
 
 
 def _differ(old: pa.ChunkedArray, new: pa.ChunkedArray) -> pa.ChunkedArray:

@@ -1,24 +1,31 @@
-"""A preview as a picture in SVG: a lane for each mode, micro-batches from left to right."""
+"""Rendering of a preview as SVG: a lane for each mode, micro-batches from left to right.
+
+The SVG is written by hand: it is rectangles and lines of monospaced text, which a notebook shows as they are.
+A plotting library would be a dependency of every notebook, and would still need this layout of boxes.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import accumulate, islice
 from textwrap import wrap
 
 from penstock.modes.previewing.cells import moment_text, rows_as_text
-from penstock.modes.previewing.result import NO_DATA, MicroBatch, ModePreview, Preview
+from penstock.modes.previewing.micro_batches import NO_DATA, MicroBatch, ModePreview
 
-_MOST_BOXES = 8
-_MOST_CHARACTERS, _NAME_CHARACTERS, _REASON_CHARACTERS = 44, 17, 72
+_MAX_BOXES = 8
+_MAX_CHARACTERS, _NAME_CHARACTERS, _REASON_CHARACTERS = 44, 17, 72
 _CHARACTER, _LINE, _BOX, _GAP, _PAD = 7.3, 16, 22, 6, 12
 _LANE_TITLE = 150
-_NARROWEST = 22 * _CHARACTER
+_MIN_WIDTH = 22 * _CHARACTER
 _STYLE = (
-    "text{font:12px ui-monospace,Menlo,Consolas,monospace;fill:#1f2933}"
+    "text{font:12px "
+    "ui-monospace,Menlo,Consolas,monospace;fill:#1f2933}"
     ".mode{font-weight:bold;font-size:14px}.dim{fill:#7b8794}.late{fill:#b42318;font-weight:bold}"
-    ".lane{fill:#f5f7fa}.empty{fill:#fff;stroke:#cbd2d9;stroke-dasharray:3 3}.row{fill:#dbeafe;stroke:#3b82f6}"
+    ".lane{fill:#f5f7fa}.empty{fill:#fff;stroke:#cbd2d9;stroke-dasharray:3 "
+    "3}.row{fill:#dbeafe;stroke:#3b82f6}"
 )
 
 
@@ -29,12 +36,12 @@ class _Cell:
     boxes: tuple[str, ...]
     more: int
     notes: tuple[tuple[str, str], ...]
-    """Class and text of each line underneath."""
+    """CSS class and text of each line below the boxes."""
 
     @property
     def width(self) -> float:
         lines = [*self.boxes, *(text for _, text in self.notes)]
-        return max(_NARROWEST, max(map(len, lines), default=0) * _CHARACTER + 16)
+        return max(_MIN_WIDTH, max(map(len, lines), default=0) * _CHARACTER + 16)
 
     @property
     def height(self) -> float:
@@ -49,24 +56,19 @@ class _Lane:
 
     @property
     def height(self) -> float:
-        beside = (1 + len(self.names)) * _LINE
+        beside = (1 + len(self.mode.columns)) * _LINE
         reason = (1 + len(self.reason)) * _LINE if self.mode.refusal else 0
         return max(beside + 2 * _PAD, reason + 2 * _PAD, *(cell.height for cell in self.cells))
 
     @property
-    def names(self) -> tuple[str, ...]:
-        """The columns of the emitted rows."""
-        return tuple(self.mode.batches[0].emitted.column_names) if self.mode.batches else ()
-
-    @property
     def reason(self) -> tuple[str, ...]:
-        """The lines that say why a mode is not allowed."""
+        """The lines with why a mode is not allowed."""
         return tuple(wrap(self.mode.refusal.message, _REASON_CHARACTERS)) if self.mode.refusal else ()
 
 
-def svg(preview: Preview) -> str:
-    """The picture's text; it needs no other file."""
-    lanes = [_lane(mode, preview.time_zone) for mode in preview.modes]
+def svg(modes: Sequence[ModePreview], time_zone: str) -> str:
+    """Return a self-contained SVG document."""
+    lanes = [_Lane(mode, tuple(_cell(batch, time_zone) for batch in mode.batches)) for mode in modes]
     columns = max((len(lane.cells) for lane in lanes), default=0)
     widths = [
         max(lane.cells[place].width for lane in lanes if place < len(lane.cells)) for place in range(columns)
@@ -76,9 +78,9 @@ def svg(preview: Preview) -> str:
     top, parts = float(_PAD), _header(lanes, lefts)
     top += 3 * _LINE
     for lane in lanes:
-        parts += _drawn(lane, top, lefts, widths, width)
+        parts += _draw_lane(lane, top, lefts, widths, width)
         top += lane.height + _GAP
-    parts.append(_text(_PAD, top + _LINE, f"Times are in {preview.time_zone}.", "dim"))
+    parts.append(_text(_PAD, top + _LINE, f"Times are in {time_zone}.", "dim"))
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{top + 2 * _LINE:.0f}" '
         f'role="img" aria-label="What each output mode emits"><style>{_STYLE}</style>\n'
@@ -86,37 +88,33 @@ def svg(preview: Preview) -> str:
     )
 
 
-def _lane(mode: ModePreview, time_zone: str) -> _Lane:
-    return _Lane(mode, tuple(_cell(batch, time_zone) for batch in mode.batches))
-
-
 def _cell(batch: MicroBatch, time_zone: str) -> _Cell:
     boxes = tuple(
-        _brief("  ".join(row), _MOST_CHARACTERS) for row in islice(rows_as_text(batch.emitted), _MOST_BOXES)
+        _brief("  ".join(row), _MAX_CHARACTERS) for row in islice(rows_as_text(batch.emitted), _MAX_BOXES)
     )
     notes = []
     if batch.watermark is not None:
         notes.append(("dim", f"watermark {moment_text(batch.watermark, time_zone)}"))
     if batch.operators:
-        left = f", {batch.removed_rows} removed" if batch.removed_rows else ""
-        notes.append(("dim", f"state rows {batch.state_rows}{left}"))
+        removed = f", {batch.removed_rows} removed" if batch.removed_rows else ""
+        notes.append(("dim", f"state rows {batch.state_rows}{removed}"))
     if batch.dropped_rows:
         notes.append(("late", f"{batch.dropped_rows} dropped: too late"))
     return _Cell(boxes, batch.emitted.num_rows - len(boxes), tuple(notes))
 
 
 def _header(lanes: list[_Lane], lefts: list[float]) -> list[str]:
-    """Over each column what is true in every lane: the batch id and the rows that came in."""
+    """Write above each column what all lanes share: the batch id and the number of input rows."""
     longest = max((lane.mode.batches for lane in lanes), key=len, default=())
     parts = []
     for left, batch in zip(lefts, longest, strict=False):
-        came = "no data" if batch.kind == NO_DATA else f"{batch.input_rows} in"
+        rows = "no data" if batch.kind == NO_DATA else f"{batch.input_rows} in"
         parts.append(_text(left, _PAD + _LINE, f"micro-batch {batch.batch}"))
-        parts.append(_text(left, _PAD + 2 * _LINE, came, "dim"))
+        parts.append(_text(left, _PAD + 2 * _LINE, rows, "dim"))
     return parts
 
 
-def _drawn(lane: _Lane, top: float, lefts: list[float], widths: list[float], width: float) -> list[str]:
+def _draw_lane(lane: _Lane, top: float, lefts: list[float], widths: list[float], width: float) -> list[str]:
     parts = [
         f'<rect class="lane" x="0" y="{top:.0f}" width="{width:.0f}" height="{lane.height:.0f}"/>',
         _text(_PAD, top + _PAD + _LINE, lane.mode.mode, "mode"),
@@ -125,14 +123,14 @@ def _drawn(lane: _Lane, top: float, lefts: list[float], widths: list[float], wid
         parts.append(_text(_LANE_TITLE, top + _PAD + _LINE, "not allowed", "late"))
     for place, line in enumerate(lane.reason, 2):
         parts.append(_text(_LANE_TITLE, top + _PAD + place * _LINE, line, "dim"))
-    for place, name in enumerate(lane.names, 2):
+    for place, name in enumerate(lane.mode.columns, 2):
         parts.append(_text(_PAD, top + _PAD + place * _LINE, _brief(name, _NAME_CHARACTERS), "dim"))
-    for cell, left, wide in zip(lane.cells, lefts, widths, strict=False):
-        parts += _drawn_cell(cell, left, top + _PAD, wide)
+    for cell, left, cell_width in zip(lane.cells, lefts, widths, strict=False):
+        parts += _draw_cell(cell, left, top + _PAD, cell_width)
     return parts
 
 
-def _drawn_cell(cell: _Cell, left: float, top: float, width: float) -> list[str]:
+def _draw_cell(cell: _Cell, left: float, top: float, width: float) -> list[str]:
     parts = []
     for box in cell.boxes:
         parts.append(_rect("row", left, top, width))
@@ -162,5 +160,5 @@ def _text(left: float, top: float, text: str, kind: str = "") -> str:
     return f'<text{style} x="{left:.0f}" y="{top:.0f}" xml:space="preserve">{escape(text)}</text>'
 
 
-def _brief(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[: most - 1]}…"
+def _brief(text: str, length: int) -> str:
+    return text if len(text) <= length else f"{text[: length - 1]}…"

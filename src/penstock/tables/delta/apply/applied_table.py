@@ -1,0 +1,207 @@
+"""The second Delta table that records which events were applied, in the folder of the first.
+
+Type 1 records the last event of each key that ever was, type 2 the deletes. The first table's version names
+the version of this one that goes with it, as an app transaction. So both change in one step, what a writer
+that died has written here is in no version that counts, and two writers of changes conflict.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from penstock.errors import SchemaMismatch, TableRefused
+from penstock.lake.delta_location import DeltaPlace, library
+from penstock.tables.chunks import grouped
+from penstock.tables.delta.apply.events import PRESENT, SEQUENCE, EventLayout
+from penstock.tables.delta.apply.merge_plan import numbered
+from penstock.tables.delta.stage import FOLDER
+from penstock.tables.delta.transactions import commit_properties, merge_by_keys
+from penstock.tables.names import quoted
+
+_WRITER = "penstock:writer"
+_MOST_FILES = 64
+_JOINED_ROWS, _JOINED_BYTES = 1 << 19, 1 << 28
+_NUMBER = "_penstock_number"
+
+
+@dataclass(frozen=True)
+class AppliedTable:
+    """The applied-events table of a Delta table."""
+
+    place: DeltaPlace
+    of: str
+    """The name of the first table in messages."""
+    schema: pa.Schema
+    keys: tuple[str, ...]
+    history: bool
+
+    @classmethod
+    def of_table(cls, place: DeltaPlace, table: Any, events: EventLayout) -> AppliedTable:
+        """Return that of a table, by the id that a recreated table does not share."""
+        path = f"{place.path}/{FOLDER}/applied-{table.metadata().id}"
+        names = [*events.keys, SEQUENCE, PRESENT]
+        schema = pa.schema([events.staged.schema.field(name) for name in names])
+        return cls(DeltaPlace(path, place.options), place.shown, schema, events.rows.keys, events.history)
+
+    @property
+    def transaction(self) -> str:
+        """The app transaction of the first table whose version is that of this one."""
+        return f"penstock:{self.place.path.rpartition('/')[2]}"
+
+    def named_by(self, table: Any) -> int:
+        """Return the version that goes with a version of the first table.
+
+        Raises
+        ------
+        TableRefused
+            When the table has lost its app transaction.
+        """
+        version = table.transaction_version(self.transaction)
+        if version is None:
+            raise TableRefused(
+                f"the Delta table {self.of} has lost the app transaction {self.transaction}, which says "
+                "which changes it has: its property delta.setTransactionRetentionDuration is too short, or "
+                "its log was cut. Remove that property, and drop the table to start over",
+                condition="TABLE_REFUSED.CHANGES_FORGOTTEN",
+                table=self.of,
+            )
+        return int(version)
+
+    def prepare(self, table: Any) -> None:
+        """Create it if it does not exist, and name it in the first table.
+
+        Raises
+        ------
+        SchemaMismatch
+            When the changes had other keys or another order before.
+        """
+        deltalake = library("deltalake")
+        with self.place.plainly():
+            wanted = deltalake.Schema.from_arrow(self.schema)
+            # Another process may create it at the same moment.
+            deltalake.DeltaTable.create(
+                self.place.path, wanted, mode="ignore", storage_options=self.place.options or None
+            )
+        now, before = _types(wanted), _types(self.place.open().schema())
+        if now != before:
+            raise SchemaMismatch(
+                f"the changes of the Delta table {self.of} were ordered by {before.pop(SEQUENCE, None)} "
+                f"before, with the keys {_shown(before)}, and are by {now.pop(SEQUENCE, None)} now, with "
+                f"{_shown(now)}: keep keys and sequence_by, or drop the table to start over",
+                table=self.of,
+            )
+        if table.transaction_version(self.transaction) is None and self.place.open().version() == 0:
+            with suppress(library("deltalake.exceptions").CommitFailedError):
+                # Another process may do so at the same moment.
+                self.name_in(table, 0)
+
+    def name_in(self, table: Any, version: int, others: Mapping[str, int] | None = None) -> None:
+        """Name a version in the first table, in a commit without rows.
+
+        Parameters
+        ----------
+        others
+            The versions of other app transactions of the commit.
+        """
+        no_rows = pa.schema(table.schema().to_arrow()).empty_table()
+        properties = commit_properties({**(others or {}), self.transaction: version})
+        library("deltalake").write_deltalake(table, no_rows, mode="append", commit_properties=properties)
+
+    def vacuum(self, version: int) -> None:
+        """Delete files of old versions; skipped when this table is newer than the version that the first one
+        names.
+        """
+        table = self.place.open()
+        if table.version() == version:
+            with self.place.plainly():
+                table.vacuum(dry_run=False)
+
+    def events(self, version: int, touched: pa.Table) -> pa.Table:
+        """Read the events that a version records for some keys."""
+        with self.place.plainly():
+            table = library("deltalake").DeltaTable(
+                self.place.path, version=version, storage_options=self.place.options or None
+            )
+        return rows_with_keys(self.place, table, touched, self.schema)
+
+    def record(self, version: int, events: pa.Table) -> int:
+        """Record events, each later than what a version has of its key, and return the version that has them.
+
+        Raises
+        ------
+        CommitFailedError
+            Of deltalake, when other writers have committed in the meantime.
+        """
+        if not events.num_rows:
+            return version
+        token = uuid.uuid4().int >> 66
+        table = self.place.open()
+        if table.version() != version:
+            # A writer died between this commit and the first table's, or is about to make the latter.
+            table.restore(version, commit_properties=_written_by(token))
+        if len(table.file_uris()) > _MOST_FILES:
+            table.optimize.compact(commit_properties=_written_by(token))
+        if self.history:
+            library("deltalake").write_deltalake(
+                table, events, mode="append", commit_properties=_written_by(token)
+            )
+        else:
+            merge = merge_by_keys(table, events, self.keys, _written_by(token))
+            merge.when_matched_update_all().when_not_matched_insert_all().execute()
+        if table.transaction_version(_WRITER) != token:
+            raise library("deltalake.exceptions").CommitFailedError("another writer has recorded events")
+        return int(table.version())
+
+
+def rows_with_keys(place: DeltaPlace, table: Any, touched: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Read the rows of a table that have some keys.
+
+    Parameters
+    ----------
+    touched
+        The keys.
+    schema
+        The columns to read, with the table's names.
+    """
+    columns = ", ".join(map(quoted, schema.names))
+    with place.plainly():
+        # Not by an Arrow dataset: the threads that read it for deltalake sometimes abort a process that is
+        # exiting.
+        query = (
+            library("deltalake")
+            .QueryBuilder()
+            .register("stored", table)
+            .execute(f"SELECT {columns} FROM stored")
+        )
+        batches = (pa.record_batch(batch) for batch in query)
+        parts = [
+            _with_keys(pa.Table.from_batches(group).cast(schema), touched)
+            for group in grouped(batches, _JOINED_ROWS, _JOINED_BYTES)
+        ]
+    return pa.concat_tables([schema.empty_table(), *parts])
+
+
+def _with_keys(part: pa.Table, touched: pa.Table) -> pa.Table:
+    """Filter rows by joining their keys and numbers alone, since Arrow joins no nested values."""
+    keys = touched.column_names
+    matched = numbered(part.select(keys), _NUMBER).join(touched, keys=keys, join_type="left semi")
+    return part.take(matched[_NUMBER])
+
+
+def _written_by(token: int) -> Any:
+    return commit_properties({_WRITER: token})
+
+
+def _types(schema: Any) -> dict[str, str]:
+    return {field["name"]: field["type"] for field in json.loads(schema.to_json())["fields"]}
+
+
+def _shown(types: dict[str, str]) -> str:
+    return ", ".join(sorted(f"{name} {kind}" for name, kind in types.items() if name != PRESENT))

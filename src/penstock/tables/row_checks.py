@@ -1,0 +1,166 @@
+"""Checks of the rows that a table takes, and the errors that SQL and Delta tables share."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import pyarrow as pa
+from pyspark.sql import Column
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
+from pyspark.sql.types import StructType
+
+from penstock.arguments import did_you_mean, in_quotes
+from penstock.errors import InvalidInput, InvalidOption, TableRefused
+from penstock.feeds.contract import CHANGE_TYPE, COMMIT_VERSION
+from penstock.spark.column_metadata import is_split, required_sequence, row_id_columns, sequence_column
+
+
+def tie_breakers(schema: StructType, sequence_by: str) -> tuple[str, ...]:
+    """Return the columns that order changes of a key with one value of ``sequence_by``, from the feed's
+    column metadata.
+
+    A commit may change a row more than once; for most feeds there are no such columns.
+
+    Raises
+    ------
+    InvalidOption
+        When ``sequence_by`` restarts in each commit, or does not distinguish changes that may arrive in
+        several micro-batches.
+    InvalidInput
+        When the rows have lost the column that orders them.
+    """
+    step, needed = sequence_column(schema), required_sequence(schema)
+    if step == sequence_by:
+        raise InvalidOption(
+            f"sequence_by={in_quotes(step)} orders changes only inside one commit, so changes of later "
+            "commits would be dropped as old: leave sequence_by out, which orders by commit and then by that "
+            "column",
+            option="sequence_by",
+        )
+    if step is None and needed is not None:
+        raise InvalidInput(
+            "a commit of this feed may change a row several times, and the column that orders its changes, "
+            f"{in_quotes(needed)}, is not among the rows: select it too, or read net changes "
+            "(deduplication_mode='netChanges', net_window='commit')",
+            parameter="apply_changes",
+        )
+    if is_split(schema) and sequence_by == COMMIT_VERSION:
+        raise InvalidOption(
+            f"changes with one {in_quotes(COMMIT_VERSION)} may arrive in several micro-batches, and the "
+            "later ones would be dropped as old: leave version out of the DebeziumFeed, or set sequence_by "
+            "to a column that orders all changes of a key",
+            option="sequence_by",
+        )
+    if step is None or COMMIT_VERSION not in schema.names:
+        return ()
+    return (step,) if sequence_by == COMMIT_VERSION else (COMMIT_VERSION, step)
+
+
+def require_row_id(schema: StructType, keys: Sequence[str]) -> None:
+    """Refuse keys without a column that identifies the feed's rows.
+
+    Raises
+    ------
+    InvalidOption
+    """
+    missing = [name for name in row_id_columns(schema) if name not in keys]
+    # Keys that are not columns are refused elsewhere.
+    if missing and set(keys) <= set(schema.names):
+        raise InvalidOption(
+            f"the feed identifies rows by {', '.join(missing)}, which is not among the keys "
+            f"{', '.join(keys)}, so two of its rows with the same keys would overwrite each other: add it to "
+            "keys, or have the feed identify rows by these keys (row_id)",
+            option="keys",
+        )
+
+
+def require_change_columns(names: Collection[str], sequence_by: str) -> None:
+    """Refuse rows that are not change rows.
+
+    Raises
+    ------
+    InvalidInput
+    """
+    for wanted in (CHANGE_TYPE, sequence_by):
+        if wanted not in names:
+            raise InvalidInput(
+                f"apply_changes takes change rows, with the columns {CHANGE_TYPE} and {sequence_by}, and "
+                f"these have no {wanted}.{did_you_mean(wanted, names)} They have {', '.join(names)}",
+                parameter="apply_changes",
+            )
+
+
+def present() -> Column:
+    """Return the column ``present``: 0 where a change removes its row, 1 where it sets it, null for an
+    unknown change type.
+    """
+    kind = F.col(CHANGE_TYPE)
+    removes, sets = kind.isin("delete", "update_preimage"), kind.isin("insert", "update_postimage")
+    return F.when(removes, 0).when(sets, 1).cast("int").alias("present")
+
+
+def require_changes(chunk: pa.RecordBatch, sequence_by: str) -> None:
+    """Refuse changes of an unknown type, and those without a sequence.
+
+    Parameters
+    ----------
+    chunk
+        Rows with the columns ``present`` and ``sequence``.
+    sequence_by
+        The user's name of the column that orders the changes of a key.
+
+    Raises
+    ------
+    TableRefused
+    """
+    if chunk.column("present").null_count:
+        raise TableRefused(
+            f"a change has a {CHANGE_TYPE} other than insert, delete, update_preimage and update_postimage: "
+            "correct or drop such rows before they are written",
+            condition="TABLE_REFUSED.UNKNOWN_CHANGE_TYPE",
+        )
+    if chunk.column("sequence").null_count:
+        raise TableRefused(
+            f"a change has no value in {in_quotes(sequence_by)}, which orders the changes of a key: set "
+            "sequence_by to a column that has a value in every row",
+            condition="TABLE_REFUSED.NULL_SEQUENCE",
+            column=sequence_by,
+        )
+
+
+def require_key_value(array: pa.Array, column: str, table: str) -> None:
+    """Refuse nulls in a key column.
+
+    Raises
+    ------
+    TableRefused
+    """
+    if array.null_count:
+        raise TableRefused(
+            f"a row has no value in {in_quotes(column)}, which is a key of {table}: fill it, as "
+            "coalesce(column, '') does, or drop such rows",
+            condition="TABLE_REFUSED.NULL_KEY",
+            column=column,
+        )
+
+
+def ambiguous_order(key: str, table: str, sequence_by: str) -> TableRefused:
+    """Return the error for changes of a key that differ and have one place in the order."""
+    return TableRefused(
+        f"the key {key} of {table} has several changes with one value of {in_quotes(sequence_by)}, so none "
+        "of them is the last: read the feed's net changes (deduplication_mode='netChanges', "
+        "net_window='commit'), or name a column as sequence_by that orders all changes of a key",
+        condition="TABLE_REFUSED.AMBIGUOUS_ORDER",
+        key=key,
+    )
+
+
+def rows_with_one_key(key: str, table: str) -> TableRefused:
+    """Return the error for rows of a micro-batch that differ and have one key, in output mode update."""
+    return TableRefused(
+        f"a micro-batch for {table} has several rows with the key {key}, so none of them is the last: "
+        "aggregate by the key, or keep one row of each (max_by, dropDuplicates)",
+        condition="TABLE_REFUSED.DUPLICATE_KEYS",
+        key=key,
+        table=table,
+    )

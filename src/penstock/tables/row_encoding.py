@@ -1,0 +1,113 @@
+"""Encoding of rows for a database: the projection that Spark computes, and the Arrow conversion in its tasks.
+
+Projected rows have the columns ``c0``, ``c1`` and so on, nested values as JSON text, and binary values in
+PostgreSQL's text form. Change rows have more: ``sequence``; ``present``, which is 0 where a change removes
+its row, 1 where it sets it, and null for an unknown change type; ``t0`` and so on for tie breakers; and
+``unknown`` where changes may leave values out.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
+from pyspark.sql import Column as SparkColumn
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
+
+from penstock.spark.schemas import quote_column
+from penstock.tables.columns import Column, Layout
+from penstock.tables.row_checks import present
+from penstock.tables.unchanged_values import UNKNOWN
+
+JSON = {
+    "ignoreNullFields": "false",
+    "timeZone": "UTC",
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+}
+"""How nested values are written: every field, the times in UTC and to the microsecond."""
+_DAY, _SECOND = 86_400_000_000, 1_000_000
+
+
+def project_rows(frame: DataFrame, layout: Layout) -> DataFrame:
+    """Select the columns that tasks write."""
+    columns = [_projected(column, layout.dialect).alias(f"c{n}") for n, column in enumerate(layout.columns)]
+    if layout.sequence is not None:
+        columns += [_projected(layout.sequence, layout.dialect).alias("sequence"), present()]
+    columns += [_projected(tie, layout.dialect).alias(f"t{n}") for n, tie in enumerate(layout.ties)]
+    if layout.unchanged is not None:
+        columns += [layout.unchanged.unknown()]
+    return frame.select(*columns)
+
+
+def _projected(column: Column, dialect: str) -> SparkColumn:
+    value = F.col(quote_column(column.name))
+    if column.is_json:
+        return F.to_json(value, JSON)
+    if dialect == "postgres" and pat.is_binary(column.type):
+        return F.concat(F.lit("\\x"), F.hex(value))
+    return value
+
+
+def projected_schema(layout: Layout) -> pa.Schema:
+    """Return the Arrow schema of projected rows."""
+    fields = [(f"c{n}", _projected_type(column, layout.dialect)) for n, column in enumerate(layout.columns)]
+    if layout.sequence is not None:
+        fields += [("sequence", _projected_type(layout.sequence, layout.dialect)), ("present", pa.int32())]
+    fields += [(f"t{n}", _projected_type(tie, layout.dialect)) for n, tie in enumerate(layout.ties)]
+    if layout.unchanged is not None:
+        fields += [(UNKNOWN, pa.string())]
+    return pa.schema(fields)
+
+
+def _projected_type(column: Column, dialect: str) -> pa.DataType:
+    as_text = column.is_json or (dialect == "postgres" and pat.is_binary(column.type))
+    return pa.string() if as_text else column.type
+
+
+def database_schema(projected: pa.Schema, dialect: str) -> pa.Schema:
+    """Return the schema of projected rows whose types are converted for the database."""
+    return pa.schema([pa.field(field.name, _database_type(field.type, dialect)) for field in projected])
+
+
+def to_database_types(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Convert projected rows to a `database_schema`."""
+    arrays = [_converted(array, field.type) for array, field in zip(batch.columns, schema, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _database_type(kind: pa.DataType, dialect: str) -> pa.DataType:
+    if dialect == "postgres":
+        # Arrow's CSV has all other types as PostgreSQL reads them.
+        return pa.string() if pat.is_duration(kind) else kind
+    if pat.is_boolean(kind):
+        return pa.int8()
+    if pat.is_duration(kind):
+        return pa.int64()
+    if pat.is_integer(kind) or pat.is_floating(kind) or pat.is_binary(kind):
+        return kind
+    return pa.string()
+
+
+def _converted(array: pa.Array, wanted: pa.DataType) -> pa.Array:
+    if array.type.equals(wanted):
+        return array
+    if pat.is_duration(array.type) and pat.is_string(wanted):
+        return _interval(array.cast(pa.int64()))
+    if pat.is_time(array.type):
+        array = array.cast(pa.time64("us"))
+    return array.cast(wanted)
+
+
+def _interval(micros: pa.Array) -> pa.Array:
+    """Format intervals in whole numbers, which PostgreSQL 13 reads too; division truncates, so all parts have
+    one sign.
+    """
+    days = pc.divide(micros, _DAY)
+    rest = pc.subtract(micros, pc.multiply(days, _DAY))
+    seconds = pc.divide(rest, _SECOND)
+    parts = (days, seconds, pc.subtract(rest, pc.multiply(seconds, _SECOND)))
+    texts = [part.cast(pa.string()) for part in parts]
+    units = ("days", "seconds", "microseconds")
+    return pc.binary_join_element_wise(*(x for pair in zip(texts, units, strict=True) for x in pair), " ")

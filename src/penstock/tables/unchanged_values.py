@@ -1,0 +1,167 @@
+"""Values that a change row leaves out because the change did not touch them (PostgreSQL's unchanged TOAST
+values).
+
+PostgreSQL leaves long values out of an update that does not touch them, unless the table's replica identity
+is full. A table keeps the value that its row had before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import Column
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    DecimalType,
+    MapType,
+    StringType,
+    StructType,
+    VariantType,
+)
+
+from penstock.arguments import in_quotes
+from penstock.errors import InvalidInput, TableRefused
+from penstock.feeds.contract import CHANGE_COLUMNS, CHANGE_TYPE
+from penstock.spark.column_metadata import feed_column, unchanged_column
+from penstock.spark.schemas import quote_column
+
+UNKNOWN = "unknown"
+"""The column of a projected row with the numbers of the columns that have no value, as ",2,,5,"; null where
+all have one.
+"""
+_KEY_CHANGED, _COMPUTED = "!", "?"
+_LONG = (ArrayType, BinaryType, DecimalType, MapType, StringType, StructType, VariantType)
+
+
+@dataclass(frozen=True)
+class UnchangedValues:
+    """The column that names the values a change leaves out, and the places of these among a table's
+    columns.
+    """
+
+    column: str
+    places: tuple[tuple[str, tuple[int, ...]], ...]
+    """The column numbers, by the feed's name of the column."""
+    computed: tuple[str, ...]
+    """The columns that may be computed from such values."""
+
+    @classmethod
+    def of(cls, schema: StructType, keys: Sequence[str]) -> UnchangedValues | None:
+        """Read the column metadata of a schema; None where the feed never leaves values out.
+
+        Raises
+        ------
+        InvalidInput
+            When the feed may leave values out, and the column that names them is not among the rows.
+        """
+        column = unchanged_column(schema)
+        if column is None:
+            _require_no_values_left_out(schema, keys)
+            return None
+        places: dict[str, list[int]] = {}
+        computed = []
+        data = [field for field in schema if field.name not in (*CHANGE_COLUMNS, column)]
+        for number, field in enumerate(data):
+            name = feed_column(field)
+            if name is None or _has_feed_values(field.dataType):
+                computed.append(field.name)
+            elif field.name not in keys and isinstance(field.dataType, _LONG):
+                places.setdefault(name, []).append(number)
+        return cls(column, tuple((name, tuple(numbers)) for name, numbers in places.items()), tuple(computed))
+
+    @property
+    def numbers(self) -> list[int]:
+        """The numbers of all columns whose values may be left out."""
+        return sorted(number for _, numbers in self.places for number in numbers)
+
+    def unknown(self) -> Column:
+        """Return the expression of `UNKNOWN`: column numbers, or a sign and a name for a value that no
+        earlier row has.
+        """
+        names, kind = F.col(quote_column(self.column)), F.col(CHANGE_TYPE)
+        listed = F.array_join(F.transform(names, self._numbers), "")
+        key_changed = (kind == "insert") & (listed != "")
+        value = F.when(key_changed, F.concat(F.lit(_KEY_CHANGED), names[0])).otherwise(listed)
+        if self.computed:
+            value = F.concat(F.lit(_COMPUTED), names[0])
+        left_out = kind.isin("insert", "update_postimage") & (F.size(names) > 0)
+        return F.nullif(F.when(left_out, value), F.lit("")).alias(UNKNOWN)
+
+    def _numbers(self, name: Column) -> Column:
+        listed = F.lit(None).cast("string")
+        for known, numbers in self.places:
+            listed = F.when(name == known, "".join(f",{n}," for n in numbers)).otherwise(listed)
+        return listed
+
+    def require_known(self, unknown: pa.Array, table: str) -> None:
+        """Refuse changes that leave out values which no earlier row can have.
+
+        Raises
+        ------
+        TableRefused
+        """
+        signs = pc.utf8_slice_codeunits(unknown, 0, 1)
+        for sign, why in (
+            (_KEY_CHANGED, "the change gives the row another key"),
+            (_COMPUTED, f"the computed columns {', '.join(self.computed)} may depend on it"),
+        ):
+            refused = unknown.filter(pc.equal(signs, sign))
+            if len(refused):
+                raise self._refusal(refused[0].as_py()[1:], table, why)
+
+    def not_stored(self, name: str, table: str, key: str) -> TableRefused:
+        """Return the error for a value that the table does not have either."""
+        return self._refusal(name, table, f"the table has no row with the key {key} to take it from")
+
+    def _refusal(self, name: str, table: str, why: str) -> TableRefused:
+        return TableRefused(
+            f"a change of {table} leaves out the unchanged TOAST value of {in_quotes(name)}, and {why}: run "
+            "ALTER TABLE … REPLICA IDENTITY FULL in the source, and start over with a new slot, a new "
+            "checkpoint and an empty table",
+            condition="TABLE_REFUSED.UNKNOWN_VALUE",
+            column=name,
+        )
+
+
+def column_numbers(unknown: Iterable[str]) -> list[int]:
+    """Return the column numbers in some values of `UNKNOWN`."""
+    return sorted({int(number) for listed in unknown for number in listed.split(",") if number})
+
+
+def has_value(unknown: str, number: int) -> str:
+    """Return the SQL condition that a change has a value for a column; PostgreSQL, SQLite and deltalake
+    accept it.
+
+    Parameters
+    ----------
+    unknown
+        The column with `UNKNOWN`, in SQL.
+    """
+    return f"coalesce({unknown}, '') not like '%,{number},%'"
+
+
+def _has_feed_values(kind: DataType) -> bool:
+    return isinstance(kind, StructType) and any(feed_column(field) is not None for field in kind)
+
+
+def _require_no_values_left_out(schema: StructType, keys: Sequence[str]) -> None:
+    long = [
+        field.name
+        for field in schema
+        if feed_column(field) is not None
+        and isinstance(field.dataType, _LONG)
+        and field.name not in (*CHANGE_COLUMNS, *keys)
+    ]
+    if long:
+        raise InvalidInput(
+            f"a change may leave out a long value that it did not touch, as of {in_quotes(long[0])}, and the "
+            "feed's column that says so, _unchanged, is not among the rows: select it too. It is not written "
+            "to the table",
+            parameter="apply_changes",
+        )
