@@ -189,7 +189,7 @@ def fill(rows: int) -> None:
     from penstock.changes.options import ChangeOptions
     from penstock.changes.passes.passes import Passes
     from penstock.changes.passes.rows import Layout
-    from penstock.changes.stage import Guard, Packing, Whole
+    from penstock.changes.stage import AllPasses, FirstPass, Packing
     from penstock.spark.shuffle_batches import shuffle_keys
 
     keys = np.arange(rows // 2, dtype=np.int64)
@@ -198,8 +198,8 @@ def fill(rows: int) -> None:
     passes = Passes.of(contract(), ChangeOptions("dropCarryovers", True, 0))
     batches = table.to_batches(max_chunksize=10_000)
     count = 0
-    guard = Guard(layout, passes, packing=Packing(layout.row_id, shuffle_keys(2)))
-    for done in Whole(layout, passes, packed=True)(guard(iter(batches))):
+    first = FirstPass(layout, passes, packing=Packing(layout.row_id, shuffle_keys(2)))
+    for done in AllPasses(layout, passes, packed=True)(first(iter(batches))):
         count += done.num_rows
     assert count == rows
     print(peak_memory())

@@ -41,7 +41,7 @@ def write_table(path: Path) -> int:
         rows = pa.table({"id": ids, "amount": random.random(ROWS), "name": names})
         write_deltalake(path, rows, mode="append", configuration={"delta.enableChangeDataFeed": "true"})
         DeltaTable(path).update(predicate=f"id % 2 = {commit % 2}", updates={"amount": "amount + 1"})
-    return sum(commit.rows for commit in DeltaFeed(str(path), "id").commits(-1, 10**6, 10**9))
+    return sum(commit.rows for commit in DeltaFeed(str(path), "id").open().commits(-1, 10**6, 10**9))
 
 
 class Versions(InputPartition):

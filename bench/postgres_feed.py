@@ -15,6 +15,7 @@ import penstock as ps
 from bench.harness import Result, scratch, speed, timed
 from bench.spark_session import spark
 from penstock.feeds.postgres import PostgresFeed
+from penstock.feeds.postgres.open_feed import OpenPostgresFeed
 from tests.support.pgtools import program
 from tests.support.postgres import start_postgres
 
@@ -63,7 +64,7 @@ def through_spark(url: str, *, rounds: int = 3) -> Result:
         )
 
 
-def _rows(feed: PostgresFeed, start: int, upto: int, schema: Any) -> Iterator[int]:
+def _rows(feed: OpenPostgresFeed, start: int, upto: int, schema: Any) -> Iterator[int]:
     for task in feed.tasks(start, upto, 1_000_000):
         for batch in feed.read(task, schema):
             yield batch.num_rows
@@ -75,7 +76,7 @@ def _require(rows: int) -> None:
 
 
 @contextmanager
-def _changes(url: str) -> Iterator[PostgresFeed]:
+def _changes(url: str) -> Iterator[OpenPostgresFeed]:
     """A slot with a million changes behind it."""
     with psycopg.connect(url, autocommit=True) as connection:
         _clean(connection)
@@ -94,7 +95,7 @@ def _changes(url: str) -> Iterator[PostgresFeed]:
                 f"UPDATE {NAME} SET a = a + 1 WHERE id >= {first} AND id < {first + ROWS_IN_COMMIT}"
             )
         try:
-            yield PostgresFeed(url, NAME, NAME, snapshot="none")
+            yield PostgresFeed(url, NAME, NAME, snapshot="none").open()
         finally:
             _clean(connection)
 

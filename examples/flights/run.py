@@ -172,7 +172,7 @@ class _Demo:
 
     def _unwritten(self) -> Iterator[Commit]:
         """Generate the commits that the feed does not have yet."""
-        newest = self._feed.newest(self._feed.oldest())
+        newest = self._feed.newest(-1)
         return (commit for commit in commits(self._year, until=self._until) if commit.version > newest)
 
     def _write(self, changes: Iterable[Commit]) -> float:

@@ -205,7 +205,7 @@ def _write_last_day(spark: SparkSession, feed: ps.QueueFeed, url: str) -> None:
     with ps.connect(url) as store:
         if store.queue(DAY).info().rows:
             return
-    first = feed.newest(feed.oldest()) - LAST_DAY_HOURS + 1
+    first = feed.newest(-1) - LAST_DAY_HOURS + 1
     net = ps.changes.read(
         spark, feed, starting_version=first, deduplication_mode="netChanges", compute_updates=True
     )

@@ -28,7 +28,8 @@ SCHEMA = pa.schema(
 
 
 def contract(flags: Sequence[str] = "CU", **more: Any) -> ps.ChangeContract:
-    """A contract with the flags that are named: C for carry-overs, I for intermediate changes, U for updates in two."""
+    """A contract with the flags that are named: C for carry-overs, I for intermediate changes, U for updates
+    in two."""
     given = {
         "row_id": "id",
         "row_version": "rv",

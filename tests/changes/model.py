@@ -44,7 +44,8 @@ class Feed:
 
 @st.composite
 def feeds(draw: st.DrawFn, flags: str, *, steps: int = 1) -> Feed:
-    """A feed with the flags C (carry-overs) and U (updates as delete and insert), and up to so many changes of a row in a commit.
+    """A feed with the flags C (carry-overs) and U (updates as delete and insert), and up to so many changes
+    of a row in a commit.
 
     With the flag P updates are post-images alone and deletes have nothing but the key.
     """

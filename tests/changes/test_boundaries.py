@@ -1,4 +1,5 @@
-"""However a feed's rows fall into micro-batches and tasks, the passes give the same; as Spark would run them, but without it."""
+"""However a feed's rows fall into micro-batches and tasks, the passes give the same; as Spark would run them,
+but without it."""
 
 from __future__ import annotations
 

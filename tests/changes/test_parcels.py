@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
-from penstock.changes.stage import Packing, hashable
+from penstock.changes.stage import Packing, is_hashable
 from penstock.spark import shuffle_batches
 from penstock.spark.shuffle_batches import shuffle_keys, unpack
 
@@ -74,5 +74,5 @@ def test_parcels_that_are_too_much_for_one_column_go_in_several_batches(
 
 
 def test_ids_that_have_no_hash_are_told() -> None:
-    assert hashable([pa.int64(), pa.string()])
-    assert not hashable([pa.int64(), pa.list_(pa.int64())])
+    assert is_hashable([pa.int64(), pa.string()])
+    assert not is_hashable([pa.int64(), pa.list_(pa.int64())])

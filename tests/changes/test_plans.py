@@ -89,7 +89,7 @@ def test_the_guard_survives_the_optimizer_and_one_shuffle_is_all_there_is(
     logical, _, physical = plan.partition("Physical Plan")
     physical, _, _ = physical.partition("Initial Plan")
     assert logical.count("MapInArrow") == 2, plan
-    for stage in ("Guard", "Whole"):
+    for stage in ("FirstPass", "AllPasses"):
         assert f"MapInArrow {stage}" in physical, plan
     assert len(re.findall(r"\bExchange\b", physical)) == 1, physical
     assert "Window" not in physical, physical

@@ -120,7 +120,8 @@ def test_the_column_has_to_be_a_list() -> None:
 
 
 def test_values_of_columns_that_were_not_asked_for_are_not_missed() -> None:
-    """A row whose key moved comes without what it has out of line; who does not read that column has all it wants."""
+    """A row whose key moved comes without what it has out of line; who does not read that column has all it
+    wants."""
     moved: list[Change] = [("insert", "x", None, ["b"])]
     with pytest.raises(ChangelogContractViolation, match="b"):
         net(table(history(*moved), SCHEMA), CONTRACT)

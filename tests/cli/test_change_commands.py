@@ -108,7 +108,7 @@ def test_a_bound_that_is_none_is_told_by_its_option(feed: Penstock, command: str
 
 def test_bounds_that_do_not_fit_are_told_by_their_options(feed: Penstock) -> None:
     told = feed("changes", "show", "queue:f", "--from", 3, "--to", 2, "--json", code=1).error
-    assert told["message"] == "--to lies before --from: exchange them"
+    assert told["message"] == "--to is before --from: swap them"
 
 
 def test_snapshots_without_a_row_id_are_told_how_to_name_it(

@@ -222,8 +222,9 @@ def test_a_feed_reads_changes_with_a_role_that_replicates(database: str, spark: 
     feed = ps.PostgresFeed(
         as_role(database, "penstock_feed"), publication="stock", slot=f"s_{uuid.uuid4().hex[:8]}"
     )
+    opened = feed.open()
     try:
-        feed.begin()
+        opened.begin()
         assert [row.item for row in ps.changes.read(spark, feed).collect()] == ["bolt"]
     finally:
         run(

@@ -20,7 +20,7 @@ from penstock.changes.passes.rows import ChangeRows, Layout
 from penstock.changes.passes.violations import check_rows
 from penstock.errors import FeedUnavailable
 from penstock.feeds.contract import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION
-from penstock.feeds.delta import DeltaFeed
+from penstock.feeds.delta.open_feed import OpenDeltaFeed
 
 FEED = {"delta.enableChangeDataFeed": "true"}
 SCHEMA = pa.schema([("id", pa.int64()), ("p", pa.string()), ("v", pa.float64())])
@@ -42,20 +42,19 @@ def table_at(path: Path | str, version: int | None = None, storage: Mapping[str,
     return {row["id"]: tuple(row.values()) for row in found.to_pylist()}
 
 
-def changes(feed: DeltaFeed, after: int = -1, upto: int = 10**6, *, per_task: int = 10**6) -> pa.Table:
+def changes(feed: OpenDeltaFeed, after: int = -1, upto: int = 10**6, *, per_task: int = 10**6) -> pa.Table:
     """All change rows of a range, as Spark's tasks would read them."""
     schema = feed.describe().schema
     batches = []
     for task in feed.tasks(after, upto, per_task):
-        copy = pickle.loads(pickle.dumps((feed, task)))
-        for batch in copy[0].read(copy[1], schema):
+        for batch in feed.read(pickle.loads(pickle.dumps(task)), schema):
             assert batch.schema.equals(schema, check_metadata=True)
             batch.validate(full=True)
             batches.append(batch)
     return pa.Table.from_batches(batches, schema)
 
 
-def passed(feed: DeltaFeed, found: pa.Table, *, updates: bool = False) -> pa.Table:
+def passed(feed: OpenDeltaFeed, found: pa.Table, *, updates: bool = False) -> pa.Table:
     """The change rows after the passes that the contract asks for."""
     contract = feed.describe().contract
     if contract is None:
@@ -83,9 +82,10 @@ def replayed(found: pa.Table, state: State, version: int) -> State:
     return state
 
 
-def check_replay(feed: DeltaFeed, path: Path | str, found: pa.Table, first: int = 0) -> None:
-    storage = feed.storage_options
-    newest = DeltaTable(str(path), storage_options=dict(storage) or None).version()
+def check_replay(
+    path: Path | str, found: pa.Table, first: int = 0, storage: Mapping[str, str] | None = None
+) -> None:
+    newest = DeltaTable(str(path), storage_options=dict(storage) if storage else None).version()
     state = table_at(path, first - 1, storage) if first else {}
     for version in range(first, newest + 1):
         state = replayed(found, state, version)

@@ -7,7 +7,7 @@ import pickle
 import random
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from penstock.changes.data_source import STREAM, ChangesStreamReader, read_options
 from penstock.changes.schema import narrowed
 from penstock.feeds.postgres import PostgresFeed
+from penstock.feeds.postgres.open_feed import OpenPostgresFeed
 from penstock.spark.schemas import to_struct
 
 Row = dict[str, Any]
@@ -59,6 +60,9 @@ class Source:
         options = {"publication": self.name, "slot": self.name, "snapshot": "none"} | options
         return PostgresFeed(self.url, **options)
 
+    def open(self, **options: Any) -> OpenPostgresFeed:
+        return self.feed(**options).open()
+
     def slots(self) -> int:
         return self.rows(f"SELECT count(*) FROM pg_replication_slots WHERE slot_name = '{self.name}'")[0][0]
 
@@ -87,7 +91,11 @@ def open_transaction(source: Source, statement: str) -> Iterator[psycopg.Connect
 
 
 def batches(
-    feed: PostgresFeed, after: int, upto: int, columns: Sequence[str] | None = None, rows_per_task: int = 1000
+    feed: OpenPostgresFeed,
+    after: int,
+    upto: int,
+    columns: Sequence[str] | None = None,
+    rows_per_task: int = 1000,
 ) -> list[pa.RecordBatch]:
     """The batches of a range, checked against the schema."""
     schema = feed.describe().schema
@@ -102,14 +110,14 @@ def batches(
     return found
 
 
-def changes(feed: PostgresFeed, after: int, upto: int, **options: Any) -> list[Row]:
+def changes(feed: OpenPostgresFeed, after: int, upto: int, **options: Any) -> list[Row]:
     """The rows of a range."""
     return [row for batch in batches(feed, after, upto, **options) for row in batch.to_pylist()]
 
 
-def everything(feed: PostgresFeed, after: int | None = None) -> list[Row]:
+def everything(feed: OpenPostgresFeed, after: int | None = None) -> list[Row]:
     if after is None:
-        after = feed.begin() if feed.snapshot == "initial" else feed.oldest()
+        after = feed.begin() if feed.settings.snapshot == "initial" else feed.oldest()
     return changes(feed, after, feed.newest(after))
 
 
@@ -140,7 +148,8 @@ def state_of(source: Source, table: str) -> dict[Any, Row]:
 
 
 def transaction(source: Source, tables: Sequence[str], chance: random.Random) -> None:
-    """Some statements that change some rows, with keys that move, and texts that are too long for their row."""
+    """Some statements that change some rows, with keys that move, and texts that are too long for their
+    row."""
     with source.connection.transaction(force_rollback=chance.random() < 0.1):
         for _ in range(chance.randint(1, 4)):
             source.run(_statement(chance.choice(tables), chance, source.version))
@@ -154,7 +163,8 @@ def _statement(table: str, chance: random.Random, version: int) -> str:
     merge = (
         f"MERGE INTO {table} AS t USING ({several}) AS s"
         " ON t.id = s.id AND t.part = s.part WHEN MATCHED AND t.number < 0 THEN DELETE"
-        f" WHEN MATCHED THEN UPDATE SET text = '{text}' WHEN NOT MATCHED THEN INSERT VALUES (s.id, s.part, '{text}', {amount})"
+        f" WHEN MATCHED THEN UPDATE SET text = '{text}' WHEN NOT MATCHED THEN INSERT VALUES (s.id, s.part, "
+        f"'{text}', {amount})"
     )
     upsert = (
         f"INSERT INTO {table} SELECT s.id, s.part, '{text}', {amount} FROM ({several}) s"
@@ -189,6 +199,7 @@ class Stream:
         self.committed = 0
         self.batches: dict[int, list[Row]] = {}
         self._reader: ChangesStreamReader | None = None
+        self.plan = ""
         self._initial: dict[str, Any] = {}
 
     @property
@@ -197,11 +208,13 @@ class Stream:
 
     def start(self, feed: PostgresFeed, columns: Sequence[str] | None = None) -> pa.Schema:
         """Plan the query and start it: the columns of the plan."""
-        found = feed.describe()
+        with closing(feed.open()) as opened:
+            found = opened.describe()
         schema = to_struct(found.schema)
         if columns is not None:
             schema = narrowed(schema, found.contract, columns, case_sensitive=True)
         assert found.plan is not None
+        self.plan = found.plan
         plan = {"plan": found.plan, "someColumns": str(columns is not None).lower()}
         given = read_options({"url": feed.url, **plan, **self._options}, STREAM, "a read")
         self.end()
@@ -210,7 +223,8 @@ class Stream:
         return found.schema
 
     def step(self, *, die: str = "") -> bool:
-        """Run one micro-batch: whether there was one. ``die`` ends the run once it is ``logged`` or ``written``."""
+        """Run one micro-batch: whether there was one. ``die`` ends the run once it is ``logged`` or
+        ``written``."""
         reader = self._reader
         assert reader is not None
         if self.committed == len(self.offsets):
@@ -240,7 +254,7 @@ class Stream:
     def end(self) -> None:
         """End the run, as its process would."""
         if self._reader is not None:
-            self._reader._feed._link().close()  # type: ignore[attr-defined] # a PostgresFeed
+            self._reader._opened.close()
         self._reader = None
 
     def drain(self) -> list[Row]:

@@ -1,6 +1,8 @@
-"""Reads all of a PostgreSQL feed as Spark's driver and tasks do, and says how many rows, and how much memory it took.
+"""Reads all of a PostgreSQL feed as Spark's driver and tasks do, and says how many rows, and how much memory
+it took.
 
-Argument: the feed's URL. Its last line: rows, bytes of their values, and bytes by which the memory in use has grown at the most.
+Argument: the feed's URL. Its last line: rows, bytes of their values, and bytes by which the memory in use has
+grown at the most.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ def peak() -> int:
 
 
 def main(url: str) -> None:
-    feed = parse(url)
+    feed = parse(url).open()
     schema = feed.describe().schema
     before, rows, size = peak(), 0, 0
     start = feed.oldest()

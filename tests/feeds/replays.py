@@ -28,7 +28,7 @@ def read_both_ways(
     batch = ps.changes.read(
         spark, feed, compute_updates=updates, options={"rowsPerTask": chance.randint(5, 40)}
     )
-    first = {"starting_version": feed.oldest() + 1, "ending_version": chance.choice(list(versions))}
+    first = {"starting_version": feed.open().oldest() + 1, "ending_version": chance.choice(list(versions))}
     streams = [
         ps.changes.read_stream(spark, feed.url, compute_updates=updates, options=_limits(chance), **bounds)
         for bounds in (first, {})
@@ -37,7 +37,8 @@ def read_both_ways(
 
 
 def same_rows(batch: DataFrame, streams: Sequence[DataFrame], folder: Path) -> Iterator[list[Row]]:
-    """The rows of a batch, then those of streams on one checkpoint: the same, and each commit in one micro-batch."""
+    """The rows of a batch, then those of streams on one checkpoint: the same, and each commit in one
+    micro-batch."""
     expected = _ordered(batch.columns, tuples(batch.toArrow()))
     yield expected
     sink = Sink(folder)
@@ -54,7 +55,8 @@ def same_rows(batch: DataFrame, streams: Sequence[DataFrame], folder: Path) -> I
 def check_states(
     rows: Sequence[Row], states: Mapping[int, State], key: Sequence[str], columns: Sequence[str]
 ) -> None:
-    """Played in their order, the changes up to a version make the table of that version, for each that is known."""
+    """Played in their order, the changes up to a version make the table of that version, for each that is
+    known."""
     state: State = {}
     done = 0
     for version in sorted(states):

@@ -1,7 +1,9 @@
-"""Random histories of tables that change while a stream reads them: rows, definitions, publications, partitions, restarts, kills.
+"""Random histories of tables that change while a stream reads them: rows, definitions, publications,
+partitions, restarts, kills.
 
-A copy follows the stream, and an operator does what its errors and the documentation say. At every moment the copy is what the
-source was at the stream's position, and in the end it is what the source is; or the stream has ended by name before.
+A copy follows the stream, and an operator does what its errors and the documentation say. At every moment the
+copy is what the source was at the stream's position, and in the end it is what the source is; or the stream
+has ended by name before.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -26,6 +28,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import FeedUnavailable
 from penstock.feeds.postgres import PostgresFeed
+from penstock.feeds.postgres.catalog import Tables
 from penstock.feeds.postgres.server import Server, statements
 from tests.feeds.postgres import Row, Source, Stream, source_at
 
@@ -238,7 +241,8 @@ class History:
                 f"ALTER TABLE {table} RENAME {own[1]} TO {own[0]}",
                 f"ALTER TABLE {table} RENAME z TO {own[1]}",
             ]
-            # There and back again leaves rows from in between with the other's values, until they are sent again.
+            # There and back again leaves rows from in between with the other's values, until they are sent
+            # again.
             altered = {own[0], own[1]}
         elif what == "replace":
             kind = columns.get(column, "int")
@@ -299,7 +303,10 @@ class History:
                 f"CREATE TABLE {name}.t{low} (LIKE {name}.t INCLUDING ALL)",
                 *(
                     [
-                        f"INSERT INTO {name}.t{low} ({', '.join(columns)}) VALUES ({', '.join(self.at(low, columns))})"
+                        (
+                            f"INSERT INTO {name}.t{low} ({', '.join(columns)}) VALUES "
+                            f"({', '.join(self.at(low, columns))})"
+                        )
                     ]
                     if chance.random() < 0.7
                     else []
@@ -307,12 +314,16 @@ class History:
             )
             if made:
                 statements = [
-                    f"ALTER TABLE {name}.t ATTACH PARTITION {name}.t{low} FOR VALUES FROM ({low}) TO ({low + 10})"
+                    (
+                        f"ALTER TABLE {name}.t ATTACH PARTITION {name}.t{low} FOR VALUES FROM ({low}) TO "
+                        f"({low + 10})"
+                    )
                 ]
                 unlogged = True
         elif self.kind == "partitioned" and what == "detach":
             there = self.source.rows(
-                f"SELECT inhrelid::regclass::text FROM pg_inherits WHERE inhparent = '{name}.t'::regclass ORDER BY 1"
+                f"SELECT inhrelid::regclass::text FROM pg_inherits WHERE inhparent = '{name}.t'::regclass "
+                "ORDER BY 1"
             )
             partition = chance.choice([each for (each,) in there] or [f"{name}.t1"])
             statements = chance.choice(
@@ -351,18 +362,13 @@ class History:
 
     def start(self, **options: Any) -> None:
         """Start the stream, on what the copy has."""
-        feed = self.feed(**self.options, **options)
-        with closing(feed._link()):
-            self.start_on(feed)
-
-    def start_on(self, feed: PostgresFeed) -> None:
-        self.stream.start(feed)
+        self.stream.start(self.feed(**self.options, **options))
         plan = {
             table.name: Table(
                 {column.name: kind for column, kind in zip(table.relation.columns, table.types, strict=True)},
                 table.key,
             )
-            for table in feed._link()._known().tables
+            for table in Tables.from_json(self.stream.plan).tables
         }
         # Rows that all of their columns identify may be equal: that is no copy to compare.
         over = any(not table.key or len(table.key) == len(table.columns) > 1 for table in plan.values())
@@ -389,7 +395,8 @@ class History:
         """With a new slot, a new checkpoint and an empty copy."""
         self.log.append("-- start over")
         self.source.run(
-            f"SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = '{self.source.name}'"
+            "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = "
+            f"'{self.source.name}'"
         )
         self.stream.end()
         self.stream, self.copy, self.plan, self.applied = Stream(), {}, {}, 0
@@ -442,7 +449,8 @@ class History:
         assert {name: repr(one[name]) for name in names} == {name: repr(other[name]) for name in names}
 
     def compare(self, *, at_the_end: bool = False, everything: bool = False) -> None:
-        """The copy is what the source was at the stream's position, or is now where the stream has come to the end."""
+        """The copy is what the source was at the stream's position, or is now where the stream has come to
+        the end."""
         position = self.stream.offsets[self.stream.committed - 1]["to"] + 1 if self.stream.committed else 0
         known = [
             number
@@ -685,7 +693,8 @@ def histories(draw: st.DrawFn, definitions: Sequence[str] = DEFINITIONS) -> tupl
 
 @contextmanager
 def kept_connections() -> Iterator[None]:
-    """Give connections that were closed to the next reader: most of the time of a history would go into new ones."""
+    """Give connections that were closed to the next reader: most of the time of a history would go into new
+    ones."""
     idle: list[psycopg.Connection[Any]] = []
     connect = Server.connect
 
@@ -754,7 +763,8 @@ def play_many(
 
 
 def main(words: Sequence[str]) -> int:
-    """Play histories: ``--histories N``, ``--first SEED``, ``--only add,rename`` for some changes of definitions."""
+    """Play histories: ``--histories N``, ``--first SEED``, ``--only add,rename`` for some changes of
+    definitions."""
     from tests.support.postgres import start_postgres
 
     given_words = dict(zip(words[::2], words[1::2], strict=True))

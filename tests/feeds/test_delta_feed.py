@@ -1,4 +1,5 @@
-"""Delta tables as change feeds: whatever a table goes through, its changes replayed are the table, at every version."""
+"""Delta tables as change feeds: whatever a table goes through, its changes replayed are the table, at every
+version."""
 
 from __future__ import annotations
 
@@ -61,7 +62,7 @@ def test_the_changes_of_any_history_replayed_are_the_table_at_every_version(
     for operation, new in data.draw(st.lists(steps(values), min_size=2, max_size=8)):
         getattr(history, operation)(new)
     newest = history.table.version()
-    delta = DeltaFeed(path, "id")
+    delta = DeltaFeed(path, "id").open()
     contract = delta.describe().contract
     assert (contract.carryover_rows, contract.updates_as_delete_and_insert) == (not feed, not feed)
     cuts = sorted({-1, newest, *data.draw(st.lists(st.integers(-1, newest), max_size=3))})
@@ -69,10 +70,10 @@ def test_the_changes_of_any_history_replayed_are_the_table_at_every_version(
     found = pa.concat_tables(
         [changes(delta, after, upto, per_task=per_task) for after, upto in pairwise(cuts)]
     )
-    check_replay(delta, path, passed(delta, found))
-    check_replay(delta, path, passed(delta, found, updates=True))
-    overwritten = DeltaFeed(path, "id", overwrites=True)
-    check_replay(overwritten, path, passed(overwritten, changes(overwritten), updates=True))
+    check_replay(path, passed(delta, found))
+    check_replay(path, passed(delta, found, updates=True))
+    overwritten = DeltaFeed(path, "id", overwrites=True).open()
+    check_replay(path, passed(overwritten, changes(overwritten), updates=True))
     # deltalake's own reader does not find the files of odd partitions.
     if feed and (values is PLAIN or not partitioned):
         assert counted(found) == counted(load_cdf(path))
@@ -105,8 +106,8 @@ def test_a_feed_that_was_off_for_a_while_is_read_from_the_start(path: Path) -> N
     history.update(rows((1, "a", 5.0)))
     switch(path, True)
     history.update(rows((2, "b", 6.0)))
-    feed = DeltaFeed(path, "id")
-    check_replay(feed, path, passed(feed, changes(feed), updates=True))
+    feed = DeltaFeed(path, "id").open()
+    check_replay(path, passed(feed, changes(feed), updates=True))
 
 
 def test_a_removed_file_of_an_unknown_partition_is_refused(path: Path) -> None:
@@ -119,20 +120,21 @@ def test_a_removed_file_of_an_unknown_partition_is_refused(path: Path) -> None:
         action.get("remove", {}).pop("partitionValues", None)
     last.write_text("\n".join(map(json.dumps, actions)))
     with refused("PARTITION_UNKNOWN", "begin after that version"):
-        DeltaFeed(path, "id").tasks(-1, history.table.version(), 10)
+        DeltaFeed(path, "id").open().tasks(-1, history.table.version(), 10)
 
 
 def test_an_overwrite_beside_the_feed(path: Path) -> None:
     history = History(path, feed=True, partitioned=False)
     history.append(rows((1, "a", 1.0), (2, "b", 2.0), (3, "c", 3.0)))
     history.overwrite(rows((1, "a", 1.0), (2, "b", 5.0), (4, "d", 4.0)))
-    as_delta_has_it = DeltaFeed(path, "id")
+    as_delta_has_it = DeltaFeed(path, "id").open()
     assert not as_delta_has_it.describe().contract.carryover_rows
     assert passed(as_delta_has_it, changes(as_delta_has_it)).num_rows == 3 + 6
     feed = DeltaFeed.from_url(DeltaFeed(path, "id", overwrites=True).url)
+    opened = feed.open()
     assert feed == DeltaFeed(path, "id", overwrites=True)
     newest = history.table.version()
-    last = passed(feed, changes(feed, newest - 1), updates=True).to_pylist()
+    last = passed(opened, changes(opened, newest - 1), updates=True).to_pylist()
     assert {(row["id"], row[CHANGE_TYPE]) for row in last} == {
         (2, "update_preimage"),
         (2, "update_postimage"),
@@ -142,7 +144,7 @@ def test_an_overwrite_beside_the_feed(path: Path) -> None:
     with pytest.raises(InvalidUrl, match="give true or false"):
         DeltaFeed.from_url("delta:/t?row_id=id&overwrites=treu")
     with pytest.raises(InvalidChangelogSchema, match=r"is overwritten.*row_id"):
-        DeltaFeed(path, overwrites=True).describe()
+        DeltaFeed(path, overwrites=True).open().describe()
 
 
 def test_a_feed_turned_on_later_is_read_from_there_without_a_row_id_and_from_the_start_with_one(
@@ -155,7 +157,7 @@ def test_a_feed_turned_on_later_is_read_from_there_without_a_row_id_and_from_the
     switch(path, True)
     history.update(rows((1, "a", 1.0), (2, "a", 1.0)))
     history.append(rows((9, "z", 0.0)))
-    bare = DeltaFeed(path)
+    bare = DeltaFeed(path).open()
     assert bare.describe().contract is None
     assert bare.oldest() == 3
     with refused("BEGINS_LATE", "starting_version=4"):
@@ -165,14 +167,14 @@ def test_a_feed_turned_on_later_is_read_from_there_without_a_row_id_and_from_the
     assert raised.value.parameters["versions"] == [2, 3]
     # Files that are only added, or only removed, tell their rows without a feed.
     assert changes(bare, -1, 1).num_rows == 3
-    check_replay(bare, path, changes(bare, 3), first=4)
-    named = DeltaFeed(path, "id")
+    check_replay(path, changes(bare, 3), first=4)
+    named = DeltaFeed(path, "id").open()
     assert named.describe().contract.carryover_rows
     assert named.begin() == named.oldest() == -1
     found = changes(named)
     assert {"update_preimage", "delete"} <= set(found[CHANGE_TYPE].to_pylist())
     for updates in (False, True):
-        check_replay(named, path, passed(named, found, updates=updates))
+        check_replay(path, passed(named, found, updates=updates))
 
 
 def test_a_feed_turned_on_before_any_row_was_rewritten_needs_no_passes(path: Path) -> None:
@@ -180,17 +182,17 @@ def test_a_feed_turned_on_before_any_row_was_rewritten_needs_no_passes(path: Pat
     history.append(rows((1, "a", 1.0)))
     switch(path, True)
     history.update(rows((1, "a", 1.0)))
-    feed = DeltaFeed(path, "id")
+    feed = DeltaFeed(path, "id").open()
     assert not feed.describe().contract.carryover_rows
-    check_replay(feed, path, changes(feed))
+    check_replay(path, changes(feed))
 
 
-def test_a_feed_turned_off_under_a_query_is_refused_and_goes_on_when_the_query_is_made_anew(
+def test_a_feed_turned_off_under_a_query_is_refused_and_resumes_with_a_new_query(
     path: Path,
 ) -> None:
     history = History(path, feed=True, partitioned=False)
     history.append(rows((1, "a", 1.0), (2, "b", 2.0), (3, "c", 3.0)))
-    feed = DeltaFeed(path, "id")
+    feed = DeltaFeed(path, "id").open()
     planned = feed.describe().planned_schema
     switch(path, False)
     history.update(rows((1, "a", 1.0)))
@@ -198,7 +200,7 @@ def test_a_feed_turned_off_under_a_query_is_refused_and_goes_on_when_the_query_i
     with refused("FEED_NOT_ENABLED", "version 3"):
         list(feed.read(task, planned))
     assert feed.describe().contract.carryover_rows
-    check_replay(feed, path, passed(feed, changes(feed)))
+    check_replay(path, passed(feed, changes(feed)))
 
 
 def test_rearranging_a_table_changes_nothing(path: Path) -> None:
@@ -207,11 +209,11 @@ def test_rearranging_a_table_changes_nothing(path: Path) -> None:
         history.append(rows((number, "a", 1.0)))
     before = history.table.version()
     history.optimize(rows())
-    feed = DeltaFeed(path, "id")
+    feed = DeltaFeed(path, "id").open()
     assert history.table.version() == before + 1 == feed.newest(before)
     assert changes(feed, before).num_rows == 0
     assert [commit.rows for commit in feed.commits(before, before + 1)] == [0]
-    check_replay(feed, path, passed(feed, changes(feed)))
+    check_replay(path, passed(feed, changes(feed)))
 
 
 @pytest.mark.parametrize("feed_on", [True, False])
@@ -219,7 +221,7 @@ def test_vacuumed_versions_are_lost_by_name_and_the_others_are_there(path: Path,
     history = History(path, feed=feed_on, partitioned=False)
     history.append(rows((1, "a", 1.0), (2, "b", 2.0)))
     history.update(rows((1, "a", 1.0)))
-    feed = DeltaFeed(path, "id")
+    feed = DeltaFeed(path, "id").open()
     assert feed.oldest() == -1
     (task, *_) = feed.tasks(1, 2, 10)
     history.table.vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False, full=True)
@@ -237,8 +239,8 @@ def test_vacuumed_versions_are_lost_by_name_and_the_others_are_there(path: Path,
         with pytest.raises(DataLost, match="version 2 "):
             list(feed.commits(1, 2, 10))
     found = changes(feed, 2)
-    check_replay(feed, path, passed(feed, found), first=3)
-    assert DeltaFeed(path, "id").oldest() == 2
+    check_replay(path, passed(feed, found), first=3)
+    assert DeltaFeed(path, "id").open().oldest() == 2
 
 
 def test_a_log_that_was_cleaned_up_is_read_from_its_checkpoint_on(path: Path) -> None:
@@ -250,30 +252,31 @@ def test_a_log_that_was_cleaned_up_is_read_from_its_checkpoint_on(path: Path) ->
     for version in range(3):
         log_file(path, version).unlink()
     feed = DeltaFeed(path)
-    assert feed.describe().identity == f"delta:{history.table.metadata().id}"
-    assert feed.oldest() == 2
+    opened = feed.open()
+    assert opened.describe().identity == f"delta:{history.table.metadata().id}"
+    assert opened.oldest() == 2
     with refused("BEGINS_LATE", "starting_version=3"):
-        feed.begin()
+        opened.begin()
     with refused("BEGINS_LATE", "starting_version=3"):
-        ChangeRange.of(starting_timestamp="2020-01-01T00:00:00Z").start(feed)
-    times = [datetime.fromtimestamp(commit.timestamp / 1e6, UTC) for commit in feed.commits(2, 4)]
+        ChangeRange.of(starting_timestamp="2020-01-01T00:00:00Z").start(opened)
+    times = [datetime.fromtimestamp(commit.timestamp / 1e6, UTC) for commit in opened.commits(2, 4)]
     assert times[0] < times[1]
-    assert ChangeRange.of(starting_timestamp=times[1]).start(feed) == 3
+    assert ChangeRange.of(starting_timestamp=times[1]).start(opened) == 3
     with pytest.raises(DataLost, match="versions 3 to 4 are left"):
-        feed.tasks(0, 4, 10)
+        opened.tasks(0, 4, 10)
     with pytest.raises(DataLost, match="versions 3 to 4 are left"):
-        list(feed.commits(0, 4))
-    assert changes(feed, 2)["id"].to_pylist() == [2, 9]
+        list(opened.commits(0, 4))
+    assert changes(opened, 2)["id"].to_pylist() == [2, 9]
     # A feed that knew the log before sees it too.
     log_file(path, 3).unlink()
-    assert DeltaFeed(path, "id").describe().contract.carryover_rows is False
-    assert feed.describe().contract is None
-    assert feed.oldest() == 3
+    assert DeltaFeed(path, "id").open().describe().contract.carryover_rows is False
+    assert opened.describe().contract is None
+    assert opened.oldest() == 3
 
 
 def test_new_commits_are_seen_and_a_version_stays_what_it_is(path: Path) -> None:
     history = History(path, feed=True, partitioned=False)
-    feed = DeltaFeed(path)
+    feed = DeltaFeed(path).open()
     for number in range(45):
         history.append(rows((number, "a", 1.0)))
         if number % 15 == 0:
@@ -286,9 +289,9 @@ def test_new_commits_are_seen_and_a_version_stays_what_it_is(path: Path) -> None
     assert len(feed.tasks(-1, 100, 10**6)) == 1
 
 
-def test_a_table_made_anew_under_a_reader_is_noticed(path: Path, tmp_path: Path) -> None:
+def test_a_table_recreated_under_a_reader_is_noticed(path: Path, tmp_path: Path) -> None:
     History(path, feed=True, partitioned=False)
-    feed = DeltaFeed(path)
+    feed = DeltaFeed(path).open()
     before = feed.describe().identity
     path.rename(tmp_path / "old")
     with refused("TABLE_REPLACED"):
@@ -308,5 +311,5 @@ def test_the_time_of_a_commit_is_the_best_that_the_log_has(path: Path) -> None:
     edit(path, 1, commitInfo=lambda info: info.update(timestamp=1_700_000_000_002))
     edit(path, 2, commitInfo=lambda info: info.pop("timestamp"))
     written = log_file(path, 2).stat().st_mtime_ns // 1000
-    times = [commit.timestamp for commit in DeltaFeed(path).commits(-1, 2)]
+    times = [commit.timestamp for commit in DeltaFeed(path).open().commits(-1, 2)]
     assert times == [1_700_000_000_001_000, 1_700_000_000_002_000, written]

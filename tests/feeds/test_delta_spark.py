@@ -30,10 +30,11 @@ def test_a_batch_and_a_stream_give_the_same_changes(
 ) -> None:
     history = made(tmp_path / "table", feed=feed_on)
     feed = DeltaFeed(tmp_path / "table", "id")
-    expected = Counter(tuples(passed(feed, changes(feed), updates=True)))
+    opened = feed.open()
+    expected = Counter(tuples(passed(opened, changes(opened), updates=True)))
     batch = ps.changes.read(spark, feed, compute_updates=True, options={"rowsPerTask": 3})
     assert collected(batch) == expected
-    check_replay(feed, tmp_path / "table", batch.toArrow())
+    check_replay(tmp_path / "table", batch.toArrow())
     options = {} if feed_on else {"maxCommitsPerTrigger": 1}
     sink = Sink(tmp_path)
     assert (
@@ -52,7 +53,7 @@ def test_a_query_that_was_made_before_the_feed_was_turned_off_does_not_give_unch
     history.update(rows())
     with pytest.raises(Exception, match="FEED_NOT_ENABLED"):
         query.count()
-    check_replay(feed, tmp_path / "table", ps.changes.read(spark, feed).toArrow())
+    check_replay(tmp_path / "table", ps.changes.read(spark, feed).toArrow())
 
 
 def test_spark_reads_a_delta_table_without_showing_the_credentials(
@@ -64,7 +65,7 @@ def test_spark_reads_a_delta_table_without_showing_the_credentials(
     feed = DeltaFeed(history.path, "id", storage)
     with caplog.at_level(logging.INFO):
         frame = ps.changes.read(spark, feed, compute_updates=True)
-        check_replay(feed, history.path, frame.toArrow())
+        check_replay(history.path, frame.toArrow(), storage=storage)
         plan = frame._jdf.queryExecution().toString()
     for text in (plan, caplog.text, str(frame.schema)):
         assert SECRET not in text

@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 
 import penstock as ps
 from penstock.feeds.protocol import Changelog
-from tests.feeds.debezium import postgres
+from tests.changes.debezium.events import postgres
 from tests.feeds.iceberg.lake import Lake
 from tests.feeds.iceberg.lake import rows as lake_rows
 from tests.feeds.postgres import Source, source_at
@@ -87,7 +87,8 @@ def postgres_feed(source: Source) -> ps.PostgresFeed:
     name = source.table("id bigint primary key, data text")
     source.run(f"INSERT INTO {name} SELECT i, 'old' FROM generate_series(1, 20) i")
     feed = source.feed(snapshot="initial")
-    feed.begin()
+    opened = feed.open()
+    opened.begin()
     for number in range(COMMITS):
         with source.connection.transaction():
             source.run(
@@ -123,13 +124,14 @@ def topic(folder: Path) -> tuple[str, Counter[tuple[Any, ...]], list[int]]:
 
 def changes(feed: Changelog) -> Counter[tuple[Any, ...]]:
     """All that a feed holds."""
-    schema = feed.describe().schema
+    opened = feed.open()
+    schema = opened.describe().schema
     wanted = pa.schema([schema.field(name) for name in ("id", "_change_type", "_commit_version")])
-    after = feed.oldest()
+    after = opened.oldest()
     return Counter(
         tuple(row.values())
-        for task in feed.tasks(after, feed.newest(after), 1000)
-        for batch in feed.read(task, wanted)
+        for task in opened.tasks(after, opened.newest(after), 1000)
+        for batch in opened.read(task, wanted)
         for row in batch.to_pylist()
     )
 

@@ -1,4 +1,5 @@
-"""Tables in an object store, through its own protocol: read with the credentials that were given, and refused without."""
+"""Tables in an object store, through its own protocol: read with the credentials that were given, and refused
+without."""
 
 from __future__ import annotations
 
@@ -39,19 +40,21 @@ def test_a_delta_table_is_read_with_its_storage_options_and_through_a_url_that_h
 ) -> None:
     history = made(storage, feed=feed_on)
     feed = DeltaFeed(history.path, "id", storage)
+    opened = feed.open()
     again = parse(feed.url)
     assert isinstance(again, DeltaFeed)
     for each in (feed, again):
-        check_replay(each, history.path, passed(each, changes(each, per_task=2)))
+        there = each.open()
+        check_replay(history.path, passed(there, changes(there, per_task=2)), storage=storage)
         assert not [text for text in (repr(each), each.name) if KEY in text or SECRET in text]
     history.append(rows((9, "new", 9.0)))
-    assert feed.newest(4) == 5
-    assert changes(feed, 4)["id"].to_pylist() == [9]
+    assert opened.newest(4) == 5
+    assert changes(opened, 4)["id"].to_pylist() == [9]
 
 
 def test_vacuumed_files_of_an_object_store_are_lost_by_name(storage: dict[str, str]) -> None:
     history = made(storage, feed=False)
-    feed = DeltaFeed(history.path, "id", storage)
+    feed = DeltaFeed(history.path, "id", storage).open()
     history.table.vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False, full=True)
     with pytest.raises(DataLost, match=r"versions \d+ to \d+ are left"):
         feed.tasks(-1, 10, 10)
@@ -81,7 +84,7 @@ def test_an_iceberg_table_is_read_from_an_object_store(tmp_path: Path, s3: Objec
     feed, table = iceberg(tmp_path, s3)
     again = parse(feed.url)
     held = lake.states(table)
-    for version, state in lake.replayed(lake.changes(again, 0, 2), Counter()):
+    for version, state in lake.replayed(lake.changes(again.open(), 0, 2), Counter()):
         assert state == held[version]
     assert SECRET not in repr(again)
 
@@ -90,12 +93,14 @@ def test_credentials_that_are_refused_are_told_and_not_shown(tmp_path: Path, sto
     with object_store() as store:
         store.bucket("lake")
         delta = DeltaFeed("s3://lake/t", "id", {**storage, "AWS_ENDPOINT_URL": store.endpoint})
+        opened_delta = delta.open()
         History(delta.path, feed=True, partitioned=False, storage=delta.storage_options)
-        made = DeltaFeed(delta.path, delta.row_id, delta.storage_options)
+        made = DeltaFeed(delta.path, delta.row_id, delta.storage_options).open()
         made.oldest()
         feed, _ = iceberg(tmp_path, store)
-        (task, *_) = feed.tasks(0, 1, 10)
-        schema = feed.describe().schema
+        opened = feed.open()
+        (task, *_) = opened.tasks(0, 1, 10)
+        schema = opened.describe().schema
         store.refuse_everybody()
 
         def check(ask: Callable[[], Any], where: str) -> None:
@@ -106,8 +111,8 @@ def test_credentials_that_are_refused_are_told_and_not_shown(tmp_path: Path, sto
             assert SECRET not in str(error.value)
             assert error.value.__cause__ is None
 
-        check(delta.describe, "storage_options")
+        check(opened_delta.describe, "storage_options")
         check(lambda: made.newest(-1), "storage_options")
-        check(IcebergFeed(feed.table, properties=feed.properties).describe, "properties")
-        check(lambda: feed.tasks(0, 1, 10), "properties")
-        check(lambda: list(feed.read(task, schema)), "properties")
+        check(IcebergFeed(feed.table, properties=feed.properties).open().describe, "properties")
+        check(lambda: opened.tasks(0, 1, 10), "properties")
+        check(lambda: list(opened.read(task, schema)), "properties")

@@ -53,7 +53,7 @@ def test_a_history_replayed_gives_the_table_after_every_commit(
             f"ALTER TABLE {table} ALTER text SET STORAGE EXTERNAL",
         )
         source.make_slot()
-        feed = source.feed(tables=("t",))
+        feed = source.open(tables=("t",))
         start = feed.oldest()
         states: dict[int, dict[Any, Row]] = {start: {}}
         for number in range(20):
@@ -84,7 +84,7 @@ def counted(rows: list[Row], identity: str) -> list[tuple[int, int]]:
 def test_updates_and_deletes_by_replica_identity(source: Source) -> None:
     table = source.table("id int primary key, v text")
     source.make_slot()
-    feed = source.feed()
+    feed = source.open()
     work = (
         f"INSERT INTO {table} VALUES (1, 'a')",
         f"UPDATE {table} SET v = 'b'",
@@ -104,7 +104,7 @@ def test_a_table_without_a_key_and_full_identity_is_told_apart_by_all_columns(so
     table = source.table("a int, b text")
     source.run(f"ALTER TABLE {table} REPLICA IDENTITY FULL")
     source.make_slot()
-    feed = source.feed()
+    feed = source.open()
     contract = feed.describe().contract
     assert contract is not None
     assert contract.row_id == ("a", "b")
@@ -121,7 +121,7 @@ def test_a_replica_identity_by_an_index_is_the_key(source: Source) -> None:
     )
     source.run(f"ALTER TABLE {table} REPLICA IDENTITY USING INDEX t_code_key")
     source.make_slot()
-    feed = source.feed()
+    feed = source.open()
     description = feed.describe()
     assert description.contract is not None
     assert description.contract.row_id == ("code",)
@@ -143,7 +143,7 @@ def test_a_replica_identity_by_an_index_is_the_key(source: Source) -> None:
 def test_commits_come_in_order_however_few_rows_are_asked_for(source: Source) -> None:
     table = source.table("id int primary key")
     source.make_slot()
-    feed = source.feed()
+    feed = source.open()
     start = feed.oldest()
     for number in range(700):
         source.run(f"INSERT INTO {table} VALUES ({number})")
@@ -161,7 +161,7 @@ def test_a_long_value_that_was_not_touched_is_named_or_filled(source: Source) ->
     source.run(*(f"ALTER TABLE {table} ALTER {name} SET STORAGE EXTERNAL" for name in "ab"))
     source.run(f"INSERT INTO {table} SELECT i, '{text}', '{text}', 0 FROM generate_series(1, 2) i")
     source.make_slot()
-    feed = source.feed()
+    feed = source.open()
     source.run(f"UPDATE {table} SET n = 1", f"UPDATE {table} SET a = 'short' WHERE id = 2")
     source.run(f"ALTER TABLE {table} REPLICA IDENTITY FULL", f"UPDATE {table} SET n = 2 WHERE id = 1")
     found = everything(feed)
@@ -177,7 +177,7 @@ def test_a_long_value_that_was_not_touched_is_named_or_filled(source: Source) ->
 def test_a_commit_is_whole_whatever_its_size_and_comes_in_batches(source: Source) -> None:
     table = source.table("id int primary key, v text")
     source.make_slot()
-    feed = source.feed()
+    feed = source.open()
     start = feed.oldest()
     with source.connection.transaction():
         source.run(f"INSERT INTO {table} SELECT i, repeat('x', i % 50) FROM generate_series(1, 30000) i")
@@ -198,11 +198,12 @@ def test_large_rows_after_small_ones_do_not_come_in_one_batch(
     table = source.table("id int primary key, v text")
     source.run(f"ALTER TABLE {table} ALTER v SET STORAGE EXTERNAL")
     source.make_slot()
-    feed = source.feed()
+    feed = source.open()
     start = feed.oldest()
     monkeypatch.setattr(server, "_CHUNK_BYTES", 50_000)
     source.run(
-        f"INSERT INTO {table} SELECT i, repeat('x', CASE WHEN i > 5000 THEN 20000 END) FROM generate_series(1, 5200) i"
+        f"INSERT INTO {table} SELECT i, repeat('x', CASE WHEN i > 5000 THEN 20000 END) FROM "
+        "generate_series(1, 5200) i"
     )
     found = batches(feed, start, feed.newest(start))
     assert sum(batch.num_rows for batch in found) == 5200
@@ -213,7 +214,7 @@ def test_several_tables_come_in_one_form(source: Source) -> None:
     one = source.table("id int, part text, v text, primary key (part, id)", "one")
     two = source.table("n uuid primary key", "two")
     source.make_slot()
-    feed = source.feed()
+    feed = source.open()
     description = feed.describe()
     assert description.contract is not None
     assert description.contract.row_id == ("_table", "_key")
@@ -238,7 +239,7 @@ def test_several_tables_come_in_one_form(source: Source) -> None:
 def test_some_columns_in_another_order(source: Source) -> None:
     table = source.table("id int primary key, v text, w text")
     source.make_slot()
-    feed = source.feed()
+    feed = source.open()
     source.run(f"INSERT INTO {table} VALUES (1, 'v', 'w')")
     assert changes(feed, feed.oldest(), feed.newest(feed.oldest()), columns=["_change_type", "w", "id"]) == [
         {"_change_type": "insert", "w": "w", "id": 1}
@@ -251,7 +252,7 @@ def test_newest_stays_where_it_is_without_changes_of_the_feed(source: Source) ->
     other = source.table("id int primary key", "other")
     source.run(f"CREATE TABLE {source.name}.unpublished (n int)")
     source.make_slot()
-    feed = source.feed(tables=(table,))
+    feed = source.open(tables=(table,))
     start = feed.oldest()
     assert feed.newest(start) == start
     source.run(
@@ -270,7 +271,7 @@ def test_newest_stays_where_it_is_without_changes_of_the_feed(source: Source) ->
 def test_nothing_is_ever_committed_at_or_below_newest(source: Source) -> None:
     table = source.table("id int primary key")
     source.make_slot()
-    feed = source.feed()
+    feed = source.open()
     start = after = feed.oldest()
     for number in range(30):
         source.run(f"INSERT INTO {table} VALUES ({number})")
@@ -283,7 +284,7 @@ def test_nothing_is_ever_committed_at_or_below_newest(source: Source) -> None:
 def test_a_range_ends_with_the_commit_that_it_names(source: Source) -> None:
     table = source.table("id int primary key")
     source.make_slot()
-    feed = source.feed()
+    feed = source.open()
     start = after = feed.oldest()
     for number in range(5):
         source.run(f"INSERT INTO {table} SELECT {number} * 10 + i FROM generate_series(0, {number}) i")
@@ -301,7 +302,7 @@ def test_the_slot_moves_on_past_much_log_without_changes(
     source.table("id int primary key")
     source.run(f"CREATE TABLE {source.name}.unpublished (n int)")
     source.make_slot()
-    feed = source.feed()
+    feed = source.open()
     start = feed.oldest()
     monkeypatch.setattr("penstock.feeds.postgres.open_feed._QUIET", 100_000)
     source.run(f"INSERT INTO {source.name}.unpublished SELECT generate_series(1, 5000)")
@@ -316,7 +317,7 @@ def test_the_slot_moves_on_past_much_log_without_changes(
 def test_what_is_logged_is_gone_and_asking_for_it_says_so(source: Source) -> None:
     table = source.table("id int primary key")
     source.make_slot()
-    feed = source.feed()
+    feed = source.open()
     start = feed.oldest()
     source.run(f"INSERT INTO {table} VALUES (1)", f"INSERT INTO {table} VALUES (2)")
     first, second = feed.commits(start, feed.newest(start))
@@ -330,14 +331,14 @@ def test_what_is_logged_is_gone_and_asking_for_it_says_so(source: Source) -> Non
     ):
         with pytest.raises(DataLost, match=str(first.version)):
             lost()
-    # What is behind it goes on, also in a process that knew an older state.
+    # Later commits are still read, also by a process that knew an older state.
     assert feed.newest(start) >= second.version
 
 
 def test_a_slot_that_somebody_moved_is_found_out_by_a_running_task(source: Source) -> None:
     table = source.table("id int primary key")
     source.make_slot()
-    feed = source.feed()
+    feed = source.open()
     start = feed.oldest()
     source.run(f"INSERT INTO {table} VALUES (1)")
     tasks = feed.tasks(start, feed.newest(start), 10)
@@ -349,7 +350,7 @@ def test_a_slot_that_somebody_moved_is_found_out_by_a_running_task(source: Sourc
 def test_commits_out_of_order_in_time_lose_nothing(source: Source) -> None:
     table = source.table("id int primary key")
     source.make_slot()
-    feed = source.feed()
+    feed = source.open()
     with psycopg.connect(source.url) as first:
         # The transaction that begins first, commits last.
         first.execute(f"INSERT INTO {table} VALUES (1)".encode())
@@ -363,20 +364,21 @@ def test_the_feed_is_the_same_in_another_process(source: Source) -> None:
     table = source.table("id int primary key, v numeric(5, 2)")
     source.make_slot()
     feed = source.feed(tables=("t",))
+    opened = feed.open()
     source.run(f"INSERT INTO {table} VALUES (1, 2.5)")
-    start = feed.oldest()
-    schema, upto = feed.describe().schema, feed.newest(start)
-    tasks = pickle.dumps(feed.tasks(start, upto, 10))
+    start = opened.oldest()
+    schema, upto = opened.describe().schema, opened.newest(start)
+    tasks = pickle.dumps(opened.tasks(start, upto, 10))
     again = pickle.loads(pickle.dumps(feed))
     assert again == feed
-    (rows,) = [batch.to_pylist() for task in pickle.loads(tasks) for batch in again.read(task, schema)]
+    (rows,) = [batch.to_pylist() for task in pickle.loads(tasks) for batch in again.open().read(task, schema)]
     assert (rows[0]["id"], rows[0]["v"]) == (1, Decimal("2.50"))
 
 
 def test_a_slot_that_keeps_much_log_warns_once(source: Source, caplog: pytest.LogCaptureFixture) -> None:
     table = source.table("id int primary key, v text")
     source.make_slot()
-    feed = source.feed(lag_warning=50_000)
+    feed = source.open(lag_warning=50_000)
     start = feed.oldest()
     with caplog.at_level(logging.WARNING, "penstock.changes"):
         feed.newest(start)
@@ -393,7 +395,7 @@ def test_net_changes_have_long_values_that_an_update_did_not_touch(source: Sourc
     table = source.table("id int primary key, text text, n int")
     source.run(f"ALTER TABLE {table} ALTER text SET STORAGE EXTERNAL")
     source.make_slot()
-    feed = source.feed()
+    feed = source.open()
     long = "x" * 5000
     source.run(f"INSERT INTO {table} VALUES (1, '{long}', 0)", f"UPDATE {table} SET n = 1")
     first = feed.newest(feed.oldest())

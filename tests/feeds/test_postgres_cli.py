@@ -62,7 +62,7 @@ def test_the_lag_of_a_slot(source: Source) -> None:
     ]
     # A slot that keeps too much is told of whatever one looks at.
     for command in ("show", "lag"):
-        assert "does its query run" in run_penstock("changes", command, f"{url}&lag_warning=1").err
+        assert "check that its query runs" in run_penstock("changes", command, f"{url}&lag_warning=1").err
 
 
 def test_changes_on_both_sides_of_a_new_column(source: Source) -> None:

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from penstock.errors import DataLost, FeedUnavailable, InvalidUrl, MissingDependency
-from penstock.feeds.postgres import PostgresFeed, address, server, slot
+from penstock.feeds.postgres import PostgresFeed, server, settings, slot
 from penstock.feeds.urls import parse
 from tests.feeds.postgres import Source, everything, source_at
 from tests.support.postgres import start_postgres
@@ -89,34 +89,34 @@ def test_without_the_driver_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) 
 
 def test_what_the_catalog_lacks(source: Source) -> None:
     with refused("NO_TABLES"):
-        source.feed().describe()
+        source.open().describe()
     source.table("id int primary key", "some")
     with refused("SLOT_MISSING") as caught:
-        source.feed().describe()
+        source.open().describe()
     assert "pg_create_logical_replication_slot" in caught.value.message
     with refused("PUBLICATION_MISSING"):
-        source.feed(publication="nothing").describe()
+        source.open(publication="nothing").describe()
     with refused("TABLE_NOT_PUBLISHED") as caught:
-        source.feed(tables=("sum",)).describe()
+        source.open(tables=("sum",)).describe()
     assert f"It has {source.name}.some" in caught.value.message
     source.table("id int", "keyless")
     with refused("NO_REPLICA_IDENTITY"):
-        source.feed().describe()
+        source.open().describe()
     source.run(f"ALTER PUBLICATION {source.name} SET (publish = 'insert')")
     source.make_slot()
-    assert source.feed(tables=("keyless",)).describe().contract is None
+    assert source.open(tables=("keyless",)).describe().contract is None
 
 
 def test_a_column_with_a_name_of_the_feeds_own(source: Source) -> None:
     source.table('id int primary key, "_Change_type" text')
     with refused("RESERVED_COLUMN"):
-        source.feed().describe()
+        source.open().describe()
 
 
 def test_a_publication_that_is_dropped_stops_the_query(source: Source) -> None:
     source.table("id int primary key")
     source.make_slot()
-    feed = source.feed()
+    feed = source.open()
     start = feed.oldest()
     source.run(f"DROP PUBLICATION {source.name}")
     with refused("PUBLICATION_MISSING"):
@@ -127,14 +127,14 @@ def test_a_slot_of_another_kind(source: Source) -> None:
     source.table("id int primary key")
     source.run(f"SELECT pg_create_physical_replication_slot('{source.name}')")
     with refused("SLOT_UNUSABLE"):
-        source.feed().describe()
+        source.open().describe()
 
 
 def test_an_old_server(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
     source.table("id int primary key")
     monkeypatch.setattr(slot, "_OLDEST_SERVER", 999_999)
     with refused("SERVER_TOO_OLD"):
-        source.feed().describe()
+        source.open().describe()
 
 
 def test_a_server_that_does_not_decode_its_log() -> None:
@@ -142,8 +142,8 @@ def test_a_server_that_does_not_decode_its_log() -> None:
     try:
         with source_at(other.url) as source:
             source.table("id int primary key")
-            feed = source.feed(snapshot="initial")
-            for ask in (feed.describe, feed.begin, source.feed(snapshot="initial").begin):
+            feed = source.open(snapshot="initial")
+            for ask in (feed.describe, feed.begin, source.open(snapshot="initial").begin):
                 with refused("WAL_LEVEL") as caught:
                     ask()
                 assert "alter system set wal_level = 'logical'" in caught.value.message
@@ -160,7 +160,7 @@ def test_no_slot_is_free(source: Source) -> None:
     for number in range(free[0]):
         source.run(f"SELECT pg_create_physical_replication_slot('{source.name}_{number}')")
     with refused("SLOTS") as caught:
-        source.feed(snapshot="initial").begin()
+        source.open(snapshot="initial").begin()
     assert "max_replication_slots" in caught.value.message
 
 
@@ -175,9 +175,9 @@ def test_a_table_of_several_schemas(source: Source) -> None:
         )
         source.make_slot()
         with refused("TABLE_AMBIGUOUS") as caught:
-            source.feed(tables=("t",)).describe()
+            source.open(tables=("t",)).describe()
         assert repr(first) in caught.value.message
-        assert source.feed(tables=(f"{second}.t",)).describe().contract is not None
+        assert source.open(tables=(f"{second}.t",)).describe().contract is not None
     finally:
         source.run(f"DROP SCHEMA {second} CASCADE")
 
@@ -187,10 +187,10 @@ def test_logins_and_databases(source: Source) -> None:
     parts = urlsplit(source.url)
     wrong = source.url.replace(f":{parts.password}@", ":wr0ng@")
     with refused("LOGIN") as caught:
-        PostgresFeed(wrong, source.name, source.name).describe()
+        PostgresFeed(wrong, source.name, source.name).open().describe()
     assert "wr0ng" not in str(caught.value)
     with refused("DATABASE"):
-        PostgresFeed(source.url.replace("/postgres", "/nowhere"), source.name, source.name).describe()
+        PostgresFeed(source.url.replace("/postgres", "/nowhere"), source.name, source.name).open().describe()
 
 
 def test_a_role_without_rights_is_told_which(source: Source) -> None:
@@ -203,12 +203,15 @@ def test_a_role_without_rights_is_told_which(source: Source) -> None:
             if grant:
                 source.run(grant)
             with refused("PRIVILEGE") as caught:
-                PostgresFeed(url, source.name, source.name).begin()
+                PostgresFeed(url, source.name, source.name).open().begin()
             assert 'snapshot="none"' in caught.value.message
         assert source.slots() == 0
         # Reading from a slot needs no more than that.
         source.make_slot()
-        assert PostgresFeed(url, source.name, source.name, snapshot="none").describe().contract is not None
+        assert (
+            PostgresFeed(url, source.name, source.name, snapshot="none").open().describe().contract
+            is not None
+        )
     finally:
         source.run(f"DROP OWNED BY {role}", f"DROP ROLE {role}")
 
@@ -216,7 +219,7 @@ def test_a_role_without_rights_is_told_which(source: Source) -> None:
 def test_a_slot_in_use_is_waited_for_and_named(source: Source) -> None:
     table = source.table("id int primary key")
     source.make_slot()
-    feed, hasty = source.feed(slot_wait=30), source.feed(slot_wait=0)
+    feed, hasty = source.open(slot_wait=30), source.open(slot_wait=0)
     start = feed.oldest()
     source.run(f"INSERT INTO {table} VALUES (1)")
     (task,) = feed.tasks(start, feed.newest(start), 10)
@@ -247,7 +250,7 @@ def test_a_slot_in_use_is_waited_for_and_named(source: Source) -> None:
 def test_a_slot_that_the_server_has_let_go_of(source: Source) -> None:
     table = source.table("id int primary key, v text")
     source.make_slot()
-    feed = source.feed()
+    feed = source.open()
     start = feed.oldest()
     try:
         source.run("ALTER SYSTEM SET max_slot_wal_keep_size = '1MB'", "SELECT pg_reload_conf()")
@@ -272,7 +275,7 @@ def test_a_slot_that_the_server_has_let_go_of(source: Source) -> None:
 def test_a_connection_that_breaks_is_opened_again(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
     table = source.table("id int primary key, v text")
     source.make_slot()
-    feed = source.feed()
+    feed = source.open()
     schema, start = feed.describe().schema, feed.oldest()
     end_others = (
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
@@ -293,7 +296,7 @@ def test_a_connection_that_breaks_is_opened_again(source: Source, monkeypatch: p
 
 def test_a_server_that_is_away_is_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "_ATTEMPTS", 2)
-    feed = PostgresFeed("postgresql://me:geheim@127.0.0.1:1/db?connect_timeout=2", "p", "s")
+    feed = PostgresFeed("postgresql://me:geheim@127.0.0.1:1/db?connect_timeout=2", "p", "s").open()
     with refused("SERVER") as caught:
         feed.oldest()
     assert "geheim" not in str(caught.value)
@@ -302,7 +305,7 @@ def test_a_server_that_is_away_is_said_to_be(monkeypatch: pytest.MonkeyPatch) ->
 def test_nothing_is_opened_before_it_is_asked_for() -> None:
     feed = PostgresFeed("postgresql://127.0.0.1:1/db", "p", "s")
     assert feed.url
-    assert address.split(feed.url)
+    assert settings.split(feed.url)
 
 
 def test_everything_from_a_feed_of_all_tables_leaves_the_snapshots_out(source: Source) -> None:
@@ -312,7 +315,7 @@ def test_everything_from_a_feed_of_all_tables_leaves_the_snapshots_out(source: S
         f"DROP PUBLICATION {source.name}",
         f"CREATE PUBLICATION {source.name} FOR ALL TABLES",
     )
-    feed = source.feed(snapshot="initial", tables=(table,))
+    feed = source.open(snapshot="initial", tables=(table,))
     start = feed.begin()
     source.run(f"INSERT INTO {table} VALUES (2)")
     assert [row["id"] for row in everything(feed)] == [1, 2]

@@ -1,4 +1,5 @@
-"""Tables that change at random while a stream reads them: the copy is the source, or the stream was ended by name before."""
+"""Tables that change at random while a stream reads them: the copy is the source, or the stream was ended by
+name before."""
 
 from __future__ import annotations
 

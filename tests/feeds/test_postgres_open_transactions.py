@@ -1,9 +1,11 @@
-"""Transactions that stay open on the server: with them the slot keeps the log, so whoever runs the query is told."""
+"""Transactions that stay open on the server: with them the slot keeps the log, so whoever runs the query is
+told."""
 
 from __future__ import annotations
 
 import json
 import logging
+from contextlib import closing
 from typing import Any
 
 import psycopg
@@ -20,7 +22,9 @@ from tests.support.waiting import wait_until
 def progress(feed: PostgresFeed) -> dict[str, Any]:
     """What Spark is told of the feed's end."""
     given = read_options({"url": feed.url}, STREAM, "a read")
-    return ChangesStreamReader(given, to_struct(feed.describe().schema)).reportLatestOffset() or {}
+    with closing(feed.open()) as opened:
+        schema = to_struct(opened.describe().schema)
+    return ChangesStreamReader(given, schema).reportLatestOffset() or {}
 
 
 @pytest.fixture
@@ -57,7 +61,7 @@ def test_a_transaction_that_has_only_read_holds_nothing(source: Source, table: s
 def test_it_is_logged_once_for_each_doubling_of_its_age(
     source: Source, table: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    feed = source.feed(transaction_warning=0.2)
+    feed = source.open(transaction_warning=0.2)
     with (
         open_transaction(source, f"INSERT INTO {table} VALUES (1)") as connection,
         caplog.at_level(logging.WARNING, "penstock.changes"),
@@ -80,7 +84,7 @@ def test_a_prepared_transaction_is_told_by_its_name(source: Source, table: str) 
         connection.execute(f"INSERT INTO {table} VALUES (1)".encode())
         connection.execute(f"PREPARE TRANSACTION '{source.name}''s'".encode())
         try:
-            feed = source.feed(transaction_warning=0.2)
+            feed = source.open(transaction_warning=0.2)
             wait_until(lambda: feed.warnings(), 20)
             (told,) = feed.warnings()
         finally:
@@ -99,13 +103,14 @@ def test_a_role_that_may_not_see_statements_is_told_what_it_may_see(source: Sour
         feed = PostgresFeed(
             url, publication=source.name, slot=source.name, snapshot="none", transaction_warning=0.2
         )
+        opened = feed.open()
         with open_transaction(source, f"INSERT INTO {table} VALUES (1)") as connection:
-            assert not feed.warnings(), "since when it is open nobody has said"
-            wait_until(lambda: feed.warnings(), 20)
-            (told,) = feed.warnings()
+            assert not opened.warnings(), "since when it is open nobody has said"
+            wait_until(lambda: opened.warnings(), 20)
+            (told,) = opened.warnings()
             assert f"server process {connection.info.backend_pid}" in told
             assert "pg_read_all_stats" in told
-        feed._link().close()
+        opened.close()
     finally:
         source.run(f"DROP OWNED BY {role}", f"DROP ROLE {role}")
 

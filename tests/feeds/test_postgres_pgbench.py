@@ -80,6 +80,7 @@ def test_the_lag_stays_bounded_and_the_replica_equals_the_source(
 ) -> None:
     url = f"sqlite:///{tmp_path}/store.db"
     feed = ps.PostgresFeed(bank, "bank", "bank", snapshot="initial")
+    opened = feed.open()
     lags: list[int] = []
     with ps.connect(url, create=True) as store:
         queue = store.create_queue("balances", SINK)
@@ -94,7 +95,7 @@ def test_the_lag_stays_bounded_and_the_replica_equals_the_source(
 
         def watch() -> None:
             while not done.wait(1):
-                lags.append(feed.lag().unconfirmed)
+                lags.append(opened.lag().unconfirmed)
 
         watcher = threading.Thread(target=watch)
         watcher.start()

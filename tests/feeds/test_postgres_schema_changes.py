@@ -1,4 +1,5 @@
-"""Tables that change while a query runs, and while it does not: their rows are carried as they are, or refused by name."""
+"""Tables that change while a query runs, and while it does not: their rows are carried as they are, or
+refused by name."""
 
 from __future__ import annotations
 
@@ -357,7 +358,7 @@ def test_a_restarted_query_says_what_was_done_to_columns(
         for _ in range(3):
             stream.drain()
     (record,) = [record for record in caplog.records if record.action == "columns_changed"]  # type: ignore[attr-defined] # by extra
-    for told in ("v is called x", "w was dropped", "y was added", "x has another type"):
+    for told in ("v was renamed to x", "w was dropped", "y was added", "x has another type"):
         assert told in record.message
 
 

@@ -18,15 +18,15 @@ from tests.feeds.postgres import Row, Source, apply, changes, everything, source
 
 def copies(source: Source) -> int:
     return source.rows(
-        "SELECT count(*) FROM pg_class WHERE relnamespace = to_regnamespace('penstock_snapshots') AND relkind = 'r'"
-        " AND relname <> 'slots'"
+        "SELECT count(*) FROM pg_class WHERE relnamespace = to_regnamespace('penstock_snapshots') AND "
+        "relkind = 'r' AND relname <> 'slots'"
     )[0][0]
 
 
 def test_the_rows_that_are_there_are_the_first_commit(source: Source) -> None:
     table = source.table("id int primary key, v text")
     source.run(f"INSERT INTO {table} SELECT i, 'v' || i FROM generate_series(1, 25) i")
-    feed = source.feed(snapshot="initial")
+    feed = source.open(snapshot="initial")
     schema, start = feed.describe().schema, feed.begin()
     source.run(f"DELETE FROM {table} WHERE id <= 20", f"INSERT INTO {table} VALUES (26, 'new')")
     upto = feed.newest(start)
@@ -50,13 +50,13 @@ def test_the_snapshot_stays_until_it_is_logged(source: Source) -> None:
     table = source.table("id int primary key")
     source.run(f"INSERT INTO {table} VALUES (1)")
     before = copies(source)
-    feed = source.feed(snapshot="initial")
+    feed = source.open(snapshot="initial")
     start = feed.begin()
     (commit,) = feed.commits(start, feed.newest(start))
     (task,) = feed.tasks(start, commit.version, 10)
     feed.logged(start)
     assert copies(source) == before + 1
-    again = source.feed(snapshot="initial")
+    again = source.open(snapshot="initial")
     assert again.begin() == start
     feed.logged(commit.version)
     feed.logged(commit.version)
@@ -73,7 +73,7 @@ def test_the_snapshot_stays_until_it_is_logged(source: Source) -> None:
 
 def test_an_empty_table_has_an_empty_snapshot(source: Source) -> None:
     table = source.table("id int primary key")
-    feed = source.feed(snapshot="initial")
+    feed = source.open(snapshot="initial")
     start = feed.begin()
     assert everything(feed) == []
     feed.logged(start + 1)
@@ -101,7 +101,7 @@ def test_concurrent_writers_leave_no_gap_and_no_overlap(source: Source) -> None:
     for writer in writers:
         writer.start()
     try:
-        feed = source.feed(snapshot="initial", tables=("t",))
+        feed = source.open(snapshot="initial", tables=("t",))
         start = feed.begin()
         after_snapshot = feed.newest(start)
     finally:
@@ -118,7 +118,7 @@ def test_concurrent_writers_leave_no_gap_and_no_overlap(source: Source) -> None:
 
 
 @pytest.mark.parametrize("point", ["begin_snapshot", "end_snapshot"])
-def test_what_a_process_left_half_done_is_made_anew(
+def test_what_a_process_left_half_done_is_recreated(
     source: Source, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
     table = source.table("id int primary key")
@@ -134,11 +134,11 @@ def test_what_a_process_left_half_done_is_made_anew(
 
     monkeypatch.setattr(snapshot, "run", dying)
     with pytest.raises(KeyboardInterrupt):
-        source.feed(snapshot="initial").begin()
+        source.open(snapshot="initial").begin()
     assert source.slots() == (point == "end_snapshot")
     monkeypatch.undo()
     source.run(f"INSERT INTO {table} VALUES (2)")
-    feed = source.feed(snapshot="initial")
+    feed = source.open(snapshot="initial")
     assert [row["id"] for row in everything(feed)] == [1, 2]
     assert next(iter(feed.commits(feed.oldest(), feed.newest(feed.oldest())))).rows == 2
     assert copies(source) == before + 1
@@ -149,7 +149,7 @@ def test_processes_at_once_make_one_snapshot(source: Source) -> None:
     source.run(f"INSERT INTO {table} SELECT generate_series(1, 1000)")
     found: list[int] = []
     threads = [
-        threading.Thread(target=lambda: found.append(source.feed(snapshot="initial").begin()))
+        threading.Thread(target=lambda: found.append(source.open(snapshot="initial").begin()))
         for _ in range(4)
     ]
     for thread in threads:
@@ -164,7 +164,7 @@ def test_several_tables_are_in_one_snapshot(source: Source) -> None:
     one = source.table('"Id" int primary key, "a ""b" text', "one")
     two = source.table("id int primary key", '"T W""o"')
     source.run(f"INSERT INTO {one} VALUES (1, 'x')", f"INSERT INTO {two} VALUES (5), (6)")
-    feed = source.feed(snapshot="initial")
+    feed = source.open(snapshot="initial")
     rows = everything(feed)
     assert [(row["_key"], row["_commit_sequence"]) for row in rows] == [
         ('{"id":5}', 0),
@@ -175,9 +175,9 @@ def test_several_tables_are_in_one_snapshot(source: Source) -> None:
     assert rows[0]['T W"o'] == {"id": 5}
 
 
-def test_a_slot_that_was_made_anew_does_not_fill_an_old_checkpoints_gap(source: Source) -> None:
+def test_a_recreated_slot_does_not_fill_an_old_checkpoints_gap(source: Source) -> None:
     table = source.table("id int primary key")
-    feed = source.feed(snapshot="initial")
+    feed = source.open(snapshot="initial")
     start = feed.begin()
     source.run(f"INSERT INTO {table} VALUES (1)")
     upto = feed.newest(start)
@@ -185,7 +185,7 @@ def test_a_slot_that_was_made_anew_does_not_fill_an_old_checkpoints_gap(source: 
     source.run(f"SELECT pg_drop_replication_slot('{source.name}')", f"INSERT INTO {table} VALUES (2)")
     with pytest.raises(FeedUnavailable, match="no replication slot"):
         feed.newest(upto)
-    again = source.feed(snapshot="initial")
+    again = source.open(snapshot="initial")
     assert [row["id"] for row in everything(again)] == [1, 2]
     with pytest.raises(DataLost):
         again.tasks(upto, again.newest(upto), 10)
@@ -194,26 +194,26 @@ def test_a_slot_that_was_made_anew_does_not_fill_an_old_checkpoints_gap(source: 
 def test_a_new_query_is_refused_where_its_slot_has_lost_rows(source: Source) -> None:
     table = source.table("id int primary key")
     source.run(f"INSERT INTO {table} VALUES (1)")
-    feed = source.feed(snapshot="initial")
+    feed = source.open(snapshot="initial")
     start = feed.begin()
-    assert source.feed(snapshot="initial").begin() == start, "nothing has been logged yet"
+    assert source.open(snapshot="initial").begin() == start, "nothing has been logged yet"
     feed.logged(feed.newest(start))
     source.run(f"INSERT INTO {table} VALUES (2)")
     with pytest.raises(FeedUnavailable, match=f"pg_drop_replication_slot..{source.name}") as caught:
-        source.feed(snapshot="initial").begin()
+        source.open(snapshot="initial").begin()
     assert caught.value.condition == "FEED_UNAVAILABLE.SLOT_USED"
-    assert [row["id"] for row in everything(source.feed())] == [2], "what is left, for who wants that"
+    assert [row["id"] for row in everything(source.open())] == [2], "what is left, for who wants that"
     source.run(f"SELECT pg_drop_replication_slot('{source.name}')")
-    assert [row["id"] for row in everything(source.feed(snapshot="initial"))] == [1, 2]
+    assert [row["id"] for row in everything(source.open(snapshot="initial"))] == [1, 2]
 
 
 def test_a_slot_that_moved_on_before_its_snapshot_was_read_is_no_start(source: Source) -> None:
     table = source.table("id int primary key")
-    source.feed(snapshot="initial").begin()
+    source.open(snapshot="initial").begin()
     source.run(f"INSERT INTO {table} VALUES (1)")
     source.run(f"SELECT pg_replication_slot_advance('{source.name}', pg_current_wal_lsn())")
     with pytest.raises(FeedUnavailable, match="has been read"):
-        source.feed(snapshot="initial").begin()
+        source.open(snapshot="initial").begin()
 
 
 def test_a_slot_that_was_made_by_hand_is_read_from_where_it_stands_if_that_is_wanted(source: Source) -> None:
@@ -221,14 +221,14 @@ def test_a_slot_that_was_made_by_hand_is_read_from_where_it_stands_if_that_is_wa
     source.run(f"INSERT INTO {table} VALUES (1)")
     source.make_slot()
     source.run(f"INSERT INTO {table} VALUES (2)")
-    with pytest.raises(FeedUnavailable, match="was made by hand"):
-        source.feed(snapshot="initial").begin()
-    assert [row["id"] for row in everything(source.feed(snapshot="none"))] == [2]
+    with pytest.raises(FeedUnavailable, match="was created by hand"):
+        source.open(snapshot="initial").begin()
+    assert [row["id"] for row in everything(source.open(snapshot="none"))] == [2]
 
 
 def test_only_a_start_makes_a_slot(source: Source) -> None:
     source.table("id int primary key")
-    feed = source.feed(snapshot="initial")
+    feed = source.open(snapshot="initial")
     assert feed.describe().contract is not None
     for ask in (feed.oldest, feed.lag, lambda: feed.newest(0)):
         with pytest.raises(FeedUnavailable, match="no replication slot"):
@@ -248,10 +248,10 @@ def test_a_process_that_stands_still_while_it_makes_the_snapshot_is_named(
         with pytest.raises(
             FeedUnavailable, match=rf"pg_terminate_backend\({other.info.backend_pid}\)"
         ) as caught:
-            source.feed(snapshot="initial").begin()
+            source.open(snapshot="initial").begin()
         assert caught.value.condition == "FEED_UNAVAILABLE.SLOT_IN_USE"
     assert source.slots() == 0
-    assert source.feed(snapshot="initial").begin()
+    assert source.open(snapshot="initial").begin()
 
 
 def test_a_reader_that_stands_still_in_the_snapshot_does_not_hold_the_query_up_for_ever(
@@ -259,7 +259,7 @@ def test_a_reader_that_stands_still_in_the_snapshot_does_not_hold_the_query_up_f
 ) -> None:
     table = source.table("id int primary key")
     source.run(f"INSERT INTO {table} VALUES (1)")
-    feed = source.feed(snapshot="initial")
+    feed = source.open(snapshot="initial")
     start = feed.begin()
     ((place,),) = source.rows(
         f"SELECT tables -> 0 ->> 'place' FROM penstock_snapshots.slots WHERE slot = '{source.name}'"
@@ -275,7 +275,8 @@ def test_a_reader_that_stands_still_in_the_snapshot_does_not_hold_the_query_up_f
 
 
 def test_a_schema_of_copies_that_a_stranger_made_first_is_refused(pg_url: str) -> None:
-    """The feed's role is one that may read everything, and a table's owner may give it a trigger, or make a view of it."""
+    """The feed's role is one that may read everything, and a table's owner may give it a trigger, or make a
+    view of it."""
     name = f"first_{uuid.uuid4().hex[:8]}"
     with psycopg.connect(pg_url, autocommit=True) as admin:
         admin.execute(f"create database {name}".encode())
@@ -290,12 +291,12 @@ def test_a_schema_of_copies_that_a_stranger_made_first_is_refused(pg_url: str) -
                 if view:
                     source.run(
                         f"set role {name}",
-                        "create view penstock_snapshots.slots as select 'x' as slot, 'read' as state, 1::bigint as consistent_point, "
-                        "1::bigint as copied_at, '[]'::jsonb as tables",
+                        "create view penstock_snapshots.slots as select 'x' as slot, 'read' as state, "
+                        "1::bigint as consistent_point, 1::bigint as copied_at, '[]'::jsonb as tables",
                         "reset role",
                     )
                 with pytest.raises(FeedUnavailable, match=f"belongs to the role '{name}'") as caught:
-                    everything(source.feed(snapshot="initial"))
+                    everything(source.open(snapshot="initial"))
                 assert caught.value.condition == "FEED_UNAVAILABLE.SCHEMA_OWNER"
     finally:
         with psycopg.connect(pg_url, autocommit=True) as admin:
@@ -308,8 +309,8 @@ def test_a_standby_that_takes_over_has_the_slot(source: Source) -> None:
         pytest.skip("slots fail over since PostgreSQL 17")
     source.table("id int primary key")
     with pytest.raises(FeedUnavailable) as caught:
-        source.feed(snapshot="none").describe()
+        source.open(snapshot="none").describe()
     assert "failover => true" in caught.value.message
-    source.feed(snapshot="initial").begin()
+    source.open(snapshot="initial").begin()
     query = f"SELECT failover FROM pg_replication_slots WHERE slot_name = '{source.name}'"
     assert source.rows(query) == [(True,)]

@@ -29,7 +29,8 @@ def test_a_batch_of_net_changes(spark: SparkSession, source: Source) -> None:
     table = source.table("id int primary key, v text")
     source.run(f"INSERT INTO {table} VALUES (1, 'a'), (2, 'b')")
     feed = source.feed(snapshot="initial")
-    feed.begin()
+    opened = feed.open()
+    opened.begin()
     with source.connection.transaction():
         source.run(f"UPDATE {table} SET v = 'x' WHERE id = 1", f"UPDATE {table} SET v = 'y' WHERE id = 1")
     source.run(f"DELETE FROM {table} WHERE id = 2", f"UPDATE {table} SET id = 3 WHERE id = 1")
@@ -60,6 +61,7 @@ def test_a_stream_follows_the_table_over_restarts(
     table = source.table("id int primary key, v numeric(9, 2), w timestamp, s smallint")
     source.run(f"INSERT INTO {table} SELECT i, i, '2026-01-01', 1 FROM generate_series(1, 30) i")
     feed = source.feed(snapshot="initial")
+    opened = feed.open()
     sink = Sink(tmp_path)
 
     def run() -> None:
@@ -89,7 +91,7 @@ def test_a_stream_follows_the_table_over_restarts(
     for batch in sink.batches.values():
         assert len({row[4] for row in batch}) <= 2
     # The last micro-batch is logged by the next run only.
-    assert feed.lag().unconfirmed < feed.newest(0) - rows[0]["_commit_version"]
+    assert opened.lag().unconfirmed < opened.newest(0) - rows[0]["_commit_version"]
 
 
 def test_a_query_that_starts_over_beside_its_slot_is_refused(
@@ -177,8 +179,9 @@ def test_a_queue_in_the_same_server_makes_no_endless_micro_batches(
 ) -> None:
     table = source.table("id int primary key, v text")
     feed = source.feed(snapshot="initial", tables=("t",))
+    opened = feed.open()
     with temporary_store_url(source.url) as url, ps.connect(url) as store:
-        schema = feed.describe().schema
+        schema = opened.describe().schema
         store.create_queue("changes", _schema(schema))
         query = (
             ps.stream(spark, feed)
@@ -231,8 +234,9 @@ def test_a_query_that_is_killed_goes_on_exactly_once(
     table = source.table("id int primary key, v text")
     source.run(f"INSERT INTO {table} SELECT i, 'old' FROM generate_series(1, 500) i")
     feed, url = source.feed(snapshot="initial"), f"sqlite:///{tmp_path}/store.db"
+    opened = feed.open()
     store = ps.connect(url, create=True)
-    store.create_queue("changes", _schema(feed.describe().schema))
+    store.create_queue("changes", _schema(opened.describe().schema))
     queue = store.queue("changes")
     stop = threading.Event()
 

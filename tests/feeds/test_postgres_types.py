@@ -110,11 +110,11 @@ def test_every_type(source: Source, way: str) -> None:
     table = make_table(source)
     if way == "log":
         source.make_slot()
-        feed = source.feed()
+        feed = source.open()
         insert(source, table)
     else:
         insert(source, table)
-        feed = source.feed(snapshot="initial")
+        feed = source.open(snapshot="initial")
     schema = feed.describe().schema
     rows = everything(feed)
     for name, values in expected(source, table).items():
@@ -137,7 +137,7 @@ def test_infinite_dates_become_the_ends_of_sparks(source: Source) -> None:
             for n, v in enumerate(["infinity", "-infinity"])
         )
     )
-    last, first = everything(source.feed())
+    last, first = everything(source.open())
     end, start = datetime(9999, 12, 31, 23, 59, 59, 999999), datetime(1, 1, 1)  # noqa: DTZ001 - a timestamp without a zone
     assert (last["d"], last["t"], last["z"]) == (end.date(), end, end.replace(tzinfo=UTC))
     assert (first["d"], first["t"], first["z"]) == (date(1, 1, 1), start, start.replace(tzinfo=UTC))
@@ -149,7 +149,7 @@ def test_infinite_dates_become_the_ends_of_sparks(source: Source) -> None:
 def test_a_value_that_no_type_holds_is_an_error(source: Source, kind: str, value: str) -> None:
     table = source.table(f"id int primary key, v {kind}")
     source.make_slot()
-    feed = source.feed()
+    feed = source.open()
     source.run(f"INSERT INTO {table} VALUES (1, '{value}')")
     with pytest.raises(FeedUnavailable, match="'v'") as caught:
         everything(feed)
@@ -180,7 +180,7 @@ def test_a_value_that_no_type_holds_is_read_as_text_or_null(
     snapshot = "none" if way == "log" else "initial"
 
     def read(**options: Any) -> list[Any]:
-        return [row["v"] for row in everything(source.feed(snapshot=snapshot, **options))]
+        return [row["v"] for row in everything(source.open(snapshot=snapshot, **options))]
 
     with pytest.raises(FeedUnavailable, match=re.escape(bad)) as caught:
         read()
@@ -203,7 +203,7 @@ def test_a_numeric_column_as_double(source: Source) -> None:
     table = source.table("id int primary key, v numeric(5, 2)")
     source.make_slot()
     rows_with(source, table, "1.25", "NaN", "-0.5")
-    feed = source.feed(types={"v": "double"})
+    feed = source.open(types={"v": "double"})
     assert feed.describe().schema.field("v").type == pa.float64()
     first, second, third = (row["v"] for row in everything(feed))
     assert (first, math.isnan(second), third) == (1.25, True, -0.5)
@@ -212,7 +212,7 @@ def test_a_numeric_column_as_double(source: Source) -> None:
 def test_a_column_that_is_not_there_cannot_be_read_as_text(source: Source) -> None:
     source.table("id int primary key")
     with pytest.raises(FeedUnavailable, match="'v'") as caught:
-        source.feed(types={"v": "text"}).describe()
+        source.open(types={"v": "text"}).describe()
     assert caught.value.condition == "FEED_UNAVAILABLE.COLUMN_UNKNOWN"
 
 
@@ -221,9 +221,9 @@ def test_a_key_that_no_type_holds_is_never_null(source: Source) -> None:
     source.make_slot()
     source.run(f"INSERT INTO {table} VALUES ('NaN')")
     with pytest.raises(FeedUnavailable) as caught:
-        everything(source.feed(invalid_values="null"))
+        everything(source.open(invalid_values="null"))
     assert caught.value.condition == "FEED_UNAVAILABLE.VALUE"
-    assert [row["id"] for row in everything(source.feed(types={"id": "text"}))] == ["NaN"]
+    assert [row["id"] for row in everything(source.open(types={"id": "text"}))] == ["NaN"]
 
 
 def test_a_commit_is_skipped_by_its_version(source: Source, caplog: pytest.LogCaptureFixture) -> None:

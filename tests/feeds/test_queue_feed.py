@@ -50,10 +50,11 @@ def feed(store: ps.Store, store_url: str) -> ps.QueueFeed:
 
 def rows(feed: Changelog, after: int, upto: int, rows_per_task: int = 1000) -> Counter[tuple[int, int]]:
     """The (version, id) of every row in a range."""
-    schema = feed.describe().schema
+    opened = feed.open()
+    schema = opened.describe().schema
     found: Counter[tuple[int, int]] = Counter()
-    for task in feed.tasks(after, upto, rows_per_task):
-        for batch in feed.read(task, schema):
+    for task in opened.tasks(after, upto, rows_per_task):
+        for batch in opened.read(task, schema):
             assert batch.schema == schema
             found.update(zip(batch["_commit_version"].to_pylist(), batch["id"].to_pylist(), strict=True))
     return found
@@ -62,7 +63,7 @@ def rows(feed: Changelog, after: int, upto: int, rows_per_task: int = 1000) -> C
 def test_a_feed_gets_columns_and_its_writers_and_readers_go_on(
     feed: ps.QueueFeed, store: ps.Store, store_url: str
 ) -> None:
-    old, known = ps.QueueFeed("feed", store_url), feed.describe().schema
+    old, known = ps.QueueFeed("feed", store_url), feed.open().describe().schema
     feed.append_commit(0, at(0), inserts(0))
     old.append_commit(1, at(1), inserts(1))
     wide = store.queue("feed").add_columns([("note", pa.string())])
@@ -71,11 +72,11 @@ def test_a_feed_gets_columns_and_its_writers_and_readers_go_on(
     old.append_commit(2, at(2), inserts(2))
     feed.append_commit(3, at(3), [inserts(3)[0] | {"note": "new"}])
     old.append_commit(4, at(4), [inserts(4)[0] | {"note": "newer"}])
-    assert feed.describe().schema.equals(wide)
+    assert feed.open().describe().schema.equals(wide)
     notes = [(n, row["note"]) for n, row in _read(feed, wide)]
     assert sorted(notes, key=str) == [(0, None), (1, None), (2, None), (3, "new"), (4, "newer")]
     assert sorted(n for n, _ in _read(feed, known)) == [0, 1, 2, 3, 4]
-    (net,) = local.changes(feed, -1, 4, mode="netChanges", compute_updates=False)
+    (net,) = local.changes(feed.open(), -1, 4, mode="netChanges", compute_updates=False)
     assert net.select(["id", "note"]).to_pylist()[3:] == [
         {"id": 3, "note": "new"},
         {"id": 4, "note": "newer"},
@@ -84,8 +85,8 @@ def test_a_feed_gets_columns_and_its_writers_and_readers_go_on(
 
 def _read(feed: ps.QueueFeed, schema: pa.Schema) -> list[tuple[int, dict[str, Any]]]:
     found: list[tuple[int, dict[str, Any]]] = []
-    for task in feed.tasks(-1, feed.newest(-1), 1000):
-        for batch in feed.read(task, schema):
+    for task in feed.open().tasks(-1, feed.newest(-1), 1000):
+        for batch in feed.open().read(task, schema):
             assert batch.schema.equals(schema)
             found += [(row["id"], row) for row in batch.to_pylist()]
     return found
@@ -96,8 +97,8 @@ def test_a_range_holds_the_rows_of_its_commits(feed: ps.QueueFeed) -> None:
     feed.append_commit(5, at(2), inserts(4))
     feed.append_commit(6, at(2), [])
     feed.append_commit(9, at(3), inserts(5, 6))
-    assert [(c.version, c.rows) for c in feed.commits(-1, 9)] == [(1, 3), (5, 1), (6, 0), (9, 2)]
-    assert feed.oldest() == -1
+    assert [(c.version, c.rows) for c in feed.open().commits(-1, 9)] == [(1, 3), (5, 1), (6, 0), (9, 2)]
+    assert feed.open().oldest() == -1
     assert (feed.newest(-1), feed.newest(9)) == (9, 9)
     assert rows(feed, -1, 9).keys() == {(1, 1), (1, 2), (1, 3), (5, 4), (9, 5), (9, 6)}
     assert rows(feed, 1, 8).keys() == {(5, 4)}
@@ -204,18 +205,18 @@ def test_trimmed_commits_are_gone_by_name_and_the_rest_is_there(store: ps.Store,
         # In the middle of a commit: the rest of it is of no use.
         info = queue.info().partitions[partition]
         queue.trim(partition, before=info.next_index // 2 + 1)
-    oldest = feed.oldest()
+    oldest = feed.open().oldest()
     assert oldest == 5
     with pytest.raises(DataLost, match="start from version 6"):
-        feed.tasks(oldest - 1, 9, 1000)
+        feed.open().tasks(oldest - 1, 9, 1000)
     with pytest.raises(DataLost):
-        list(feed.commits(-1, 9))
+        list(feed.open().commits(-1, 9))
     expected = Counter((version, id) for version in range(6, 10) for id in range(30))
     assert rows(feed, oldest, 9) == expected
     feed.append_commit(10, at(10), [])
-    assert feed.oldest() == 5
+    assert feed.open().oldest() == 5
     assert rows(feed, 5, 10) == expected
-    assert [commit.version for commit in feed.commits(5, 10)] == [6, 7, 8, 9, 10]
+    assert [commit.version for commit in feed.open().commits(5, 10)] == [6, 7, 8, 9, 10]
 
 
 def test_the_oldest_commit_is_whole_in_every_partition(store: ps.Store, feed: ps.QueueFeed) -> None:
@@ -223,7 +224,7 @@ def test_the_oldest_commit_is_whole_in_every_partition(store: ps.Store, feed: ps
         feed.append_commit(version, at(version), inserts(*range(30)))
     queue = store.queue("feed")
     queue.trim(2, before=queue.info().partitions[2].next_index // 2)
-    assert feed.oldest() == 4
+    assert feed.open().oldest() == 4
     assert rows(feed, 4, 9) == Counter((version, id) for version in range(5, 10) for id in range(30))
 
 
@@ -234,7 +235,7 @@ def test_changes_in_one_process_are_the_same_in_pieces(
         feed.append_commit(version, at(version), inserts(version, version + 10))
 
     def found(mode: str) -> list[list[int]]:
-        tables = local.changes(feed, -1, 5, mode=mode, compute_updates=False)
+        tables = local.changes(feed.open(), -1, 5, mode=mode, compute_updates=False)
         return [sorted(table["id"].to_pylist()) for table in tables]
 
     whole = sorted([*range(6), *range(10, 16)])
@@ -253,24 +254,24 @@ def test_commits_whose_rows_are_gone_are_forgotten(store: ps.Store, feed: ps.Que
     feed.append_commit(20, at(20), inserts(1))
     kept = store.database.run(lambda tx: feed_commits.page(tx, queue.record, -1), write=False)
     assert [commit.version for commit in kept] == [19, 20]
-    assert feed.oldest() == 19
+    assert feed.open().oldest() == 19
     assert rows(feed, 19, 20).keys() == {(20, 1)}
 
 
-def test_a_feed_made_anew_is_another_one(store: ps.Store, store_url: str, feed: ps.QueueFeed) -> None:
-    before = feed.describe()
+def test_a_recreated_feed_is_another_one(store: ps.Store, store_url: str, feed: ps.QueueFeed) -> None:
+    before = feed.open().describe()
     store.drop_queue("feed")
     with pytest.raises(QueueNotFound):
-        feed.describe()
+        feed.open().describe()
     ps.QueueFeed.create("feed", DATA, CONTRACT, store=store_url)
-    assert feed.describe().identity != before.identity
-    assert feed.describe().contract == before.contract == replace(CONTRACT, whole_commits=True)
+    assert feed.open().describe().identity != before.identity
+    assert feed.open().describe().contract == before.contract == replace(CONTRACT, whole_commits=True)
 
 
 def test_a_queue_of_rows_is_no_feed(store: ps.Store, store_url: str) -> None:
     store.create_queue("rows", DATA)
     with pytest.raises(FeedUnavailable, match=r"QueueFeed\.create") as caught:
-        ps.QueueFeed("rows", store_url).describe()
+        ps.QueueFeed("rows", store_url).open().describe()
     assert caught.value.condition == "FEED_UNAVAILABLE.NOT_A_FEED"
 
 

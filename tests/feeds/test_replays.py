@@ -1,4 +1,5 @@
-"""Any history of a table, read through Spark in batch and in stream and replayed, is the table at every version."""
+"""Any history of a table, read through Spark in batch and in stream and replayed, is the table at every
+version."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from pyiceberg.table import Table
 from pyspark.sql import SparkSession
 
 import penstock as ps
-from tests.feeds.debezium import postgres as event
+from tests.changes.debezium.events import postgres as event
 from tests.feeds.delta_tables import SCHEMA as DELTA_SCHEMA
 from tests.feeds.delta_tables import History, table_at
 from tests.feeds.delta_tables import rows as delta_rows
@@ -160,12 +161,13 @@ def test_postgres_tables(spark: SparkSession, source: Source, tmp_path: Path, ch
             f"INSERT INTO {name} SELECT i, 'a', repeat('x', 5000), i FROM generate_series(1, 5) i",
         )
     feed = source.feed(snapshot="initial")
-    start = feed.begin()
+    opened = feed.open()
+    start = opened.begin()
     states: dict[str, dict[int, State]] = {name: {} for name in tables}
     for number in range(COMMITS + 1):
         if number:
             transaction(source, tables, chance)
-        version = feed.newest(start)
+        version = opened.newest(start)
         for name in tables:
             states[name][version] = state_of(source, name)
     for rows in read_both_ways(spark, feed, tmp_path, chance, list(states[tables[0]])):

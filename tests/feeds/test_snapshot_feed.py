@@ -29,6 +29,7 @@ from penstock.errors import DataLost, FeedUnavailable, InvalidChangelogSchema, I
 from penstock.feeds.contract import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION
 from penstock.feeds.snapshots.feed import SnapshotFeed
 from penstock.feeds.snapshots.folder import versions_of
+from penstock.feeds.snapshots.open_feed import OpenSnapshotFeed
 from penstock.feeds.urls import parse
 from tests.changes.frames import Sink, collected, tuples
 
@@ -63,18 +64,17 @@ def write(folder: Path, name: str, state: State, files: int = 0) -> None:
         pq.write_table(part, folder / name / f"part-{number}.parquet", row_group_size=2)
 
 
-def changes(feed: SnapshotFeed, after: int, upto: int, per_task: int = 1000) -> pa.Table:
+def changes(feed: OpenSnapshotFeed, after: int, upto: int, per_task: int = 1000) -> pa.Table:
     schema = feed.describe().planned_schema
     batches = []
     for task in feed.tasks(after, upto, per_task):
-        there, same = pickle.loads(pickle.dumps((feed, task)))
-        for batch in there.read(same, schema):
+        for batch in feed.read(pickle.loads(pickle.dumps(task)), schema):
             assert batch.schema.equals(schema)
             batches.append(batch)
     return pa.Table.from_batches(batches, schema)
 
 
-def passed(found: pa.Table, feed: SnapshotFeed, *, updates: bool = False) -> pa.Table:
+def passed(found: pa.Table, feed: OpenSnapshotFeed, *, updates: bool = False) -> pa.Table:
     contract = feed.describe().contract
     assert contract is not None
     passes = Passes.of(contract, ChangeOptions("dropCarryovers", updates, net_window(None)))
@@ -106,7 +106,7 @@ def test_the_changes_replayed_are_every_snapshot(
         states[version] = data.draw(STATES)
         write(folder, f"s-{version}", states[version], data.draw(st.integers(0, 3)))
         version += data.draw(st.integers(1, 4))
-    feed = SnapshotFeed(str(folder), "id")
+    feed = SnapshotFeed(str(folder), "id").open()
     first, newest = min(states), max(states)
     oldest = feed.oldest()
     assert (oldest, feed.newest(-1)) == (0 if first == 1 else first, newest)
@@ -130,7 +130,7 @@ def test_the_changes_replayed_are_every_snapshot(
 def test_versions_stay_when_older_snapshots_are_removed_and_what_is_lost_is_named(folder: Path) -> None:
     for number in range(1, 5):
         write(folder, f"{number:04}", {1: str(number), number: "x"}, files=number % 2)
-    feed = SnapshotFeed(str(folder), "id")
+    feed = SnapshotFeed(str(folder), "id").open()
     assert feed.oldest() == 0
     assert [commit.version for commit in feed.commits(-1, 9)] == [1, 2, 3, 4]
     before = changes(feed, 2, 4)
@@ -138,7 +138,7 @@ def test_versions_stay_when_older_snapshots_are_removed_and_what_is_lost_is_name
     for name in ("0001", "0002.parquet"):
         path = folder / name
         shutil.rmtree(path) if path.is_dir() else path.unlink()
-    with pytest.raises(DataLost, match="version 1 is made"):
+    with pytest.raises(DataLost, match="which version 1 needs"):
         list(feed.read(tasks[0], feed.describe().planned_schema))
     for after in (-1, 0, 1, 2):
         with pytest.raises(DataLost, match="versions 4 to 4") as raised:
@@ -190,7 +190,7 @@ def test_what_is_not_whole_yet_is_left_out(folder: Path) -> None:
     write(folder, "_5", {1: "c"})
     (folder / "2/_SUCCESS").touch()
     (folder / "2/.part-0.parquet.crc").touch()
-    feed = SnapshotFeed(str(folder), "id")
+    feed = SnapshotFeed(str(folder), "id").open()
     assert feed.newest(-1) == 2
     (folder / "3/_temporary").rmdir()
     assert feed.newest(-1) == 3
@@ -208,7 +208,7 @@ def test_files_that_two_snapshots_share_by_a_hard_link_are_not_read(folder: Path
     shutil.copytree(folder / "1", folder / "2", copy_function=os.link)
     (folder / "2/part-1.parquet").unlink()
     pq.write_table(table({1: "new"}), folder / "2/part-1.parquet")
-    feed = SnapshotFeed(str(folder), "id")
+    feed = SnapshotFeed(str(folder), "id").open()
     found = changes(feed, 1, 2)
     assert sorted(zip(found[CHANGE_TYPE].to_pylist(), found["data"].to_pylist(), strict=True)) == [
         ("delete", "b"),
@@ -220,7 +220,7 @@ def test_files_that_two_snapshots_share_by_a_hard_link_are_not_read(folder: Path
 def test_older_snapshots_lack_columns_or_are_refused_by_name(folder: Path) -> None:
     pq.write_table(pa.table({"id": pa.array([1], pa.int32())}), folder / "1.parquet")
     write(folder, "2", {1: None, 2: "b"})
-    feed = SnapshotFeed(str(folder), "id")
+    feed = SnapshotFeed(str(folder), "id").open()
     assert [row["id"] for row in passed(changes(feed, 0, 2), feed).to_pylist()] == [1, 2]
     pq.write_table(pa.table({"id": ["1"], "data": ["b"]}), folder / "3.parquet")
     with pytest.raises(FeedUnavailable, match=r"2\.parquet.*'id'") as raised:
@@ -230,7 +230,7 @@ def test_older_snapshots_lack_columns_or_are_refused_by_name(folder: Path) -> No
 
 def test_a_running_query_stops_before_a_snapshot_with_other_columns(folder: Path) -> None:
     write(folder, "1", {1: "a"})
-    feed = SnapshotFeed(str(folder), "id")
+    feed = SnapshotFeed(str(folder), "id").open()
     planned = feed.describe().planned_schema
     pq.write_table(pa.table({"id": [1, 2], "data": ["a", "b"], "more": ["x", "y"]}), folder / "2.parquet")
     tasks = [feed.tasks(0, 1, 10), feed.tasks(1, 2, 10)]
@@ -249,22 +249,22 @@ def test_a_running_query_stops_before_a_snapshot_with_other_columns(folder: Path
 def test_a_folder_as_an_object_store_has_it(folder: Path) -> None:
     write(folder, "1", {1: "a"}, files=2)
     write(folder, "2", {1: "b"}, files=1)
-    feed = SnapshotFeed(folder.as_uri(), "id")
-    plain = SnapshotFeed(str(folder), "id")
+    feed = SnapshotFeed(folder.as_uri(), "id").open()
+    plain = SnapshotFeed(str(folder), "id").open()
     assert changes(feed, 0, 2).equals(changes(plain, 0, 2))
     written = max(path.stat().st_mtime_ns for path in (folder / "2").iterdir()) // 1000
     assert [commit.timestamp for commit in feed.commits(1, 2)] == [written]
 
 
 def test_what_cannot_be_a_feed_is_refused_by_name(folder: Path, tmp_path: Path) -> None:
-    def condition(feed: SnapshotFeed, match: str) -> str:
+    def condition(feed: OpenSnapshotFeed, match: str) -> str:
         with pytest.raises((FeedUnavailable, InvalidChangelogSchema), match=match) as raised:
             feed.describe()
         return raised.value.condition.partition(".")[2]
 
-    feed = SnapshotFeed(str(folder), "id")
-    assert condition(SnapshotFeed(str(tmp_path / "none"), "id"), "is it there") == "STORAGE"
-    assert condition(SnapshotFeed("s3://user:secret@/x", "id"), "is it there") == "STORAGE"
+    feed = SnapshotFeed(str(folder), "id").open()
+    assert condition(SnapshotFeed(str(tmp_path / "none"), "id").open(), "check that it exists") == "STORAGE"
+    assert condition(SnapshotFeed("s3://user:secret@/x", "id").open(), "check that it exists") == "STORAGE"
     assert condition(feed, "no snapshots") == "NO_SNAPSHOTS"
     (folder / "notes-1.txt").touch()
     assert condition(feed, r"notes-1\.txt") == "AMBIGUOUS_NAMES"
@@ -277,7 +277,7 @@ def test_what_cannot_be_a_feed_is_refused_by_name(folder: Path, tmp_path: Path) 
     pq.write_table(pa.table({"_Change_Type": ["x"]}), folder / "2.parquet")
     assert condition(feed, "rename") == "RESERVED_COLUMN"
     write(folder, "3", {})
-    assert condition(SnapshotFeed(str(folder), "idd"), "Did you mean 'id'") == "MISSING_COLUMN"
+    assert condition(SnapshotFeed(str(folder), "idd").open(), "Did you mean 'id'") == "MISSING_COLUMN"
 
 
 def test_the_url_form_leads_back() -> None:
@@ -299,7 +299,8 @@ def test_batch_and_stream(spark: SparkSession, folder: Path, tmp_path: Path) -> 
     write(folder, "2", {1: "a", 2: "c", 3: "d"})
     write(folder, "3", {2: "c", 3: "d"}, files=1)
     feed = SnapshotFeed(str(folder), "id")
-    expected = Counter(tuples(passed(changes(feed, 0, 3), feed, updates=True)))
+    opened = feed.open()
+    expected = Counter(tuples(passed(changes(opened, 0, 3), opened, updates=True)))
     assert len(expected) == 6
     assert collected(ps.changes.read(spark, feed, compute_updates=True)) == expected
     stream = ps.changes.read_stream(
@@ -335,7 +336,7 @@ def test_between_refuses_what_does_not_go_together(spark: SparkSession) -> None:
     for other, match in (
         (frame.drop("data"), "'data'"),
         (frame.withColumnRenamed("data", "date"), "Did you mean 'date'"),
-        (frame.selectExpr("id", "length(data) as data"), "'data' is string before and int after"),
+        (frame.selectExpr("id", "length(data) as data"), "'data' is string in before and int in after"),
         (frame.selectExpr("*", "1 as _commit_version"), "_commit_version"),
     ):
         with pytest.raises(InvalidChangelogSchema, match=match):

@@ -17,6 +17,7 @@ import penstock as ps
 from penstock.changes.data_source import STREAM, ChangesStreamReader, read_options
 from penstock.errors import InvalidChangelogSchema, InvalidChangeOption, InvalidOption, InvalidUrl
 from penstock.feeds.protocol import Commit
+from penstock.feeds.queue_feed import OpenQueueFeed
 from penstock.instants import micros_of
 from penstock.spark.schemas import to_struct
 from penstock.testing import replay_last_batch
@@ -242,7 +243,7 @@ def ends(reader: ChangesStreamReader, start: dict[str, Any]) -> tuple[int, int]:
 
 def reader_of(feed: ps.QueueFeed, **options: str) -> ChangesStreamReader:
     given = read_options({"url": feed.url, **options}, STREAM, "a read")
-    return ChangesStreamReader(given, to_struct(feed.describe().schema))
+    return ChangesStreamReader(given, to_struct(feed.open().describe().schema))
 
 
 def test_what_comes_after_the_start_is_not_of_that_run(feed: ps.QueueFeed) -> None:
@@ -257,7 +258,7 @@ def test_what_comes_after_the_start_is_not_of_that_run(feed: ps.QueueFeed) -> No
 def test_a_new_query_without_a_start_asks_the_feed_where_to_begin(
     feed: ps.QueueFeed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ps.QueueFeed, "begin", lambda self: 5)
+    monkeypatch.setattr(OpenQueueFeed, "begin", lambda self: 5)
     assert reader_of(feed).initialOffset()["to"] == 5
     for options in ({"startingVersion": "3"}, {"startingTimestamp": at(3).isoformat()}, {"readOnly": "true"}):
         assert reader_of(feed, **options).initialOffset()["to"] != 5
@@ -282,12 +283,12 @@ def test_a_stream_ends_by_time_before_the_first_commit_that_is_later(
     # PostgreSQL's times may go backwards, where a queue refuses them.
     times = {2: 2, 3: 9, 5: 4, 8: 5}
 
-    def commits(self: ps.QueueFeed, after: int, upto: int, rows: int | None = None) -> Iterator[Commit]:
+    def commits(self: OpenQueueFeed, after: int, upto: int, rows: int | None = None) -> Iterator[Commit]:
         for version, time in times.items():
             if after < version <= upto:
                 yield Commit(version, micros_of(at(time)), 6)
 
-    monkeypatch.setattr(ps.QueueFeed, "commits", commits)
+    monkeypatch.setattr(OpenQueueFeed, "commits", commits)
     bounds = {"startingTimestamp": at(1).isoformat(), "endingTimestamp": at(6).isoformat()}
     for limit in ({}, {"maxCommitsPerTrigger": "1"}):
         reader = reader_of(feed, **bounds, **limit)

@@ -52,7 +52,7 @@ def test_a_password_that_crosses_a_network_in_clear_is_warned_of_once(
 def test_so_is_a_feed_s(pg_url: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, "penstock.store")
     with pytest.raises(PenstockError):
-        PostgresFeed(pg_url, "no_such_publication").describe()
+        PostgresFeed(pg_url, "no_such_publication").open().describe()
     assert len(warnings(caplog)) == 1
 
 

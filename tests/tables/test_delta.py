@@ -275,7 +275,7 @@ def test_wrong_arguments_are_told_with_the_way_out(tables: DeltaTables) -> None:
         feed.run(
             tables.sink("t", "k"), lambda frame: frame.select("k", frame["v"].alias("a`b")), mode="update"
         )
-    with pytest.raises(InvalidName, match="without slash"):
+    with pytest.raises(InvalidName, match="without a slash"):
         feed.run(tables.sink("../t"))
     with pytest.raises(InvalidUrl, match="named from the root"):
         feed.run(ps.TableSink("t", url="delta:tables"))

@@ -25,9 +25,9 @@ __all__ = ["DEAD_LETTERS", "between", "parse", "post_process", "read", "read_str
 
 
 if not TYPE_CHECKING:
-    # A type checker would take any name for one that is there.
+    # With it, a type checker would accept any name.
     def __getattr__(name: str) -> Any:
-        # Late: Spark's workers import modules of this package, and need no more than those.
+        # Imported lazily: Spark's workers import single modules of this package.
         if name in _HOMES:
             from penstock.extras import load
 

@@ -32,28 +32,28 @@ def between(
     timestamp: datetime | None = None,
     compute_updates: bool = False,
 ) -> DataFrame:
-    """The changes that lead from one state of a table to another.
+    """Return the changes from one state of a table to another.
 
     Parameters
     ----------
     before, after
         The states: batch DataFrames with the same columns, in any order.
     row_id
-        The columns that tell rows apart, as in :class:`ChangeContract`.
+        The columns that identify rows, as in :class:`ChangeContract`.
     version, timestamp
-        The ``_commit_version`` and ``_commit_timestamp`` of all rows; the present time, if none is given.
+        The ``_commit_version`` and ``_commit_timestamp`` of all rows; by default the current time.
     compute_updates
-        Whether a row that is in both with different contents is an ``update_preimage`` and an ``update_postimage`` instead of a
-        ``delete`` and an ``insert``.
+        Whether a row that differs between the states is an ``update_preimage`` and an ``update_postimage``
+        instead of a ``delete`` and an ``insert``.
 
     Raises
     ------
     InvalidChangelogSchema
-        SCHEMA_DIFFERS, naming the column; MISSING_COLUMN for a row id that is not there; RESERVED_COLUMN.
+        SCHEMA_DIFFERS, naming the column; MISSING_COLUMN for a row id that does not exist; RESERVED_COLUMN.
     InvalidInput
         For a streaming DataFrame, or a time without a time zone.
     ChangelogContractViolation
-        When it runs: NULL_ROW_ID, or DUPLICATE_ROW_ID for one that several rows of a state have.
+        When the query runs: NULL_ROW_ID, or DUPLICATE_ROW_ID if several rows of a state have the same row id.
     """
     from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
@@ -83,23 +83,25 @@ def between(
 
     both = rows(before, DELETE).unionByName(rows(after, INSERT))
     done = post_process(both, contract, compute_updates=compute_updates)
-    # A row that one state has twice would cancel one of its twins, and the other would pass for a change.
+    # A row that one state has twice would cancel only one of its duplicates, and the other would look like a
+    # change.
     ids = [F.col(quote_column(name) if name in after.columns else name) for name in contract.row_id]
     counted = both.groupBy(F.struct(*ids).alias("row_id"), CHANGE_TYPE).agg(F.count("*").alias("rows"))
-    several = counted.where("rows > 1").select(F.to_json("row_id").alias("row_id"), CHANGE_TYPE)
-    return done.union(several.mapInArrow(_refuse_several, done.schema))
+    duplicates = counted.where("rows > 1").select(F.to_json("row_id").alias("row_id"), CHANGE_TYPE)
+    return done.union(duplicates.mapInArrow(_refuse_duplicates, done.schema))
 
 
-def _refuse_several(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Refuse any row: each is a row id that one state has several times."""
+def _refuse_duplicates(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Refuse any row: each is a row id that one state has more than once."""
     for batch in batches:
         if batch.num_rows:
-            found = batch.slice(0, 1).to_pylist()[0]
-            state = "before" if found[CHANGE_TYPE] == DELETE else "after"
+            row = batch.slice(0, 1).to_pylist()[0]
+            state = "before" if row[CHANGE_TYPE] == DELETE else "after"
             raise ChangelogContractViolation(
-                f"several rows of {state} have the row id {found['row_id']}: name columns that tell all rows apart",
+                f"several rows of {state} have the row id {row['row_id']}: name columns that identify every "
+                "row",
                 condition="CHANGELOG_CONTRACT_VIOLATION.DUPLICATE_ROW_ID",
-                row=found["row_id"],
+                row=row["row_id"],
             )
     yield from ()
 
@@ -110,7 +112,7 @@ def _check(before: DataFrame, after: DataFrame) -> None:
     for name, frame in (("before", before), ("after", after)):
         require(name, frame, DataFrame, "a DataFrame")
         if frame.isStreaming:
-            raise InvalidInput(f"{name} is a streaming DataFrame: between compares two states that are whole")
+            raise InvalidInput(f"{name} is a streaming DataFrame: between compares two batch DataFrames")
         taken = [
             column
             for column in frame.columns
@@ -120,16 +122,16 @@ def _check(before: DataFrame, after: DataFrame) -> None:
             raise _invalid(
                 "RESERVED_COLUMN",
                 taken[0],
-                f"{name} has a column {in_quotes(taken[0])}, which is a change row's own: rename it",
+                f"{name} has a column {in_quotes(taken[0])}, the name of a metadata column: rename it",
             )
     _check_same(before.schema, after.schema)
 
 
 def _check_same(before: StructType, after: StructType) -> None:
-    for here, there, where in ((before, after, "after"), (after, before, "before")):
-        for name in here.names:
-            if name not in there.names:
-                hint = did_you_mean(name, there.names)
+    for schema, other, where in ((before, after, "after"), (after, before, "before")):
+        for name in schema.names:
+            if name not in other.names:
+                hint = did_you_mean(name, other.names)
                 raise _invalid(
                     "SCHEMA_DIFFERS",
                     name,
@@ -141,7 +143,8 @@ def _check_same(before: StructType, after: StructType) -> None:
             raise _invalid(
                 "SCHEMA_DIFFERS",
                 name,
-                f"the column {in_quotes(name)} is {old.simpleString()} before and {new.simpleString()} after: cast one of them",
+                f"the column {in_quotes(name)} is {old.simpleString()} in before and {new.simpleString()} in "
+                "after: cast one of them",
             )
 
 

@@ -1,4 +1,4 @@
-"""A feed's changes in one process, without a Spark session: for looking at them."""
+"""Changes of a feed in one process without a Spark session, for the command line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.changes.passes.passes import Passes
 from penstock.changes.passes.rows import ChangeRows, Layout
 from penstock.changes.passes.violations import check_rows
 from penstock.changes.schema import layout_of
-from penstock.feeds.protocol import Changelog, Description, described
+from penstock.feeds.protocol import Description, OpenChangelog
 from penstock.spark.schemas import to_struct
 
 _ROWS_AT_ONCE = 500_000
@@ -20,7 +20,7 @@ _IN_ORDER = [("_commit_version", "ascending")]
 
 
 def changes(
-    feed: Changelog,
+    feed: OpenChangelog,
     after: int,
     upto: int,
     *,
@@ -29,33 +29,29 @@ def changes(
     net_window: int = EVER,
     description: Description | None = None,
 ) -> Iterator[pa.Table]:
-    """The changes of a range in the order of their commits, some commits at a time; the net changes of it all at once.
+    """Yield the changes of a range in commit order, some commits at a time; its net changes all at once.
 
     Parameters
     ----------
     mode, compute_updates
         As ``deduplication_mode`` and ``compute_updates`` of ``changes.read``.
     net_window
-        EVER for the net changes of the range, COMMIT for those of each commit.
+        EVER for net changes of the range, COMMIT for those of each commit.
     description
-        How the feed was described; as it is at the start of the range when None.
-
-    Raises
-    ------
-    ChangelogContractViolation, DataLost, InvalidChangeOption
+        The description of the feed; described at the start of the range when None.
     """
-    found = description or described(feed, after)
+    description = description or feed.describe(after)
     options = ChangeOptions(mode, compute_updates, net_window)
-    passes = Passes() if found.contract is None else Passes.of(found.contract, options)
-    schema, layout = found.planned_schema, None
-    if passes and found.contract is not None:
-        layout = layout_of(to_struct(found.schema), found.contract, case_sensitive=True)
+    passes = Passes() if description.contract is None else Passes.of(description.contract, options)
+    schema, layout = description.planned_schema, None
+    if passes and description.contract is not None:
+        layout = layout_of(to_struct(description.schema), description.contract, case_sensitive=True)
     ranges = [(after, upto)] if passes.net == EVER else _pieces(feed, after, upto)
     for first, last in ranges:
         batches = [
             batch for task in feed.tasks(first, last, _ROWS_PER_TASK) for batch in feed.read(task, schema)
         ]
-        table = pa.Table.from_batches(batches, schema=found.schema)
+        table = pa.Table.from_batches(batches, schema=description.schema)
         yield _processed(table, layout, passes).sort_by(_IN_ORDER)
 
 
@@ -67,8 +63,8 @@ def _processed(table: pa.Table, layout: Layout | None, passes: Passes) -> pa.Tab
     return passes.whole(rows).table
 
 
-def _pieces(feed: Changelog, after: int, upto: int) -> Iterator[tuple[int, int]]:
-    """Ranges of whole commits that fit into memory, or one commit each."""
+def _pieces(feed: OpenChangelog, after: int, upto: int) -> Iterator[tuple[int, int]]:
+    """Yield ranges of whole commits that fit into memory, or of single commits."""
     rows, first, last = 0, after, after
     for commit in feed.commits(after, upto):
         if rows and rows + commit.rows > _ROWS_AT_ONCE:

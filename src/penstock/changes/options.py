@@ -1,4 +1,4 @@
-"""The options of a change feed, as Spark 4.2+ names them."""
+"""Options of change feeds: passes and ranges, with the names and conditions of Spark 4.2's ``changes()``."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import Any
 
 from penstock.arguments import did_you_mean, in_quotes
 from penstock.errors import InvalidChangeOption
-from penstock.feeds.protocol import Changelog
+from penstock.feeds.protocol import OpenChangelog
 from penstock.instants import UNITS, interval_micros, micros_of
 from penstock.spark.options import parse_boolean, parse_timestamp
 
 MODES = ("none", "dropCarryovers", "netChanges")
 STRATEGIES = ("auto", "micro_batch", "watermark")
 EVER = 0
-"""The net changes of all that is there."""
+"""Net changes of the whole range."""
 COMMIT = -1
-"""The net changes of each commit."""
+"""Net changes of each commit."""
 
 
 @dataclass(frozen=True)
 class ChangeOptions:
-    """What is asked for."""
+    """The passes that are requested."""
 
     mode: str
     compute_updates: bool
@@ -38,20 +38,20 @@ class ChangeOptions:
 
 
 def one_of(name: str, value: str, known: tuple[str, ...], condition: str) -> str:
-    """The known value that is meant, whatever its case."""
-    found = {each.lower(): each for each in known}.get(str(value).lower())
-    if found is None:
+    """Return the known value that is meant, whatever its case."""
+    match = {name.lower(): name for name in known}.get(str(value).lower())
+    if match is None:
         raise InvalidChangeOption(
             f"{name}={in_quotes(value)}: give one of {', '.join(known)}.{did_you_mean(str(value), known)}",
             condition=f"INVALID_CDC_OPTION.{condition}",
             option=name,
             value=value,
         )
-    return found
+    return match
 
 
 def flag(name: str, value: object) -> bool:
-    """A truth value, also as text."""
+    """Parse a boolean, also as text."""
     try:
         return parse_boolean(str(value))
     except ValueError as error:
@@ -59,20 +59,20 @@ def flag(name: str, value: object) -> bool:
 
 
 def interval(name: str, text: str) -> int:
-    """The microseconds of an interval such as ``1 hour`` or ``1 minute 30 seconds``."""
-    found = interval_micros(str(text))
-    if found is None:
+    """Parse an interval such as ``1 hour`` or ``1 minute 30 seconds`` into microseconds."""
+    micros = interval_micros(str(text))
+    if micros is None:
         raise InvalidChangeOption(
-            f"{name}={in_quotes(text)}: give an interval such as '10 seconds' or '1 hour' ({', '.join(UNITS)}; no months "
-            "or years, whose length varies)",
+            f"{name}={in_quotes(text)}: give an interval such as '10 seconds' or '1 hour' "
+            f"({', '.join(UNITS)}; no months or years, whose length varies)",
             option=name,
             value=text,
         )
-    return found
+    return micros
 
 
 def net_window(text: str | None) -> int:
-    """COMMIT, the microseconds of a window, or EVER where none is named."""
+    """Parse a net window: COMMIT, the microseconds of a window, or EVER for None."""
     if text is None:
         return EVER
     if str(text).strip().lower() == "commit":
@@ -80,25 +80,23 @@ def net_window(text: str | None) -> int:
     size = interval("net_window", text)
     if size <= 0:
         raise InvalidChangeOption(
-            f"net_window={in_quotes(text)}: give 'commit', or an interval of some length",
+            f"net_window={in_quotes(text)}: give 'commit', or an interval above zero",
             option="net_window",
             value=text,
         )
     if size % 1000:
         raise InvalidChangeOption(
-            f"net_window={in_quotes(text)}: give a whole number of milliseconds, which is what Spark's watermark counts in",
+            f"net_window={in_quotes(text)}: give a whole number of milliseconds, which is what Spark's "
+            "watermark counts in",
             option="net_window",
             value=text,
         )
     return size
 
 
-# ---- range: From which commit to which a feed is read, with the options and conditions of Spark 4.2's ``changes()``.
-
-
 @dataclass(frozen=True)
 class ChangeRange:
-    """Bounds by version or by time, microseconds since 1970; None for no bound."""
+    """The range of commits to read, by version or by time in microseconds since 1970; None for no bound."""
 
     first_version: int | None = None
     last_version: int | None = None
@@ -116,23 +114,16 @@ class ChangeRange:
         starting_bound_inclusive: object = True,
         ending_bound_inclusive: object = True,
     ) -> ChangeRange:
-        """Check the options as Spark 4.3 does, and that the range does not run backwards, which Spark forgets.
-
-        Raises
-        ------
-        InvalidChangeOption
-            CONFLICTING_RANGE_TYPES, MISSING_STARTING_VERSION, MISSING_STARTING_TIMESTAMP, INVALID_TIMESTAMP,
-            INVALID_VERSION or REVERSED_RANGE.
-        """
+        """Check the options as Spark 4.3 does, and that the range is not reversed."""
         versions = [_version("startingVersion", starting_version), _version("endingVersion", ending_version)]
         times = [
             _time("startingTimestamp", starting_timestamp),
             _time("endingTimestamp", ending_timestamp),
         ]
-        if any(each is not None for each in versions) and any(each is not None for each in times):
+        if any(bound is not None for bound in versions) and any(bound is not None for bound in times):
             raise _invalid(
                 "CONFLICTING_RANGE_TYPES",
-                "a range goes by version or by timestamp: give bounds of one kind",
+                "a range is by version or by timestamp: give bounds of one kind",
             )
         _check("Version", *versions)
         _check("Timestamp", *times)
@@ -147,17 +138,11 @@ class ChangeRange:
 
     @property
     def is_open(self) -> bool:
-        """Whether nothing says where to start."""
+        """Whether the range has no start."""
         return self.first_version is None and self.first_time is None
 
-    def start(self, feed: Changelog) -> int:
-        """The version after which to read.
-
-        Raises
-        ------
-        FeedUnavailable
-            When a start by time lies before the first commit that is left, and there may have been others.
-        """
+    def start(self, feed: OpenChangelog) -> int:
+        """Return the version after which to read."""
         if self.first_version is not None:
             return self.first_version - 1
         oldest = feed.oldest()
@@ -167,24 +152,24 @@ class ChangeRange:
         for commit in feed.commits(oldest, feed.newest(oldest)):
             if commit.timestamp >= self.first_time:
                 if not earlier:
-                    # Commits that are gone may have been of this range, too.
+                    # Removed commits may have been in this range.
                     feed.begin()
                 return commit.version - 1
             earlier = True
         return feed.newest(oldest)
 
-    def end(self, feed: Changelog, after: int) -> int:
-        """The version up to which to read."""
+    def end(self, feed: OpenChangelog, after: int) -> int:
+        """Return the version up to which to read."""
         newest = feed.newest(after)
         if self.last_version is not None:
             return max(after, min(self.last_version, newest))
         if self.last_time is None:
             return newest
-        found = after
+        end = after
         for commit in feed.commits(after, newest):
             if commit.timestamp <= self.last_time:
-                found = commit.version
-        return found
+                end = commit.version
+        return end
 
 
 def _check(kind: str, first: int | None, last: int | None) -> None:
@@ -196,7 +181,7 @@ def _check(kind: str, first: int | None, last: int | None) -> None:
     if first is not None and last is not None and last < first:
         raise _invalid(
             "REVERSED_RANGE",
-            f"ending{kind} lies before starting{kind}: exchange them",
+            f"ending{kind} is before starting{kind}: swap them",
             first=first,
             last=last,
         )

@@ -1,8 +1,9 @@
-"""``changes.post_process``: the passes as operations on a DataFrame."""
+"""``changes.post_process``: the passes over change rows as operations on a DataFrame."""
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from pyspark.sql import Column, DataFrame
@@ -11,7 +12,7 @@ from pyspark.sql.types import StructField, StructType
 
 from penstock.arguments import require
 from penstock.arrow.schema import canonical_schema
-from penstock.changes.commit_tracker.tracker import address_of_witness
+from penstock.changes.commit_tracker.tracker import commit_tracker_address
 from penstock.changes.options import (
     COMMIT,
     EVER,
@@ -26,19 +27,19 @@ from penstock.changes.options import (
     net_window as parse_net_window,
 )
 from penstock.changes.passes.passes import Passes
-from penstock.changes.passes.rows import EVENT_TIME, Layout, Path
-from penstock.changes.schema import layout_of, told_by, type_at
-from penstock.changes.stage import Guard, Packing, Whole, Witnessing, hashable
+from penstock.changes.passes.rows import EVENT_TIME, ChangeRows, Layout, Path
+from penstock.changes.schema import layout_of, type_at, with_contract_metadata
+from penstock.changes.stage import AllPasses, CommitReporter, FirstPass, Packing, is_hashable
 from penstock.errors import InvalidChangeOption
 from penstock.feeds.contract import ChangeContract
 from penstock.spark.internals.plans import fingerprint
 from penstock.spark.internals.sessions import is_classic
 from penstock.spark.schemas import is_case_sensitive, quote_column, to_struct
-from penstock.spark.shuffle_batches import PLACE, shuffle_keys
-from penstock.spark.shuffle_batches import SCHEMA as PARCELS
+from penstock.spark.shuffle_batches import PLACE, SCHEMA, shuffle_keys
 
 _KEY = "__penstock_key_"
-# Both the name and the mark make Spark refuse update and complete mode at the start (4.2: the name, 4.3: the mark).
+# Both the name and the mark make Spark refuse update and complete mode at the start (4.2: the name, 4.3: the
+# mark).
 _EVENTS = "__spark_cdc_events"
 _MARK = {"spark.cdc.streamingPostProcessing": True}
 _WATERMARK = "spark.watermarkDelayMs"
@@ -55,48 +56,51 @@ def post_process(
     keep_watermark: bool = False,
     net_window: str | None = None,
 ) -> DataFrame:
-    """Remove carry-over rows, detect updates and work out net changes, as the contract allows.
+    """Remove carry-over rows, detect updates and compute net changes, as the contract allows.
 
-    The rules are those of Spark 4.3's ``changes()``; a pass that the feed has no need of is left out, and where none is left
-    the result is ``df`` itself, but for a mark at its columns where ``unchanged`` names one, by which a ``TableSink`` knows which values
-    to keep. A warning tells of net changes and updates that are asked for and left out.
+    The rules are those of Spark 4.3's ``changes()``. A pass that the feed does not need is left out, with a
+    warning if it was requested; without any pass the result is ``df`` itself. If the contract has
+    ``unchanged``, the columns carry metadata, by which a ``TableSink`` knows which values to keep.
 
     Parameters
     ----------
     df
-        Change rows, batch or streaming: data columns with ``_change_type`` (string), ``_commit_version`` (bigint or string)
-        and ``_commit_timestamp`` (timestamp).
+        Change rows, batch or streaming: data columns with ``_change_type`` (string), ``_commit_version``
+        (bigint or string) and ``_commit_timestamp`` (timestamp).
     contract
-        What the feed promises.
+        The contract of the feed.
     deduplication_mode
         ``none``, ``dropCarryovers`` or ``netChanges`` (carry-overs are dropped too).
     compute_updates
-        Whether a delete and an insert of one row in one commit become ``update_preimage`` and ``update_postimage``.
+        Whether a delete and an insert of one row in one commit become ``update_preimage`` and
+        ``update_postimage``.
     strategy
-        On a stream, ``micro_batch`` for commits that are whole in a micro-batch (stateless; append and update mode),
-        ``watermark`` for others (append mode), or ``auto``, which goes by the contract.
+        On a stream, ``micro_batch`` for commits that are whole in a micro-batch (stateless; append and update
+        mode), ``watermark`` for others (append mode), or ``auto``, which follows the contract.
     watermark_delay
-        For ``watermark``: how far, in commit time, a commit may come behind the newest one, such as ``10 seconds``.
+        For ``watermark``: how far, in commit time, a commit may lag behind the newest one, such as ``10
+        seconds``.
     keep_watermark
-        Whether ``_commit_timestamp`` keeps an event-time watermark for operators behind this.
+        Whether ``_commit_timestamp`` keeps an event-time watermark for later operators.
     net_window
-        For ``netChanges``: ``commit``, or an interval of commit time such as ``1 hour``; a stream needs one. The windows of
-        an interval begin at 1970-01-01 00:00 UTC.
+        For ``netChanges``: ``commit``, or an interval of commit time such as ``1 hour``; a stream needs one.
+        The windows of an interval begin at 1970-01-01 00:00 UTC.
 
     Raises
     ------
     InvalidChangeOption, InvalidChangelogSchema
-        At once. A feed that breaks its promise fails the query with ``ChangelogContractViolation``.
+        Immediately. A feed that violates its contract fails the query with ``ChangelogContractViolation``.
     """
     require("df", df, DataFrame, "a DataFrame with change rows")
     require("contract", contract, ChangeContract, "a ps.ChangeContract, such as ps.ChangeContract('id')")
     net_changes = str(deduplication_mode).lower() == "netchanges"
-    _warn_of_needless(contract, net_changes, flag("computeUpdates", compute_updates))
+    _warn_of_unneeded_passes(contract, net_changes, flag("computeUpdates", compute_updates))
     if net_window is not None and not net_changes:
-        warnings.warn("net_window does nothing without deduplication_mode='netChanges'", stacklevel=2)
-    told = df if contract.unchanged is None else df.to(told_by(df.schema, contract, net=net_changes))
+        warnings.warn("net_window has no effect without deduplication_mode='netChanges'", stacklevel=2)
+    if contract.unchanged is not None:
+        df = df.to(with_contract_metadata(df.schema, contract, net=net_changes))
     return process(
-        told,
+        df,
         contract,
         deduplication_mode=deduplication_mode,
         compute_updates=compute_updates,
@@ -118,7 +122,7 @@ def process(
     watermark_delay: str = "0 seconds",
     keep_watermark: bool = False,
 ) -> DataFrame:
-    """:func:`post_process` for a feed with a contract of its own, which knows what it needs: nothing is warned of."""
+    """Run :func:`post_process` without warnings, for a feed with its own contract."""
     options = ChangeOptions(
         one_of("deduplicationMode", deduplication_mode, MODES, "INVALID_DEDUPLICATION_MODE"),
         flag("computeUpdates", compute_updates),
@@ -149,14 +153,14 @@ def _watermarked(df: DataFrame, name: str, delay: int) -> DataFrame:
 def _check_classic(df: DataFrame) -> None:
     if not is_classic(df.sparkSession):
         raise InvalidChangeOption(
-            "a stream's passes ask the driver which commits it has had, and a Spark Connect session does not reach it: use a "
-            "classic session (SparkSession.builder.master(...)), or read the feed as a batch",
+            "the passes of a stream track commits in the driver, which a Spark Connect session cannot reach: "
+            "use a classic session (SparkSession.builder.master(...)), or read the feed as a batch",
             condition="INVALID_CDC_OPTION.CLASSIC_SESSION_NEEDED",
         )
 
 
-def _warn_of_needless(contract: ChangeContract, net_changes: bool, updates: bool) -> None:
-    """Tell of what the contract makes needless: it may have been meant, or a flag of the contract forgotten."""
+def _warn_of_unneeded_passes(contract: ChangeContract, net_changes: bool, updates: bool) -> None:
+    """Warn of requested passes that the contract does not need: one of its flags may be missing."""
     net = net_changes and contract.intermediate_changes
     for asked, needed, what, name in (
         (net_changes, net, "deduplication_mode='netChanges'", "intermediate_changes"),
@@ -169,8 +173,8 @@ def _warn_of_needless(contract: ChangeContract, net_changes: bool, updates: bool
     ):
         if asked and not needed:
             warnings.warn(
-                f"{what} does nothing under this contract, which does not say {name}=True: say so if the feed has such "
-                "changes, or leave the option out",
+                f"{what} has no effect with this contract: set {name}=True if the feed has such changes, or "
+                "leave the option out",
                 stacklevel=3,
             )
 
@@ -179,7 +183,8 @@ def _check_combination(contract: ChangeContract, options: ChangeOptions) -> None
     both_rows = contract.updates_as_delete_and_insert and contract.carryover_rows
     if options.compute_updates and both_rows and not options.drop_carryovers:
         raise InvalidChangeOption(
-            "computeUpdates cannot tell updates from carry-overs while deduplicationMode is none: use dropCarryovers",
+            "computeUpdates cannot distinguish updates from carry-overs with deduplicationMode=none: use "
+            "dropCarryovers",
             condition="INVALID_CDC_OPTION.UPDATE_DETECTION_REQUIRES_CARRY_OVER_REMOVAL",
         )
 
@@ -187,29 +192,29 @@ def _check_combination(contract: ChangeContract, options: ChangeOptions) -> None
 def _stream_strategy(chosen: str, contract: ChangeContract, passes: Passes) -> str:
     if passes.net == EVER:
         raise InvalidChangeOption(
-            "the net changes of a stream are never complete: give net_window='commit' for those of each commit, or an "
-            "interval such as net_window='1 hour'; or read the feed as a batch",
+            "the net changes of a stream are never complete: give net_window='commit' for those of each "
+            "commit, or an interval such as net_window='1 hour'; or read the feed as a batch",
             condition="INVALID_CDC_OPTION.STREAMING_NET_CHANGES_NOT_SUPPORTED",
         )
     windowed = passes.net not in (None, COMMIT)
     if chosen == "auto":
         if contract.whole_commits is None:
             raise InvalidChangeOption(
-                "a stream needs to know whether a commit is whole in one micro-batch: say ChangeContract(whole_commits=True) "
-                "for the micro_batch strategy (stateless, nothing is delayed; a commit that comes in two parts fails the "
-                "query), or whole_commits=False for the watermark strategy (rows wait in the state store until "
-                "watermark_delay has passed; append mode only)",
+                "the contract does not say whether commits are whole in a micro-batch: set "
+                "whole_commits=True for the micro_batch strategy (stateless; a split commit fails the "
+                "query), or whole_commits=False for the watermark strategy (rows wait for watermark_delay; "
+                "append mode only)",
                 condition="INVALID_CDC_OPTION.STRATEGY_UNKNOWN",
             )
         return "micro_batch" if contract.whole_commits and not windowed else "watermark"
     if chosen == "micro_batch" and (not contract.whole_commits or windowed):
         why = (
-            "a net_window of some length is longer than a micro-batch"
+            "an interval as net_window is longer than a micro-batch"
             if windowed
-            else "the contract does not say whole_commits=True"
+            else "the contract does not have whole_commits=True"
         )
         raise InvalidChangeOption(
-            f"strategy='micro_batch' does not serve, because {why}: use 'watermark', or 'auto'",
+            f"strategy='micro_batch' is not applicable, because {why}: use 'watermark', or 'auto'",
             condition="INVALID_CDC_OPTION.STRATEGY_NOT_APPLICABLE",
         )
     return chosen
@@ -217,7 +222,7 @@ def _stream_strategy(chosen: str, contract: ChangeContract, passes: Passes) -> s
 
 @dataclass(frozen=True)
 class Plan:
-    """One feed and what is to be done to it."""
+    """The passes to run on one feed."""
 
     df: DataFrame
     layout: Layout
@@ -225,42 +230,38 @@ class Plan:
     feed: str
 
     def stateless(self) -> DataFrame:
-        """Rows that belong together meet in one task, and pairs that are together already do not go there."""
+        """Shuffle rows of the same row id into one task, without the pairs that cancel before the shuffle."""
         ids = [type_at(self.df.schema, path) for path in self.layout.row_id]
         fields = [StructField(str(number), kind) for number, kind in enumerate(ids)]
-        if hashable(canonical_schema(StructType(fields)).types):
-            return self._in_parcels()
+        if is_hashable(canonical_schema(StructType(fields)).types):
+            return self._shuffled_as_batches()
         if not self.passes.carryovers:
-            return self._run(self._meet(self.df), self._guard(Passes.whole))
-        return self._run(
-            self._meet(self._run(self.df, self._guard(Passes.first))), Whole(self.layout, self.passes)
-        )
+            return self._run(self._shuffled(self.df), self._first_pass(Passes.whole))
+        first = self._run(self.df, self._first_pass(Passes.first))
+        return self._run(self._shuffled(first), AllPasses(self.layout, self.passes))
 
-    def _in_parcels(self) -> DataFrame:
+    def _shuffled_as_batches(self) -> DataFrame:
         partitions = int(str(self.df.sparkSession.conf.get("spark.sql.shuffle.partitions")))
-        guard = replace(
-            self._guard(Passes.first), packing=Packing(self.layout.row_id, shuffle_keys(partitions))
-        )
-        packed = self._run(self.df, guard, to_struct(PARCELS))
-        return self._run(
-            packed.repartition(PLACE), Whole(self.layout, self.passes, packed=True), self.df.schema
-        )
+        packing = Packing(self.layout.row_id, shuffle_keys(partitions))
+        first = replace(self._first_pass(Passes.first), packing=packing)
+        packed = self._run(self.df, first, to_struct(SCHEMA)).repartition(PLACE)
+        return self._run(packed, AllPasses(self.layout, self.passes, packed=True), self.df.schema)
 
     def by_watermark(self, delay_ms: int, *, keep_watermark: bool) -> DataFrame:
-        """Rows that belong together meet in the state store, and leave it when nothing can join them any more.
+        """Collect rows of the same row id in the state store until the watermark has passed.
 
-        Spark 4.3's rewrite, with one event time for each millisecond, which is what its watermark counts in.
+        This is Spark 4.3's rewrite, with one event time for each millisecond, the unit of its watermark.
         """
-        guarded = self._run(self.df, self._guard(Passes.first, delay_ms))
-        timed = guarded.withColumn(
+        checked = self._run(self.df, self._first_pass(Passes.first, delay_ms))
+        timed = checked.withColumn(
             EVENT_TIME, F.timestamp_millis(F.unix_millis(self._column((self.layout.timestamp,))))
         )
         marked = timed.withWatermark(EVENT_TIME, f"{delay_ms} milliseconds")
         row = F.struct(*[F.col(quote_column(name)) for name in self.df.columns])
         events = F.collect_list(row).alias(_EVENTS, metadata=_MARK)
-        met = marked.groupBy(*self._keys(), *self._times()).agg(events).select(F.inline(_EVENTS))
+        collected = marked.groupBy(*self._keys(), *self._times()).agg(events).select(F.inline(_EVENTS))
         schema = self._with_watermark(delay_ms) if keep_watermark else self.df.schema
-        return self._run(met, Whole(self.layout, self.passes), schema)
+        return self._run(collected, AllPasses(self.layout, self.passes), schema)
 
     def _keys(self) -> list[Column]:
         return [self._column(path).alias(f"{_KEY}{place}") for place, path in enumerate(self.layout.row_id)]
@@ -271,17 +272,23 @@ class Plan:
             return [self._column((self.layout.version,)).alias(f"{_KEY}version"), F.col(EVENT_TIME)]
         return [F.window(EVENT_TIME, f"{size} microseconds").alias(f"{_KEY}window")]
 
-    def _meet(self, df: DataFrame) -> DataFrame:
+    def _shuffled(self, df: DataFrame) -> DataFrame:
         return df.repartition(*[self._column(path) for path in self.layout.row_id])
 
-    def _guard(self, step: object, delay_ms: int | None = None) -> Guard:
+    def _first_pass(
+        self, step: Callable[[Passes, ChangeRows], ChangeRows], delay_ms: int | None = None
+    ) -> FirstPass:
         session = self.df.sparkSession
-        witness = None
+        reporter = None
         if is_classic(session):
-            witness = Witnessing(address_of_witness(session), self.feed, delay_ms, self.df.isStreaming)
-        return Guard(self.layout, self.passes, witness, step)  # type: ignore[arg-type]  # one of Passes' methods
+            reporter = CommitReporter(
+                commit_tracker_address(session), self.feed, delay_ms, self.df.isStreaming
+            )
+        return FirstPass(self.layout, self.passes, reporter, step)
 
-    def _run(self, df: DataFrame, stage: Guard | Whole, schema: StructType | None = None) -> DataFrame:
+    def _run(
+        self, df: DataFrame, stage: FirstPass | AllPasses, schema: StructType | None = None
+    ) -> DataFrame:
         return df.mapInArrow(stage, schema or self.df.schema)
 
     def _column(self, path: Path) -> Column:
@@ -289,16 +296,16 @@ class Plan:
 
     def _with_watermark(self, delay_ms: int) -> StructType:
         fields = list(self.df.schema.fields)
-        found = fields[self.layout.timestamp]
-        metadata = {**found.metadata, _WATERMARK: delay_ms}
-        fields[self.layout.timestamp] = StructField(found.name, found.dataType, found.nullable, metadata)
+        field = fields[self.layout.timestamp]
+        metadata = {**field.metadata, _WATERMARK: delay_ms}
+        fields[self.layout.timestamp] = StructField(field.name, field.dataType, field.nullable, metadata)
         return StructType(fields)
 
 
 def _path(schema: StructType, path: Path) -> str:
     names, struct = [], schema
-    for place in path:
-        field = struct.fields[place]
+    for index in path:
+        field = struct.fields[index]
         names.append(quote_column(field.name))
-        struct = field.dataType  # type: ignore[assignment]  # a struct, but for the last one
+        struct = field.dataType  # type: ignore[assignment]  # a struct, except for the last one
     return ".".join(names)

@@ -1,8 +1,9 @@
-"""``changes.read`` and ``changes.read_stream``: a feed's rows with the passes that its contract allows."""
+"""``changes.read`` and ``changes.read_stream``: a feed's rows with the passes of its contract."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from datetime import datetime
 
 from pyspark.sql import DataFrame, SparkSession
@@ -11,10 +12,10 @@ from penstock.arguments import column_names, require
 from penstock.changes.data_source import BATCH, FORMAT, STREAM, ChangesDataSource, read_options
 from penstock.changes.options import MODES, one_of
 from penstock.changes.post_processing import process
-from penstock.changes.schema import narrowed, told_by
+from penstock.changes.schema import narrowed, with_contract_metadata
 from penstock.errors import InvalidChangelogSchema
 from penstock.feeds.contract import COMMIT_VERSION, ChangeContract
-from penstock.feeds.protocol import Changelog, described
+from penstock.feeds.protocol import Changelog
 from penstock.feeds.urls import parse
 from penstock.spark.internals.sessions import check_session
 from penstock.spark.registration import register_source
@@ -46,7 +47,7 @@ def read(
     feed
         A feed, or its URL.
     starting_version, ending_version
-        The first and the last commit; all that are there when None.
+        The first and the last commit; all when None.
     starting_timestamp, ending_timestamp
         The same by commit time: a ``datetime`` with a time zone, or text such as ``2026-01-31T12:00:00Z``.
     starting_bound_inclusive, ending_bound_inclusive
@@ -54,25 +55,25 @@ def read(
     deduplication_mode, compute_updates, net_window
         As for :func:`~penstock.changes.post_process`.
     columns
-        The column or columns to give; all when None. Spark does not tell a Python data source which ones a query uses, and
-        each column costs. The three of every change row come too, and those of the contract.
+        The column or columns to read; all when None. Spark does not tell a Python data source which columns a
+        query uses, and each one costs. The three metadata columns are always read, and those of the contract.
     options
-        More options of the data source, such as ``{"rowsPerTask": 100_000}``.
+        Further options of the data source, such as ``{"rowsPerTask": 100_000}``.
 
     Raises
     ------
     InvalidChangeOption, InvalidChangelogSchema, FeedUnavailable, DataLost
     """
-    bounds: dict[str, object] = {
-        "startingVersion": starting_version,
-        "endingVersion": ending_version,
-        "startingTimestamp": starting_timestamp,
-        "endingTimestamp": ending_timestamp,
-        "startingBoundInclusive": starting_bound_inclusive,
-        "endingBoundInclusive": ending_bound_inclusive,
-    }
+    bounds = _bounds(
+        starting_version,
+        ending_version,
+        starting_timestamp,
+        ending_timestamp,
+        starting_bound_inclusive,
+        ending_bound_inclusive,
+    )
     net = _is_net(deduplication_mode)
-    contract, rows = _open(spark, feed, bounds | _more(options), columns, streaming=False, net=net)
+    contract, rows = _load(spark, feed, bounds | _more(options), columns, streaming=False, net=net)
     return process(
         rows,
         _passable(contract, net),
@@ -106,35 +107,36 @@ def read_stream(
     Parameters
     ----------
     spark, feed, starting_version, starting_timestamp, starting_bound_inclusive
-        As for :func:`read`; a query with a checkpoint goes on from there instead.
+        As for :func:`read`; a query with a checkpoint resumes from there instead.
     ending_version, ending_timestamp, ending_bound_inclusive
-        Where the stream ends; nothing comes behind it. By time, it stops at the first commit whose time is after the end.
+        Where the stream ends. By time, it stops at the first commit whose time is after the end.
     deduplication_mode, compute_updates, strategy, keep_watermark, net_window
-        As for :func:`~penstock.changes.post_process`. An interval as ``net_window`` is longer than a micro-batch, so it means the ``watermark``
-        strategy: append mode, and a state store.
+        As for :func:`~penstock.changes.post_process`. An interval as ``net_window`` is longer than a
+        micro-batch, so it needs the ``watermark`` strategy: append mode, and a state store.
     watermark_delay
-        As for :func:`~penstock.changes.post_process`: under the ``watermark`` strategy, how far a commit's time may lie behind the newest one's of
-        earlier micro-batches. A feed whose times repeat or go backwards needs one; else such a commit fails the query.
+        As for :func:`~penstock.changes.post_process`: under the ``watermark`` strategy, how far a commit's
+        time may lie behind the newest one of earlier micro-batches. A feed whose times repeat or go backwards
+        needs one; otherwise such a commit fails the query.
     columns
         As for :func:`read`.
     options
-        More options of the data source: ``maxCommitsPerTrigger`` and ``maxRowsPerTrigger`` (rounded up to a whole commit),
-        ``rowsPerTask``.
+        Further options of the data source: ``maxCommitsPerTrigger`` and ``maxRowsPerTrigger`` (rounded up to
+        a whole commit), ``rowsPerTask``.
 
     Raises
     ------
     InvalidChangeOption, InvalidChangelogSchema, FeedUnavailable
     """
-    bounds: dict[str, object] = {
-        "startingVersion": starting_version,
-        "endingVersion": ending_version,
-        "startingTimestamp": starting_timestamp,
-        "endingTimestamp": ending_timestamp,
-        "startingBoundInclusive": starting_bound_inclusive,
-        "endingBoundInclusive": ending_bound_inclusive,
-    }
+    bounds = _bounds(
+        starting_version,
+        ending_version,
+        starting_timestamp,
+        ending_timestamp,
+        starting_bound_inclusive,
+        ending_bound_inclusive,
+    )
     net = _is_net(deduplication_mode)
-    contract, rows = _open(spark, feed, bounds | _more(options), columns, streaming=True, net=net)
+    contract, rows = _load(spark, feed, bounds | _more(options), columns, streaming=True, net=net)
     return process(
         rows,
         _passable(contract, net),
@@ -147,36 +149,55 @@ def read_stream(
     )
 
 
-def _open(
+def _bounds(
+    starting_version: int | None,
+    ending_version: int | None,
+    starting_timestamp: object,
+    ending_timestamp: object,
+    starting_bound_inclusive: bool,
+    ending_bound_inclusive: bool,
+) -> dict[str, object]:
+    return {
+        "startingVersion": starting_version,
+        "endingVersion": ending_version,
+        "startingTimestamp": starting_timestamp,
+        "endingTimestamp": ending_timestamp,
+        "startingBoundInclusive": starting_bound_inclusive,
+        "endingBoundInclusive": ending_bound_inclusive,
+    }
+
+
+def _load(
     spark: SparkSession,
     feed: Changelog | str,
-    given: Mapping[str, object],
+    options: Mapping[str, object],
     columns: str | Sequence[str] | None,
     *,
     streaming: bool,
     net: bool,
 ) -> tuple[ChangeContract | None, DataFrame]:
     check_session(spark)
-    opened = parse(feed) if isinstance(feed, str) else feed
-    require("feed", opened, Changelog, "a change feed, such as ps.DeltaFeed('/data/orders'), or its URL")
-    options = {name: _text(value) for name, value in given.items() if value is not None}
-    # Now, rather than when the query runs: what is wrong is the caller's.
-    read_options({"url": opened.url, **options}, STREAM if streaming else BATCH, "read of changes")
-    first = given.get("startingVersion")
-    found = described(opened, None if first is None else int(str(first)) - 1)
-    if found.plan is not None:
-        options |= {"plan": found.plan, "someColumns": _text(columns is not None)}
-    schema = to_struct(found.schema)
-    if found.contract is not None:
-        schema = told_by(schema, found.contract, net=net)
+    feed = parse(feed) if isinstance(feed, str) else feed
+    require("feed", feed, Changelog, "a change feed, such as ps.DeltaFeed('/data/orders'), or its URL")
+    first = options.get("startingVersion")
+    texts = {name: _text(value) for name, value in options.items() if value is not None}
+    # Checked now rather than when the query runs: these are the caller's errors.
+    read_options({"url": feed.url, **texts}, STREAM if streaming else BATCH, "read of changes")
+    with closing(feed.open()) as opened:
+        description = opened.describe(None if first is None else int(str(first)) - 1)
+    contract = description.contract
+    if description.plan is not None:
+        texts |= {"plan": description.plan, "someColumns": _text(columns is not None)}
+    schema = to_struct(description.schema)
+    if contract is not None:
+        schema = with_contract_metadata(schema, contract, net=net)
     if columns is not None:
         schema = narrowed(
-            schema, found.contract, column_names("columns", columns), case_sensitive=is_case_sensitive(spark)
+            schema, contract, column_names("columns", columns), case_sensitive=is_case_sensitive(spark)
         )
     register_source(spark, ChangesDataSource)
     reader = spark.readStream if streaming else spark.read
-    frame = reader.format(FORMAT).schema(schema).options(**options, url=opened.url).load()
-    return found.contract, frame
+    return contract, reader.format(FORMAT).schema(schema).options(**texts, url=feed.url).load()
 
 
 def _more(options: Mapping[str, object] | None) -> dict[str, object]:
@@ -191,13 +212,14 @@ def _text(value: object) -> str:
 
 
 def _passable(contract: ChangeContract | None, net: bool) -> ChangeContract:
-    """The feed's contract; where it has none, one that no pass has work for."""
+    """Return the feed's contract; without one, a contract that needs no pass."""
     if contract is not None:
         return contract
     # Such a feed has neither carry-overs nor updates in two rows.
     if net:
         raise InvalidChangelogSchema(
-            "net changes need the columns that tell rows apart: give the feed its row_id, row_id=COLUMN in its URL",
+            "net changes need the columns that identify rows: give the feed its row_id, row_id=COLUMN in its "
+            "URL",
             condition="INVALID_CHANGELOG_SCHEMA.MISSING_ROW_ID",
         )
     return ChangeContract(COMMIT_VERSION)

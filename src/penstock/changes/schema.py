@@ -1,4 +1,4 @@
-"""A feed's columns, found in a DataFrame's schema and checked."""
+"""The columns of a contract in a DataFrame's schema, with checks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from penstock.feeds.contract import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSIO
 from penstock.spark.column_metadata import with_feed_metadata
 
 HELPERS = ("__penstock_", "__spark_cdc_")
-"""What the names of helper columns begin with."""
+"""Prefixes of the names of helper columns."""
 _PARTS = re.compile(r"`((?:[^`]|``)+)`|([^.`]+)")
 _TYPES: dict[str, tuple[type[DataType], ...]] = {
     CHANGE_TYPE: (StringType,),
@@ -33,21 +33,16 @@ _TYPES: dict[str, tuple[type[DataType], ...]] = {
 
 
 def layout_of(schema: StructType, contract: ChangeContract, *, case_sensitive: bool) -> Layout:
-    """Where the contract's columns are.
+    """Locate the contract's columns.
 
     Parameters
     ----------
     schema
         The feed's schema.
     contract
-        Its column names; dots lead into structs.
+        The feed's contract; dots in its column names lead into structs.
     case_sensitive
-        What spark.sql.caseSensitive says.
-
-    Raises
-    ------
-    InvalidChangelogSchema
-        MISSING_COLUMN, INVALID_COLUMN_TYPE, AMBIGUOUS_COLUMN or RESERVED_COLUMN.
+        The value of spark.sql.caseSensitive.
     """
     finder = _Finder(schema, case_sensitive)
     metadata = {name: finder.top(name) for name in _TYPES}
@@ -61,15 +56,15 @@ def layout_of(schema: StructType, contract: ChangeContract, *, case_sensitive: b
         raise _invalid(
             "RESERVED_COLUMN",
             reserved,
-            f"the column {in_quotes(reserved)} has a name that is kept for helpers: rename it",
+            f"the column {in_quotes(reserved)} has a name that is reserved for helper columns: rename it",
         )
     sequence = finder.path(contract.sequence) if contract.sequence is not None else None
     if sequence is not None and len(sequence) > 1 and contract.carryover_rows:
         raise _invalid(
             "INVALID_COLUMN_TYPE",
             str(contract.sequence),
-            f"the sequence {in_quotes(contract.sequence)} is inside a struct, by which carry-over rows are compared: give "
-            "it a column of its own",
+            f"the sequence {in_quotes(contract.sequence)} is inside a struct, and structs are compared to "
+            "find carry-over rows: move it to a column of its own",
         )
     unchanged = (finder.top(contract.unchanged),) if contract.unchanged is not None else None
     if unchanged is not None:
@@ -93,32 +88,26 @@ def layout_of(schema: StructType, contract: ChangeContract, *, case_sensitive: b
 def narrowed(
     schema: StructType, contract: ChangeContract | None, columns: Sequence[str], *, case_sensitive: bool
 ) -> StructType:
-    """The columns that are asked for, and those that the passes need, in the schema's order.
-
-    Raises
-    ------
-    InvalidChangelogSchema
-        MISSING_COLUMN or AMBIGUOUS_COLUMN.
-    """
+    """Return the requested columns and those that the passes need, in the schema's order."""
     finder = _Finder(schema, case_sensitive)
     places = {finder.top(name) for name in (*columns, *_TYPES)}
     if contract is not None:
         layout = layout_of(schema, contract, case_sensitive=case_sensitive)
         paths = [*layout.row_id, layout.row_version, layout.sequence, layout.unchanged]
-        # Rows are compared by the row version, or by all that they hold.
+        # Rows are compared by the row version, or by all data columns.
         compared = contract.carryover_rows or (contract.intermediate_changes and contract.sequence is None)
         paths += layout.content if compared else ()
         places |= {path[0] for path in paths if path is not None}
     return StructType([schema.fields[place] for place in sorted(places)])
 
 
-def told_by(schema: StructType, contract: ChangeContract, *, net: bool) -> StructType:
-    """A feed's schema with marks of what the contract says of its columns, for sinks behind any selection of them.
+def with_contract_metadata(schema: StructType, contract: ChangeContract, *, net: bool) -> StructType:
+    """Mark the columns of a schema with the contract as metadata, for sinks after any selection of columns.
 
     Parameters
     ----------
     net
-        Whether net changes are taken, of which a commit has one for each row.
+        Whether net changes are computed, of which a commit has one for each row.
     """
     return with_feed_metadata(
         schema,
@@ -130,16 +119,16 @@ def told_by(schema: StructType, contract: ChangeContract, *, net: bool) -> Struc
 
 
 def type_at(schema: StructType, path: Path) -> DataType:
-    """The type of a column, however deep in structs."""
-    found: DataType = schema
-    for place in path:
-        assert isinstance(found, StructType)
-        found = found.fields[place].dataType
-    return found
+    """Return the type of a column, at any depth of structs."""
+    kind: DataType = schema
+    for index in path:
+        assert isinstance(kind, StructType)
+        kind = kind.fields[index].dataType
+    return kind
 
 
 class _Finder:
-    """Columns by name, as the session compares names."""
+    """Finds columns by name, with the case sensitivity of the session."""
 
     def __init__(self, schema: StructType, case_sensitive: bool) -> None:
         self._schema = schema
@@ -152,22 +141,23 @@ class _Finder:
         if name in self._schema.names:
             return (self._schema.names.index(name),)
         parts = [quoted.replace("``", "`") or plain for quoted, plain in _PARTS.findall(name)]
-        found: list[int] = []
+        path: list[int] = []
         struct: DataType = self._schema
         for part in parts:
             if not isinstance(struct, StructType):
                 raise _invalid(
                     "MISSING_COLUMN",
                     name,
-                    f"there is no column {in_quotes(name)}: what comes before {in_quotes(part)} is no struct",
+                    f"there is no column {in_quotes(name)}: the part before {in_quotes(part)} is not a "
+                    "struct",
                 )
-            found.append(self._place(struct, part, name))
-            struct = struct.fields[found[-1]].dataType
-        return tuple(found)
+            path.append(self._place(struct, part, name))
+            struct = struct.fields[path[-1]].dataType
+        return tuple(path)
 
     def _place(self, struct: StructType, name: str, whole: str) -> int:
         wanted = self._folded(name)
-        places = [place for place, each in enumerate(struct.names) if self._folded(each) == wanted]
+        places = [place for place, column in enumerate(struct.names) if self._folded(column) == wanted]
         if not places:
             hint = did_you_mean(name, struct.names)
             raise _invalid(
@@ -179,7 +169,7 @@ class _Finder:
             raise _invalid(
                 "AMBIGUOUS_COLUMN",
                 whole,
-                f"several columns are called {in_quotes(whole)} where case does not count: rename one",
+                f"several columns are named {in_quotes(whole)}, apart from upper and lower case: rename one",
             )
         return places[0]
 
@@ -187,36 +177,38 @@ class _Finder:
         return name if self._case_sensitive else name.lower()
 
 
-def _check_type(name: str, found: DataType, wanted: tuple[type[DataType], ...]) -> None:
-    if not isinstance(found, wanted):
-        names = " or ".join(kind().simpleString() for kind in wanted)
+def _check_type(name: str, kind: DataType, wanted: tuple[type[DataType], ...]) -> None:
+    if not isinstance(kind, wanted):
+        names = " or ".join(type_().simpleString() for type_ in wanted)
         raise _invalid(
             "INVALID_COLUMN_TYPE",
             name,
-            f"the column {in_quotes(name)} is {found.simpleString()}, not {names}: cast it",
+            f"the column {in_quotes(name)} is {kind.simpleString()}, not {names}: cast it",
         )
 
 
-def _check_names(name: str, found: DataType) -> None:
-    if not isinstance(found, ArrayType) or not isinstance(found.elementType, StringType):
+def _check_names(name: str, kind: DataType) -> None:
+    if not isinstance(kind, ArrayType) or not isinstance(kind.elementType, StringType):
         raise _invalid(
             "INVALID_COLUMN_TYPE",
             name,
-            f"the column {in_quotes(name)} is {found.simpleString()}, not array<string>: it has the names of columns",
+            f"the column {in_quotes(name)} is {kind.simpleString()}, not array<string>: give it the names of "
+            "columns",
         )
 
 
-def _check_groups(name: str, found: DataType) -> None:
-    if isinstance(found, MapType | VariantType):
+def _check_groups(name: str, kind: DataType) -> None:
+    if isinstance(kind, MapType | VariantType):
         raise _invalid(
             "INVALID_COLUMN_TYPE",
             name,
-            f"the row id {in_quotes(name)} is {found.simpleString()}, by which Spark cannot group: use other columns",
+            f"the row id {in_quotes(name)} is {kind.simpleString()}, which Spark cannot group by: use other "
+            "columns",
         )
-    for below in found.fields if isinstance(found, StructType) else ():
-        _check_groups(f"{name}.{below.name}", below.dataType)
-    if isinstance(found, ArrayType):
-        _check_groups(f"{name}.element", found.elementType)
+    for inner in kind.fields if isinstance(kind, StructType) else ():
+        _check_groups(f"{name}.{inner.name}", inner.dataType)
+    if isinstance(kind, ArrayType):
+        _check_groups(f"{name}.element", kind.elementType)
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""Change rows on their way through a shuffle: rows with equal row ids go to one place."""
+"""Stages of the passes in Spark's tasks, with Arrow batches in and out."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 
 from penstock.arrow.key_hash import check_key, key_hash
-from penstock.changes.commit_tracker.facts import Facts, Scope, commits_in, raise_refusal
+from penstock.changes.commit_tracker.facts import Scope, SeenCommits, commits_in, raise_refusal
 from penstock.changes.passes.passes import Passes
 from penstock.changes.passes.rows import ChangeRows, Layout, Path, column_at
 from penstock.changes.passes.violations import check_rows
@@ -20,16 +20,26 @@ from penstock.spark.driver_endpoint import Address
 from penstock.spark.error_boundary import iterate_without_tracebacks
 from penstock.spark.shuffle_batches import pack, unpack
 
+CHUNK_ROWS = 1_000_000
+CHUNK_BYTES = 128 << 20
+"""What a task holds at a time before the shuffle: pairs further apart are found after it."""
+_BATCH_ROWS = 65_536
+_SMALL_CHUNK_ROWS = 8_192
+_MIX = np.uint64(0x9E3779B97F4A7C15)
+_SAMPLE_BITS = 4
+_WORTHWHILE = 0.9
+"""The share of remaining rows above which dropping the others before the shuffle costs more than it saves."""
+
 
 @dataclass(frozen=True)
 class Packing:
-    """Which rows go into one parcel, and where it goes."""
+    """Packs rows into shuffle batches by row id."""
 
     row_id: tuple[Path, ...]
     places: tuple[int, ...]
 
     def pack(self, table: pa.Table) -> Iterator[pa.RecordBatch]:
-        """The rows in parcels; rows with equal row ids go to one place."""
+        """Pack rows into shuffle batches; rows with equal row ids go to the same partition."""
         if table.num_rows:
             yield from pack(table, self._targets(table), self.places)
 
@@ -41,8 +51,8 @@ class Packing:
         return (hashes % np.uint32(len(self.places))).astype(kind)
 
 
-def hashable(types: Iterable[pa.DataType]) -> bool:
-    """Whether row ids of these types can be told where to go."""
+def is_hashable(types: Iterable[pa.DataType]) -> bool:
+    """Whether row ids of these types can be hashed to a partition."""
     fields = [pa.field(str(number), kind) for number, kind in enumerate(types)]
     try:
         check_key(pa.schema(fields), [field.name for field in fields])
@@ -51,30 +61,18 @@ def hashable(types: Iterable[pa.DataType]) -> bool:
     return True
 
 
-# ---- stage: What Spark's tasks run: change rows as Arrow batches in, change rows out.
-
-CHUNK_ROWS = 1_000_000
-CHUNK_BYTES = 128 << 20
-"""What a task holds at a time where it need not hold all: pairs further apart than this are found after the shuffle."""
-_BATCH_ROWS = 65_536
-_SMALL_CHUNK_ROWS = 8_192
-_MIX = np.uint64(0x9E3779B97F4A7C15)
-_SAMPLE_BITS = 4
-_WORTHWHILE = 0.9
-"""The share of rows above which dropping the others before the shuffle costs more than it saves."""
-
-
 @dataclass(frozen=True)
-class Witnessing:
-    """Whom to tell of the commits that were seen."""
+class CommitReporter:
+    """Reports the commits that a task has seen to the commit tracker in the driver."""
 
     address: Address
     feed: str
     delay_ms: int | None = None
     streaming: bool = True
-    """A batch inside a stream's foreachBatch has the properties of the stream, and is none of its micro-batches."""
+    """False for a batch inside a stream's foreachBatch, which has the properties of the stream."""
 
-    def tell(self, commits: pa.Table) -> None:
+    def report(self, commits: pa.Table) -> None:
+        """Report commits; raises the error with which the driver refuses them."""
         context = TaskContext.get()
         assert context is not None
         query = context.getLocalProperty("sql.streaming.queryId") if self.streaming else None
@@ -86,40 +84,40 @@ class Witnessing:
             batch=int(context.getLocalProperty("streaming.sql.batchId") or 0) if query else 0,
             delay_ms=self.delay_ms,
         )
-        raise_refusal(self.address.ask(Facts(scope, commits).to_bytes()))
+        raise_refusal(self.address.ask(SeenCommits(scope, commits).to_bytes()))
 
 
 @dataclass(frozen=True)
-class Guard:
-    """Checks every row, tells the witness, and does what can be done before the shuffle."""
+class FirstPass:
+    """Checks every row, reports commits, and drops what it can before the shuffle."""
 
     layout: Layout
     passes: Passes
-    witness: Witnessing | None = None
+    reporter: CommitReporter | None = None
     step: Callable[[Passes, ChangeRows], ChangeRows] = Passes.first
     packing: Packing | None = None
-    """How rows go on to a stage that has all of those which belong together; as they are when None."""
+    """Packs the rows for the shuffle; they are not packed when None."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return iterate_without_tracebacks(self._rows(batches))
 
     def _rows(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        seen: list[pa.Table] = []
+        commits: list[pa.Table] = []
         for table in self._chunks(batches):
             rows = ChangeRows(table, self.layout)
             check_rows(rows, needs_content=self.passes.needs_content)
-            seen.append(commits_in(table.column(self.layout.version), table.column(self.layout.timestamp)))
-            done = self.step(self.passes, rows) if self._worthwhile(rows) else rows
+            commits.append(commits_in(table.column(self.layout.version), table.column(self.layout.timestamp)))
+            done = self.step(self.passes, rows) if self._is_worthwhile(rows) else rows
             yield from _batches(done) if self.packing is None else self.packing.pack(done.table)
-        if seen and self.witness is not None:
-            everything = pa.concat_tables(seen)
-            self.witness.tell(everything.group_by(everything.column_names).aggregate([]))
+        if commits and self.reporter is not None:
+            seen = pa.concat_tables(commits)
+            self.reporter.report(seen.group_by(seen.column_names).aggregate([]))
 
-    def _worthwhile(self, rows: ChangeRows) -> bool:
-        """Whether the step has enough to drop here: all passes follow, so it may be left out. One row in 16 tells."""
+    def _is_worthwhile(self, rows: ChangeRows) -> bool:
+        """Whether the step drops enough rows of a sample of one in 16; all passes follow anyway."""
         if self.step is not Passes.first or not self.passes.carryovers:
             return True
-        # Mixed, since the numbers of composite ids are not spread over all remainders.
+        # Mixed, since the codes of composite ids are not spread over all remainders.
         mixed = (rows.row.values.astype(np.uint64) * _MIX) >> np.uint64(64 - _SAMPLE_BITS)
         sample = rows.filter(mixed == 0)
         return len(self.step(self.passes, sample)) < _WORTHWHILE * len(sample)
@@ -138,8 +136,8 @@ class Guard:
 
 
 @dataclass(frozen=True)
-class Whole:
-    """All passes, where all rows that belong together are in one task."""
+class AllPasses:
+    """Runs all passes, where all rows of the same row id are in one task."""
 
     layout: Layout
     passes: Passes

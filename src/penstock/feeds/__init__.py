@@ -1,1 +1,1 @@
-"""Change feeds from real systems."""
+"""Change feeds: connectors to queues, PostgreSQL, Delta, Iceberg and snapshots."""

@@ -1,4 +1,4 @@
-"""What a change feed promises about its rows."""
+"""Contract of a change feed: what it promises about its rows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CHANGE_TYPE, COMMIT_VERSION, COMMIT_TIMESTAMP = "_change_type", "_commit_version
 CHANGE_COLUMNS = (CHANGE_TYPE, COMMIT_VERSION, COMMIT_TIMESTAMP)
 INSERT, DELETE, PREIMAGE, POSTIMAGE = "insert", "delete", "update_preimage", "update_postimage"
 TYPES = (INSERT, DELETE, POSTIMAGE, PREIMAGE)
-"""Their places are the change types' numbers where rows are compared."""
+"""The index of a change type is its number in the passes."""
 
 
 @dataclass(frozen=True)
@@ -22,34 +22,38 @@ class ChangeContract:
     Parameters
     ----------
     row_id
-        The columns that tell rows of the table apart, nested ones as ``a.b``; never NULL unless ``nullable_row_id`` says so.
+        The columns that identify rows of the table, nested ones as ``a.b``; never NULL unless
+        ``nullable_row_id`` is set.
     row_version
-        The column that tells the contents of one row apart, such as the commit that last wrote it: equal for the two rows
-        of a carry-over pair, different before and after an update, never NULL. Without one, all data columns are compared.
+        The column that identifies the version of a row, such as the commit that last wrote it: equal for the
+        two rows of a carry-over pair, different before and after an update, never NULL. Without one, all data
+        columns are compared.
     carryover_rows
-        Whether rows that did not change may come as a delete and an insert, as copy-on-write tables give them.
+        Whether unchanged rows may come as a delete and an insert, as in copy-on-write tables.
     intermediate_changes
-        Whether several changes of one row may come, so that only the first and the last of them count in the end.
+        Whether a row may have several changes, of which net changes keep the first and the last.
     updates_as_delete_and_insert
         Whether an update comes as a delete and an insert, rather than as a pre-image and a post-image.
     whole_commits
-        Whether all rows of a commit are in one micro-batch; None says nothing, which a stream does not accept.
+        Whether all rows of a commit are in one micro-batch; a stream does not accept None, for unknown.
     sequence
-        The column that orders the changes of one row inside a commit, for feeds in which a commit may change a row more than
-        once.
+        The column that orders the changes of one row inside a commit, for feeds in which a commit may change
+        a row more than once.
     nullable_row_id
-        Whether NULL is a value like any other in the row id, for tables without a key, whose rows are told apart by all columns.
-        Where those are the row id, a table may hold equal rows, so there are no updates, and net changes are counted.
+        Whether NULL is a value like any other in the row id, for tables without a key, whose rows are
+        identified by all columns. Such a table may hold equal rows, so there are no updates, and net changes
+        are counted.
     unchanged
-        The column with the names of those columns, of the row or of its structs, whose values a change did not touch and does not
-        tell; net changes take them from earlier changes of the row.
+        The column with the names of the columns, of the row or of its structs, that have unchanged TOAST
+        values: values that a change did not touch and does not contain. Net changes take them from earlier
+        changes of the row.
 
     Raises
     ------
     InvalidChangelogSchema
-        When no row id is given, or a column twice.
+        When the row id is missing, or names a column twice.
     InvalidInput
-        When an argument is of another kind.
+        When an argument has another type.
     """
 
     row_id: Sequence[str] | str
@@ -76,12 +80,12 @@ class ChangeContract:
         columns = column_names("row_id", self.row_id or ())
         if not columns or not all(columns):
             raise InvalidChangelogSchema(
-                f"a contract needs the columns that tell rows apart (row_id), not {in_quotes(self.row_id)}",
+                f"a contract needs the columns that identify rows (row_id), not {in_quotes(self.row_id)}",
                 condition="INVALID_CHANGELOG_SCHEMA.MISSING_ROW_ID",
             )
-        doubled = next((column for column in columns if columns.count(column) > 1), None)
-        if doubled is not None:
+        duplicate = next((column for column in columns if columns.count(column) > 1), None)
+        if duplicate is not None:
             raise InvalidChangelogSchema(
-                f"row_id names the column {in_quotes(doubled)} twice: name it once", column=doubled
+                f"row_id names the column {in_quotes(duplicate)} twice: name it once", column=duplicate
             )
         object.__setattr__(self, "row_id", columns)

@@ -1,4 +1,4 @@
-"""Commits that are files: which ones, cut into tasks, and their rows."""
+"""Commits that consist of data files, divided into tasks."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from penstock.feeds.planned_schema import Column
 from penstock.lake.parquet import Piece, pieces
 
 _BYTES_PER_ROW = 32
-"""Where no file of the range says how many rows it has."""
+"""Assumed if no file of the range has a row count."""
 _FILES_PER_TASK = 1_000
 
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """A Parquet file with rows of one or two versions of a table."""
+    """A Parquet file with rows of a table."""
 
     path: str
-    """From the table's folder; a whole URL for a file elsewhere."""
+    """The path in the table's folder; a whole URL for a file outside it."""
     size: int
     rows: int | None = None
     values: tuple[tuple[str, str | None], ...] = ()
@@ -33,11 +33,11 @@ class FileCommit:
     version: int
     timestamp: int
     files: tuple[tuple[str | None, DataFile], ...]
-    """Each with the change type of its rows, or None where they have one each."""
+    """Each with the change type of its rows; None if each row has its own."""
     rewritten: bool = False
-    """Whether rows may have a twin that has not changed."""
+    """Whether unchanged rows may be among them, as a delete and an insert."""
     columns: tuple[Column, ...] = ()
-    """The columns of the table in that version, where it says them."""
+    """The columns of the table in that version, if known."""
 
 
 @dataclass(frozen=True)
@@ -47,35 +47,35 @@ class Slice:
     path: str
     piece: Piece
     change_type: str | None
-    """None where the file says it, row by row."""
+    """None if each row has its own."""
     values: tuple[tuple[str, str | None], ...]
     version: int
     timestamp: int
     rewritten: bool
-    """Whether its rows may have a twin that has not changed."""
+    """As for its commit."""
     columns: tuple[Column, ...] = ()
-    """As its commit has them."""
+    """As for its commit."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """What one Spark task reads."""
+    """The pieces that one Spark task reads."""
 
     slices: tuple[Slice, ...]
 
 
 def cut(commits: Iterable[FileCommit], rows_per_task: int) -> list[Task]:
-    """Commits as tasks of about that many rows."""
-    found = list(commits)
-    estimate = Estimate(file for commit in found for _, file in commit.files)
+    """Divide commits into tasks of about that many rows."""
+    commits = list(commits)
+    estimate = Estimate(file for commit in commits for _, file in commit.files)
     tasks: list[Task] = []
     slices: list[Slice] = []
     rows = 0
-    for each, count in _slices(found, estimate, rows_per_task):
+    for piece, count in _slices(commits, estimate, rows_per_task):
         if slices and (rows + count > rows_per_task or len(slices) == _FILES_PER_TASK):
             tasks.append(Task(tuple(slices)))
             slices, rows = [], 0
-        slices.append(each)
+        slices.append(piece)
         rows += count
     return [*tasks, Task(tuple(slices))] if slices else tasks
 
@@ -88,7 +88,7 @@ def _slices(
             rows = estimate.rows(file)
             cuts = pieces(rows, rows_per_task)
             for piece in cuts:
-                found = Slice(
+                part = Slice(
                     file.path,
                     piece,
                     kind,
@@ -98,11 +98,11 @@ def _slices(
                     commit.rewritten,
                     commit.columns,
                 )
-                yield found, rows // len(cuts)
+                yield part, rows // len(cuts)
 
 
 class Estimate:
-    """How many rows files have that do not say it, going by those that do."""
+    """Estimates the rows of files without a row count from those that have one."""
 
     def __init__(self, files: Iterable[DataFile]) -> None:
         size = rows = 0
@@ -112,5 +112,5 @@ class Estimate:
         self._bytes = max(size / rows, 1.0) if rows else _BYTES_PER_ROW
 
     def rows(self, file: DataFile) -> int:
-        """The rows of a file, at least one."""
+        """Return the number of rows of a file, at least one."""
         return max(1, file.rows if file.rows is not None else int(file.size / self._bytes))

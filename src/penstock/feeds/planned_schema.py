@@ -1,7 +1,7 @@
-"""What a query was planned with, and whether a later version of the table still has those columns.
+"""The plan of a query: the columns of its table, and the check that later versions still have them.
 
-A query keeps the columns that its table had when it was planned. It travels with the schema of the read, as metadata of the schema
-as a whole: Spark does not carry that, so the data source has it as an option.
+A query keeps the columns that its table had when it was planned. The plan is metadata of the read's schema;
+Spark does not carry that, so the data source has it as an option.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Column:
     name: str
     type: str
     id: int | None = None
-    """What the table format knows the column by, where that is not its name."""
+    """The column's id, if the table format identifies columns by id rather than by name."""
 
     @property
     def key(self) -> object:
@@ -34,68 +34,64 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A table as a query knows it."""
+    """A table as a query was planned with it."""
 
     version: int
     """The newest version at that time."""
     columns: int
-    """How many columns the table has; a read of fewer was asked for these alone."""
+    """How many columns the table had; a read of fewer columns ignores added ones."""
     only_changes: bool = False
-    """Whether no pass looks for rows that did not change."""
+    """Whether no pass removes unchanged rows."""
 
     @classmethod
     def of(cls, schema: pa.Schema) -> Planned | None:
-        """What a read's schema says; None where nobody said it."""
-        found = (schema.metadata or {}).get(PLAN)
-        return None if found is None else cls(**json.loads(found))
+        """Return the plan in a read's schema; None if it has none."""
+        plan = (schema.metadata or {}).get(PLAN)
+        return None if plan is None else cls(**json.loads(plan))
 
     def to_json(self) -> str:
-        """The plan of a feed's description."""
+        """Return the plan as JSON, for a feed's description."""
         return json.dumps(asdict(self))
 
     def check(self, name: str, version: int, read: Iterable[Column], now: Iterable[Column]) -> None:
-        """Refuse a version that came after the query was planned, and has other columns.
+        """Refuse a version with other columns that was committed after the query was planned.
 
         Parameters
         ----------
         name
             The table.
         read
-            The columns that are read.
+            The columns to read.
         now
             All columns of the version.
-
-        Raises
-        ------
-        FeedUnavailable
-            SCHEMA_CHANGED.
         """
         if version <= self.version:
             return
         wanted = {column.key: column for column in read}
-        there = {column.key: column for column in now}
-        gone = [column.name for key, column in wanted.items() if key not in there]
-        added = [column.name for key, column in there.items() if key not in wanted]
-        other = [
-            f"{in_quotes(column.name)} is {there[key].type} now, not {column.type}"
+        current = {column.key: column for column in now}
+        dropped = [column.name for key, column in wanted.items() if key not in current]
+        added = [column.name for key, column in current.items() if key not in wanted]
+        retyped = [
+            f"{in_quotes(column.name)} is {current[key].type} now, not {column.type}"
             for key, column in wanted.items()
-            if key in there and there[key].type != column.type
+            if key in current and current[key].type != column.type
         ]
-        changes = [f"{in_quotes(each)} was dropped" for each in gone] + other
+        changes = [f"{in_quotes(name)} was dropped" for name in dropped] + retyped
         if len(wanted) >= self.columns:
-            changes += [f"{in_quotes(each)} was added" for each in added]
+            changes += [f"{in_quotes(name)} was added" for name in added]
         if changes:
             raise FeedUnavailable(
-                f"the columns of {name} have changed in version {version}, after this query was planned: {', '.join(changes[:5])}. "
-                "Read the feed again and start the query again: it resumes before that version, with the new columns",
+                f"the columns of {name} have changed in version {version}, after this query was planned: "
+                f"{', '.join(changes[:5])}. Read the feed again and start the query again: it resumes before "
+                "that version, with the new columns",
                 condition="FEED_UNAVAILABLE.SCHEMA_CHANGED",
                 version=version,
                 added=added,
-                dropped=gone,
+                dropped=dropped,
             )
 
 
 @lru_cache(maxsize=64)
 def columns_of(schema: pa.Schema) -> tuple[Column, ...]:
-    """The data columns of a read, or of a table."""
+    """Return the data columns of a read, or of a table."""
     return tuple(Column(field.name, str(field.type)) for field in schema if field.name not in METADATA_NAMES)

@@ -1,11 +1,13 @@
-"""What a system has to offer, so that Spark can read its changes: the contract between a connector and the data source.
+"""The interface between connectors of change feeds and the Spark data source.
 
-A connector is a frozen dataclass of what its user said. It is made anew in every process that needs it, from its URL form, so
-it opens nothing before it is asked to, and what it opens belongs to that process.
+A connector is two classes. A :class:`Changelog` is a frozen description of what to read, which opens nothing;
+it can be rebuilt in every process from its URL. An :class:`OpenChangelog` holds what one process has open for
+it.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -22,6 +24,9 @@ METADATA_FIELDS = (
     pa.field(COMMIT_VERSION, pa.int64(), nullable=False),
     pa.field(COMMIT_TIMESTAMP, INSTANT, nullable=False),
 )
+METADATA_NAMES = frozenset(field.name for field in METADATA_FIELDS)
+PLAN = b"penstock.plan"
+"""The metadata key of a read's schema that holds the plan of a description."""
 
 
 @dataclass(frozen=True)
@@ -32,90 +37,108 @@ class Commit:
     timestamp: int
     """Microseconds since 1970, UTC."""
     rows: int
-    """Its change rows; an estimate where counting them means reading them."""
-
-
-PLAN = b"penstock.plan"
-"""The metadata of a read's schema as a whole that has the plan of a description."""
-
-
-def with_plan(schema: pa.Schema, plan: str | None) -> pa.Schema:
-    """A read's schema with the plan of a description, where that has one."""
-    return schema if plan is None else schema.with_metadata({PLAN: plan.encode()})
+    """Its change rows; an estimate if counting them means reading them."""
 
 
 @dataclass(frozen=True)
 class Description:
-    """What a feed looks like now."""
+    """The schema and contract of a feed at one moment."""
 
     identity: str
-    """Which feed this is wherever it is reached from, without a secret: a checkpoint of another one is refused."""
+    """Identifies the feed, without a secret: a checkpoint of another feed is refused."""
     schema: pa.Schema
     """Data columns, then METADATA_FIELDS."""
     contract: ChangeContract | None
-    """None where nothing tells rows apart; no pass can be done then."""
+    """None if nothing identifies rows; no pass can be done then."""
     plan: str | None = None
-    """What a feed whose columns change has to be told again, to read as it was described: with the schema of a read (`planned.py`), or by
-    :class:`PlannedChangelog`."""
+    """What a feed whose columns change needs to read as described."""
 
     @property
     def planned_schema(self) -> pa.Schema:
-        """The schema of a read of all columns that was planned with this description."""
+        """The schema of a read of all columns that is planned with this description."""
         return with_plan(self.schema, self.plan)
 
 
-@runtime_checkable
-class Changelog(Protocol):
-    """A feed of changes.
+@dataclass(frozen=True)
+class PlannedRead:
+    """A read that was planned with a description."""
 
-    Versions are whole numbers that ascend with the commits, not always by one. A range ``(after, upto]`` means the commits with
-    a version above ``after`` and not above ``upto``; neither end has to be a commit's version. What a range holds never
-    changes, however often it is read: a micro-batch that is repeated has the same rows.
+    plan: str | None
+    """The plan of the description; None for the feed as it is now."""
+    columns: Sequence[str]
+    """The names of the columns to read."""
+    some_columns: bool
+    """Whether the reader named the columns, so that other columns may come and go."""
+
+
+def with_plan(schema: pa.Schema, plan: str | None) -> pa.Schema:
+    """Return a read's schema with the plan of a description, if it has one."""
+    return schema if plan is None else schema.with_metadata({PLAN: plan.encode()})
+
+
+class OpenChangelog(ABC):
+    """A feed of changes that is open in one process.
+
+    Versions are whole numbers that ascend with the commits, not always by one. A range ``(after, upto]``
+    means the commits with a version above ``after`` and not above ``upto``; neither end has to be a commit's
+    version. A range always holds the same rows, so that a repeated micro-batch does too.
     """
 
-    @property
-    def url(self) -> str:
-        """The feed's URL form, from which ``feeds.parse`` makes an equal one; it may hold a password."""
+    name: str
+    """The feed for messages, without a password."""
 
-    @property
-    def name(self) -> str:
-        """The feed for messages, without a password."""
+    def close(self) -> None:
+        """Close connections; by default there are none."""
+        return
 
-    def describe(self) -> Description:
-        """What the feed looks like now; called in the driver, once for each query.
+    @abstractmethod
+    def describe(self, after: int | None = None) -> Description:
+        """Describe the feed; called in the driver, once for each query.
+
+        Parameters
+        ----------
+        after
+            Where the read begins; the oldest version when None. Only a feed whose columns may change while a
+            query runs depends on it.
 
         Raises
         ------
         FeedUnavailable
-            When the system says no, with what to do about it.
+            When the system refuses, with what to do about it.
         """
 
     def begin(self) -> int:
-        """The version after which a streaming query reads that is new and was not told where to start; called in the driver.
+        """Return the version after which a new streaming query without a start reads; called in the driver.
 
-        Where the system has to keep something for such a query, this makes it. It may be called again, until the query has logged
-        something.
+        If the system has to keep something for such a query, this creates it. It may be called again until
+        the query has logged something.
 
         Raises
         ------
         FeedUnavailable
             When a new query would miss rows that the feed was asked for.
         """
+        return self.oldest()
 
+    @abstractmethod
     def oldest(self) -> int:
-        """The version after which everything can still be read; makes nothing."""
+        """Return the version after which everything can still be read; creates nothing."""
 
+    @abstractmethod
     def newest(self, after: int) -> int:
-        """The version up to which there are changes now; ``after`` where there are none above it. Called before each
-        micro-batch: it has to be cheap."""
+        """Return the version up to which there are changes now; ``after`` if there are none above it.
 
+        Called before each micro-batch: it has to be cheap.
+        """
+
+    @abstractmethod
     def commits(self, after: int, upto: int, rows: int | None = None) -> Iterator[Commit]:
-        """The commits of a range in their order, read as they are asked for.
+        """Yield the commits of a range in order, read lazily.
 
         Parameters
         ----------
         rows
-            The caller will not go on once the commits have that many rows together.
+            The caller stops once the commits have that many rows together.
 
         Raises
         ------
@@ -123,8 +146,9 @@ class Changelog(Protocol):
             When a part of the range is gone, naming the versions that are left.
         """
 
+    @abstractmethod
     def tasks(self, after: int, upto: int, rows_per_task: int) -> Sequence[Any]:
-        """A range, divided into pieces of about that many rows that can be pickled and read side by side; in the driver.
+        """Divide a range into picklable tasks of about that many rows that can run in parallel.
 
         Raises
         ------
@@ -132,8 +156,9 @@ class Changelog(Protocol):
             As :meth:`commits`.
         """
 
+    @abstractmethod
     def read(self, task: Any, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """The change rows of a task, on an executor: batches of exactly that schema, never a whole large commit at once.
+        """Read the change rows of a task, on an executor, in batches of exactly that schema.
 
         Parameters
         ----------
@@ -142,56 +167,26 @@ class Changelog(Protocol):
         """
 
     def logged(self, upto: int) -> None:
-        """Spark has logged everything up to a version for good: the system may let go of it. Called now and then, in the
-        driver; it may be called again, and after a crash for an older version."""
+        """Note that Spark has logged everything up to a version for good, so that the system may release it.
 
-
-@runtime_checkable
-class NamesCommits(Protocol):
-    """A feed that knows a commit from another one of the same version, such as of a table that was restored from a backup."""
+        Called now and then in the driver; it may be called again, and after a crash for an older version. By
+        default nothing has to be released.
+        """
+        return
 
     def commit_name(self, version: int) -> str | None:
-        """What the commit of a version is known by; None where there is none, or it cannot be read any more."""
+        """Return what distinguishes a commit from another one of the same version, as of a restored table.
 
-
-def history_changed(name: str, version: int) -> DataLost:
-    """The error for a version that is another commit than the one which was read."""
-    return DataLost(
-        f"version {version} of {name} is another commit than the one that was read: the table was restored from a backup, or "
-        "recreated, and has been written to since. Read anew what depends on it, with a new checkpoint and an empty sink",
-        condition="DATA_LOST.HISTORY_CHANGED",
-        version=version,
-    )
-
-
-@runtime_checkable
-class PlannedChangelog(Changelog, Protocol):
-    """A feed whose tables may get other columns while a query runs.
-
-    A query is planned with the columns that the feed was described with. Rows that do not fit them end it, before they are read.
-    """
-
-    def describe(self, after: int | None = None) -> Description:
-        """The feed as a reader has to know it that begins after a version; after the oldest one when None."""
-
-    def follow(self, plan: str | None, columns: Sequence[str], *, some_columns: bool) -> None:
-        """Read as the feed was described; called before anything else in a process that reads.
-
-        Parameters
-        ----------
-        plan
-            That of the description; None for how the feed is now.
-        columns
-            The names of the columns that are read.
-        some_columns
-            Whether the reader named them, so that it does not mind others.
+        None if there is no such commit, if it cannot be read any more, or if versions are never reused.
         """
+        return None
 
-    def stream_start(self) -> dict[str, Any]:
-        """What a new query keeps in its checkpoint beside its version; JSON."""
+    def stream_start(self) -> dict[str, Any] | None:
+        """Return what a new query keeps in its checkpoint beside its version, as JSON; None for nothing."""
+        return None
 
-    def stream_end(self, after: int, state: Mapping[str, Any] | None) -> tuple[int, dict[str, Any]]:
-        """In the place of ``newest`` for a stream: the version up to which the plan fits, and what to keep with it.
+    def stream_end(self, after: int, state: Mapping[str, Any] | None) -> tuple[int, dict[str, Any] | None]:
+        """Return the version up to which a stream's plan fits, and what to keep with it.
 
         Parameters
         ----------
@@ -203,27 +198,53 @@ class PlannedChangelog(Changelog, Protocol):
         FeedUnavailable
             When the next commit does not fit the plan.
         """
+        return self.newest(after), None
+
+    def warnings(self) -> Sequence[str]:
+        """Return what is wrong with the system now, for people; called with each micro-batch."""
+        return ()
 
 
 @runtime_checkable
-class WatchedChangelog(Changelog, Protocol):
-    """A feed whose system somebody may have to look after."""
+class Changelog(Protocol):
+    """A feed of changes: what to read and where, as a frozen, picklable description that opens nothing."""
 
-    def warnings(self) -> Sequence[str]:
-        """What is wrong now, for people; asked for with each micro-batch."""
+    @property
+    def url(self) -> str:
+        """The feed's URL form, from which ``feeds.parse`` makes an equal feed; it may hold a password."""
+
+    @property
+    def name(self) -> str:
+        """The feed for messages, without a password."""
+
+    def open(self, planned: PlannedRead | None = None) -> OpenChangelog:
+        """Open the feed in this process.
+
+        Parameters
+        ----------
+        planned
+            The read that was planned, for feeds whose columns may change while a query runs. Rows that do not
+            fit it end the query before they are read.
+        """
 
 
-def described(feed: Changelog, after: int | None) -> Description:
-    """A feed as a reader has to know it that begins after a version."""
-    return feed.describe(after) if isinstance(feed, PlannedChangelog) else feed.describe()
+def history_changed(name: str, version: int) -> DataLost:
+    """Return the error for a version that is another commit than the one that was read."""
+    return DataLost(
+        f"version {version} of {name} is another commit than the one that was read: the table was restored "
+        "from a backup, or recreated, and has been written to since. Read again what depends on it, with a "
+        "new checkpoint and an empty sink",
+        condition="DATA_LOST.HISTORY_CHANGED",
+        version=version,
+    )
 
 
 def begins_late(name: str, first: int) -> FeedUnavailable:
-    """The error of a feed of a table of which a new query would miss what was written before a version."""
+    """Return the error for a table whose first versions can no longer be read."""
     return FeedUnavailable(
-        f"{name}: its changes can be read from version {first} on; what came before has been cleaned up, or is in another form, and a "
-        f"new query would miss it: give starting_version={first} to take what is left, and bring in the rows from before that in "
-        "another way where they are wanted",
+        f"{name}: its changes can be read from version {first} on; earlier ones were cleaned up, or have "
+        f"another form, and a new query would miss them. Give starting_version={first} to read what is left, "
+        "and load the earlier rows separately if needed",
         condition="FEED_UNAVAILABLE.BEGINS_LATE",
         first=first,
     )
@@ -232,7 +253,7 @@ def begins_late(name: str, first: int) -> FeedUnavailable:
 def change_rows(
     data: pa.RecordBatch, schema: pa.Schema, *, change_type: str | pa.Array, version: int, timestamp: int
 ) -> pa.RecordBatch:
-    """Rows of one commit in a read's schema: data columns by name, a null for those that the data does not have."""
+    """Return rows of one commit in a read's schema: data columns by name, null where the data lacks one."""
     rows = data.num_rows
     arrays = []
     for field in schema:
@@ -243,61 +264,46 @@ def change_rows(
         elif field.name == COMMIT_TIMESTAMP:
             arrays.append(pa.repeat(pa.scalar(timestamp, INSTANT), rows))
         else:
-            arrays.append(conformed(data, field))
+            arrays.append(_column_as(data, field))
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def conformed(data: pa.RecordBatch, field: pa.Field) -> pa.Array:
-    """A column as the read wants it: absent ones are null, others are cast where nothing is lost by it."""
-    place = data.schema.get_field_index(field.name)
-    if place < 0:
+def _column_as(data: pa.RecordBatch, field: pa.Field) -> pa.Array:
+    index = data.schema.get_field_index(field.name)
+    if index < 0:
         return pa.nulls(data.num_rows, field.type)
-    column = data.column(place)
+    column = data.column(index)
     return column if column.type.equals(field.type) else column.cast(field.type)
 
 
-# ---- columns: Whether the columns of a system's data can be those of a feed.
-
-METADATA_NAMES = frozenset(field.name for field in METADATA_FIELDS)
-
-
 def check_reserved(data: pa.Schema, what: str, more: Iterable[str] = ()) -> None:
-    """Refuse data columns with names that a feed adds itself, whatever their case.
+    """Refuse data columns with the names of metadata columns, whatever their case.
 
     Parameters
     ----------
     what
         What has the columns, for the message.
     more
-        Names that this feed adds besides those that every feed adds.
-
-    Raises
-    ------
-    InvalidChangelogSchema
-        RESERVED_COLUMN.
+        Names of columns that only this feed adds.
     """
     reserved = METADATA_NAMES.union(more)
     taken = next((name for name in data.names if name.lower() in reserved), None)
     if taken is not None:
         raise InvalidChangelogSchema(
-            f"{what} has a column {in_quotes(taken)}, which a change feed adds itself: rename it, or leave it out",
+            f"{what} has a column {in_quotes(taken)}, which a change feed adds itself: rename it, or leave "
+            "it out",
             condition="INVALID_CHANGELOG_SCHEMA.RESERVED_COLUMN",
             column=taken,
         )
 
 
-def check_there(data: pa.Schema, what: str, wanted: Iterable[str | None]) -> None:
-    """Refuse names of columns, or of fields in a struct (``a.b``), that the data does not have.
-
-    Raises
-    ------
-    InvalidChangelogSchema
-        MISSING_COLUMN, offering the nearest.
-    """
+def check_columns_exist(data: pa.Schema, what: str, wanted: Iterable[str | None]) -> None:
+    """Refuse names of columns, or of fields in a struct (``a.b``), that the data does not have."""
     for name in filter(None, wanted):
         if name not in data.names and name.split(".")[0].strip("`") not in data.names:
             raise InvalidChangelogSchema(
-                f"{what} has no column {in_quotes(name)}, which its contract names.{did_you_mean(name, data.names)}",
+                f"{what} has no column {in_quotes(name)}, which its contract "
+                f"names.{did_you_mean(name, data.names)}",
                 condition="INVALID_CHANGELOG_SCHEMA.MISSING_COLUMN",
                 column=name,
             )

@@ -1,14 +1,14 @@
-"""A change feed that is kept in a queue."""
+"""``QueueFeed``: a change feed that is kept in a queue."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -22,9 +22,11 @@ from penstock.feeds.protocol import (
     METADATA_FIELDS,
     Commit,
     Description,
+    OpenChangelog,
+    PlannedRead,
     change_rows,
+    check_columns_exist,
     check_reserved,
-    check_there,
 )
 from penstock.feeds.urls import FeedUrl, pairs
 from penstock.queue.checks import check_name
@@ -39,6 +41,95 @@ from penstock.store.records.catalog import QueueRecord
 if TYPE_CHECKING:
     from penstock.spark.source.read_task import RangePartition
 
+T = TypeVar("T")
+
+
+class OpenQueueFeed(OpenChangelog):
+    """A queue that is read as a feed in one process."""
+
+    def __init__(self, name: str, queue: str, store: str) -> None:
+        self.name, self._queue, self._store = name, queue, store
+
+    def describe(self, after: int | None = None) -> Description:
+        store = open_store(self._store, verify=True)
+        record = store.queue(self._queue).record
+        identity = f"queue:{store.uuid}/{record.name}/{record.generation}"
+        return Description(identity, record.schema, _contract_of(record))
+
+    def oldest(self) -> int:
+        return self._run(feed_commits.oldest)
+
+    def newest(self, after: int) -> int:
+        newest = self._run(feed_commits.newest)
+        return after if newest is None else max(after, newest.version)
+
+    def commits(self, after: int, upto: int, rows: int | None = None) -> Iterator[Commit]:
+        def page(tx: Transaction, queue: QueueRecord) -> list[feed_commits.FeedCommit]:
+            self._require_kept(tx, queue, after)
+            return feed_commits.page(tx, queue, after, upto)
+
+        while commits := self._run(page):
+            for commit in commits:
+                yield Commit(commit.version, commit.timestamp, commit.rows)
+            after = commits[-1].version
+
+    def tasks(self, after: int, upto: int, rows_per_task: int) -> Sequence[Any]:
+        from penstock.spark.source.admission import split_into_tasks
+
+        def bounds(tx: Transaction, queue: QueueRecord) -> tuple[list[int], list[int]]:
+            self._require_kept(tx, queue, after)
+            return (
+                feed_commits.starts(tx, queue, after, queue.partitions),
+                feed_commits.starts(tx, queue, upto, queue.partitions),
+            )
+
+        start, end = self._run(bounds)
+        return split_into_tasks(start, end, rows_per_task)
+
+    def read(self, task: Any, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        from penstock.spark.source.read_task import RangePartition, Scan
+
+        piece: RangePartition = RangePartition(*task)
+        return Scan(self._store, open_store(self._store).queue(self._queue).record, schema).read(piece)
+
+    def _run(self, work: Callable[[Transaction, QueueRecord], T]) -> T:
+        store = open_store(self._store)
+        record = store.queue(self._queue).record
+        return store.database.run(lambda tx: work(tx, record), write=False)
+
+    def _require_kept(self, tx: Transaction, queue: QueueRecord, after: int) -> None:
+        """Refuse a range whose first rows have been trimmed."""
+        oldest = feed_commits.oldest(tx, queue)
+        if after >= oldest:
+            return
+        kept = [part.first_index for part in catalog.partitions(tx, queue)]
+        starts = feed_commits.starts(tx, queue, after, len(kept))
+        if any(start < first for start, first in zip(starts, kept, strict=True)):
+            raise DataLost(
+                f"the commits of {self.name} after {after} up to {oldest} have been trimmed: start from "
+                f"version {oldest + 1}, with a new checkpoint",
+                feed=self.name,
+                after=after,
+                oldest=oldest,
+            )
+
+
+class _WriterLookup:
+    """Looks up the queue that a process writes to once, since a lookup costs as much as a commit."""
+
+    def __init__(self) -> None:
+        self._known: tuple[int, Queue, ChangeContract] | None = None
+
+    def queue(self, store: str, name: str) -> tuple[Queue, ChangeContract]:
+        # A forked process needs its own connection.
+        if self._known is None or self._known[0] != os.getpid():
+            queue = open_store(store).queue(name)
+            self._known = os.getpid(), queue, _contract_of(queue.record)
+        return self._known[1:]
+
+    def __reduce__(self) -> tuple[type[_WriterLookup], tuple[()]]:
+        return _WriterLookup, ()
+
 
 @dataclass(frozen=True)
 class QueueFeed:
@@ -47,19 +138,18 @@ class QueueFeed:
     Parameters
     ----------
     queue
-        The queue's name; make it with :meth:`create`.
+        The queue's name; create it with :meth:`create`.
     store
         The URL of its store.
     """
 
     queue: str
     store: str = field(repr=False)
+    _writer: _WriterLookup = field(default_factory=_WriterLookup, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_name("queue", self.queue)
         require("store", self.store, str, "the URL of a store, such as 'sqlite:///shop.db'")
-
-    # For programs that write the feed; none of it needs Spark.
 
     @classmethod
     def create(
@@ -79,7 +169,8 @@ class QueueFeed:
         schema
             The data columns: a ``pyarrow.Schema`` or a PySpark ``StructType``.
         contract
-            What the rows will keep to. Rows of one row id share a partition where the row id is made of plain columns.
+            The contract of the rows. Rows with the same row id share a partition if the row id has only plain
+            columns.
         store
             The URL of an existing store.
         partitions, retention
@@ -94,9 +185,8 @@ class QueueFeed:
         data = canonical_schema(schema)
         what = f"the schema of feed {queue!r}"
         check_reserved(data, what)
-        check_there(
-            data, what, [*contract.row_id, contract.row_version, contract.sequence, contract.unchanged]
-        )
+        named = [*contract.row_id, contract.row_version, contract.sequence, contract.unchanged]
+        check_columns_exist(data, what, named)
         open_store(store).create_queue(
             queue,
             pa.schema([*data, *METADATA_FIELDS]),
@@ -122,24 +212,30 @@ class QueueFeed:
         Raises
         ------
         CommitOutOfOrder
-            When a version or a timestamp goes backwards; a writer that was killed finds its last one with ``newest``.
+            When a version or a timestamp goes backwards; a writer that was killed finds its last commit with
+            ``newest``.
         SchemaMismatch
             When a row does not fit.
         ChangelogContractViolation
-            When a row's change type is none, or its row id is NULL: no reader could go past it. Nothing is appended in any case.
+            When a row has an unknown change type, or its row id is NULL: no reader could read past it.
+            Nothing is appended in any case.
         """
         check_version(version)
         moment = micros(timestamp)
-        queue, contract = self._writing()
-        table = queue.conformed(rows, _given).combine_chunks()
-        full, written = queue.schema, table.schema
-        batch = table.to_batches()[0] if table.num_rows else pa.RecordBatch.from_pylist([], schema=written)
-        change_type = batch.column(written.get_field_index(CHANGE_TYPE))
+        queue, contract = self._writer.queue(self.store, self.queue)
+        table = queue.conformed(rows, _written_schema).combine_chunks()
+        batch = (
+            table.to_batches()[0] if table.num_rows else pa.RecordBatch.from_pylist([], schema=table.schema)
+        )
         _check_changes(table, contract)
-        commit = change_rows(batch, full, change_type=change_type, version=version, timestamp=moment)
+        commit = change_rows(
+            batch, queue.schema, change_type=batch.column(CHANGE_TYPE), version=version, timestamp=moment
+        )
         return AppendResult(append_commit(queue, version, moment, pa.Table.from_batches([commit])).ranges)
 
-    # The protocol of a feed.
+    def newest(self, after: int) -> int:
+        """Return the version of the newest commit; ``after`` if none is above it."""
+        return self.open().newest(after)
 
     @property
     def url(self) -> str:
@@ -156,113 +252,32 @@ class QueueFeed:
         store = parts.one("store")
         if store is None:
             raise FeedUnavailable(
-                f"the feed of queue {parts.target!r} needs its store: queue:{parts.target}?store=sqlite:///penstock.db",
+                f"the feed of queue {parts.target!r} needs its store: "
+                f"queue:{parts.target}?store=sqlite:///penstock.db",
                 condition="FEED_UNAVAILABLE.STORE_MISSING",
             )
         return cls(parts.target, store)
 
-    def describe(self) -> Description:
-        store = open_store(self.store, verify=True)
-        record = store.queue(self.queue).record
-        return Description(
-            f"queue:{store.uuid}/{record.name}/{record.generation}", record.schema, self._contract(record)
+    def open(self, planned: PlannedRead | None = None) -> OpenQueueFeed:
+        """Open the feed in this process."""
+        return OpenQueueFeed(self.name, self.queue, self.store)
+
+
+def _contract_of(record: QueueRecord) -> ChangeContract:
+    if record.contract is None:
+        raise FeedUnavailable(
+            f"queue {record.name!r} holds rows, not a change feed: create one with QueueFeed.create, or read "
+            "the queue with format('penstock') and use penstock.changes.post_process",
+            condition="FEED_UNAVAILABLE.NOT_A_FEED",
+            queue=record.name,
         )
-
-    def begin(self) -> int:
-        """Where all can be read that is kept; nothing has to be made for a new query."""
-        return self.oldest()
-
-    def oldest(self) -> int:
-        return int(self._run(feed_commits.oldest))
-
-    def newest(self, after: int) -> int:
-        found = self._run(feed_commits.newest)
-        return after if found is None else max(after, found.version)
-
-    def commits(self, after: int, upto: int, rows: int | None = None) -> Iterator[Commit]:
-        done = after
-
-        def page(tx: Transaction, queue: QueueRecord) -> list[feed_commits.FeedCommit]:
-            self._check_there(tx, queue, done)
-            return feed_commits.page(tx, queue, done, upto)
-
-        while found := self._run(page):
-            for each in found:
-                yield Commit(each.version, each.timestamp, each.rows)
-            done = found[-1].version
-
-    def tasks(self, after: int, upto: int, rows_per_task: int) -> Sequence[Any]:
-        from penstock.spark.source.admission import split_into_tasks
-
-        def bounds(tx: Transaction, queue: QueueRecord) -> tuple[list[int], list[int]]:
-            self._check_there(tx, queue, after)
-            return (
-                feed_commits.starts(tx, queue, after, queue.partitions),
-                feed_commits.starts(tx, queue, upto, queue.partitions),
-            )
-
-        start, end = self._run(bounds)
-        return split_into_tasks(start, end, rows_per_task)
-
-    def read(self, task: Any, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        from penstock.spark.source.read_task import RangePartition, Scan
-
-        piece: RangePartition = RangePartition(*task)
-        return Scan(self.store, open_store(self.store).queue(self.queue).record, schema).read(piece)
-
-    def logged(self, upto: int) -> None:
-        """Nothing: the queue's retention says what stays."""
-
-    def _check_there(self, tx: Transaction, queue: QueueRecord, after: int) -> None:
-        oldest = feed_commits.oldest(tx, queue)
-        if after >= oldest:
-            return
-        first = [part.first_index for part in catalog.partitions(tx, queue)]
-        if any(
-            start < bound
-            for start, bound in zip(feed_commits.starts(tx, queue, after, len(first)), first, strict=True)
-        ):
-            raise DataLost(
-                f"the commits of {self.name} up to {oldest} have been trimmed, and those above {after} were asked for: start "
-                f"from version {oldest + 1}, with a new checkpoint",
-                feed=self.name,
-                after=after,
-                oldest=oldest,
-            )
-
-    def _writing(self) -> tuple[Queue, ChangeContract]:
-        """The queue, and what it has promised."""
-        # A commit is small: looking its queue up each time would cost as much as the commit.
-        known: tuple[int, Queue, ChangeContract] | None = self.__dict__.get("_queue")
-        if known is None or known[0] != os.getpid():
-            queue = open_store(self.store).queue(self.queue)
-            known = os.getpid(), queue, self._contract(queue.record)
-            object.__setattr__(self, "_queue", known)
-        return known[1:]
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"queue": self.queue, "store": self.store}
-
-    def _run(self, work: Any) -> Any:
-        store = open_store(self.store)
-        record = store.queue(self.queue).record
-        return store.database.run(lambda tx: work(tx, record), write=False)
-
-    def _contract(self, record: QueueRecord) -> ChangeContract:
-        if record.contract is None:
-            raise FeedUnavailable(
-                f"queue {record.name!r} holds rows, not a change feed: make one with QueueFeed.create, or read the queue with "
-                "format('penstock') and use penstock.changes.post_process",
-                condition="FEED_UNAVAILABLE.NOT_A_FEED",
-                queue=record.name,
-            )
-        # Whatever its maker said: commits are appended whole, and micro-batches hold whole ones.
-        return ChangeContract(**json.loads(record.contract) | {"whole_commits": True})
+    # Whatever its creator said: commits are appended whole, and micro-batches hold whole ones.
+    return ChangeContract(**json.loads(record.contract) | {"whole_commits": True})
 
 
 @lru_cache(maxsize=64)
-def _given(queue: QueueRecord) -> pa.Schema:
-    """The columns that a writer of commits gives."""
+def _written_schema(queue: QueueRecord) -> pa.Schema:
+    """Return the columns that a writer of commits passes."""
     return pa.schema(
         [field for field in queue.schema if field.name not in (COMMIT_VERSION, COMMIT_TIMESTAMP)]
     )
@@ -272,22 +287,21 @@ def _check_changes(rows: pa.Table, contract: ChangeContract) -> None:
     known = pa.array(TYPES, rows.schema.field(CHANGE_TYPE).type)
     unknown = pc.invert(pc.is_in(rows[CHANGE_TYPE], value_set=known))
     if pc.any(unknown).as_py():
-        found = rows[CHANGE_TYPE][pc.index(unknown, True).as_py()].as_py()
+        change_type = rows[CHANGE_TYPE][pc.index(unknown, True).as_py()].as_py()
         raise ChangelogContractViolation(
-            f"{CHANGE_TYPE} is {found!r}: give {', '.join(TYPES)}",
+            f"{CHANGE_TYPE} is {change_type!r}: give {', '.join(TYPES)}",
             condition="CHANGELOG_CONTRACT_VIOLATION.UNEXPECTED_CHANGE_TYPE",
         )
-    names = (
-        [] if contract.nullable_row_id else [name for name in contract.row_id if name in rows.column_names]
-    )
-    lacking = next((name for name in names if rows[name].null_count), None)
-    if lacking is not None:
+    names = () if contract.nullable_row_id else contract.row_id
+    null = next((name for name in names if name in rows.column_names and rows[name].null_count), None)
+    if null is not None:
         raise ChangelogContractViolation(
-            f"{lacking} is NULL: a row without its id cannot be followed",
+            f"{null} is NULL: give every row its row id",
             condition="CHANGELOG_CONTRACT_VIOLATION.NULL_ROW_ID",
         )
 
 
 def _key(data: pa.Schema, contract: ChangeContract) -> tuple[str, ...]:
+    """Return the key of the queue: the row id, if it has only plain columns."""
     plain = all(name in data.names and not pat.is_nested(data.field(name).type) for name in contract.row_id)
     return tuple(contract.row_id) if plain else ()

@@ -1,4 +1,4 @@
-"""The URL form of a feed: ``kind:what?parameter=value``."""
+"""URLs of feeds: ``kind:target?parameter=value``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.spark.options import parse_boolean
 if TYPE_CHECKING:
     from penstock.feeds.protocol import Changelog
 
-# Loaded when they are asked for: each has a library of its own.
+# Imported on demand: each needs a library of its own.
 _KINDS = {
     "queue": ("penstock.feeds.queue_feed", "QueueFeed"),
     "delta": ("penstock.feeds.delta", "DeltaFeed"),
@@ -24,53 +24,46 @@ _KINDS = {
     "postgres": ("penstock.feeds.postgres", "PostgresFeed"),
     "snapshots": ("penstock.feeds.snapshots.feed", "SnapshotFeed"),
 }
-_FORMS = "queue:NAME?store=URL, postgresql://…?publication=NAME, delta:PATH, iceberg:TABLE, snapshots:PATH?row_id=COLUMN"
+_FORMS = (
+    "queue:NAME?store=URL, postgresql://…?publication=NAME, delta:PATH, iceberg:TABLE, "
+    "snapshots:PATH?row_id=COLUMN"
+)
 
 
 @dataclass(frozen=True)
 class FeedUrl:
-    """A feed's URL in parts; a parameter may come several times."""
+    """A parsed feed URL; a parameter may occur several times."""
 
     kind: str
     target: str = field(repr=False)
     parameters: tuple[tuple[str, str], ...] = field(default=(), repr=False)
 
     def __str__(self) -> str:
-        given = [(name, value) for name, value in self.parameters if value]
-        query = f"?{urlencode(given, quote_via=quote)}" if given else ""
+        parameters = [(name, value) for name, value in self.parameters if value]
+        query = f"?{urlencode(parameters, quote_via=quote)}" if parameters else ""
         return f"{self.kind}:{quote(self.target, safe='/:@,[]')}{query}"
 
     @classmethod
     def of(cls, text: str) -> FeedUrl:
-        """The parts of a URL.
-
-        Raises
-        ------
-        InvalidUrl
-            When it is none; it is not shown, since it may hold a password.
-        """
+        """Parse a URL."""
         kind, colon, rest = str(text).partition(":")
         target, _, query = rest.partition("?")
         if not colon or not target:
+            # The URL is not shown: it may hold a password.
             raise InvalidUrl(f"a change feed is one of {_FORMS}")
         parameters = parse_qsl(query, keep_blank_values=True)
         return cls(kind.lower(), unquote(target), tuple(parameters))
 
-    def given(self, name: str) -> tuple[str, ...]:
-        """All values of a parameter."""
-        return tuple(value for each, value in self.parameters if each == name)
+    def all(self, name: str) -> tuple[str, ...]:
+        """Return all values of a parameter."""
+        return tuple(value for key, value in self.parameters if key == name)
 
     def one(self, name: str) -> str | None:
-        """The value of a parameter; the last one where it is given twice."""
-        return (self.given(name) or (None,))[-1]
+        """Return the value of a parameter, the last one if it occurs twice."""
+        return (self.all(name) or (None,))[-1]
 
     def flag(self, name: str) -> bool:
-        """Whether a parameter is true; it is not where it is not given.
-
-        Raises
-        ------
-        InvalidUrl
-        """
+        """Whether a parameter is true; false if it is absent."""
         value = self.one(name) or "false"
         try:
             return parse_boolean(value)
@@ -78,69 +71,63 @@ class FeedUrl:
             raise InvalidUrl(f"{name}={in_quotes(value)} in the URL of a {self.kind} feed: {error}") from None
 
     def prefixed(self, prefix: str) -> dict[str, str]:
-        """The parameters whose names begin so, without that beginning."""
-        found = [(name, value) for name, value in self.parameters if name.startswith(prefix)]
-        return {name.removeprefix(prefix): value for name, value in found}
+        """Return the parameters with a prefix, without it."""
+        return {
+            name.removeprefix(prefix): value for name, value in self.parameters if name.startswith(prefix)
+        }
 
     def require_known(self, known: Iterable[str], prefixes: tuple[str, ...] = ()) -> None:
-        """Refuse parameters that a feed of this kind does not have.
-
-        Raises
-        ------
-        InvalidUrl
-            Naming the nearest one.
-        """
+        """Refuse unknown parameters."""
         names = list(known)
         for name, _ in self.parameters:
             if name not in names and not name.startswith(prefixes or ("\0",)):
                 listed = ", ".join([*names, *(f"{prefix}…" for prefix in prefixes)])
                 raise InvalidUrl(
-                    f"a {self.kind} feed has no parameter {in_quotes(name)}.{did_you_mean(name, names)} It has {listed}",
+                    f"a {self.kind} feed has no parameter {in_quotes(name)}.{did_you_mean(name, names)} It "
+                    f"has {listed}",
                     parameter=name,
                 )
 
 
 def _completed(url: str, parameters: Mapping[str, str]) -> str:
-    """A feed's URL with parameters where it does not have them."""
-    given = {name for name, _ in FeedUrl.of(url).parameters}
-    more = [(name, value) for name, value in parameters.items() if name not in given]
+    """Add parameters that a feed's URL does not have."""
+    existing = {name for name, _ in FeedUrl.of(url).parameters}
+    more = [(name, value) for name, value in parameters.items() if name not in existing]
     return f"{url}{'&' if '?' in url else '?'}{urlencode(more, quote_via=quote)}" if more else url
 
 
-def row_id_forms(kind: str, target: str, made: str) -> str:
-    """How to name the columns that tell rows apart, where a feed is a URL and where it is an object.
+def row_id_forms(kind: str, target: str, class_name: str) -> str:
+    """Return how to give the row id of a feed, for error messages.
 
     Parameters
     ----------
     target
-        What a feed of the kind is of, such as ``path``.
-    made
-        The class of the feed.
+        The first parameter of the feed, such as ``path``.
     """
-    return f"{kind}:{target.upper()}?row_id=COLUMN as a URL, {made}({target}, row_id=…) in Python"
+    return f"{kind}:{target.upper()}?row_id=COLUMN as a URL, {class_name}({target}, row_id=…) in Python"
 
 
 def pairs(**parameters: str | Iterable[str] | None) -> tuple[tuple[str, str], ...]:
-    """Parameters for a URL: several values become several parameters, None none."""
-    found: list[tuple[str, str]] = []
+    """Return parameters for a URL: several values become several parameters, None becomes none."""
+    named: list[tuple[str, str]] = []
     for name, value in parameters.items():
-        values = [value] if isinstance(value, str) else list(value or ())
-        found += [(name, each) for each in values]
-    return tuple(found)
+        values = [value] if isinstance(value, str) else value or ()
+        named += [(name, text) for text in values]
+    return tuple(named)
 
 
 def prefixed(prefix: str, values: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """A mapping as parameters."""
+    """Return a mapping as parameters with a prefix."""
     return tuple((f"{prefix}{name}", value) for name, value in sorted(values.items()))
 
 
 def parse(url: str, *, store: str | None = None) -> Changelog:
-    """The feed of a URL.
+    """Return the feed of a URL.
 
     Parameters
     ----------
     store
-        The store of a queue's feed whose URL does not name one.
+        The store of a queue feed whose URL does not name one.
 
     Raises
     ------
@@ -152,8 +139,8 @@ def parse(url: str, *, store: str | None = None) -> Changelog:
     parts = FeedUrl.of(url)
     if parts.kind not in _KINDS:
         raise InvalidUrl(
-            f"there is no kind of change feed {in_quotes(parts.kind)}.{did_you_mean(parts.kind, _KINDS)} A feed is one of "
-            f"{_FORMS}"
+            f"there is no kind of change feed {in_quotes(parts.kind)}.{did_you_mean(parts.kind, _KINDS)} A "
+            f"feed is one of {_FORMS}"
         )
     if store is not None and parts.kind == "queue":
         url = _completed(url, {"store": store})

@@ -1,1 +1,1 @@
-"""Tables in files: where they lie, and how Delta, Iceberg and Parquet files are read."""
+"""Delta, Iceberg and Parquet tables: locations, storage access and reading of Parquet files."""

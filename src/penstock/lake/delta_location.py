@@ -1,4 +1,4 @@
-"""Where a Delta table lies, and how deltalake reaches it."""
+"""Locations of Delta tables, and access to them through deltalake."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import parse_qsl, quote, unquote, urlsplit
+from urllib.parse import parse_qsl, quote, unquote
 
 from penstock.arguments import in_quotes
 from penstock.errors import (
@@ -18,121 +18,109 @@ from penstock.errors import (
     StoreUnavailable,
     TableRefused,
 )
-from penstock.extras import deltalake
+from penstock.lake.errors import one_line
+from penstock.lake.location import is_url, shown_path
+from penstock.lake.storage import library
 
 _SCHEME = "delta:"
 _OPTION = "storage."
-_REMOTE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
-_BAD = re.compile(r"[/\\%\0]")
+_NOT_IN_NAMES = re.compile(r"[/\\%\0]")
 
 
 def is_delta(url: str | None) -> bool:
-    """Whether a URL leads to a folder of Delta tables rather than to a store."""
+    """Whether a URL names a folder of Delta tables rather than a database."""
     return url is not None and url.lower().startswith(_SCHEME)
 
 
 @dataclass(frozen=True)
 class DeltaPlace:
-    """A table's folder, or its URL in an object store, with deltalake's options for it."""
+    """A Delta table's folder or object store URL, with deltalake's storage options."""
 
     path: str = field(repr=False)
     options: dict[str, str] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(cls, url: str, name: str) -> DeltaPlace:
-        """The table of a name in the folder of a URL, ``delta:///folder`` or ``delta:s3://bucket/folder?storage.KEY=VALUE``.
+        """Return the table with a name in the folder of a URL.
 
-        Raises
-        ------
-        InvalidUrl
-            It is not shown, since it may hold a password.
-        InvalidName
-            When the name cannot be a folder's.
+        The URL is ``delta:///folder`` or ``delta:s3://bucket/folder?storage.KEY=VALUE``.
         """
+        # No message shows the URL: it may hold a password.
         target, _, query = url[len(_SCHEME) :].partition("?")
         options = {}
         for key, value in parse_qsl(query, keep_blank_values=True):
             if not key.startswith(_OPTION):
                 raise InvalidUrl(
-                    f"a folder of Delta tables has no parameter {in_quotes(key)}: deltalake's options for the place are given as "
-                    f"{_OPTION}KEY=VALUE",
+                    f"a folder of Delta tables has no parameter {in_quotes(key)}: write deltalake's storage "
+                    f"options as {_OPTION}KEY=VALUE",
                     parameter=key,
                 )
             options[key.removeprefix(_OPTION)] = value
-        if _BAD.search(name) or name.startswith((".", "_")):
+        if _NOT_IN_NAMES.search(name) or name.startswith((".", "_")):
             raise InvalidName(
-                f"a Delta table's name is its folder's: without slash and percent sign, and not beginning with a dot or an underscore, "
-                f"not {in_quotes(name)}",
+                f"{in_quotes(name)} cannot be the folder of a Delta table: use a name without a slash or a "
+                "percent sign that does not begin with a dot or an underscore",
                 name=name,
             )
-        if _REMOTE.match(target):
+        if is_url(target):
             return cls(f"{target.rstrip('/')}/{quote(name)}", options)
         return cls(os.path.join(_local(target), name), options)
 
     @property
     def shown(self) -> str:
-        """Its path without a password in it."""
-        if not _REMOTE.match(self.path):
-            return self.path
-        parts = urlsplit(self.path)
-        return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+        """The path for messages, without a password."""
+        return shown_path(self.path)
 
     def open(self) -> Any:
-        """The table as it is now, a ``deltalake.DeltaTable``."""
-        with self.plainly():
+        """Load the current version, a ``deltalake.DeltaTable``."""
+        with self.translating_errors():
             return library("deltalake").DeltaTable(self.path, storage_options=self.options or None)
 
     def find(self) -> Any | None:
-        """The table as it is now; None where there is none."""
-        with self.plainly():
-            kind = library("deltalake").DeltaTable
-            there = kind.is_deltatable(self.path, self.options or None)
-        return self.open() if there else None
+        """Load the current version; None if the table does not exist."""
+        with self.translating_errors():
+            exists = library("deltalake").DeltaTable.is_deltatable(self.path, self.options or None)
+        return self.open() if exists else None
 
     def files(self) -> Any:
-        """The files in the table's folder, a ``pyarrow.fs.FileSystem``."""
+        """Return the file system of the table's folder, a ``pyarrow.fs.FileSystem``."""
         from pyarrow.fs import PyFileSystem
 
-        with self.plainly():
+        with self.translating_errors():
             return PyFileSystem(library("deltalake.fs").DeltaStorageHandler(self.path, self.options or None))
 
     @contextmanager
-    def plainly(self, *, beside: tuple[type[Exception], ...] = ()) -> Iterator[None]:
-        """What deltalake raises becomes an error of ours, without anything that was given as an option.
+    def translating_errors(self, *, beside: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+        """Translate the errors of deltalake, without the values of storage options.
 
         Parameters
         ----------
         beside
-            Errors that stay as they are.
+            Errors that are raised unchanged.
         """
         try:
             yield
         except PenstockError:
             raise
-        # Of Arrow's file systems too: an object store's client has the latter for answers that it does not know.
+        # Arrow's file systems raise them too: an object store's client raises the latter for unknown answers.
         except (OSError, NotImplementedError) as error:
             raise StoreUnavailable(
-                f"the storage of the Delta table {self.shown} does not answer as it should: {self.told(error)}. Check the path, and "
-                "the options for the place and its credentials",
+                f"the storage of the Delta table {self.shown} failed: {self.message(error)}. Check the path, "
+                "the storage options and the credentials",
                 table=self.shown,
             ) from None
         except Exception as error:
             if isinstance(error, beside):
                 raise
             raise TableRefused(
-                f"the Delta table {self.shown} does not take it: {self.told(error)}",
+                f"the Delta table {self.shown} refused the operation: {self.message(error)}",
                 condition="TABLE_REFUSED.DELTA",
                 table=self.shown,
             ) from None
 
-    def told(self, error: Exception) -> str:
-        """The library's words on one line."""
-        first = re.split(r"\n\s*\d+: |<\?xml", str(error))[0]
-        words = " ".join(re.sub(r"\x1b\[[0-9;]*m|↳", " ", first).split())
-        for value in sorted(self.options.values(), key=len, reverse=True):
-            if len(value) > 3:
-                words = words.replace(value, "…")
-        return words[:500].rstrip(".")
+    def message(self, error: Exception) -> str:
+        """Return the first cause in an error message of deltalake, on one line."""
+        return one_line(re.split(r"\n\s*\d+: ", str(error))[0], self.options)
 
 
 def _local(target: str) -> str:
@@ -142,16 +130,9 @@ def _local(target: str) -> str:
         path = path[2:]
     if not path.startswith("/") or path.startswith("//"):
         raise InvalidUrl(
-            "the folder of Delta tables is named from the root, as in delta:///data/tables, or by the URL of an object store, as in "
-            "delta:s3://bucket/tables"
+            "the folder of Delta tables is named from the root, as in delta:///data/tables, or by the URL of "
+            "an object store, as in delta:s3://bucket/tables"
         )
     if "%" in path:
-        raise InvalidUrl(
-            "deltalake cannot reach a folder with a percent sign in its path: choose another one"
-        )
+        raise InvalidUrl("deltalake cannot open a folder with a percent sign in its path: choose another one")
     return os.path.normpath(path)
-
-
-def library(name: str) -> Any:
-    """A module of deltalake; :class:`MissingDependency` when it is not installed."""
-    return deltalake(name, "a Delta table")

@@ -1,15 +1,16 @@
-"""Whether a storage or a catalog lets nobody in with what it was given."""
+"""Errors of storage and catalog libraries: access denied, and messages without secrets."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
 
 from penstock.errors import FeedUnavailable
 from penstock.redaction import redact
 
-_WORDS = re.compile(
+_MAX_CHARACTERS = 500
+_SHORTEST_SECRET = 4
+_DENIED = re.compile(
     r"access.?denied|forbidden|unauthori[sz]ed|permission.?denied|necessary privileges|invalid.?access.?key"
     r"|signature.?does.?not.?match|(expired|invalid).?token|authorization.?expired",
     re.IGNORECASE,
@@ -17,38 +18,44 @@ _WORDS = re.compile(
 
 
 def is_denied(error: BaseException) -> bool:
-    """Whether an error is about credentials; libraries tell it in their words only."""
-    return _WORDS.search(f"{type(error).__name__} {error}") is not None
+    """Whether an error is about credentials, which libraries report only in their message."""
+    return _DENIED.search(f"{type(error).__name__} {error}") is not None
 
 
-def access_denied(what: str, told: str, where: str) -> FeedUnavailable:
-    """The error for credentials that are wrong or may not read.
+def access_denied(what: str, reason: str, where: str) -> FeedUnavailable:
+    """Return the error for credentials that are wrong or lack permission.
 
     Parameters
     ----------
-    told
-        What the library says, without secrets.
+    reason
+        The library's message, without secrets.
     where
-        Where the credentials are given.
+        Where the credentials are configured.
     """
     return FeedUnavailable(
-        f"{what} refuses access: {told.rstrip('.')}. The credentials are wrong, have expired, or may not read there: give others "
-        f"in {where}",
+        f"{what} refuses access: {reason.rstrip('.')}. The credentials are wrong, have expired, or may not "
+        f"read there: give others in {where}",
         condition="FEED_UNAVAILABLE.ACCESS_DENIED",
     )
 
 
-# ---- secrets: What libraries say, without what they should not say.
-
-_CHARACTERS = 500
-_SHORTEST_SECRET = 4
-
-
-def without_secrets(error: Any, properties: Mapping[str, Any]) -> str:
-    """The first line of a library's error, without the values of a catalog's properties."""
+def without_secrets(error: BaseException, properties: Mapping[str, object]) -> str:
+    """Return the first line of an error message without the values of a catalog's properties."""
     text = f"{type(error).__name__}: {(str(error).splitlines() or ['no message'])[0]}"
-    for name, value in properties.items():
-        if len(str(value)) >= _SHORTEST_SECRET and name not in ("type", "warehouse"):
-            text = text.replace(str(value), "…")
+    secrets = (str(value) for name, value in properties.items() if name not in ("type", "warehouse"))
     # Cut last: half of a secret would not be recognised.
-    return redact(text)[:_CHARACTERS]
+    return redact(_masked(text, secrets))[:_MAX_CHARACTERS]
+
+
+def one_line(text: str, options: Mapping[str, str]) -> str:
+    """Return an error message of deltalake on one line, without the values of storage options."""
+    # An XML body repeats what the text before it says.
+    words = " ".join(re.sub(r"\x1b\[[0-9;]*m|↳", " ", text.partition("<?xml")[0]).split())
+    return _masked(words, sorted(options.values(), key=len, reverse=True))[:_MAX_CHARACTERS].rstrip(".")
+
+
+def _masked(text: str, secrets: Iterable[str]) -> str:
+    for secret in secrets:
+        if len(secret) >= _SHORTEST_SECRET:
+            text = text.replace(secret, "…")
+    return text

@@ -1,4 +1,5 @@
-"""Iceberg tables for tests: a SQLite catalog and local files, and the commits that pyiceberg's client does not make."""
+"""Iceberg tables for tests: a SQLite catalog and local files, and the commits that pyiceberg's client does
+not make."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ from pyiceberg.table.update.snapshot import _FastAppendFiles, _OverwriteFiles
 
 from penstock.feeds.contract import COMMIT_VERSION
 from penstock.feeds.iceberg import IcebergFeed
-from penstock.feeds.protocol import Changelog
+from penstock.feeds.protocol import OpenChangelog
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("data", pa.string()), ("n", pa.int32())])
 Row = tuple[Any, ...]
@@ -65,7 +66,7 @@ def counted(table: pa.Table) -> Counter[Row]:
     return Counter(zip(*(column.to_pylist() for column in table.columns), strict=True))
 
 
-def changes(feed: Changelog, after: int, upto: int, rows_per_task: int = 1000) -> pa.Table:
+def changes(feed: OpenChangelog, after: int, upto: int, rows_per_task: int = 1000) -> pa.Table:
     """The change rows of a range."""
     schema = feed.describe().planned_schema
     tasks = feed.tasks(after, upto, rows_per_task) if after < upto else ()
@@ -74,7 +75,7 @@ def changes(feed: Changelog, after: int, upto: int, rows_per_task: int = 1000) -
     return pa.Table.from_batches(batches, schema=schema)
 
 
-def found(feed: Changelog, after: int, upto: int, rows_per_task: int = 1000) -> Counter[Row]:
+def found(feed: OpenChangelog, after: int, upto: int, rows_per_task: int = 1000) -> Counter[Row]:
     """Each change row as its data, change type and version."""
     return counted(changes(feed, after, upto, rows_per_task).drop_columns("_commit_timestamp"))
 
@@ -280,7 +281,7 @@ def compact(table: Table) -> None:
     _commit(table, _Compaction, Operation.REPLACE, prepare)
 
 
-def read_all(feed: Changelog) -> pa.Table:
+def read_all(feed: OpenChangelog) -> pa.Table:
     oldest = feed.oldest()
     return changes(feed, oldest, feed.newest(oldest))
 

@@ -22,7 +22,7 @@ def test_expired_snapshots_are_lost_by_name_and_what_is_left_is_read(lake: Lake,
     first, second = (snapshot.snapshot_id for snapshot in orders.metadata.snapshots[:2])
     orders.maintenance.expire_snapshots().by_ids([first, second]).commit()
     orders.append(rows((8, "h", 8)))
-    feed = lake.feed()
+    feed = lake.feed().open()
     assert feed.oldest() == 3
     with pytest.raises(FeedUnavailable, match="starting_version=4") as late:
         feed.begin()
@@ -48,22 +48,22 @@ def test_a_snapshot_whose_parent_is_gone_is_not_taken_for_the_tables_first(
         for each in metadata["snapshots"]:
             each["parent-snapshot-id"] = before[each["snapshot-id"]]
         path.write_text(json.dumps(metadata))
-    assert lake.feed().oldest() == 3
+    assert lake.feed().open().oldest() == 3
     with pytest.raises(DataLost, match="expired"):
-        lake.feed().tasks(1, 3, 10)
+        lake.feed().open().tasks(1, 3, 10)
 
 
 def test_the_first_snapshot_of_the_main_branch_need_not_be_the_tables_first(lake: Lake) -> None:
     table = lake.table()
     table.append(rows((50, "staged", 0)), branch=None)
     table.append(rows((51, "main", 0)))
-    feed = lake.feed()
+    feed = lake.feed().open()
     assert feed.begin() == feed.oldest() == 0
     assert found(feed, 0, 2) == Counter([(51, "main", 0, "insert", 2)])
 
 
 def test_a_rollback_under_a_stream_is_found_out(lake: Lake, orders: Table) -> None:
-    feed = lake.feed()
+    feed = lake.feed().open()
     feed.logged(2)
     assert feed.newest(2) == 3
     feed.logged(3)
@@ -72,7 +72,7 @@ def test_a_rollback_under_a_stream_is_found_out(lake: Lake, orders: Table) -> No
     orders.manage_snapshots().rollback_to_snapshot(second).commit()
 
     def check(ask: Callable[[], object]) -> None:
-        with pytest.raises(DataLost, match="version 3 is not in the history") as error:
+        with pytest.raises(DataLost, match="version 3 is no longer in the history") as error:
             ask()
         assert error.value.condition == "DATA_LOST.HISTORY_CHANGED"
 
@@ -81,20 +81,20 @@ def test_a_rollback_under_a_stream_is_found_out(lake: Lake, orders: Table) -> No
     check(lambda: feed.newest(3))
     check(lambda: feed.tasks(3, 4, 10))
     # A micro-batch that was planned before and is read again after a restart.
-    check(lambda: lake.feed().tasks(2, 3, 10))
+    check(lambda: lake.feed().open().tasks(2, 3, 10))
     # The snapshot that was gone back from may have been expired since.
     orders.maintenance.expire_snapshots().by_id(orders.metadata.snapshots[2].snapshot_id).commit()
-    restarted = lake.feed()
+    restarted = lake.feed().open()
     restarted.logged(3)
     check(lambda: restarted.newest(3))
-    # Whoever had not read it goes on as if it had never been.
-    assert found(lake.feed(), 2, 4) == Counter([(9, "z", 9, "insert", 4)])
+    # A query that had not read it resumes as if it had never existed.
+    assert found(lake.feed().open(), 2, 4) == Counter([(9, "z", 9, "insert", 4)])
 
 
 def test_commits_of_another_branch_are_not_of_the_feed(lake: Lake, orders: Table) -> None:
     orders.manage_snapshots().create_branch(orders.metadata.snapshots[2].snapshot_id, "audit").commit()
     orders.append(rows((50, "other", 0)), branch="audit")
-    feed = lake.feed()
+    feed = lake.feed().open()
     assert feed.newest(3) == 3
     orders.append(rows((51, "main", 0)))
     feed.logged(3)
@@ -102,28 +102,28 @@ def test_commits_of_another_branch_are_not_of_the_feed(lake: Lake, orders: Table
     assert [row[0] for row in found(feed, 3, newest)] == [51]
 
 
-def test_a_table_that_is_made_anew_under_a_stream_is_found_out(lake: Lake, orders: Table) -> None:
-    feed = lake.feed()
+def test_a_table_that_is_recreated_under_a_stream_is_noticed(lake: Lake, orders: Table) -> None:
+    feed = lake.feed().open()
     identity = feed.describe().identity
     lake.catalog.drop_table("shop.orders")
     lake.table().append(rows((1, "x", 1)))
-    assert lake.feed().describe().identity != identity
-    with pytest.raises(DataLost, match="made anew"):
+    assert lake.feed().open().describe().identity != identity
+    with pytest.raises(DataLost, match="recreated"):
         feed.newest(3)
 
 
 def test_a_file_that_is_gone_is_lost_data(lake: Lake, orders: Table) -> None:
-    feed = lake.feed()
+    feed = lake.feed().open()
     tasks = feed.tasks(0, 2, 10)
     for path in Path(orders.location().removeprefix("file://")).glob("data/*.parquet"):
         path.unlink()
-    with pytest.raises(DataLost, match="version 1, is gone"):
+    with pytest.raises(DataLost, match="version 1, is missing"):
         [list(feed.read(task, feed.describe().planned_schema)) for task in tasks]
 
 
 def test_a_table_without_snapshots_has_no_changes_yet(lake: Lake) -> None:
     table = lake.table()
-    feed = lake.feed()
+    feed = lake.feed().open()
     assert (feed.oldest(), feed.newest(0), list(feed.commits(0, 0))) == (0, 0, [])
     table.append(rows((1, "a", 1)))
     assert feed.newest(0) == 1

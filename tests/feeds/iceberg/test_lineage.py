@@ -1,4 +1,4 @@
-"""Rows of tables of format 3 are told apart by their row lineage, and deleted by deletion vectors."""
+"""Rows of tables of format 3 are identified by their row lineage, and deleted by deletion vectors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from penstock.changes.passes.passes import Passes
 from penstock.changes.passes.rows import ChangeRows, Layout
 from penstock.errors import FeedUnavailable, InvalidChangelogSchema
-from penstock.feeds.protocol import Changelog
+from penstock.feeds.protocol import OpenChangelog
 from tests.feeds.iceberg.lake import Lake, changes, counted, found, rows
 from tests.feeds.iceberg.numbered import HandFile, Numbered, NumberedRow
 from tests.feeds.iceberg.test_rows import SLOW
@@ -26,7 +26,7 @@ INHERITED = (None, None)
 _VALUES = st.tuples(st.integers(0, 1), st.sampled_from(["p", None]), st.integers(0, 1))
 
 
-def passed(feed: Changelog, after: int, upto: int, rows_per_task: int = 1000) -> dict[int, Counter[Any]]:
+def passed(feed: OpenChangelog, after: int, upto: int, rows_per_task: int = 1000) -> dict[int, Counter[Any]]:
     """The changes of each version: their type, row id and data."""
     read = changes(feed, after, upto, rows_per_task).combine_chunks()
     kept = Passes(carryovers=True, updates=True).whole(ChangeRows(read, LAYOUT)).table
@@ -144,7 +144,7 @@ def test_any_history_gives_each_rows_changes_by_its_lineage(
         if way == "compact":
             assert model.rows == before
         expected[model.table.version] = model.expected(before)
-    feed = lake.feed()
+    feed = lake.feed().open()
     assert feed.oldest() == 0
     rows_per_task = data.draw(st.sampled_from([1, 3, 1000]))
     assert passed(feed, 0, feed.newest(0), rows_per_task) == {
@@ -161,10 +161,10 @@ def test_a_rewrite_that_keeps_row_ids_gives_updates_without_a_key(lake: Lake) ->
     table.commit(first)
     second = table.write((7, "changed", 0, 1, None), (7, "b", 0, 2, 1), (7, "new", 0, *INHERITED))
     table.commit(second, removed=[first.path])
-    contract = lake.feed().describe().contract
+    contract = lake.feed().open().describe().contract
     assert contract is not None
     assert (contract.row_id, contract.row_version) == (("_row_id",), "_last_updated_sequence_number")
-    assert passed(lake.feed(), 1, 2)[2] == Counter(
+    assert passed(lake.feed().open(), 1, 2)[2] == Counter(
         {
             ("delete", 0, (7, "a", 0)): 1,
             ("update_preimage", 1, (7, "a", 0)): 1,
@@ -179,19 +179,19 @@ def test_files_of_one_manifest_have_row_ids_one_after_the_other(lake: Lake) -> N
     files = [table.write(*[(place, "a", 0)] * (place + 2), stored=False) for place in range(3)]
     table.commit(*files)
     table.commit(removed=[files[1].path])
-    read = changes(lake.feed(), 0, 1)
+    read = changes(lake.feed().open(), 0, 1)
     assert sorted(zip(read["_row_id"].to_pylist(), read["id"].to_pylist(), strict=True)) == [
         *((number, 0) for number in range(2)),
         *((number, 1) for number in range(2, 5)),
         *((number, 2) for number in range(5, 9)),
     ]
-    assert sorted(changes(lake.feed(), 1, 2)["_row_id"].to_pylist()) == [2, 3, 4]
+    assert sorted(changes(lake.feed().open(), 1, 2)["_row_id"].to_pylist()) == [2, 3, 4]
 
 
 def test_some_columns_are_read_with_and_without_those_of_the_lineage(lake: Lake) -> None:
     table = Numbered.create(lake)
     table.commit(table.write((1, "a", 1, 40, 1), (2, "b", 2, *INHERITED)))
-    feed = lake.feed()
+    feed = lake.feed().open()
     full = feed.describe().schema
     for names in (
         ["_row_id"],
@@ -215,7 +215,7 @@ def test_lineage_comes_before_the_identifier_fields_and_after_what_the_user_says
     table.commit(table.write((1, "a", 1), stored=False))
 
     def told(**options: Any) -> tuple[Any, list[str]]:
-        description = lake.feed(**options).describe()
+        description = lake.feed(**options).open().describe()
         assert description.contract is not None
         return description.contract.row_id, description.schema.names[:-3]
 
@@ -223,7 +223,7 @@ def test_lineage_comes_before_the_identifier_fields_and_after_what_the_user_says
     assert told() == (("_row_id",), ["id", "data", "n", *lineage])
     assert told(row_id="_row_id") == told()
     assert told(row_id="id") == (("id",), ["id", "data", "n"])
-    assert found(lake.feed(row_id="id"), 0, 1) == Counter([(1, "a", 1, "insert", 1)])
+    assert found(lake.feed(row_id="id").open(), 0, 1) == Counter([(1, "a", 1, "insert", 1)])
 
 
 def test_versions_from_before_format_3_are_left_out_or_refused_by_name_but_with_a_row_id_they_are_read(
@@ -233,13 +233,13 @@ def test_versions_from_before_format_3_are_left_out_or_refused_by_name_but_with_
     made.append(rows((1, "a", 1), (2, "b", 2)))
     made.append(rows((3, "c", 3)))
     table = Numbered.upgraded(lake, made)
-    assert lake.feed().oldest() == 2
+    assert lake.feed().open().oldest() == 2
     old = next(file for file in table.files if file.rows == 2)
     table.commit(table.write((4, "d", 4), stored=False), removed=[old.path])
     kept = next(file for file in table.files if file.rows == 1 and file.sequence == 2)
     table.commit(table.write((3, "C", 3, kept.first_row_id, None)), removed=[kept.path])
 
-    feed = lake.feed()
+    feed = lake.feed().open()
     assert feed.oldest() == 3
     with pytest.raises(FeedUnavailable, match="starting_version=4"):
         feed.begin()
@@ -248,7 +248,7 @@ def test_versions_from_before_format_3_are_left_out_or_refused_by_name_but_with_
         with pytest.raises(FeedUnavailable, match="start from a later one") as error:
             feed.tasks(after, upto, 10)
         assert error.value.condition == "FEED_UNAVAILABLE.NO_ROW_LINEAGE"
-    by_id = lake.feed(row_id="id")
+    by_id = lake.feed(row_id="id").open()
     assert by_id.begin() == by_id.oldest() == 0
     assert len(changes(by_id, 0, 4)) == 8
 
@@ -256,8 +256,8 @@ def test_versions_from_before_format_3_are_left_out_or_refused_by_name_but_with_
 def test_a_column_with_a_name_of_the_lineages_is_refused_where_rows_are_told_apart_by_it(lake: Lake) -> None:
     Numbered.upgraded(lake, lake.table(schema=pa.schema([("id", pa.int64()), ("_row_id", pa.int64())])))
     with pytest.raises(InvalidChangelogSchema, match="rename it"):
-        lake.feed().describe()
-    assert lake.feed(row_id="id").describe().schema.names[1] == "_row_id"
+        lake.feed().open().describe()
+    assert lake.feed(row_id="id").open().describe().schema.names[1] == "_row_id"
 
 
 @pytest.mark.parametrize("place", [5, 20, -1])
@@ -268,7 +268,7 @@ def test_a_damaged_deletion_vector_is_told(lake: Lake, place: int) -> None:
     (vector,) = table.vectors({file.path: [1]})
     _spoil(vector, place)
     table.commit(vector)
-    feed = lake.feed()
+    feed = lake.feed().open()
     (task,) = feed.tasks(1, 2, 10)
     with pytest.raises(FeedUnavailable, match="its magic number or its checksum") as error:
         list(feed.read(task, feed.describe().planned_schema))
@@ -289,6 +289,6 @@ def test_a_file_may_have_fewer_rows_with_lineage_than_without(lake: Lake) -> Non
     table.commit(table.write((0, "x", 0), stored=False))
     table.commit(file)
     assert pq.read_table(file.path)["_row_id"].null_count == 2
-    read = changes(lake.feed(), 1, 2)
+    read = changes(lake.feed().open(), 1, 2)
     assert read["_row_id"].to_pylist() == [1, 9, 3]
     assert read["_last_updated_sequence_number"].to_pylist() == [1, 2, 2]

@@ -24,6 +24,7 @@ from penstock.changes.passes.passes import Passes
 from penstock.changes.passes.rows import ChangeRows, Layout
 from penstock.errors import DataLost, FeedUnavailable, InvalidChangelogSchema, InvalidUrl
 from penstock.feeds.iceberg import IcebergFeed, scan
+from penstock.feeds.protocol import OpenChangelog
 from penstock.feeds.urls import parse
 from tests.feeds.iceberg.lake import (
     Lake,
@@ -92,7 +93,7 @@ def test_the_changes_of_any_history_make_each_snapshot_of_the_last(
     ids: list[int] = []
     for _ in range(data.draw(st.integers(2, 6))):
         _random_commit(data, table, ids)
-    feed = lake.feed(row_id="id")
+    feed = lake.feed(row_id="id").open()
     held = states(table)
     newest = feed.newest(0)
     assert newest == max(held)
@@ -134,7 +135,7 @@ def test_a_position_that_is_deleted_twice_goes_once_and_one_that_comes_back_is_i
     commit_deletes(table, second)
     commit_deletes(table, delete_file(table, [(file, 2)]), dropped=[first.file_path, second.file_path])
     table.delete("id >= 0")
-    feed = lake.feed("t")
+    feed = lake.feed("t").open()
     shown = Counter((row[0], row[-2]) for row in found(feed, 1, 2).elements())
     assert shown == Counter([(1, "delete"), (2, "delete")])
     assert found(feed, 2, 3) == Counter([(3, "3", 3, "delete", 3)])
@@ -146,7 +147,7 @@ def test_rows_that_are_added_and_deleted_by_one_snapshot_do_not_come(lake: Lake)
     table = lake.table()
     (file,) = new_files(table, rows((1, "a", 1), (2, "b", 2)))
     commit_deletes(table, delete_file(table, [(file, 0)]), added=[file])
-    assert found(lake.feed(), 0, 1) == Counter([(2, "b", 2, "insert", 1)])
+    assert found(lake.feed().open(), 0, 1) == Counter([(2, "b", 2, "insert", 1)])
 
 
 def test_a_file_that_was_removed_under_another_snapshots_id_is_removed_once(lake: Lake) -> None:
@@ -157,7 +158,7 @@ def test_a_file_that_was_removed_under_another_snapshots_id_is_removed_once(lake
     remove_as_before(table, second)
     table.append(rows((3, "c", 3)))
     remove_as_before(table, first, gone_before=[second])
-    feed = lake.feed(row_id="id")
+    feed = lake.feed(row_id="id").open()
     for version, state in replayed(changes(feed, 0, 5), Counter()):
         assert state == states(table)[version]
     assert [row[-1] for row in found(feed, 0, 5).elements() if row[-2] == "delete"] == [3, 5]
@@ -166,14 +167,14 @@ def test_a_file_that_was_removed_under_another_snapshots_id_is_removed_once(lake
 def test_a_compaction_is_no_change(lake: Lake, orders: Table) -> None:
     compact(orders)
     orders.append(rows((9, "z", 9)))
-    feed = lake.feed()
+    feed = lake.feed().open()
     newest = feed.newest(0)
     assert found(feed, 3, newest) == Counter([(9, "z", 9, "insert", newest)])
     assert [commit.version for commit in feed.commits(0, newest)] == [1, 2, 3, newest]
 
 
 def test_commits_have_their_snapshots_time_and_about_their_rows(lake: Lake, orders: Table) -> None:
-    feed = lake.feed()
+    feed = lake.feed().open()
     commits = list(feed.commits(0, 3))
     assert [(commit.version, commit.rows) for commit in commits] == [(1, 2), (2, 1), (3, 3)]
     assert [commit.timestamp for commit in commits] == [
@@ -191,7 +192,7 @@ def test_a_large_file_is_read_in_parts_that_hold_every_row_once(
     table.append(rows(*((key, str(key), key) for key in range(1000))))
     (file,) = live_files(table)
     delete_positions(table, [(file, place) for place in (0, 99, 100, 555, 999)])
-    feed = lake.feed()
+    feed = lake.feed().open()
     tasks = feed.tasks(0, 1, 250)
     assert len(tasks) == 4
     assert len(feed.tasks(0, 2, 250)) > 4
@@ -203,7 +204,7 @@ def test_a_large_file_is_read_in_parts_that_hold_every_row_once(
 
 
 def test_some_columns_in_any_order_are_read_and_none_of_the_data(lake: Lake, orders: Table) -> None:
-    feed = lake.feed()
+    feed = lake.feed().open()
     full = feed.describe().schema
     for names in (["_change_type", "n"], ["_commit_version"], ["data", "id"]):
         schema = pa.schema([full.field(name) for name in names])
@@ -225,7 +226,7 @@ def test_columns_follow_their_ids_through_renames_wider_types_and_additions(lake
     table.append(
         pa.table({"id": [2], "text": ["b"], "n": [2**40], "note": ["new"]}, schema=table.schema().as_arrow())
     )
-    feed = lake.feed()
+    feed = lake.feed().open()
     assert feed.describe().schema.names[:4] == ["id", "text", "n", "note"]
     assert feed.describe().schema.field("n").type == pa.int64()
     assert found(feed, 0, 2) == Counter([(1, "a", 1, None, "insert", 1), (2, "b", 2**40, "new", "insert", 2)])
@@ -234,7 +235,7 @@ def test_columns_follow_their_ids_through_renames_wider_types_and_additions(lake
 def test_a_running_query_keeps_its_columns_and_the_next_one_has_the_new_ones(
     lake: Lake, orders: Table
 ) -> None:
-    running = lake.feed()
+    running = lake.feed().open()
     schema = running.describe().planned_schema
     with orders.update_schema() as update:
         update.rename_column("data", "text")
@@ -242,8 +243,8 @@ def test_a_running_query_keeps_its_columns_and_the_next_one_has_the_new_ones(
     (task,) = running.tasks(3, running.newest(3), 10)
     (batch,) = running.read(pickle.loads(pickle.dumps(task)), schema)
     assert batch["data"].to_pylist() == ["g"]
-    assert "text" in lake.feed().describe().schema.names
-    (later,) = lake.feed().tasks(3, 4, 10)
+    assert "text" in lake.feed().open().describe().schema.names
+    (later,) = lake.feed().open().tasks(3, 4, 10)
     with pytest.raises(FeedUnavailable, match="dropped or renamed") as error:
         list(running.read(later, schema))
     assert error.value.condition == "FEED_UNAVAILABLE.SCHEMA_CHANGED"
@@ -264,7 +265,7 @@ def test_a_partition_value_stands_in_for_a_column_that_the_file_lacks(lake: Lake
     (file,) = live_files(table)
     # As a table that came from Hive has it.
     pq.write_table(pa.table({"id": pa.array([1], pa.int64())}), file.file_path.removeprefix("file://"))
-    assert found(lake.feed(), 0, 1) == Counter([(1, "mon", "insert", 1)])
+    assert found(lake.feed().open(), 0, 1) == Counter([(1, "mon", "insert", 1)])
 
 
 def test_nested_columns_come_as_they_are(lake: Lake) -> None:
@@ -278,20 +279,20 @@ def test_nested_columns_come_as_they_are(lake: Lake) -> None:
     table = lake.table(schema=schema)
     value = {"id": 1, "item": {"name": "x", "tags": ["p", "q"]}, "more": [("k", 1)]}
     table.append(pa.Table.from_pylist([value], schema=schema))
-    feed = lake.feed()
+    feed = lake.feed().open()
     (row,) = changes(feed, 0, 1).to_pylist()
     assert {name: row[name] for name in schema.names} == value
     assert feed.describe().contract.row_id == ("id", "item")  # type: ignore[union-attr] - it has one
 
 
-# What tells rows apart.
+# What identifies rows.
 
 
 def test_the_row_id_is_the_one_given_or_the_identifier_fields_or_all_columns(
     lake: Lake, orders: Table
 ) -> None:
     def row_id(**options: Any) -> Any:
-        contract = lake.feed(**options).describe().contract
+        contract = lake.feed(**options).open().describe().contract
         assert contract is not None
         assert contract.carryover_rows
         assert contract.whole_commits
@@ -303,13 +304,13 @@ def test_the_row_id_is_the_one_given_or_the_identifier_fields_or_all_columns(
     assert row_id() == ("id",)
     assert row_id(row_id=["id", "n"]) == ("id", "n")
     with pytest.raises(InvalidChangelogSchema, match="'data'"):
-        lake.feed(row_id="dta").describe()
+        lake.feed(row_id="dta").open().describe()
 
 
 def test_a_column_with_a_name_of_the_feeds_is_refused(lake: Lake) -> None:
     lake.table(schema=pa.schema([("id", pa.int64()), ("_commit_version", pa.int64())]))
     with pytest.raises(InvalidChangelogSchema, match="rename it"):
-        lake.feed().describe()
+        lake.feed().open().describe()
 
 
 # What cannot be read, and what was said wrongly.
@@ -326,7 +327,7 @@ def test_deletes_that_cannot_be_read_are_refused_by_name(
     lake: Lake, orders: Table, condition: str, options: dict[str, Any]
 ) -> None:
     commit_deletes(orders, delete_file(orders, [(live_files(orders)[0], 0)], **options))
-    feed = lake.feed()
+    feed = lake.feed().open()
     with pytest.raises(FeedUnavailable) as error:
         feed.tasks(3, 4, 10)
     assert error.value.condition == f"FEED_UNAVAILABLE.{condition}"
@@ -339,12 +340,12 @@ def test_a_table_of_format_1_is_refused_with_the_way_out_and_what_came_before_it
     table = lake.table(**{"format-version": "1"})
     table.append(rows((1, "a", 1)))
     with pytest.raises(FeedUnavailable, match="upgrade_table_version") as error:
-        lake.feed().describe()
+        lake.feed().open().describe()
     assert error.value.condition == "FEED_UNAVAILABLE.FORMAT_VERSION"
     with table.transaction() as transaction:
         transaction.upgrade_table_version(2)
     table.append(rows((2, "b", 2)))
-    feed = lake.feed()
+    feed = lake.feed().open()
     assert feed.oldest() == 0
     assert found(feed, 0, 1) == Counter([(2, "b", 2, "insert", 1)])
     with pytest.raises(DataLost, match="format 1"):
@@ -352,7 +353,7 @@ def test_a_table_of_format_1_is_refused_with_the_way_out_and_what_came_before_it
 
 
 def test_tables_and_catalogs_that_are_not_there_are_told_without_a_secret(tmp_path: Path, lake: Lake) -> None:
-    def condition(feed: IcebergFeed) -> str:
+    def condition(feed: OpenChangelog) -> str:
         with pytest.raises(FeedUnavailable) as error:
             feed.describe()
         for text in (str(error.value), repr(feed), repr(error.value.parameters)):
@@ -360,15 +361,15 @@ def test_tables_and_catalogs_that_are_not_there_are_told_without_a_secret(tmp_pa
         assert error.value.__cause__ is None
         return error.value.condition.removeprefix("FEED_UNAVAILABLE.")
 
-    assert condition(lake.feed("nothing")) == "TABLE_NOT_FOUND"
-    assert condition(IcebergFeed("nowhere.orders", properties=lake.properties)) == "TABLE_NOT_FOUND"
-    assert condition(IcebergFeed("shop.orders", "unheard_of")) == "CATALOG"
+    assert condition(lake.feed("nothing").open()) == "TABLE_NOT_FOUND"
+    assert condition(IcebergFeed("nowhere.orders", properties=lake.properties).open()) == "TABLE_NOT_FOUND"
+    assert condition(IcebergFeed("shop.orders", "unheard_of").open()) == "CATALOG"
     secret = {**lake.properties, "uri": "postgresql+psycopg://me:hunter22@127.0.0.1:1/none"}
-    assert condition(IcebergFeed("shop.orders", properties=secret)) == "CATALOG"
+    assert condition(IcebergFeed("shop.orders", properties=secret).open()) == "CATALOG"
     wrong = {**lake.properties, "uri": f"sqlite:///{tmp_path}/none/hunter22.db", "token": "hunter22"}
-    assert condition(IcebergFeed("shop.orders", properties=wrong)) == "CATALOG"
+    assert condition(IcebergFeed("shop.orders", properties=wrong).open()) == "CATALOG"
     empty = {**lake.properties, "uri": f"sqlite:///{tmp_path}/empty.db"}
-    assert condition(IcebergFeed("shop.orders", properties=empty)) == "CATALOG"
+    assert condition(IcebergFeed("shop.orders", properties=empty).open()) == "CATALOG"
 
 
 def test_a_feed_goes_through_its_url_and_a_pickle(lake: Lake) -> None:
@@ -387,7 +388,7 @@ def test_without_pyiceberg_the_extra_is_named() -> None:
         "import sys; sys.modules['pyiceberg'] = None\n"
         "from penstock.feeds.iceberg import IcebergFeed\n"
         "feed = IcebergFeed('a.b')\n"
-        "try: feed.describe()\n"
+        "try: feed.open()\n"
         "except ImportError as error: print(error)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

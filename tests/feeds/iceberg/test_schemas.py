@@ -1,4 +1,5 @@
-"""Iceberg tables whose columns, partitions or history change: their rows are carried exactly, or refused by name."""
+"""Iceberg tables whose columns, partitions or history change: their rows are carried exactly, or refused by
+name."""
 
 from __future__ import annotations
 
@@ -129,7 +130,7 @@ def test_the_changes_of_a_table_that_evolves_make_each_snapshot_of_the_last(
     table = lake.table()
     for number, step in enumerate(["append", *steps]):
         (_evolve if step in EVOLUTIONS else _change)(table, step, number)
-    feed = lake.feed(row_id=table.schema().find_column_name(1))
+    feed = lake.feed(row_id=table.schema().find_column_name(1)).open()
     held = _held(table)
     for version, state in replayed(changes(feed, 0, feed.newest(0)), Counter()):
         assert state == held[version], version
@@ -178,7 +179,7 @@ def widen_column(table: Table) -> None:
 def test_a_running_query_stops_before_a_version_with_other_columns(
     lake: Lake, table: Table, change: Callable[[Table], None], told: str, now: tuple[Any, ...]
 ) -> None:
-    feed = lake.feed(row_id="id")
+    feed = lake.feed(row_id="id").open()
     planned = feed.describe().planned_schema
     change(table)
     assert feed.newest(1) == 2
@@ -192,7 +193,7 @@ def test_a_running_query_stops_before_a_version_with_other_columns(
 
 
 def test_a_read_of_chosen_columns_minds_those_alone(lake: Lake, table: Table) -> None:
-    feed = lake.feed(row_id="id")
+    feed = lake.feed(row_id="id").open()
     planned = feed.describe().planned_schema
     chosen = planned.remove(planned.get_field_index("data"))
     add_column(table)
@@ -205,7 +206,7 @@ def test_names_comments_and_order_change_nothing_for_a_running_query(lake: Lake)
     schema = pa.schema([("id", pa.int64()), ("s", pa.struct([pa.field("a", pa.int32(), nullable=False)]))])
     table = lake.table(schema=schema)
     table.append(pa.Table.from_pylist([{"id": 1, "s": {"a": 1}}], schema=schema))
-    feed = lake.feed(row_id="id")
+    feed = lake.feed(row_id="id").open()
     planned = feed.describe().planned_schema
     with table.update_schema() as update:
         update.update_column("s", doc="a struct")
@@ -225,7 +226,7 @@ def test_a_column_of_a_name_that_was_taken_before_has_none_of_its_values(lake: L
     with table.update_schema() as update:
         update.add_column("data", StringType())
     append(table, id=3, text="c", n=3, data="new")
-    assert found(lake.feed(row_id="id"), 0, 2) == Counter(
+    assert found(lake.feed(row_id="id").open(), 0, 2) == Counter(
         [(1, "a", 1, None, "insert", 1), (2, "b", 2, None, "insert", 1), (3, "c", 3, "new", "insert", 2)]
     )
 
@@ -248,7 +249,7 @@ def test_nested_fields_follow_their_ids(lake: Lake) -> None:
         update.add_column(("s", "b"), IntegerType())
         update.add_column(("l", "element", "y"), StringType())
         update.update_column(("m", "value"), LongType())
-    (row,) = changes(lake.feed(), 0, 1).to_pylist()
+    (row,) = changes(lake.feed().open(), 0, 1).to_pylist()
     assert {name: row[name] for name in schema.names} == {
         "s": {"a": 1, "c": "x", "b": None},
         "l": [{"x": 1, "y": None}],
@@ -271,7 +272,7 @@ def test_partitions_that_evolve_with_columns_and_deletes(lake: Lake, table: Tabl
     table.delete("id = 5")
     append(table, id=6, text="f", n=2**40)
     delete_positions(table, [(file, 0) for file in live_files(table) if file.record_count == 1])
-    feed = lake.feed(row_id="id")
+    feed = lake.feed(row_id="id").open()
     held = states(table)
     for version, state in replayed(changes(feed, 0, feed.newest(0)), Counter()):
         assert state == held[version], version
@@ -281,7 +282,7 @@ def test_a_row_id_that_was_renamed_is_refused(lake: Lake, table: Table) -> None:
     with table.update_schema() as update:
         update.rename_column("id", "key")
     with pytest.raises(InvalidChangelogSchema, match="no column 'id'") as raised:
-        lake.feed(row_id="id").describe()
+        lake.feed(row_id="id").open().describe()
     assert raised.value.condition == "INVALID_CHANGELOG_SCHEMA.MISSING_COLUMN"
 
 
@@ -318,7 +319,7 @@ def test_a_stream_of_a_catalog_that_was_restored_is_refused_though_it_has_come_a
 
 
 def test_a_table_of_the_same_name_that_is_described_again_is_another_feed(lake: Lake, table: Table) -> None:
-    feed = lake.feed(row_id="id")
+    feed = lake.feed(row_id="id").open()
     identity = feed.describe().identity
     lake.catalog.drop_table("shop.orders")
     lake.table().append(rows((9, "z", 9), schema=SCHEMA))

@@ -11,7 +11,7 @@ import penstock as ps
 rows = pa.table({"id": [1, 2, 3], "name": ["ada", "bob", "cyd"]})
 deltalake.write_deltalake("table", rows, configuration={"delta.enableChangeDataFeed": "true"})
 deltalake.DeltaTable("table").delete("id = 2")
-feed = ps.DeltaFeed("table", "id")
+feed = ps.DeltaFeed("table", "id").open()
 told = feed.describe()
 assert told.schema.names[:2] == ["id", "name"]
 newest = feed.newest(feed.oldest())

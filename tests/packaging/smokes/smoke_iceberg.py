@@ -18,7 +18,7 @@ rows = pa.table({"id": [1, 2, 3], "name": ["ada", "bob", "cyd"]})
 table = catalog.create_table("shop.orders", rows.schema)
 table.append(rows)
 table.append(rows)
-feed = ps.IcebergFeed("shop.orders", "smoke", properties, row_id="id")
+feed = ps.IcebergFeed("shop.orders", "smoke", properties, row_id="id").open()
 needs("spark", feed.describe)
 needs("spark", lambda: ps.changes.read)
 if "spark" in THERE:

@@ -45,8 +45,8 @@ loaded = heavy & set(sys.modules)
 # pyarrow takes these along where they are there.
 assert loaded <= {"numpy", "pandas"}, loaded
 needs("postgres", lambda: ps.connect("postgresql://nobody@127.0.0.1:1/none"))
-needs("delta", lambda: ps.DeltaFeed("/nowhere", "id").describe())
-needs("iceberg", lambda: ps.IcebergFeed("a.b").describe())
+needs("delta", lambda: ps.DeltaFeed("/nowhere", "id").open().describe())
+needs("iceberg", lambda: ps.IcebergFeed("a.b").open().describe())
 needs("spark", lambda: ps.session)
 needs("spark", lambda: ps.stream)
 needs("spark", lambda: ps.changes.read)

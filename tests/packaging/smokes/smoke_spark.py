@@ -94,8 +94,8 @@ running.stop()
 assert store.queue("quick").info().rows == 100
 
 needs("postgres", lambda: ps.connect("postgresql://nobody@127.0.0.1:1/none"))
-needs("postgres", lambda: ps.PostgresFeed("postgresql://nobody@127.0.0.1:1/none", "p").describe())
-needs("delta", lambda: ps.DeltaFeed("/nowhere", "id").describe())
+needs("postgres", lambda: ps.PostgresFeed("postgresql://nobody@127.0.0.1:1/none", "p").open().describe())
+needs("delta", lambda: ps.DeltaFeed("/nowhere", "id").open().describe())
 needs("delta", lambda: ps.stream(spark, ps.DeltaFeed("/nowhere", "id")).frame())
 needs("iceberg", lambda: ps.changes.read(spark, "iceberg:a.b"))
 spark.stop()

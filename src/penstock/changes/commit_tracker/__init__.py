@@ -1,1 +1,1 @@
-"""What a query knows of the commits of its feed."""
+"""Tracking of the commits that a query has read, to find violations of a feed's contract."""

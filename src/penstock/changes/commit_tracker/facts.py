@@ -1,4 +1,4 @@
-"""What a task has seen of a feed's commits, as it tells its driver."""
+"""Messages between a task and its driver: the commits that the task has seen, and the driver's refusal."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ _KEY = b"penstock"
 
 @dataclass(frozen=True)
 class Scope:
-    """Where the commits were seen."""
+    """Where commits were seen."""
 
     feed: str
-    """The feed's name, the same over all runs of a query."""
+    """The feed's name, the same in all runs of a query."""
     execution: str
-    """Spark's number of the execution, for batch."""
+    """Spark's execution id, for batch queries."""
     query: str | None = None
     run: str | None = None
     batch: int = 0
     delay_ms: int | None = None
-    """How late a commit may come, in the watermark strategy."""
+    """How late a commit may be, in the watermark strategy."""
 
 
 @dataclass(frozen=True)
-class Facts:
-    """Distinct pairs of a commit's version and its timestamp in microseconds."""
+class SeenCommits:
+    """Commits seen in a scope: distinct pairs of a version and a timestamp in microseconds."""
 
     scope: Scope
     commits: pa.Table
@@ -43,32 +43,32 @@ class Facts:
         return bytes(sink.getvalue().to_pybytes())
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> Facts:
+    def from_bytes(cls, data: bytes) -> SeenCommits:
         commits = pa.ipc.open_stream(data).read_all()
         return cls(Scope(**json.loads(commits.schema.metadata[_KEY])), commits.replace_schema_metadata(None))
 
 
 def commits_in(version: pa.ChunkedArray, timestamp: pa.ChunkedArray) -> pa.Table:
-    """The distinct pairs of version and timestamp (microseconds) among some rows."""
+    """Return the distinct pairs of version and timestamp (microseconds) of some rows."""
     times = timestamp.cast(pa.int64())
     pairs = pa.table({"version": version, "timestamp": times})
     return pairs.group_by(["version", "timestamp"], use_threads=False).aggregate([])
 
 
 def refusal(error: PenstockError) -> bytes:
-    """An error as the driver's answer."""
-    told: dict[str, Any] = {
+    """Return an error as the driver's answer."""
+    answer: dict[str, Any] = {
         "kind": type(error).__name__,
         "message": error.message,
         "condition": error.condition,
         "parameters": error.parameters,
     }
-    return json.dumps(told, default=str).encode()
+    return json.dumps(answer, default=str).encode()
 
 
 def raise_refusal(answer: bytes) -> None:
-    """Raise the error in the driver's answer, if it is one."""
+    """Raise the error in the driver's answer; an empty answer has none."""
     if answer:
-        told = json.loads(answer)
-        kind = error_class(told["kind"]) or PenstockError
-        raise kind(told["message"], condition=told["condition"], **told["parameters"])
+        error = json.loads(answer)
+        kind = error_class(error["kind"]) or PenstockError
+        raise kind(error["message"], condition=error["condition"], **error["parameters"])

@@ -1,7 +1,7 @@
-"""A feed's commits on disk, in the checkpoint of the query that reads it.
+"""Journal of a feed's commits in the checkpoint of the query that reads it.
 
-``penstock/changes/<feed>/<micro-batch>.arrow`` holds the commits of a micro-batch and is there before the micro-batch is
-committed; ``<micro-batch>.all.arrow`` those of all up to it.
+``penstock/changes/<feed>/<micro-batch>.arrow`` holds the commits of a micro-batch and is written before the
+micro-batch is committed; ``<micro-batch>.all.arrow`` holds those of all micro-batches up to it.
 """
 
 from __future__ import annotations
@@ -22,33 +22,33 @@ _NAME = re.compile(r"(\d+)(\.all)?\.arrow")
 
 
 class Journal:
-    """The files of one feed."""
+    """The journal of one feed."""
 
     def __init__(self, checkpoint: Checkpoint, feed: str) -> None:
         self._files, root = checkpoint.files, checkpoint.root
         self._folder = f"{root}/penstock/changes/{feed}"
 
     def read(self) -> list[tuple[int, pa.Table]]:
-        """The commits by micro-batch, the oldest first; those that were put together under their last one."""
-        found = self._names()
-        together = max((batch for batch, is_all in found if is_all), default=-1)
+        """Read the commits by micro-batch, the oldest first; compacted ones under their last micro-batch."""
+        files = self._names()
+        compacted = max((batch for batch, is_all in files if is_all), default=-1)
         names = sorted(
-            (batch, is_all) for batch, is_all in found if batch > together or (is_all and batch == together)
+            (batch, is_all) for batch, is_all in files if batch > compacted or (is_all and batch == compacted)
         )
         return [(batch, self._load(self._name(batch, is_all=is_all))) for batch, is_all in names]
 
     def write(self, batch: int, commits: pa.Table) -> None:
-        """Keep the commits of a micro-batch, instead of those that were kept of it before."""
+        """Write the commits of a micro-batch, replacing earlier ones."""
         self._save(self._name(batch, is_all=False), commits)
 
     def compact(self, before: int) -> None:
-        """Put the files of earlier micro-batches together, once there are many."""
-        found = [(batch, commits) for batch, commits in self.read() if batch < before]
-        if len(found) < COMPACT_EVERY:
+        """Compact the files of earlier micro-batches once there are many."""
+        earlier = [(batch, commits) for batch, commits in self.read() if batch < before]
+        if len(earlier) < COMPACT_EVERY:
             return
-        last = found[-1][0]
-        together = pa.concat_tables(commits for _, commits in found)
-        self._save(self._name(last, is_all=True), together.slice(max(0, together.num_rows - KEEP)))
+        last = earlier[-1][0]
+        compacted = pa.concat_tables(commits for _, commits in earlier)
+        self._save(self._name(last, is_all=True), compacted.slice(max(0, compacted.num_rows - KEEP)))
         for batch, is_all in self._names():
             if batch < last or (batch == last and not is_all):
                 self._files.delete_file(f"{self._folder}/{self._name(batch, is_all=is_all)}")
@@ -63,19 +63,19 @@ class Journal:
 
     def _load(self, name: str) -> pa.Table:
         with self._files.open_input_stream(f"{self._folder}/{name}") as stream:
-            found = stream.read(MAX_UNPACKED + 1)
+            content = stream.read(MAX_UNPACKED + 1)
         try:
-            return kept_table(found)
+            return kept_table(content)
         except ValueError as error:
             raise CommitRefused(
-                f"the checkpoint's file {name} of the commits of a feed is not as Penstock writes it ({error}): bring it back from a copy, "
-                "or start with a new checkpoint",
+                f"the checkpoint's file {name} of a feed's commits is damaged ({error}): restore it from a "
+                "copy, or start with a new checkpoint",
                 file=name,
             ) from error
 
     def _save(self, name: str, commits: pa.Table) -> None:
         self._files.create_dir(self._folder, recursive=True)
-        # Under another name first: a file that is half written must not be taken for a whole one.
+        # Under another name first: a half-written file must not be mistaken for a complete one.
         draft = f"{self._folder}/.{name}.draft"
         with self._files.open_output_stream(draft) as stream:
             stream.write(_serialized(commits))

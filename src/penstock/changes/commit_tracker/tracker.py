@@ -1,4 +1,4 @@
-"""The driver remembers which commits a feed has had, so that tasks learn what other tasks and micro-batches have seen."""
+"""The commit tracker in the driver: checks reported commits against other tasks and micro-batches."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from penstock.changes.commit_tracker.facts import Facts, Scope, refusal
+from penstock.changes.commit_tracker.facts import Scope, SeenCommits, refusal
 from penstock.changes.commit_tracker.history import Commits, LateCommits, WholeCommits
 from penstock.changes.commit_tracker.journal import Journal
 from penstock.changes.passes.rows import EVENT_TIME
@@ -24,29 +24,28 @@ from penstock.store.forks import Guard
 log = logging.getLogger("penstock.changes")
 
 _EXECUTIONS = 64
-"""Batch queries that are remembered at a time."""
+"""How many batch queries are remembered."""
 _STREAMS = 1024
-"""Feeds of streaming queries that are; what is forgotten is still on disk."""
+"""How many feeds of streaming queries are remembered; the journal still has the others."""
 
 _guard = Guard()
-_running: dict[str, tuple[Witness, DriverEndpoint]] = {}
+_running: dict[str, DriverEndpoint] = {}
 
 
-def address_of_witness(spark: SparkSession) -> Address:
-    """Where the tasks of a session find their driver's witness; it is started at the first call."""
+def commit_tracker_address(spark: SparkSession) -> Address:
+    """Return the address of the driver's commit tracker for a session's tasks; the first call starts it."""
     application = spark.sparkContext.applicationId
     with _guard:
         if application not in _running:
-            for _, endpoint in _running.values():
+            for endpoint in _running.values():
                 endpoint.close()
             _running.clear()
-            witness = Witness(spark)
-            _running[application] = witness, DriverEndpoint(spark, witness.answer)
-        return _running[application][1].address
+            _running[application] = DriverEndpoint(spark, CommitTracker(spark).answer)
+        return _running[application].address
 
 
-class Witness:
-    """What tasks have told of the feeds of one session."""
+class CommitTracker:
+    """The commits that tasks have reported for the feeds of one session."""
 
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
@@ -55,14 +54,14 @@ class Witness:
         self._feeds: OrderedDict[tuple[str, str], FeedMemory] = OrderedDict()
 
     def answer(self, question: bytes) -> bytes:
-        """Nothing when the facts may be, or the error to raise."""
-        facts = Facts.from_bytes(question)
+        """Add reported commits; return nothing, or the error for the task to raise."""
+        seen = SeenCommits.from_bytes(question)
         try:
-            if facts.scope.query is None:
+            if seen.scope.query is None:
                 with self._guard:
-                    self._execution(facts.scope).note(facts.commits)
+                    self._execution(seen.scope).add_commits(seen.commits)
             else:
-                self._feed(facts.scope).note(facts)
+                self._feed(seen.scope).add(seen)
         except PenstockError as error:
             return refusal(error)
         return b""
@@ -82,7 +81,7 @@ class Witness:
             if key not in self._feeds or self._feeds[key].run != scope.run:
                 if scope.delay_ms is not None:
                     refuse_watermarks(_plan(self._spark, scope.query))
-                # A run may go back to an earlier micro-batch, so each begins with what is on disk.
+                # A run may repeat an earlier micro-batch, so each begins with the journal.
                 self._feeds[key] = FeedMemory(scope, journal_of(self._spark, scope.query, scope.feed))
             self._feeds.move_to_end(key)
             if len(self._feeds) > _STREAMS:
@@ -91,47 +90,47 @@ class Witness:
 
 
 class FeedMemory:
-    """What is known of one feed in one run of a streaming query."""
+    """The commits of one feed in one run of a streaming query."""
 
     def __init__(self, scope: Scope, journal: Journal | None) -> None:
         self.run = scope.run
         self._guard = threading.Lock()
         self._journal = journal
-        self._in_hand: dict[Any, int] = {}
+        self._in_flight: dict[Any, int] = {}
         self._commits = WholeCommits() if scope.delay_ms is None else LateCommits(scope.delay_ms)
         for batch, commits in journal.read() if journal else ():
             if batch <= scope.batch:
-                self._turn_to(batch)
+                self._begin_batch(batch)
                 self._remember(commits)
 
-    def note(self, facts: Facts) -> None:
-        """Take note of what a task of a micro-batch has seen; it is on disk when this returns."""
-        batch = facts.scope.batch
+    def add(self, seen: SeenCommits) -> None:
+        """Add the commits that a task has seen; they are in the journal when this returns."""
+        batch = seen.scope.batch
         with self._guard:
             if batch < self._commits.batch:
-                # A task that nobody waits for any more.
+                # A task of an earlier micro-batch, whose result is no longer needed.
                 return
             if batch > self._commits.batch:
-                self._turn_to(batch)
+                self._begin_batch(batch)
                 if self._journal is not None:
                     self._journal.compact(batch)
-            self._commits.note(facts.commits)
-            self._keep(facts.commits)
+            self._commits.add_commits(seen.commits)
+            self._keep(seen.commits)
 
-    def _turn_to(self, batch: int) -> None:
-        self._commits.turn_to(batch)
-        self._in_hand = {}
+    def _begin_batch(self, batch: int) -> None:
+        self._commits.begin_batch(batch)
+        self._in_flight = {}
 
     def _remember(self, commits: pa.Table) -> None:
         self._commits.times.update(_pairs(commits))
-        self._in_hand.update(_pairs(commits))
+        self._in_flight.update(_pairs(commits))
 
     def _keep(self, commits: pa.Table) -> None:
-        known = len(self._in_hand)
-        self._in_hand.update(_pairs(commits))
-        if self._journal is not None and len(self._in_hand) > known:
-            versions = pa.array(self._in_hand.keys(), commits.schema.field(0).type)
-            times = pa.array(self._in_hand.values(), pa.int64())
+        known = len(self._in_flight)
+        self._in_flight.update(_pairs(commits))
+        if self._journal is not None and len(self._in_flight) > known:
+            versions = pa.array(self._in_flight.keys(), commits.schema.field(0).type)
+            times = pa.array(self._in_flight.values(), pa.int64())
             self._journal.write(
                 self._commits.batch, pa.table([versions, times], names=["version", "timestamp"])
             )
@@ -142,33 +141,29 @@ def _pairs(commits: pa.Table) -> zip[tuple[Any, int]]:
 
 
 def refuse_watermarks(plan: Any) -> None:
-    """Refuse a plan with a watermark behind that of the commits, which would wait for rows while these wait for it.
+    """Refuse a plan with a second watermark after that of the commits: each would wait for the other.
 
-    All watermarks of a query are one, the least of them, and that of an operator begins with its first row (Spark 4.2, 4.3).
-
-    Raises
-    ------
-    InvalidChangeOption
-        SECOND_WATERMARK.
+    A query has one watermark, the least of all, and that of an operator begins with its first row (Spark 4.2,
+    4.3).
     """
-    behind = [] if plan is None else watermarks_above(plan, EVENT_TIME)
-    if behind:
+    second = [] if plan is None else watermarks_above(plan, EVENT_TIME)
+    if second:
         raise InvalidChangeOption(
-            f"withWatermark on {behind[-1]!r} stands behind the watermark strategy, and a query has one watermark: neither would "
-            "move. Use keep_watermark=True and windows of _commit_timestamp; or whole_commits=True, where the source keeps commits "
-            "together; or write the changes to a queue, and the rest as a query of its own",
+            f"withWatermark on {second[-1]!r} follows the watermark strategy, and a query has one watermark: "
+            "neither would advance. Use keep_watermark=True and windows of _commit_timestamp, or "
+            "whole_commits=True if the source keeps commits together; or split the query with a queue",
             condition="INVALID_CDC_OPTION.SECOND_WATERMARK",
-            column=behind[-1],
+            column=second[-1],
         )
 
 
 def _plan(spark: SparkSession, query_id: str) -> Any:
-    """The JVM's logical plan of a running query; None where it has gone already."""
+    """Return the JVM's logical plan of a running query; None if it has ended."""
     try:
         return running_plan(spark, query_id)
     except Exception as error:
         log.warning(
-            "the plan of query %s cannot be seen: %s",
+            "the plan of query %s cannot be inspected: %s",
             query_id,
             type(error).__name__,
             extra={"action": "plan_unseen", "query_id": query_id, "error": condition_of(error)},
@@ -177,13 +172,13 @@ def _plan(spark: SparkSession, query_id: str) -> Any:
 
 
 def journal_of(spark: SparkSession, query_id: str, feed: str) -> Journal | None:
-    """The journal in the checkpoint of a running query; None, with a warning, where Python does not reach it."""
+    """Return the journal in a query's checkpoint; None, with a warning, if Python cannot access it."""
     try:
         return Journal(Checkpoint(running_checkpoint(spark, query_id)), feed)
     except Exception as error:
         log.warning(
-            "the checkpoint of query %s cannot be reached from Python (%s): commits that turn up again are found out only "
-            "while this driver lives",
+            "the checkpoint of query %s cannot be accessed from Python (%s): repeated commits are detected "
+            "only while this driver runs",
             query_id,
             type(error).__name__,
             extra={

@@ -1,4 +1,4 @@
-"""Debezium's change events as change rows."""
+"""Conversion of Debezium change events to change rows."""
 
 from penstock.changes.debezium.dead_letters import DEAD_LETTERS as DEAD_LETTERS
 from penstock.changes.debezium.feed import DebeziumFeed as DebeziumFeed

@@ -1,4 +1,4 @@
-"""A queue for events that are refused."""
+"""The queue of dead letters: events that are refused."""
 
 from __future__ import annotations
 
@@ -34,30 +34,22 @@ class QueueAddress(Protocol):
 
 @dataclass(frozen=True)
 class Letters:
-    """Where refused events go."""
+    """The queue that refused events are written to."""
 
     url: str = field(repr=False)
     queue: QueueRecord
     feed: str
-    """Which of a query's feeds they are of."""
+    """The feed of the query that the events belong to."""
     application: str
-    """The session's id: what a batch query is known by."""
+    """The application id, which identifies batch queries."""
 
     @classmethod
     def to(cls, spark: SparkSession, address: QueueAddress, feed: str) -> Letters:
-        """Find the queue.
-
-        Raises
-        ------
-        QueueNotFound
-            When it is not there.
-        SchemaMismatch
-            When it has another schema.
-        """
+        """Look up the queue."""
         url = address.url or default_url(spark)
         if url is None:
             raise InvalidOption(
-                f"the queue of dead letters {address.queue!r} needs its store: give it a url, or set {URL_SETTING}",
+                f"the dead letter queue {address.queue!r} needs its store: give it a url, or set {URL_SETTING}",
                 option="url",
             )
         context = getattr(spark, "_sc", None)
@@ -65,17 +57,17 @@ class Letters:
         record = open_store(url, verify=True).queue(address.queue).record
         if not record.first_columns(record.first_width).equals(DEAD_LETTERS):
             raise SchemaMismatch(
-                f"queue {address.queue!r} is not one of dead letters: create it with the schema "
+                f"queue {address.queue!r} has another schema than dead letters: create it with the schema "
                 "penstock.changes.DEAD_LETTERS",
                 queue=address.queue,
             )
         return cls(url, record, feed, "" if context is None else str(context.applicationId))
 
     def send(self, batches: Iterable[pa.RecordBatch]) -> None:
-        """Append what the running task has refused, once however often the task is repeated."""
+        """Append the events that the running task has refused, exactly once if the task is repeated."""
         key, origin = self._key()
         writer = TaskWriter(SinkOptions(self.url, self.queue.name), self.queue)
-        # Only micro-batches with dead letters have an entry, so the one before may lack its own.
+        # Only micro-batches with dead letters have an entry, so the previous one may have none.
         writer.append_once(LedgerKey(*key, writer.task), origin, iter(batches), new_sink=True)
         database = open_store(self.url).database
         database.run(lambda tx: ledger.prune(tx, LedgerKey(*key)), idempotent=True)

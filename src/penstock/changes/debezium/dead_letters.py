@@ -1,4 +1,4 @@
-"""What a queue of dead letters is: known without Spark."""
+"""The schema of a dead letter queue, without Spark."""
 
 from __future__ import annotations
 
@@ -16,4 +16,4 @@ DEAD_LETTERS = pa.schema(
         pa.field(VALUE, pa.string()),
     ]
 )
-"""The schema of a queue of dead letters: why, where it came from, and the event itself."""
+"""The schema of a dead letter queue: the reason, where the event came from, and the event itself."""

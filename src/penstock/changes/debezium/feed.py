@@ -1,4 +1,4 @@
-"""A stream of Debezium's change events, unwrapped into change rows."""
+"""``DebeziumFeed``: conversion of Debezium's change events to change rows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penstock.changes.debezium.dead_letter_sink import Letters, QueueAddress
 from penstock.changes.debezium.dead_letters import COORDINATES, REASON
 from penstock.changes.debezium.envelope import CONNECTORS, Envelope, Place
 from penstock.changes.debezium.images import ExpectedColumns, Reading, can_be_read, is_text
-from penstock.changes.debezium.tasks import OWN, SEQUENCE, Sorting
+from penstock.changes.debezium.tasks import OWN, SEQUENCE, EventConverter
 from penstock.changes.post_processing import process
 from penstock.errors import InvalidChangelogSchema, InvalidChangeOption
 from penstock.feeds.contract import CHANGE_TYPE, ChangeContract
@@ -31,35 +31,36 @@ _UNITS = ("micros", "millis", "nanos")
 class DebeziumFeed:
     """Change events as Debezium writes them to a topic, in JSON with or without the schema around each.
 
-    ``unwrap`` turns any DataFrame with such events in a column, streaming or not, into change rows: an update becomes a
-    pre-image (where the event has one) and a post-image, a delete a delete, a create and a snapshot read an insert. Tombstones,
-    and what Debezium writes beside the changes of rows (heartbeats, where transactions begin and end, messages), are passed over, and
-    counted. What cannot be read is refused: it fails the query, or goes to a queue of dead letters, with
-    the reason and where it came from. So do the truncation of a table, which no row can tell, and an event whose value was not
-    sent.
+    ``unwrap`` converts any DataFrame with such events in a column, streaming or not, to change rows: an
+    update becomes a pre-image (if the event has one) and a post-image, a delete a delete, a create and a
+    snapshot read an insert. Tombstones and other events that are not changes (heartbeats, begin and end of
+    transactions, messages) are skipped and counted. Other events are refused: they fail the query, or go to a
+    dead letter queue, with the reason and where they came from. These include the truncation of a table, and
+    an event with an unchanged TOAST value.
 
-    The version of a change, by connector, is the position of the event in the source's log, so that the changes of one row
-    ascend, and no two have the same one but for the rows before and after an update; a transaction has as many versions as events, and
-    its rows may lie between those of others. ``_sequence`` orders the changes that share a version. A micro-batch may end inside a
-    transaction, so the contract says ``whole_commits=False``.
+    The version of a change is the position of the event in the source's log, which depends on the connector:
+    the changes of one row ascend, and only the two rows of an update share a version. A transaction has as
+    many versions as events, and its rows may lie between those of others. ``_sequence`` orders the changes of
+    a version. A micro-batch may end inside a transaction, so the contract has ``whole_commits=False``.
 
-    ============================ ============================== =====================================================
-    connector                    version                        sequence, where the event has no
-                                                                ``transaction.total_order``
-    ============================ ============================== =====================================================
-    ``postgresql``               bigint, ``source.lsn``         ``source.lsn``
-    ``mysql``, ``mariadb``       string, file, position and row ``source.pos`` and ``source.row``
-    ``oracle``                   string, ``source.scn`` and     ``source.ssn``
-                                 ``source.ssn``
-    ``sqlserver``                string, commit, change and     ``source.event_serial_no``
-                                 serial number
-    ============================ ============================== =====================================================
+    ======================= ============================== ==================================================
+    connector               version                        sequence, if the event has no
+                                                           ``transaction.total_order``
+    ======================= ============================== ==================================================
+    ``postgresql``          bigint, ``source.lsn``         ``source.lsn``
+    ``mysql``, ``mariadb``  string, file, position and row ``source.pos`` and ``source.row``
+    ``oracle``              string, ``source.scn`` and     ``source.ssn``
+                            ``source.ssn``
+    ``sqlserver``           string, commit, change and     ``source.event_serial_no``
+                            serial number
+    ======================= ============================== ==================================================
 
-    A column is read by its target type: bigint and the like, float, double and boolean from numbers and text; date from days
-    since 1970 or ISO text; timestamp from a count since 1970 or ISO text with a zone; timestamp_ntz likewise without one; binary
-    from base64 or hex text; string as it is; arrays, maps and structs as ``from_json`` reads them. A value that does not fit
-    is refused, never rounded. A row is to have the columns of the schema: an event that has another one, or lacks one, is refused,
-    as the table was changed, unless ``ignored`` or ``optional`` names the column. Fields inside structs are not looked at so.
+    A column is parsed by its target type: integers, float, double and boolean from numbers and text; date
+    from days since 1970 or ISO text; timestamp from a count since 1970 or ISO text with a zone; timestamp_ntz
+    likewise without one; binary from base64 or hex text; string as it is; arrays, maps and structs as by
+    ``from_json``. A value that does not fit is refused, never rounded. A row needs the columns of the schema:
+    an event with an additional or a missing column is refused, unless ``ignored`` or ``optional`` names it.
+    Fields inside structs are not checked.
 
     Parameters
     ----------
@@ -72,37 +73,40 @@ class DebeziumFeed:
     connector
         ``postgresql``, ``mysql``, ``mariadb``, ``oracle`` or ``sqlserver``.
     version
-        Another field as the version, such as ``source.ts_ms`` or ``transaction.id``; it has to ascend with the commits. A table that
-        applies changes then needs a ``sequence_by`` that orders all changes of a row.
+        Another field as the version, such as ``source.ts_ms`` or ``transaction.id``; it has to ascend with
+        the commits. A table that applies changes then needs a ``sequence_by`` that orders all changes of a
+        row.
     version_type
-        ``bigint`` or ``string`` (which is compared as text), for ``version``.
+        ``bigint`` or ``string`` (compared as text), for ``version``.
     timestamps
-        The unit of counts for timestamps: ``micros`` (time.precision.mode=adaptive for columns of 4 to 6 digits), ``millis``
-        (3 digits and less, or time.precision.mode=connect) or ``nanos``, for all columns or for each by name.
+        The unit of counts for timestamps: ``micros`` (time.precision.mode=adaptive for columns of 4 to 6
+        digits), ``millis`` (3 digits and less, or time.precision.mode=connect) or ``nanos``, for all columns
+        or for each by name.
     decimals
         ``string`` for decimal.handling.mode=string or double, ``precise`` for base64 of the unscaled value.
     binaries
         ``base64`` or ``hex``, as binary.handling.mode.
     unavailable
-        What PostgreSQL's connector sends for a large value that did not change and was not logged. Such an event is refused;
-        ALTER TABLE … REPLICA IDENTITY FULL has the values sent. None takes the text for a value.
+        The placeholder of PostgreSQL's connector for an unchanged TOAST value. Such an event is refused;
+        ALTER TABLE … REPLICA IDENTITY FULL sends the values. With None the text is an ordinary value.
     dead_letters
-        A queue for what is refused, of the schema ``DEAD_LETTERS``: anything with ``queue`` and ``url``, such as
-        ``ps.QueueSink("dead", url=…)``. A repeated micro-batch of a stream leaves each letter once, as long as its tasks are the
-        same; a batch DataFrame leaves them each time it is evaluated. Without a queue, what is refused fails the query.
+        A queue for refused events, with the schema ``DEAD_LETTERS``: anything with ``queue`` and ``url``,
+        such as ``ps.QueueSink("dead", url=…)``. A repeated micro-batch of a stream writes each event once, as
+        long as its tasks are the same; a batch DataFrame writes them each time it is evaluated. Without a
+        queue, a refused event fails the query.
     optional
-        Columns that an event may lack: those that the table got while there were events, and those that it has no more. They are NULL
-        then. ``"*"`` for all.
+        Columns that an event may lack, and that are NULL then: added or dropped while there were events.
+        ``"*"`` for all.
     ignored
-        Columns of the table that are left out, beside those of the schema; ``"*"`` for all others.
+        Columns of the table that are not in the schema, and are left out; ``"*"`` for all others.
     name
-        The name of the counts ``events``, ``tombstones`` and ``others`` in a query's progress (``observedMetrics``); feeds in
-        one query need different names.
+        The name of the counts ``events``, ``tombstones`` and ``others`` in a query's progress
+        (``observedMetrics``); feeds in one query need different names.
 
     Raises
     ------
     InvalidChangelogSchema, InvalidChangeOption
-        At once, for what cannot be right.
+        Immediately, for invalid parameters.
     """
 
     schema: StructType | str
@@ -138,26 +142,29 @@ class DebeziumFeed:
 
     @property
     def contract(self) -> ChangeContract:
-        """What the change rows keep to."""
+        """The contract of the change rows."""
         return ChangeContract(
             row_id=self.row_id, intermediate_changes=True, whole_commits=False, sequence=SEQUENCE
         )
 
     def unwrap(self, df: DataFrame) -> DataFrame:
-        """Change rows: the schema's columns, ``_change_type``, ``_commit_version``, ``_commit_timestamp`` and ``_sequence``.
+        """Convert events to change rows.
+
+        They have the schema's columns, ``_change_type``, ``_commit_version``, ``_commit_timestamp`` and
+        ``_sequence``.
 
         Parameters
         ----------
         df
-            Events in the column ``value``; Kafka's columns ``topic``, ``partition`` and ``offset`` are told with what is
-            refused, where there are any.
+            Events in the column ``value``; the columns ``topic``, ``partition`` and ``offset`` of Kafka, if
+            there are any, are reported with refused events.
 
         Raises
         ------
         InvalidChangelogSchema
-            When a column is not there, or named as one that is added here.
+            When a column does not exist, or has the name of a metadata column.
         QueueNotFound, SchemaMismatch
-            When the queue of dead letters is not there, or has another schema.
+            When the dead letter queue does not exist, or has another schema.
         """
         require("df", df, DataFrame, "a DataFrame with the events")
         columns = self._columns()
@@ -175,7 +182,7 @@ class DebeziumFeed:
         return (
             events.where("NOT tombstone AND NOT other")
             .drop("tombstone", "other")
-            .mapInArrow(Sorting(reading, letters), self._result(columns, envelope))
+            .mapInArrow(EventConverter(reading, letters), self._result(columns, envelope))
         )
 
     def read(
@@ -187,12 +194,12 @@ class DebeziumFeed:
         net_window: str | None = None,
         watermark_delay: str = "1 minute",
     ) -> DataFrame:
-        """``unwrap``, and the passes that are asked for; see :func:`penstock.changes.post_process`.
+        """``unwrap`` events and run the requested passes; see :func:`penstock.changes.post_process`.
 
         Parameters
         ----------
         watermark_delay
-            For net changes on a stream: a transaction that is split over micro-batches comes with one time.
+            For net changes on a stream: all parts of a split transaction have the same time.
         """
         return process(
             self.unwrap(df),
@@ -204,16 +211,16 @@ class DebeziumFeed:
         )
 
     def _events(self, df: DataFrame, envelope: Envelope, reading: Reading) -> DataFrame:
-        """The events, opened, with the reason for those that cannot be."""
+        """Parse the events, with the reason for those that are refused."""
         if self.value not in df.columns:
             raise _invalid(
                 "MISSING_COLUMN",
-                f"there is no column {in_quotes(self.value)} with events.{did_you_mean(self.value, df.columns)} Name it as "
-                "value",
+                f"there is no column {in_quotes(self.value)} with "
+                f"events.{did_you_mean(self.value, df.columns)} Pass its name as value",
                 self.value,
             )
         raw = F.col(quote_column(self.value)).cast("string").alias("raw")
-        # One step each: what is parsed is used many times.
+        # One select each: parsed columns are used many times.
         parsed = df.select(*_coordinates(df), raw).select(
             "*", envelope.parsed(F.col("raw"), _wire(reading.schema)).alias("parsed")
         )
@@ -249,29 +256,31 @@ class DebeziumFeed:
         if taken is not None:
             raise _invalid(
                 "RESERVED_COLUMN",
-                f"the column {in_quotes(taken)} has a name that is added to change rows: rename it",
+                f"the column {in_quotes(taken)} has the name of a metadata column: rename it",
                 taken,
             )
         for field in canonical_schema(columns):
             if not can_be_read(field.type):
                 raise _invalid(
                     "INVALID_COLUMN_TYPE",
-                    f"the column {in_quotes(field.name)} is {columns[field.name].dataType.simpleString()}, which is not "
-                    "read from events: have it as bigint or string, and convert it",
+                    f"the column {in_quotes(field.name)} is {columns[field.name].dataType.simpleString()}, "
+                    "which is not supported: read it as bigint or string, and convert it",
                     field.name,
                 )
         unknown = next((name for name in self.optional if name not in ("*", *columns.names)), None)
         if unknown is not None:
             raise _invalid(
                 "MISSING_COLUMN",
-                f"optional names {in_quotes(unknown)}, and the schema has no such column.{did_you_mean(unknown, columns.names)}",
+                f"optional names {in_quotes(unknown)}, which is not in the "
+                f"schema.{did_you_mean(unknown, columns.names)}",
                 unknown,
             )
         for name in self.row_id:
             if name not in columns.names:
                 raise _invalid(
                     "MISSING_COLUMN",
-                    f"row_id names {in_quotes(name)}, and the schema has no such column.{did_you_mean(name, columns.names)}",
+                    f"row_id names {in_quotes(name)}, which is not in the "
+                    f"schema.{did_you_mean(name, columns.names)}",
                     name,
                 )
         return columns
@@ -282,8 +291,8 @@ class DebeziumFeed:
         if unknown is not None:
             raise _invalid(
                 "MISSING_COLUMN",
-                f"timestamps names {in_quotes(unknown)}, and the schema has no such "
-                f"column.{did_you_mean(unknown, columns.names)}",
+                f"timestamps names {in_quotes(unknown)}, which is not in the "
+                f"schema.{did_you_mean(unknown, columns.names)}",
                 unknown,
             )
         return Reading(
@@ -299,7 +308,7 @@ class DebeziumFeed:
 
     def _result(self, columns: StructType, envelope: Envelope) -> StructType:
         ids = set(self.row_id)
-        data = [StructField(each.name, each.dataType, each.name not in ids) for each in columns]
+        data = [StructField(field.name, field.dataType, field.name not in ids) for field in columns]
         own: list[DataType] = [StringType(), envelope.version_type, TimestampType(), LongType()]
         added = [StructField(name, kind, False) for name, kind in zip(OWN, own, strict=True)]
         return with_feed_metadata(
@@ -312,33 +321,32 @@ class DebeziumFeed:
 
 
 def _wire(schema: pa.Schema) -> StructType:
-    """What an image is parsed into: text wherever a value can be looked at by itself."""
-    given = to_struct(schema)
+    """Return the type that an image is parsed into: text for every column that is not nested."""
     return StructType(
         [
-            StructField(each.name, StringType() if is_text(field.type) else each.dataType)
-            for each, field in zip(given, schema, strict=True)
+            StructField(column.name, StringType() if is_text(field.type) else column.dataType)
+            for column, field in zip(to_struct(schema), schema, strict=True)
         ]
     )
 
 
 def _coordinates(df: DataFrame) -> list[Column]:
     kinds = {"topic": "string", "partition": "int", "offset": "bigint"}
-    there = set(df.columns)
     return [
-        (F.col(name) if name in there else F.lit(None)).cast(kind).alias(name) for name, kind in kinds.items()
+        (F.col(name) if name in df.columns else F.lit(None)).cast(kind).alias(name)
+        for name, kind in kinds.items()
     ]
 
 
 def _struct(schema: StructType | str) -> StructType:
-    found: object = StructType.fromDDL(schema) if isinstance(schema, str) else schema
-    if not isinstance(found, StructType) or not found.names:
+    struct: object = StructType.fromDDL(schema) if isinstance(schema, str) else schema
+    if not isinstance(struct, StructType) or not struct.names:
         raise _invalid(
             "MISSING_COLUMN",
-            f"the schema is a StructType or DDL with columns, not {in_quotes(schema)}",
+            f"the schema is {in_quotes(schema)}: give a StructType or DDL with columns",
             "schema",
         )
-    return found
+    return struct
 
 
 def _one_of(option: str, value: str, known: Sequence[str]) -> None:

@@ -1,149 +1,23 @@
-"""Bytes and decimals out of the text that JSON has for them, a whole column at a time."""
+"""Parsing of the images of a row, a whole column at a time, with the reasons for refused values."""
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-Bytes = npt.NDArray[np.uint8]
+from penstock.changes.debezium.encodings import binary_reader, encoded, unscaled
 
-_WORD = 16
-"""Bytes of a decimal."""
-_SIGN = 0x80
-_LOWEST = np.array([_SIGN, *[0] * (_WORD - 1)], np.uint8)
-_BAD = 0xFF
-_PAD = ord("=")
-
-
-def _table(alphabet: bytes) -> Bytes:
-    found = np.full(256, _BAD, np.uint8)
-    found[np.frombuffer(alphabet, np.uint8)] = np.arange(len(alphabet), dtype=np.uint8)
-    return found
-
-
-_BASE64 = _table(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/")
-_HEX = _table(b"0123456789abcdef")
-
-
-def from_base64(given: pa.Array) -> pa.Array:
-    """The bytes of padded base64.
-
-    Raises
-    ------
-    pa.ArrowInvalid
-        When a value is none.
-    """
-    text, sizes = _joined(given)
-    if (sizes % 4).any():
-        raise pa.ArrowInvalid("base64 comes in groups of four")
-    pads = text == _PAD
-    groups = np.where(pads, 0, _BASE64[text]).reshape(-1, 4).astype(np.uint32)
-    padded = pads.reshape(-1, 4)
-    last = np.zeros(len(groups), np.bool_)
-    last[(np.cumsum(sizes) // 4 - 1)[sizes > 0]] = True
-    at_end = ~padded[:, :2].any(axis=1) & (padded[:, 3] | ~padded[:, 2])
-    if (groups == _BAD).any() or (padded.any(axis=1) & ~(last & at_end)).any():
-        raise pa.ArrowInvalid("no base64")
-    whole = groups @ np.array([1 << 18, 1 << 12, 1 << 6, 1], np.uint32)
-    triples = np.stack([whole >> 16, whole >> 8, whole], axis=1).astype(np.uint8)
-    count = 3 - padded.sum(axis=1)
-    data = triples[np.arange(3) < count[:, None]]
-    return _binary(given, data, sizes // 4 * 3 - _sums(pads, sizes))
-
-
-def from_hex(given: pa.Array) -> pa.Array:
-    """The bytes of hex digits.
-
-    Raises
-    ------
-    pa.ArrowInvalid
-        When a value is none.
-    """
-    text, sizes = _joined(pc.ascii_lower(given))
-    digits = _HEX[text]
-    if (sizes % 2).any() or (digits == _BAD).any():
-        raise pa.ArrowInvalid("no hex")
-    return _binary(given, (digits[::2] << 4) | digits[1::2], sizes // 2)
-
-
-def binary_reader(encoding: str) -> Callable[[pa.Array], pa.Array]:
-    """How bytes of an encoding are read."""
-    return from_hex if encoding == "hex" else from_base64
-
-
-def encoded(data: bytes, encoding: str) -> str:
-    """Bytes in an encoding."""
-    return data.hex() if encoding == "hex" else base64.b64encode(data).decode()
-
-
-def unscaled(given: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Decimals from base64 of their unscaled values, two's complement, the most significant byte first.
-
-    Raises
-    ------
-    pa.ArrowInvalid
-        When a value does not fit the type.
-    """
-    data, sizes = _joined(from_base64(given))
-    valid = given.is_valid().to_numpy(zero_copy_only=False)
-    if (sizes > _WORD).any() or (sizes[valid] == 0).any():
-        raise pa.ArrowInvalid(f"a decimal of more than {_WORD} bytes, or of none")
-    words = np.zeros((len(given), _WORD), np.uint8)
-    if len(data):
-        firsts = np.cumsum(sizes) - sizes
-        words[valid & (data[np.minimum(firsts, len(data) - 1)] >= _SIGN)] = 0xFF
-        row = np.repeat(np.arange(len(given)), sizes)
-        words[row, np.arange(len(data)) - firsts[row] + _WORD - sizes[row]] = data
-    if (words == _LOWEST).all(axis=1).any():
-        # Its absolute value is no number of 16 bytes, which Arrow's own check does not notice.
-        raise pa.ArrowInvalid("a decimal of more than 38 digits")
-    widest = pa.decimal128(38, kind.scale)
-    buffers = [pa.array(valid).buffers()[1], pa.py_buffer(np.ascontiguousarray(words[:, ::-1]))]
-    found = pa.Array.from_buffers(widest, len(given), buffers)
-    found.validate(full=True)
-    return found.cast(kind)
-
-
-def _joined(given: pa.Array) -> tuple[Bytes, Any]:
-    """All bytes of a column one after the other, and how many each value has; a null has none."""
-    filled = pc.fill_null(given.cast(pa.large_binary()), b"")
-    offsets = np.frombuffer(filled.buffers()[1], np.int64)[filled.offset : filled.offset + len(filled) + 1]
-    data = filled.buffers()[2]
-    whole = np.frombuffer(data, np.uint8) if data is not None else np.empty(0, np.uint8)
-    return whole[offsets[0] : offsets[-1]], np.diff(offsets)
-
-
-def _binary(given: pa.Array, data: Any, sizes: Any) -> pa.Array:
-    offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
-    valid = pa.array(given.is_valid().to_numpy(zero_copy_only=False)).buffers()[1]
-    buffers = [valid, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(data))]
-    return pa.Array.from_buffers(pa.binary(), len(given), buffers)
-
-
-def _sums(flags: Any, sizes: Any) -> Any:
-    """How many flags are set among those of each value."""
-    upto = np.concatenate([[0], np.cumsum(flags)])
-    ends = np.cumsum(sizes)
-    return upto[ends] - upto[ends - sizes]
-
-
-# ---- images: The images of a row: each column from the text that Debezium's JSON has for it to its own type, or why it cannot be.
-
-Read = Callable[[pa.Array], pa.Array]
+Parser = Callable[[pa.Array], pa.Array]
 
 _COUNT = r"^-?[0-9]+$"
 _BELOW_MICROS = r"(\.[0-9]{6})[0-9]+"
 _FIRST_DAY, _LAST_DAY = -719_162, 2_932_896
-"""The years 1 to 9999, which is what Spark prints and Python reads."""
+"""The years 1 to 9999, the range of Spark and Python."""
 _DAY_MICROS = 86_400_000_000
 _PER_MICRO = {"micros": 1, "millis": 1000}
 _SHOWN = 50
@@ -152,61 +26,60 @@ _BETWEEN = "\0"
 
 @dataclass(frozen=True)
 class ExpectedColumns:
-    """Which columns a row after a change is to have, so that a table that has others is not read as if nothing had happened."""
+    """The expected columns of a row after a change, so that a schema change of the table is noticed."""
 
     schema: tuple[str, ...]
     optional: tuple[str, ...] = ()
-    """Those that it may lack; ``*`` for all."""
+    """Columns that it may lack; ``*`` for all."""
     ignored: tuple[str, ...] = ()
-    """Others that it may have; ``*`` for all."""
+    """Further columns that it may have; ``*`` for all."""
 
     @property
     def matter(self) -> bool:
-        """Whether anything is expected."""
+        """Whether any columns are checked."""
         return "*" not in self.optional or "*" not in self.ignored
 
     def reasons(self, names: pa.ListArray, used: pa.Array, reasons: pa.Array) -> pa.Array:
-        """The reasons with those of events whose row has other columns.
+        """Add the reasons of events whose row has other columns.
 
         Parameters
         ----------
         names
             The columns that each row has.
         used
-            Which of the rows count.
+            The mask of the rows to check.
         """
         if not self.matter:
             return reasons
-        # All rows of a table have the same ones, but for the time when it was changed.
+        # Rows of a table mostly have the same columns.
         kinds = pc.binary_join(names, _BETWEEN).dictionary_encode()
-        told = pa.array([self._amiss(text) for text in kinds.dictionary.to_pylist()], pa.string())
-        return _noted(
-            reasons,
-            pc.and_(used, told.is_valid().take(kinds.indices)).fill_null(False),
-            "",
-            told.take(kinds.indices),
-        )
+        mismatches = pa.array([self._mismatch(text) for text in kinds.dictionary.to_pylist()], pa.string())
+        refused = pc.and_(used, mismatches.is_valid().take(kinds.indices)).fill_null(False)
+        return _with_reason(reasons, refused, "", mismatches.take(kinds.indices))
 
-    def _amiss(self, names: str) -> str | None:
-        there = names.split(_BETWEEN)
-        absent = [name for name in self.schema if name not in there and name not in self.optional]
+    def _mismatch(self, names: str) -> str | None:
+        columns = names.split(_BETWEEN)
+        absent = [name for name in self.schema if name not in columns and name not in self.optional]
         if absent and "*" not in self.optional:
             return (
-                f"after has no column {', '.join(absent)}: the table has lost or renamed it, or the event is older than it. Take it out of the "
-                "schema, or name it in optional, where it is to be NULL"
+                f"after has no column {', '.join(absent)}, which was dropped or renamed, or added later: "
+                "remove it from the schema, or name it in optional to read it as NULL"
             )
-        more = [name for name in there if name not in self.schema and name not in self.ignored]
+        more = [name for name in columns if name not in self.schema and name not in self.ignored]
         if more and "*" not in self.ignored:
-            return f"after has a column {', '.join(more)} that the schema lacks: add it to the schema, or name it in ignored"
+            return (
+                f"after has a column {', '.join(more)} that the schema lacks: add it to the schema, or name "
+                "it in ignored"
+            )
         return None
 
 
 @dataclass(frozen=True)
 class Reading:
-    """How the columns of an image are read."""
+    """Settings for parsing the columns of an image."""
 
     schema: pa.Schema
-    """Their names and types, and which of them may be null, in the form that Spark uses."""
+    """The names, types and nullability of the columns."""
     row_id: tuple[str, ...]
     unit: str
     units: Mapping[str, str]
@@ -218,68 +91,68 @@ class Reading:
     def image(
         self, name: str, image: pa.StructArray, used: pa.Array, reasons: pa.Array
     ) -> tuple[list[pa.Array], pa.Array]:
-        """The columns of some images, and the reasons why events cannot be taken with those that were found here.
+        """Parse the columns of images; return them and the reasons why events are refused, with added ones.
 
         Parameters
         ----------
         name
-            ``before`` or ``after``; a table may log no more than its key of the row before.
+            ``before`` or ``after``; a table may log only the key of a pre-image.
         image
-            The columns: text for those of which :func:`is_text` says so.
+            The columns: text for those with :func:`is_text`.
         used
-            Which of the images count.
+            The mask of the images to parse.
         """
         read: list[pa.Array] = []
-        for field, given in zip(self.schema, image.flatten(), strict=True):
-            given = pc.if_else(used, given, pa.scalar(None, given.type))
-            values = readable(given, self._read(field), field.type) if is_text(field.type) else given
+        for field, column in zip(self.schema, image.flatten(), strict=True):
+            text = pc.if_else(used, column, pa.scalar(None, column.type))
+            values = parsed(text, self._parser(field), field.type) if is_text(field.type) else text
             read.append(values)
             where = f"{name}.{field.name}"
-            unread = pc.and_(given.is_valid(), values.is_null())
+            unread = pc.and_(text.is_valid(), values.is_null())
             shown = (
-                pc.utf8_slice_codeunits(given.cast(pa.string()), 0, _SHOWN)
-                if pc.any(unread).as_py()
-                else None
+                pc.utf8_slice_codeunits(text.cast(pa.string()), 0, _SHOWN) if pc.any(unread).as_py() else None
             )
-            reasons = _noted(reasons, unread, f"{where} cannot be read as {_named(field.type)}: ", shown)
+            reasons = _with_reason(
+                reasons, unread, f"{where} cannot be read as {_named(field.type)}: ", shown
+            )
             if field.name in self.row_id or (name == "after" and not field.nullable):
-                missing = pc.and_(used, given.is_null())
-                reasons = _noted(reasons, missing, f"{where} is missing or null")
-            reasons = _noted(
+                missing = pc.and_(used, text.is_null())
+                reasons = _with_reason(reasons, missing, f"{where} is missing or null")
+            reasons = _with_reason(
                 reasons,
-                self._unsent(given, field.type),
-                f"the value of {where} was not sent, as it did not change: ALTER TABLE … REPLICA IDENTITY FULL has the source "
-                "send it",
+                self._unavailable(text, field.type),
+                f"{where} is an unchanged TOAST value, which was not sent: ALTER TABLE … REPLICA IDENTITY "
+                "FULL sends it",
             )
         return read, reasons
 
-    def _read(self, field: pa.Field) -> Read:
+    def _parser(self, field: pa.Field) -> Parser:
         kind = field.type
         if pat.is_decimal(kind) and self.precise:
             return partial(unscaled, kind=kind)
         if pat.is_date(kind):
             return _dates
         if pat.is_timestamp(kind):
-            return partial(_moments, kind=kind, unit=self.units.get(field.name, self.unit))
+            return partial(_timestamps, kind=kind, unit=self.units.get(field.name, self.unit))
         if pat.is_binary(kind):
             return binary_reader(self.binaries)
         return partial(_plain, kind=kind)
 
-    def _unsent(self, given: pa.Array, kind: pa.DataType) -> pa.Array | None:
+    def _unavailable(self, column: pa.Array, kind: pa.DataType) -> pa.Array | None:
         if self.unavailable is None or not (pat.is_string(kind) or pat.is_binary(kind)):
             return None
         text = self.unavailable
         value = text if pat.is_string(kind) else encoded(text.encode(), self.binaries)
-        return pc.equal(given, pa.scalar(value, given.type)).fill_null(False)
+        return pc.equal(column, pa.scalar(value, column.type)).fill_null(False)
 
 
 def is_text(kind: pa.DataType) -> bool:
-    """Whether a column comes as its JSON text: any but nested ones."""
+    """Whether a column comes as its JSON text: every column that is not nested."""
     return not pat.is_nested(kind)
 
 
 def can_be_read(kind: pa.DataType) -> bool:
-    """Whether there is a way to read a column of a type."""
+    """Whether columns of a type can be parsed."""
     plain = (
         pat.is_boolean,
         pat.is_integer,
@@ -292,33 +165,33 @@ def can_be_read(kind: pa.DataType) -> bool:
     return pat.is_nested(kind) or pat.is_timestamp(kind) or any(is_one(kind) for is_one in plain)
 
 
-def readable(given: pa.Array, read: Read, kind: pa.DataType) -> pa.Array:
-    """What can be read, in one go where that is everything, null for what cannot: halves find it."""
+def parsed(column: pa.Array, parser: Parser, kind: pa.DataType) -> pa.Array:
+    """Parse a column at once; if a value is invalid, find it by halving, and replace it with null."""
     try:
-        return read(given)
+        return parser(column)
     except pa.ArrowInvalid:
-        if len(given) == 1:
+        if len(column) == 1:
             return pa.nulls(1, kind)
-        half = len(given) // 2
-        parts = (given.slice(0, half), given.slice(half))
-        return pa.concat_arrays([readable(part, read, kind) for part in parts])
+        half = len(column) // 2
+        parts = (column.slice(0, half), column.slice(half))
+        return pa.concat_arrays([parsed(part, parser, kind) for part in parts])
 
 
-def _plain(given: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Numbers and truth values; a decimal that would be rounded is refused."""
-    return given.cast(kind)
+def _plain(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Parse numbers and booleans; a decimal that would be rounded is refused."""
+    return column.cast(kind)
 
 
-def _dates(given: pa.Array) -> pa.Array:
-    days, texts = _split(given)
+def _dates(column: pa.Array) -> pa.Array:
+    days, texts = _split(column)
     counted = _within(days, _FIRST_DAY, _LAST_DAY).cast(pa.int32()).cast(pa.date32())
     return pc.coalesce(counted, texts.cast(pa.date32()))
 
 
-def _moments(given: pa.Array, kind: pa.DataType, unit: str) -> pa.Array:
-    counts, texts = _split(given)
+def _timestamps(column: pa.Array, kind: pa.DataType, unit: str) -> pa.Array:
+    counts, texts = _split(column)
     if unit == "nanos":
-        # Down to the microsecond, as a clock shows it.
+        # Rounded down to the microsecond.
         whole = pc.floor_temporal(counts.cast(pa.timestamp("ns")), unit="microsecond")
         micros = whole.cast(pa.timestamp("us")).cast(pa.int64())
     else:
@@ -328,11 +201,11 @@ def _moments(given: pa.Array, kind: pa.DataType, unit: str) -> pa.Array:
     return pc.coalesce(counted, pc.replace_substring_regex(texts, _BELOW_MICROS, r"\1").cast(kind))
 
 
-def _split(given: pa.Array) -> tuple[pa.Array, pa.Array]:
-    """Numbers, and what is none."""
-    number = pc.match_substring_regex(given, _COUNT)
-    none = pa.scalar(None, given.type)
-    return pc.if_else(number, given, none).cast(pa.int64()), pc.if_else(number, none, given)
+def _split(column: pa.Array) -> tuple[pa.Array, pa.Array]:
+    """Split a column into numbers and other text."""
+    number = pc.match_substring_regex(column, _COUNT)
+    null = pa.scalar(None, column.type)
+    return pc.if_else(number, column, null).cast(pa.int64()), pc.if_else(number, null, column)
 
 
 def _within(numbers: pa.Array, low: int, high: int) -> pa.Array:
@@ -342,18 +215,20 @@ def _within(numbers: pa.Array, low: int, high: int) -> pa.Array:
     return numbers
 
 
-def _noted(reasons: pa.Array, where: pa.Array | None, told: str, shown: pa.Array | None = None) -> pa.Array:
-    """The reasons with one more, where there is none yet."""
+def _with_reason(
+    reasons: pa.Array, where: pa.Array | None, reason: str, shown: pa.Array | None = None
+) -> pa.Array:
+    """Add a reason where there is none yet."""
     if where is None or not pc.any(where).as_py():
         return reasons
-    why = pa.repeat(told, len(reasons))
+    why = pa.repeat(reason, len(reasons))
     if shown is not None:
         why = pc.binary_join_element_wise(why, shown.fill_null(""), "")
     return pc.if_else(pc.and_(where, reasons.is_null()), why, reasons)
 
 
 def _named(kind: pa.DataType) -> str:
-    """The type's name in SQL."""
+    """Return the type's name in SQL."""
     names = {"int8": "tinyint", "int16": "smallint", "int32": "int", "int64": "bigint", "bool": "boolean"}
     if pat.is_decimal(kind):
         return f"decimal({kind.precision},{kind.scale})"

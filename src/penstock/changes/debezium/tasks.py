@@ -1,4 +1,4 @@
-"""What Spark's tasks do: events as Arrow batches in, change rows out."""
+"""Conversion of events to change rows in Spark's tasks, as Arrow batches."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ OWN = (CHANGE_TYPE, COMMIT_VERSION, COMMIT_TIMESTAMP, SEQUENCE)
 
 
 @dataclass(frozen=True)
-class Sorting:
-    """Events become change rows; those that are refused go to the dead letters, or fail the query."""
+class EventConverter:
+    """Converts events to change rows; refused events go to the dead letters, or fail the query."""
 
     reading: Reading
     letters: Letters | None
@@ -53,26 +53,26 @@ class Sorting:
 
 
 def changes_of(batch: pa.RecordBatch, reading: Reading) -> tuple[pa.RecordBatch, pa.RecordBatch]:
-    """The change rows of a batch of events, in the order of the events, and the dead letters of those that are refused."""
+    """Return the change rows of a batch of events, in order, and the dead letters of refused events."""
     op, reasons = batch["op"], batch[REASON]
-    # What an event that is refused for its envelope has for its images does not matter.
-    taken = reasons.is_null()
-    has_old = _both(taken, _both(pc.is_in(op, pa.array(["u", "d"])), batch["before"].is_valid()))
-    has_new = _both(taken, pc.not_equal(op, "d").fill_null(False))
+    # The images of an event with a refused envelope do not matter.
+    accepted = reasons.is_null()
+    has_old = pc.and_(accepted, pc.and_(pc.is_in(op, pa.array(["u", "d"])), batch["before"].is_valid()))
+    has_new = pc.and_(accepted, pc.not_equal(op, "d").fill_null(False))
     before, reasons = reading.image("before", batch["before"], has_old, reasons)
     after, reasons = reading.image("after", batch["after"], has_new, reasons)
     reasons = reading.columns.reasons(batch["names"], has_new, reasons)
-    taken = reasons.is_null()
+    accepted = reasons.is_null()
     old, new = (
-        np.flatnonzero(_both(taken, each).to_numpy(zero_copy_only=False)) for each in (has_old, has_new)
+        np.flatnonzero(pc.and_(accepted, mask).to_numpy(zero_copy_only=False)) for mask in (has_old, has_new)
     )
-    # The old image of an event comes before its new one.
+    # The pre-image of an event comes before its post-image.
     order = pa.array(np.argsort(np.concatenate([2 * old, 2 * new + 1])))
     event = pa.array(np.concatenate([old, new])).take(order)
     is_new = pa.array(np.repeat([False, True], [len(old), len(new)])).take(order)
     columns = [
-        pa.concat_arrays([gone.take(pa.array(old)), come.take(pa.array(new))]).take(order)
-        for gone, come in zip(before, after, strict=True)
+        pa.concat_arrays([old_values.take(pa.array(old)), new_values.take(pa.array(new))]).take(order)
+        for old_values, new_values in zip(before, after, strict=True)
     ]
     update = pc.equal(op.take(event), "u")
     kinds = pc.if_else(is_new, pc.if_else(update, POSTIMAGE, INSERT), pc.if_else(update, PREIMAGE, DELETE))
@@ -82,14 +82,12 @@ def changes_of(batch: pa.RecordBatch, reading: Reading) -> tuple[pa.RecordBatch,
     return changes, _letters(batch, reasons)
 
 
-def _both(one: pa.Array, other: pa.Array) -> pa.Array:
-    return pc.and_(one, other)
-
-
 def _letters(batch: pa.RecordBatch, reasons: pa.Array) -> pa.RecordBatch:
-    bad = reasons.is_valid()
-    columns = [reasons, *(batch[each.name] for each in list(DEAD_LETTERS)[1:])]
-    arrays = [column.filter(bad).cast(each.type) for column, each in zip(columns, DEAD_LETTERS, strict=True)]
+    refused = reasons.is_valid()
+    columns = [reasons, *(batch[field.name] for field in list(DEAD_LETTERS)[1:])]
+    arrays = [
+        column.filter(refused).cast(field.type) for column, field in zip(columns, DEAD_LETTERS, strict=True)
+    ]
     return pa.RecordBatch.from_arrays(arrays, schema=DEAD_LETTERS)
 
 
@@ -97,8 +95,8 @@ def _unreadable(refused: pa.RecordBatch) -> ChangelogContractViolation:
     first = refused.slice(0, 1).to_pylist()[0]
     where = ", ".join(f"{name} {first[name]}" for name in COORDINATES if first[name] is not None)
     return ChangelogContractViolation(
-        f"an event of Debezium's cannot be taken{f' ({where})' if where else ''}: {first[REASON]}. Mend its source, or give the "
-        "feed dead_letters, a queue for such events",
+        f"a Debezium event is refused{f' ({where})' if where else ''}: {first[REASON]}. Correct its source, "
+        "or give the feed dead_letters, a queue for such events",
         condition="CHANGELOG_CONTRACT_VIOLATION.UNREADABLE_EVENT",
         reason=first[REASON],
         **{name: first[name] for name in COORDINATES},

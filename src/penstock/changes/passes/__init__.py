@@ -1,1 +1,1 @@
-"""The passes over change rows: carry-over removal, update detection, net changes."""
+"""Passes over change rows: carry-over removal, update detection and net changes."""

@@ -1,4 +1,4 @@
-"""What is left of several changes of one row: the difference between before the first and after the last."""
+"""Net changes: several changes of one row combined into the difference between its first and last state."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ from penstock.spark.factorize import Codes
 
 
 def net(rows: ChangeRows, group: Codes, *, updates: bool) -> ChangeRows:
-    """One change, or the two rows of an update, for each group of changes of one row; nothing where it was made and lost.
+    """Return the net change of each group: one change, the two rows of an update, or nothing.
+
+    The table of first and last change is Spark 4.3's: a row that existed before has the image of its first
+    change, a row that exists afterwards that of its last change. A group that begins with a post-image is of
+    a feed without pre-images: the row existed in an unknown state. Its net change is a post-image alone, or
+    the delete.
 
     Parameters
     ----------
     rows
-        Change rows whose order inside a group is known.
+        Change rows with a known order inside each group.
     group
         The number of each row's group.
     updates
-        Whether an update comes as pre-image and post-image, rather than as delete and insert.
-
-    The table of first and last change is Spark 4.3's: a row that was there before shows as its first change shows it, a row
-    that is there afterwards as its last one does. A group that begins with a post-image is of a feed that gives none of what
-    was there before: the row was there, and nobody knows how. What is left of it then is a post-image alone, or the delete.
+        Whether an update is a pre-image and a post-image, rather than a delete and an insert.
     """
     if not len(rows):
         return rows
@@ -41,27 +42,20 @@ def net(rows: ChangeRows, group: Codes, *, updates: bool) -> ChangeRows:
 
 
 def counted(rows: ChangeRows, group: Codes) -> ChangeRows:
-    """As many inserts or deletes of each group as it has more of one than of the other.
+    """Return the surplus of inserts over deletes, or of deletes over inserts, of each group.
 
-    For rows that are equal where their row ids are: it does not matter which of them came or went, only how many did. The last
-    inserts are left, or the first deletes.
-
-    Parameters
-    ----------
-    rows
-        Change rows.
-    group
-        The number of each row's group.
+    This is for rows that are equal if their row ids are: only the number of inserts and deletes matters. The
+    last inserts remain, or the first deletes.
     """
     groups = Groups(group)
     order = np.lexsort(rows.order)
-    come = np.isin(rows.kinds, (IS_INSERT, IS_POSTIMAGE))
-    more = groups.counts(come) - groups.counts(~come)
+    inserted = np.isin(rows.kinds, (IS_INSERT, IS_POSTIMAGE))
+    surplus = groups.counts(inserted) - groups.counts(~inserted)
     kinds = np.full(len(rows), -1, np.int8)
     for kind, places, left in (
-        (IS_INSERT, order[come[order]][::-1], more),
-        (IS_DELETE, order[~come[order]], -more),
+        (IS_INSERT, order[inserted[order]][::-1], surplus),
+        (IS_DELETE, order[~inserted[order]], -surplus),
     ):
-        kinds[places[groups.ranks(places) < left[groups.of[places]]]] = kind
+        kinds[places[groups.cumcount(places) < left[groups.of[places]]]] = kind
     keep = kinds >= 0
     return rows.filter(keep).with_kinds(kinds[keep])

@@ -1,4 +1,4 @@
-"""Which passes a contract and the options ask for, and all of them on one table."""
+"""The passes that a contract and the options need, and running them on a table."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from penstock.changes.passes.rows import (
     ChangeRows,
     column_at,
 )
-from penstock.changes.passes.untouched_values import carried
+from penstock.changes.passes.untouched_values import filled
 from penstock.changes.passes.violations import check_order_known, check_sequence, check_single
 from penstock.feeds.contract import ChangeContract
 from penstock.spark.factorize import Codes, combine_codes, factorize
@@ -26,12 +26,12 @@ from penstock.spark.factorize import Codes, combine_codes, factorize
 
 @dataclass(frozen=True)
 class Passes:
-    """What is done to the change rows; the rules are Spark 4.3's, without its defects."""
+    """The passes to run on change rows; the rules are those of Spark 4.3, without its defects."""
 
     carryovers: bool = False
     updates: bool = False
     net: int | None = None
-    """The net changes of all time (EVER), of each commit (COMMIT), or of each window of so many microseconds; or none."""
+    """Net changes of the range (EVER), of commits (COMMIT), or of windows of that many microseconds."""
     compute_updates: bool = False
     ordered: bool = False
     """Whether a column orders the changes of a row inside a commit."""
@@ -42,14 +42,14 @@ class Passes:
 
     @property
     def needs_content(self) -> bool:
-        """Whether rows are compared by row version or data."""
+        """Whether rows are compared by row version or by data."""
         return self.carryovers or (
             self.intermediate and not self.ordered and (self.updates or self.net is not None)
         )
 
     @classmethod
     def of(cls, contract: ChangeContract, options: ChangeOptions) -> Passes:
-        """A pass that the feed has no need of is left out."""
+        """Select the passes that the feed needs."""
         net_changes = options.net_changes and contract.intermediate_changes
         return cls(
             carryovers=options.drop_carryovers and contract.carryover_rows,
@@ -61,24 +61,24 @@ class Passes:
         )
 
     def first(self, rows: ChangeRows) -> ChangeRows:
-        """What can be done to any part of the rows, wherever the others are."""
-        # Where changes have an order, which of several equal ones is left is a matter of all of them.
+        """Run what can be done to any part of the rows, before the shuffle."""
+        # If changes have an order, it takes all of them to decide which of several equal ones remains.
         partly = self.carryovers and not self.ordered
         return rows.filter(changed(rows, partial=True)) if partly else rows
 
     def whole(self, rows: ChangeRows) -> ChangeRows:
-        """Everything, where all changes of a row in a commit (or in a window, for its net changes) are there."""
+        """Run all passes on all changes of each row in a commit, or in a window for net changes."""
         if self.carryovers:
             rows = rows.filter(changed(rows))
         if rows.layout.keyless:
-            # Equal ids are equal rows: there are no updates, and no order.
+            # Equal ids mean equal rows: there are no updates, and no order.
             return rows if self.net is None else counted(rows, self._windows(rows))
         if self.updates and self.net is None:
             return self._with_updates(rows)
         if self.net is not None:
             self._check_order(rows)
             windows = self._windows(rows)
-            return net(carried(rows, windows), windows, updates=self.compute_updates)
+            return net(filled(rows, windows), windows, updates=self.compute_updates)
         if not self.intermediate:
             check_single(rows, asks_for_sequence=False)
         return rows

@@ -1,4 +1,4 @@
-"""Which of the rows in a table belong together, and what each group of them holds."""
+"""Change rows as the passes see them: the row, commit and content of each change, as numbers."""
 
 from __future__ import annotations
 
@@ -23,68 +23,67 @@ class Groups:
         self.of, self.count = dense.values, dense.size
 
     def places(self, rows: Any) -> Any:
-        """For each group the place of a row that a mask chooses; of no use where the group has none of them, or several."""
-        found = np.zeros(self.count, np.int64)
+        """Return for each group the index of its only row in a mask; otherwise meaningless."""
+        places = np.zeros(self.count, np.int64)
         chosen = np.flatnonzero(rows)
-        found[self.of[chosen]] = chosen
-        return found
+        places[self.of[chosen]] = chosen
+        return places
 
     def filter(self, keep: Any) -> Groups:
-        """The groups of the rows that a mask chooses, with the same numbers; some may be empty."""
+        """Return the groups of the rows in a mask, with the same numbers; some may be empty."""
         kept = Groups.__new__(Groups)
         kept.of, kept.count = self.of[keep], self.count
         return kept
 
     def counts(self, rows: Any) -> Any:
-        """How many of the rows that a mask chooses are in each group."""
+        """Count the rows in a mask for each group."""
         return np.bincount(self.of[rows], minlength=self.count)
 
     def holding(self, groups: Any) -> Any:
-        """The mask of the rows in those groups that a mask chooses."""
+        """Return the mask of the rows in the groups of a mask."""
         return groups[self.of]
 
-    def ranks(self, rows: Any) -> Any:
-        """For each of the rows (indexes, in order) how many of them before it are in the same group."""
+    def cumcount(self, rows: Any) -> Any:
+        """Return for each of some rows (indexes, in order) how many before it are in the same group."""
         return cumcount(self.of[rows])
 
 
-# ---- rows: Change rows as the passes see them: what each row is a change of, as numbers.
-
 IS_INSERT, IS_DELETE, IS_POSTIMAGE, IS_PREIMAGE = range(4)
 EVENT_TIME = "__penstock_event_time"
-"""The helper column that has a commit's time while its rows wait for others."""
+"""The helper column with a commit's time while its rows wait in the state store."""
 Path = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the columns of a contract are; a path goes down into nested columns."""
+    """The positions of a contract's columns; a path leads into nested columns."""
 
     change_type: int
     version: int
     timestamp: int
     row_id: tuple[Path, ...]
     data: tuple[Path, ...]
-    """All columns that are the row's own."""
+    """All data columns."""
     row_version: Path | None = None
     sequence: Path | None = None
     nullable_row_id: bool = False
     unchanged: Path | None = None
-    """The column that names those whose values are not told."""
+    """The column with the names of columns with unchanged TOAST values."""
     keyless: bool = False
-    """Whether rows with equal ids are equal, and a table may hold several of them."""
+    """Whether rows with equal ids are equal, and a table may hold duplicates."""
 
     @property
     def content(self) -> tuple[Path, ...]:
-        """What the two rows of a carry-over pair have in common: the row version, or else all data.
+        """The columns that are equal in a carry-over pair: the row version, or else all data.
 
-        Where a commit may change a row several times, all that it wrote has one row version, which says too little.
+        If a commit may change a row several times, all its versions have the same row version, which is not
+        enough.
         """
         return self.data if self.row_version is None or self.sequence is not None else (self.row_version,)
 
 
 class ChangeRows:
-    """A table of change rows; each attribute has a number for each row, worked out when it is first asked for."""
+    """A table of change rows; each attribute has a number for each row, computed on first use."""
 
     def __init__(self, table: pa.Table, layout: Layout) -> None:
         self.table = table
@@ -98,46 +97,46 @@ class ChangeRows:
 
     @cached_property
     def kinds(self) -> Any:
-        """Places in TYPES; a change type that is not there, or none at all, is -1."""
+        """Indexes in TYPES; -1 for an unknown or missing change type."""
         known = pa.array(TYPES, self.table.schema.field(self.layout.change_type).type)
         places = pc.index_in(column_at(self.table, (self.layout.change_type,)), value_set=known)
         return places.fill_null(-1).to_numpy().astype(np.int8)
 
     @cached_property
     def row(self) -> Codes:
-        """Which row of the table the change is of."""
+        """The row of the table that the change is of."""
         return factorize(self.columns(self.layout.row_id))
 
     @cached_property
     def change(self) -> Codes:
-        """Which row, and in which commit."""
+        """The row and the commit."""
         return combine_codes(self.row, factorize(self.columns([(self.layout.version,)])))
 
     @cached_property
     def changes(self) -> Groups:
-        """The rows of each row and commit."""
+        """The groups of changes by row and commit."""
         return Groups(self.change)
 
     @cached_property
     def content(self) -> Codes:
-        """Which row, in which commit, with which content."""
+        """The row, the commit and the content."""
         return combine_codes(self.change, factorize(self.columns(self.layout.content)))
 
     @cached_property
     def order(self) -> list[Any]:
-        """What orders the changes of one row, the least significant first, as numpy.lexsort takes it."""
+        """The sort keys of the changes of one row, the least significant first, as for numpy.lexsort."""
         paths = [path for path in (self.layout.sequence, (self.layout.version,)) if path is not None]
         after = np.isin(self.kinds, (IS_INSERT, IS_POSTIMAGE))
         return [after, *(order_codes(column_at(self.table, path)) for path in paths)]
 
     def in_groups(self, group: Codes) -> tuple[Any, Any]:
-        """The places of the rows group by group, in the order of the changes; and the mask of those at which a group begins."""
+        """Return the indexes of the rows by group and order, and the mask of those that begin a group."""
         order = np.lexsort([*self.order, group.values])
         sorted_groups = group.values[order]
         return order, np.r_[True, sorted_groups[1:] != sorted_groups[:-1]][: len(order)]
 
     def filter(self, keep: Any) -> ChangeRows:
-        """The rows that a mask chooses; what has been worked out goes with them."""
+        """Return the rows in a mask; computed attributes are kept."""
         if keep.all():
             return self
         chosen = ChangeRows(self.table.filter(pa.array(keep)), self.layout)
@@ -151,14 +150,14 @@ class ChangeRows:
         return chosen
 
     def with_table(self, table: pa.Table) -> ChangeRows:
-        """The same changes of the same rows, with other data."""
+        """Return the same changes of the same rows with other data."""
         changed = ChangeRows(table, self.layout)
         kept = ("row", "change", "changes", "kinds")
         changed.__dict__.update({name: value for name, value in self.__dict__.items() if name in kept})
         return changed
 
     def with_kinds(self, kinds: Any) -> ChangeRows:
-        """The same rows with other change types."""
+        """Return the same rows with other change types."""
         place, field = self.layout.change_type, self.table.schema.field(self.layout.change_type)
         names = pa.array(TYPES, field.type).take(pa.array(kinds))
         changed = self.with_table(self.table.set_column(place, field, names))
@@ -167,7 +166,7 @@ class ChangeRows:
 
 
 def column_at(table: pa.Table, path: Path) -> pa.Array:
-    """One array with the values at a path; a null on the way is a null there."""
+    """Return the values at a path as one array; a null on the way is a null value."""
     column = _combined(table.column(path[0]))
     for place in path[1:]:
         column = column.flatten()[place]
@@ -180,6 +179,6 @@ def _combined(column: pa.ChunkedArray) -> pa.Array:
     try:
         return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
     except pa.ArrowInvalid:
-        # More text than 32-bit offsets reach.
+        # More text than 32-bit offsets can address.
         large = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}[column.type]
         return pa.concat_arrays(column.cast(large).chunks)

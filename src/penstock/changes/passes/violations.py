@@ -1,4 +1,4 @@
-"""What a change feed can do wrong, and how it is told."""
+"""Checks of change rows for violations of the contract, and their errors."""
 
 from __future__ import annotations
 
@@ -26,14 +26,7 @@ _EPOCH = 0
 
 
 def check_rows(rows: ChangeRows, *, needs_content: bool) -> None:
-    """Refuse rows that no pass could treat rightly.
-
-    Raises
-    ------
-    ChangelogContractViolation
-        NULL_COMMIT_TIMESTAMP, UNEXPECTED_CHANGE_TYPE, NULL_COMMIT_VERSION, NULL_ROW_ID, NULL_SEQUENCE or NULL_ROW_VERSION, with
-        the row.
-    """
+    """Refuse rows that no pass could treat correctly."""
     layout = rows.layout
     _check_timestamps(rows)
     if (rows.kinds < 0).any():
@@ -42,16 +35,16 @@ def check_rows(rows: ChangeRows, *, needs_content: bool) -> None:
             "UNEXPECTED_CHANGE_TYPE",
             rows,
             place,
-            f"{CHANGE_TYPE} is {column_at(rows.table, (layout.change_type,))[place].as_py()!r}: a feed gives "
-            f"{', '.join(TYPES)}; map or filter other types before",
+            f"{CHANGE_TYPE} is {column_at(rows.table, (layout.change_type,))[place].as_py()!r}: a feed has "
+            f"{', '.join(TYPES)}; map or filter other types first",
         )
-    _check_nulls(rows, (layout.version,), "NULL_COMMIT_VERSION", "every change belongs to a commit")
+    _check_nulls(rows, (layout.version,), "NULL_COMMIT_VERSION", "give every change its commit")
     for path in () if layout.nullable_row_id else layout.row_id:
-        _check_nulls(rows, path, "NULL_ROW_ID", "a row without its id cannot be followed")
+        _check_nulls(rows, path, "NULL_ROW_ID", "give every row its row id")
     if layout.sequence is not None:
-        _check_nulls(rows, layout.sequence, "NULL_SEQUENCE", "nothing then tells which change came first")
+        _check_nulls(rows, layout.sequence, "NULL_SEQUENCE", "without it the changes have no order")
     if needs_content and layout.row_version is not None:
-        advice = "name no row_version if the feed does not always have one"
+        advice = "leave row_version out if the feed does not always have one"
         _check_nulls(rows, layout.row_version, "NULL_ROW_VERSION", advice)
 
 
@@ -60,7 +53,7 @@ def _check_timestamps(rows: ChangeRows) -> None:
     column = column_at(rows.table, (rows.layout.timestamp,))
     bad = column.is_null()
     if not field.nullable:
-        # Spark reads a NULL of a column that is declared to have none as zero.
+        # Spark reads a NULL in a column that is declared NOT NULL as zero.
         bad = pc.or_(bad, pc.equal(column.cast(pa.int64()), _EPOCH).fill_null(True))
     if pc.any(bad).as_py():
         place = pc.index(bad, True).as_py()
@@ -80,41 +73,30 @@ def _check_nulls(rows: ChangeRows, path: Path, condition: str, advice: str) -> N
 
 
 def check_sequence(rows: ChangeRows) -> None:
-    """Refuse changes of one row in one commit that have one place in its sequence, but for the two rows of an update.
-
-    Raises
-    ------
-    ChangelogContractViolation
-        UNEXPECTED_MULTIPLE_CHANGES_PER_ROW_VERSION.
-    """
+    """Refuse changes of one row in one commit with the same sequence, except the two rows of an update."""
     assert rows.layout.sequence is not None
     groups = Groups(combine_codes(rows.change, factorize(rows.columns([rows.layout.sequence]))))
-    place = _one_of_several(rows, groups)
+    place = _first_duplicate(rows, groups)
     if place is not None:
         raise _violation(
             "UNEXPECTED_MULTIPLE_CHANGES_PER_ROW_VERSION",
             rows,
             place,
-            f"one commit has several changes of this row with one {name_of(rows.table.schema, rows.layout.sequence)}, and "
-            "nothing tells which came first: name a column that tells them apart as the contract's sequence",
+            "one commit has several changes of this row with one "
+            f"{name_of(rows.table.schema, rows.layout.sequence)}, in unknown order: name a column that "
+            "orders them as the contract's sequence",
         )
 
 
 def check_single(rows: ChangeRows, *, asks_for_sequence: bool) -> None:
-    """Refuse several changes of one row in one commit, whose order nothing tells.
-
-    Raises
-    ------
-    ChangelogContractViolation
-        UNEXPECTED_MULTIPLE_CHANGES_PER_ROW_VERSION.
-    """
+    """Refuse several changes of one row in one commit, whose order is unknown."""
     groups = rows.changes
     advice = (
         "name the column that orders them as the contract's sequence"
         if asks_for_sequence
-        else "the contract has to say intermediate_changes=True, and name the column that orders them as its sequence"
+        else "set intermediate_changes=True in the contract, and name the column that orders them as sequence"
     )
-    place = _one_of_several(rows, groups)
+    place = _first_duplicate(rows, groups)
     if place is not None:
         names = [TYPES[kind] for kind in rows.kinds[groups.of == groups.of[place]]]
         raise _violation(
@@ -125,8 +107,8 @@ def check_single(rows: ChangeRows, *, asks_for_sequence: bool) -> None:
         )
 
 
-def _one_of_several(rows: ChangeRows, groups: Groups) -> int | None:
-    """A row that does to its table's row what another one of its group does too."""
+def _first_duplicate(rows: ChangeRows, groups: Groups) -> int | None:
+    """Return a row that repeats the change of another row of its group."""
     for kinds in ((IS_DELETE, IS_PREIMAGE), (IS_INSERT, IS_POSTIMAGE)):
         mask = np.isin(rows.kinds, kinds)
         several = groups.counts(mask) > 1
@@ -136,13 +118,7 @@ def _one_of_several(rows: ChangeRows, groups: Groups) -> int | None:
 
 
 def check_same_data(rows: ChangeRows, places: Any) -> None:
-    """Refuse rows of one row version with different data, where one of them would be taken for another.
-
-    Raises
-    ------
-    ChangelogContractViolation
-        UNEXPECTED_MULTIPLE_CHANGES_PER_ROW_VERSION.
-    """
+    """Refuse rows of one row version with different data, which would be confused."""
     if rows.layout.content == rows.layout.data:
         return
     of = rows.content.values[places]
@@ -156,19 +132,13 @@ def check_same_data(rows: ChangeRows, places: Any) -> None:
             "UNEXPECTED_MULTIPLE_CHANGES_PER_ROW_VERSION",
             rows,
             int(places[order[int(np.argmax(differ))]]),
-            "one commit has several changes of this row with one row version and different data: name the column that orders "
-            "them as the contract's sequence",
+            "one commit has several changes of this row with one row version and different data: name the "
+            "column that orders them as the contract's sequence",
         )
 
 
 def check_order_known(rows: ChangeRows) -> None:
-    """Refuse an insert and a delete of the same content in one commit: either may have come first.
-
-    Raises
-    ------
-    ChangelogContractViolation
-        UNEXPECTED_MULTIPLE_CHANGES_PER_ROW_VERSION.
-    """
+    """Refuse an insert and a delete of the same content in one commit: either may have come first."""
     deletes, inserts = rows.kinds == IS_DELETE, rows.kinds == IS_INSERT
     groups = Groups(rows.content)
     unclear = (groups.counts(deletes) > 0) & (groups.counts(inserts) > 0)
@@ -177,20 +147,21 @@ def check_order_known(rows: ChangeRows) -> None:
             "UNEXPECTED_MULTIPLE_CHANGES_PER_ROW_VERSION",
             rows,
             int(np.argmax(groups.holding(unclear))),
-            "one commit inserts this row and deletes it with the same content, and nothing tells which came first: name the "
-            "column that orders them as the contract's sequence, or say carryover_rows=True where commits rewrite rows that did "
-            "not change (DeltaFeed(overwrites=True))",
+            "one commit inserts this row and deletes it with the same content, in unknown order: name the "
+            "column that orders them as the contract's sequence, or set carryover_rows=True if commits "
+            "rewrite unchanged rows (DeltaFeed(overwrites=True))",
         )
 
 
 def unknown_value(rows: ChangeRows, place: int, column: str) -> ChangelogContractViolation:
-    """A row that came without a value that nothing else tells."""
+    """Return the error for a row without a value that no earlier change has."""
     return _violation(
         "UNKNOWN_VALUE",
         rows,
         place,
-        f"the row came without its value of {column!r}, as PostgreSQL gives a row whose key has changed: alter table … replica "
-        "identity full has all values logged from then on; deduplication_mode='none' gives the changes one by one",
+        f"the row has no value of {column!r}, as PostgreSQL sends a row whose key has changed: alter table … "
+        "replica identity full to log all values from then on, or read single changes with "
+        "deduplication_mode='none'",
     )
 
 
@@ -208,7 +179,7 @@ def _violation(condition: str, rows: ChangeRows, place: int, what: str) -> Chang
 
 
 def name_of(schema: pa.Schema, path: Path) -> str:
-    """A nested column's name, with dots."""
+    """Return the dotted name of a nested column."""
     field: Any = schema.field(path[0])
     names = [field.name]
     for place in path[1:]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from penstock.changes.options import ChangeRange
     from penstock.cli.output.protocol import ChangePrinter
-    from penstock.feeds.protocol import Changelog
+    from penstock.feeds.protocol import OpenChangelog
 
 _BLOCK_ROWS = 1000
 _OPTIONS = {"starting": "--from", "ending": "--to"}
@@ -148,24 +148,25 @@ def lag(run: Run, feed: FeedArgument) -> None:
     from penstock.cli.output.protocol import Section
     from penstock.cli.units import size_text
     from penstock.feeds.postgres import PostgresFeed
+    from penstock.feeds.urls import parse
 
-    opened = _opened(run, feed)
-    if not isinstance(opened, PostgresFeed):
+    postgres = parse(feed, store=run.url)
+    if not isinstance(postgres, PostgresFeed):
         raise InvalidInput("a PostgreSQL feed alone has a slot that may lag behind", condition="NO_LAG")
-    found = opened.lag()
+    found = postgres.lag()
     data = {
-        "slot": opened.slot,
+        "slot": postgres.slot,
         "retained_bytes": found.retained,
         "unconfirmed_bytes": found.unconfirmed,
         "open_transaction": None if found.open_transaction is None else asdict(found.open_transaction),
     }
     pairs = [
-        ("slot", opened.slot),
+        ("slot", postgres.slot),
         ("kept on the server", size_text(found.retained)),
         ("not read and logged", size_text(found.unconfirmed)),
     ]
     if found.open_transaction is not None:
-        pairs.append(("oldest open transaction", found.open_transaction.told()))
+        pairs.append(("oldest open transaction", found.open_transaction.describe()))
     run.output.describe(data, [Section("", pairs)])
 
 
@@ -173,15 +174,14 @@ class _View:
     """The changes of a feed on their way to the output."""
 
     def __init__(
-        self, run: Run, feed: Changelog, mode: str, updates: bool, *, after: int, net_window: int
+        self, run: Run, feed: OpenChangelog, mode: str, updates: bool, *, after: int, net_window: int
     ) -> None:
         from penstock.changes.options import MODES, one_of
-        from penstock.feeds.protocol import described
 
         self._feed = feed
         self._mode = one_of("--mode", mode, MODES, "INVALID_DEDUPLICATION_MODE")
         self._updates, self._net_window = updates, net_window
-        self._description = described(feed, after)
+        self._description = feed.describe(after)
         columns = [name for name in self._description.schema.names if name not in _METADATA]
         self._print: ChangePrinter = run.output.change_printer(columns)
         self.shown = 0
@@ -215,10 +215,10 @@ class _View:
         self.shown += table.num_rows
 
 
-def _opened(run: Run, url: str) -> Changelog:
+def _opened(run: Run, url: str) -> OpenChangelog:
     from penstock.feeds.urls import parse
 
-    return parse(url, store=run.url)
+    return parse(url, store=run.url).open()
 
 
 def _range(start: str | None, end: str | None = None) -> ChangeRange:

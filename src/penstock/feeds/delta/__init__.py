@@ -1,4 +1,4 @@
-"""Change feeds of Delta tables."""
+"""Change feed of a Delta table."""
 
 from penstock.feeds.delta.feed import DeltaFeed
 

@@ -1,4 +1,4 @@
-"""What a commit file of a Delta log says: the Delta protocol's actions, as far as changes go by them."""
+"""Actions of a Delta commit file, as far as change feeds need them."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ MAPPING = "delta.columnMapping.mode"
 
 
 def data_file(action: Mapping[str, Any]) -> DataFile:
-    """The file of an action."""
-    found = _ROWS.search(action.get("stats") or "")
+    """Return the file of an action."""
+    rows = _ROWS.search(action.get("stats") or "")
     return DataFile(
         path=unquote(action["path"]),
         size=action.get("size") or 0,
-        rows=int(found[1]) if found else None,
+        rows=int(rows[1]) if rows else None,
         values=tuple(sorted((action.get("partitionValues") or {}).items())),
         deletion_vector=action.get("deletionVector") is not None,
     )
@@ -31,17 +31,17 @@ def data_file(action: Mapping[str, Any]) -> DataFile:
 
 @dataclass(frozen=True)
 class Metadata:
-    """The table's description from some version on."""
+    """The metadata of a table from a version on."""
 
     id: str
     schema: str
-    """Delta's JSON."""
+    """The schema as Delta's JSON."""
     configuration: Mapping[str, str]
     partition_columns: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, action: Mapping[str, Any]) -> Metadata:
-        # A checkpoint has pairs where a commit file has an object.
+        # A checkpoint has pairs, a commit file an object.
         configuration = dict(action.get("configuration") or {})
         return cls(
             action["id"], action["schemaString"], configuration, tuple(action.get("partitionColumns") or ())
@@ -49,7 +49,7 @@ class Metadata:
 
     @cached_property
     def feed(self) -> bool:
-        """Whether commits write down the rows that they change."""
+        """Whether commits record the rows that they change."""
         return self.configuration.get(FEED, "").lower() == "true"
 
     @property
@@ -59,7 +59,7 @@ class Metadata:
 
 @dataclass(frozen=True)
 class Protocol:
-    """What a reader has to understand."""
+    """The reader version and features that a table needs."""
 
     reader: int
     features: tuple[str, ...] = ()
@@ -71,7 +71,7 @@ class Protocol:
 
 @dataclass(frozen=True)
 class CommitFile:
-    """One commit; files that it only rearranges (``dataChange`` is false) are left out."""
+    """One commit, without files that it only rearranges (``dataChange`` is false)."""
 
     version: int
     timestamp: int
@@ -81,9 +81,9 @@ class CommitFile:
     added: tuple[DataFile, ...] = ()
     removed: tuple[DataFile, ...] = ()
     changed: tuple[DataFile, ...] = field(default=())
-    """Files of changed rows, which say all that there is to say."""
+    """Change data files; they hold all changes of the commit."""
     digest: str = ""
-    """Of what the commit file says."""
+    """A digest of the commit file."""
 
     @property
     def files(self) -> int:
@@ -91,54 +91,52 @@ class CommitFile:
 
     @property
     def needed(self) -> tuple[tuple[str | None, DataFile], ...]:
-        """The files that its changes are in, each with its rows' change type, or None where they have one each."""
+        """The files with its changes, each with the change type of its rows; None if each row has its own."""
         if self.changed:
-            return tuple((None, each) for each in self.changed)
+            return tuple((None, file) for file in self.changed)
         return (
-            *(("delete", each) for each in self.removed),
-            *(("insert", each) for each in self.added),
+            *(("delete", file) for file in self.removed),
+            *(("insert", file) for file in self.added),
         )
 
     @property
     def rewrites(self) -> bool:
-        """Whether rows that did not change may be among those of its files."""
+        """Whether its files may have rows that did not change."""
         return bool(not self.changed and self.added and self.removed)
 
 
 def parse_commit(version: int, lines: Iterable[bytes], written: Callable[[], int]) -> CommitFile:
-    """Read a commit file.
+    """Parse a commit file (Delta protocol, "Change Data Files" and "Commit Provenance Information").
 
     Parameters
     ----------
     written
-        Tells when the file was last modified, for commits that do not say when they were made; microseconds since 1970.
-
-    The rules are those of the Delta protocol, "Change Data Files" and "Commit Provenance Information".
+        Returns when the file was last modified, for commits without a timestamp; microseconds since 1970.
     """
-    found: dict[str, list[DataFile]] = {"add": [], "remove": [], "cdc": []}
+    files: dict[str, list[DataFile]] = {"add": [], "remove": [], "cdc": []}
     metadata: Metadata | None = None
     protocol: Protocol | None = None
-    made: int | None = None
+    timestamp_ms: int | None = None
     for line in lines:
         if not line.strip():
             continue
         for kind, action in json.loads(line).items():
-            if kind in found:
+            if kind in files:
                 if kind == "cdc" or action.get("dataChange", True):
-                    found[kind].append(data_file(action))
+                    files[kind].append(data_file(action))
             elif kind == "metaData":
                 metadata = Metadata.of(action)
             elif kind == "protocol":
                 protocol = Protocol.of(action)
             elif kind == "commitInfo":
-                made = action.get("inCommitTimestamp") or action.get("timestamp")
-    timestamp = written() if made is None else int(made) * 1000
+                timestamp_ms = action.get("inCommitTimestamp") or action.get("timestamp")
+    timestamp = written() if timestamp_ms is None else int(timestamp_ms) * 1000
     return CommitFile(
         version,
         timestamp,
         metadata,
         protocol,
-        tuple(found["add"]),
-        tuple(found["remove"]),
-        tuple(found["cdc"]),
+        tuple(files["add"]),
+        tuple(files["remove"]),
+        tuple(files["cdc"]),
     )

@@ -1,4 +1,4 @@
-"""A table's Delta log, as far as it has been asked for."""
+"""Reader for Delta transaction logs."""
 
 from __future__ import annotations
 
@@ -26,13 +26,7 @@ _PROBES = 20
 
 
 class Log:
-    """The commits of a table; they never change, so what was read is kept as long as there is room.
-
-    Raises
-    ------
-    FeedUnavailable
-        NOT_A_TABLE, STORAGE.
-    """
+    """The commits of a table. They never change, so a limited number of them is cached."""
 
     def __init__(self, storage: Storage, shown: str) -> None:
         self._storage = storage
@@ -47,19 +41,19 @@ class Log:
         versions, newest = [], None
         for info in self._storage.listed("_delta_log"):
             name = info.base_name
-            if found := _COMMIT.fullmatch(name):
-                versions.append(int(found[1]))
+            if match := _COMMIT.fullmatch(name):
+                versions.append(int(match[1]))
                 newest = info if versions[-1] == max(versions) else newest
-            elif (found := _CHECKPOINT.fullmatch(name)) and info.size:
-                self._checkpoints.setdefault(int(found[1]), []).append(f"_delta_log/{name}")
+            elif (match := _CHECKPOINT.fullmatch(name)) and info.size:
+                self._checkpoints.setdefault(int(match[1]), []).append(f"_delta_log/{name}")
         if newest is None:
             raise not_a_table(self._shown)
         self._newest = max(versions)
         self._mark = newest.size, newest.mtime_ns
-        # A gap is a log that somebody else has cleaned by hand: what is before it cannot be read to the end.
-        there = set(versions)
+        # A gap means a log that was cleaned up by hand: versions before it cannot be read to the end.
+        existing = set(versions)
         self.first = self._newest
-        while self.first - 1 in there:
+        while self.first - 1 in existing:
             self.first -= 1
 
     @property
@@ -68,19 +62,13 @@ class Log:
         return self._newest
 
     def newest(self) -> int:
-        """The newest version now.
-
-        Raises
-        ------
-        FeedUnavailable
-            TABLE_REPLACED, when what was the newest commit is another one now.
-        """
+        """Look up the newest version."""
         for _ in range(_PROBES):
-            here, following = self._storage.info(_file(self._newest), _file(self._newest + 1))
-            if here.type != FileType.File or (here.size, here.mtime_ns) != self._mark:
+            current, following = self._storage.info(_file(self._newest), _file(self._newest + 1))
+            if current.type != FileType.File or (current.size, current.mtime_ns) != self._mark:
                 raise FeedUnavailable(
-                    f"version {self._newest} of the Delta table {self._shown} is not what it was: the table was removed or made "
-                    "anew. Start the query again, with a new checkpoint",
+                    f"version {self._newest} of the Delta table {self._shown} has changed: the table was "
+                    "removed or recreated. Start the query again, with a new checkpoint",
                     condition="FEED_UNAVAILABLE.TABLE_REPLACED",
                     table=self._shown,
                 )
@@ -92,13 +80,7 @@ class Log:
         return self._newest
 
     def commit(self, version: int) -> CommitFile:
-        """One commit.
-
-        Raises
-        ------
-        DataLost
-            When it is not there any more.
-        """
+        """Return one commit."""
         if version not in self._commits:
             self._keep(self._parsed(version))
         self._commits.move_to_end(version)
@@ -116,17 +98,18 @@ class Log:
             raise self.lost(version) from None
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise FeedUnavailable(
-                f"{name} of the Delta table {self._shown} is not a commit file as the Delta protocol has them ({error!r})",
+                f"{name} of the Delta table {self._shown} is not a valid commit file ({error!r}): restore it "
+                "from a backup",
                 condition="FEED_UNAVAILABLE.BROKEN_LOG",
                 version=version,
             ) from None
 
     def lost(self, version: int) -> DataLost:
-        """The error for a commit that is not in the log any more."""
+        """Return the error for a commit that is no longer in the log."""
         self._list()
         return DataLost(
-            f"version {version} of the Delta table {self._shown} is no longer in its log; versions {self.first} to "
-            f"{self._newest} are left",
+            f"version {version} of the Delta table {self._shown} is no longer in its log; versions "
+            f"{self.first} to {self._newest} are left",
             version=version,
             first=self.first,
             last=self._newest,
@@ -142,27 +125,27 @@ class Log:
             self._kept_files -= self._commits.popitem(last=False)[1].files
 
     def commits(self, after: int, upto: int) -> Iterator[CommitFile]:
-        """The commits of a range."""
+        """Yield the commits of a range."""
         return self._read(range(after + 1, upto + 1))
 
     def backwards(self, version: int) -> Iterator[CommitFile]:
-        """A commit and those before it, down to the first one that is left."""
+        """Yield a commit and those before it, down to the first one."""
         return self._read(range(version, self.first - 1, -1))
 
     def _read(self, versions: range) -> Iterator[CommitFile]:
-        # A few more than were asked for, since most of the time passes in waiting for the storage.
-        place, ahead = 0, 1
-        while place < len(versions):
-            some = versions[place : place + ahead]
+        # Reads ahead, since most of the time is spent waiting for the storage.
+        position, ahead = 0, 1
+        while position < len(versions):
+            some = versions[position : position + ahead]
             unread = [version for version in some if version not in self._commits]
-            for commit in self._storage.side_by_side(self._parsed, unread):
+            for commit in self._storage.in_parallel(self._parsed, unread):
                 self._keep(commit)
             for version in some:
                 yield self.commit(version)
-            place, ahead = place + ahead, min(ahead * 2, 32)
+            position, ahead = position + ahead, min(ahead * 2, 32)
 
     def states(self, after: int, upto: int) -> Iterator[tuple[CommitFile, Metadata | None]]:
-        """The commits of a range, each with what the table was then; None where the log does not tell any more."""
+        """Yield the commits of a range, each with the table's metadata; None if the log no longer has it."""
         metadata = self.metadata(after)
         for commit in self.commits(after, upto):
             metadata = commit.metadata or metadata or self._checkpoint(commit.version)[0]
@@ -170,21 +153,21 @@ class Log:
             yield commit, metadata
 
     def metadata(self, version: int) -> Metadata | None:
-        """What the table was at a version; None where the log does not tell any more."""
+        """Return the table's metadata at a version; None if the log no longer has it."""
         for commit in self.backwards(version):
             known = self._states.get(commit.version)
-            found = commit.metadata or known or self._checkpoint(commit.version)[0]
-            if found is not None:
-                self._note(version, found)
-                return found
+            metadata = commit.metadata or known or self._checkpoint(commit.version)[0]
+            if metadata is not None:
+                self._note(version, metadata)
+                return metadata
         return self._checkpoint(self.first - 1)[0]
 
     def protocol(self, version: int) -> Protocol:
-        """What a reader of a version has to understand."""
+        """Return the protocol that a reader of a version needs."""
         for commit in self.backwards(version):
-            found = commit.protocol or self._checkpoint(commit.version)[1]
-            if found is not None:
-                return found
+            protocol = commit.protocol or self._checkpoint(commit.version)[1]
+            if protocol is not None:
+                return protocol
         return self._checkpoint(self.first - 1)[1] or Protocol(1)
 
     def _note(self, version: int, metadata: Metadata | None) -> None:
@@ -194,11 +177,11 @@ class Log:
             self._states.popitem(last=False)
 
     def _checkpoint(self, version: int) -> tuple[Metadata | None, Protocol | None]:
-        """What a checkpoint says of the table; nothing where there is none."""
+        """Return the metadata and protocol in a checkpoint; None if there is no checkpoint."""
         metadata: Metadata | None = None
         protocol: Protocol | None = None
         for name in self._checkpoints.get(version, ()):
-            for action in self._described(name):
+            for action in self._table_actions(name):
                 if (action.get("metaData") or {}).get("id"):
                     metadata = Metadata.of(action["metaData"])
                 if (action.get("protocol") or {}).get("minReaderVersion"):
@@ -207,15 +190,15 @@ class Log:
                 break
         return metadata, protocol
 
-    def _described(self, name: str) -> Iterator[dict[str, Any]]:
-        """A checkpoint's actions that are not about files."""
+    def _table_actions(self, name: str) -> Iterator[dict[str, Any]]:
+        """Yield the metadata and protocol actions of a checkpoint."""
         if name.endswith(".json"):
             yield from map(json.loads, self._storage.read(name).splitlines())
             return
-        with readable(name, self._storage.told), self._storage.open(name) as file:
-            found = pq.ParquetFile(file)
-            wanted = [each for each in ("metaData", "protocol") if each in found.schema_arrow.names]
-            for batch in found.iter_batches(columns=wanted):
+        with readable(name, self._storage.message), self._storage.open(name) as file:
+            parquet = pq.ParquetFile(file)
+            wanted = [kind for kind in ("metaData", "protocol") if kind in parquet.schema_arrow.names]
+            for batch in parquet.iter_batches(columns=wanted):
                 for kind, column in zip(batch.schema.names, batch.columns, strict=True):
                     yield from ({kind: value} for value in column.drop_null().to_pylist())
 

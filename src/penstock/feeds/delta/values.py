@@ -1,4 +1,4 @@
-"""Delta's types and partition values in Arrow."""
+"""Delta schemas and partition values in Arrow."""
 
 from __future__ import annotations
 
@@ -19,18 +19,10 @@ from penstock.lake.storage import library
 
 @lru_cache(maxsize=64)
 def data_schema(delta: str, shown: str) -> pa.Schema:
-    """The columns of a Delta schema; all may be NULL, since rows of old versions may have been.
-
-    Raises
-    ------
-    FeedUnavailable
-        SCHEMA, for a type that Spark or deltalake does not have.
-    InvalidChangelogSchema
-        RESERVED_COLUMN, for a column with a name that change rows need.
-    """
+    """Return the columns of a Delta schema; all are nullable, since older rows may have NULL."""
     schema = library("deltalake").Schema
     try:
-        found = canonical_schema(pa.schema(schema.from_json(delta).to_arrow()))
+        data = canonical_schema(pa.schema(schema.from_json(delta).to_arrow()))
     except PenstockError:
         raise
     except Exception as error:
@@ -39,25 +31,20 @@ def data_schema(delta: str, shown: str) -> pa.Schema:
             condition="FEED_UNAVAILABLE.SCHEMA",
             table=shown,
         ) from None
-    check_reserved(found, f"the Delta table {shown}")
-    return pa.schema([pa.field(field.name, nullable(field.type)) for field in found])
+    check_reserved(data, f"the Delta table {shown}")
+    return pa.schema([pa.field(field.name, nullable(field.type)) for field in data])
 
 
 def partition_value(name: str, text: str | None, kind: pa.DataType) -> pa.Scalar:
-    """The value of a partition column, from its text in the log (Delta protocol, "Partition Value Serialization").
-
-    Raises
-    ------
-    FeedUnavailable
-        PARTITION_VALUE, when it is none of its type.
-    """
+    """Parse the value of a partition column (Delta protocol, "Partition Value Serialization")."""
     if text is None or text == "":
         return pa.scalar(None, kind)
     try:
         return pa.scalar(_parsed(text, kind), kind)
     except (ValueError, ArithmeticError, pa.ArrowException):
         raise FeedUnavailable(
-            f"the partition column {name!r} is {kind}, and the log has a file with the value {text!r} for it, which is none",
+            f"the partition column {name!r} is {kind}, and the log has the invalid value {text!r} for it: "
+            "begin after it",
             condition="FEED_UNAVAILABLE.PARTITION_VALUE",
             column=name,
         ) from None
@@ -69,9 +56,9 @@ def _parsed(text: str, kind: pa.DataType) -> Any:
     if pat.is_floating(kind):
         return float(text)
     if pat.is_boolean(kind):
-        return (
-            {"true": True, "false": False}[text.lower()] if text.lower() in ("true", "false") else _none(text)
-        )
+        if text.lower() not in ("true", "false"):
+            raise ValueError(text)
+        return text.lower() == "true"
     if pat.is_decimal(kind):
         return Decimal(text)
     if pat.is_date(kind):
@@ -81,10 +68,6 @@ def _parsed(text: str, kind: pa.DataType) -> Any:
         zoned = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
         return zoned.astimezone(UTC) if kind.tz is not None else zoned.astimezone(UTC).replace(tzinfo=None)
     if pat.is_binary(kind):
-        # How bytes above 127 are written differs between writers.
+        # Writers encode bytes above 127 differently.
         return text.encode("ascii")
     return text
-
-
-def _none(text: str) -> Any:
-    raise ValueError(text)

@@ -1,4 +1,4 @@
-"""The changes of an Apache Iceberg table, by snapshot."""
+"""Change feed of an Apache Iceberg table."""
 
 from penstock.feeds.iceberg.feed import IcebergFeed as IcebergFeed
 

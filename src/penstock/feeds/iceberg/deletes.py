@@ -1,7 +1,8 @@
-"""Which rows of a data file are deleted: by position delete files, and by deletion vectors.
+"""Deleted rows of a data file: position delete files and deletion vectors.
 
-A deletion vector is a blob "deletion-vector-v1" of a Puffin file (https://iceberg.apache.org/puffin-spec): its length, a magic
-number, a 64-bit roaring bitmap in the portable serialization, and a checksum of the latter two.
+A deletion vector is a blob "deletion-vector-v1" of a Puffin file (https://iceberg.apache.org/puffin-spec):
+its length, a magic number, a 64-bit roaring bitmap in the portable serialization, and a checksum of the
+latter two.
 """
 
 from __future__ import annotations
@@ -29,19 +30,12 @@ class DeleteFile:
 
     path: str
     offset: int | None = None
-    """Where in the file the deletion vector begins; None for a position delete file."""
+    """The offset of the deletion vector in the file; None for a position delete file."""
     size: int = 0
 
 
 def positions(io: FileIO, deletes: DeleteFile, data_file: str) -> Positions:
-    """The deleted positions of a data file.
-
-    Raises
-    ------
-    FileNotFoundError
-    OSError
-        When the file is not as the format has it.
-    """
+    """Read the deleted positions of a data file."""
     if deletes.offset is None:
         return _listed(io, deletes.path, data_file)
     with io.new_input(deletes.path).open() as stream:
@@ -53,9 +47,9 @@ def positions(io: FileIO, deletes: DeleteFile, data_file: str) -> Positions:
 def _listed(io: FileIO, path: str, data_file: str) -> Positions:
     with io.new_input(path).open() as stream:
         fragment = ds.ParquetFileFormat().make_fragment(stream)
-        named = ds.Scanner.from_fragment(fragment, columns=["pos"], filter=pc.field("file_path") == data_file)
-        found: Positions = named.to_table()["pos"].to_numpy().astype(np.int64)
-    return found
+        rows = ds.Scanner.from_fragment(fragment, columns=["pos"], filter=pc.field("file_path") == data_file)
+        positions: Positions = rows.to_table()["pos"].to_numpy().astype(np.int64)
+    return positions
 
 
 def _vector(blob: bytes, path: str) -> Positions:

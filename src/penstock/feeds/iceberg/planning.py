@@ -1,8 +1,8 @@
-"""What a snapshot did to each of its files, from its manifests, cut into tasks.
+"""Planning of reads: the changes of each snapshot to its files, from its manifests, divided into tasks.
 
-By the table format's rules (https://iceberg.apache.org/spec): a manifest entry says with its status and snapshot id whether a
-snapshot added or removed a file; a position delete applies to the data files of its partition whose sequence number is not above
-its own, and a deletion vector to the one that it names.
+The rules are those of the table format (https://iceberg.apache.org/spec): the status and snapshot id of a
+manifest entry say whether a snapshot added or removed a file; a position delete applies to the data files of
+its partition whose sequence number is not above its own, and a deletion vector to the file that it names.
 """
 
 from __future__ import annotations
@@ -32,33 +32,33 @@ _PATH_FIELD = 2147483546
 
 @dataclass(frozen=True)
 class _Deletes:
-    """Position delete files and deletion vectors around a snapshot."""
+    """Position delete files and deletion vectors before and after a snapshot."""
 
     before: Sequence[Entry] = ()
     after: Sequence[Entry] = ()
 
     @property
     def changed(self) -> Sequence[Entry]:
-        before = {id(each) for each in self.before}
-        after = {id(each) for each in self.after}
+        before = {id(entry) for entry in self.before}
+        after = {id(entry) for entry in self.after}
         return [
-            each for each in chain(self.before, self.after) if (id(each) in before) != (id(each) in after)
+            entry for entry in chain(self.before, self.after) if (id(entry) in before) != (id(entry) in after)
         ]
 
 
 class Planner:
-    """Makes the tasks of a range."""
+    """Plans the tasks of a range."""
 
     def __init__(self, name: str, table: Table, view: TableView, rows_per_task: int) -> None:
         self._name, self._io, self._specs = name, table.io, table.metadata.specs()
         schemas = table.metadata.schemas
         self._columns: dict[int | None, tuple[Column, ...]] = {
-            each.schema_id: columns_of(each.fields) for each in schemas
+            schema.schema_id: columns_of(schema.fields) for schema in schemas
         }
         self._view, self._rows_per_task = view, rows_per_task
 
     def tasks(self, changes: Iterable[Change]) -> list[ReadTask]:
-        """Parts of files, as many together as make a task."""
+        """Group parts of files into tasks."""
         tasks: list[ReadTask] = []
         gathered: list[FileRows] = []
         weight = 0
@@ -77,38 +77,38 @@ class Planner:
                 yield replace(rows, part=part, parts=count)
 
     def _files(self, change: Change) -> Iterator[FileRows]:
-        """All files whose live rows the snapshot changed."""
+        """Yield all files whose live rows the snapshot changed."""
         snapshot = change.snapshot.snapshot_id
-        found = manifests(self._io, change.snapshot)
-        data = [each for each in found if each.content == ManifestContent.DATA]
-        own = self._own(change, [each for each in data if each.added_snapshot_id == snapshot])
+        all_manifests = manifests(self._io, change.snapshot)
+        data = [manifest for manifest in all_manifests if manifest.content == ManifestContent.DATA]
+        own = self._own(change, [manifest for manifest in data if manifest.added_snapshot_id == snapshot])
         removed = [entry for entry in own if entry.status == ManifestEntryStatus.DELETED]
-        deletes = self._deletes(found, snapshot, needed=bool(removed))
+        deletes = self._deletes(all_manifests, snapshot, needed=bool(removed))
         for entry in own:
             if entry.status == ManifestEntryStatus.ADDED:
-                yield self._rows(change, entry, INSERT, leave=_applying(deletes.after, entry))
+                yield self._rows(change, entry, INSERT, exclude=_applying(deletes.after, entry))
         for entry in removed:
-            yield self._rows(change, entry, DELETE, leave=_applying(deletes.before, entry))
+            yield self._rows(change, entry, DELETE, exclude=_applying(deletes.before, entry))
         if deletes.changed:
             yield from self._touched(change, data, {entry.file.file_path for entry in own}, deletes)
 
     def _own(self, change: Change, written: Sequence[Manifest]) -> list[Entry]:
-        """What the snapshot added and removed, from the manifests that it wrote."""
+        """Return the entries that the snapshot added and removed, from the manifests that it wrote."""
         snapshot = change.snapshot.snapshot_id
-        found = [
+        changed = [
             entry
             for entry in chain.from_iterable(map(self._entries, written))
             if entry.status != ManifestEntryStatus.EXISTING
         ]
-        own = [entry for entry in found if entry.snapshot_id == snapshot]
+        own = [entry for entry in changed if entry.snapshot_id == snapshot]
         # Up to 0.11 pyiceberg left a removed file the id of the snapshot that had added it.
         doubtful = [
             entry
-            for entry in found
+            for entry in changed
             if entry.snapshot_id != snapshot and entry.status == ManifestEntryStatus.DELETED
         ]
-        bare = self._view.lineage and any(entry.file.first_row_id is None for entry in own)
-        if change.parent is not None and (doubtful or bare):
+        lacks_row_ids = self._view.lineage and any(entry.file.first_row_id is None for entry in own)
+        if change.parent is not None and (doubtful or lacks_row_ids):
             before = self._live(change.parent)
             own += [entry for entry in doubtful if entry.file.file_path in before]
             for entry in own:
@@ -116,18 +116,20 @@ class Planner:
         return own
 
     def _live(self, snapshot: Snapshot) -> dict[str, Entry]:
-        """A snapshot's data files, by their paths."""
-        found = (each for each in manifests(self._io, snapshot) if each.content == ManifestContent.DATA)
+        """Return the data files of a snapshot by path."""
+        data = (
+            manifest for manifest in manifests(self._io, snapshot) if manifest.content == ManifestContent.DATA
+        )
         return {
             entry.file.file_path: entry
-            for entry in chain.from_iterable(map(self._entries, found))
+            for entry in chain.from_iterable(map(self._entries, data))
             if entry.status != ManifestEntryStatus.DELETED
         }
 
     def _touched(
         self, change: Change, written: Sequence[Manifest], own: set[str], deletes: _Deletes
     ) -> Iterator[FileRows]:
-        """Files that stay, and of which other rows are deleted than before."""
+        """Yield files that stay, whose deleted rows the snapshot changed."""
         changed = deletes.changed
         for entry in chain.from_iterable(map(self._entries, written)):
             if entry.status == ManifestEntryStatus.DELETED or entry.file.file_path in own:
@@ -135,17 +137,17 @@ class Planner:
             if not _applying(changed, entry):
                 continue
             before, after = _applying(deletes.before, entry), _applying(deletes.after, entry)
-            yield self._rows(change, entry, DELETE, take=after, leave=before)
+            yield self._rows(change, entry, DELETE, only=after, exclude=before)
             if set(before) - set(after):
-                yield self._rows(change, entry, INSERT, take=before, leave=after)
+                yield self._rows(change, entry, INSERT, only=before, exclude=after)
 
     def _deletes(self, written: Sequence[Manifest], snapshot: int, *, needed: bool) -> _Deletes:
-        """The delete files around the snapshot; none where they cannot matter."""
-        found = [each for each in written if each.content == ManifestContent.DELETES]
-        if not needed and all(each.added_snapshot_id != snapshot for each in found):
+        """Return the delete files before and after the snapshot; none if they cannot matter."""
+        delete_manifests = [manifest for manifest in written if manifest.content == ManifestContent.DELETES]
+        if not needed and all(manifest.added_snapshot_id != snapshot for manifest in delete_manifests):
             return _Deletes()
         before, after = [], []
-        for manifest in found:
+        for manifest in delete_manifests:
             own = manifest.added_snapshot_id == snapshot
             for entry in self._entries(manifest):
                 removed = entry.status == ManifestEntryStatus.DELETED
@@ -164,8 +166,8 @@ class Planner:
     def _check_delete(self, file: File) -> None:
         if file.content == DataFileContent.EQUALITY_DELETES:
             raise FeedUnavailable(
-                f"{self._name} has equality deletes, which Flink writes and pyiceberg cannot read: have the writer use position "
-                "deletes or copy-on-write, and start behind the next compaction",
+                f"{self._name} has equality deletes, which Flink writes and pyiceberg cannot read: configure "
+                "the writer to use position deletes or copy-on-write, and start after the next compaction",
                 condition="FEED_UNAVAILABLE.EQUALITY_DELETES",
                 file=file.file_path,
             )
@@ -175,8 +177,8 @@ class Planner:
     def _check_format(self, file: File) -> None:
         if file.file_format != FileFormat.PARQUET:
             raise FeedUnavailable(
-                f"{self._name} has {file.file_format.value} files, and only Parquet is supported: set write.format.default to "
-                "parquet, and start behind the commits that wrote others",
+                f"{self._name} has {file.file_format.value} files, and only Parquet is supported: set "
+                "write.format.default to parquet, and start after the commits that wrote others",
                 condition="FEED_UNAVAILABLE.FILE_FORMAT",
                 file=file.file_path,
             )
@@ -187,8 +189,8 @@ class Planner:
         entry: Entry,
         change_type: str,
         *,
-        leave: tuple[DeleteFile, ...],
-        take: tuple[DeleteFile, ...] | None = None,
+        exclude: tuple[DeleteFile, ...],
+        only: tuple[DeleteFile, ...] | None = None,
     ) -> FileRows:
         file = entry.file
         self._check_format(file)
@@ -200,9 +202,9 @@ class Planner:
             change_type=change_type,
             path=file.file_path,
             records=file.record_count,
-            constants=self._identities(file),
-            leave=leave,
-            take=take,
+            constants=self._partition_constants(file),
+            exclude=exclude,
+            only=only,
             first_row_id=file.first_row_id,
             updated=entry.sequence_number,
             columns=self._columns.get(change.snapshot.schema_id, ()),
@@ -210,48 +212,50 @@ class Planner:
 
     def _no_lineage(self, change: Change) -> FeedUnavailable:
         return FeedUnavailable(
-            f"version {change.version} of {self._name} has rows without row lineage, from before the table had format 3: "
-            "start from a later one, or give the columns that tell rows apart: "
+            f"version {change.version} of {self._name} has rows without row lineage, from before the table "
+            "had format 3: start from a later one, or give the columns that identify rows: "
             f"{row_id_forms('iceberg', 'table', 'IcebergFeed')}",
             condition="FEED_UNAVAILABLE.NO_ROW_LINEAGE",
             version=change.version,
         )
 
-    def _identities(self, file: File) -> tuple[tuple[int, Any], ...]:
-        """Columns that the file may do without, since its partition has their one value."""
+    def _partition_constants(self, file: File) -> tuple[tuple[int, Any], ...]:
+        """Return the columns that a file may lack, since its partition has their single value."""
         fields = self._specs[file.spec_id].fields
-        values = ((each.source_id, file.partition[place]) for place, each in enumerate(fields))
-        identity = (isinstance(each.transform, IdentityTransform) for each in fields)
-        return tuple(pair for pair, same in zip(values, identity, strict=True) if same)
+        return tuple(
+            (field.source_id, file.partition[index])
+            for index, field in enumerate(fields)
+            if isinstance(field.transform, IdentityTransform)
+        )
 
 
 def _take_row_id(file: File, before: Mapping[str, Entry]) -> None:
-    """A removed file whose row ids the writer left out has those that it had before."""
+    """Restore the row ids of a removed file whose writer left them out."""
     had = before[file.file_path].file.first_row_id if file.file_path in before else None
     if file.first_row_id is None and had is not None:
         file.first_row_id = had
 
 
 def _applying(deletes: Iterable[Entry], data: Entry) -> tuple[DeleteFile, ...]:
-    """What may delete rows of a data file; whether a position delete file does, its rows say."""
-    return tuple(_deletes_of(each.file) for each in deletes if _applies(each, data))
+    """Return the delete files that may apply to a data file; only their rows say whether they do."""
+    return tuple(_delete_file(entry.file) for entry in deletes if _applies(entry, data))
 
 
-def _deletes_of(file: File) -> DeleteFile:
+def _delete_file(file: File) -> DeleteFile:
     if file.file_format != FileFormat.PUFFIN:
         return DeleteFile(file.file_path)
     return DeleteFile(file.file_path, file.content_offset or 0, file.content_size_in_bytes or 0)
 
 
 def _applies(delete: Entry, data: Entry) -> bool:
-    file, of = delete.file, data.file
-    if (delete.sequence_number or 0) < (data.sequence_number or 0) or file.spec_id != of.spec_id:
+    file, data_file = delete.file, data.file
+    if (delete.sequence_number or 0) < (data.sequence_number or 0) or file.spec_id != data_file.spec_id:
         return False
-    if file.partition != of.partition:
+    if file.partition != data_file.partition:
         return False
     if file.referenced_data_file is not None:
-        return file.referenced_data_file == of.file_path
-    path = of.file_path.encode()
+        return file.referenced_data_file == data_file.file_path
+    path = data_file.file_path.encode()
     low = (file.lower_bounds or {}).get(_PATH_FIELD)
     high = (file.upper_bounds or {}).get(_PATH_FIELD)
     return (low is None or low <= path) and (high is None or path <= high)

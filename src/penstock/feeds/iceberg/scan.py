@@ -1,8 +1,9 @@
-"""Row lineage, which tables have from format 3 on: a number for each row, and the version that last updated it.
+"""Reading of parts of Iceberg data files as change rows, with row lineage; runs on executors.
 
-A file has both as columns where its rows were written before, such as by a copy-on-write update. Elsewhere, and where the columns
-are null, a row's number is that of the file's first row plus its position, and its version the one that added the file
-(https://iceberg.apache.org/spec, "Row Lineage").
+Row lineage, which tables have from format 3 on, is a number for each row and the version that last updated
+it. A file has both as columns if its rows were written earlier, such as by a copy-on-write update. Elsewhere,
+and where the columns are null, a row's number is that of the file's first row plus its position, and its
+version is the one that added the file (https://iceberg.apache.org/spec, "Row Lineage").
 """
 
 from __future__ import annotations
@@ -35,18 +36,14 @@ FIELDS = (
 )
 NAMES = (ROW_ID, UPDATED)
 FIELD_IDS = {ROW_ID: 2147483540, UPDATED: 2147483539}
-"""Which the table format reserves."""
+"""The field ids that the table format reserves."""
 FORMAT_VERSION = 3
-
-
-# ---- scan: The change rows of parts of files, read on an executor.
-
 _BATCH_ROWS = 65_536
 
 
 @dataclass(frozen=True)
 class TableView:
-    """What an executor has to know of a table, with the credentials to its files."""
+    """A table as an executor needs it, with the credentials for its files."""
 
     name: str
     io: FileIO
@@ -54,12 +51,12 @@ class TableView:
     name_mapping: NameMapping | None
     format_version: TableVersion
     lineage: bool
-    """Whether rows are told apart by row lineage."""
+    """Whether rows are identified by row lineage."""
 
 
 @dataclass(frozen=True)
 class FileRows:
-    """The rows of a data file, or of one of so many parts of it, that a snapshot changed in one way."""
+    """The rows of a data file, or of one part of it, that a snapshot changed in one way."""
 
     version: int
     timestamp: int
@@ -68,14 +65,14 @@ class FileRows:
     records: int
     constants: tuple[tuple[int, Any], ...]
     """Values of columns that the file may lack, by field id."""
-    leave: tuple[DeleteFile, ...]
-    """The rows that they name do not count."""
-    take: tuple[DeleteFile, ...] | None = None
-    """Only the rows that they name count."""
+    exclude: tuple[DeleteFile, ...]
+    """Delete files whose rows are left out."""
+    only: tuple[DeleteFile, ...] | None = None
+    """Delete files to whose rows the read is limited."""
     first_row_id: int | None = None
     """The row id of the file's first row."""
     updated: int | None = None
-    """The version that last updated the rows of which the file does not say it."""
+    """The version that last updated the rows for which the file has none."""
     columns: tuple[Column, ...] = ()
     """The table's columns in that version."""
     part: int = 0
@@ -95,15 +92,7 @@ class ReadTask:
 
 
 def rows(task: ReadTask, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The task's change rows in a read's schema.
-
-    Raises
-    ------
-    DataLost
-        When a file is gone.
-    FeedUnavailable
-        When one cannot be read.
-    """
+    """Read the change rows of a task in the schema of a read."""
     scan = _Scan(task.table, schema)
     for part in task.files:
         try:
@@ -112,17 +101,19 @@ def rows(task: ReadTask, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
             raise
         except FileNotFoundError:
             raise DataLost(
-                f"the file {part.path} of {task.table.name}, with rows of version {part.version}, is gone: its snapshot was "
-                "expired, or the file removed as an orphan; start from a later version, with a new checkpoint",
+                f"the file {part.path} of {task.table.name}, with rows of version {part.version}, is "
+                "missing: its snapshot was expired, or it was removed as an orphan. Start from a later "
+                "version, with a new checkpoint",
                 version=part.version,
                 file=part.path,
             ) from None
         except Exception as error:  # File systems raise what their libraries raise.
-            told = without_secrets(error, task.table.io.properties)
+            reason = without_secrets(error, task.table.io.properties)
             if is_denied(error):
-                raise access_denied(task.table.name, told, "the catalog's properties") from None
+                raise access_denied(task.table.name, reason, "the catalog's properties") from None
             raise FeedUnavailable(
-                f"the file {part.path} of {task.table.name}, with rows of version {part.version}, cannot be read: {told}",
+                f"the file {part.path} of {task.table.name}, with rows of version {part.version}, cannot be "
+                f"read: {reason}",
                 condition="FEED_UNAVAILABLE.UNREADABLE_FILE",
                 version=part.version,
                 file=part.path,
@@ -130,14 +121,14 @@ def rows(task: ReadTask, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
 
 
 def columns_of(fields: Iterable[NestedField]) -> tuple[Column, ...]:
-    """The columns of a schema, by their ids."""
-    return tuple(Column(each.name, _shape(each.field_type), each.field_id) for each in fields)
+    """Return the columns of a schema with their ids."""
+    return tuple(Column(field.name, _shape(field.field_type), field.field_id) for field in fields)
 
 
 def _shape(kind: IcebergType) -> str:
-    """A type with the ids of what is in it; comments, and what may be missing, change nothing for a reader."""
+    """Return a type with the ids of its fields; comments and nullability do not matter to a reader."""
     if isinstance(kind, StructType):
-        fields = (f"{each.field_id}: {each.name}: {_shape(each.field_type)}" for each in kind.fields)
+        fields = (f"{field.field_id}: {field.name}: {_shape(field.field_type)}" for field in kind.fields)
         return f"struct<{', '.join(fields)}>"
     if isinstance(kind, ListType):
         return f"list<{kind.element_id}: {_shape(kind.element_type)}>"
@@ -153,14 +144,14 @@ class _Scan:
     def __init__(self, table: TableView, schema: pa.Schema) -> None:
         self._table, self._schema = table, schema
         self._lineage = [name for name in schema.names if table.lineage and name in FIELD_IDS]
-        given = METADATA_NAMES.union(self._lineage)
-        wanted = [name for name in schema.names if name not in given]
+        computed = METADATA_NAMES.union(self._lineage)
+        wanted = [name for name in schema.names if name not in computed]
         columns = {field.name: field for field in table.schema.fields}
         absent = next((name for name in wanted if name not in columns), None)
         if absent is not None:
             raise FeedUnavailable(
-                f"{table.name} has no column {absent!r} any more: it was dropped or renamed after the query was planned; start "
-                "the query again",
+                f"{table.name} no longer has the column {absent!r}: it was dropped or renamed after the "
+                "query was planned. Start the query again",
                 condition="FEED_UNAVAILABLE.SCHEMA_CHANGED",
                 column=absent,
             )
@@ -171,9 +162,9 @@ class _Scan:
     def rows(self, part: FileRows) -> Iterator[pa.RecordBatch]:
         if self._planned is not None and part.columns:
             self._planned.check(self._table.name, part.version, self._read, part.columns)
-        leave = self._named(part.leave, part.path)
-        take = None if part.take is None else np.setdiff1d(self._named(part.take, part.path), leave)
-        if take is not None and not len(take):
+        exclude = self._deleted(part.exclude, part.path)
+        only = None if part.only is None else np.setdiff1d(self._deleted(part.only, part.path), exclude)
+        if only is not None and not len(only):
             return
         with self._table.io.new_input(part.path).open() as stream:
             file = pq.ParquetFile(stream, pre_buffer=True)
@@ -181,7 +172,7 @@ class _Scan:
                 raise OSError(
                     f"it has {file.metadata.num_rows} rows, the table's metadata says {part.records}"
                 )
-            for batch in self._batches(file, part, leave, take):
+            for batch in self._batches(file, part, exclude, only):
                 yield change_rows(
                     batch,
                     self._schema,
@@ -191,7 +182,7 @@ class _Scan:
                 )
 
     def _batches(
-        self, file: pq.ParquetFile, part: FileRows, leave: Positions, take: Positions | None
+        self, file: pq.ParquetFile, part: FileRows, exclude: Positions, only: Positions | None
     ) -> Iterator[pa.RecordBatch]:
         physical = file.schema_arrow
         downcast = self._table.format_version <= 2
@@ -201,12 +192,12 @@ class _Scan:
             downcast_ns_timestamp_to_us=downcast,
             format_version=self._table.format_version,
         )
-        there = {field.field_id: field.name for field in in_file.fields}
-        columns = [there[field.field_id] for field in self._projected.fields if field.field_id in there]
-        numbers = {name: there.get(FIELD_IDS[name]) for name in self._lineage}
-        constants = {place: value for place, value in part.constants if place not in there}
-        for start, batch in _portions(file, part, [*columns, *filter(None, numbers.values())]):
-            kept = _selected(batch.select(columns), start, leave, take)
+        names = {field.field_id: field.name for field in in_file.fields}
+        columns = [names[field.field_id] for field in self._projected.fields if field.field_id in names]
+        lineage = {name: names.get(FIELD_IDS[name]) for name in self._lineage}
+        constants = {field_id: value for field_id, value in part.constants if field_id not in names}
+        for start, batch in _part_batches(file, part, [*columns, *filter(None, lineage.values())]):
+            kept = _selected(batch.select(columns), start, exclude, only)
             if not kept.num_rows:
                 continue
             if self._projected.fields:
@@ -218,28 +209,30 @@ class _Scan:
                     projected_missing_fields=constants,
                     allow_timestamp_tz_mismatch=True,
                 )
-            told = _selected(self._numbered(batch, start, part, numbers), start, leave, take)
-            yield _beside(kept, told)
+            numbers = _selected(self._row_lineage(batch, start, part, lineage), start, exclude, only)
+            for field, column in zip(numbers.schema, numbers.columns, strict=True):
+                kept = kept.append_column(field, column)
+            yield kept
 
-    def _numbered(
+    def _row_lineage(
         self, batch: pa.RecordBatch, start: int, part: FileRows, stored: Mapping[str, str | None]
     ) -> pa.RecordBatch:
-        """The wanted columns of row lineage."""
+        """Return the selected columns of row lineage."""
         first = (part.first_row_id or 0) + start
         inherited = {
             ROW_ID: pa.array(np.arange(first, first + batch.num_rows)),
             UPDATED: pa.repeat(pa.scalar(part.updated or 0, pa.int64()), batch.num_rows),
         }
-        found = {
-            name: inherited[name] if place is None else pc.coalesce(batch.column(place), inherited[name])
-            for name, place in stored.items()
+        columns = {
+            name: inherited[name] if column is None else pc.coalesce(batch.column(column), inherited[name])
+            for name, column in stored.items()
         }
-        return pa.RecordBatch.from_pydict(found)
+        return pa.RecordBatch.from_pydict(columns)
 
-    def _named(self, files: tuple[DeleteFile, ...], path: str) -> Positions:
-        """The positions in a data file that delete files name, in order."""
-        found = [self._read_positions(file, path) for file in files]
-        return np.unique(np.concatenate(found)) if found else NONE
+    def _deleted(self, files: tuple[DeleteFile, ...], path: str) -> Positions:
+        """Return the positions in a data file that delete files list, in order."""
+        positions = [self._read_positions(file, path) for file in files]
+        return np.unique(np.concatenate(positions)) if positions else NONE
 
     def _read_positions(self, file: DeleteFile, path: str) -> Positions:
         if (file, path) not in self._positions:
@@ -247,17 +240,10 @@ class _Scan:
         return self._positions[file, path]
 
 
-def _beside(data: pa.RecordBatch, more: pa.RecordBatch) -> pa.RecordBatch:
-    """The columns of both."""
-    for field, column in zip(more.schema, more.columns, strict=True):
-        data = data.append_column(field, column)
-    return data
-
-
-def _portions(
+def _part_batches(
     file: pq.ParquetFile, part: FileRows, columns: list[str]
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Batches of a part's row groups, each with the position of its first row in the file."""
+    """Yield batches of a part's row groups, each with the position of its first row in the file."""
     count = file.metadata.num_row_groups
     first, end = part.part * count // part.parts, (part.part + 1) * count // part.parts
     start = sum(file.metadata.row_group(group).num_rows for group in range(first))
@@ -268,18 +254,20 @@ def _portions(
         start += batch.num_rows
 
 
-def _selected(batch: pa.RecordBatch, start: int, leave: Positions, take: Positions | None) -> pa.RecordBatch:
-    if take is not None:
-        return batch.take(pa.array(_within(take, start, batch.num_rows)))
-    gone = _within(leave, start, batch.num_rows)
-    if not len(gone):
+def _selected(
+    batch: pa.RecordBatch, start: int, exclude: Positions, only: Positions | None
+) -> pa.RecordBatch:
+    if only is not None:
+        return batch.take(pa.array(_within(only, start, batch.num_rows)))
+    excluded = _within(exclude, start, batch.num_rows)
+    if not len(excluded):
         return batch
     kept = np.ones(batch.num_rows, np.bool_)
-    kept[gone] = False
+    kept[excluded] = False
     return batch.filter(pa.array(kept))
 
 
 def _within(positions: Positions, start: int, rows: int) -> Positions:
     low, high = np.searchsorted(positions, [start, start + rows])
-    found: Positions = positions[low:high] - start
-    return found
+    within: Positions = positions[low:high] - start
+    return within

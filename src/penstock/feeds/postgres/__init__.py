@@ -1,4 +1,4 @@
-"""Changes of PostgreSQL tables, by logical decoding."""
+"""Changes of PostgreSQL tables through logical decoding."""
 
 from penstock.feeds.postgres.feed import PostgresFeed as PostgresFeed
 from penstock.feeds.postgres.slot import SlotLag as SlotLag

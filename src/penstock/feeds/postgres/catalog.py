@@ -1,4 +1,4 @@
-"""The tables of a publication: what their columns are called in Arrow, and what identifies their rows."""
+"""The tables of a publication: their columns in Arrow, and the keys that identify their rows."""
 
 from __future__ import annotations
 
@@ -25,25 +25,26 @@ _ADDED = (
     *METADATA_FIELDS,
 )
 _NAMES = (pa.field(TABLE, pa.string(), nullable=False), pa.field(KEY, pa.string(), nullable=False))
-_FIRST_OF_USERS = 16_384
-"""Types below this number are PostgreSQL's own."""
+SNAPSHOT_SCHEMA = "penstock_snapshots"
+_FIRST_USER_TYPE = 16_384
+"""Types below this object id are built in."""
 BaseType = tuple[int, int]
-"""What a column's type is made of, domains resolved: the type's object id, and its modifier."""
+"""A column's type with domains resolved: the type's object id, and its modifier."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table of the publication, as a query is planned with it."""
+    """A table of the publication as a query is planned with it."""
 
     relation: Relation
     bases: tuple[BaseType, ...]
     """The columns' types, domains resolved."""
     key: tuple[str, ...]
-    """The columns that identify rows; all of them where there is no key and the replica identity is full."""
+    """The columns that identify rows; all of them without a key, if the replica identity is full."""
     keyed: bool
-    """Whether the key is one, so that its columns are never null."""
+    """Whether the table has a key, whose columns are never null."""
     filter: str | None = None
-    """The publication's condition on rows."""
+    """The publication's row filter."""
     partitioned: bool = False
     read_as: tuple[tuple[str, str], ...] = ()
     """Columns that are read as text or double."""
@@ -54,7 +55,7 @@ class Table:
 
     @property
     def types(self) -> tuple[pa.DataType, ...]:
-        """The columns' Arrow types."""
+        """The Arrow types of the columns."""
         read_as = dict(self.read_as)
         return tuple(
             AS_TYPES[read_as[column.name]] if column.name in read_as else arrow_type(*base)
@@ -62,7 +63,7 @@ class Table:
         )
 
     def fields(self) -> list[pa.Field]:
-        """The table's columns."""
+        """Return the table's columns in Arrow."""
         return [
             pa.field(column.name, kind, nullable=not (self.keyed and column.name in self.key))
             for column, kind in zip(self.relation.columns, self.types, strict=True)
@@ -71,30 +72,30 @@ class Table:
 
 @dataclass(frozen=True)
 class Tables:
-    """The tables of a feed, as a query is planned with them."""
+    """The tables of a feed as a query is planned with them."""
 
     tables: tuple[Table, ...]
     several: bool
-    """Whether rows of all tables come in one form, with a struct for each table."""
+    """Whether rows of all tables share one schema, with a struct for each table."""
     changes_rows: bool
-    """Whether updates or deletes are published; else nothing has to identify rows."""
+    """Whether updates or deletes are published; otherwise rows need no key."""
     chosen: bool = False
-    """Whether the feed names its tables, rather than taking all of the publication."""
+    """Whether the feed names its tables, rather than reading all of the publication."""
     domains: Mapping[int, BaseType] = field(default_factory=dict, hash=False)
-    """What the domains among the types are made of."""
+    """The base types of the domains among the columns' types."""
     some_columns: bool = False
-    """Whether the reader names the columns that it wants, so that it does not mind others."""
+    """Whether the reader named the columns, so that other columns may come and go."""
 
     def columns(self) -> dict[str, Table]:
-        """The tables by the name of their struct column: the table's, with the schema where two have the same."""
+        """Return the tables by struct column: the table's name, with the schema if two are equal."""
         plain = [table.relation.table for table in self.tables]
         return {
-            (each if plain.count(each) == 1 else f"{table.relation.schema}_{each}"): table
-            for each, table in zip(plain, self.tables, strict=True)
+            (name if plain.count(name) == 1 else f"{table.relation.schema}_{name}"): table
+            for name, table in zip(plain, self.tables, strict=True)
         }
 
     def schema(self) -> pa.Schema:
-        """The columns of the feed."""
+        """Return the columns of the feed."""
         if not self.several:
             return pa.schema([*self.tables[0].fields(), *_ADDED])
         structs = []
@@ -103,8 +104,19 @@ class Tables:
             structs.append(pa.field(name, pa.struct(fields)))
         return pa.schema([*_NAMES, *structs, *_ADDED])
 
+    def selected_columns(self, schema: Iterable[pa.Field]) -> dict[str, Collection[str]]:
+        """Return the columns of the tables that a read with some fields has, by table."""
+        fields = {field.name: field for field in schema}
+        if not self.several:
+            return {self.tables[0].name: set(fields)}
+        return {
+            table.name: {field.name for field in fields[name].type}
+            for name, table in self.columns().items()
+            if name in fields
+        }
+
     def contract(self) -> ChangeContract | None:
-        """What the feed promises."""
+        """Return the contract of the feed; None if a table has no key."""
         row_id: tuple[str, ...] = (TABLE, KEY) if self.several else self.tables[0].key
         if not row_id or not all(table.key for table in self.tables):
             return None
@@ -118,16 +130,16 @@ class Tables:
         )
 
     def base(self, column: Column) -> BaseType:
-        """The type of a column, domains resolved."""
+        """Return the type of a column with domains resolved."""
         return self.domains.get(column.type, (column.type, column.modifier))
 
-    def made_of(self, relation: Relation, now: Table | None) -> Table:
-        """The table of a relation that the log has.
+    def _logged_table(self, relation: Relation, now: Table | None) -> Table:
+        """Return the table of a logged relation.
 
         Parameters
         ----------
         now
-            The same table as the catalog has it, where it does.
+            The same table in the catalog, if it is there.
         """
         key, keyed = identity_key(relation, now)
         return Table(
@@ -140,15 +152,14 @@ class Tables:
         )
 
     def as_logged(self, relations: Iterable[Relation]) -> Tables:
-        """The tables as the log has them from a position on.
+        """Return the tables as the log has them from a position on.
 
-        Rows are written with the table as it was then. So a table is what the first row that is still to be read was written
-        with; where there is none, it is what the catalog has.
+        A table has the form of its first row that is still to be read; without one, that of the catalog.
 
         Parameters
         ----------
         relations
-            Those of the rows that are still to be read, in the order of the log.
+            The relations of the rows that are still to be read, in the order of the log.
         """
         first: dict[str | int, Relation] = {}
         now = {table.relation.oid: table for table in self.tables}
@@ -159,43 +170,41 @@ class Tables:
                 continue
             first.setdefault(table.name if table else relation.oid, relation)
         logged = [
-            self.made_of(first[table.name], table) if table.name in first else table for table in self.tables
+            self._logged_table(first[table.name], table) if table.name in first else table
+            for table in self.tables
         ]
-        # Tables that have left the publication since, with rows that have not been read.
-        gone = [self.made_of(relation, None) for place, relation in first.items() if isinstance(place, int)]
-        tables = sorted([*logged, *gone], key=lambda table: table.name) if gone else logged
+        # Tables that have left the publication since, with unread rows.
+        removed = [
+            self._logged_table(relation, None) for key, relation in first.items() if isinstance(key, int)
+        ]
+        tables = sorted([*logged, *removed], key=lambda table: table.name) if removed else logged
         return replace(self, tables=tuple(tables), several=len(tables) > 1)
 
-    def reading(self, types: Mapping[str, str]) -> Tables:
-        """The tables with some columns read as text or double.
+    def reading_as(self, types: Mapping[str, str]) -> Tables:
+        """Return the tables with some columns read as text or double.
 
         Parameters
         ----------
         types
-            By the column's name, or the table's and the column's.
-
-        Raises
-        ------
-        KeyError
-            With the name of a column that no table has.
+            The types by the column's name, or the table's and the column's.
         """
         left = set(types)
         tables = []
         for table in self.tables:
-            found = []
+            read_as = []
             for column in table.relation.columns:
                 names = (f"{table.name}.{column.name}", f"{table.relation.table}.{column.name}", column.name)
                 left -= set(names)
                 kind = next((types[name] for name in names if name in types), None)
                 if kind is not None:
-                    found.append((column.name, kind))
-            tables.append(replace(table, read_as=tuple(found)))
+                    read_as.append((column.name, kind))
+            tables.append(replace(table, read_as=tuple(read_as)))
         if left:
             raise KeyError(min(left))
         return replace(self, tables=tuple(tables))
 
     def to_json(self) -> str:
-        """The tables as text, for another process."""
+        """Return the tables as JSON, for another process."""
         tables = [
             {
                 "relation": relation_to_json(table.relation),
@@ -221,39 +230,40 @@ class Tables:
 
     @classmethod
     def from_json(cls, text: str) -> Tables:
-        found = json.loads(text)
+        value = json.loads(text)
         tables = tuple(
             Table(
-                relation_from_json(each["relation"]),
-                tuple((kind, modifier) for kind, modifier in each["bases"]),
-                tuple(each["key"]),
-                each["keyed"],
-                each["filter"],
-                each["partitioned"],
-                tuple((name, kind) for name, kind in each["read_as"]),
+                relation_from_json(table["relation"]),
+                tuple((kind, modifier) for kind, modifier in table["bases"]),
+                tuple(table["key"]),
+                table["keyed"],
+                table["filter"],
+                table["partitioned"],
+                tuple((name, kind) for name, kind in table["read_as"]),
             )
-            for each in found["tables"]
+            for table in value["tables"]
         )
-        domains = {oid: (kind, modifier) for oid, (kind, modifier) in found["domains"]}
-        return cls(tables, found["several"], found["changes_rows"], found["chosen"], domains)
+        domains = {oid: (kind, modifier) for oid, (kind, modifier) in value["domains"]}
+        return cls(tables, value["several"], value["changes_rows"], value["chosen"], domains)
 
 
 def identity_key(relation: Relation, now: Table | None) -> tuple[tuple[str, ...], bool]:
-    """The columns that identify a relation's rows, and whether they are a key.
+    """Return the columns that identify a relation's rows, and whether they are a key.
 
-    With the replica identity full the log has all columns, and does not say which are the primary key: the catalog does.
+    With replica identity full only the catalog says which columns are the primary key.
     """
     names = tuple(column.name for column in relation.columns)
     identity = tuple(column.name for column in relation.columns if column.key)
     if identity and relation.identity != "f":
         return identity, True
-    # Without a replica identity there are inserts alone, and any key will do.
+    # Without a replica identity there are only inserts, and any key will do.
     if now is not None and now.keyed and set(now.key) <= set(names):
         return now.key, True
     return identity, False
 
 
 def relation_to_json(relation: Relation) -> dict[str, Any]:
+    """Return a relation as JSON, for checkpoints and snapshots."""
     columns = [[column.name, column.type, column.modifier, column.key] for column in relation.columns]
     return {
         "oid": relation.oid,
@@ -264,21 +274,16 @@ def relation_to_json(relation: Relation) -> dict[str, Any]:
     }
 
 
-def relation_from_json(found: Mapping[str, Any]) -> Relation:
-    columns = tuple(Column(*each) for each in found["columns"])
-    return Relation(found["oid"], found["schema"], found["table"], columns, found["identity"])
+def relation_from_json(value: Mapping[str, Any]) -> Relation:
+    """Return a relation from JSON."""
+    columns = tuple(Column(*column) for column in value["columns"])
+    return Relation(value["oid"], value["schema"], value["table"], columns, value["identity"])
 
 
-def find(server: Statements, publication: str, chosen: Sequence[str] | None) -> Tables:
-    """The tables of a publication as the catalog has them, all or those that are chosen.
-
-    Raises
-    ------
-    FeedUnavailable
-        PUBLICATION_MISSING, TABLE_NOT_PUBLISHED, NO_TABLES, NO_REPLICA_IDENTITY or RESERVED_COLUMN.
-    """
-    found = server.all("publication", publication=publication)
-    if not found:
+def load_tables(server: Statements, publication: str, chosen: Sequence[str] | None) -> Tables:
+    """Load the tables of a publication from the catalog, all or the chosen ones."""
+    rows = server.fetch("publication", publication=publication)
+    if not rows:
         raise missing_publication(server, publication)
     tables, domains = published(server, publication)
     if chosen is not None:
@@ -288,32 +293,34 @@ def find(server: Statements, publication: str, chosen: Sequence[str] | None) -> 
             "NO_TABLES",
             f"the publication {publication!r} has no tables: alter publication {publication} add table …",
         )
-    changes_rows = bool(found[0].changes_rows)
+    changes_rows = bool(rows[0].changes_rows)
     for table in tables:
-        _check(server, table, changes_rows)
-    known = Tables(tuple(tables), len(tables) > 1, changes_rows, chosen is not None, domains)
-    check_names(server, known)
-    return known
+        _check_key(server, table, changes_rows)
+    loaded = Tables(tuple(tables), len(tables) > 1, changes_rows, chosen is not None, domains)
+    check_names(server, loaded)
+    return loaded
 
 
 def published(server: Statements, publication: str) -> tuple[list[Table], dict[int, BaseType]]:
-    """The tables that a publication has now, and what the domains among their types are made of."""
-    rows = server.all("columns", publication=publication)
+    """Load the tables of a publication, and the base types of the domains in them."""
+    rows = server.fetch("columns", publication=publication)
     domains = domains_of(server, {row.type for row in rows})
     return [_table(list(group), domains) for _, group in groupby(rows, key=lambda row: row.oid)], domains
 
 
 def domains_of(server: Statements, types: Collection[int]) -> dict[int, BaseType]:
-    """What the domains among some types are made of."""
-    own = sorted(each for each in types if each >= _FIRST_OF_USERS)
-    found = server.all("domains", oids=own) if own else ()
-    return {row.oid: (row.type, row.modifier) for row in found}
+    """Load the base types of the domains among some types."""
+    oids = sorted(oid for oid in types if oid >= _FIRST_USER_TYPE)
+    rows = server.fetch("domains", oids=oids) if oids else ()
+    return {row.oid: (row.type, row.modifier) for row in rows}
 
 
 def missing_publication(server: Statements, publication: str) -> FeedUnavailable:
+    """Return the error for a publication that does not exist."""
     return server.unavailable(
         "PUBLICATION_MISSING",
-        f"there is no publication {publication!r} in this database: create publication {publication} for table …",
+        f"there is no publication {publication!r} in this database: create publication {publication} for "
+        "table …",
         publication=publication,
     )
 
@@ -335,45 +342,41 @@ def _table(rows: list[Any], domains: Mapping[int, BaseType]) -> Table:
 
 def _named(server: Statements, publication: str, tables: Sequence[Table], name: str) -> Table:
     exact = [table for table in tables if table.name == name]
-    found = exact or [table for table in tables if table.relation.table == name]
-    if len(found) == 1:
-        return found[0]
+    matches = exact or [table for table in tables if table.relation.table == name]
+    if len(matches) == 1:
+        return matches[0]
     names = [table.name for table in tables]
-    if found:
+    if matches:
         raise server.unavailable(
-            "TABLE_AMBIGUOUS", f"the table {name!r} is in several schemas: say which, as in {found[0].name!r}"
+            "TABLE_AMBIGUOUS",
+            f"the table {name!r} is in several schemas: name its schema, as in {matches[0].name!r}",
         )
     raise server.unavailable(
         "TABLE_NOT_PUBLISHED",
-        f"the publication {in_quotes(publication)} does not have the table {in_quotes(name)}.{did_you_mean(name, names)} It "
-        f"has {', '.join(names) or 'none'}; alter publication {publication} add table {name}",
+        f"the publication {in_quotes(publication)} does not have the table {in_quotes(name)}."
+        f"{did_you_mean(name, names)} It has {', '.join(names) or 'none'}; alter publication {publication} "
+        f"add table {name}",
         table=name,
     )
 
 
-def _check(server: Statements, table: Table, changes_rows: bool) -> None:
+def _check_key(server: Statements, table: Table, changes_rows: bool) -> None:
     if changes_rows and not table.key:
         raise server.unavailable(
             "NO_REPLICA_IDENTITY",
-            f"nothing identifies the rows of {table.name}: give it a primary key, or alter table {table.name} replica "
-            "identity full; or publish inserts only",
+            f"nothing identifies the rows of {table.name}: give it a primary key, or alter table "
+            f"{table.name} replica identity full; or publish inserts only",
             table=table.name,
         )
 
 
 def check_names(server: Statements, tables: Tables) -> None:
-    """Refuse names that two columns would have.
-
-    Raises
-    ------
-    FeedUnavailable
-        RESERVED_COLUMN.
-    """
+    """Refuse two columns with the same name."""
     names = [name.lower() for name in tables.schema().names]
-    doubled = next((name for name in names if names.count(name) > 1), None)
-    if doubled is not None:
+    duplicate = next((name for name in names if names.count(name) > 1), None)
+    if duplicate is not None:
         raise server.unavailable(
             "RESERVED_COLUMN",
-            f"{doubled!r} would be the name of two columns, apart from upper and lower case: rename the table's",
-            column=doubled,
+            f"two columns would be named {duplicate!r}, apart from upper and lower case: rename the table's",
+            column=duplicate,
         )

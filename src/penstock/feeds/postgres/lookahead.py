@@ -1,7 +1,8 @@
-"""How far a stream may read: up to the first commit whose rows do not fit its plan.
+"""Lookahead of a stream: it may read up to the first commit whose rows do not fit its plan.
 
-The end of a micro-batch is logged before its rows are read. One that went past a change of a table could be read by no plan, and
-the query could never go on; so the log is looked through first, unless the catalog proves that nobody has changed a table.
+The end of a micro-batch is logged before its rows are read. If it lay after a change of a table, no plan
+could read the micro-batch, and the query could never resume; so the log is searched first, unless the catalog
+proves that no table was changed.
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from penstock.errors import FeedUnavailable
-from penstock.feeds.postgres.catalog import Table, Tables, identity_key, published
+from penstock.feeds.postgres.catalog import SNAPSHOT_SCHEMA, Table, Tables, identity_key, published
 from penstock.feeds.postgres.pgoutput import Relation
 from penstock.feeds.postgres.publication import (
     PublicationState,
@@ -23,33 +24,28 @@ from penstock.feeds.postgres.publication import (
     state_of,
     unlogged_changes,
 )
-from penstock.feeds.postgres.rows import SNAPSHOTS, selected_columns
-from penstock.feeds.postgres.schema_changes import Fit, SchemaChange, key_changed, table_removed
+from penstock.feeds.postgres.schema_changes import Fit, SchemaChange, key_changed, table_removed, truncated
 from penstock.feeds.postgres.server import Server
+from penstock.feeds.postgres.settings import FeedSettings
 from penstock.feeds.postgres.slot import LogRelations, Slot
 
-if TYPE_CHECKING:
-    from penstock.feeds.postgres.feed import PostgresFeed
-
 log = logging.getLogger("penstock.changes")
-NOTHING = LogRelations([], [], [])
+_NO_RELATIONS = LogRelations([], [], [])
 
 
 @dataclass(frozen=True)
 class _Refused:
-    """The first commit that cannot be read, and why."""
+    """A commit that cannot be read, and the error."""
 
     version: int
     error: FeedUnavailable
 
 
 class Lookahead:
-    """Looks through the log ahead of a stream.
+    """Searches the log ahead of a stream.
 
     Parameters
     ----------
-    feed, server, slot
-        What is read.
     tables
         The tables as the query is planned with them.
     columns
@@ -58,50 +54,50 @@ class Lookahead:
 
     def __init__(
         self,
-        feed: PostgresFeed,
+        settings: FeedSettings,
         server: Server,
         slot: Slot,
         tables: Tables,
         columns: Sequence[str] | None,
     ) -> None:
-        self._feed, self._server, self._slot, self._tables = feed, server, slot, tables
+        self._settings, self._server, self._slot, self._tables = settings, server, slot, tables
+        self._name = settings.name
         read = [field for field in tables.schema() if columns is None or field.name in columns]
-        self._fit = Fit(tables, selected_columns(tables, read), feed.accept or ())
+        self._fit = Fit(tables, tables.selected_columns(read), settings.accept or ())
         self._verified: PublicationState | None = None
         self._is_new = True
 
     def end(
         self, after: int, upto: int, before: Mapping[str, Any] | None, *, rows_before: bool
     ) -> tuple[int, PublicationState]:
-        """The end of what can be read, and the state of the publication with it.
+        """Return the version up to which the stream can read, and the state of the publication with it.
 
         Parameters
         ----------
         after, upto
-            The commits to look at.
+            The commits to search.
         before
             The state that the stream has kept with ``after``.
         rows_before
-            Whether there is something to read before them.
-
-        Raises
-        ------
-        FeedUnavailable
-            When the first rows cannot be read as the query is planned, or rows have come or gone without being logged.
+            Whether there are rows to read before them.
         """
-        # In this order: who holds a lock may have committed already, and cannot be seen before the lock is gone.
-        (changing,) = self._server.all("changing")
+        # In this order: a holder of a lock may have committed already, which is visible only once the lock is
+        # released.
+        (changing,) = self._server.fetch("changing")
         known = None if before is None else PublicationState.from_json(before)
         if changing.alone and known is not None:
-            # The tables could be listed only behind that transaction. The next look compares with the same state as this one.
+            # Listing the tables would wait for that transaction. The next call compares with the same state
+            # as this one.
             state, busy = known, True
         else:
-            state, busy = state_of(self._server, self._feed.publication, self._tables), changing.busy
+            state, busy = state_of(self._server, self._settings.publication, self._tables), changing.busy
             if known is not None:
                 self._refuse_unlogged(known, state)
         if busy or not self._is_verified(state, after, upto):
             log_relations = (
-                self._slot.relations(after, upto, skipped=self._feed.skip or ()) if upto > after else NOTHING
+                self._slot.relations(after, upto, skipped=self._settings.skip or ())
+                if upto > after
+                else _NO_RELATIONS
             )
             self._refuse_passing_partitions(log_relations.others, before, state)
             fitting = self._fitting(log_relations, upto, state, rows_before)
@@ -111,58 +107,58 @@ class Lookahead:
         return upto, state
 
     def _is_verified(self, state: PublicationState, after: int, upto: int) -> bool:
-        """Whether all can be read, since nobody has changed a table since that was so."""
+        """Whether everything can be read, since no table has changed since a search showed so."""
         if self._verified is None or self._verified.definitions() != state.definitions():
             return False
         if self._tables.chosen or upto <= after:
             return True
-        # A table that was made, published and dropped since leaves nothing in the catalog.
+        # A table that was created, published and dropped since then leaves no trace in the catalog.
         described = self._slot.descriptions(upto)
         return described is not None and all(self._is_readable(relation) for relation in described)
 
     def _is_readable(self, relation: Relation) -> bool:
         table = self._fit.table_of(relation)
-        return relation.schema == SNAPSHOTS or (
+        return relation.schema == SNAPSHOT_SCHEMA or (
             isinstance(table, Table) and self._fit.change(table, relation) is None
         )
 
     def _refuse_unlogged(self, before: PublicationState, now: PublicationState) -> None:
-        found = unlogged_changes(
+        changes = unlogged_changes(
             self._server,
-            self._feed.publication,
+            self._settings.publication,
             before,
             now,
             self._tables,
             self._fit.columns(),
-            keeps_emptied=self._feed.truncate == "skip",
+            keeps_emptied=self._settings.truncate == "skip",
         )
-        error = refusal(self._feed.name, found, self._feed.accept or ())
+        error = refusal(self._name, changes, self._settings.accept or ())
         if error is not None:
             raise error
         altered = altered_columns(before, now) if self._is_new else []
         self._is_new = False
         if altered:
             log.warning(
-                "columns are not what they were at the end of the checkpoint: %s. Rows that were written before have in them what was "
-                "logged then",
+                "columns have changed since the end of the checkpoint: %s. Rows that were written before "
+                "keep the values that were logged then",
                 "; ".join(altered),
-                extra={"action": "columns_changed", "slot": self._feed.slot, "columns": altered},
+                extra={"action": "columns_changed", "slot": self._settings.slot, "columns": altered},
             )
 
     def _refuse_passing_partitions(
         self, others: Sequence[Relation], before: Mapping[str, Any] | None, now: PublicationState
     ) -> None:
-        """Refuse partitions that have come and gone since the log was looked through last."""
+        """Refuse partitions that were attached and detached since the log was last searched."""
         known = set(chain.from_iterable(now.partitions.values()))
         if before is not None:
             known |= set(chain.from_iterable(before["partitions"].values()))
-        found = passed_partitions(
+        changes = passed_partitions(
             self._server,
             self._tables,
             [relation for relation in others if relation.oid not in known],
-            keeps_emptied=self._feed.truncate == "skip",
+            keeps_emptied=self._settings.truncate == "skip",
         )
-        error = refusal(self._feed.name, found, self._feed.accept or ())
+        error = refusal(self._name, changes, self._settings.accept or ())
         if error is not None:
             raise error
 
@@ -178,25 +174,25 @@ class Lookahead:
         raise refused.error
 
     def _first_refused(self, relations: LogRelations, readable: dict[str, int]) -> _Refused | None:
-        """The first commit that cannot be read; the tables of those before it go to ``readable``, with their first commit."""
-        found = [(use.version, self._table_of(use.relation)) for use in relations.uses]
-        for version, table in found:
+        """Return the first commit that cannot be read; add readable tables to ``readable``."""
+        uses = [(use.version, self._table_of(use.relation)) for use in relations.uses]
+        for version, table in uses:
             if isinstance(table, Table):
                 readable.setdefault(table.name, version)
         refused = []
-        for version, change in found:
+        for version, change in uses:
             if isinstance(change, SchemaChange):
                 within = readable.get(change.parameters.get("table", "")) == version
-                told = change.in_one_commit if within else change.in_stream
-                refused.append(_Refused(version, told(self._feed.name, version)))
-        for each in relations.emptied:
-            error = truncation(self._feed, self._fit, each.relations, each.version)
+                error_of = change.in_one_commit if within else change.in_stream
+                refused.append(_Refused(version, error_of(self._name, version)))
+        for truncation in relations.truncations:
+            error = truncated(self._settings, self._fit, truncation.relations, truncation.version)
             if error is not None:
-                refused.append(_Refused(each.version, error))
-        return min(refused, key=lambda each: each.version, default=None)
+                refused.append(_Refused(truncation.version, error))
+        return min(refused, key=lambda commit: commit.version, default=None)
 
     def _table_of(self, relation: Relation) -> Table | SchemaChange | None:
-        if relation.schema == SNAPSHOTS:
+        if relation.schema == SNAPSHOT_SCHEMA:
             return None
         table = self._fit.table_of(relation)
         if not isinstance(table, Table):
@@ -204,22 +200,29 @@ class Lookahead:
         return self._fit.change(table, relation) or self._other_primary_key(table, relation) or table
 
     def _other_primary_key(self, table: Table, relation: Relation) -> SchemaChange | None:
-        """With the replica identity full, the catalog alone has the primary key."""
+        """With replica identity full, only the catalog has the primary key."""
         if relation.identity != "f" or not self._tables.changes_rows:
             return None
-        now = next((each for each in self._published() if each.relation.oid == relation.oid), None)
+        now = next(
+            (
+                published_table
+                for published_table in self._published()
+                if published_table.relation.oid == relation.oid
+            ),
+            None,
+        )
         if now is None or now.relation.identity != "f":
             return None
         key, _ = identity_key(relation, now)
         return key_changed(table, key) if set(key) != set(table.key) else None
 
     def _require_published(self, state: PublicationState, readable: Mapping[str, int]) -> None:
-        for table in self._gone(state):
+        for table in self._removed(state):
             if table.name not in readable:
-                raise table_removed(self._feed.name, table)
+                raise table_removed(self._name, table)
 
-    def _gone(self, state: PublicationState) -> list[Table]:
-        """The tables that the publication does not have any more."""
+    def _removed(self, state: PublicationState) -> list[Table]:
+        """Return the tables that are no longer in the publication."""
         oids = {int(entry.partition(".")[0]) for entry in state.tables.values()}
         return [
             table
@@ -228,34 +231,15 @@ class Lookahead:
         ]
 
     def _catalog_fits(self, state: PublicationState) -> bool:
-        """Whether rows that are written from now on can be read, as long as nobody changes a table."""
+        """Whether future rows can be read as long as no table is changed."""
         now = {table.name: table for table in self._published()}
         if any(table.partitioned for table in self._tables.tables):
-            # A partition that comes and goes leaves nothing in the catalog.
+            # A partition that is attached and detached leaves no trace in the catalog.
             return False
         fitting = all(
             name in now and isinstance(self._table_of(now[name].relation), Table) for name in state.tables
         )
-        return fitting and not self._gone(state)
+        return fitting and not self._removed(state)
 
     def _published(self) -> Sequence[Table]:
-        return published(self._server, self._feed.publication)[0]
-
-
-def truncation(
-    feed: PostgresFeed, fit: Fit, relations: Sequence[Relation], version: int
-) -> FeedUnavailable | None:
-    """The error of a TRUNCATE of some relations, where it matters."""
-    if feed.truncate == "skip":
-        return None
-    names = ", ".join(relation.name for relation in relations if isinstance(fit.table_of(relation), Table))
-    if not names:
-        return None
-    return FeedUnavailable(
-        f"{feed.name}: TRUNCATE has emptied {names} in commit {version}, and a feed of rows cannot say which rows went: start over "
-        'with a new slot, a new checkpoint and an empty sink, or continue with truncate="skip" where the rows may stay; '
-        "publish = 'insert, update, delete' leaves later ones out",
-        condition="FEED_UNAVAILABLE.TRUNCATED",
-        tables=names,
-        version=version,
-    )
+        return published(self._server, self._settings.publication)[0]

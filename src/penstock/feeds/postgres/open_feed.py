@@ -1,50 +1,54 @@
-"""What one process has open for a feed, and what it remembers of it."""
+"""An open PostgreSQL feed: its connections, its slot, and the tables as a query is planned with them."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 
 from penstock.errors import DataLost, FeedUnavailable
-from penstock.feeds.contract import COMMIT_VERSION
-from penstock.feeds.postgres.address import split
-from penstock.feeds.postgres.catalog import SEQUENCE, Table, Tables, check_names, domains_of, find, published
-from penstock.feeds.postgres.lookahead import Lookahead, truncation
+from penstock.feeds.postgres.catalog import (
+    SNAPSHOT_SCHEMA,
+    Table,
+    Tables,
+    check_names,
+    domains_of,
+    load_tables,
+    published,
+)
+from penstock.feeds.postgres.lookahead import Lookahead
 from penstock.feeds.postgres.open_transactions import OpenTransactions
-from penstock.feeds.postgres.pgoutput import Decoder, Relation
+from penstock.feeds.postgres.pgoutput import Relation
 from penstock.feeds.postgres.publication import state_of
-from penstock.feeds.postgres.rows import SNAPSHOTS, Rows
+from penstock.feeds.postgres.rows import RowReader
 from penstock.feeds.postgres.schema_changes import Fit, SchemaChange
 from penstock.feeds.postgres.server import Server, ServerGone, Session
+from penstock.feeds.postgres.settings import FeedSettings
 from penstock.feeds.postgres.slot import Slot, SlotLag, SlotState
 from penstock.feeds.postgres.snapshot import Snapshot, SnapshotPiece, Snapshots
-from penstock.feeds.protocol import Commit, Description
-
-if TYPE_CHECKING:
-    from penstock.feeds.postgres.feed import PostgresFeed
+from penstock.feeds.protocol import Commit, Description, OpenChangelog, PlannedRead
 
 log = logging.getLogger("penstock.changes")
 _QUIET = 16 << 20
-"""Bytes of log without a change after which an empty micro-batch lets the slot move on."""
+"""Bytes of log without a change after which an empty micro-batch advances the slot."""
 _ATTEMPTS = 3
-_PLANNED_BY = 100_000
-"""Messages of the log to look at for what the tables are; what comes later is noticed when it is read."""
+_PLANNING_MESSAGES = 100_000
+"""Messages of the log to search for the tables' definitions; later changes are noticed when they are read."""
 
 
 @dataclass(frozen=True)
-class LogPiece:
-    """The commits of a range."""
+class LogTask:
+    """The commits of a range of the log."""
 
     after: int
     upto: int
     tables: Tables
     first: int
-    """The commit with which the range of all pieces begins."""
+    """The commit with which the range of all tasks begins."""
 
 
 @dataclass(frozen=True)
@@ -54,47 +58,63 @@ class SnapshotTask:
     piece: SnapshotPiece
     tables: Tables
 
+    @property
+    def first(self) -> int:
+        return self.piece.version
 
-class Link:
-    """One process's view of a feed."""
+    @property
+    def after(self) -> int:
+        return self.piece.version - 1
 
-    def __init__(self, feed: PostgresFeed) -> None:
-        self._feed = feed
-        server, _ = split(feed.url)
-        self._server = Server(server, feed.name, feed.slot_wait or 0.0)
-        self._slot = Slot(self._server, feed.slot, feed.publication, feed.lag_warning or 0)
-        self._transactions = OpenTransactions(self._server, feed.slot, feed.transaction_warning or 0.0)
-        self._snapshots = Snapshots(self._server, self._slot, required=feed.snapshot == "initial")
+    @property
+    def upto(self) -> int:
+        return self.piece.version
+
+
+class OpenPostgresFeed(OpenChangelog):
+    """A feed that is open in one process.
+
+    Without a plan it reads the tables as they are when they are first looked at.
+    """
+
+    def __init__(self, settings: FeedSettings, planned: PlannedRead | None = None) -> None:
+        self.settings = settings
+        self.name = settings.name
+        self._server = Server(settings.server, self.name, settings.slot_wait or 0.0)
+        self._slot = Slot(self._server, settings.slot, settings.publication, settings.lag_warning or 0)
+        self._transactions = OpenTransactions(
+            self._server, settings.slot, settings.transaction_warning or 0.0
+        )
+        self._snapshots = Snapshots(self._server, self._slot, required=settings.snapshot == "initial")
+        self._planned = planned
         self._tables: Tables | None = None
-        self._follows = self._some_columns = False
-        self._columns: Sequence[str] | None = None
         self._lookahead: Lookahead | None = None
         self._quiet: tuple[int, int] | None = None
+        """The range that was last found to have no changes."""
         self._flushed = 0
-        self._looked_at: tuple[int, int] | None = None
+        self._searched: tuple[int, int] | None = None
+        """The version, and the end of the log, with which the lookahead last found nothing."""
+        if planned is not None and planned.plan is not None:
+            self._use(Tables.from_json(planned.plan))
 
     def close(self) -> None:
         self._server.close()
 
-    def follow(self, plan: str | None, columns: Sequence[str], some_columns: bool) -> None:
-        """Read some columns, by the tables as they were described; as they are when they are looked at first, without a plan."""
-        self._follows, self._columns, self._some_columns = True, columns, some_columns
-        if plan is not None:
-            self._know(Tables.from_json(plan))
-
-    def describe(self, after: int | None) -> Description:
+    def describe(self, after: int | None = None) -> Description:
+        """Describe the tables as the rows to be read were written: those after a version, or all."""
         self._slot.check_server()
-        if self._tables is None or not self._follows:
-            self._know(self._planned(after))
-        if self._feed.snapshot == "none":
+        if self._tables is None or self._planned is None:
+            self._use(self._tables_after(after))
+        if self.settings.snapshot == "none":
             self._slot.state()
-        tables = self._known()
+        tables = self._known_tables()
         return Description(self._identity(), tables.schema(), tables.contract(), tables.to_json())
 
     def begin(self) -> int:
-        if self._feed.snapshot == "none":
+        """Return the start of a new query; with ``snapshot="initial"``, create the slot if needed."""
+        if self.settings.snapshot == "none":
             return self.oldest()
-        self._snapshots.make(self._known().tables, self._check_plan)
+        self._snapshots.create(self._known_tables().tables, self._check_plan)
         state, snapshot = self._slot.state(), self._snapshots.find()
         oldest = self._oldest(state, snapshot)
         if snapshot is None or oldest >= snapshot.version:
@@ -102,17 +122,19 @@ class Link:
         return oldest
 
     def oldest(self) -> int:
+        """Return the position of the slot, or just before its snapshot."""
         return self._oldest(self._slot.state(), self._snapshots.find())
 
     def newest(self, after: int) -> int:
-        self._known()
+        """Return the end of the log, if there are changes above ``after``."""
+        self._known_tables()
         state, snapshot = self._slot.state(), self._snapshots.find()
-        # A commit that is written from now on begins at the end of the log, or behind it.
+        # Later commits begin at the end of the log or after it.
         self._flushed, upto = state.flushed, state.flushed - 1
         if snapshot is not None and after < snapshot.version:
             return max(upto, snapshot.version)
         if after < self._oldest(state, snapshot):
-            # Something was there; whoever reads it is told that it is gone.
+            # Reading the range reports that commits are gone.
             return max(upto, after)
         if upto <= after or self._quiet == (after, upto):
             return after
@@ -121,30 +143,37 @@ class Link:
         self._quiet = after, upto
         return after
 
-    def publication_state(self) -> dict[str, Any]:
-        """The state of the publication at the start of a new query."""
+    def stream_start(self) -> dict[str, Any]:
+        """Return the state of the publication at the start of a new query."""
         snapshot = self._snapshots.find()
         if snapshot is not None:
             return dict(snapshot.publication)
-        return state_of(self._server, self._feed.publication, self._known()).to_json()
+        return state_of(self._server, self.settings.publication, self._known_tables()).to_json()
 
-    def stream_end(self, after: int, before: Mapping[str, Any] | None) -> tuple[int, dict[str, Any]]:
-        """The version up to which a stream may read now, and the state of the publication with it; see :class:`Lookahead`."""
+    def stream_end(self, after: int, state: Mapping[str, Any] | None) -> tuple[int, dict[str, Any]]:
+        """Return the version up to which a stream may read now, and the state of the publication with it.
+
+        See :class:`Lookahead`.
+        """
         upto = self.newest(after)
-        looked_at = after, self._flushed
-        if before is not None and upto == after and looked_at == self._looked_at:
+        searched = after, self._flushed
+        if state is not None and upto == after and searched == self._searched:
             # Nothing at all was written since.
-            return after, dict(before)
+            return after, dict(state)
         if self._lookahead is None:
-            self._lookahead = Lookahead(self._feed, self._server, self._slot, self._known(), self._columns)
+            columns = None if self._planned is None else self._planned.columns
+            self._lookahead = Lookahead(
+                self.settings, self._server, self._slot, self._known_tables(), columns
+            )
         snapshot = self._snapshots.find()
         start = after if snapshot is None else max(after, min(snapshot.version, upto))
-        end, state = self._lookahead.end(start, upto, before, rows_before=start > after)
-        self._looked_at = looked_at if end == after else None
-        return end, state.to_json()
+        end, now = self._lookahead.end(start, upto, state, rows_before=start > after)
+        self._searched = searched if end == after else None
+        return end, now.to_json()
 
-    def commits(self, after: int, upto: int, rows: int | None) -> Iterator[Commit]:
-        self._known()
+    def commits(self, after: int, upto: int, rows: int | None = None) -> Iterator[Commit]:
+        """Yield the transactions of a range; the server counts their rows."""
+        self._known_tables()
         snapshot = self._snapshots.find()
         self._require(after, self._slot.state(), snapshot)
         if snapshot is not None and after < snapshot.version <= upto:
@@ -152,81 +181,77 @@ class Link:
             after = snapshot.version
         yield from self._slot.commits(after, upto, rows)
 
-    def tasks(self, after: int, upto: int, rows_per_task: int) -> Sequence[Any]:
-        tables = self._known()
+    def tasks(self, after: int, upto: int, rows_per_task: int) -> Sequence[LogTask | SnapshotTask]:
+        """Return one task for the log, since a slot has one reader, and several for the snapshot."""
+        tables = self._known_tables()
         snapshot = self._snapshots.find()
         self._require(after, self._slot.state(), snapshot)
-        found: list[Any] = []
+        tasks: list[LogTask | SnapshotTask] = []
         first = after + 1
         if snapshot is not None and after < snapshot.version <= upto:
-            pieces = self._snapshots.pieces(snapshot, rows_per_task)
-            found = [SnapshotTask(piece, tables) for piece in pieces]
+            tasks += [SnapshotTask(piece, tables) for piece in snapshot.pieces(rows_per_task)]
             after = snapshot.version
         if after < upto:
-            found.append(LogPiece(after, upto, tables, first))
-        return found
+            tasks.append(LogTask(after, upto, tables, first))
+        return tasks
+
+    def read(self, task: LogTask | SnapshotTask, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        """Read the rows of a task; after a broken connection it resumes after the last row."""
+        from_log = isinstance(task, LogTask)
+        rows = RowReader(self.settings, task.tables, schema, task.first, from_log=from_log)
+        for attempt in range(_ATTEMPTS):
+            decoder = rows.decoder(task.after, task.upto)
+            if isinstance(task, SnapshotTask):
+                piece = task.piece
+                decoder.begin(piece.version, piece.timestamp, piece.sequence, piece.copy.relation)
+            try:
+                with closing(self._messages(task)) as chunks:
+                    yield from rows.batches(decoder, chunks)
+                rows.report_invalid()
+                return
+            except ServerGone:
+                if attempt == _ATTEMPTS - 1:
+                    raise
 
     def logged(self, upto: int) -> None:
+        """Advance the slot, and drop the snapshot's copies."""
         snapshot = self._snapshots.find()
         if snapshot is not None:
             if upto < snapshot.version:
                 return
-            # Before the slot moves: a snapshot belongs to a slot that has not.
-            self._snapshots.forget()
+            # Before the slot advances: a snapshot belongs to a slot that has not.
+            self._snapshots.drop()
         self._slot.advance(upto)
 
     def lag(self) -> SlotLag:
+        """Return how much log the slot keeps and how much is unconfirmed, and the oldest transaction."""
         return replace(self._slot.state().lag, open_transaction=self._transactions.oldest())
 
     def warnings(self) -> list[str]:
-        told = self._transactions.warning(lambda: self._slot.state().lag.retained)
-        return [] if told is None else [told]
+        """Return a warning of a transaction that has been open on the server for too long."""
+        warning = self._transactions.warning(lambda: self._slot.state().lag.retained)
+        return [] if warning is None else [warning]
 
-    def read_log(self, piece: LogPiece, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """The rows of a range; where the connection breaks, on from the row that was given last."""
-        self._choose(piece.tables)
-        reading = _Reading(self._feed, piece.tables, schema, piece.first, may_skip=True)
-        for attempt in range(_ATTEMPTS):
-            decoder = reading.decoder(piece.after, piece.upto)
-            try:
-                # Somebody may have moved the slot since the task was made.
-                self._require(piece.after, self._slot.state(), None)
-                with closing(self._slot.messages(piece.upto)) as chunks:
-                    yield from reading.batches(decoder, chunks)
-                reading.report()
-                return
-            except ServerGone:
-                if attempt == _ATTEMPTS - 1:
-                    raise
+    def _messages(self, task: LogTask | SnapshotTask) -> Generator[list[bytes], None, None]:
+        if isinstance(task, SnapshotTask):
+            return self._snapshots.messages(task.piece)
+        self._choose(task.tables)
+        # Another reader may have advanced the slot since the task was created.
+        self._require(task.after, self._slot.state(), None)
+        return self._slot.messages(task.upto)
 
-    def read_snapshot(self, task: SnapshotTask, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """The rows of a piece of the snapshot."""
-        piece = task.piece
-        reading = _Reading(self._feed, task.tables, schema, piece.version, may_skip=False)
-        for attempt in range(_ATTEMPTS):
-            decoder = reading.decoder(piece.version - 1, piece.version)
-            decoder.begin(piece.version, piece.timestamp, piece.sequence, piece.copy.relation)
-            try:
-                with closing(self._snapshots.messages(piece)) as chunks:
-                    yield from reading.batches(decoder, chunks)
-                reading.report()
-                return
-            except ServerGone:
-                if attempt == _ATTEMPTS - 1:
-                    raise
-
-    def _known(self) -> Tables:
+    def _known_tables(self) -> Tables:
         if self._tables is None:
-            self._know(self._planned(None))
+            self._use(self._tables_after(None))
         assert self._tables is not None
         return self._tables
 
-    def _planned(self, after: int | None) -> Tables:
-        """The tables as a reader has to know them that begins after a version, or with the oldest one."""
-        tables = find(self._server, self._feed.publication, self._feed.tables)
+    def _tables_after(self, after: int | None) -> Tables:
+        """Return the tables for a read that begins after a version, or with the oldest one."""
+        tables = load_tables(self._server, self.settings.publication, self.settings.tables)
         state = self._slot.find()
         if state is None or not state.ready:
-            return self._read_as(tables)
+            return self._with_types(tables)
         snapshot = self._snapshots.find()
         start = self._oldest(state, snapshot)
         start = start if after is None else max(start, after)
@@ -237,43 +262,44 @@ class Link:
         upto = state.flushed - 1
         if upto > start:
             self._choose(tables)
-            found = self._slot.relations(start, upto, skipped=self._feed.skip or (), messages=_PLANNED_BY)
-            relations += [use.relation for use in found.uses if use.relation.schema != SNAPSHOTS]
+            logged = self._slot.relations(
+                start, upto, skipped=self.settings.skip or (), messages=_PLANNING_MESSAGES
+            )
+            relations += [use.relation for use in logged.uses if use.relation.schema != SNAPSHOT_SCHEMA]
         types = {column.type for relation in relations for column in relation.columns}
         domains = {**tables.domains, **domains_of(self._server, types)}
-        logged = replace(tables, domains=domains).as_logged(relations)
-        return self._read_as(logged)
+        return self._with_types(replace(tables, domains=domains).as_logged(relations))
 
-    def _read_as(self, tables: Tables) -> Tables:
+    def _with_types(self, tables: Tables) -> Tables:
         check_names(self._server, tables)
         try:
-            return tables.reading(self._feed.types or {})
+            return tables.reading_as(self.settings.types or {})
         except KeyError as error:
             (name,) = error.args
             raise self._server.unavailable(
                 "COLUMN_UNKNOWN",
-                f"types names the column {name!r}, which no table has: take it out, or correct it",
+                f"types names the column {name!r}, which no table has: remove or correct it",
                 column=name,
             ) from None
 
     def _check_plan(self, session: Session) -> dict[str, Any]:
-        """The state of the publication in a session that is about to copy the tables, which have to be as they are planned."""
-        tables = self._known()
-        now, _ = published(session, self._feed.publication)
+        """Check the tables in the session that copies them; return the state of the publication."""
+        tables = self._known_tables()
+        current, _ = published(session, self.settings.publication)
         fit = Fit(
             tables,
             {table.name: {column.name for column in table.relation.columns} for table in tables.tables},
         )
-        for each in now:
-            found = fit.table_of(each.relation)
-            if isinstance(found, Table):
-                found = fit.change(found, each.relation)
-            if isinstance(found, SchemaChange):
-                raise found.before_start(self._feed.name)
-        return state_of(session, self._feed.publication, tables).to_json()
+        for table in current:
+            planned = fit.table_of(table.relation)
+            change = fit.change(planned, table.relation) if isinstance(planned, Table) else planned
+            if isinstance(change, SchemaChange):
+                raise change.before_start(self.name)
+        return state_of(session, self.settings.publication, tables).to_json()
 
-    def _know(self, tables: Tables) -> None:
-        self._tables = replace(tables, some_columns=self._some_columns)
+    def _use(self, tables: Tables) -> None:
+        some_columns = self._planned is not None and self._planned.some_columns
+        self._tables = replace(tables, some_columns=some_columns)
         self._lookahead = None
         self._choose(tables)
 
@@ -284,12 +310,12 @@ class Link:
 
     def _identity(self) -> str:
         try:
-            system = self._server.all("system")[0].system_identifier
+            system = self._server.fetch("system")[0].system_identifier
         except FeedUnavailable:
             system = "server"
-        (found,) = self._server.all("server")
-        tables = "".join(f"/{table}" for table in sorted(self._feed.tables or ()))
-        return f"postgresql:{system}/{found.database}/{self._feed.publication}/{self._feed.slot}{tables}"
+        (row,) = self._server.fetch("server")
+        tables = "".join(f"/{table}" for table in sorted(self.settings.tables or ()))
+        return f"postgresql:{system}/{row.database}/{self.settings.publication}/{self.settings.slot}{tables}"
 
     def _oldest(self, state: SlotState, snapshot: Snapshot | None) -> int:
         confirmed = state.confirmed - 1
@@ -301,68 +327,10 @@ class Link:
         oldest = self._oldest(state, snapshot)
         if after < oldest:
             raise DataLost(
-                f"{self._feed.name}: the commits from {after + 1} to {oldest} are gone: the slot has been moved on, by another "
-                f"query or by hand, or was made anew. To start over, drop the slot and use a new checkpoint, and an empty or another sink: "
-                "a new slot comes with the rows as they are. To go on without what is gone, behind "
-                f'{oldest}: a new checkpoint and snapshot="none"',
+                f"{self.name}: the commits from {after + 1} to {oldest} are gone: another query advanced the "
+                "slot, or it was recreated. Start over with a new slot, a new checkpoint and an empty sink; "
+                "or continue after "
+                f'{oldest} with a new checkpoint and snapshot="none"',
                 after=after,
                 oldest=oldest,
             )
-
-
-class _Reading:
-    """One read of a task, which remembers how far it has come."""
-
-    def __init__(
-        self, feed: PostgresFeed, tables: Tables, schema: pa.Schema, first: int, *, may_skip: bool
-    ) -> None:
-        self._feed = feed
-        # These two say where to go on after a broken connection.
-        extra = [name for name in (COMMIT_VERSION, SEQUENCE) if schema.get_field_index(name) < 0]
-        full = tables.schema()
-        shown = pa.schema([*schema, *(full.field(name) for name in extra)])
-        self._rows = Rows(
-            tables,
-            shown,
-            feed.name,
-            first,
-            feed.accept or (),
-            nulls_invalid=feed.invalid_values == "null",
-            may_skip=may_skip,
-        )
-        self._schema = schema
-        self._done = (-1, -1)
-
-    def decoder(self, after: int, upto: int) -> Decoder:
-        skipped = [version for version in self._feed.skip or () if after < version <= upto]
-        if skipped:
-            log.warning(
-                "the rows of commits %s are left out, as skip says",
-                skipped,
-                extra={"action": "commits_skipped", "slot": self._feed.slot, "versions": skipped},
-            )
-        return Decoder(after, upto, self._rows.wanted, self._truncated, skipped)
-
-    def batches(self, decoder: Decoder, chunks: Iterator[list[bytes]]) -> Iterator[pa.RecordBatch]:
-        for messages in chunks:
-            for part in decoder.decode(messages):
-                rows = self._rows.batch(part, self._done)
-                if rows is not None:
-                    yield rows.select(self._schema.names) if len(rows.schema) > len(self._schema) else rows
-                    self._done = (rows[COMMIT_VERSION][-1].as_py(), rows[SEQUENCE][-1].as_py())
-
-    def report(self) -> None:
-        """Log what was read as null."""
-        for (table, column), count in self._rows.invalid.items():
-            log.warning(
-                "%s of %s has %d values that its type here cannot hold, and that are NULL",
-                column,
-                table,
-                count,
-                extra={"action": "invalid_values", "table": table, "column": column, "values": count},
-            )
-
-    def _truncated(self, relations: Sequence[Relation], version: int) -> None:
-        error = truncation(self._feed, self._rows.fit, relations, version)
-        if error is not None:
-            raise error

@@ -1,7 +1,7 @@
-"""PostgreSQL's ``pgoutput`` messages (protocol version 1, values as text), many at once.
+"""Decoder of ``pgoutput`` messages (protocol version 1, values as text), many at once.
 
-The format is that of the PostgreSQL manual, "Logical Replication Message Formats". A buffer of messages is decoded column by
-column: each step looks at one column of all rows together.
+The format is described in the PostgreSQL manual, "Logical Replication Message Formats". A buffer of messages
+is decoded column by column: each step decodes one column of all rows together.
 """
 
 from __future__ import annotations
@@ -21,33 +21,33 @@ INSERT, UPDATE, DELETE = b"IUD"
 NEW, OLD, KEY = b"NOK"
 TEXT, NULL, UNCHANGED = b"tnu"
 _EPOCH = 946_684_800_000_000
-"""Microseconds from 1970 to 2000, where PostgreSQL's time begins."""
+"""Microseconds from 1970 to 2000, the epoch of PostgreSQL."""
 _MOST_BYTES = 2**31 - 64
 _IN_IDENTITY = 1
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column as a Relation message or the catalog describes it."""
+    """A column as described by a Relation message or the catalog."""
 
     name: str
     type: int
     """The type's object id."""
     modifier: int = -1
     key: bool = False
-    """Whether the replica identity has it; with ``full``, each column."""
+    """Whether it belongs to the replica identity; with ``full``, each column does."""
 
 
 @dataclass(frozen=True)
 class Relation:
-    """A table as the rows that follow were written."""
+    """A table as the following rows were written."""
 
     oid: int
     schema: str
     table: str
     columns: tuple[Column, ...]
     identity: str = "d"
-    """The replica identity: default, index, full or nothing, by the first letter."""
+    """The first letter of the replica identity: default, index, full or nothing."""
 
     @property
     def name(self) -> str:
@@ -70,7 +70,7 @@ class Relation:
             modifier = int.from_bytes(message[place + 4 : place + 8], "big", signed=True)
             columns.append(Column(name, kind, modifier, key))
             place += 8
-        # The protocol writes pg_catalog as nothing.
+        # The protocol sends pg_catalog as an empty name.
         return cls(oid, schema or "pg_catalog", table, tuple(columns), identity)
 
 
@@ -80,19 +80,19 @@ def _text(message: bytes, start: int) -> tuple[str, int]:
 
 
 def truncated_relations(message: bytes) -> list[int]:
-    """The object ids in a Truncate message."""
+    """Return the object ids in a Truncate message."""
     oids: list[int] = np.frombuffer(message, ">u4", offset=6).tolist()
     return oids
 
 
 class Buffer:
-    """Messages end to end, and numbers at any place in them."""
+    """Concatenated messages, with access to integers at any offset."""
 
     def __init__(self, messages: Sequence[bytes]) -> None:
-        # The bytes at the end let a number be read at any place of the last message.
+        # The padding lets an integer be read at any offset of the last message.
         self.data = b"".join((*messages, bytes(8)))
         if len(self.data) > _MOST_BYTES:
-            raise ChangelogContractViolation(f"{len(messages)} messages have {len(self.data)} bytes together")
+            raise ChangelogContractViolation(f"{len(messages)} messages have {len(self.data)} bytes in total")
         sizes = np.fromiter(map(len, messages), np.int64, len(messages))
         self.ends = np.cumsum(sizes)
         self.starts = self.ends - sizes
@@ -112,7 +112,7 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Values:
-    """One column of some tuples: where each value is in the buffer, and of what kind."""
+    """One column of some tuples: the kind of each value, and its offsets in the buffer."""
 
     kinds: Any
     starts: Any
@@ -120,9 +120,10 @@ class Values:
 
 
 class Changes:
-    """The tuples of one relation in the order of the log; an update that tells what was before has two.
+    """The tuples of one relation in the order of the log; an update with an old tuple has two.
 
-    ``place`` orders the tuples of all relations of a buffer; ``partner`` is the index of the tuple from before, or -1.
+    ``place`` orders the tuples of all relations of a buffer; ``partner`` is the index of a new tuple's old
+    tuple, or -1.
     """
 
     def __init__(self, buffer: Buffer, relation: Relation, starts: Any) -> None:
@@ -147,16 +148,17 @@ class Changes:
     @cached_property
     def _columns(self) -> list[Values]:
         width = len(self.relation.columns)
-        found, ends = self._walk(self._starts + 6, width)
+        first, ends = self._walk(self._starts + 6, width)
         if not len(self._second):
-            return found
-        # Behind the tuple from before comes one more marker.
-        after, _ = self._walk(ends[self._paired] + 1, width)
-        return [self._woven(one, other) for one, other in zip(found, after, strict=True)]
+            return first
+        # The old tuple is followed by one more marker.
+        second, _ = self._walk(ends[self._paired] + 1, width)
+        return [self._interleaved(one, other) for one, other in zip(first, second, strict=True)]
 
     def _walk(self, place: Any, width: int) -> tuple[list[Values], Any]:
+        """Locate the columns of tuples that begin at some offsets; return them and the ends of the tuples."""
         place = place + 2
-        found = []
+        columns = []
         for _ in range(width):
             kinds = self._buffer.bytes[place]
             sized = kinds == TEXT
@@ -166,23 +168,25 @@ class Changes:
             else:
                 starts = place + np.where(sized, 5, 1)
                 place = starts + np.where(sized, self._buffer.int32(place + 1), 0)
-            found.append(Values(kinds, starts, place))
-        return found, place
+            columns.append(Values(kinds, starts, place))
+        return columns, place
 
-    def _woven(self, one: Values, other: Values) -> Values:
-        def woven(left: Any, right: Any) -> Any:
+    def _interleaved(self, one: Values, other: Values) -> Values:
+        def interleaved(left: Any, right: Any) -> Any:
             both = np.empty(len(self), left.dtype)
             both[self._first], both[self._second] = left, right
             return both
 
         return Values(
-            woven(one.kinds, other.kinds), woven(one.starts, other.starts), woven(one.ends, other.ends)
+            interleaved(one.kinds, other.kinds),
+            interleaved(one.starts, other.starts),
+            interleaved(one.ends, other.ends),
         )
 
     def text(self, column: int) -> pa.StringArray:
-        """The values of a column as text; those that were not sent come from the tuple from before, or are null."""
+        """Return a column as text; unchanged values come from the old tuple, or are null."""
         values = self._columns[column]
-        # Every second element is a value, those between are what lies between two values.
+        # Every second element is a value; the elements between are the gaps.
         bounds = np.empty(2 * len(self), np.int32)
         bounds[0::2], bounds[1::2] = values.starts, values.ends
         spread = pa.Array.from_buffers(
@@ -191,15 +195,15 @@ class Changes:
             [None, pa.py_buffer(bounds), pa.py_buffer(self._buffer.data)],
         )
         rows = np.arange(len(self), dtype=np.int32)
-        there = values.kinds == TEXT
-        if not there.all():
+        known = values.kinds == TEXT
+        if not known.all():
             filled = self._filled(values)
             rows = np.where(filled, self.partner, rows).astype(np.int32)
-            there = there | filled
-        return spread.take(pa.array(rows * np.int32(2), mask=None if there.all() else ~there))
+            known = known | filled
+        return spread.take(pa.array(rows * np.int32(2), mask=None if known.all() else ~known))
 
-    def unknown(self, column: int) -> Any:
-        """Where a value was not sent, and the tuple from before does not tell it either."""
+    def unchanged(self, column: int) -> Any:
+        """Return the mask of unchanged TOAST values that the old tuple does not have either."""
         values = self._columns[column]
         return (values.kinds == UNCHANGED) & ~self._filled(values)
 
@@ -208,19 +212,19 @@ class Changes:
 
 
 class Decoder:
-    """Follows the messages of a slot through transactions and relations.
+    """Decodes the messages of a slot, keeping track of transactions and relations.
 
     Parameters
     ----------
     after, upto
-        The transactions that count.
+        The range of transactions to decode.
     wanted
-        Called with each relation, and the transaction, when the first row comes that was written with it; False leaves its rows
-        out. It raises where the rows cannot be read.
+        Called with each relation and the transaction of its first row; False leaves its rows out. It raises
+        if the rows cannot be read.
     truncated
-        Called with the relations that a transaction that counts has emptied, and the transaction.
+        Called with the relations that a transaction in the range has truncated, and the transaction.
     skipped
-        Transactions that do not count.
+        Transactions to leave out.
     """
 
     def __init__(
@@ -235,41 +239,41 @@ class Decoder:
         self._wanted, self._truncated = wanted, truncated
         self._skipped = np.array(sorted(skipped), np.int64)
         self._relations: dict[int, Relation] = {}
-        self._judged: dict[Relation, bool] = {}
+        self._is_wanted: dict[Relation, bool] = {}
         self._version = self._timestamp = self._sequence = 0
 
     def begin(self, version: int, timestamp: int, sequence: int, relation: Relation) -> None:
-        """Go on in the middle of a transaction, as a snapshot's rows have no messages of their own around them."""
+        """Begin inside a transaction: a snapshot's rows have no Begin and Relation messages."""
         self._version, self._timestamp, self._sequence = version, timestamp, sequence
         self._relations[relation.oid] = relation
 
     def decode(self, messages: Sequence[bytes]) -> list[list[Changes]]:
-        """The changes in some messages, cut where a relation changes its form."""
+        """Decode messages into changes, in parts within which each relation has one form."""
         buffer = Buffer(messages)
         kinds = buffer.bytes[buffer.starts]
-        found, start = [], 0
+        parts, start = [], 0
         for index in np.flatnonzero((kinds == RELATION) | (kinds == TRUNCATE)).tolist():
             message = buffer.message(index)
             if kinds[index] == TRUNCATE:
-                found.append(self._part(buffer, kinds, start, index))
-                self._empty(message)
+                parts.append(self._part(buffer, kinds, start, index))
+                self._truncate(message)
                 start = index
                 continue
             relation = Relation.of(message)
             if self._relations.get(relation.oid, relation) != relation:
-                found.append(self._part(buffer, kinds, start, index))
+                parts.append(self._part(buffer, kinds, start, index))
                 start = index
             self._relations[relation.oid] = relation
-        found.append(self._part(buffer, kinds, start, len(messages)))
-        return [part for part in found if part]
+        parts.append(self._part(buffer, kinds, start, len(messages)))
+        return [part for part in parts if part]
 
-    def _counts(self, versions: Any) -> Any:
-        counts = (versions > self._after) & (versions <= self._upto)
-        return counts & ~np.isin(versions, self._skipped) if len(self._skipped) else counts
+    def _in_range(self, versions: Any) -> Any:
+        in_range = (versions > self._after) & (versions <= self._upto)
+        return in_range & ~np.isin(versions, self._skipped) if len(self._skipped) else in_range
 
-    def _empty(self, message: bytes) -> None:
+    def _truncate(self, message: bytes) -> None:
         oids = truncated_relations(message)
-        if self._counts(np.array([self._version]))[0]:
+        if self._in_range(np.array([self._version]))[0]:
             self._truncated([self._relations[oid] for oid in oids if oid in self._relations], self._version)
 
     def _part(self, buffer: Buffer, all_kinds: Any, low: int, high: int) -> list[Changes]:
@@ -280,49 +284,49 @@ class Decoder:
         self._version, self._timestamp = int(versions[-1]), int(stamps[-1])
         rows = np.flatnonzero((kinds == INSERT) | (kinds == UPDATE) | (kinds == DELETE))
         transaction = np.searchsorted(begins, rows)
-        counts = self._counts(versions)
-        rows, transaction = rows[counts[transaction]], transaction[counts[transaction]]
+        in_range = self._in_range(versions)[transaction]
+        rows, transaction = rows[in_range], transaction[in_range]
         oids, firsts, which = np.unique(
             buffer.int32(starts[rows] + 1) & 0xFFFFFFFF, return_index=True, return_inverse=True
         )
-        known = [
+        relations = [
             self._relation(oid, int(versions[transaction[first]]))
             for oid, first in zip(oids.tolist(), firsts.tolist(), strict=True)
         ]
-        wanted = np.array([counted for _, counted in known], bool)
+        wanted = np.array([is_wanted for _, is_wanted in relations], bool)
         if not wanted.all():
             keep = wanted[which]
             rows, transaction, which = rows[keep], transaction[keep], which[keep]
-        found = [
+        by_relation = [
             (Changes(buffer, relation, starts[rows[which == place]]), np.flatnonzero(which == place))
-            for place, (relation, counted) in enumerate(known)
-            if counted
+            for place, (relation, is_wanted) in enumerate(relations)
+            if is_wanted
         ]
         width = np.ones(len(rows), np.int64)
-        for changes, places in found:
+        for changes, places in by_relation:
             width[places] += np.bincount(changes.message, minlength=len(places)) - 1
         last = np.cumsum(width)
         sequence = self._sequences(transaction, last - width, len(begins), int(width.sum()))
-        for changes, places in found:
-            # A message's second tuple comes one behind its first.
+        for changes, places in by_relation:
+            # A message's second tuple directly follows its first.
             second = (changes.partner >= 0).astype(np.int64)
             message = places[changes.message]
             changes.place = (last - width)[message] + second
             changes.sequence = sequence[message] + second
             changes.version = versions[transaction[message]]
             changes.timestamp = stamps[transaction[message]]
-        return [changes for changes, _ in found if len(changes)]
+        return [changes for changes, _ in by_relation if len(changes)]
 
     def _relation(self, oid: int, version: int) -> tuple[Relation, bool]:
         if oid not in self._relations:
             raise ChangelogContractViolation(f"pgoutput sent a row of relation {oid} before the relation")
         relation = self._relations[oid]
-        if relation not in self._judged:
-            self._judged[relation] = self._wanted(relation, version)
-        return relation, self._judged[relation]
+        if relation not in self._is_wanted:
+            self._is_wanted[relation] = self._wanted(relation, version)
+        return relation, self._is_wanted[relation]
 
     def _sequences(self, transaction: Any, first: Any, begun: int, total: int) -> Any:
-        """The position of each message's first tuple in its transaction, counted on from the buffer before."""
+        """Return each message's position in its transaction, continued from the previous buffer."""
         base = np.full(begun + 1, total, np.int64)
         starts = np.flatnonzero(np.r_[True, transaction[1:] != transaction[:-1]]) if len(first) else first
         base[transaction[starts]] = first[starts]

@@ -1,7 +1,8 @@
-"""What the log of a publication does not tell: which tables they are, and rows that come or go without being logged.
+"""Changes of a publication that are not in its log, such as recreated tables.
 
-A table that is dropped and made again, or that joins a publication with rows in it, leaves nothing in the log that says so. A
-query keeps the state of its publication beside its position in the checkpoint, and ends by name where the catalog has another.
+A table that is recreated, or that joins a publication with rows in it, leaves no trace in the log. A query
+keeps the state of its publication beside its position in the checkpoint, and ends with an error if the
+catalog has another.
 """
 
 from __future__ import annotations
@@ -16,8 +17,7 @@ from penstock.feeds.postgres.pgoutput import Relation
 from penstock.feeds.postgres.server import Statements
 
 _SCHEMAS_SINCE = 150_000
-"""The server that came with publications of whole schemas."""
-
+"""The first server version with publications of whole schemas."""
 
 Columns = Mapping[str, tuple[int, int, int]]
 
@@ -27,20 +27,20 @@ class PublicationState:
     """A publication and its tables at one moment."""
 
     transaction: int
-    """The next one of the server's: what it and later ones make is newer than this."""
+    """The server's next transaction: what it and later ones create is newer than this state."""
     publication: str
-    """Its object id, the transaction that altered it last, and what it publishes."""
+    """The object id, the transaction that altered it last, and what it publishes."""
     tables: Mapping[str, str]
-    """By name: the table's object id, and those of the entries of the publication that name it."""
+    """By name: the table's object id, and those of the publication's entries that include it."""
     partitions: Mapping[str, tuple[int, ...]]
-    """The leaf partitions of tables that come under their own name."""
+    """The leaf partitions of tables that are published under their own name."""
     columns: Mapping[str, Columns]
-    """By table and name: the column's number, which no other column of the table ever has, its type and its modifier."""
+    """By table and name: the column's number, which is never reused, its type and its modifier."""
     stamps: Mapping[str, str]
-    """Each changes with the definition of a table."""
+    """By table: a value that changes with its definition."""
 
     def to_json(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
+        """Return the part that a checkpoint keeps."""
         return {
             "transaction": self.transaction,
             "publication": self.publication,
@@ -50,42 +50,37 @@ class PublicationState:
         }
 
     @classmethod
-    def from_json(cls, found: Mapping[str, Any]) -> PublicationState:
-        partitions = {name: tuple(oids) for name, oids in found["partitions"].items()}
-        columns = {name: _columns(each) for name, each in found["columns"].items()}
-        return cls(found["transaction"], found["publication"], found["tables"], partitions, columns, {})
+    def from_json(cls, value: Mapping[str, Any]) -> PublicationState:
+        partitions = {name: tuple(oids) for name, oids in value["partitions"].items()}
+        columns = {name: _columns(columns) for name, columns in value["columns"].items()}
+        return cls(value["transaction"], value["publication"], value["tables"], partitions, columns, {})
 
     def definitions(self) -> tuple[Any, ...]:
-        """What is the same as long as nobody has changed a table or the publication."""
+        """Return what stays equal as long as no table and no publication is changed."""
         return self.publication, dict(self.tables), dict(self.partitions), dict(self.stamps)
 
 
 def state_of(server: Statements, publication: str, tables: Tables) -> PublicationState:
-    """The state of a publication now.
+    """Load the current state of a publication.
 
     Parameters
     ----------
     tables
-        Where the feed names its tables, others do not count.
-
-    Raises
-    ------
-    FeedUnavailable
-        PUBLICATION_MISSING.
+        If the feed names its tables, the state has only those.
     """
-    (next_one,) = server.all("transaction")
-    found = server.all("publication", publication=publication)
-    if not found:
+    (transaction,) = server.fetch("transaction")
+    publications = server.fetch("publication", publication=publication)
+    if not publications:
         raise missing_publication(server, publication)
-    rows = server.all("published_tables", publication=publication)
+    rows = server.fetch("published_tables", publication=publication)
     if tables.chosen:
         oids = {table.relation.oid for table in tables.tables}
         names = {table.name for table in tables.tables}
         rows = [row for row in rows if row.oid in oids or row.name in names]
     schemas = _schemas(server, publication)
     return PublicationState(
-        next_one.next,
-        found[0].state,
+        transaction.next,
+        publications[0].state,
         {row.name: _entry(row, schemas) for row in rows},
         {row.name: tuple(row.partitions) for row in rows if row.partitions is not None},
         {row.name: _columns(row.columns or {}) for row in rows},
@@ -93,15 +88,15 @@ def state_of(server: Statements, publication: str, tables: Tables) -> Publicatio
     )
 
 
-def _columns(found: Mapping[str, Sequence[int]]) -> Columns:
-    return {name: (number, kind, modifier) for name, (number, kind, modifier) in found.items()}
+def _columns(columns: Mapping[str, Sequence[int]]) -> Columns:
+    return {name: (number, kind, modifier) for name, (number, kind, modifier) in columns.items()}
 
 
 def _schemas(server: Statements, publication: str) -> dict[str, int]:
-    (found,) = server.all("server")
-    if found.version < _SCHEMAS_SINCE:
+    (row,) = server.fetch("server")
+    if row.version < _SCHEMAS_SINCE:
         return {}
-    return {row.schema: row.oid for row in server.all("published_schemas", publication=publication)}
+    return {row.schema: row.oid for row in server.fetch("published_schemas", publication=publication)}
 
 
 def _entry(row: Any, schemas: Mapping[str, int]) -> str:
@@ -113,13 +108,13 @@ def _entry(row: Any, schemas: Mapping[str, int]) -> str:
 
 @dataclass(frozen=True)
 class Unlogged:
-    """Something that has happened to rows and is not in the log."""
+    """A change of rows that is not in the log."""
 
     condition: str
     what: str
-    """A clause."""
+    """A clause that describes it."""
     token: str
-    """By what it is accepted."""
+    """What the user lists in ``accept`` to continue."""
     table: str = ""
 
 
@@ -133,31 +128,31 @@ def unlogged_changes(
     *,
     keeps_emptied: bool,
 ) -> list[Unlogged]:
-    """What has happened between two states that the log does not tell.
+    """Return what has happened between two states that is not in the log.
 
     Parameters
     ----------
     columns
-        Those that are read, by table.
+        The columns that are read, by table.
     keeps_emptied
-        Whether rows may stay in the copy that have gone from the source without being deleted.
+        Whether the copy may keep rows that left the source without being deleted.
     """
     replaced = list(_replaced(before, now, columns))
     if before.definitions()[:3] == now.definitions()[:3]:
         return replaced
     new = _Origins(server, publication, before.transaction)
-    found = []
+    changes = []
     if before.publication != now.publication:
-        found.append(
+        changes.append(
             Unlogged(
                 condition="FEED_UNAVAILABLE.PUBLICATION_CHANGED",
-                what=f"the publication {publication!r} was altered, and may have left out changes",
+                what=f"the publication {publication!r} was altered, and may have left out changes meanwhile",
                 token=f"publication:{now.publication}",
             )
         )
-    found += _tables(before, now, tables, new)
-    found += _partitions(before, now, new, keeps_emptied)
-    return found + replaced
+    changes += _tables(before, now, tables, new)
+    changes += _partitions(before, now, new, keeps_emptied)
+    return changes + replaced
 
 
 def _replaced(
@@ -168,8 +163,8 @@ def _replaced(
             if column in columns.get(name, ()) and old.get(column, (number,))[0] != number:
                 yield Unlogged(
                     condition="FEED_UNAVAILABLE.COLUMN_REPLACED",
-                    what=f"the column {column!r} of {name} is another one than before, whose values are not in the log: update {name} set "
-                    f"{column} = {column} sends them",
+                    what=f"the column {column!r} of {name} was replaced, without values in the log: update "
+                    f"{name} set {column} = {column} sends them",
                     token=f"{name}.{column}:{number}",
                     table=name,
                 )
@@ -184,23 +179,23 @@ def _same_tables(before: PublicationState, now: PublicationState) -> Iterator[tu
 
 
 def altered_columns(before: PublicationState, now: PublicationState) -> list[str]:
-    """What has been done to columns between two states, for people."""
-    found = []
+    """Describe the changes of columns between two states, for people."""
+    changes = []
     for table, old, new in _same_tables(before, now):
         names = {number: name for name, (number, _, _) in new.items()}
         numbers = {number for number, _, _ in old.values()}
         for name, (number, *kind) in old.items():
-            there = names.get(number)
-            if there is None:
-                found.append(f"{table}.{name} was dropped")
-            elif there != name:
-                found.append(f"{table}.{name} is called {there}")
-            if there is not None and list(new[there][1:]) != kind:
-                found.append(f"{table}.{there} has another type")
-        found += [
+            current = names.get(number)
+            if current is None:
+                changes.append(f"{table}.{name} was dropped")
+            elif current != name:
+                changes.append(f"{table}.{name} was renamed to {current}")
+            if current is not None and list(new[current][1:]) != kind:
+                changes.append(f"{table}.{current} has another type")
+        changes += [
             f"{table}.{name} was added" for name, (number, _, _) in new.items() if number not in numbers
         ]
-    return found
+    return changes
 
 
 def _tables(
@@ -216,14 +211,15 @@ def _tables(
         if was is not None and _oid(was) == oid:
             yield Unlogged(
                 condition="FEED_UNAVAILABLE.TABLE_PUBLISHED_AGAIN",
-                what=f"{name} was taken out of the publication and added again: what was written meanwhile is not in the log",
+                what=f"{name} was removed from the publication and added again: rows written "
+                "meanwhile are not in the log",
                 token=token,
                 table=name,
             )
         elif was is not None:
             yield Unlogged(
                 condition="FEED_UNAVAILABLE.TABLE_RECREATED",
-                what=f"{name} is another table than before, whose rows went without being deleted",
+                what=f"{name} was recreated, and the rows of the earlier table were not deleted in the log",
                 token=token,
                 table=name,
             )
@@ -231,15 +227,15 @@ def _tables(
             if tables.several or tables.chosen:
                 yield Unlogged(
                     condition="FEED_UNAVAILABLE.TABLE_RENAMED",
-                    what=f"{names[oid]} is called {name}: its rows have another _table from there on (alter table {name} rename to "
-                    f"{names[oid].partition('.')[2]} mends it)",
+                    what=f"{names[oid]} was renamed to {name}, so its rows have another _table now (alter "
+                    f"table {name} rename to {names[oid].partition('.')[2]} undoes it)",
                     token=token,
                     table=name,
                 )
-        elif not new.whole(oid):
+        elif not new.is_logged(oid):
             yield Unlogged(
                 condition="FEED_UNAVAILABLE.TABLE_NOT_COPIED",
-                what=f"{name} has joined the publication: rows that it had before are not in the log",
+                what=f"{name} has joined the publication, and its earlier rows are not in the log",
                 token=token,
                 table=name,
             )
@@ -251,21 +247,21 @@ def _partitions(
     for name, oids in now.partitions.items():
         if name not in before.partitions or before.tables.get(name) != now.tables[name]:
             continue
-        gone = set(before.partitions[name]) - set(oids)
-        if gone and not keeps_emptied:
+        detached = set(before.partitions[name]) - set(oids)
+        if detached and not keeps_emptied:
             yield Unlogged(
                 condition="FEED_UNAVAILABLE.PARTITION_DETACHED",
-                what=f"{len(gone)} partition(s) of {name} were detached or dropped, whose rows went without being deleted",
-                token=f"{name}:" + "".join(f"-{oid}" for oid in sorted(gone)),
+                what=f"{len(detached)} partition(s) of {name} were detached or dropped without deletes",
+                token=f"{name}:" + "".join(f"-{oid}" for oid in sorted(detached)),
                 table=name,
             )
-        more = [oid for oid in sorted(set(oids) - set(before.partitions[name])) if not new.whole(oid)]
-        if more:
-            listed = ", ".join(new.name(oid) for oid in more[:3])
+        attached = [oid for oid in sorted(set(oids) - set(before.partitions[name])) if not new.is_logged(oid)]
+        if attached:
+            listed = ", ".join(new.name(oid) for oid in attached[:3])
             yield Unlogged(
                 condition="FEED_UNAVAILABLE.PARTITION_ATTACHED",
-                what=f"{listed} became a partition of {name}: rows that it had before are not in the log",
-                token=f"{name}:" + "".join(f"+{oid}" for oid in more),
+                what=f"{listed} became a partition of {name}, and its earlier rows are not in the log",
+                token=f"{name}:" + "".join(f"+{oid}" for oid in attached),
                 table=name,
             )
 
@@ -273,23 +269,24 @@ def _partitions(
 def passed_partitions(
     server: Statements, tables: Tables, relations: Sequence[Relation], *, keeps_emptied: bool
 ) -> list[Unlogged]:
-    """Partitions of the log that their table does not have any more, and did not have before.
+    """Return partitions in the log that were attached and detached between two states.
 
     Parameters
     ----------
     relations
-        Those that the log names without rows of their own, and that are not known.
+        The unknown relations that the log names without rows of their own.
     keeps_emptied
         As for :func:`unlogged_changes`.
     """
     if keeps_emptied or not relations or not any(table.partitioned for table in tables.tables):
         return []
-    rows = server.all("partition_roots", oids=[relation.oid for relation in relations])
+    rows = server.fetch("partition_roots", oids=[relation.oid for relation in relations])
     others = {row.oid for row in rows if row.root not in {table.relation.oid for table in tables.tables}}
     return [
         Unlogged(
             condition="FEED_UNAVAILABLE.PARTITION_DETACHED",
-            what=f"the partition {relation.name} came and went: rows that it had before, or took with it, are not in the log",
+            what=f"the partition {relation.name} was attached and detached: rows that came or left with "
+            "it are not in the log",
             token=f"{relation.name}:-{relation.oid}",
             table=relation.name,
         )
@@ -299,38 +296,39 @@ def passed_partitions(
 
 
 class _Origins:
-    """When tables were made: those that are newer than a state, and were published from then on, have all rows in the log."""
+    """The creation of tables: those newer than a state have all rows in the log."""
 
     def __init__(self, server: Statements, publication: str, since: int) -> None:
         self._server, self._publication, self._since = server, publication, since
         self._known: dict[int, Any] = {}
 
-    def whole(self, oid: int) -> bool:
-        found = self._find(oid)
-        return found is None or (found.created >= self._since and found.made_as_it_is and not found.named)
+    def is_logged(self, oid: int) -> bool:
+        """Whether all rows of a table are in the log."""
+        row = self._find(oid)
+        return row is None or (row.created >= self._since and row.created_as_is and not row.named)
 
     def name(self, oid: int) -> str:
-        found = self._find(oid)
-        return found.name if found is not None else str(oid)
+        row = self._find(oid)
+        return row.name if row is not None else str(oid)
 
     def _find(self, oid: int) -> Any:
         if oid not in self._known:
-            rows = self._server.all("origins", oids=[oid], publication=self._publication)
+            rows = self._server.fetch("origins", oids=[oid], publication=self._publication)
             self._known[oid] = rows[0] if rows else None
         return self._known[oid]
 
 
-def refusal(name: str, found: Sequence[Unlogged], accepted: Collection[str]) -> FeedUnavailable | None:
-    """The error for what has happened and is not accepted."""
-    left = [each for each in found if each.token not in accepted]
-    if not left:
+def refusal(name: str, changes: Sequence[Unlogged], accepted: Collection[str]) -> FeedUnavailable | None:
+    """Return the error for the changes that are not accepted; None if all are."""
+    refused = [change for change in changes if change.token not in accepted]
+    if not refused:
         return None
-    first = left[0]
-    others = f" ({len(left) - 1} more of this kind)" if len(left) > 1 else ""
-    tokens = [each.token for each in left]
+    first = refused[0]
+    others = f" ({len(refused) - 1} more)" if len(refused) > 1 else ""
+    tokens = [change.token for change in refused]
     return FeedUnavailable(
-        f"{name}: {first.what}{others}. Start over with a new slot, a new checkpoint and an empty sink; or continue from here "
-        f"with accept={tokens!r}, where the copy may lack that or is mended in another way",
+        f"{name}: {first.what}{others}. Start over with a new slot, a new checkpoint and an empty sink; or "
+        f"continue with accept={tokens!r}, if the copy may lack those rows or you correct it",
         condition=first.condition,
         table=first.table,
         accept=tokens,

@@ -1,9 +1,10 @@
-"""Decoded changes as change rows in a read's schema."""
+"""Reading of decoded changes as change rows in a read's schema."""
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,101 +22,132 @@ from penstock.feeds.contract import (
     PREIMAGE,
 )
 from penstock.feeds.postgres import pgoutput
-from penstock.feeds.postgres.catalog import KEY, SEQUENCE, TABLE, UNCHANGED_COLUMNS, Table, Tables
-from penstock.feeds.postgres.pgoutput import Changes, Relation
-from penstock.feeds.postgres.schema_changes import Fit, SchemaChange
-from penstock.feeds.postgres.values import from_text, held
+from penstock.feeds.postgres.catalog import (
+    KEY,
+    SEQUENCE,
+    SNAPSHOT_SCHEMA,
+    TABLE,
+    UNCHANGED_COLUMNS,
+    Table,
+    Tables,
+)
+from penstock.feeds.postgres.pgoutput import Changes, Decoder, Relation
+from penstock.feeds.postgres.schema_changes import Fit, SchemaChange, truncated
+from penstock.feeds.postgres.settings import FeedSettings
+from penstock.feeds.postgres.values import fits_type, from_text
 from penstock.feeds.protocol import INSTANT
 
+log = logging.getLogger("penstock.changes")
 _TYPES = pa.array([INSERT, DELETE, PREIMAGE, POSTIMAGE])
 _INSERT, _DELETE, _PREIMAGE, _POSTIMAGE = range(4)
-_BARE = {20, 21, 23, 26}
-"""Whole numbers, whose text is JSON already."""
-SNAPSHOTS = "penstock_snapshots"
+_WHOLE_NUMBERS = {20, 21, 23, 26}
+"""Types whose text is JSON already."""
 
 
-class Rows:
-    """Makes the rows of one read.
+class RowReader:
+    """Reads the rows of one task, and resumes after the last one that it has given.
 
     Parameters
     ----------
     tables
         The tables as the query is planned with them.
     schema
-        The columns to give.
-    name
-        The feed, for messages.
+        The columns to read.
     first
         The commit with which the range begins, for messages.
-    accepted
-        As for :class:`Fit`.
-    nulls_invalid
-        Whether values that a type cannot hold are null.
-    may_skip
-        Whether a commit of the range can be left out; the snapshot cannot.
+    from_log
+        Whether the rows are those of the log, whose commits can be left out, rather than of the snapshot.
     """
 
     def __init__(
-        self,
-        tables: Tables,
-        schema: pa.Schema,
-        name: str,
-        first: int,
-        accepted: Collection[str],
-        *,
-        nulls_invalid: bool,
-        may_skip: bool,
+        self, settings: FeedSettings, tables: Tables, schema: pa.Schema, first: int, *, from_log: bool
     ) -> None:
-        self._tables, self._schema, self._name, self._first = tables, schema, name, first
-        self._columns = tables.columns()
-        self.fit = Fit(tables, selected_columns(tables, schema), accepted)
-        self._known: dict[Relation, Table] = {}
-        self.nulls_invalid, self._may_skip = nulls_invalid, may_skip
-        self.invalid: Counter[tuple[str, str]] = Counter()
-        """Values that are null since their type cannot hold them, by table and column."""
+        self._settings, self._tables, self._schema = settings, tables, schema
+        self._name, self._first, self._from_log = settings.name, first, from_log
+        # The position of the last row, from which to resume after a broken connection.
+        position = [name for name in (COMMIT_VERSION, SEQUENCE) if schema.get_field_index(name) < 0]
+        planned = tables.schema()
+        self._columns = pa.schema([*schema, *(planned.field(name) for name in position)])
+        self._last = (-1, -1)
+        self._structs = tables.columns()
+        self._fit = Fit(tables, tables.selected_columns(self._columns), settings.accept or ())
+        self._table_of: dict[Relation, Table] = {}
+        self._invalid: Counter[tuple[str, str]] = Counter()
+        """How many values were replaced with null, by table and column."""
 
-    def wanted(self, relation: Relation, version: int) -> bool:
-        """Whether a relation's rows belong to the feed.
+    def decoder(self, after: int, upto: int) -> Decoder:
+        """Return a decoder of the commits of a range."""
+        skipped = [version for version in self._settings.skip or () if after < version <= upto]
+        if skipped:
+            log.warning(
+                "the rows of commits %s are left out because of skip",
+                skipped,
+                extra={"action": "commits_skipped", "slot": self._settings.slot, "versions": skipped},
+            )
+        return Decoder(after, upto, self._is_wanted, self._refuse_truncation, skipped)
 
-        Raises
-        ------
-        FeedUnavailable
-            When they do, and cannot be read as the query is planned.
-        """
-        if relation.schema == SNAPSHOTS:
+    def batches(self, decoder: Decoder, chunks: Iterator[list[bytes]]) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of messages, except those that were given before."""
+        for messages in chunks:
+            for part in decoder.decode(messages):
+                rows = self._batch(part)
+                if rows is not None:
+                    yield rows.select(self._schema.names) if len(rows.schema) > len(self._schema) else rows
+                    self._last = (rows[COMMIT_VERSION][-1].as_py(), rows[SEQUENCE][-1].as_py())
+
+    def report_invalid(self) -> None:
+        """Log how many values were replaced with null."""
+        for (table, column), count in self._invalid.items():
+            log.warning(
+                "%s of %s has %d values that its type cannot hold; they are read as NULL",
+                column,
+                table,
+                count,
+                extra={"action": "invalid_values", "table": table, "column": column, "values": count},
+            )
+
+    def _is_wanted(self, relation: Relation, version: int) -> bool:
+        """Whether a relation's rows belong to the feed; raises if they do not fit the plan."""
+        if relation.schema == SNAPSHOT_SCHEMA:
             return False
-        table = self.fit.table_of(relation)
+        table = self._fit.table_of(relation)
         change = table if isinstance(table, SchemaChange) else None
         if isinstance(table, Table):
-            self._known[relation] = table
-            change = self.fit.change(table, relation)
+            self._table_of[relation] = table
+            change = self._fit.change(table, relation)
         if change is not None:
             raise change.in_range(self._name, self._first, version)
         return table is not None
 
-    def batch(self, part: Sequence[Changes], done: tuple[int, int]) -> pa.RecordBatch | None:
-        """The rows of some changes in their order, without those up to a version and sequence."""
-        found = [self._rows(changes, done) for changes in part]
-        batches = [rows for rows, _ in found if rows.num_rows]
+    def _refuse_truncation(self, relations: Sequence[Relation], version: int) -> None:
+        error = truncated(self._settings, self._fit, relations, version)
+        if error is not None:
+            raise error
+
+    def _batch(self, part: Sequence[Changes]) -> pa.RecordBatch | None:
+        """Return the rows of the changes of several tables, in the order of the log."""
+        rows_and_places = [self._rows(changes) for changes in part]
+        batches = [rows for rows, _ in rows_and_places if rows.num_rows]
         if not batches:
             return None
         if len(batches) == 1:
             return batches[0]
-        places = np.concatenate([places for _, places in found])
+        places = np.concatenate([places for _, places in rows_and_places])
         table = pa.Table.from_batches(batches).combine_chunks()
         return table.take(pa.array(np.argsort(places, kind="stable"))).combine_chunks().to_batches()[0]
 
-    def _rows(self, changes: Changes, done: tuple[int, int]) -> tuple[pa.RecordBatch, Any]:
-        table = self._known[changes.relation]
+    def _rows(self, changes: Changes) -> tuple[pa.RecordBatch, Any]:
+        table = self._table_of[changes.relation]
         columns = _TableColumns(self, table, changes)
         kinds, keep = columns.kinds()
-        if changes.version[0] <= done[0]:
-            keep &= (changes.version > done[0]) | (
-                (changes.version == done[0]) & (changes.sequence > done[1])
+        version, sequence = self._last
+        if changes.version[0] <= version:
+            keep &= (changes.version > version) | (
+                (changes.version == version) & (changes.sequence > sequence)
             )
         columns.keep = None if keep.all() else keep
-        arrays = [self._array(field, table, columns, kinds) for field in self._schema]
-        rows = pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+        arrays = [self._array(field, table, columns, kinds) for field in self._columns]
+        rows = pa.RecordBatch.from_arrays(arrays, schema=self._columns)
         return rows, columns.kept(changes.place)
 
     def _array(self, field: pa.Field, table: Table, columns: _TableColumns, kinds: Any) -> pa.Array:
@@ -135,60 +167,51 @@ class Rows:
         if field.name == TABLE:
             return pa.repeat(table.name, columns.count)
         if field.name == KEY:
-            return columns.key_text()
-        if self._columns[field.name] is not table:
+            return columns.key_json()
+        if self._structs[field.name] is not table:
             return pa.nulls(columns.count, field.type)
         return pa.StructArray.from_arrays(
-            [columns.values(each) for each in field.type], fields=list(field.type)
+            [columns.values(inner) for inner in field.type], fields=list(field.type)
         )
 
-    def not_held(
+    def replaces_invalid(self, table: Table, field: pa.Field, count: int) -> bool:
+        """Whether values that the type of a column cannot hold are read as null; then they are counted."""
+        if self._settings.invalid_values != "null" or not field.nullable:
+            return False
+        self._invalid[table.name, field.name] += count
+        return True
+
+    def invalid_value(
         self, table: Table, field: pa.Field, value: str | None, version: int, why: str
     ) -> FeedUnavailable:
-        """A value that its column cannot hold."""
-        skip = f"; or leave the commit out, skip=[{version}]" if self._may_skip else ""
+        """Return the error for a value that the type of its column cannot hold."""
+        skip = f"; or leave the commit out, skip=[{version}]" if self._from_log else ""
         return FeedUnavailable(
-            f"{self._name}: {table.name} has {field.name} = {value!r} in commit {version}, which {field.type} cannot hold{why}. Read "
-            f"the column as text, types={{{field.name!r}: 'text'}}; or have NULL in its place, "
-            f"invalid_values='null'{skip}",
+            f"{self._name}: {table.name} has {field.name} = {value!r} in commit {version}, which "
+            f"{field.type} cannot hold{why}. Read the column as text, types={{{field.name!r}: 'text'}}; or "
+            f"replace the value with NULL, invalid_values='null'{skip}",
             condition="FEED_UNAVAILABLE.VALUE",
             table=table.name,
             column=field.name,
             version=version,
         )
 
-    def note_invalid(self, table: Table, field: pa.Field, count: int) -> None:
-        """Count values that are given as null."""
-        self.invalid[table.name, field.name] += count
-
-    def key_unknown(self, table: Table, column: str) -> FeedUnavailable:
-        """A row that is not identified."""
+    def missing_key(self, table: Table, column: str) -> FeedUnavailable:
+        """Return the error for a row that came without a column of its key."""
         return FeedUnavailable(
-            f"{self._name}: a change of {table.name} came without {column!r}, by which its rows are identified. A partition with "
-            "another replica identity does that: alter table … replica identity default, for each partition, and start over with a "
-            "new slot and a new checkpoint",
+            f"{self._name}: a change of {table.name} has no {column!r}, which identifies its rows, as a "
+            "partition with another replica identity sends it. Run alter table … replica identity default "
+            "for each partition, and start over with a new slot and a new checkpoint",
             condition="FEED_UNAVAILABLE.KEY_UNKNOWN",
             table=table.name,
             column=column,
         )
 
 
-def selected_columns(tables: Tables, schema: Iterable[pa.Field]) -> dict[str, Collection[str]]:
-    """Which columns of the tables a read has, by table."""
-    fields = {field.name: field for field in schema}
-    if not tables.several:
-        return {tables.tables[0].name: set(fields)}
-    return {
-        table.name: {field.name for field in fields[name].type}
-        for name, table in tables.columns().items()
-        if name in fields
-    }
-
-
 class _TableColumns:
     """The columns of some changes of one table."""
 
-    def __init__(self, rows: Rows, table: Table, changes: Changes) -> None:
+    def __init__(self, rows: RowReader, table: Table, changes: Changes) -> None:
         self._rows, self._table, self.changes = rows, table, changes
         self._places = {column.name: place for place, column in enumerate(changes.relation.columns)}
         self._text: dict[int, pa.StringArray] = {}
@@ -202,27 +225,28 @@ class _TableColumns:
         return values if self.keep is None else values[self.keep]
 
     def kinds(self) -> tuple[Any, Any]:
-        """The change type of each tuple, and whether it is a row.
+        """Return the change type of each tuple, and the mask of those that are rows.
 
-        An update that changes the key is a delete and an insert. A key from before that is the same tells nothing.
+        An update that changes the key is a delete and an insert. An old key that is the same is no row.
         """
         changes = self.changes
         kind = changes.kind[changes.message]
-        found = np.full(len(changes), _POSTIMAGE, np.int8)
-        found[kind == pgoutput.INSERT] = _INSERT
-        found[kind == pgoutput.DELETE] = _DELETE
+        kinds = np.full(len(changes), _POSTIMAGE, np.int8)
+        kinds[kind == pgoutput.INSERT] = _INSERT
+        kinds[kind == pgoutput.DELETE] = _DELETE
         after = np.flatnonzero(changes.partner >= 0)
         keep = np.ones(len(changes), bool)
         if len(after):
             before = changes.partner[after]
             moved = self._differs(before, after)
-            found[before] = np.where(moved, _DELETE, _PREIMAGE)
-            found[after] = np.where(moved, _INSERT, _POSTIMAGE)
+            kinds[before] = np.where(moved, _DELETE, _PREIMAGE)
+            kinds[after] = np.where(moved, _INSERT, _POSTIMAGE)
             keep[before] = moved | (changes.marker[changes.message[before]] == pgoutput.OLD)
-        return found, keep
+        return kinds, keep
 
     def _differs(self, before: Any, after: Any) -> Any:
-        found = np.zeros(len(before), bool)
+        """Return the mask of the pairs of tuples whose keys differ."""
+        differs = np.zeros(len(before), bool)
         for name in self._table.key:
             text = self.text(self._places[name])
             left, right = text.take(pa.array(before)), text.take(pa.array(after))
@@ -230,8 +254,8 @@ class _TableColumns:
             both_null = (pc.is_null(left).to_numpy(zero_copy_only=False)) & (
                 pc.is_null(right).to_numpy(zero_copy_only=False)
             )
-            found |= ~(same | both_null)
-        return found
+            differs |= ~(same | both_null)
+        return differs
 
     def text(self, column: int) -> pa.StringArray:
         if column not in self._text:
@@ -239,27 +263,26 @@ class _TableColumns:
         return self._text[column]
 
     def values(self, field: pa.Field) -> pa.Array:
-        """A column in the type that is asked for."""
+        """Return a column in the type of the read."""
         text = self._kept_text(self._places[field.name])
         try:
-            found = from_text(text, field.type)
+            values = from_text(text, field.type)
         except pa.ArrowInvalid as error:
-            found = from_text(self._held(text, field, str(error)), field.type)
-        if found.null_count and not field.nullable:
-            raise self._rows.key_unknown(self._table, field.name)
-        return found
+            values = from_text(self._without_invalid(text, field, str(error)), field.type)
+        if values.null_count and not field.nullable:
+            raise self._rows.missing_key(self._table, field.name)
+        return values
 
-    def _held(self, text: pa.StringArray, field: pa.Field, why: str) -> pa.StringArray:
-        """The values that a type has, and null for others, where that is wanted."""
-        valid = pc.fill_null(held(text, field.type), True)
-        wrong = np.flatnonzero(~valid.to_numpy(zero_copy_only=False))
-        if not len(wrong) or not self._rows.nulls_invalid or not field.nullable:
-            first = int(wrong[0]) if len(wrong) else None
+    def _without_invalid(self, text: pa.StringArray, field: pa.Field, why: str) -> pa.StringArray:
+        """Replace values that the column's type cannot hold with null; raise unless that is configured."""
+        valid = pc.fill_null(fits_type(text, field.type), True)
+        invalid = np.flatnonzero(~valid.to_numpy(zero_copy_only=False))
+        if not len(invalid) or not self._rows.replaces_invalid(self._table, field, len(invalid)):
+            first = int(invalid[0]) if len(invalid) else None
             version = int(self.kept(self.changes.version)[first or 0])
             value = None if first is None else text[first].as_py()[:100]
-            why = "" if len(wrong) else f" ({why[:200]})"
-            raise self._rows.not_held(self._table, field, value, version, why)
-        self._rows.note_invalid(self._table, field, len(wrong))
+            why = "" if len(invalid) else f" ({why[:200]})"
+            raise self._rows.invalid_value(self._table, field, value, version, why)
         return pc.if_else(valid, text, pa.scalar(None, pa.string()))
 
     def _kept_text(self, place: int) -> pa.StringArray:
@@ -267,24 +290,23 @@ class _TableColumns:
         return text if self.keep is None else text.filter(pa.array(self.keep))
 
     def unchanged(self) -> pa.ListArray:
-        """The names of the columns whose values are not known, for each row; null where all are."""
-        found = {
-            column.name: self.kept(self.changes.unknown(self._places[column.name]))
+        """Return the names of each row's columns with unchanged TOAST values; null if it has none."""
+        masks = {
+            column.name: self.kept(self.changes.unchanged(self._places[column.name]))
             for column in self._table.relation.columns
             if column.name in self._places
         }
-        names = [name for name, mask in found.items() if mask.any()]
+        names = [name for name, mask in masks.items() if mask.any()]
         if not names:
             return pa.nulls(self.count, pa.list_(pa.string()))
-        masks = np.stack([found[name] for name in names], axis=1)
-        row, column = np.nonzero(masks)
+        row, column = np.nonzero(np.stack([masks[name] for name in names], axis=1))
         sizes = np.bincount(row, minlength=self.count)
         ends = np.r_[0, np.cumsum(sizes)].astype(np.int32)
         offsets = pa.array(ends, mask=np.r_[sizes == 0, False])
         return pa.ListArray.from_arrays(offsets, pa.array(names).take(pa.array(column)))
 
-    def key_text(self) -> pa.StringArray:
-        """The key as the text of a JSON object."""
+    def key_json(self) -> pa.StringArray:
+        """Return each row's key as a JSON object."""
         if not self._table.key:
             return pa.repeat("{}", self.count)
         parts: list[Any] = []
@@ -292,8 +314,8 @@ class _TableColumns:
             place = self._places[name]
             text = self._kept_text(place)
             if self._table.keyed and text.null_count:
-                raise self._rows.key_unknown(self._table, name)
-            if self.changes.relation.columns[place].type not in _BARE:
+                raise self._rows.missing_key(self._table, name)
+            if self.changes.relation.columns[place].type not in _WHOLE_NUMBERS:
                 text = json_strings(text)
             label = json_strings(pa.array([name]))[0].as_py()
             parts += ["," if parts else "{", f"{label}:", pc.fill_null(text, "null")]
@@ -301,7 +323,7 @@ class _TableColumns:
 
 
 def json_strings(text: pa.StringArray) -> pa.StringArray:
-    """Text as JSON strings."""
+    """Return text as JSON strings."""
     for plain, escaped in (("\\", "\\\\"), ('"', '\\"')):
         text = pc.replace_substring(text, plain, escaped)
     if pc.any(pc.match_substring_regex(text, "[\x01-\x1f]")).as_py():

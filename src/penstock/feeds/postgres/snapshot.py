@@ -1,8 +1,9 @@
-"""The rows that were there when the slot was made: its first commit.
+"""The initial snapshot: the rows that existed when the slot was created, as its first commit.
 
-A slot is made together with a snapshot of the database, in which everything that the slot will not bring can be seen. The rows
-are copied inside the server, as the messages that the slot would have brought for their inserts: a micro-batch that is repeated
-reads the same rows again, however the tables have changed. The copy goes when Spark has logged it.
+A slot is created together with a snapshot of the database, which shows all rows that the slot will not
+deliver. They are copied inside the server, as the messages that the slot would have sent for their inserts: a
+repeated micro-batch reads the same rows again, however the tables have changed. The copy is dropped when
+Spark has logged it.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.arguments import in_quotes
 from penstock.errors import DataLost
-from penstock.feeds.postgres.catalog import Table, relation_from_json, relation_to_json
+from penstock.feeds.postgres.catalog import SNAPSHOT_SCHEMA, Table, relation_from_json, relation_to_json
 from penstock.feeds.postgres.pgoutput import INSERT, NEW, NULL, TEXT, Relation
-from penstock.feeds.postgres.server import Server, Session, SlotInUse, run
+from penstock.feeds.postgres.server import Server, Session, SlotInUse, quoted, run
 from penstock.feeds.postgres.slot import FAILOVER_SINCE, Slot
 
 if TYPE_CHECKING:
@@ -27,12 +28,12 @@ if TYPE_CHECKING:
 
 _SYNTAX_15 = 150_000
 _LOCK_WAIT = 60.0
-"""For how many seconds to wait for another process that makes or drops the snapshot, or reads from it."""
+"""Seconds to wait for another process that creates, drops or reads the snapshot."""
 
 
 @dataclass(frozen=True)
 class Copy:
-    """The rows of one table."""
+    """The copied rows of one table."""
 
     place: str
     """The table in penstock_snapshots that holds them."""
@@ -42,10 +43,10 @@ class Copy:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The rows of all tables, copied."""
+    """The copies of all tables."""
 
     version: int
-    """Below every later commit's: the position at which the slot begins, less one."""
+    """The position at which the slot begins, less one: below the version of every later commit."""
     timestamp: int
     copies: tuple[Copy, ...]
     publication: Mapping[str, Any]
@@ -54,6 +55,16 @@ class Snapshot:
     @property
     def rows(self) -> int:
         return sum(copy.rows for copy in self.copies)
+
+    def pieces(self, rows_per_task: int) -> list[SnapshotPiece]:
+        """Divide the copies into pieces of that many rows."""
+        pieces, before, size = [], 0, max(1, rows_per_task)
+        for copy in self.copies:
+            for first in range(0, copy.rows, size):
+                last = min(copy.rows, first + size)
+                pieces.append(SnapshotPiece(self.version, self.timestamp, copy, first, last, before + first))
+            before += copy.rows
+        return pieces
 
 
 @dataclass(frozen=True)
@@ -66,131 +77,111 @@ class SnapshotPiece:
     first: int
     last: int
     sequence: int
-    """The position of the first of them in the commit."""
+    """The position of the first row in the commit."""
 
 
 class Snapshots:
-    """The copies of a slot.
+    """The snapshot of a slot, in the schema penstock_snapshots.
 
     Parameters
     ----------
-    server, slot
-        Where.
     required
-        Whether a role that may not see them is refused; else it does without.
+        Whether a role that may not see it is refused; otherwise the snapshot is ignored.
     """
 
     def __init__(self, server: Server, slot: Slot, *, required: bool) -> None:
         self._server, self._slot, self._required = server, slot, required
-        self._none = False
+        self._is_read = False
 
     def find(self) -> Snapshot | None:
-        """The snapshot of the slot, when it has one that is not logged yet."""
-        if self._none:
+        """Return the slot's snapshot; None if it has none, or it is logged already."""
+        if self._is_read:
             return None
-        found = self._row()
-        if found is None or found.state != "complete":
-            self._none = found is not None and found.state == "read"
+        row = self._row()
+        if row is None or row.state != "complete":
+            self._is_read = row is not None and row.state == "read"
             return None
-        copies = tuple(_copy(each) for each in found.tables)
-        return Snapshot(found.consistent_point - 1, found.copied_at, copies, found.publication)
+        copies = tuple(_copy_from_json(table) for table in row.tables)
+        return Snapshot(row.consistent_point - 1, row.copied_at, copies, row.publication)
 
-    def make(self, tables: Sequence[Table], check: Callable[[Session], dict[str, Any]]) -> None:
-        """Make the slot and its snapshot, unless the slot is there; one process at a time.
+    def create(self, tables: Sequence[Table], check: Callable[[Session], dict[str, Any]]) -> None:
+        """Create the slot and its snapshot, unless the slot exists; one process at a time.
 
-        What a process left half done that died is swept away first.
+        What a killed process left half done is cleaned up first.
 
         Parameters
         ----------
         check
-            Called in the snapshot: refuses tables that are not as they are planned, and gives the state of the publication.
+            Called in the snapshot's transaction: refuses tables that are not as planned, and returns the
+            state of the publication.
         """
-        if self._made(self._row()):
+        if self._exists(self._row()):
             return
         with self._locked() as connection:
             row = self._row()
-            if self._made(row):
+            if self._exists(row):
                 return
-            there = self._slot.find() is not None
+            half_done = self._slot.find() is not None
             with self._server.translating():
                 # A table that is copied may be locked for as long as its users like.
                 run(connection, "limit_waiting", wait="0")
-                if there:
+                if half_done:
                     run(connection, "drop_slot", slot=self._slot.name)
                 if row is None:
-                    self._make_schema(connection)
+                    self._create_schema(connection)
                 else:
                     _drop(connection, row.tables)
                 run(connection, "begin_snapshot", slot=self._slot.name)
                 self._copy_all(connection, tables, check)
-            self._none = False
+            self._is_read = False
 
-    def _made(self, row: Any) -> bool:
+    def _exists(self, row: Any) -> bool:
+        """Whether the slot exists, without a half-done snapshot."""
         state = self._slot.find()
         return state is not None and state.ready and (row is None or row.state != "copying")
 
-    def forget(self) -> None:
-        """Drop the copies: they are logged."""
+    def drop(self) -> None:
+        """Drop the copies, which are logged."""
         with self._locked() as connection, self._server.translating(), connection.transaction():
             row = self._row()
             if row is not None and row.state == "complete":
                 _drop(connection, row.tables)
                 run(connection, "snapshot_read", slot=self._slot.name)
-        self._none = True
-
-    def pieces(self, snapshot: Snapshot, rows_per_task: int) -> list[SnapshotPiece]:
-        """The copies in pieces of so many rows."""
-        found, before = [], 0
-        for copy in snapshot.copies:
-            for first in range(0, copy.rows, max(1, rows_per_task)):
-                last = min(copy.rows, first + max(1, rows_per_task))
-                found.append(
-                    SnapshotPiece(snapshot.version, snapshot.timestamp, copy, first, last, before + first)
-                )
-            before += copy.rows
-        return found
+        self._is_read = True
 
     def messages(self, piece: SnapshotPiece) -> Generator[list[bytes], None, None]:
-        """The rows of a piece as messages.
-
-        Raises
-        ------
-        DataLost
-            When the copy is gone.
-        """
-        text = (
-            f"SELECT change FROM penstock_snapshots.{_identifier(piece.copy.place)}"
-            f" WHERE n > {piece.first} AND n <= {piece.last} ORDER BY n"
+        """Read the rows of a piece as messages."""
+        table = f"{SNAPSHOT_SCHEMA}.{quoted(piece.copy.place)}"
+        exists = self._server.on_connection(
+            lambda connection: connection.execute("SELECT to_regclass(%s) IS NOT NULL", [table]).fetchone()
         )
-        there = self._server.retried(
-            lambda connection: connection.execute(
-                "SELECT to_regclass(%s) IS NOT NULL", [f"penstock_snapshots.{_identifier(piece.copy.place)}"]
-            ).fetchone()
-        )
-        if not there or not there[0]:
+        if not exists or not exists[0]:
             raise DataLost(
-                f"the copy of {piece.copy.relation.name} that the slot {self._slot.name!r} began with is gone: it had been "
-                "logged, and the slot goes on behind it. Start with a new slot and a new checkpoint"
+                f"the initial copy of {piece.copy.relation.name} of slot {self._slot.name!r} was dropped, "
+                "since it had been logged and the slot has advanced. Start with a new slot and a new "
+                "checkpoint"
             )
-        return self._server.chunks_of(text)
+        return self._server.chunks(
+            f"SELECT change FROM {table} WHERE n > {piece.first} AND n <= {piece.last} ORDER BY n"
+        )
 
     def _row(self) -> Any:
-        (there,) = self._server.all("snapshots_there")
-        if not there.there or not (there.visible or self._required):
+        (table,) = self._server.fetch("snapshots_table")
+        if not table.exists or not (table.visible or self._required):
             return None
-        self._require_trusted_owner(self._server.all("foreign_owner"))
-        return next(iter(self._server.all("snapshot", slot=self._slot.name)), None)
+        self._require_trusted_owner(self._server.fetch("foreign_owner"))
+        return next(iter(self._server.fetch("snapshot", slot=self._slot.name)), None)
 
     @contextmanager
     def _locked(self) -> Iterator[psycopg.Connection[Any]]:
-        connection = self._server.patiently(self._server.connect)
+        connection = self._server.with_retries(self._server.connect)
         try:
             with self._server.translating():
                 run(connection, "limit_waiting", wait=f"{_LOCK_WAIT * 1000:.0f}ms")
             self._lock(connection)
             yield connection
         finally:
-            # Ends the lock too.
+            # Releases the lock too.
             connection.close()
 
     def _lock(self, connection: psycopg.Connection[Any]) -> None:
@@ -198,27 +189,30 @@ class Snapshots:
             with self._server.translating():
                 run(connection, "lock", slot=self._slot.name)
         except SlotInUse as error:
-            pid = next((row.pid for row in self._server.all("lock_holder", slot=self._slot.name)), "unknown")
+            holders = self._server.fetch("lock_holder", slot=self._slot.name)
+            pid = next((row.pid for row in holders), "unknown")
             raise SlotInUse(
-                f"{self._server.name}: another process makes the snapshot of slot {self._slot.name!r} (server process {pid}), and "
-                f"was not done within {_LOCK_WAIT:.0f} s: wait for it, or select pg_terminate_backend({pid}) ends it",
+                f"{self._server.name}: server process {pid} has been creating the snapshot of slot "
+                f"{self._slot.name!r} for over {_LOCK_WAIT:.0f} s: wait for it, or end it with select "
+                f"pg_terminate_backend({pid})",
                 pid=str(pid),
             ) from error
 
-    def _make_schema(self, connection: psycopg.Connection[Any]) -> None:
+    def _create_schema(self, connection: psycopg.Connection[Any]) -> None:
         with connection.transaction():
-            # Two queries with slots of their own may come at the same moment.
+            # Two queries with different slots may start at the same moment.
             run(connection, "lock_schema")
-            run(connection, "make_schema")
+            run(connection, "create_schema")
             self._require_trusted_owner(run(connection, "foreign_owner"))
-            run(connection, "make_slots")
+            run(connection, "create_slots")
 
     def _require_trusted_owner(self, foreign: Sequence[Any]) -> None:
         for row in foreign:
             raise self._server.unavailable(
                 "SCHEMA_OWNER",
-                f"the schema penstock_snapshots belongs to the role {in_quotes(row.owner)}, which could run code with the rights of this "
-                "feed's: give it to this one, alter schema penstock_snapshots owner to …, and its tables too, or drop it",
+                f"the schema penstock_snapshots belongs to the role {in_quotes(row.owner)}, which could run "
+                "code with the rights of this feed's role: alter schema penstock_snapshots owner to …, and "
+                "its tables too, or drop it",
                 owner=row.owner,
             )
 
@@ -228,31 +222,31 @@ class Snapshots:
         tables: Sequence[Table],
         check: Callable[[Session], dict[str, Any]],
     ) -> None:
-        with self._made_slot() as (point, exported), connection.transaction():
+        with self._created_slot() as (point, exported), connection.transaction():
             connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
             connection.execute("SET TRANSACTION SNAPSHOT '" + exported.replace("'", "''") + "'")
             publication = check(Session(self._server, connection))
-            copies = [self._copied(connection, table, place) for place, table in enumerate(tables)]
+            copies = [self._copy(connection, table, number) for number, table in enumerate(tables)]
             run(
                 connection,
                 "end_snapshot",
                 slot=self._slot.name,
                 point=point,
-                tables=json.dumps([_described(copy) for copy in copies]),
+                tables=json.dumps([_copy_to_json(copy) for copy in copies]),
                 publication=json.dumps(publication),
             )
 
     @contextmanager
-    def _made_slot(self) -> Iterator[tuple[int, str]]:
-        """The position at which the new slot begins, and the name of the snapshot, which lives as long as the connection."""
+    def _created_slot(self) -> Iterator[tuple[int, str]]:
+        """Create the slot: its first position, and the snapshot, which lives as long as the connection."""
         connection = self._server.connect(replication="database")
         try:
             version = connection.info.server_version
             options = "(SNAPSHOT 'export')" if version >= _SYNTAX_15 else "EXPORT_SNAPSHOT"
             if version >= FAILOVER_SINCE:
-                # A standby that takes over has the slot then, where it synchronizes slots.
+                # A standby that synchronizes slots has it when it takes over.
                 options = "(SNAPSHOT 'export', FAILOVER)"
-            name = _identifier(self._slot.name)
+            name = quoted(self._slot.name)
             cursor = connection.execute(f"CREATE_REPLICATION_SLOT {name} LOGICAL pgoutput {options}".encode())
             row = cursor.fetchone()
             assert row is not None
@@ -262,10 +256,10 @@ class Snapshots:
             with suppress(Exception):
                 connection.close()
 
-    def _copied(self, connection: psycopg.Connection[Any], table: Table, number: int) -> Copy:
+    def _copy(self, connection: psycopg.Connection[Any], table: Table, number: int) -> Copy:
         digest = hashlib.sha256(self._slot.name.encode()).hexdigest()[:16]
         place = f"rows_{digest}_{number}"
-        target = f"penstock_snapshots.{_identifier(place)}"
+        target = f"{SNAPSHOT_SCHEMA}.{quoted(place)}"
         connection.execute(f"CREATE TABLE {target} AS {_select(table)}".encode())
         connection.execute(f"ALTER TABLE {target} ADD PRIMARY KEY (n)".encode())
         row = connection.execute(f"SELECT count(*) FROM {target}".encode()).fetchone()
@@ -274,41 +268,37 @@ class Snapshots:
 
 
 def _select(table: Table) -> str:
-    """A query for the rows of a table as Insert messages, numbered.
+    """Return a query for the rows of a table as numbered Insert messages.
 
-    concat() gives what a type's output function does, which a cast to text does not always.
+    concat() uses a type's output function, which a cast to text does not always do.
     """
     columns = table.relation.columns
     head = struct.pack(">BIBh", INSERT, table.relation.oid, NEW, len(columns))
     texts = [
         f"CASE WHEN {name} IS NULL THEN NULL ELSE convert_to(concat({name}), 'UTF8') END AS c{place}"
-        for place, name in enumerate(_identifier(column.name) for column in columns)
+        for place, name in enumerate(quoted(column.name) for column in columns)
     ]
     values = [
         f"coalesce('\\x{TEXT:02x}'::bytea || int4send(octet_length(c{place})) || c{place}, '\\x{NULL:02x}')"
         for place in range(len(columns))
     ]
-    source = f"{_identifier(table.relation.schema)}.{_identifier(table.relation.table)}"
+    source = f"{quoted(table.relation.schema)}.{quoted(table.relation.table)}"
     only = "" if table.partitioned else "ONLY "
     condition = f" WHERE {table.filter}" if table.filter else ""
-    # Without OFFSET each text would be made twice.
+    # Without OFFSET each text would be computed twice.
     inner = f"SELECT {', '.join(texts) or 'NULL'} FROM {only}{source}{condition} OFFSET 0"
     change = " || ".join([f"'\\x{head.hex()}'::bytea", *values])
     return f"SELECT row_number() OVER () AS n, {change} AS change FROM ({inner}) AS rows"
 
 
 def _drop(connection: psycopg.Connection[Any], tables: Sequence[Any]) -> None:
-    for each in tables:
-        connection.execute(f"DROP TABLE IF EXISTS penstock_snapshots.{_identifier(each['place'])}".encode())
+    for table in tables:
+        connection.execute(f"DROP TABLE IF EXISTS {SNAPSHOT_SCHEMA}.{quoted(table['place'])}".encode())
 
 
-def _described(copy: Copy) -> dict[str, Any]:
+def _copy_to_json(copy: Copy) -> dict[str, Any]:
     return {"place": copy.place, "rows": copy.rows, "relation": relation_to_json(copy.relation)}
 
 
-def _copy(found: dict[str, Any]) -> Copy:
-    return Copy(str(found["place"]), relation_from_json(found["relation"]), int(found["rows"]))
-
-
-def _identifier(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
+def _copy_from_json(value: dict[str, Any]) -> Copy:
+    return Copy(str(value["place"]), relation_from_json(value["relation"]), int(value["rows"]))

@@ -1,5 +1,5 @@
 -- name: settings
--- Some settings are not there in older servers, or not on every system.
+-- Some settings do not exist in older servers, or not on every system.
 SELECT set_config(s.name, v.value, false)
 FROM (VALUES
     ('datestyle', 'ISO, YMD'),
@@ -14,7 +14,7 @@ FROM (VALUES
     ('idle_in_transaction_session_timeout', '0'),
     ('transaction_timeout', '0'),
     ('jit', 'off'),
-    -- A backend that decodes for a client that is gone would hold the slot.
+    -- A backend that decodes for a disconnected client would hold the slot.
     ('client_connection_check_interval', '1s')
 ) AS v (name, value)
 JOIN pg_settings AS s ON s.name = v.name;
@@ -71,8 +71,8 @@ WHERE b.pubname = :publication;
 SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint AS next;
 
 -- name: origins
--- When tables were made, and whether the partitions among them were made as such. A table's columns of the system are never
--- written again.
+-- When tables were created, and whether the partitions among them were created as such. The system columns of a table are
+-- never rewritten.
 SELECT c.oid, c.oid::regclass::text AS name,
     pg_snapshot_xmax(pg_current_snapshot())::text::bigint - age(m.xmin) AS created,
     EXISTS (SELECT FROM pg_publication AS b JOIN pg_publication_rel AS r ON r.prpubid = b.oid
@@ -80,7 +80,7 @@ SELECT c.oid, c.oid::regclass::text AS name,
     NOT EXISTS (SELECT FROM pg_partition_ancestors(c.oid) AS a
         JOIN pg_inherits AS i ON i.inhrelid = a.relid
         JOIN pg_attribute AS n ON n.attrelid = a.relid AND n.attnum = -6
-        WHERE i.xmin::text <> n.xmin::text) AS made_as_it_is
+        WHERE i.xmin::text <> n.xmin::text) AS created_as_is
 FROM pg_class AS c
 JOIN pg_attribute AS m ON m.attrelid = c.oid AND m.attnum = -6
 WHERE c.oid = ANY (:oids::oid[]);
@@ -101,7 +101,7 @@ WHERE l.locktype = 'relation' AND l.relation >= 16384 AND l.pid <> pg_backend_pi
     AND s.backend_type IS DISTINCT FROM 'autovacuum worker';
 
 -- name: domains
--- What domains are made of, however deep.
+-- The base types of domains, at any depth.
 WITH RECURSIVE base (oid, type, modifier) AS (
     SELECT y.oid, y.typbasetype, y.typtypmod FROM pg_type AS y WHERE y.typtype = 'd' AND y.oid = ANY (:oids::oid[])
     UNION ALL
@@ -135,7 +135,7 @@ GROUP BY form, oid, CASE WHEN kind = 84 THEN number ELSE 0 END
 ORDER BY 1;
 
 -- name: descriptions
--- What the log describes and empties, without what it has rows of: a third of the time.
+-- The relations and truncations of the log, without its rows: takes a third of the time.
 SELECT data
 FROM pg_logical_slot_peek_binary_changes(:slot, :upto::pg_lsn, NULL, 'proto_version', '1', 'publication_names', :names)
 WHERE get_byte(data, 0) IN (82, 84);
@@ -176,7 +176,7 @@ FROM (VALUES (1)) AS one (n)
 LEFT JOIN pg_replication_slots AS s ON s.slot_name = :slot;
 
 -- name: oldest_transaction
--- Of those that have written, the one with the oldest number. Who may not see all of another role's sees its number all the same.
+-- Of those that have written, the one with the oldest number, which is visible to every role.
 SELECT s.backend_xid::text AS number, s.pid, s.state, s.query, extract(epoch FROM clock_timestamp() - s.xact_start)::float8 AS seconds,
     age(s.backend_xid) AS age
 FROM pg_stat_activity AS s
@@ -191,8 +191,8 @@ ORDER BY age DESC LIMIT 1;
 SELECT pg_replication_slot_advance(:slot, :upto::pg_lsn);
 
 -- name: others
--- Relations whose rows are of no interest: they are there, and they are not chosen. What is gone may have been chosen, and a
--- table with a chosen one's name may have taken its place.
+-- Relations whose rows are not read: they exist, and are not chosen. A dropped one may have been chosen, and a table with
+-- the name of a chosen one may have replaced it.
 SELECT c.oid
 FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
 WHERE c.relkind IN ('r', 'p')
@@ -232,7 +232,7 @@ WITH message AS (
 )
 SELECT count(*) AS messages,
     max(number) FILTER (WHERE CASE WHEN kind = 67
-        THEN ('x' || encode(substr(data, 3, 8), 'hex'))::bit(64)::bigint <= :after ELSE false END) AS behind,
+        THEN ('x' || encode(substr(data, 3, 8), 'hex'))::bit(64)::bigint <= :after ELSE false END) AS last_commit,
     max(number) FILTER (WHERE CASE
         WHEN kind = 84 THEN true
         WHEN kind NOT IN (73, 68, 85) THEN false
@@ -251,20 +251,20 @@ FROM pg_logical_slot_peek_binary_changes(:slot, :upto::pg_lsn, NULL, 'proto_vers
 WHERE CASE WHEN get_byte(data, 0) IN (73, 68, 85)
     THEN ('x' || encode(substr(data, 2, 4), 'hex'))::bit(32)::bigint <> ALL (:others::oid[]::bigint[]) ELSE true END;
 
--- name: snapshots_there
+-- name: snapshots_table
 -- A role that reads from a slot alone need not see them.
-SELECT count(*) > 0 AS there, coalesce(bool_and(has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT')), true) AS visible
+SELECT count(*) > 0 AS exists, coalesce(bool_and(has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT')), true) AS visible
 FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
 WHERE n.nspname = 'penstock_snapshots' AND c.relname = 'slots';
 
 -- name: lock_schema
 SELECT pg_advisory_xact_lock(hashtextextended('penstock_snapshots', 0));
 
--- name: make_schema
+-- name: create_schema
 CREATE SCHEMA IF NOT EXISTS penstock_snapshots;
 
--- A role that was there first with the schema, or the table: whoever owns a table can give it a trigger, which runs with the rights of whoever
--- writes to it.
+-- Another role that owns the schema or the table: the owner of a table can give it a trigger, which runs with the rights of
+-- whoever writes to it.
 -- name: foreign_owner
 WITH RECURSIVE mine (oid) AS (
     SELECT oid FROM pg_roles WHERE rolname IN (current_user, session_user)
@@ -283,7 +283,7 @@ WHERE NOT r.rolsuper
     AND r.oid NOT IN (SELECT datdba FROM pg_database WHERE datname = current_database())
 LIMIT 1;
 
--- name: make_slots
+-- name: create_slots
 CREATE TABLE IF NOT EXISTS penstock_snapshots.slots (
     slot text PRIMARY KEY,
     state text NOT NULL CHECK (state IN ('copying', 'complete', 'read')),
@@ -315,7 +315,7 @@ SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_
 -- name: lock
 SELECT pg_advisory_lock(hashtextextended('penstock slot ' || :slot, 0));
 
--- A client that stops in the middle of a copy is not waited for, and a lock is waited for only so long.
+-- The server does not wait for a client that stops in the middle of a copy, and for a lock only so long.
 -- name: limit_waiting
 SELECT set_config('idle_in_transaction_session_timeout', '10s', false) AS idle, set_config('lock_timeout', :wait, false) AS wait;
 
@@ -326,5 +326,3 @@ WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1
     AND l.classid::bigint = (key >> 32) & 4294967295 AND l.objid::bigint = key & 4294967295
     AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database());
 
--- name: unlock
-SELECT pg_advisory_unlock(hashtextextended('penstock slot ' || :slot, 0));

@@ -1,4 +1,4 @@
-"""PostgreSQL's types in Arrow, and its text form of values as Arrow values."""
+"""PostgreSQL types in Arrow, and conversion of values from their text form."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _SIMPLE = {
 }
 _NUMERIC = 1700
 _DIGITS = 38
-"""The most that a decimal of Spark's has."""
+"""The most digits of a Spark decimal."""
 AS_TYPES = {"text": pa.string(), "double": pa.float64()}
-"""What a column may be read as, whatever its type."""
-_NO_NUMBERS = pa.array(["NaN", "Infinity", "-Infinity"])
-_A_DAY = r"^\d{4}-\d\d-\d\d(?: [0-9:.+-]*)?$"
+"""Types that any column may be read as."""
+_NOT_NUMBERS = pa.array(["NaN", "Infinity", "-Infinity"])
+_DATE = r"^\d{4}-\d\d-\d\d(?: [0-9:.+-]*)?$"
 _ENDS = {
     "date": {"infinity": "9999-12-31", "-infinity": "0001-01-01"},
     "timestamp": {"infinity": "9999-12-31 23:59:59.999999", "-infinity": "0001-01-01 00:00:00"},
@@ -38,9 +38,9 @@ _ENDS = {
 
 
 def arrow_type(oid: int, modifier: int = -1) -> pa.DataType:
-    """The Arrow type of a PostgreSQL type; a string where there is none that holds all its values.
+    """Return the Arrow type of a PostgreSQL type; string if no other type holds all its values.
 
-    A numeric without a precision, or with more than 38 digits, is a string: nothing else keeps all digits.
+    A numeric without a precision, or with more than 38 digits, is a string, which keeps all digits.
     """
     if oid == _NUMERIC and modifier >= 4:
         precision, scale = (modifier - 4) >> 16, (modifier - 4) & 0x7FF
@@ -51,14 +51,9 @@ def arrow_type(oid: int, modifier: int = -1) -> pa.DataType:
 
 
 def from_text(text: pa.StringArray, target: pa.DataType) -> pa.Array:
-    """Values from their text form.
+    """Convert values from their text form.
 
     Infinite dates and times become the first and the last that Spark has.
-
-    Raises
-    ------
-    pyarrow.ArrowInvalid
-        For text that is no value of the type.
     """
     if target.equals(text.type):
         return text
@@ -74,28 +69,29 @@ def from_text(text: pa.StringArray, target: pa.DataType) -> pa.Array:
     return _finite(text, target).cast(target)
 
 
-def held(text: pa.StringArray, target: pa.DataType) -> pa.BooleanArray:
-    """Which values of a column a type has; null for null.
+def fits_type(text: pa.StringArray, target: pa.DataType) -> pa.BooleanArray:
+    """Return which values of a column a type can hold; null for null.
 
     PostgreSQL's numeric has NaN and, from 14 on, infinity; its dates go beyond the years 1 and 9999.
     """
     if pat.is_decimal(target):
-        return pc.if_else(pc.is_valid(text), pc.invert(pc.is_in(text, value_set=_NO_NUMBERS)), None)
+        return pc.if_else(pc.is_valid(text), pc.invert(pc.is_in(text, value_set=_NOT_NUMBERS)), None)
     if pat.is_temporal(target):
-        return pc.match_substring_regex(_finite(text, target), _A_DAY)
+        return pc.match_substring_regex(_finite(text, target), _DATE)
     return pc.if_else(pc.is_valid(text), True, None)
 
 
 def _booleans(text: pa.StringArray) -> pa.BooleanArray:
-    found = pc.equal(text, "t")
-    known = pc.or_(found, pc.equal(text, "f"))
-    if pc.all(known, min_count=0).as_py() is False:
-        bad = text.filter(pc.invert(known))[0].as_py()
-        raise pa.ArrowInvalid(f"{bad!r} is no truth value")
-    return found
+    is_true = pc.equal(text, "t")
+    valid = pc.or_(is_true, pc.equal(text, "f"))
+    if pc.all(valid, min_count=0).as_py() is False:
+        invalid = text.filter(pc.invert(valid))[0].as_py()
+        raise pa.ArrowInvalid(f"{invalid!r} is not a boolean")
+    return is_true
 
 
 def _finite(text: pa.StringArray, target: pa.DataType) -> pa.StringArray:
+    """Replace infinite dates and times with the first and the last that Spark has."""
     zone = "+00" if pat.is_timestamp(target) and target.tz is not None else ""
     for name, end in _ENDS["date" if pat.is_date(target) else "timestamp"].items():
         text = pc.if_else(pc.equal(text, name), pa.scalar(end + zone), text)
@@ -103,25 +99,24 @@ def _finite(text: pa.StringArray, target: pa.DataType) -> pa.StringArray:
 
 
 def _bytes(text: pa.StringArray) -> pa.BinaryArray:
-    """A backslash, an x, and two digits for each byte."""
+    """Convert bytes from a backslash, an x, and two hex digits for each byte."""
     offsets = np.frombuffer(text.buffers()[1], np.int32)[text.offset : text.offset + len(text) + 1]
     lengths = np.diff(offsets)
     data = _data(text)[offsets[0] : offsets[-1]]
-    there = lengths > 0
+    not_null = lengths > 0
     keep = np.ones(len(data), bool)
-    heads = (offsets[:-1] - offsets[0])[there]
+    heads = (offsets[:-1] - offsets[0])[not_null]
     if len(data) and not ((data[heads] == ord("\\")) & (data[heads + 1] == ord("x"))).all():
         raise pa.ArrowInvalid("bytes do not begin with \\x")
     keep[heads] = keep[heads + 1] = False
     digits = _HEX[data[keep]]
     if (digits > 15).any():
-        raise pa.ArrowInvalid("bytes have a digit that is none")
-    found = (digits[0::2] << 4) | digits[1::2]
-    ends = np.r_[0, np.cumsum(np.where(there, lengths // 2 - 1, 0))].astype(np.int32)
+        raise pa.ArrowInvalid("bytes have an invalid hex digit")
+    decoded = (digits[0::2] << 4) | digits[1::2]
+    ends = np.r_[0, np.cumsum(np.where(not_null, lengths // 2 - 1, 0))].astype(np.int32)
     validity = pc.is_valid(text)
-    return pa.Array.from_buffers(
-        pa.binary(), len(text), [validity.buffers()[1], pa.py_buffer(ends), pa.py_buffer(found.tobytes())]
-    )
+    buffers = [validity.buffers()[1], pa.py_buffer(ends), pa.py_buffer(decoded.tobytes())]
+    return pa.Array.from_buffers(pa.binary(), len(text), buffers)
 
 
 def _data(text: pa.StringArray) -> Any:

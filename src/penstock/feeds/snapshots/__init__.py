@@ -1,1 +1,1 @@
-"""Snapshots of a table in a folder, as a change feed."""
+"""Change feed of the snapshots of a table in a folder."""

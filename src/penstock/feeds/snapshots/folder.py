@@ -1,4 +1,4 @@
-"""The snapshots that lie in a folder, by the numbers in their names."""
+"""Listing of the snapshots in a folder, by the numbers in their names."""
 
 from __future__ import annotations
 
@@ -34,62 +34,56 @@ class Snapshot:
 
 
 class Folder:
-    """What is in a folder; a snapshot does not change once it is there, so that it is looked at once."""
+    """The snapshots of a folder; each is listed once, since it never changes."""
 
     def __init__(self, path: str, shown: str) -> None:
         self._path = path
         self._shown = shown
-        self._seen: dict[int, Snapshot] = {}
+        self._listed: dict[int, Snapshot] = {}
 
     def names(self) -> dict[int, FileInfo]:
-        """What may be snapshots, by version, in their order.
-
-        Raises
-        ------
-        FeedUnavailable
-            STORAGE, AMBIGUOUS_NAMES.
-        """
-        found: dict[str, FileInfo] = {}
-        for info in self._listed(""):
+        """List what may be snapshots, by version, in order."""
+        entries: dict[str, FileInfo] = {}
+        for info in self._list(""):
             if info.base_name.startswith(("_", ".")):
                 continue
             if info.type != FileType.Directory and not info.base_name.endswith(".parquet"):
                 raise _ambiguous(
-                    self._shown, f"{info.base_name!r} is no file .parquet and no folder", info.base_name
+                    self._shown, f"{info.base_name!r} is neither a .parquet file nor a folder", info.base_name
                 )
-            found[info.base_name] = info
-        versions = versions_of(list(found), self._shown)
-        return {versions[name]: found[name] for name in sorted(found, key=versions.__getitem__)}
+            entries[info.base_name] = info
+        versions = versions_of(list(entries), self._shown)
+        return {versions[name]: entries[name] for name in sorted(entries, key=versions.__getitem__)}
 
     def snapshots(self, names: dict[int, FileInfo], versions: Sequence[int]) -> Iterator[Snapshot]:
-        """Those of some versions that are whole, looked at as they are asked for."""
+        """Yield the complete snapshots of some versions, listed lazily."""
         for version in versions:
-            found = self._seen.get(version) or self._look(version, names[version])
-            if found is not None:
-                self._seen[version] = found
-                yield found
+            snapshot = self._listed.get(version) or self._snapshot(version, names[version])
+            if snapshot is not None:
+                self._listed[version] = snapshot
+                yield snapshot
 
-    def some(self) -> FeedUnavailable:
-        """The error for a folder without one."""
+    def no_snapshots(self) -> FeedUnavailable:
+        """Return the error for a folder without snapshots."""
         return FeedUnavailable(
-            f"there are no snapshots in {self._shown}: files .parquet, or folders of such, with a number in their names",
+            f"there are no snapshots in {self._shown}: write .parquet files, or folders of them, with a "
+            "number in their names",
             condition="FEED_UNAVAILABLE.NO_SNAPSHOTS",
             path=self._shown,
         )
 
-    def _look(self, version: int, info: FileInfo) -> Snapshot | None:
-        files = [info] if info.type != FileType.Directory else self._inside(info.path)
+    def _snapshot(self, version: int, info: FileInfo) -> Snapshot | None:
+        files = [info] if info.type != FileType.Directory else self._parquet_files(info.path)
         if not files:
             return None
-        found = tuple(
-            DataFile(each.path, int(each.size)) for each in sorted(files, key=lambda each: each.path)
-        )
-        return Snapshot(version, max(int(each.mtime_ns) for each in files) // 1000, found)
+        files.sort(key=lambda file: file.path)
+        written = max(int(file.mtime_ns) for file in files) // 1000
+        return Snapshot(version, written, tuple(DataFile(file.path, int(file.size)) for file in files))
 
-    def _inside(self, folder: str) -> list[FileInfo]:
-        """The Parquet files of a folder; none while Spark is writing it."""
-        found = []
-        for info in self._listed(folder, recursive=True):
+    def _parquet_files(self, folder: str) -> list[FileInfo]:
+        """List the Parquet files of a folder; none while Spark is writing it."""
+        files = []
+        for info in self._list(folder, recursive=True):
             parts = info.path.removeprefix(folder).strip("/").split("/")
             if parts[0] == _UNFINISHED:
                 return []
@@ -98,11 +92,11 @@ class Folder:
             if info.type == FileType.Directory:
                 _check_no_partition(info.path, parts, self._shown)
             elif info.base_name.endswith(".parquet"):
-                found.append(info)
-        return found
+                files.append(info)
+        return files
 
     def shared(self, old: Sequence[DataFile], new: Sequence[DataFile]) -> frozenset[str]:
-        """Files that are one file under two names, as snapshots with hard links have them: all their rows are the same."""
+        """Return the files of two snapshots that are hard links to the same file."""
         if is_url(self._path):
             return frozenset()
         inodes = {self._inode(file.path): file.path for file in old}
@@ -111,29 +105,29 @@ class Folder:
 
     def _inode(self, path: str) -> tuple[int, int]:
         with self.reading(path):
-            found = os.stat(os.path.join(self._path, path))
-        return found.st_dev, found.st_ino
+            status = os.stat(os.path.join(self._path, path))
+        return status.st_dev, status.st_ino
 
     def open(self, path: str) -> Any:
-        """A file for reading here and there."""
+        """Open a file for random access."""
         return self._files.open_input_file(path)
 
     @contextmanager
     def reading(self, path: str, version: int | None = None) -> Iterator[None]:
-        """A file that is gone is lost data, one that cannot be read an error of the feed."""
+        """Translate errors: a missing file is lost data, an unreadable one an error of the feed."""
         what = f"{path} of {self._shown}"
         try:
             with readable(what):
                 yield
         except FileNotFoundError:
-            of = "" if version is None else f", of which version {version} is made"
-            raise DataLost(f"{what} is gone{of}: begin with a later version", version=version) from None
+            of = "" if version is None else f", which version {version} needs"
+            raise DataLost(f"{what} is missing{of}: begin with a later version", version=version) from None
 
-    def _listed(self, folder: str, *, recursive: bool = False) -> list[FileInfo]:
+    def _list(self, folder: str, *, recursive: bool = False) -> list[FileInfo]:
         try:
             return list(self._files.get_file_info(FileSelector(folder, recursive=recursive)))
         except (OSError, pa.ArrowException) as error:
-            raise self._silent(error) from None
+            raise self._not_listable(error) from None
 
     @cached_property
     def _files(self) -> FileSystem:
@@ -142,13 +136,14 @@ class Folder:
         try:
             files, below = FileSystem.from_uri(self._path)
         except (OSError, pa.ArrowException) as error:
-            raise self._silent(error) from None
+            raise self._not_listable(error) from None
         return SubTreeFileSystem(below, files)
 
-    def _silent(self, error: Exception) -> FeedUnavailable:
-        # What the library says may have the URL's password in it.
+    def _not_listable(self, error: Exception) -> FeedUnavailable:
+        # The library's message may contain the URL's password.
         return FeedUnavailable(
-            f"the folder {self._shown} cannot be listed ({type(error).__name__}): is it there, and may you read it?",
+            f"the folder {self._shown} cannot be listed ({type(error).__name__}): check that it exists and "
+            "is readable",
             condition="FEED_UNAVAILABLE.STORAGE",
             path=self._shown,
         )
@@ -157,36 +152,31 @@ class Folder:
 def _check_no_partition(path: str, parts: Sequence[str], where: str) -> None:
     if any("=" in part for part in parts):
         raise FeedUnavailable(
-            f"{path} in {where} is a partition, whose column is in no file: write snapshots without partitions",
+            f"{path} in {where} is a partition, whose column is not in its files: write snapshots without "
+            "partitions",
             condition="FEED_UNAVAILABLE.PARTITIONED_SNAPSHOT",
             path=path,
         )
 
 
 def versions_of(names: Sequence[str], where: str) -> dict[str, int]:
-    """The version of each name: its digits, read as one number.
-
-    Raises
-    ------
-    FeedUnavailable
-        AMBIGUOUS_NAMES, when that would not be the order of the names, or two names had one version.
-    """
-    found: dict[str, int] = {}
+    """Return the version of each name: its digits as one number."""
+    versions: dict[str, int] = {}
     shape: tuple[str, tuple[object, ...]] | None = None
     taken: dict[int, str] = {}
     for name in sorted(names):
         numbers = _DIGITS.findall(name)
         texts = tuple(_DIGITS.split(name.removesuffix(".parquet")))
-        # A single number may grow; several have to stay in their places.
+        # A single number may grow; several need fixed widths.
         widths = tuple(map(len, numbers)) if len(numbers) > 1 else len(numbers)
         if not numbers:
-            raise _ambiguous(where, f"{name!r} has no number in it", name)
+            raise _ambiguous(where, f"{name!r} has no number", name)
         if shape is None:
             shape = name, (texts, widths)
         if shape[1] != (texts, widths):
             raise _ambiguous(
                 where,
-                f"{shape[0]!r} and {name!r} are not alike but for their digits, as many in each place",
+                f"{shape[0]!r} and {name!r} are not alike except for the same number of digits",
                 name,
             )
         version = int("".join(numbers))
@@ -195,14 +185,14 @@ def versions_of(names: Sequence[str], where: str) -> dict[str, int]:
         if version in taken:
             raise _ambiguous(where, f"{taken[version]!r} and {name!r} are both version {version}", name)
         taken[version] = name
-        found[name] = version
-    return found
+        versions[name] = version
+    return versions
 
 
 def _ambiguous(where: str, what: str, name: str) -> FeedUnavailable:
     return FeedUnavailable(
-        f"the snapshots in {where} have no clear order: {what}. Name them by number or by time, such as 0007.parquet or "
-        "2026-01-31",
+        f"the snapshots in {where} have no clear order: {what}. Name them by number or by date, as in "
+        "0007.parquet or 2026-01-31",
         condition="FEED_UNAVAILABLE.AMBIGUOUS_NAMES",
         name=name,
     )

@@ -13,7 +13,8 @@ from pyspark.sql import types as spark
 from penstock.arguments import did_you_mean, in_quotes
 from penstock.arrow.schema import canonical_schema
 from penstock.errors import InvalidInput, SchemaMismatch, UnsupportedType
-from penstock.lake.delta_location import DeltaPlace, library
+from penstock.lake.delta_location import DeltaPlace
+from penstock.lake.storage import library
 
 _SIMPLE = (
     spark.BooleanType,
@@ -76,7 +77,7 @@ def match_table(place: DeltaPlace, layout: DeltaLayout, table: Any) -> DeltaLayo
         With every difference.
     """
     existing = {field["name"]: field for field in json.loads(table.schema().to_json())["fields"]}
-    with place.plainly():
+    with place.translating_errors():
         rows = library("deltalake").Schema.from_arrow(layout.schema)
     names, differences = [], []
     for field in json.loads(rows.to_json())["fields"]:

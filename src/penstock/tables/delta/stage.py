@@ -67,7 +67,7 @@ class DeltaStage:
     def columns(self, files: Sequence[str], names: Sequence[str]) -> pa.Table:
         """Read some columns of all staged rows."""
         schema = pa.schema([self.layout.schema.field(name) for name in names])
-        with self.place.plainly():
+        with self.place.translating_errors():
             return pa.Table.from_batches(self.batches(files, schema), schema)
 
     def require_files(self, files: Sequence[str]) -> None:
@@ -79,7 +79,7 @@ class DeltaStage:
         """
         from pyarrow.fs import FileType
 
-        with self.place.plainly():
+        with self.place.translating_errors():
             infos = self.place.files().get_file_info(list(files))
         if any(info.type != FileType.File for info in infos):
             raise CommitRefused(
@@ -134,7 +134,7 @@ def _delete(place: DeltaPlace, names: Iterable[str]) -> None:
         except FileNotFoundError:
             continue
         except OSError as error:
-            _log_not_deleted(place, error, place.told(error))
+            _log_not_deleted(place, error, place.message(error))
 
 
 def _log_not_deleted(place: DeltaPlace, error: Exception, text: str) -> None:
@@ -150,7 +150,7 @@ def _staged(place: DeltaPlace) -> Mapping[str, tuple[str, int, int]]:
     """List staged files with their app, micro-batch and time in seconds since 1970."""
     from pyarrow.fs import FileSelector
 
-    with place.plainly():
+    with place.translating_errors():
         infos = place.files().get_file_info(FileSelector(FOLDER, allow_not_found=True))
     parts = {f"{FOLDER}/{info.base_name}": info.base_name.split("-") for info in infos}
     return {
@@ -189,7 +189,7 @@ class DeltaStageTask:
         stage, rows = self.stage, first.num_rows
         name = stage.file()
         with (
-            stage.place.plainly(),
+            stage.place.translating_errors(),
             stage.place.files().open_output_stream(name, buffer_size=1 << 20) as out,
             pq.ParquetWriter(out, stage.layout.schema, compression="zstd") as writer,
         ):

@@ -15,7 +15,8 @@ from pyspark.sql.types import StructType
 
 from penstock.arguments import in_quotes
 from penstock.errors import CommitRefused, InvalidInput, InvalidOption, PenstockError
-from penstock.lake.delta_location import DeltaPlace, library
+from penstock.lake.delta_location import DeltaPlace
+from penstock.lake.storage import library
 from penstock.spark.checkpoint import Checkpoint
 from penstock.spark.schemas import quote_column
 from penstock.spark.sink.micro_batches import require_same_query
@@ -91,7 +92,7 @@ def refuse_backticks(layout: DeltaLayout) -> None:
 def create_table(place: DeltaPlace, layout: DeltaLayout) -> DeltaLayout:
     """Create the table and return its layout."""
     deltalake = library("deltalake")
-    with place.plainly():
+    with place.translating_errors():
         # Another process may create it at the same moment.
         deltalake.DeltaTable.create(
             place.path,
@@ -163,12 +164,12 @@ class DeltaWriter:
             if transaction is not None and transaction.committed(table):
                 return
             try:
-                with self.place.plainly(beside=(conflict,)):
+                with self.place.translating_errors(beside=(conflict,)):
                     self._publish(table, stage, files, transaction)
                 return
             except conflict as error:
                 # Another writer was faster, maybe another run of this query.
-                last_conflict = self.place.told(error)
+                last_conflict = self.place.message(error)
             except PenstockError:
                 # Another run of this query may have committed it, and deleted the staged files.
                 if transaction is None or not transaction.committed(self.place.open()):

@@ -17,7 +17,8 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.errors import SchemaMismatch, TableRefused
-from penstock.lake.delta_location import DeltaPlace, library
+from penstock.lake.delta_location import DeltaPlace
+from penstock.lake.storage import library
 from penstock.tables.chunks import grouped
 from penstock.tables.delta.apply.events import PRESENT, SEQUENCE, EventLayout
 from penstock.tables.delta.apply.merge_plan import numbered
@@ -83,7 +84,7 @@ class AppliedTable:
             When the changes had other keys or another order before.
         """
         deltalake = library("deltalake")
-        with self.place.plainly():
+        with self.place.translating_errors():
             wanted = deltalake.Schema.from_arrow(self.schema)
             # Another process may create it at the same moment.
             deltalake.DeltaTable.create(
@@ -120,12 +121,12 @@ class AppliedTable:
         """
         table = self.place.open()
         if table.version() == version:
-            with self.place.plainly():
+            with self.place.translating_errors():
                 table.vacuum(dry_run=False)
 
     def events(self, version: int, touched: pa.Table) -> pa.Table:
         """Read the events that a version records for some keys."""
-        with self.place.plainly():
+        with self.place.translating_errors():
             table = library("deltalake").DeltaTable(
                 self.place.path, version=version, storage_options=self.place.options or None
             )
@@ -171,7 +172,7 @@ def rows_with_keys(place: DeltaPlace, table: Any, touched: pa.Table, schema: pa.
         The columns to read, with the table's names.
     """
     columns = ", ".join(map(quoted, schema.names))
-    with place.plainly():
+    with place.translating_errors():
         # Not by an Arrow dataset: the threads that read it for deltalake sometimes abort a process that is
         # exiting.
         query = (

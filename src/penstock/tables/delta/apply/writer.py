@@ -82,7 +82,7 @@ def changes_writer(
     named = pa.schema(list(layout.schema)[: len(events.columns)])
     events = replace(events, rows=DeltaLayout(named, layout.keys))
     applied = AppliedTable.of_table(place, table, events)
-    with place.plainly():
+    with place.translating_errors():
         applied.prepare(table)
     applied.vacuum(applied.named_by(place.open()))
     delete_abandoned(place)

@@ -11,8 +11,8 @@ from pyspark.sql import DataFrame, SparkSession
 Row = dict[str, Any]
 NOW = 1_700_000_000_000
 TYPES = (
-    "id bigint not null, i int, s smallint, f double, price decimal(10,2), d date, t timestamp, n timestamp_ntz, "
-    "ok boolean, b binary, text string, tags array<string>, more struct<a: int>"
+    "id bigint not null, i int, s smallint, f double, price decimal(10,2), d date, t timestamp, n "
+    "timestamp_ntz, ok boolean, b binary, text string, tags array<string>, more struct<a: int>"
 )
 ROW = {
     "id": 1,

@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 import penstock as ps
 from penstock.changes.commit_tracker import history as module
-from penstock.changes.commit_tracker.facts import Facts, Scope, commits_in
+from penstock.changes.commit_tracker.facts import Scope, SeenCommits, commits_in
 from penstock.changes.commit_tracker.history import Versions
 from penstock.changes.commit_tracker.journal import COMPACT_EVERY, Journal
 from penstock.changes.commit_tracker.tracker import FeedMemory
@@ -36,17 +36,19 @@ def journal(tmp_path: Path) -> Journal:
     return Journal(Checkpoint(str(tmp_path)), "feed")
 
 
-def facts(batch: int, commits: dict[object, int], *, run: str = "r", delay_ms: int | None = None) -> Facts:
+def facts(
+    batch: int, commits: dict[object, int], *, run: str = "r", delay_ms: int | None = None
+) -> SeenCommits:
     versions = pa.array(
         commits.keys(), pa.string() if any(isinstance(v, str) for v in commits) else pa.int64()
     )
     told = pa.table({"version": versions, "timestamp": pa.array(commits.values(), pa.int64())})
-    return Facts(Scope("feed", "7", "query", run, batch, delay_ms), told)
+    return SeenCommits(Scope("feed", "7", "query", run, batch, delay_ms), told)
 
 
 def test_facts_travel_as_bytes() -> None:
     told = facts(3, {"v1": 1, "v2": 2}, delay_ms=5)
-    assert Facts.from_bytes(told.to_bytes()) == told
+    assert SeenCommits.from_bytes(told.to_bytes()) == told
 
 
 def test_distinct_commits() -> None:
@@ -62,46 +64,46 @@ def test_a_commit_in_two_micro_batches(journal: Journal, name: str) -> None:
         return {(n if name == "{}" else name.format(n)): START + n for n in numbers}
 
     memory = FeedMemory(facts(0, {}).scope, journal)
-    memory.note(facts(0, versions(1, 2)))
-    memory.note(facts(0, versions(2, 3)))
-    memory.note(facts(1, versions(4)))
+    memory.add(facts(0, versions(1, 2)))
+    memory.add(facts(0, versions(2, 3)))
+    memory.add(facts(1, versions(4)))
     with pytest.raises(
         ChangelogContractViolation, match="is in micro-batch 1 and was in an earlier one"
     ) as caught:
-        memory.note(facts(1, versions(2, 5)))
+        memory.add(facts(1, versions(2, 5)))
     assert caught.value.condition == "CHANGELOG_CONTRACT_VIOLATION.COMMIT_IN_SEVERAL_MICRO_BATCHES"
-    memory.note(facts(0, versions(9)))
-    memory.note(facts(2, versions(9)))
+    memory.add(facts(0, versions(9)))
+    memory.add(facts(2, versions(9)))
     # Another run, whose driver knows what is on disk alone; the last micro-batch comes again.
     again = FeedMemory(facts(2, {}, run="s").scope, journal)
-    again.note(facts(2, versions(9)))
+    again.add(facts(2, versions(9)))
     for version in (1, 2, 3, 4):
         with pytest.raises(ChangelogContractViolation):
-            again.note(facts(2, versions(version)))
+            again.add(facts(2, versions(version)))
     # Set back by its user, and told of other commits now.
     back = FeedMemory(facts(1, {}, run="t").scope, journal)
-    back.note(facts(1, versions(4, 9)))
+    back.add(facts(1, versions(4, 9)))
 
 
 def test_a_late_commit(journal: Journal) -> None:
     first = FeedMemory(facts(0, {}, delay_ms=2).scope, journal)
-    first.note(facts(0, {1: 10_000, 2: 20_000}))
-    first.note(facts(0, {3: 1_000}))
+    first.add(facts(0, {1: 10_000, 2: 20_000}))
+    first.add(facts(0, {3: 1_000}))
     for memory in (first, FeedMemory(facts(1, {}, run="s", delay_ms=2).scope, journal)):
         for late in (18_000, 18_999, 1):
             with pytest.raises(ChangelogContractViolation, match="commit 9 of 1970-01-01T00:00:00") as caught:
-                memory.note(facts(1, {9: late, 8: 30_000}))
+                memory.add(facts(1, {9: late, 8: 30_000}))
             assert caught.value.condition == "CHANGELOG_CONTRACT_VIOLATION.LATE_COMMIT"
-        memory.note(facts(1, {4: 19_000, 5: 21_000, 2: 20_000}))
+        memory.add(facts(1, {4: 19_000, 5: 21_000, 2: 20_000}))
         with pytest.raises(ChangelogContractViolation, match="two timestamps"):
-            memory.note(facts(1, {2: 20_001}))
+            memory.add(facts(1, {2: 20_001}))
 
 
 def test_a_commit_before_1970_is_told_where_spark_would_drop_it(journal: Journal) -> None:
     for time in (-10_000_000, -1, 0, 999):
         memory = FeedMemory(facts(0, {}, delay_ms=0).scope, journal)
         with pytest.raises(ChangelogContractViolation) as caught:
-            memory.note(facts(0, {1: time}, delay_ms=0))
+            memory.add(facts(0, {1: time}, delay_ms=0))
         assert caught.value.condition == "CHANGELOG_CONTRACT_VIOLATION.COMMIT_BEFORE_1970"
 
 
@@ -131,12 +133,12 @@ def test_what_is_remembered_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None
 def test_many_files_become_one(journal: Journal, tmp_path: Path) -> None:
     memory = FeedMemory(facts(0, {}).scope, journal)
     for batch in range(3 * COMPACT_EVERY):
-        memory.note(facts(batch, {batch: START + batch}))
+        memory.add(facts(batch, {batch: START + batch}))
     assert len(list((tmp_path / "penstock" / "changes" / "feed").iterdir())) <= COMPACT_EVERY + 1
     again = FeedMemory(facts(3 * COMPACT_EVERY, {}, run="s").scope, journal)
     for version in (0, 1, COMPACT_EVERY, 3 * COMPACT_EVERY - 1):
         with pytest.raises(ChangelogContractViolation):
-            again.note(facts(3 * COMPACT_EVERY, {version: START + version}))
+            again.add(facts(3 * COMPACT_EVERY, {version: START + version}))
 
 
 # On streams.

@@ -1,4 +1,5 @@
-"""Values of Debezium's JSON, a column at a time: exactly those that can be read are, wherever the others stand."""
+"""Values of Debezium's JSON, a column at a time: exactly those that can be read are, wherever the others
+stand."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.changes.debezium.images import binary_reader, encoded, readable, unscaled
+from penstock.changes.debezium.encodings import binary_reader, encoded, unscaled
+from penstock.changes.debezium.images import parsed
 
 JUNK = st.sampled_from(["=", "A", "AA", "AAA", "AA=A", "A===", "AAAA=", "====", "??==", "ä", "AAA\n"])
 
@@ -35,7 +37,7 @@ def test_bytes_are_read_from_their_text(encoding: str, data: st.DataObject) -> N
     given_texts = [encoded(each, encoding) if isinstance(each, bytes) else each for each in values]
     junk = {each for each in values if isinstance(each, str)}
     column = texts(given_texts, data.draw(st.integers(0, 2)))
-    read = readable(column, binary_reader(encoding), pa.binary())
+    read = parsed(column, binary_reader(encoding), pa.binary())
     expected = [each if isinstance(each, bytes) else None for each in values]
     if encoding == "hex" and "AA" in junk:
         expected = [b"\xaa" if each == "AA" else was for each, was in zip(values, expected, strict=True)]
@@ -55,7 +57,7 @@ def test_precise_decimals_are_exact_or_not_read(data: st.DataObject) -> None:
     column = texts(
         [None if each is None else to_base64(each) for each in numbers], data.draw(st.integers(0, 2))
     )
-    read = readable(column, partial(unscaled, kind=kind), kind)
+    read = parsed(column, partial(unscaled, kind=kind), kind)
     fits = [each if each is not None and abs(each) <= most else None for each in numbers]
     assert read.to_pylist() == [
         None if each is None else Decimal((each < 0, [int(digit) for digit in str(abs(each))], -scale))
@@ -65,6 +67,6 @@ def test_precise_decimals_are_exact_or_not_read(data: st.DataObject) -> None:
 
 def test_an_empty_text_is_bytes_and_no_decimal() -> None:
     column = pa.array(["", None], pa.string())
-    assert readable(column, binary_reader("base64"), pa.binary()).to_pylist() == [b"", None]
+    assert parsed(column, binary_reader("base64"), pa.binary()).to_pylist() == [b"", None]
     kind = pa.decimal128(5, 2)
-    assert readable(column, partial(unscaled, kind=kind), kind).to_pylist() == [None, None]
+    assert parsed(column, partial(unscaled, kind=kind), kind).to_pylist() == [None, None]

@@ -1,0 +1,244 @@
+"""An open Iceberg feed: its catalog, the table's metadata, and translation of pyiceberg's errors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pyarrow as pa
+from pyiceberg.avro.file import AvroFile
+from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
+from pyiceberg.io.pyarrow import schema_to_pyarrow
+from pyiceberg.schema import Schema
+from pyiceberg.table import Table
+from pyiceberg.table.snapshots import Snapshot
+
+from penstock.arrow.schema import canonical_schema
+from penstock.errors import DataLost, FeedUnavailable, PenstockError
+from penstock.feeds.contract import ChangeContract
+from penstock.feeds.iceberg import scan
+from penstock.feeds.iceberg.history import History
+from penstock.feeds.iceberg.planning import Planner
+from penstock.feeds.iceberg.scan import ReadTask, TableView
+from penstock.feeds.planned_schema import Planned
+from penstock.feeds.protocol import (
+    METADATA_FIELDS,
+    Commit,
+    Description,
+    OpenChangelog,
+    begins_late,
+    check_columns_exist,
+    check_reserved,
+)
+from penstock.lake.errors import access_denied, is_denied, without_secrets
+
+
+class OpenIcebergFeed(OpenChangelog):
+    """An Iceberg table that is open in one process; its schema stays as it was described."""
+
+    def __init__(
+        self,
+        name: str,
+        table: str,
+        catalog: str,
+        properties: Mapping[str, str],
+        row_id: Sequence[str] | None,
+    ) -> None:
+        self.name = name
+        self._identifier, self._row_id = table, row_id
+        self._catalog_name, self._properties = catalog, properties
+        self._catalog: Catalog | None = None
+        self._table: Table | None = None
+        self._schema: Schema | None = None
+        self._has_lineage = False
+        self._version = 0
+        self._history: History | None = None
+        self._logged: int | None = None
+        """The version up to which Spark has logged the stream's commits."""
+        self._had_parents: dict[int, bool] = {}
+
+    def describe(self, after: int | None = None) -> Description:
+        """Describe the current table, even if it is another one of the same name."""
+        self._table = self._schema = None
+        self._load()
+        with self._translating("its schema cannot be read"):
+            data = canonical_schema(schema_to_pyarrow(self._planned_schema(), include_field_ids=False))
+        by_lineage = self._by_lineage()
+        check_reserved(data, self.name, scan.NAMES if by_lineage else ())
+        identifiers = () if by_lineage else sorted(self._planned_schema().identifier_field_names())
+        contract = ChangeContract(
+            row_id=scan.ROW_ID if by_lineage else self._row_id_columns(data, identifiers),
+            row_version=scan.UPDATED if by_lineage else None,
+            nullable_row_id=not (by_lineage or self._row_id or identifiers),
+            carryover_rows=True,
+            updates_as_delete_and_insert=True,
+            intermediate_changes=True,
+            whole_commits=True,
+        )
+        columns = [*data, *(scan.FIELDS if by_lineage else ()), *METADATA_FIELDS]
+        planned = Planned(self._version, len(self._planned_schema().fields))
+        # The UUID stays when the table is renamed.
+        identity = f"iceberg:{self._current().metadata.table_uuid}"
+        return Description(identity, pa.schema(columns), contract, planned.to_json())
+
+    def begin(self) -> int:
+        """Return the table's beginning; refused if its first commits can no longer be read."""
+        oldest = self.oldest()
+        if oldest > 0:
+            raise begins_late(self.name, oldest + 1)
+        return oldest
+
+    def oldest(self) -> int:
+        history = self._refreshed_history()
+        return history.oldest_with_lineage if self._by_lineage() else history.oldest
+
+    def newest(self, after: int) -> int:
+        return self._refreshed_history().newest(after)
+
+    def commits(self, after: int, upto: int, rows: int | None = None) -> Iterator[Commit]:
+        for snapshot in self._history_upto(upto).between(after, upto):
+            yield Commit(snapshot.version, snapshot.timestamp, snapshot.rows)
+
+    def tasks(self, after: int, upto: int, rows_per_task: int) -> Sequence[ReadTask]:
+        snapshots = list(self._history_upto(upto).between(after, upto))
+        table = self._current()
+        view = TableView(
+            self.name,
+            table.io,
+            self._planned_schema(),
+            table.metadata.name_mapping(),
+            table.metadata.format_version,
+            self._by_lineage(),
+        )
+        with self._translating("its manifests cannot be read", missing=DataLost):
+            return Planner(self.name, table, view, rows_per_task).tasks(snapshots)
+
+    def read(self, task: ReadTask, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        return scan.rows(task, schema)
+
+    def commit_name(self, version: int) -> str | None:
+        """Return the snapshot's id."""
+        snapshot = self._history_upto(version).chain.get(version)
+        return None if snapshot is None else str(snapshot.snapshot_id)
+
+    def logged(self, upto: int) -> None:
+        """Note that a history without this commit is another history; Iceberg keeps nothing for readers."""
+        self._logged = upto
+
+    def _by_lineage(self) -> bool:
+        """Whether rows are identified by row lineage; the same answer for as long as a query runs."""
+        self._planned_schema()
+        return self._row_id in (None, (scan.ROW_ID,)) and self._has_lineage
+
+    def _row_id_columns(self, data: pa.Schema, identifiers: Sequence[str]) -> Sequence[str]:
+        check_columns_exist(data, self.name, self._row_id or ())
+        groupable = [_quoted(column.name) for column in data if not _has_map(column.type)]
+        columns = self._row_id or identifiers or groupable
+        if not columns:
+            raise FeedUnavailable(
+                f"{self.name} has only maps, which cannot identify rows: add a column that does",
+                condition="FEED_UNAVAILABLE.NO_ROW_ID",
+            )
+        return columns
+
+    def _refreshed_history(self) -> History:
+        self._load()
+        return self._known_history()
+
+    def _history_upto(self, upto: int) -> History:
+        """Return a history that reaches a version, from the cache if possible."""
+        if self._history is None or self._history.last < upto:
+            return self._refreshed_history()
+        return self._known_history()
+
+    def _known_history(self) -> History:
+        if self._history is None:
+            self._history = History.of(self.name, self._current().metadata, self._had_parent)
+        self._history.logged = self._logged
+        return self._history
+
+    def _planned_schema(self) -> Schema:
+        if self._schema is None:
+            table = self._current()
+            self._schema = table.schema()
+            self._has_lineage = table.metadata.format_version >= scan.FORMAT_VERSION
+            self._version = self._known_history().last
+        return self._schema
+
+    def _had_parent(self, snapshot: Snapshot) -> bool:
+        if snapshot.snapshot_id not in self._had_parents:
+            file = self._current().io.new_input(snapshot.manifest_list)
+            with self._translating("its manifest list cannot be read"), AvroFile[Any](file) as manifests:
+                parent = manifests.header.meta.get("parent-snapshot-id")
+                self._had_parents[snapshot.snapshot_id] = parent != "null"
+        return self._had_parents[snapshot.snapshot_id]
+
+    def _current(self) -> Table:
+        return self._table if self._table is not None else self._load()
+
+    def _load(self) -> Table:
+        with self._translating("the catalog does not answer"):
+            if self._catalog is None:
+                # A reader creates no tables in a database whose address was mistyped.
+                properties = {"init_catalog_tables": "false", **self._properties}
+                self._catalog = load_catalog(self._catalog_name, **properties)
+            table = self._catalog.load_table(self._identifier)
+        self._check(table)
+        self._table, self._history = table, None
+        return table
+
+    def _check(self, table: Table) -> None:
+        if self._table is not None and table.metadata.table_uuid != self._table.metadata.table_uuid:
+            raise DataLost(
+                f"{self.name} was recreated while it was read: use a new checkpoint",
+                condition="DATA_LOST.HISTORY_CHANGED",
+            )
+        if table.metadata.format_version < 2:
+            raise FeedUnavailable(
+                f"{self.name} has format 1, whose snapshots have no sequence numbers: upgrade it, such as "
+                "with table.transaction().upgrade_table_version(2).commit_transaction()",
+                condition="FEED_UNAVAILABLE.FORMAT_VERSION",
+                found=table.metadata.format_version,
+            )
+
+    @contextmanager
+    def _translating(self, what: str, missing: type[PenstockError] = FeedUnavailable) -> Iterator[None]:
+        try:
+            yield
+        except PenstockError:
+            raise
+        except (NoSuchTableError, NoSuchNamespaceError):
+            raise FeedUnavailable(
+                f"there is no {self.name} in the catalog {self._catalog_name!r}: name it with its namespace, "
+                "as in namespace.table",
+                condition="FEED_UNAVAILABLE.TABLE_NOT_FOUND",
+                table=self._identifier,
+                catalog=self._catalog_name,
+            ) from None
+        except FileNotFoundError as error:
+            raise missing(
+                f"{self.name}: {what}, a file is missing: {without_secrets(error, self._properties)}",
+                condition="DATA_LOST" if missing is DataLost else "FEED_UNAVAILABLE.CATALOG",
+            ) from None
+        except Exception as error:  # Catalogs raise what their drivers raise.
+            reason = f"{what}: {without_secrets(error, self._properties)}"
+            if is_denied(error):
+                raise access_denied(self.name, reason, "the catalog's properties") from None
+            raise FeedUnavailable(
+                f"{self.name}: {reason}. Check the properties of the catalog {self._catalog_name!r} "
+                f"({', '.join(sorted(self._properties)) or 'none given'})",
+                condition="FEED_UNAVAILABLE.CATALOG",
+                catalog=self._catalog_name,
+            ) from None
+
+
+def _quoted(name: str) -> str:
+    return f"`{name}`" if "." in name and "`" not in name else name
+
+
+def _has_map(kind: pa.DataType) -> bool:
+    if pa.types.is_map(kind):
+        return True
+    return any(_has_map(kind.field(index).type) for index in range(kind.num_fields))

@@ -1,0 +1,203 @@
+"""Settings of a PostgreSQL feed, and their URL form: libpq's URL with the feed's own parameters."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import parse_qsl, quote, urlencode
+
+from penstock.arguments import column_names, did_you_mean, in_quotes, require
+from penstock.errors import InvalidUrl
+from penstock.extras import missing
+from penstock.feeds.postgres.values import AS_TYPES
+from penstock.store.url import StoreUrl, parse_url
+
+OWN_PARAMETERS = (
+    "publication", "slot", "table", "snapshot", "truncate", "accept", "type", "invalid_values", "skip",
+    "lag_warning", "transaction_warning", "slot_wait",
+)  # fmt: skip
+_SLOT = re.compile(r"[a-z0-9_]{1,63}")
+_CHOICES = {"snapshot": ("initial", "none"), "truncate": ("fail", "skip"), "invalid_values": ("fail", "null")}
+_DEFAULTS: dict[str, Any] = {
+    "snapshot": "initial",
+    "truncate": "fail",
+    "invalid_values": "fail",
+    "lag_warning": 1 << 30,
+    "transaction_warning": 300.0,
+    "slot_wait": 10.0,
+}
+
+
+@dataclass(frozen=True)
+class FeedSettings:
+    """The settings of a feed, completed from its URL and checked; the user's class documents them."""
+
+    url: str = field(repr=False)
+    publication: str = ""
+    slot: str = ""
+    tables: Sequence[str] | None = None
+    snapshot: str = ""
+    truncate: str = ""
+    accept: Sequence[str] | None = None
+    types: Mapping[str, str] | None = field(default=None, hash=False)
+    invalid_values: str = ""
+    skip: Sequence[int] | None = None
+    lag_warning: int | None = None
+    transaction_warning: float | None = None
+    slot_wait: float | None = None
+
+    def __post_init__(self) -> None:
+        server, own = split(self.url)
+        settings = self._completed(own)
+        _check(settings)
+        for name, value in {**settings, "url": _joined(server, settings)}.items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def server(self) -> StoreUrl:
+        """The URL of the database alone."""
+        return split(self.url)[0]
+
+    @property
+    def name(self) -> str:
+        """The feed for messages, without a password."""
+        return f"{self.server}, slot {self.slot!r}"
+
+    def _completed(self, own: Mapping[str, list[str]]) -> dict[str, Any]:
+        """Return the settings with those that only the URL has, and with the defaults."""
+        settings: dict[str, Any] = {
+            "tables": column_names("tables", _first(self.tables, own.get("table"), ())) or None,
+            "accept": column_names("accept", _first(self.accept, own.get("accept"), ())) or None,
+            "types": self._types_by_column(own.get("type", ())),
+            "skip": self._skipped_versions(own.get("skip", ())),
+        }
+        for name in ("publication", "slot"):
+            require(name, getattr(self, name), str | None, "text")
+            settings[name] = getattr(self, name) or _last(own, name) or ""
+        by_default = f"penstock_{settings['publication']}"
+        if not settings["slot"] and settings["publication"] and _SLOT.fullmatch(by_default):
+            settings["slot"] = by_default
+        for name, default in _DEFAULTS.items():
+            value = getattr(self, name)
+            value = _last(own, name) if value in ("", None) else value
+            settings[name] = default if value is None else _parsed(name, value, type(default))
+        return settings
+
+    def _types_by_column(self, in_url: Sequence[str]) -> dict[str, str] | None:
+        require("types", self.types, Mapping | None, "a mapping such as {'price': 'text'}")
+        types = dict(self.types or {})
+        if self.types is None:
+            types = {column: kind for column, _, kind in (text.rpartition(":") for text in in_url)}
+        for column, kind in types.items():
+            if kind not in AS_TYPES or not column:
+                raise InvalidUrl(
+                    f"types: the column {column!r} as {kind!r}: a column is read as one of "
+                    f"{', '.join(AS_TYPES)}; in a URL, type=COLUMN:text",
+                    parameter="types",
+                )
+        return types or None
+
+    def _skipped_versions(self, in_url: Sequence[str]) -> tuple[int, ...] | None:
+        require("skip", self.skip, Sequence | None, "a list of versions such as [34488752]")
+        versions = in_url if self.skip is None else self.skip
+        try:
+            return tuple(sorted({int(version) for version in versions})) or None
+        except ValueError:
+            raise InvalidUrl(
+                f"skip={list(versions)!r}: give the versions of commits, which are whole numbers",
+                parameter="skip",
+            ) from None
+
+
+def driver() -> Any:
+    """Import psycopg; raise :class:`MissingDependency` when it is not installed."""
+    try:
+        import psycopg
+    except ImportError:
+        raise missing("psycopg", "a postgresql feed") from None
+    return psycopg
+
+
+def split(url: str) -> tuple[StoreUrl, dict[str, list[str]]]:
+    """Split a feed's URL into the URL of the database and the feed's own parameters."""
+    if not isinstance(url, str) or not url.lower().startswith(("postgresql://", "postgres://")):
+        # Not shown: it may hold a password.
+        raise InvalidUrl("a PostgreSQL feed's URL is postgresql://user@host/database?publication=NAME")
+    _, _, rest = url.partition("://")
+    head, _, query = rest.partition("?")
+    parameters = parse_qsl(query, keep_blank_values=True)
+    _require_known([name for name, _ in parameters])
+    own: dict[str, list[str]] = {}
+    for name, value in parameters:
+        if name in OWN_PARAMETERS:
+            own.setdefault(name, []).append(value)
+    libpq = [(name, value) for name, value in parameters if name not in OWN_PARAMETERS]
+    return parse_url(f"postgresql://{head}{'?' if libpq else ''}{urlencode(libpq, quote_via=quote)}"), own
+
+
+def _joined(server: StoreUrl, settings: Mapping[str, Any]) -> str:
+    """Return the URL that has all settings."""
+    parameters = [("publication", settings["publication"]), ("slot", settings["slot"])]
+    parameters += [("table", table) for table in settings["tables"] or ()]
+    parameters += [("accept", token) for token in settings["accept"] or ()]
+    parameters += [("type", f"{column}:{kind}") for column, kind in (settings["types"] or {}).items()]
+    parameters += [("skip", str(version)) for version in settings["skip"] or ()]
+    parameters += [(name, str(settings[name])) for name in _DEFAULTS if settings[name] != _DEFAULTS[name]]
+    return f"{server.target}{'&' if '?' in server.target else '?'}{urlencode(parameters, quote_via=quote)}"
+
+
+def _require_known(names: Sequence[str]) -> None:
+    libpq = [option.keyword.decode() for option in driver().pq.Conninfo.get_defaults()]
+    for name in names:
+        if name not in OWN_PARAMETERS and name not in libpq:
+            raise InvalidUrl(
+                f"a postgresql feed has no parameter {in_quotes(name)}."
+                f"{did_you_mean(name, [*OWN_PARAMETERS, *libpq])} It has {', '.join(OWN_PARAMETERS)}, and "
+                "those of libpq",
+                parameter=name,
+            )
+
+
+def _check(settings: Mapping[str, Any]) -> None:
+    publication, slot = settings["publication"], settings["slot"]
+    if not publication:
+        raise InvalidUrl(
+            "a PostgreSQL feed needs a publication: postgresql://user@host/database?publication=NAME",
+            parameter="publication",
+        )
+    if not slot:
+        # Changing its letters could give two publications the same slot.
+        raise InvalidUrl(
+            f"no slot can be named after the publication {publication!r}: give slot=NAME, of lower-case "
+            "letters, digits and underscores",
+            parameter="slot",
+        )
+    if not _SLOT.fullmatch(slot):
+        raise InvalidUrl(
+            f"slot={slot!r}: name the slot with 1 to 63 lower-case letters, digits and underscores",
+            parameter="slot",
+        )
+    for name, known in _CHOICES.items():
+        if settings[name] not in known:
+            raise InvalidUrl(f"{name}={settings[name]!r}: give one of {', '.join(known)}", parameter=name)
+
+
+def _first(*values: Any) -> Any:
+    return next(value for value in values if value is not None)
+
+
+def _last(own: Mapping[str, list[str]], name: str) -> str | None:
+    values = own.get(name)
+    return values[-1] if values else None
+
+
+def _parsed(name: str, value: Any, kind: type) -> Any:
+    try:
+        parsed = kind(value)
+    except (TypeError, ValueError):
+        parsed = -1
+    if not isinstance(parsed, str) and not parsed >= 0:
+        raise InvalidUrl(f"{name}={value!r}: give a number, 0 or more", parameter=name)
+    return parsed
