@@ -57,6 +57,11 @@ def raised() -> dict[str, set[str]]:
             for condition in _told(path, tree, call, kinds):
                 kind = kinds.get(_name(call)) or of[condition.partition(".")[0]]
                 found.setdefault(condition, set()).add(kind.public)
+        for named in (node for node in ast.walk(tree) if isinstance(node, ast.Attribute)):
+            # An error that is recorded rather than raised has the condition of its class.
+            if named.attr == "condition" and getattr(named.value, "id", "") in kinds:
+                kind = kinds[named.value.id]  # type: ignore[attr-defined]
+                found.setdefault(kind.condition, set()).add(kind.public)
     return dict(sorted(found.items()))
 
 

@@ -34,6 +34,7 @@ GROUPS = {
     "Sessions": ("session", "register", "publish", "log_progress"),
     "Pipelines": ("stream", "Stream", "Pipeline", "Trigger", "Query", "ContinuousQuery"),
     "Sources and sinks": ("QueueSource", "RateSource", "QueueSink", "TableSink", "ConsoleSink", "FunctionSink", "exactly_once"),
+    "Sources and sinks of your own": ("Source", "Sink", "BatchSink", "MicroBatch", "WriteSettings"),
     "Change feeds": (
         "ChangeContract", "QueueFeed", "PostgresFeed", "DeltaFeed", "IcebergFeed", "SnapshotFeed", "DebeziumFeed",
     ),

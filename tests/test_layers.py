@@ -24,7 +24,7 @@ def test_the_contract_against_spark_names_every_module_below_it() -> None:
     below = {
         f"penstock.{name}"
         for name in (
-            *("errors", "names", "instants", "json_text", "kinds", "logs", "optional", "redaction", "arrow"),
+            *("errors", "arguments", "instants", "json_text", "logs", "extras", "redaction", "arrow"),
             *("store", "queue", "commit"),
         )
     }

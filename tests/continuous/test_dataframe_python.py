@@ -299,5 +299,5 @@ def test_python_stages_are_named_and_what_they_cost_is_said(
     plan.require_pipelined(True, "4.3.0")
     with pytest.raises(ContinuousRefused, match=rf"\({stage}\).*spark\.python\.udf\.pipelined\.enabled=true"):
         plan.require_pipelined(False, "4.3.0")
-    with pytest.raises(ContinuousRefused, match=r"4\.2\.1 knows no other, use Spark 4\.3"):
+    with pytest.raises(ContinuousRefused, match=r"4\.2\.1 always does, use Spark 4\.3"):
         plan.require_pipelined(True, "4.2.1")

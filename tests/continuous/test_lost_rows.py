@@ -174,7 +174,7 @@ def test_a_query_that_may_not_lose_rows_ends_when_they_are_trimmed_under_it(
     copy: Copy, monkeypatch: pytest.MonkeyPatch, gate: threading.Event, consumer: str | None
 ) -> None:
     # The other task waits for rows until the run is given up.
-    monkeypatch.setattr(execution, "_TELLING_SECONDS", 0.1)
+    monkeypatch.setattr(execution, "_JOB_FAILURE_SECONDS", 0.1)
     copy.consumer = consumer
     query = start_lagging(copy, monkeypatch, gate)
     copy.queue.trim(0, before=7)

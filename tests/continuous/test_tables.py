@@ -124,7 +124,7 @@ def test_a_row_whose_key_is_there_ends_the_query_and_leaves_nothing_of_its_epoch
     filled.add_ids(0, 3, "first")
     running.processAllAvailable()
     filled.add_ids(2, 5, "second")
-    with pytest.raises(TableRefused, match="already has a row with a key") as refused:
+    with pytest.raises(TableRefused, match="already has a row with the key") as refused:
         running.awaitTermination(PATIENCE)
     assert refused.value.condition == "TABLE_REFUSED.KEY_EXISTS"
     assert rows(filled.url, "t") == [(0, "first"), (1, "first"), (2, "first")]
@@ -139,7 +139,7 @@ def test_a_table_that_is_dropped_under_the_query_ends_it_and_is_named(filled: Fi
     filled.gone()
     filled.add_ids(3, 5)
     with pytest.raises(
-        TableRefused, match=r'"t" was there when the query started and has been dropped'
+        TableRefused, match=r'"t" has been dropped or renamed since the query started'
     ) as gone:
         running.awaitTermination(PATIENCE)
     assert gone.value.condition == "TABLE_REFUSED.TABLE_GONE"
@@ -183,7 +183,7 @@ def test_many_rows_of_one_epoch_are_staged_in_parts(filled: Filled) -> None:
 @one_store
 def test_what_is_not_adding_rows_is_refused_at_once(filled: Filled, tmp_path: Path) -> None:
     with pytest.raises(
-        ContinuousRefused, match=r"output mode 'update' puts rows of ps.TableSink\('t'\)"
+        ContinuousRefused, match=r"output mode 'update' replaces rows of TableSink\('t'\)"
     ) as no:
         filled.start(sink=filled.table("t", "id"), mode="update")
     assert no.value.condition == "CONTINUOUS_REFUSED.SINK"
@@ -191,7 +191,9 @@ def test_what_is_not_adding_rows_is_refused_at_once(filled: Filled, tmp_path: Pa
         filled.start(sink=filled.table("t", "id", apply_changes=True))
     with pytest.raises(ContinuousRefused, match="is a Delta table"):
         filled.start(sink=ps.TableSink("t", url=f"delta://{tmp_path}/tables"))
-    with pytest.raises(ContinuousRefused, match="rows come again after a failure, when their keys are there"):
+    with pytest.raises(
+        ContinuousRefused, match="rows are repeated after a failure, when their keys exist already"
+    ):
         filled.start(sink=filled.table("t", "id"), guarantee="at_least_once")
     with pytest.raises(InvalidOption, match="output mode append, not 'complete'"):
         filled.start(mode="complete")

@@ -745,7 +745,7 @@ def play_many(
     first
         A seed, for the same histories as before.
     """
-    logging.getLogger("penstock.changes").setLevel(logging.ERROR)
+    logging.getLogger("penstock.feeds").setLevel(logging.ERROR)
 
     @settings(
         max_examples=most,

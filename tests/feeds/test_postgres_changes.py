@@ -380,7 +380,7 @@ def test_a_slot_that_keeps_much_log_warns_once(source: Source, caplog: pytest.Lo
     source.make_slot()
     feed = source.open(lag_warning=50_000)
     start = feed.oldest()
-    with caplog.at_level(logging.WARNING, "penstock.changes"):
+    with caplog.at_level(logging.WARNING, "penstock.feeds"):
         feed.newest(start)
         assert not caplog.records
         source.run(f"INSERT INTO {table} SELECT i, 'x' FROM generate_series(1, 3000) i")

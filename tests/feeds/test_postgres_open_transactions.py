@@ -64,7 +64,7 @@ def test_it_is_logged_once_for_each_doubling_of_its_age(
     feed = source.open(transaction_warning=0.2)
     with (
         open_transaction(source, f"INSERT INTO {table} VALUES (1)") as connection,
-        caplog.at_level(logging.WARNING, "penstock.changes"),
+        caplog.at_level(logging.WARNING, "penstock.feeds"),
     ):
         pid = connection.info.backend_pid
         wait_until(lambda: feed.warnings(), 20)

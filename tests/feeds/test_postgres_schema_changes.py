@@ -354,7 +354,7 @@ def test_a_restarted_query_says_what_was_done_to_columns(
         f"ALTER TABLE {table} RENAME v TO x", f"ALTER TABLE {table} DROP w, ADD y int, ALTER x TYPE bigint"
     )
     stream.start(source.feed(snapshot="initial"))
-    with caplog.at_level(logging.WARNING, "penstock.changes"):
+    with caplog.at_level(logging.WARNING, "penstock.feeds"):
         for _ in range(3):
             stream.drain()
     (record,) = [record for record in caplog.records if record.action == "columns_changed"]  # type: ignore[attr-defined] # by extra

@@ -191,7 +191,7 @@ def test_a_value_that_no_type_holds_is_read_as_text_or_null(
     texts = [row[0] for row in source.rows(f"SELECT concat(v) FROM {table} ORDER BY id")]
     assert read(types={"v": "text"}) == texts
     assert read(types={"t.v": "text"}) == texts
-    with caplog.at_level(logging.WARNING, "penstock.changes"):
+    with caplog.at_level(logging.WARNING, "penstock.feeds"):
         first, *others = read(invalid_values="null")
     assert first is not None
     assert others == [None, None]
@@ -240,7 +240,7 @@ def test_a_commit_is_skipped_by_its_version(source: Source, caplog: pytest.LogCa
     version = caught.value.parameters["version"]
     assert f"skip=[{version}]" in caught.value.message
     stream.start(source.feed(snapshot="initial", skip=[version]))
-    with caplog.at_level(logging.WARNING, "penstock.changes"):
+    with caplog.at_level(logging.WARNING, "penstock.feeds"):
         stream.drain()
     assert [(row["_change_type"], row["id"]) for row in stream.rows] == [
         ("insert", 0),

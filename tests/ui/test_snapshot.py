@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 import penstock as ps
-from penstock.changes.debezium.dead_letters import DEAD_LETTERS
+from penstock.changes.dead_letters import DEAD_LETTERS
 from penstock.store.records import queries
 from penstock.store.records.queries import QueryError, QueryProgress, QueryRun
 from penstock.ui import sinks as letters
@@ -543,7 +543,7 @@ def test_a_checkpoint_that_is_not_there_is_a_note(store: ps.Store, store_url: st
     found = collector.collect()
     assert found["queries"] == []
     assert len(found["notes"]) == 2
-    assert "nothing is there" in found["notes"][0]
+    assert "nothing exists there" in found["notes"][0]
     assert "hunter22" not in str(found)
     collector.close()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from penstock.changes.debezium.dead_letters import DEAD_LETTERS as DEAD_LETTERS
+    from penstock.changes.dead_letters import DEAD_LETTERS as DEAD_LETTERS
     from penstock.changes.differences import between as between
     from penstock.changes.post_processing import post_process as post_process
     from penstock.changes.reading import read as read
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from penstock.feeds.urls import parse as parse
 
 _HOMES = {
-    "DEAD_LETTERS": "penstock.changes.debezium.dead_letters",
+    "DEAD_LETTERS": "penstock.changes.dead_letters",
     "between": "penstock.changes.differences",
     "parse": "penstock.feeds.urls",
     "post_process": "penstock.changes.post_processing",

@@ -29,7 +29,7 @@ from penstock.spark.internals.plan_rewrite import replace_reads
 from penstock.spark.internals.plans import streaming_reads
 from penstock.spark.internals.sessions import is_classic
 
-log = logging.getLogger("penstock.taking")
+log = logging.getLogger("penstock.peek")
 
 _GLANCE = 0.1
 _MICRO_BATCH_ROWS = 200_000

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.changes.debezium.dead_letters import DEAD_LETTERS, REASON, VALUE
+from penstock.changes.dead_letters import DEAD_LETTERS, REASON, VALUE
 from penstock.errors import PenstockError
 from penstock.redaction import sentence
 from penstock.store.database import Database

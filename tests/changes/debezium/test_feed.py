@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 from pyspark.sql import DataFrame, SparkSession
 
 import penstock as ps
-from penstock.changes.debezium import DEAD_LETTERS, DebeziumFeed
+from penstock.changes.dead_letters import DEAD_LETTERS
+from penstock.changes.debezium import DebeziumFeed
 from penstock.errors import InvalidChangelogSchema, InvalidChangeOption, QueueNotFound, SchemaMismatch
 from penstock.testing import replay_last_batch
 from tests.changes.debezium.events import NOW, ROW, TYPES, mysql, postgres, topic

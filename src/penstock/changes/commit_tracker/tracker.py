@@ -182,7 +182,7 @@ def journal_of(spark: SparkSession, query_id: str, feed: str) -> Journal | None:
             query_id,
             type(error).__name__,
             extra={
-                "action": "witness_without_journal",
+                "action": "commit_tracker_without_journal",
                 "query_id": query_id,
                 "error": condition_of(error),
             },

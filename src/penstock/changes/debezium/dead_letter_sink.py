@@ -10,7 +10,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import SparkSession
 
-from penstock.changes.debezium.dead_letters import DEAD_LETTERS
+from penstock.changes.dead_letters import DEAD_LETTERS
 from penstock.errors import InvalidOption, SchemaMismatch
 from penstock.queue.open_stores import open_store
 from penstock.spark.options import SinkOptions

@@ -12,8 +12,8 @@ from pyspark.sql.types import DataType, LongType, StringType, StructField, Struc
 
 from penstock.arguments import column_names, did_you_mean, in_quotes, require
 from penstock.arrow.schema import canonical_schema
+from penstock.changes.dead_letters import COORDINATES, REASON
 from penstock.changes.debezium.dead_letter_sink import Letters, QueueAddress
-from penstock.changes.debezium.dead_letters import COORDINATES, REASON
 from penstock.changes.debezium.envelope import CONNECTORS, Envelope, Place
 from penstock.changes.debezium.images import ExpectedColumns, Reading, can_be_read, is_text
 from penstock.changes.debezium.tasks import OWN, SEQUENCE, EventConverter

@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.changes.dead_letters import COORDINATES, DEAD_LETTERS, REASON
 from penstock.changes.debezium.dead_letter_sink import Letters
-from penstock.changes.debezium.dead_letters import COORDINATES, DEAD_LETTERS, REASON
 from penstock.changes.debezium.images import Reading
 from penstock.errors import ChangelogContractViolation
 from penstock.feeds.contract import (

@@ -29,7 +29,7 @@ from penstock.feeds.postgres.server import Server
 from penstock.feeds.postgres.settings import FeedSettings
 from penstock.feeds.postgres.slot import LogRelations, Slot
 
-log = logging.getLogger("penstock.changes")
+log = logging.getLogger("penstock.feeds")
 _NO_RELATIONS = LogRelations([], [], [])
 
 

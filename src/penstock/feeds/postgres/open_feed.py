@@ -32,7 +32,7 @@ from penstock.feeds.postgres.slot import Slot, SlotLag, SlotState
 from penstock.feeds.postgres.snapshot import Snapshot, SnapshotPiece, Snapshots
 from penstock.feeds.protocol import Commit, Description, OpenChangelog, PlannedRead
 
-log = logging.getLogger("penstock.changes")
+log = logging.getLogger("penstock.feeds")
 _QUIET = 16 << 20
 """Bytes of log without a change after which an empty micro-batch advances the slot."""
 _ATTEMPTS = 3

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from penstock.feeds.postgres.server import Server
 from penstock.redaction import sentence
 
-log = logging.getLogger("penstock.changes")
+log = logging.getLogger("penstock.feeds")
 _LITERAL = re.compile(r"'(?:[^']|'')*'?|\$(\w*)\$.*?(?:\$\1\$|\Z)", re.DOTALL)
 _MOST_TEXT = 120
 _HIDDEN = "<insufficient privilege>"

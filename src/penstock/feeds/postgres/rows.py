@@ -37,7 +37,7 @@ from penstock.feeds.postgres.settings import FeedSettings
 from penstock.feeds.postgres.values import fits_type, from_text
 from penstock.feeds.protocol import INSTANT
 
-log = logging.getLogger("penstock.changes")
+log = logging.getLogger("penstock.feeds")
 _TYPES = pa.array([INSERT, DELETE, PREIMAGE, POSTIMAGE])
 _INSERT, _DELETE, _PREIMAGE, _POSTIMAGE = range(4)
 _WHOLE_NUMBERS = {20, 21, 23, 26}

@@ -14,7 +14,7 @@ from penstock.feeds.postgres.pgoutput import TRUNCATE, Relation, truncated_relat
 from penstock.feeds.postgres.server import WAL_LEVEL, Server, SlotInUse, lsn, quoted, statements
 from penstock.feeds.protocol import Commit
 
-log = logging.getLogger("penstock.changes")
+log = logging.getLogger("penstock.feeds")
 _MOST_MESSAGES = 2**31 - 1
 _GROWTH = 8
 _OLDEST_SERVER = 130_000
