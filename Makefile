@@ -61,12 +61,13 @@ docs: env-dev ## write the reference and the tables of options anew, from the co
 notebooks: env-dev ## run the notebooks of examples/notebooks from top to bottom
 	@$(WITH_JAVA) $(BIN)/python scripts/run_notebooks.py
 
-lint: env-dev ## ruff, mypy, the layers and the room of Spark's private API
+lint: env-dev ## ruff, mypy, layers, import circles, and where Spark's private API is used
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-logo
 	@$(BIN)/python scripts/check_internals.py
+	@$(BIN)/python scripts/check_circles.py
 
 format: env-dev ## mend what ruff can mend
 	@$(BIN)/ruff check --fix .
