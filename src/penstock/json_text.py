@@ -1,20 +1,41 @@
-"""JSON that somebody else wrote: whatever is wrong with it is a ValueError."""
+"""Types for JSON, and a parser for JSON of other programs."""
 
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, TypeAlias
+
+Json: TypeAlias = dict[str, Any]
+"""A JSON object whose shape no type describes: check a value where it is read. Where the shape is fixed, use a dataclass
+or a ``TypedDict``."""
+
+JsonValue: TypeAlias = Json | list[Any] | str | int | float | bool | None
+"""Any JSON value."""
 
 
 def parse_json(text: str | bytes) -> Any:
-    """The value of a JSON text.
+    """Parse a JSON text; the caller checks the kind of the value.
 
     Raises
     ------
     ValueError
-        When it is none, or is nested so deeply that Python cannot read it.
+        When the text is not JSON, or is nested too deeply for Python's parser.
     """
     try:
         return json.loads(text)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+
+
+def parse_json_object(text: str | bytes) -> Json:
+    """Parse a JSON text that holds one object.
+
+    Raises
+    ------
+    ValueError
+        When the text is not JSON, holds another kind of value, or is nested too deeply for Python's parser.
+    """
+    value = parse_json(text)
+    if not isinstance(value, dict):
+        raise ValueError(f"it is a JSON {type(value).__name__}, not an object")
+    return value
