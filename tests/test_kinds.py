@@ -148,7 +148,7 @@ def test_what_is_no_session_is_refused(url: str, given: Any) -> None:
         lambda: ps.changes.read_stream(given, feed),
     ):
         with pytest.raises(
-            InvalidInput, match=r"spark is a Spark session, such as ps\.session\(\) gives, not"
+            InvalidInput, match=r"spark is a Spark session, such as ps\.session\(\) returns, not"
         ):
             call()
 

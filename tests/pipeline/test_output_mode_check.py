@@ -33,7 +33,7 @@ def test_what_is_not_safe_is_refused_with_the_report_and_nothing_starts(
     spark: SparkSession, store: ps.Store, store_url: str, tmp_path: Path
 ) -> None:
     pipeline = deduplicated(spark, store, store_url)
-    with pytest.raises(OutputModeRefused, match="remembered for ever") as caught:
+    with pytest.raises(OutputModeRefused, match="kept in the state forever") as caught:
         pipeline.start(checkpoint=tmp_path / "c", trigger=NOW)
     assert "dropDuplicatesWithinWatermark" in str(caught.value)
     assert caught.value.parameters["problems"] == ["PENSTOCK_STATE_FOR_EVER"]

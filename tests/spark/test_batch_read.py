@@ -192,9 +192,9 @@ def test_a_schema_of_ones_own_is_a_projection(spark: SparkSession, store: Store,
     assert read("_partition int, name string", includeServiceColumns=True) == [(0, "n1"), (0, "n2")]
     for schema, words in (
         ("nme string", "Did you mean 'name'"),
-        ("id int", "read it as it is, then cast it"),
+        ("id int", "read it as that, then cast it"),
         ("name string not null", "NOT NULL"),
-        ("_row_index bigint", "not there"),
+        ("_row_index bigint", "does not exist"),
     ):
         with pytest.raises(Exception, match=words):
             read(schema)

@@ -83,7 +83,7 @@ def test_positions() -> None:
         (lambda: read(url=""), "option url='' is empty"),
         (lambda: read(path=""), "option path='' is empty"),
         (lambda: write(guarantee=""), "guarantee='' is empty"),
-        (lambda: read(endingOffsets="consumer"), "a read ends at latest"),
+        (lambda: read(endingOffsets="consumer"), "a read can end at latest"),
         (lambda: read(startingTimestamp="2026-01-31T12:00:00"), "give the time zone too"),
         (lambda: read(startingTimestamp="yesterday"), "give a time such as"),
         (lambda: read(startingTimestamp="1", startingOffsets="latest"), "exclude each other"),

@@ -274,7 +274,7 @@ def test_a_checkpoint_of_another_source(
         assert f"offset has {field}" in said
     rates = spark.readStream.format("rate").load().selectExpr("value as id")
     run(rates.limit(0), store_url, "out", tmp_path / "ck-rate", trigger={"once": True})
-    assert "not a queue's" in _refused(stream(spark, store_url), store_url, tmp_path / "ck-rate")
+    assert "not that of a queue" in _refused(stream(spark, store_url), store_url, tmp_path / "ck-rate")
 
 
 @one_store

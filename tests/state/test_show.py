@@ -165,7 +165,7 @@ def test_files_are_told_without_a_session(made: Make) -> None:
     (operator,) = found.operators
     assert (operator.rows, operator.partitions, operator.newest_batch) == (None, 2, query.last)
     assert found.last_committed == query.last
-    assert "there is no session" in found.untold[0]
+    assert "reading them needs a Spark session" in found.untold[0]
 
 
 @one_store
@@ -301,7 +301,7 @@ def test_a_checkpoint_of_a_query_that_died_in_its_first_batch(
     found = show(spark, str(path))
     assert (found.last_planned, found.last_committed) == (0, None)
     assert found.operators[0].rows is None
-    assert "no batch is committed" in found.untold[0]
+    assert "Spark reads the state of a committed batch, and there is none" in found.untold[0]
     (path / "metadata").unlink()
     assert show(spark, str(path)).query_id is None
 
