@@ -1,8 +1,8 @@
-"""Make the golden stores and checkpoints of a version: ``python scripts/make_golden.py``, run once for each release, on its code.
+"""Create the golden stores and checkpoints of this version in ``tests/golden/VERSION``: ``python scripts/make_golden.py``.
 
-What comes out, in ``tests/golden/VERSION``, is kept for good and never made again: the tests open it with every later version, which has to
-read it, migrate it, and carry its queries on. The version is that of the Penstock that is imported; to make the one of an earlier commit, put that
-commit's ``src`` first on PYTHONPATH. It takes a minute or two, and needs what the tests need.
+Run it once for each release. Tests open the golden set of a release with every later version, which must read it and continue its
+queries, so the set of a release is never made again; that of a version that is not released yet may be deleted and made anew. It
+takes a minute or two, and needs what the tests need.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from tests.golden.contents import (  # noqa: E402
     SCHEMA,
     cases,
     copy_name,
+    describe,
     fill,
-    told,
 )
 from tests.limits.support import NOW, Feed  # noqa: E402
 from tests.support.pgtools import program  # noqa: E402
@@ -53,7 +53,7 @@ SESSION_LINES = re.compile(r"^(--|SET |SELECT pg_catalog\.set_config|\\|$)")
 def main() -> None:
     target = FOLDER / ps.__version__
     if target.exists():
-        sys.exit(f"{target} is there: what a release has left is never made again")
+        sys.exit(f"{target} exists: delete it first if {ps.__version__} is not released yet")
     os.environ["TZ"] = "UTC"
     time.tzset()
     sources = Path(str(ps.__file__)).parents[1]
@@ -89,7 +89,7 @@ def make(folder: Path, target: Path, pg_url: str) -> None:
 
 
 def kill_micro_batches(urls: dict[str, str], folders: dict[str, Path], folder: Path) -> None:
-    """Each query has come through one chunk, and dies in the middle of the next: with rows staged, or in the sink and not in Spark's log."""
+    """Each query completes one chunk and is killed in the next: with rows staged, or in the sink and not in Spark's log."""
     all_cases = [
         case for dialect in DIALECTS for case in cases(dialect, urls[dialect], str(folders[dialect]))
     ]
@@ -107,7 +107,7 @@ def kill_micro_batches(urls: dict[str, str], folders: dict[str, Path], folder: P
 
 
 def kill_continuous(urls: dict[str, str], folders: dict[str, Path], folder: Path) -> None:
-    """Each query has ended once, and dies behind the commit of an epoch that its log does not have."""
+    """Each query ends once and is then killed after the commit of an epoch that its log does not have."""
     copies = [
         Copy(copy_name(dialect), urls[dialect], folders[dialect], "exactly_once") for dialect in DIALECTS
     ]
@@ -150,7 +150,7 @@ def children_in(folder: Path) -> Callable[..., ChildProcess]:
 
 def keep(dialect: str, url: str, folder: Path, target: Path) -> None:
     with ps.connect(url) as store:
-        contents = told(store)
+        contents = describe(store)
         store.database.run(lambda tx: move_checkpoints(tx, folder.parent))
     target.mkdir(parents=True)
     lines = [json.dumps(contents[part], ensure_ascii=False, sort_keys=True) for part in contents]
@@ -168,13 +168,13 @@ def keep(dialect: str, url: str, folder: Path, target: Path) -> None:
 
 
 def move_checkpoints(tx: Transaction, folder: Path) -> None:
-    """What a store knows of its queries' places is nobody's in particular."""
+    """Replace the temporary folder in the paths of checkpoints."""
     table = "penstock_query" if tx.dialect == "sqlite" else f"{tx.schema}.query"
     tx.change(f"update {table} set checkpoint = replace(checkpoint, '{folder}', '/data')")
 
 
 def dumped(url: str) -> str:
-    """The schema as SQL that any driver takes: pg_dump's, without what is for psql or about the session."""
+    """Dump the schema as SQL that any driver runs: without the lines for psql and the session."""
     parts = urlsplit(url)
     command = [
         str(program("pg_dump")), f"--host={parts.hostname}", f"--port={parts.port}", f"--username={parts.username}",

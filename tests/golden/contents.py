@@ -1,7 +1,6 @@
-"""What a golden store holds: how it is filled, how its contents are told, and the queries that are in the middle of something.
+"""Contents of a golden store: how it is filled and described, and the queries that are interrupted.
 
-A golden store is that of a released version, kept for good; ``scripts/make_golden.py`` makes one. What is here has to go on fitting the
-ones that are there: change what an old one was made by, and its test no longer says anything.
+``scripts/make_golden.py`` makes a golden store for each version. The contents must keep matching the existing golden stores.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from penstock.store.records import feed_commits
 FOLDER = Path(__file__).parent
 DIALECTS = ("sqlite", "postgresql")
 SCHEMA = "penstock_golden"
-"""Of the store in PostgreSQL."""
+"""The PostgreSQL schema of the store."""
 
 ORDERS = pa.schema(
     [
@@ -56,7 +55,7 @@ COPIED = pa.schema([("id", pa.int64()), ("twice", pa.int64())])
 
 
 def cases(dialect: str, url: str, folder: str) -> list[Any]:
-    """The micro-batch queries: one with state, killed behind the sink's commit of a micro-batch; one without, killed before it."""
+    """The micro-batch queries: a stateful one killed after the sink's commit of a micro-batch, and one killed before it."""
     from tests.crash.cases import Case
 
     return [
@@ -66,7 +65,7 @@ def cases(dialect: str, url: str, folder: str) -> list[Any]:
 
 
 def copy_name(dialect: str) -> str:
-    """The continuous query's, and its sink's."""
+    """The name of the continuous query and of its sink."""
     return f"continuous_{dialect}"
 
 
@@ -78,7 +77,7 @@ def orders(numbers: Iterable[int]) -> list[dict[str, Any]]:
 
 
 def fill(store: ps.Store, url: str) -> None:
-    """Everything that no query is needed for."""
+    """Create everything that needs no query."""
     _fill_orders(store)
     trimmed = store.create_queue("trimmed", COPY, retention=ps.Retention(rows=7, bytes=10**9))
     trimmed.append([{"id": n} for n in range(5)])
@@ -100,7 +99,7 @@ def fill(store: ps.Store, url: str) -> None:
 
 
 def _fill_orders(store: ps.Store) -> None:
-    """A keyed queue that has grown, with a merged segment and single ones behind it, consumers and a producer's session."""
+    """Create a keyed queue that has grown, with a compacted segment and single ones after it, consumers and a producer session."""
     queue = store.create_queue("orders", ORDERS, partitions=2, key=["customer"])
     for n in range(70):
         queue.append(orders([n]))
@@ -116,8 +115,8 @@ def _fill_orders(store: ps.Store) -> None:
     billing.advance("orders", 0, old=pull.start, new=pull.end)
 
 
-def told(store: ps.Store) -> dict[str, Any]:
-    """What a store holds, as JSON."""
+def describe(store: ps.Store) -> dict[str, Any]:
+    """The contents of a store, as JSON."""
     found = {
         "uuid": store.uuid,
         "queues": {name: _queue(store, name) for name in store.queues()},

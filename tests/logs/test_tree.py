@@ -45,7 +45,7 @@ def test_what_a_store_is_asked_for_is_told_by_queue_and_consumer(
         store.drop_consumer("billing")
     told = [vars(record) for record in caplog.records]
     assert [each["action"] for each in told if each["action"] not in ("trimmed", "upkeep_needless")] == [
-        "store_prepared",
+        "store_created",
         "queue_created",
         "appended",
         "queue_grown",

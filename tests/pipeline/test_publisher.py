@@ -75,7 +75,7 @@ def test_only_the_newest_is_told_with_the_rows_of_all(publisher: Publisher, stor
     assert [point.batch_id for point in points] == sorted({point.batch_id for point in points})
     assert len(points) <= time.monotonic() - began + 2
     # But for the last one, which goes with the end.
-    assert all(later.told_at - point.told_at > 900_000 for point, later in pairwise(points[:-1]))
+    assert all(later.reported_at - point.reported_at > 900_000 for point, later in pairwise(points[:-1]))
 
 
 def test_what_is_said_behind_the_end_or_of_a_stranger_is_not_heard(
@@ -96,8 +96,8 @@ def test_a_process_with_a_query_tells_that_it_is_there(
 ) -> None:
     monkeypatch.setattr(module, "HEARTBEAT_SECONDS", 0.05)
     publisher.begin(RUN)
-    first = wait_until(lambda: rows(store), 10)[0].told_at
-    wait_until(lambda: rows(store)[0].told_at > first, 10)
+    first = wait_until(lambda: rows(store), 10)[0].reported_at
+    wait_until(lambda: rows(store)[0].reported_at > first, 10)
     assert progress(store) == []
 
 

@@ -285,39 +285,6 @@ def test_a_merge_finds_columns_that_came_since_the_queue_was_looked_up(store: pe
     assert queue.read(0, 0, columns="note").column(0).to_pylist() == [None, "x"]
 
 
-def test_a_program_of_an_older_penstock_cannot_merge_columns_away(store: penstock.Store) -> None:
-    """It says nothing of a width. Its appends are those of the first columns."""
-    three_ages(store)
-    database = store.database
-    value = {"sqlite": "x'00'", "postgres": r"'\x00'"}[database.dialect]
-    insert = qualify(
-        f"insert into penstock.payload (payload_id, runs, data) values (77777777, {{}}, {value})",
-        database.dialect,
-        database.url.schema,
-    )
-    run_sql(database, insert.format("null"))
-    with pytest.raises(Exception, match=r"older Penstock|merged_says_width"):
-        run_sql(database, insert.replace("77777777", "77777778").format(value))
-    assert _widths(store)[-1] is None
-
-
-def test_what_was_stored_without_a_width_has_the_first_columns(store: penstock.Store) -> None:
-    queue = store.create_queue("q", SCHEMA)
-    queue.append([{"n": 1, "s": "a"}])
-    run_sql(
-        store.database,
-        qualify(
-            "update penstock.payload set width = null", store.database.dialect, store.database.url.schema
-        ),
-    )
-    queue.add_columns(NOTE)
-    queue.append([{"n": 2, "note": "b"}])
-    expected = [{"n": 1, "s": "a", "note": None}, {"n": 2, "s": None, "note": "b"}]
-    assert queue.read(0, 0).to_pylist() == expected
-    queue.merge()
-    assert queue.read(0, 0).to_pylist() == expected
-
-
 def test_a_damaged_segment_of_fewer_columns_is_a_store_error(store: penstock.Store) -> None:
     queue = three_ages(store)
     value = {"sqlite": "x'00'", "postgres": r"'\x00'"}[store.database.dialect]

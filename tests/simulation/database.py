@@ -24,8 +24,8 @@ from greenlet import GreenletExit
 from penstock.errors import CommitOutcomeUnknown, StoreError, StoreLocked, StoreUnavailable
 from penstock.store.database import Database, Transaction
 from penstock.store.records.owners import OwnerLock
-from penstock.store.statements import statements
-from penstock.store.store_schema import VERSION, _migrate
+from penstock.store.statements import create_statements, statements
+from penstock.store.store_schema import VERSION
 from penstock.store.url import parse_url
 from tests.simulation.auditor import Violation
 from tests.simulation.locks import THERE, Key, conflict, wanted
@@ -500,25 +500,10 @@ def _fresh(content: bytes) -> apsw.Connection:
 def template() -> bytes:
     """A new store."""
 
-    class Fresh(Transaction):
-        """What the migrations need."""
-
-        dialect = "sqlite"
-
-        def __init__(self, connection: apsw.Connection) -> None:
-            super().__init__("main", write=True)
-            self._connection = connection
-
-        def execute(self, text: str) -> None:
-            self._connection.execute(text)
-
-    Fresh.__abstractmethods__ = frozenset()  # type: ignore[attr-defined]
     connection = apsw.Connection(":memory:", statementcachesize=500)
     connection.execute("pragma page_size = 1024")
-    tx: Any = Fresh(connection)  # type: ignore[abstract]  # only this is asked for
-    database = SimDatabase.__new__(SimDatabase)
-    database.url = parse_url("sqlite:////simulated/template.db")
-    _migrate(tx, database, 0)
+    for statement in create_statements("sqlite", "main"):
+        connection.execute(statement)
     connection.execute(
         statements("sqlite", "main")["insert_store"], {"uuid": "none", "version": VERSION, "now": 0}
     )

@@ -84,7 +84,7 @@ LOCKED: dict[str, Rows] = {
     "lock_queue": _found("queue", "select queue_id from main.penstock_queue where name = :name"),
     "set_partitions": _QUEUE,
     "set_retention": _QUEUE,
-    "set_added": _QUEUE,
+    "set_added_columns": _QUEUE,
     "delete_queue": _QUEUE,
     "insert_key_home": _row("key_home", "queue_id", "partitions"),
     "insert_ledger": _row("ledger", "sink", "app_id", "batch_id", "task"),

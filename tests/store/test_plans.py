@@ -33,7 +33,7 @@ FILL = [
         "insert into penstock.partition (queue_id, partition, total, next_index) "
         "select 1 + i / 4, i % 4, 4, 1000000 from {rows:8000}"
     ),
-    f"insert into penstock.payload (payload_id, data) select i, {{empty}} from {{rows:{SEGMENTS}}}",
+    f"insert into penstock.payload (payload_id, width, data) select i, 1, {{empty}} from {{rows:{SEGMENTS}}}",
     (
         "insert into penstock.segment (queue_id, partition, start_index, end_index, first_append, last_append, "
         "first_timestamp, last_timestamp, bytes, payload_id) "
@@ -74,15 +74,14 @@ FILL = [
         "from {rows:20000}"
     ),
     (
-        "insert into penstock.query (query_id, run_id, engine, state, started_at, told_at) "
+        "insert into penstock.query (query_id, run_id, engine, state, started_at, reported_at) "
         "select 'q' || i, 'r', 'continuous', 'running', 0, i from {rows:200}"
     ),
     (
-        "insert into penstock.query_progress (query_id, told_at, run_id, batch_id, rows_in, durations) "
+        "insert into penstock.query_progress (query_id, reported_at, run_id, batch_id, rows_in, durations) "
         "select 'q' || (i % 20), i, 'r', i, 1, '{{}}' from {rows:18000}"
     ),
     "insert into penstock.key_home (queue_id, partitions, hashes) select 1 + i, 2, {empty} from {rows:1000}",
-    "insert into penstock.added_columns (queue_id, columns) select 1 + i, {empty} from {rows:1000}",
 ]
 IN_QUEUE = {"queue_id": 7, "partition": 0}
 IN_CONSUMER = {"consumer_id": 7, "queue_id": 8}

@@ -8,7 +8,7 @@ from importlib import resources
 
 _NAME = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
 _COMMENT = re.compile(r"^\s*--.*\n", re.MULTILINE)
-_PARAMETER = re.compile(r"(?<![:\w]):([a-z_]+)")
+_PARAMETER = re.compile(r"(?<![:\w]):([a-z_][a-z0-9_]*)")
 _CREATED = re.compile(r"create (?:table|sequence|index) (?:penstock\.)?(\w+)")
 _SCHEMA = re.compile(r"('?)\bpenstock\.(sqlite_)?")
 
@@ -60,23 +60,13 @@ def bind(text: str, dialect: str) -> str:
     return _PARAMETER.sub(r"%(\1)s", text.replace("%", "%%"))
 
 
-def migrations(dialect: str) -> dict[int, str]:
-    """The migration scripts of a dialect by the version that each leads to, ascending."""
-    return {version: read("migrations", name) for version, name in _scripts(dialect).items()}
+def create_statements(dialect: str, schema: str) -> list[str]:
+    """The statements that create a store's tables."""
+    script = _COMMENT.sub("", read("sql", f"{dialect}_schema.sql"))
+    return [qualify(part, dialect, schema) for part in script.split(";") if part.strip()]
 
 
 @cache
 def own_relations(dialect: str) -> frozenset[str]:
-    """The names of the tables, sequences and indexes that migrations make."""
-    return frozenset(name for script in migrations(dialect).values() for name in _CREATED.findall(script))
-
-
-def newest_version() -> int:
-    """The version that the last migration leads to."""
-    return max(_scripts("sqlite"))
-
-
-def _scripts(dialect: str) -> dict[int, str]:
-    folder = resources.files("penstock.store").joinpath("migrations")
-    names = [entry.name for entry in folder.iterdir() if entry.name.endswith(f"_{dialect}.sql")]
-    return {int(name[:4]): name for name in sorted(names)}
+    """The names of a store's tables, sequences and indexes."""
+    return frozenset(_CREATED.findall(read("sql", f"{dialect}_schema.sql")))

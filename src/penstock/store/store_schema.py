@@ -1,15 +1,12 @@
-"""The schema's version: create it, bring an older one up to date, refuse a newer one."""
+"""Open a store: create its tables, or check that this version of Penstock can read them."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import shlex
-import sqlite3
 import uuid
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 from urllib.parse import quote
 
 from penstock.arguments import in_quotes
@@ -24,20 +21,21 @@ from penstock.errors import (
 from penstock.store.database import Database, Transaction
 from penstock.store.postgres.database import PostgresDatabase
 from penstock.store.sqlite.database import SqliteDatabase
-from penstock.store.statements import migrations, newest_version, own_relations, parse, qualify
+from penstock.store.statements import create_statements, own_relations
 from penstock.store.url import parse_url, with_options
 
 log = logging.getLogger("penstock.store")
 
-VERSION = newest_version()
-# A schema, a table, a type or an index that another program has made since it was looked for.
-_MADE_MEANWHILE = ("23505", "42710", "42P06", "42P07")
+VERSION = 8
+"""The version of the schema in ``sql/*_schema.sql``; a store of any other version is refused."""
+# A schema, table, type or index that another program created at the same time.
+_CREATED_MEANWHILE = ("23505", "42710", "42P06", "42P07")
 _TRIES = 5
 
 
 @dataclass(frozen=True)
 class StoreIdentity:
-    """Which store this is, wherever it is reached from."""
+    """Which store this is, whichever URL leads to it."""
 
     uuid: str
     version: int
@@ -46,31 +44,31 @@ class StoreIdentity:
 def open_database(
     url: str, *, create: bool, patience: float | None = None, as_it_is: bool = False
 ) -> tuple[Database, StoreIdentity]:
-    """Connect to a store's database and see to its schema.
+    """Connect to a store's database.
 
     Parameters
     ----------
     create
-        Whether to make a store where there is none.
+        Whether to create the store if the database has none.
     patience
         For how many seconds to try again while the database does not answer.
     as_it_is
-        Whether nothing is written, for those who only look: a store of an older version is refused.
+        Whether to leave the journal mode of a SQLite file alone.
 
     Raises
     ------
     StoreNotFound
         When there is no store at the URL and ``create`` is False.
     StoreTooNew
-        When a newer Penstock made it.
+        When a newer Penstock created the store.
     StoreError
-        When it is of an older version and has to stay as it is.
+        With the condition ``STORE_TOO_OLD`` when an older one did.
     """
     parsed = parse_url(url)
     database = SqliteDatabase(parsed) if parsed.dialect == "sqlite" else PostgresDatabase(parsed)
     database.may_create = create
     try:
-        identity = _found(database, patience) if as_it_is else _opened(database, create, patience)
+        identity = _open(database, create, patience, as_it_is)
     except BaseException:
         database.close()
         raise
@@ -79,63 +77,54 @@ def open_database(
     return database, identity
 
 
-def _opened(database: Database, create: bool, patience: float | None) -> StoreIdentity:
+def _open(database: Database, create: bool, patience: float | None, as_it_is: bool) -> StoreIdentity:
     identity = None
     if database.exists():
         identity = database.run(lambda tx: _identity(tx, database), write=False, patience=patience)
     if identity is None and not create:
         raise _missing(database)
-    if isinstance(database, SqliteDatabase):
+    if isinstance(database, SqliteDatabase) and not as_it_is:
         _use_wal(database, identity is None, patience)
-    if identity is None or identity.version < VERSION:
-        before = None if identity is None else identity.version
-        identity = _prepared(database, patience)
-        log.info(
-            "the store %s is %s",
-            database.url,
-            "created" if before is None else "migrated",
-            extra={
-                "action": "store_prepared",
-                "store": str(database.url),
-                "before": before,
-                "version": identity.version,
-            },
-        )
+    return _create(database, patience) if identity is None else identity
+
+
+def _create(database: Database, patience: float | None) -> StoreIdentity:
+    for left in reversed(range(_TRIES)):
+        try:
+            identity = database.run(
+                lambda tx: _create_tables(tx, database), idempotent=True, patience=patience
+            )
+            break
+        except StoreError as error:
+            if not left or getattr(error.__cause__, "sqlstate", None) not in _CREATED_MEANWHILE:
+                raise
+    url = str(database.url)
+    log.info(
+        "created the store %s",
+        url,
+        extra={"action": "store_created", "store": url, "version": identity.version},
+    )
     return identity
 
 
-def _prepared(database: Database, patience: float | None) -> StoreIdentity:
-    for left in reversed(range(_TRIES)):
-        try:
-            return database.run(lambda tx: _prepare(tx, database), idempotent=True, patience=patience)
-        except StoreError as error:
-            if not left or getattr(error.__cause__, "sqlstate", None) not in _MADE_MEANWHILE:
-                raise
-    raise AssertionError("unreachable")
-
-
-def _found(database: Database, patience: float | None) -> StoreIdentity:
-    found = None
-    if database.exists():
-        found = database.run(lambda tx: _identity(tx, database), write=False, patience=patience)
-    if found is None:
-        raise _missing(database)
-    if found.version < VERSION:
-        raise StoreError(
-            f"{database.url} has schema version {found.version}, and this Penstock reads {VERSION}: `penstock store init` brings it "
-            "up to date",
-            condition="STORE_TOO_OLD",
-            found=found.version,
-            known=VERSION,
-        )
-    return found
+def _create_tables(tx: Transaction, database: Database) -> StoreIdentity:
+    identity = _identity(tx, database)
+    if identity is not None:
+        return identity
+    if database.dialect == "postgres" and not tx.one("schema_exists", **_named_schema(database)).found:
+        tx.execute(f"create schema {database.url.schema}")
+    for statement in create_statements(database.dialect, database.url.schema):
+        tx.execute(statement)
+    identity = StoreIdentity(str(uuid.uuid4()), VERSION)
+    tx.run("insert_store", uuid=identity.uuid, version=VERSION, now=tx.now())
+    return identity
 
 
 def _use_wal(database: SqliteDatabase, new: bool, patience: float | None) -> None:
     if new:
         database.retried(database.use_wal, patience=patience)
         return
-    # A copy of a store may have lost the mode; where it cannot be set now the store works all the same.
+    # A copy of a store may have lost the mode; the store works even if it cannot be set now.
     with contextlib.suppress(StoreReadOnly, StoreUnavailable):
         database.use_wal()
 
@@ -145,11 +134,11 @@ def _missing(database: Database) -> StoreNotFound:
     hidden = ", with its password in the URL" if url.secrets else ""
     named = with_options(url) if url.dialect == "sqlite" else url.redacted
     command = f"penstock store init --url {shlex.quote(named)}"
-    return StoreNotFound(f"there is no store at {url}: make one with `{command}`{hidden}")
+    return StoreNotFound(f"there is no store at {url}: create one with `{command}`{hidden}")
 
 
 def _identity(tx: Transaction, database: Database) -> StoreIdentity | None:
-    """Which store is there; None when there is none."""
+    """Which store the database has; None if it has none."""
     _require_trusted_owner(tx, database)
     if not tx.one("store_exists", **_named_schema(database)).found:
         return None
@@ -158,72 +147,55 @@ def _identity(tx: Transaction, database: Database) -> StoreIdentity | None:
         raise StoreError(
             f"{database.url} has a store's tables and no identity: it is damaged; restore a backup"
         )
-    if row.version > VERSION:
-        raise StoreTooNew(
-            f"{database.url} has schema version {row.version}, this Penstock knows {VERSION}: upgrade Penstock",
-            found=row.version,
-            known=VERSION,
-        )
+    require_version(database, row.version)
     return StoreIdentity(row.uuid, row.version)
 
 
+def require_version(database: Database, version: int) -> None:
+    """Refuse a store whose schema this Penstock does not know.
+
+    Raises
+    ------
+    StoreTooNew
+        When a newer Penstock created it.
+    StoreError
+        With the condition ``STORE_TOO_OLD`` when an older one did.
+    """
+    if version > VERSION:
+        raise StoreTooNew(
+            f"{database.url} has schema version {version}, and this Penstock reads version {VERSION}: upgrade Penstock",
+            found=version,
+            known=VERSION,
+        )
+    if version < VERSION:
+        raise StoreError(
+            f"{database.url} has schema version {version}, and this Penstock reads version {VERSION}: use the Penstock that "
+            "created the store, or create a new store at another URL",
+            condition="STORE_TOO_OLD",
+            found=version,
+            known=VERSION,
+        )
+
+
 def _require_trusted_owner(tx: Transaction, database: Database) -> None:
-    """Refuse a schema that a stranger made first: whoever owns it can run code with the rights of whoever uses the store."""
+    """Refuse a schema that belongs to a stranger, who could run code with the rights of the store's users."""
     if database.dialect != "postgres":
         return
     trusted = database.url.options.get("owner", "")
     relations = sorted(own_relations("postgres"))
-    found = tx.one("foreign_owner", **_named_schema(database), relations=relations, trusted=trusted)
-    if found is None:
+    foreign = tx.one("foreign_owner", **_named_schema(database), relations=relations, trusted=trusted)
+    if foreign is None:
         return
-    what = (
-        f"the schema {database.url.schema}"
-        if found.what is None
-        else f"{found.what} in the schema {database.url.schema}"
-    )
+    schema = f"the schema {database.url.schema}"
+    what = schema if foreign.what is None else f"{foreign.what} in {schema}"
     raise StoreUnsafe(
-        f"{database.url}: {what} belongs to the role {in_quotes(found.owner)}, which could run code with the rights of whoever uses the "
-        f"store. Name another schema, or write owner={quote(found.owner, safe='')} in the URL if that role may",
+        f"{database.url}: {what} belongs to the role {in_quotes(foreign.owner)}, which could run code with the rights of whoever "
+        f"uses the store. Name another schema, or add owner={quote(foreign.owner, safe='')} to the URL to trust that role",
         condition="STORE_UNSAFE.SCHEMA_OWNER",
         schema=database.url.options["schema"],
-        owner=found.owner,
+        owner=foreign.owner,
     )
 
 
-def _named_schema(database: Database) -> dict[str, Any]:
+def _named_schema(database: Database) -> dict[str, str]:
     return {"schema": database.url.options["schema"]} if database.dialect == "postgres" else {}
-
-
-def _prepare(tx: Transaction, database: Database) -> StoreIdentity:
-    found = _identity(tx, database)
-    if found is not None and database.dialect == "postgres":
-        # One migration at a time, by a lock that takes a right to the store; two that make a store find each other's tables.
-        tx.execute(f"lock table {database.url.schema}.store in exclusive mode")
-        found = _identity(tx, database)
-    _migrate(tx, database, 0 if found is None else found.version)
-    identity = StoreIdentity(str(uuid.uuid4()) if found is None else found.uuid, VERSION)
-    if found is None:
-        tx.run("insert_store", uuid=identity.uuid, version=VERSION, now=tx.now())
-    else:
-        tx.run("set_version", version=VERSION)
-    return identity
-
-
-def _migrate(tx: Transaction, database: Database, version: int) -> None:
-    if database.dialect == "postgres" and not tx.one("schema_exists", **_named_schema(database)).found:
-        tx.execute(f"create schema {database.url.schema}")
-    for target, script in migrations(database.dialect).items():
-        if target > version:
-            for statement in _statements(script):
-                tx.execute(qualify(statement, database.dialect, database.url.schema))
-
-
-def _statements(script: str) -> Iterator[str]:
-    """The statements of a script; there are semicolons inside triggers, and inside texts."""
-    pending = ""
-    for part in parse(f"-- name: migration\n{script}")["migration"].split(";"):
-        pending += f"{part};"
-        if sqlite3.complete_statement(pending):
-            if pending.strip(" \n;"):
-                yield pending
-            pending = ""

@@ -46,7 +46,7 @@ class _Known:
     """Milliseconds that micro-batches took, of each time that one was told."""
 
     def add(self, row: Any) -> None:
-        if self.last is not None and row.told_at <= self.last.told_at:
+        if self.last is not None and row.reported_at <= self.last.reported_at:
             return
         self.before, self.last = self.last, row
         of_batch = _is_of_batch(row)
@@ -54,7 +54,7 @@ class _Known:
             self.batches.add(row.duration)
         self.history.add(
             {
-                "at": iso(row.told_at),
+                "at": iso(row.reported_at),
                 "rows_in": row.rows_in,
                 "rows_out": row.rows_out,
                 "p50": row.p50,
@@ -94,7 +94,7 @@ class Queries:
         for row in seen.progress:
             if row.query_id in self._known:
                 self._known[row.query_id].add(row)
-        self._seen_to = max((row.told_at for row in seen.queries), default=self._seen_to)
+        self._seen_to = max((row.reported_at for row in seen.queries), default=self._seen_to)
         by_id = {found.state.query_id: found for found in checkpoints}
         told = [self._told(row, by_id.get(row.query_id), seen.now) for row in rows.values()]
         told += [_of_checkpoint(found) for found in checkpoints if found.state.query_id not in rows]
@@ -111,7 +111,7 @@ class Queries:
             return []
         warnings = json.loads(known.last.warnings or "[]")
         name = query["name"] or query["id"]
-        return [f"query {name}, at {iso(known.last.told_at)}: {each}" for each in warnings]
+        return [f"query {name}, at {iso(known.last.reported_at)}: {each}" for each in warnings]
 
     def histories(self, step: int) -> list[list[Any]]:
         """The history of each query, in the order of :meth:`told`."""
@@ -125,7 +125,7 @@ class Queries:
             "run_id": row.run_id,
             "name": row.name,
             "engine": row.engine,
-            "state": _state(row.state, row.told_at, now),
+            "state": _state(row.state, row.reported_at, now),
             "unit": _unit(row.engine),
             "last_error": _error(row),
             "spark_ui": _web(row.spark_ui),
@@ -133,7 +133,7 @@ class Queries:
             "source": row.source,
             "sink": row.sink,
             "started_at": iso(row.started_at),
-            "updated_at": iso(row.told_at),
+            "updated_at": iso(row.reported_at),
         }
         if found is not None:
             about |= {"watermark": found.watermark, "state_bytes": found.state_bytes}
@@ -163,15 +163,15 @@ def _rate(known: _Known, state: str, now: int) -> float | None:
         return 0.0 if state in (STOPPED, FAILED) else None
     if before is None or before.run_id != last.run_id:
         return None
-    told = max(last.told_at - before.told_at, 1)
-    quiet = now - last.told_at
+    told = max(last.reported_at - before.reported_at, 1)
+    quiet = now - last.reported_at
     return float(round(last.rows_in / (max(told, quiet) / 1e6), 3))
 
 
 def _latency(row: Any) -> dict[str, float] | None:
     if row.p50 is None:
         return None
-    return {"p50": row.p50, "p90": row.p90, "p99": row.p99, "max": row.most}
+    return {"p50": row.p50, "p90": row.p90, "p99": row.p99, "max": row.max}
 
 
 def _is_of_batch(row: Any) -> bool:
@@ -190,8 +190,8 @@ def _error(row: Any) -> dict[str, Any] | None:
     return {"condition": row.error_condition, "message": row.error_message, "at": iso(row.error_at)}
 
 
-def _state(told: str, told_at: int, now: int) -> str:
-    return SILENT if told == RUNNING and now - told_at > SILENT_SECONDS * 1e6 else told
+def _state(told: str, reported_at: int, now: int) -> str:
+    return SILENT if told == RUNNING and now - reported_at > SILENT_SECONDS * 1e6 else told
 
 
 def _unit(engine: str | None) -> str:

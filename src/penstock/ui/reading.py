@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.errors import StoreTooNew
 from penstock.instants import moment_of, moment_text
 from penstock.store.database import Database, Transaction
 from penstock.store.records import catalog, queries
 from penstock.store.records.catalog import QueueRecord
 from penstock.store.records.consumers import owner_name
-from penstock.store.store_schema import VERSION, open_database
+from penstock.store.store_schema import open_database, require_version
 
 
 def iso(micros: int | None) -> str | None:
@@ -88,10 +87,7 @@ def look(database: Database, since: int) -> Seen:
 
 def _look(tx: Transaction, database: Database, since: int) -> Seen:
     store = tx.one("read_store")
-    if store.version > VERSION:
-        raise StoreTooNew(
-            f"{database.url} has schema version {store.version} by now, this Penstock knows {VERSION}: upgrade Penstock"
-        )
+    require_version(database, store.version)
     registrations = tx.all("all_registrations")
     return Seen(
         uuid=store.uuid,

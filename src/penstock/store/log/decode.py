@@ -76,7 +76,7 @@ class Decoder:
 
     def rows(self, row: Any) -> pa.RecordBatch:
         """The rows of a segment, which a page gave."""
-        width = min(_width(self._queue, row), len(self._known))
+        width = min(row.width, len(self._known))
         way = self._ways.get(width)
         if way is None:
             way = self._ways[width] = self._way(width)
@@ -104,7 +104,7 @@ def decode_together(queue: QueueRecord, rows: Sequence[Any]) -> Iterator[pa.Reco
     rows
         Segments with their payloads, as a page gave them.
     """
-    widths = [_width(queue, row) for row in rows]
+    widths = [int(row.width) for row in rows]
     widest = queue.first_columns(max(widths))
     # Those of one width go together, since single ones cost several times as much, and come out in the order of all.
     each = {
@@ -118,7 +118,3 @@ def decode_together(queue: QueueRecord, rows: Sequence[Any]) -> Iterator[pa.Reco
     for width in widths:
         batch = next(each[width])
         yield batch if width == len(widest) else missing[width].filled(batch)
-
-
-def _width(queue: QueueRecord, row: Any) -> int:
-    return queue.first_width if row.width is None else int(row.width)

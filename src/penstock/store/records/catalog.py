@@ -101,7 +101,7 @@ def _record(row: Any) -> QueueRecord:
         retention=RetentionLimits(row.retention_rows, row.retention_age, row.retention_bytes),
         created_at=row.created_at,
         contract=row.contract,
-        added_bytes=None if row.added is None else bytes(row.added),
+        added_bytes=None if row.added_columns is None else bytes(row.added_columns),
     )
 
 
@@ -156,7 +156,9 @@ def add_columns(tx: Transaction, queue: QueueRecord, fields: Sequence[pa.Field])
     Appends go on meanwhile: their rows have the columns that their writers know of, and a payload says how many.
     """
     added = [queue.schema.field(place) for place in range(queue.first_width, len(queue.schema))]
-    tx.run("set_added", queue_id=queue.queue_id, columns=schema_to_bytes(pa.schema([*added, *fields])))
+    tx.run(
+        "set_added_columns", queue_id=queue.queue_id, columns=schema_to_bytes(pa.schema([*added, *fields]))
+    )
 
 
 def _retention(limits: RetentionLimits) -> dict[str, int | None]:

@@ -6,9 +6,6 @@ select uuid, version from penstock.store;
 -- name: insert_store
 insert into penstock.store (uuid, version, created_at) values (:uuid, :version, :now);
 
--- name: set_version
-update penstock.store set version = :version;
-
 -- queues
 
 -- name: insert_queue
@@ -20,22 +17,13 @@ on conflict (name) do nothing
 returning queue_id;
 
 -- name: find_queue
-select q.*, a.columns as added
-from penstock.queue as q
-left join penstock.added_columns as a on a.queue_id = q.queue_id
-where q.name = :name;
+select * from penstock.queue where name = :name;
 
 -- name: find_queue_by_id
-select q.*, a.columns as added
-from penstock.queue as q
-left join penstock.added_columns as a on a.queue_id = q.queue_id
-where q.queue_id = :queue_id;
+select * from penstock.queue where queue_id = :queue_id;
 
 -- name: list_queues
-select q.*, a.columns as added
-from penstock.queue as q
-left join penstock.added_columns as a on a.queue_id = q.queue_id
-order by q.name;
+select * from penstock.queue order by name;
 
 -- name: insert_partition
 insert into penstock.partition (queue_id, partition, total) values (:queue_id, :partition, :total);
@@ -47,9 +35,8 @@ update penstock.partition set total = :total where queue_id = :queue_id;
 -- name: set_partitions
 update penstock.queue set partitions = :partitions where queue_id = :queue_id;
 
--- name: set_added
-insert into penstock.added_columns (queue_id, columns) values (:queue_id, :columns)
-on conflict (queue_id) do update set columns = excluded.columns;
+-- name: set_added_columns
+update penstock.queue set added_columns = :columns where queue_id = :queue_id;
 
 -- name: set_retention
 update penstock.queue
@@ -542,18 +529,18 @@ select partition, app_id, next_index from penstock.mark where source = :source o
 
 -- name: begin_query
 insert into penstock.query
-    (query_id, run_id, name, engine, state, source, sink, checkpoint, spark_ui, started_at, told_at)
+    (query_id, run_id, name, engine, state, source, sink, checkpoint, spark_ui, started_at, reported_at)
 values
     (:query_id, :run_id, :name, :engine, 'running', :source, :sink, :checkpoint, :spark_ui, :started_at, :now)
 on conflict (query_id) do update set
     run_id = excluded.run_id, name = excluded.name, engine = excluded.engine, state = excluded.state,
     source = excluded.source, sink = excluded.sink, checkpoint = excluded.checkpoint, spark_ui = excluded.spark_ui,
-    started_at = excluded.started_at, told_at = excluded.told_at, rows_in = 0, rows_out = null;
+    started_at = excluded.started_at, reported_at = excluded.reported_at, rows_in = 0, rows_out = null;
 
 -- A run that another one has followed is not heard any more.
 -- name: tell_query
 update penstock.query
-set told_at = :now,
+set reported_at = :now,
     source = coalesce(source, :source),
     sink = coalesce(sink, :sink),
     rows_in = rows_in + :rows_in,
@@ -562,7 +549,7 @@ where query_id = :query_id and run_id = :run_id;
 
 -- name: end_query
 update penstock.query
-set state = :state, told_at = :now,
+set state = :state, reported_at = :now,
     error_condition = coalesce(:condition, error_condition),
     error_message = coalesce(:message, error_message),
     error_at = case when cast(:condition as text) is null then error_at else :now end
@@ -570,37 +557,37 @@ where query_id = :query_id and run_id = :run_id;
 
 -- name: insert_query_progress
 insert into penstock.query_progress
-    (query_id, told_at, run_id, batch_id, rows_in, rows_out, p50, p90, p99, most, duration, durations, watermark, state_rows,
+    (query_id, reported_at, run_id, batch_id, rows_in, rows_out, p50, p90, p99, max, duration, durations, watermark, state_rows,
      state_bytes, warnings)
 values
-    (:query_id, :now, :run_id, :batch_id, :rows_in, :rows_out, :half, :ninety, :ninety_nine, :most, :duration, :durations, :watermark,
+    (:query_id, :now, :run_id, :batch_id, :rows_in, :rows_out, :p50, :p90, :p99, :max, :duration, :durations, :watermark,
      :state_rows, :state_bytes, :warnings)
-on conflict (query_id, told_at) do nothing;
+on conflict (query_id, reported_at) do nothing;
 
 -- What was told under a clock that was ahead would be the newest for long.
 -- name: prune_query_progress
 delete from penstock.query_progress
 where query_id = :query_id and (
-    told_at > :ahead or told_at < (
-        select min(told_at) from (
-            select told_at from penstock.query_progress
-            where query_id = :query_id and told_at <= :ahead
-            order by told_at desc limit :most
+    reported_at > :ahead or reported_at < (
+        select min(reported_at) from (
+            select reported_at from penstock.query_progress
+            where query_id = :query_id and reported_at <= :ahead
+            order by reported_at desc limit :most
         ) as kept
     )
 );
 
 -- name: drop_old_queries
-delete from penstock.query where told_at < :before;
+delete from penstock.query where reported_at < :before;
 
 -- name: list_told_queries
-select * from penstock.query order by told_at desc limit :most;
+select * from penstock.query order by reported_at desc limit :most;
 
 -- name: progress_since
 select p.* from penstock.query as q
 cross join penstock.query_progress as p
-where q.told_at > :since and p.query_id = q.query_id and p.told_at > :since
-order by p.query_id, p.told_at;
+where q.reported_at > :since and p.query_id = q.query_id and p.reported_at > :since
+order by p.query_id, p.reported_at;
 
 -- What committed micro-batches brought into a sink.
 -- name: rows_committed

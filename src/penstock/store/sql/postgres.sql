@@ -212,14 +212,9 @@ for no key update of r;
 -- name: lock_partition
 select * from penstock.partition where queue_id = :queue_id and partition = :partition for update;
 
--- Nobody may refer to the row meanwhile: no registration and no session begins. Columns that came while it waited for the lock are not
--- seen.
+-- Nobody may refer to the row meanwhile: no registration and no session begins.
 -- name: lock_queue
-select q.*, a.columns as added
-from penstock.queue as q
-left join penstock.added_columns as a on a.queue_id = q.queue_id
-where q.name = :name
-for update of q;
+select * from penstock.queue where name = :name for update;
 
 -- One page of a range: the segments from the one that holds row `start`, while their payloads stay within max_bytes.
 -- name: read_page

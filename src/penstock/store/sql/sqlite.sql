@@ -36,10 +36,7 @@ order by c.name;
 select * from penstock.partition where queue_id = :queue_id and partition = :partition;
 
 -- name: lock_queue
-select q.*, a.columns as added
-from penstock.queue as q
-left join penstock.added_columns as a on a.queue_id = q.queue_id
-where q.name = :name;
+select * from penstock.queue where name = :name;
 
 -- One page of a range: the segments from the one that holds row `start`; whoever reads stops when there are enough bytes.
 -- name: read_page

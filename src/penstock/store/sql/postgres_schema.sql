@@ -1,0 +1,218 @@
+-- The PostgreSQL store. Names compare byte by byte, as in SQLite, whatever the database's collation.
+create table penstock.store (
+    uuid       text   not null,
+    version    bigint not null,
+    created_at bigint not null
+);
+
+-- A value stands for a block of 4096 payload ids.
+create sequence penstock.payload_block;
+
+-- added_columns are those that came after the queue was created; contract is that of a change feed, as JSON.
+create table penstock.queue (
+    queue_id        bigint generated always as identity primary key,
+    name            text collate "C" not null unique,
+    generation      bigint not null,
+    schema          bytea  not null,
+    added_columns   bytea,
+    key_columns     text   not null,
+    partitions      bigint not null,
+    retention_rows  bigint,
+    retention_age   bigint,
+    retention_bytes bigint,
+    contract        text,
+    created_at      bigint not null
+);
+
+-- The hashes of the keys that the queue had when it grew: those keys stay in their partitions.
+create table penstock.key_home (
+    queue_id   bigint not null references penstock.queue on delete cascade,
+    partitions bigint not null,
+    hashes     bytea  not null,
+    primary key (queue_id, partitions)
+);
+
+-- Appends are ordered by the row lock of their partition. total is the queue's number of partitions, repeated here so that
+-- an append sees under its lock that the queue has grown.
+create table penstock.partition (
+    queue_id       bigint not null references penstock.queue on delete cascade,
+    partition      bigint not null,
+    first_index    bigint not null default 0,
+    next_index     bigint not null default 0,
+    last_timestamp bigint not null default 0,
+    bytes          bigint not null default 0,
+    segments       bigint not null default 0,
+    total          bigint not null,
+    primary key (queue_id, partition)
+);
+
+-- width is the number of the queue's columns that the rows have; runs belong to compacted segments.
+create table penstock.payload (
+    payload_id bigint primary key,
+    width      bigint not null,
+    runs       bytea,
+    data       bytea  not null
+);
+-- Payloads are already compressed.
+alter table penstock.payload alter column data set storage external;
+
+create table penstock.segment (
+    queue_id        bigint not null,
+    partition       bigint not null,
+    start_index     bigint not null,
+    end_index       bigint not null,
+    first_append    bigint not null,
+    last_append     bigint not null,
+    first_timestamp bigint not null,
+    last_timestamp  bigint not null,
+    bytes           bigint not null,
+    payload_id      bigint not null,
+    primary key (queue_id, partition, end_index)
+);
+
+-- Where a partition ended at a time, while its newest row (dated last_timestamp) is ahead of the clock: the rows below
+-- next_index were appended by observed_at.
+create table penstock.observed_end (
+    queue_id       bigint not null references penstock.queue on delete cascade,
+    partition      bigint not null,
+    observed_at    bigint not null,
+    next_index     bigint not null,
+    last_timestamp bigint not null,
+    primary key (queue_id, partition, observed_at)
+);
+
+create table penstock.staged (
+    app_id     text collate "C" not null,
+    batch_id   bigint not null,
+    attempt    text collate "C" not null,
+    task       bigint not null,
+    ordinal    bigint not null,
+    queue_id   bigint not null,
+    partition  bigint not null,
+    row_count  bigint not null,
+    bytes      bigint not null,
+    payload_id bigint not null,
+    created_at bigint not null,
+    primary key (app_id, batch_id, attempt, ordinal)
+);
+
+-- The commits of a change feed; ends is a JSON list of each partition's next index after the commit.
+create table penstock.feed_commit (
+    queue_id  bigint not null references penstock.queue on delete cascade,
+    version   bigint not null,
+    timestamp bigint not null,
+    row_count bigint not null,
+    ends      text   not null,
+    primary key (queue_id, version)
+);
+
+create table penstock.consumer (
+    consumer_id bigint generated always as identity primary key,
+    name        text collate "C" not null unique,
+    created_at  bigint not null
+);
+
+-- plan is the end offset of the micro-batch in flight; it is open while plan_epoch equals epoch, the owner's.
+create table penstock.registration (
+    consumer_id bigint not null references penstock.consumer on delete cascade,
+    queue_id    bigint not null references penstock.queue on delete cascade,
+    vital       bigint not null,
+    generation  bigint not null,
+    epoch       bigint not null default 0,
+    app_id      text,
+    plan_epoch  bigint,
+    plan        text,
+    draining    bigint not null default 0,
+    primary key (consumer_id, queue_id)
+);
+create index registration_by_queue on penstock.registration (queue_id);
+
+create table penstock.position (
+    consumer_id bigint not null,
+    queue_id    bigint not null,
+    partition   bigint not null,
+    next_index  bigint not null,
+    safe_index  bigint not null,
+    primary key (consumer_id, queue_id, partition),
+    foreign key (consumer_id, queue_id) references penstock.registration on delete cascade
+);
+
+create table penstock.producer (
+    queue_id bigint not null references penstock.queue on delete cascade,
+    session  text collate "C" not null,
+    epoch    bigint not null,
+    sequence bigint not null,
+    primary key (queue_id, session)
+);
+
+-- task is -1 for a whole micro-batch. logged is the offset that the query's checkpoint logs for it, if the checkpoint is
+-- written after the sink has committed.
+create table penstock.ledger (
+    sink         text collate "C" not null,
+    app_id       text collate "C" not null,
+    batch_id     bigint not null,
+    task         bigint not null,
+    ranges       text   not null,
+    row_count    bigint not null,
+    logged       text,
+    committed_at bigint not null,
+    primary key (sink, app_id, batch_id, task)
+);
+
+-- How far consumers of other stores have written into this one.
+create table penstock.mark (
+    source     text collate "C" not null,
+    app_id     text collate "C" not null,
+    partition  bigint not null,
+    next_index bigint not null,
+    primary key (source, partition)
+);
+
+-- Consumers of other stores that write here. Commits of an older generation are refused; the row lock orders the commits.
+create table penstock.marked_source (
+    source     text   not null primary key,
+    app_id     text   not null,
+    generation bigint not null
+);
+
+-- Streaming queries as they report themselves, for monitoring from another process.
+create table penstock.query (
+    query_id        text collate "C" primary key,
+    run_id          text   not null,
+    name            text,
+    engine          text   not null,
+    state           text   not null,
+    source          text,
+    sink            text,
+    checkpoint      text,
+    spark_ui        text,
+    started_at      bigint not null,
+    reported_at     bigint not null,
+    rows_in         bigint not null default 0,
+    rows_out        bigint,
+    error_condition text,
+    error_message   text,
+    error_at        bigint
+);
+
+-- Rows are counted since the previous report; everything else is that of the newest micro-batch or epoch. Latencies and
+-- durations are in milliseconds. warnings is a JSON list of texts.
+create table penstock.query_progress (
+    query_id    text collate "C" not null references penstock.query on delete cascade,
+    reported_at bigint not null,
+    run_id      text   not null,
+    batch_id    bigint not null,
+    rows_in     bigint not null,
+    rows_out    bigint,
+    p50         double precision,
+    p90         double precision,
+    p99         double precision,
+    max         double precision,
+    duration    double precision,
+    durations   text   not null,
+    watermark   bigint,
+    state_rows  bigint,
+    state_bytes bigint,
+    warnings    text,
+    primary key (query_id, reported_at)
+);

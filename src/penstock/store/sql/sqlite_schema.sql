@@ -1,0 +1,215 @@
+-- The SQLite store.
+-- next_block counts blocks of 4096 payload ids.
+create table penstock.store (
+    uuid       text    not null,
+    version    integer not null,
+    created_at integer not null,
+    next_block integer not null default 1
+) strict;
+
+-- added_columns are those that came after the queue was created; contract is that of a change feed, as JSON.
+create table penstock.queue (
+    queue_id        integer primary key autoincrement,
+    name            text    not null unique,
+    generation      integer not null,
+    schema          blob    not null,
+    added_columns   blob,
+    key_columns     text    not null,
+    partitions      integer not null,
+    retention_rows  integer,
+    retention_age   integer,
+    retention_bytes integer,
+    contract        text,
+    created_at      integer not null
+) strict;
+
+-- The hashes of the keys that the queue had when it grew: those keys stay in their partitions.
+create table penstock.key_home (
+    queue_id   integer not null references penstock_queue on delete cascade,
+    partitions integer not null,
+    hashes     blob    not null,
+    primary key (queue_id, partitions)
+) strict, without rowid;
+
+-- Appends are ordered by the row lock of their partition. total is the queue's number of partitions, repeated here so that
+-- an append sees under its lock that the queue has grown.
+create table penstock.partition (
+    queue_id       integer not null references penstock_queue on delete cascade,
+    partition      integer not null,
+    first_index    integer not null default 0,
+    next_index     integer not null default 0,
+    last_timestamp integer not null default 0,
+    bytes          integer not null default 0,
+    segments       integer not null default 0,
+    total          integer not null,
+    primary key (queue_id, partition)
+) strict, without rowid;
+
+-- width is the number of the queue's columns that the rows have; runs belong to compacted segments.
+create table penstock.payload (
+    payload_id integer primary key,
+    width      integer not null,
+    runs       blob,
+    data       blob    not null
+) strict;
+
+create table penstock.segment (
+    queue_id        integer not null,
+    partition       integer not null,
+    start_index     integer not null,
+    end_index       integer not null,
+    first_append    integer not null,
+    last_append     integer not null,
+    first_timestamp integer not null,
+    last_timestamp  integer not null,
+    bytes           integer not null,
+    payload_id      integer not null,
+    primary key (queue_id, partition, end_index)
+) strict, without rowid;
+
+-- Where a partition ended at a time, while its newest row (dated last_timestamp) is ahead of the clock: the rows below
+-- next_index were appended by observed_at.
+create table penstock.observed_end (
+    queue_id       integer not null references penstock_queue on delete cascade,
+    partition      integer not null,
+    observed_at    integer not null,
+    next_index     integer not null,
+    last_timestamp integer not null,
+    primary key (queue_id, partition, observed_at)
+) strict, without rowid;
+
+create table penstock.staged (
+    app_id     text    not null,
+    batch_id   integer not null,
+    attempt    text    not null,
+    task       integer not null,
+    ordinal    integer not null,
+    queue_id   integer not null,
+    partition  integer not null,
+    row_count  integer not null,
+    bytes      integer not null,
+    payload_id integer not null,
+    created_at integer not null,
+    primary key (app_id, batch_id, attempt, ordinal)
+) strict, without rowid;
+
+-- The commits of a change feed; ends is a JSON list of each partition's next index after the commit.
+create table penstock.feed_commit (
+    queue_id  integer not null references penstock_queue on delete cascade,
+    version   integer not null,
+    timestamp integer not null,
+    row_count integer not null,
+    ends      text    not null,
+    primary key (queue_id, version)
+) strict, without rowid;
+
+create table penstock.consumer (
+    consumer_id integer primary key autoincrement,
+    name        text    not null unique,
+    created_at  integer not null
+) strict;
+
+-- plan is the end offset of the micro-batch in flight; it is open while plan_epoch equals epoch, the owner's.
+create table penstock.registration (
+    consumer_id integer not null references penstock_consumer on delete cascade,
+    queue_id    integer not null references penstock_queue on delete cascade,
+    vital       integer not null,
+    generation  integer not null,
+    epoch       integer not null default 0,
+    app_id      text,
+    plan_epoch  integer,
+    plan        text,
+    draining    integer not null default 0,
+    primary key (consumer_id, queue_id)
+) strict, without rowid;
+create index penstock.registration_by_queue on penstock_registration (queue_id);
+
+create table penstock.position (
+    consumer_id integer not null,
+    queue_id    integer not null,
+    partition   integer not null,
+    next_index  integer not null,
+    safe_index  integer not null,
+    primary key (consumer_id, queue_id, partition),
+    foreign key (consumer_id, queue_id) references penstock_registration on delete cascade
+) strict, without rowid;
+
+create table penstock.producer (
+    queue_id integer not null references penstock_queue on delete cascade,
+    session  text    not null,
+    epoch    integer not null,
+    sequence integer not null,
+    primary key (queue_id, session)
+) strict, without rowid;
+
+-- task is -1 for a whole micro-batch. logged is the offset that the query's checkpoint logs for it, if the checkpoint is
+-- written after the sink has committed.
+create table penstock.ledger (
+    sink         text    not null,
+    app_id       text    not null,
+    batch_id     integer not null,
+    task         integer not null,
+    ranges       text    not null,
+    row_count    integer not null,
+    logged       text,
+    committed_at integer not null,
+    primary key (sink, app_id, batch_id, task)
+) strict, without rowid;
+
+-- How far consumers of other stores have written into this one.
+create table penstock.mark (
+    source     text    not null,
+    app_id     text    not null,
+    partition  integer not null,
+    next_index integer not null,
+    primary key (source, partition)
+) strict, without rowid;
+
+-- Consumers of other stores that write here. Commits of an older generation are refused; the row lock orders the commits.
+create table penstock.marked_source (
+    source     text    not null primary key,
+    app_id     text    not null,
+    generation integer not null
+) strict, without rowid;
+
+-- Streaming queries as they report themselves, for monitoring from another process.
+create table penstock.query (
+    query_id        text    not null primary key,
+    run_id          text    not null,
+    name            text,
+    engine          text    not null,
+    state           text    not null,
+    source          text,
+    sink            text,
+    checkpoint      text,
+    spark_ui        text,
+    started_at      integer not null,
+    reported_at     integer not null,
+    rows_in         integer not null default 0,
+    rows_out        integer,
+    error_condition text,
+    error_message   text,
+    error_at        integer
+) strict, without rowid;
+
+-- Rows are counted since the previous report; everything else is that of the newest micro-batch or epoch. Latencies and
+-- durations are in milliseconds. warnings is a JSON list of texts.
+create table penstock.query_progress (
+    query_id    text    not null references penstock_query on delete cascade,
+    reported_at integer not null,
+    run_id      text    not null,
+    batch_id    integer not null,
+    rows_in     integer not null,
+    rows_out    integer,
+    p50         real,
+    p90         real,
+    p99         real,
+    max         real,
+    duration    real,
+    durations   text    not null,
+    watermark   integer,
+    state_rows  integer,
+    state_bytes integer,
+    warnings    text,
+    primary key (query_id, reported_at)
+) strict, without rowid;
