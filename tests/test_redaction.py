@@ -80,22 +80,22 @@ def test_no_secret_is_shown_wherever_a_text_is_cut(before: str, form: str, behin
     assert SECRET not in sentence(text, len(text))
     with pytest.MonkeyPatch.context() as patch:
         for cut in range(1, len(text), max(1, len(text) // 20)):
-            patch.setattr(redaction, "LOOKED_AT", cut)
+            patch.setattr(redaction, "SEARCHED_CHARACTERS", cut)
             assert SECRET[:4] not in sentence(text, len(text))
 
 
 def test_a_known_secret_is_struck_before_a_text_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     for cap in range(1, 30):
-        monkeypatch.setattr(redaction, "LOOKED_AT", cap)
+        monkeypatch.setattr(redaction, "SEARCHED_CHARACTERS", cap)
         assert "hush" not in redact(f"the word is {SECRET}, and it is long", [SECRET])
 
 
 def test_what_is_behind_the_longest_text_that_is_looked_at_is_not_shown() -> None:
-    text = f"{'word ' * redaction.LOOKED_AT}password=x"
+    text = f"{'word ' * redaction.SEARCHED_CHARACTERS}password=x"
     shown = redact(text)
-    assert len(shown) == redaction.LOOKED_AT + 1
+    assert len(shown) == redaction.SEARCHED_CHARACTERS + 1
     assert shown.endswith("…")
-    assert redact("a" * redaction.LOOKED_AT) == "a" * redaction.LOOKED_AT
+    assert redact("a" * redaction.SEARCHED_CHARACTERS) == "a" * redaction.SEARCHED_CHARACTERS
 
 
 def test_a_quote_that_nothing_closes_is_struck_to_the_end() -> None:
@@ -170,7 +170,7 @@ def growth(look: Callable[[str], object], text: str, behind: str = "") -> float:
 
 @pytest.mark.parametrize("name", LOOKS)
 def test_twice_the_text_takes_at_most_three_times_as_long(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redaction, "LOOKED_AT", 1 << 30)
+    monkeypatch.setattr(redaction, "SEARCHED_CHARACTERS", 1 << 30)
     for piece in REPEATED:
         for behind in ("", "@", "\n@", "="):
             assert growth(LOOKS[name], piece * (SHORTER // len(piece)), behind) <= 3, (piece, behind)
@@ -180,6 +180,6 @@ def test_twice_the_text_takes_at_most_three_times_as_long(name: str, monkeypatch
 @given(st.lists(st.sampled_from(PIECES), min_size=1, max_size=6).map("".join))
 def test_so_it_is_for_any_few_pieces_that_come_again_and_again(piece: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(redaction, "LOOKED_AT", 1 << 30)
+        patch.setattr(redaction, "SEARCHED_CHARACTERS", 1 << 30)
         for look in (redact, LOOKS["sentence"]):
             assert growth(look, piece * (SHORTER // len(piece))) <= 3

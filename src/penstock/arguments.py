@@ -1,4 +1,4 @@
-"""Checks of what callers pass, and names as error messages quote them."""
+"""Checks of arguments, and names as error messages quote them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from types import UnionType
 from penstock.errors import InvalidInput
 
 _SHOWN_CHARACTERS = 100
+_MAY_BE_SECRET = re.compile(r"://|password|secret|token|key", re.IGNORECASE)
 
 
 def brief(text: str) -> str:
-    """Return a text without its middle where it is too long for a message."""
+    """Return a text for a message: of a long one, the beginning and the end."""
     if len(text) <= _SHOWN_CHARACTERS:
         return text
     half = (_SHOWN_CHARACTERS - 1) // 2
@@ -22,12 +23,14 @@ def brief(text: str) -> str:
 
 
 def in_quotes(name: object) -> str:
-    """Return a name, or another value that somebody wrote, as a message quotes it: with escapes, and brief."""
+    """Return a name, or another value that a user wrote, in quotes for a message: escaped, and shortened if
+    it is long.
+    """
     return brief(repr(name))
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return a sentence that offers the nearest known name, to be put behind an error message.
+    """Return a sentence that suggests the nearest known name, to append to an error message.
 
     Parameters
     ----------
@@ -39,7 +42,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     Returns
     -------
     str
-        ``" Did you mean 'x'?"`` with a leading space, or ``""`` when nothing is near.
+        ``" Did you mean 'x'?"`` with a leading space, or ``""`` when no name is similar.
     """
     by_folded: dict[str, str] = {}
     for candidate in known:
@@ -48,20 +51,15 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f" Did you mean {in_quotes(by_folded[nearest[0]])}?" if nearest else ""
 
 
-# ---- kinds: Whether what a caller passes is of the kind that a parameter takes.
-
-_MAY_BE_SECRET = re.compile(r"://|password|secret|token|key", re.IGNORECASE)
-
-
 def require(name: str, value: object, kind: type | UnionType, wanted: str) -> None:
-    """Refuse a value of another kind.
+    """Refuse an argument of the wrong type.
 
     Parameters
     ----------
     name
         The parameter.
     kind
-        What it takes.
+        The types that it takes.
     wanted
         The same in words, with how to get one.
 
@@ -74,20 +72,20 @@ def require(name: str, value: object, kind: type | UnionType, wanted: str) -> No
 
 
 def column_names(name: str, value: object) -> tuple[str, ...]:
-    """The columns that a parameter names: text is one of them.
+    """Return the columns that an argument names: one name, or an iterable of names.
 
     Raises
     ------
     InvalidInput
     """
-    found = tuple(value) if isinstance(value, Iterable) and not isinstance(value, str) else (value,)
-    if not all(isinstance(column, str) for column in found):
+    names = tuple(value) if isinstance(value, Iterable) and not isinstance(value, str) else (value,)
+    if not all(isinstance(column, str) for column in names):
         raise refusal(name, value, "a column's name, or several such as ['id', 'name']")
-    return found
+    return names
 
 
 def path_text(name: str, value: object) -> str:
-    """A path or URL as text; one that is empty would stand for the working directory.
+    """Return a path or URL as text; an empty one is refused, because it would mean the working directory.
 
     Raises
     ------
@@ -100,7 +98,9 @@ def path_text(name: str, value: object) -> str:
 
 
 def refusal(name: str, value: object, wanted: str) -> InvalidInput:
-    """The error for a value of another kind, which shows the value unless it may hold a password."""
+    """Return the error for an argument of the wrong type, which shows the value unless it may hold a
+    password.
+    """
     text = repr(value)
     shown = f"this {type(value).__name__}" if _MAY_BE_SECRET.search(text) else brief(text)
     return InvalidInput(f"{name} is {wanted}, not {shown}", parameter=name, value=shown)

@@ -1,9 +1,9 @@
-"""Everything Penstock raises on purpose.
+"""The exceptions that Penstock raises.
 
 ::
 
     PenstockError
-    ├── InvalidInput (ValueError)     the caller passed something that cannot be right
+    ├── InvalidInput (ValueError)     an argument, option or row is invalid
     │   ├── InvalidUrl
     │   ├── InvalidName
     │   ├── InvalidOption
@@ -20,7 +20,7 @@
     │   └── CheckpointNotFound
     ├── AlreadyExists
     ├── MissingDependency (ImportError)
-    ├── StoreError                    the database cannot do it
+    ├── StoreError                    the database cannot do what was asked
     │   ├── StoreUnavailable
     │   │   └── StoreLocked
     │   ├── StoreNotFound
@@ -29,29 +29,29 @@
     │   ├── StoreTooNew
     │   ├── StoreUnsafe
     │   └── CommitOutcomeUnknown
-    ├── DataLost                      rows that were asked for have been trimmed
-    ├── FeedUnavailable               a system gives no change feed as it is set up now
-    ├── ChangelogContractViolation    a change feed does not keep its promise
-    ├── Conflict                      somebody else moved it first
+    ├── DataLost                      rows or commits to read no longer exist
+    ├── FeedUnavailable               a system cannot serve a change feed as it is set up
+    ├── ChangelogContractViolation    a change feed breaks its contract
+    ├── Conflict                      another program changed it first
     │   ├── OffsetConflict
     │   ├── CommitOutOfOrder
     │   ├── ConsumerInUse
     │   ├── OwnerFenced
     │   └── ProducerFenced
-    ├── CommitRefused                 a micro-batch that would lose or repeat rows
+    ├── CommitRefused                 a micro-batch would lose or repeat rows
     │   ├── CheckpointMismatch
     │   ├── PlanMismatch
     │   ├── ConsumerBound
     │   └── CheckpointRewound
-    ├── OutputModeRefused             an output mode that would lose or repeat rows, or that Spark does not start
-    ├── ContinuousRefused             what a continuous query cannot do
-    ├── TableRefused                  rows that a table cannot take as it is asked to
-    ├── StateRefused                  what a checkpoint's state cannot be asked
-    ├── ContinuousFailed              a run of a continuous query came to nothing
+    ├── OutputModeRefused             an output mode would lose or repeat rows, or Spark refuses it
+    ├── ContinuousRefused             a continuous query cannot do what was asked
+    ├── TableRefused                  a table cannot take the rows as asked
+    ├── StateRefused                  a checkpoint's state cannot be read as asked
+    ├── ContinuousFailed              a continuous query failed
     └── QueryFailed                   a streaming query ended with an error
 
-Each error has a ``condition`` (a stable name to test for), ``parameters`` (the values it is about) and a message that says
-what happened, with which value, and the way out.
+Each error has a ``condition`` (a stable name to test for), ``parameters`` (the values it is about) and a
+message that says what failed, with which value, and what to do.
 """
 
 from __future__ import annotations
@@ -60,89 +60,89 @@ from typing import Any
 
 
 class PenstockError(Exception):
-    """Base of all Penstock errors.
+    """Base class of all exceptions of Penstock.
 
     Parameters
     ----------
     message
-        What happened and the way out, in one sentence or two, never with a secret in it.
+        What failed and what to do, in one or two sentences; never with a secret in it.
     condition
-        Overrides the class's condition name, for the sub-conditions of one kind of error.
+        A more specific condition than the class's.
     parameters
         The values the message is about.
     """
 
     condition: str = "PENSTOCK_ERROR"
 
-    def __init__(self, message: str, *, condition: str | None = None, **parameters: Any) -> None:
+    def __init__(self, message: str, *, condition: str | None = None, **parameters: object) -> None:
         super().__init__(message)
         self.message = message
-        self.parameters = parameters
+        self.parameters: dict[str, Any] = parameters
         if condition is not None:
             self.condition = condition
 
     def __str__(self) -> str:
         return f"[{self.condition}] {self.message}"
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (type(self), self.message, self.condition, self.parameters)
 
 
 def _rebuild(
-    kind: type[PenstockError], message: str, condition: str, parameters: dict[str, Any]
+    kind: type[PenstockError], message: str, condition: str, parameters: dict[str, object]
 ) -> PenstockError:
     return kind(message, condition=condition, **parameters)
 
 
 def condition_of(error: BaseException) -> str:
-    """The condition of an error, as a log's field has it; of another package's error the name of its class."""
+    """Return the condition of an error for a log record; for an error of another package, its class's name."""
     return error.condition if isinstance(error, PenstockError) else type(error).__name__
 
 
 def error_class(name: str) -> type[PenstockError] | None:
-    """The error of that name, which came as text; None where there is none, whatever else is called so here."""
+    """Return the exception class of this module with that name, or None."""
     found = globals().get(name)
     return found if isinstance(found, type) and issubclass(found, PenstockError) else None
 
 
 class InvalidInput(PenstockError, ValueError):
-    """The caller passed something that cannot be right."""
+    """An argument, an option or a row is invalid."""
 
     condition = "INVALID_INPUT"
 
 
 class InvalidUrl(InvalidInput):
-    """A store's or a feed's URL is not one, or leads nowhere that could be meant."""
+    """The URL of a store or a feed is malformed, or of an unknown kind."""
 
     condition = "INVALID_URL"
 
 
 class InvalidName(InvalidInput):
-    """A name is empty, too long, or has a character that no name can have."""
+    """A name is empty, too long, or has a character that names cannot have."""
 
     condition = "INVALID_NAME"
 
 
 class InvalidOption(InvalidInput):
-    """An option is unknown, has a bad value, is missing, or does not go together with another one."""
+    """An option is unknown, missing, has an invalid value, or conflicts with another option."""
 
     condition = "INVALID_OPTION"
 
 
 class InvalidChangeOption(InvalidOption):
-    """An option of a change feed is wrong; the sub-condition says which."""
+    """An option of a change feed is invalid; the sub-condition says which."""
 
     condition = "INVALID_CDC_OPTION"
 
 
 class InvalidPosition(InvalidInput):
-    """A row index or a time at which there is nothing, or that lies the wrong way round."""
+    """A row index or a time is out of range, or a start is after its end."""
 
     condition = "INVALID_POSITION"
 
 
 class UnsupportedType(InvalidInput):
-    """A column has a type that a queue or a table does not take."""
+    """A column has a type that a queue or a table cannot store."""
 
     condition = "UNSUPPORTED_TYPE"
 
@@ -154,25 +154,25 @@ class SchemaMismatch(InvalidInput):
 
 
 class InvalidChangelogSchema(SchemaMismatch):
-    """The columns of a change feed are not what its contract or its options ask for."""
+    """The columns of a change feed do not match its contract or its options."""
 
     condition = "INVALID_CHANGELOG_SCHEMA"
 
 
 class NotFound(PenstockError, LookupError):
-    """What was asked for is not there."""
+    """Something that was named does not exist."""
 
     condition = "NOT_FOUND"
 
 
 class QueueNotFound(NotFound):
-    """The store has no queue of that name."""
+    """The store has no queue with that name."""
 
     condition = "QUEUE_NOT_FOUND"
 
 
 class ConsumerNotFound(NotFound):
-    """The store has no consumer of that name."""
+    """The store has no consumer with that name."""
 
     condition = "CONSUMER_NOT_FOUND"
 
@@ -184,115 +184,117 @@ class NotRegistered(NotFound):
 
 
 class PartitionNotFound(NotFound):
-    """The queue has no partition of that number."""
+    """The queue has no partition with that number."""
 
     condition = "PARTITION_NOT_FOUND"
 
 
 class CheckpointNotFound(NotFound):
-    """There is no checkpoint of a streaming query at a path."""
+    """A path has no checkpoint of a streaming query."""
 
     condition = "CHECKPOINT_NOT_FOUND"
 
 
 class AlreadyExists(PenstockError):
-    """There is a queue or a consumer of that name already."""
+    """A queue or a consumer with that name exists already."""
 
     condition = "ALREADY_EXISTS"
 
 
 class MissingDependency(PenstockError, ImportError):
-    """A package is not installed; the message says what to install."""
+    """A package is not installed; the message says how to install it."""
 
     condition = "MISSING_DEPENDENCY"
 
 
 class StoreError(PenstockError):
-    """The database cannot do it."""
+    """The database cannot do what was asked."""
 
     condition = "STORE_ERROR"
 
 
 class StoreUnavailable(StoreError):
-    """The database does not answer, or went away; retried with back-off before it is raised."""
+    """The database does not answer, or closed the connection; raised after retries with back-off."""
 
     condition = "STORE_UNAVAILABLE"
 
 
 class StoreLocked(StoreUnavailable):
-    """Another writer has a lock for longer than this one waits; nothing of the transaction was written."""
+    """Another writer held a lock for longer than this one waits; nothing of the transaction was written."""
 
     condition = "STORE_LOCKED"
 
 
 class StoreNotFound(StoreError):
-    """There is no store at the URL, and none was to be made."""
+    """The URL has no store, and the call does not create one."""
 
     condition = "STORE_NOT_FOUND"
 
 
 class StoreFull(StoreError):
-    """The disk or the quota of the database is full; nothing of the transaction was written."""
+    """The disk or the database's quota is full; nothing of the transaction was written."""
 
     condition = "STORE_FULL"
 
 
 class StoreReadOnly(StoreError):
-    """The file, the server or the role may not write here."""
+    """The file, the server or the role is read-only."""
 
     condition = "STORE_READ_ONLY"
 
 
 class StoreTooNew(StoreError):
-    """A newer Penstock made the store: upgrade Penstock."""
+    """A newer version of Penstock created the store: upgrade Penstock."""
 
     condition = "STORE_TOO_NEW"
 
 
 class StoreUnsafe(StoreError):
-    """Somebody else could replace, read or lock the store's files, or owns its schema; the sub-condition says how."""
+    """Other users could replace, read or lock the store's files, or own its schema; the sub-condition says
+    how.
+    """
 
     condition = "STORE_UNSAFE"
 
 
 class CommitOutcomeUnknown(StoreError):
-    """The connection broke while a transaction was committing: it may or may not have happened."""
+    """The connection broke during a commit, which may or may not have happened."""
 
     condition = "COMMIT_OUTCOME_UNKNOWN"
 
 
 class DataLost(PenstockError):
-    """Rows or commits that were asked for are gone: trimmed, vacuumed or expired."""
+    """Rows or commits to read no longer exist: they were trimmed, vacuumed or expired."""
 
     condition = "DATA_LOST"
 
 
 class FeedUnavailable(PenstockError):
-    """A system gives no change feed as it is set up, or as it is asked; the sub-condition says what is amiss."""
+    """A system cannot serve the change feed as it is set up, or as asked; the sub-condition says why."""
 
     condition = "FEED_UNAVAILABLE"
 
 
 class ChangelogContractViolation(PenstockError):
-    """A change feed does not keep what its contract promises; a result would have been wrong without a word."""
+    """A change feed breaks its contract; the result would have been silently wrong."""
 
     condition = "CHANGELOG_CONTRACT_VIOLATION"
 
 
 class Conflict(PenstockError):
-    """Somebody else moved it first."""
+    """Another program changed it first."""
 
     condition = "CONFLICT"
 
 
 class OffsetConflict(Conflict):
-    """A consumer does not stand where the caller, or the checkpoint, says that it stands."""
+    """A consumer's offset is not the one that the caller, or the checkpoint, expects."""
 
     condition = "OFFSET_CONFLICT"
 
 
 class CommitOutOfOrder(Conflict):
-    """A commit of a change feed is not behind the newest one."""
+    """A commit of a change feed is not newer than the newest one."""
 
     condition = "COMMIT_OUT_OF_ORDER"
 
@@ -304,31 +306,31 @@ class ConsumerInUse(Conflict):
 
 
 class OwnerFenced(Conflict):
-    """Another query has taken the consumer over; this one has come to its end."""
+    """Another query has taken the consumer over, so this one ends."""
 
     condition = "OWNER_FENCED"
 
 
 class ProducerFenced(Conflict):
-    """Somebody else has opened the producer session since."""
+    """Another program has opened the producer session since."""
 
     condition = "PRODUCER_FENCED"
 
 
 class CommitRefused(PenstockError):
-    """A micro-batch that would lose or repeat rows; nothing of it is visible."""
+    """A micro-batch would lose or repeat rows; none of it is visible."""
 
     condition = "COMMIT_REFUSED"
 
 
 class CheckpointMismatch(CommitRefused):
-    """The checkpoint is not the one that the sink, or the consumer, knows."""
+    """The checkpoint is not the one that the sink, or the consumer, was used with."""
 
     condition = "CHECKPOINT_MISMATCH"
 
 
 class PlanMismatch(CommitRefused):
-    """The micro-batch is not the one that the owner of the consumer has planned."""
+    """The micro-batch is not the one that the owner of the consumer planned."""
 
     condition = "PLAN_MISMATCH"
 
@@ -340,42 +342,42 @@ class ConsumerBound(CommitRefused):
 
 
 class CheckpointRewound(CommitRefused):
-    """The checkpoint is older than what the sink has: a copy, or one that was restored alone."""
+    """The checkpoint is older than the sink's last commit: it is a copy, or was restored without the sink."""
 
     condition = "CHECKPOINT_REWOUND"
 
 
 class OutputModeRefused(PenstockError):
-    """An output mode that would lose or repeat rows, or that Spark does not start; the report says why."""
+    """An output mode would lose or repeat rows, or Spark does not start it; the report says why."""
 
     condition = "OUTPUT_MODE_REFUSED"
 
 
 class ContinuousRefused(PenstockError):
-    """A continuous query cannot do what it is asked to; the sub-condition says what is amiss."""
+    """A continuous query cannot do what was asked; the sub-condition says why."""
 
     condition = "CONTINUOUS_REFUSED"
 
 
 class TableRefused(PenstockError):
-    """A table cannot take rows as it is asked to; the sub-condition says what is amiss."""
+    """A table cannot take the rows as asked; the sub-condition says why."""
 
     condition = "TABLE_REFUSED"
 
 
 class StateRefused(PenstockError):
-    """A checkpoint's state cannot be read as it is asked for; the sub-condition says what is amiss."""
+    """A checkpoint's state cannot be read as asked; the sub-condition says why."""
 
     condition = "STATE_REFUSED"
 
 
 class ContinuousFailed(PenstockError):
-    """A run of a continuous query came to nothing; the sub-condition says how."""
+    """A continuous query failed; the sub-condition says how."""
 
     condition = "CONTINUOUS_FAILED"
 
 
 class QueryFailed(PenstockError):
-    """A streaming query ended with an error that is not one of the others."""
+    """A streaming query ended with an error that no other class covers."""
 
     condition = "QUERY_FAILED"

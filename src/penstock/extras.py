@@ -1,8 +1,9 @@
-"""Packages that come with an extra."""
+"""Optional dependencies: the extra of each package, and the error when one is missing."""
 
 from __future__ import annotations
 
 from importlib import import_module
+from types import ModuleType
 from typing import Any
 
 from penstock.errors import MissingDependency
@@ -22,18 +23,18 @@ EXTRAS = {
     "typer": "cli",
     "uvicorn": "ui",
 }
-"""The extra that a package comes with."""
+"""The extra that installs each package."""
 
 
 def missing(package: str, what: str) -> MissingDependency:
-    """The error that says what to install.
+    """Return the error that says what to install.
 
     Parameters
     ----------
     package
-        What is not there, as it is imported.
+        The package's import name.
     what
-        What needs it, as the message says: ``a Delta feed``.
+        What needs it, for the message: ``a Delta feed``.
     """
     extra = EXTRAS[package]
     return MissingDependency(
@@ -42,18 +43,20 @@ def missing(package: str, what: str) -> MissingDependency:
 
 
 def instead(error: ModuleNotFoundError, what: str) -> ModuleNotFoundError | MissingDependency:
-    """The error to raise in place of one of Python's; the same where no extra has what is missing."""
+    """Return the error to raise in place of Python's: the same one if no extra installs the missing
+    package.
+    """
     package = (error.name or "").partition(".")[0]
     return missing(package, what) if package in EXTRAS else error
 
 
 def load(home: str, name: str, what: str) -> Any:
-    """A name of a module.
+    """Import a module and return one of its names.
 
     Raises
     ------
     MissingDependency
-        When a package is missing that an extra has.
+        When a package is missing that an extra installs.
     """
     try:
         return getattr(import_module(home), name)
@@ -61,15 +64,15 @@ def load(home: str, name: str, what: str) -> Any:
         raise instead(error, what) from None
 
 
-def deltalake(name: str, what: str) -> Any:
-    """A module of deltalake.
+def deltalake(name: str, what: str) -> ModuleType:
+    """Import a module of deltalake.
 
     Parameters
     ----------
     name
         Such as ``deltalake.fs``.
     what
-        What needs it, as the message says: ``a Delta feed``.
+        What needs it, for the message: ``a Delta feed``.
 
     Raises
     ------

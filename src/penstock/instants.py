@@ -1,4 +1,4 @@
-"""Instants as the store keeps them, microseconds since 1970, UTC; and the lengths of intervals."""
+"""Instants in microseconds since 1970, UTC, as the store keeps them; and lengths of intervals."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ _MICROSECOND = timedelta(microseconds=1)
 
 
 def now_micros() -> int:
-    """Now, by this machine's clock."""
+    """Return the current time by this machine's clock."""
     return time.time_ns() // 1000
 
 
 def micros_of(moment: datetime) -> int:
-    """An instant in microseconds.
+    """Return an instant in microseconds.
 
     Raises
     ------
     ValueError
-        When it has no time zone.
+        When the datetime has no time zone.
     """
     if moment.tzinfo is None:
         raise ValueError("give the time zone too, such as datetime(…, tzinfo=UTC)")
@@ -42,7 +42,7 @@ def moment_text(moment: datetime | None, timespec: str = ...) -> str | None: ...
 
 
 def moment_text(moment: datetime | None, timespec: str = "auto") -> str | None:
-    """An instant in UTC as ISO 8601 with Z; None for none.
+    """Return an instant in UTC as ISO 8601 with Z.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ UNITS = {
     "day": 86_400_000_000,
     "week": 604_800_000_000,
 }
-"""The microseconds of each unit of an interval; months and years have none of their own."""
+"""The microseconds of each unit of an interval; months and years vary in length."""
 _SHORT = {
     "us": "microsecond",
     "ms": "millisecond",
@@ -75,7 +75,9 @@ _PART = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]+)\s*")
 
 
 def interval_micros(text: str) -> int | None:
-    """The microseconds of an interval such as ``100 ms``, ``1 hour`` or ``1 minute 30 seconds``; None for text that is none."""
+    """Return the microseconds of an interval such as ``100 ms`` or ``1 minute 30 seconds``; None for any
+    other text.
+    """
     words = text.strip().lower().removeprefix("interval ").strip()
     parts = list(_PART.finditer(words))
     units = [_SHORT.get(part[2], part[2].removesuffix("s")) for part in parts]

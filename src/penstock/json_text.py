@@ -6,8 +6,8 @@ import json
 from typing import Any, TypeAlias
 
 Json: TypeAlias = dict[str, Any]
-"""A JSON object whose shape no type describes: check a value where it is read. Where the shape is fixed, use a dataclass
-or a ``TypedDict``."""
+"""A JSON object whose shape no type describes: check a value where it is read. Where the shape is fixed,
+use a dataclass or a ``TypedDict``."""
 
 JsonValue: TypeAlias = Json | list[Any] | str | int | float | bool | None
 """Any JSON value."""

@@ -1,6 +1,7 @@
-"""Records of Penstock's log as lines of JSON.
+"""A formatter that writes Penstock's log records as lines of JSON.
 
-Every logger is one of the tree ``penstock``, and every record has an ``action`` and its values as fields (``docs/logging.md``).
+All loggers are below ``penstock``. Every record has an ``action`` and its values as fields (see
+``docs/logging.md``).
 """
 
 from __future__ import annotations
@@ -10,46 +11,46 @@ import logging
 import math
 from collections.abc import Mapping, Set
 from datetime import UTC, datetime
-from typing import Any
 
 from penstock.instants import moment_text
+from penstock.json_text import Json, JsonValue
 
 __all__ = ["JsonFormatter"]
 
-# What logging itself gives a record (taskName since Python 3.12); the rest was given by whoever wrote it.
-_OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+# The attributes that logging itself sets (taskName since Python 3.12); all others were passed as ``extra``.
+_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
 class JsonFormatter(logging.Formatter):
-    """A record as one line of JSON, for any handler.
+    """Formatter that writes a record as one line of JSON, for any handler.
 
-    Its keys are ``at`` (UTC, ISO 8601), ``level``, ``logger`` and ``message``; then what the record was given as ``extra``, such as
-    ``action``, by its own name; and ``traceback`` where it has one. What JSON does not know becomes text, and a number that is not
-    finite becomes null.
+    The keys are ``at`` (UTC, ISO 8601), ``level``, ``logger`` and ``message``; then the fields of
+    ``extra``, such as ``action``, under their own names; and ``traceback`` if the record has one. Values of
+    types that JSON lacks are written as text, and numbers that are not finite as null.
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line, without its end."""
+        """Return the line, without a newline."""
         return json.dumps(self.fields(record))
 
-    def fields(self, record: logging.LogRecord) -> dict[str, Any]:
-        """What the line has, as JSON has it."""
+    def fields(self, record: logging.LogRecord) -> Json:
+        """Return the line's keys and values."""
         at = datetime.fromtimestamp(record.created, UTC)
-        fields: dict[str, Any] = {
+        fields: Json = {
             "at": moment_text(at, "microseconds"),
             "level": record.levelname,
             "logger": record.name,
             "message": record.getMessage(),
         }
         for name, value in vars(record).items():
-            if name not in _OWN:
+            if name not in _STANDARD:
                 fields.setdefault(name, _plain(value))
         if record.exc_info and record.exc_info[0] is not None:
             fields["traceback"] = self.formatException(record.exc_info)
         return fields
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> JsonValue:
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pytest
 
-from penstock.arrow.batches import first_rows
+from penstock.arrow.arrays import first_rows
 
 
 def pieces(*sizes: int) -> Iterator[pa.Table]:

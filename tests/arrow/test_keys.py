@@ -14,8 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.arrow import key_hash as bytehash
-from penstock.arrow import scalar_key_hash
+from penstock.arrow import key_hash as key_hashes
 from penstock.arrow.key_hash import check_key, key_hash
 from penstock.errors import SchemaMismatch, UnsupportedType
 from tests.arrow.strategies import values
@@ -98,7 +97,7 @@ def hashes(column: pa.Array | pa.ChunkedArray) -> list[int]:
 @pytest.fixture(params=["few rows", "vectorised"])
 def _way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "vectorised":
-        monkeypatch.setattr(scalar_key_hash, "MAX_ROWS", 0)
+        monkeypatch.setattr(key_hashes, "MAX_PYTHON_ROWS", 0)
 
 
 GOLDEN = [
@@ -203,7 +202,7 @@ def test_few_rows_and_many_are_hashed_alike(case: tuple[list[pa.DataType], list[
     names = [f"k{i}" for i in range(len(kinds))]
     table = pa.table({n: pa.array([row[i] for row in rows], kinds[i]) for i, n in enumerate(names)})
     few = key_hash(table, names)
-    many = pa.concat_tables([table] * (scalar_key_hash.MAX_ROWS + 1))
+    many = pa.concat_tables([table] * (key_hashes.MAX_PYTHON_ROWS + 1))
     assert key_hash(many, names).slice(0, len(rows)).equals(few)
 
 
@@ -274,9 +273,9 @@ def test_what_lies_under_a_null_does_not_count() -> None:
 def test_a_value_longer_than_a_block_hashes_by_the_same_rule(
     around: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bytehash, "_BLOCK_BYTES", 256)
+    monkeypatch.setattr(key_hashes, "_BLOCK_BYTES", 256)
     sizes = [0, 3, 512 + around, 1, 256, 8, 255 + around, 31]
-    texts = [bytes(i * 37 % 256 for i in range(size)) for size in sizes] * (scalar_key_hash.MAX_ROWS // 4)
+    texts = [bytes(i * 37 % 256 for i in range(size)) for size in sizes] * (key_hashes.MAX_PYTHON_ROWS // 4)
     assert hashes(pa.array(texts)) == [reference_hash([text], [pa.binary()]) for text in texts]
 
 

@@ -225,7 +225,7 @@ def test_bytes_that_are_no_utf8_are_refused() -> None:
         ("id,nam", "there is no column 'nam'; the columns are id, name, amount, tags. Did you mean 'name'?"),
         ("1,x", "the first line of a CSV names the columns"),
         ("name", "column 'id' is missing and takes no nulls"),
-        ("id,ID", "both stand for column 'id'"),
+        ("id,ID", "both match column 'id'"),
         ("id,", "there is no column ''"),
     ],
 )

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.arrow.nulls import nested_fields
+from penstock.arrow.arrays import nested_fields
 from penstock.cli.load.load import COUNTED_ERRORS
 from penstock.cli.load.wire import plain_rows
 from tests.arrow.strategies import tables

@@ -1,25 +1,24 @@
-"""Lossless casts of whole columns into the canonical types.
+"""Lossless casts of whole columns to the canonical types.
 
-A cast is allowed when it keeps every value: between widths of one kind, and from integers to floats and decimals. Whether the
-values fit is checked by value. What could mean two things (text to numbers, a time without a zone to an instant) is refused.
+A cast is allowed when it keeps every value: between widths of one kind, and from integers to floats and
+decimals. Whether the values fit is checked value by value. Ambiguous casts (text to numbers, a time without
+a zone to an instant) are refused.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from penstock.arguments import did_you_mean, in_quotes
-from penstock.arrow.batches import zeros
-from penstock.arrow.nulls import map_entries
+from penstock.arrow.arrays import map_entries, zeros
 from penstock.arrow.spark_json import join
 from penstock.errors import SchemaMismatch
 
-_NO_VALUES = zeros(pa.int32())[0]
+_ZERO = zeros(pa.int32())
 
 
 class Misfit(Exception):
@@ -28,13 +27,13 @@ class Misfit(Exception):
     Parameters
     ----------
     message
-        What does not fit and the way out, in one sentence that reads well behind ``Row 3:``.
+        What does not fit and how to fix it, in one sentence that can follow ``Row 3:``.
     column, expected, found
         What the sentence is about; the column as a dotted path.
     by_value
-        Whether other values of the same type would fit, so that it makes sense to name the row.
+        Whether other values of the same type would fit, so that the row should be named.
     row
-        The 0-based row, where it is known already.
+        The 0-based row, if it is known already.
     """
 
     def __init__(
@@ -57,13 +56,13 @@ class Misfit(Exception):
 
     def error(self) -> SchemaMismatch:
         """Return the public error."""
-        about: dict[str, Any] = {"column": self.column, "expected": self.expected, "found": self.found}
+        about = {"column": self.column, "expected": self.expected, "found": self.found}
         if self.row is None:
             return SchemaMismatch(self.message[:1].upper() + self.message[1:], **about)
         return SchemaMismatch(f"Row {self.row}: {self.message}", row=self.row, **about)
 
 
-_KINDS: tuple[tuple[Callable[[Any], bool], str], ...] = (
+_KINDS: tuple[tuple[Callable[[pa.DataType], bool], str], ...] = (
     (pat.is_null, "null"),
     (pat.is_boolean, "boolean"),
     (pat.is_integer, "integer"),
@@ -90,11 +89,6 @@ _KINDS: tuple[tuple[Callable[[Any], bool], str], ...] = (
     (pat.is_run_end_encoded, "run-end encoded"),
 )
 
-_WAYS_OUT = {
-    ("timestamp without time zone", "timestamp"): "say its zone with pyarrow.compute.assume_timezone",
-    ("timestamp", "timestamp without time zone"): "drop its zone with pyarrow.compute.local_timestamp",
-}
-
 
 def kind_of(arrow_type: pa.DataType) -> str:
     """Return the name of the family that a type belongs to, such as ``integer`` or ``list``."""
@@ -102,12 +96,12 @@ def kind_of(arrow_type: pa.DataType) -> str:
 
 
 def same_type(found: pa.DataType, wanted: pa.DataType) -> bool:
-    """Tell whether two types are equal down to the names and metadata of nested fields."""
+    """Return whether two types are equal, including the names and metadata of nested fields."""
     return bool(found.equals(wanted, check_metadata=True))
 
 
 def conform_array(array: pa.Array, wanted: pa.DataType, path: str) -> pa.Array:
-    """Return the array in the wanted canonical type, with the same values; the same object when nothing is to do.
+    """Return the array as a canonical type, with the same values; the same object if it has the type already.
 
     Parameters
     ----------
@@ -125,44 +119,34 @@ def conform_array(array: pa.Array, wanted: pa.DataType, path: str) -> pa.Array:
     """
     if same_type(array.type, wanted):
         return array
-    plain = _unwrapped(array)
+    plain = _decoded(array)
     if plain is not array:
         return conform_array(plain, wanted, path)
-    found_kind, wanted_kind = kind_of(array.type), kind_of(wanted)
-    if found_kind == "null":
+    kinds = (kind_of(array.type), kind_of(wanted))
+    if kinds[0] == "null":
         return pa.nulls(len(array), wanted)
-    if found_kind != wanted_kind and (found_kind, wanted_kind) not in _WIDENING:
-        way_out = _WAYS_OUT.get((found_kind, wanted_kind), "cast it first")
-        message = f"column {in_quotes(path)} is {array.type} and has to be {wanted}; {way_out}."
+    if kinds[0] != kinds[1] and kinds not in _WIDENING:
+        fix = _FIXES.get(kinds, "cast it first")
+        message = f"column {in_quotes(path)} is {array.type} and has to be {wanted}; {fix}."
         raise Misfit(message, path, wanted, array.type)
-    if wanted_kind in _NESTED:
-        return _NESTED[wanted_kind](array, wanted, path)
-    return _cast_values(array, wanted, path, _WIDENING.get((found_kind, wanted_kind), _plain_cast))
+    if kinds[1] in _NESTED:
+        return _NESTED[kinds[1]](array, wanted, path)
+    try:
+        return _WIDENING.get(kinds, pa.Array.cast)(array, wanted)
+    except pa.ArrowInvalid as error:
+        message = (
+            f"column {in_quotes(path)} is {array.type} and has to be {wanted}, which would change a value "
+            f"({error}); cast it first, deciding what may be lost."
+        )
+        raise Misfit(message, path, wanted, array.type, by_value=True) from error
 
 
-def _unwrapped(array: pa.Array) -> pa.Array:
+def _decoded(array: pa.Array) -> pa.Array:
     if pat.is_dictionary(array.type):
         return array.dictionary_decode()
     if pat.is_run_end_encoded(array.type):
         return pc.run_end_decode(array)
     return array.storage if isinstance(array, pa.ExtensionArray) else array
-
-
-def _cast_values(
-    array: pa.Array, wanted: pa.DataType, path: str, cast: Callable[[Any, Any], Any]
-) -> pa.Array:
-    try:
-        return cast(array, wanted)
-    except pa.ArrowInvalid as error:
-        message = (
-            f"column {in_quotes(path)} is {array.type} and has to be {wanted}, which would change a value ({error}); "
-            "cast it first, deciding what may be lost."
-        )
-        raise Misfit(message, path, wanted, array.type, by_value=True) from error
-
-
-def _plain_cast(array: pa.Array, wanted: pa.DataType) -> pa.Array:
-    return array.cast(wanted)
 
 
 def _narrowed_float(array: pa.Array, wanted: pa.DataType) -> pa.Array:
@@ -176,15 +160,19 @@ def _narrowed_float(array: pa.Array, wanted: pa.DataType) -> pa.Array:
 
 
 def _integer_to_decimal(array: pa.Array, wanted: pa.DataType) -> pa.Array:
-    # Arrow judges this cast by the types alone, as if every integer were as long as the longest; so go through a decimal in
-    # which any integer fits and let the second cast judge by value.
+    # Arrow judges this cast by the types alone, as if every integer were as long as the longest; so go
+    # through a decimal in which any integer fits, and let the second cast check the values.
     return array.cast(pa.decimal256(76, wanted.scale)).cast(wanted)
 
 
-_WIDENING: dict[tuple[str, str], Callable[[Any, Any], Any]] = {
-    ("integer", "float"): _plain_cast,
+_WIDENING: dict[tuple[str, str], Callable[[pa.Array, pa.DataType], pa.Array]] = {
+    ("integer", "float"): pa.Array.cast,
     ("integer", "decimal"): _integer_to_decimal,
     ("float", "float"): _narrowed_float,
+}
+_FIXES = {
+    ("timestamp without time zone", "timestamp"): "say its zone with pyarrow.compute.assume_timezone",
+    ("timestamp", "timestamp without time zone"): "drop its zone with pyarrow.compute.local_timestamp",
 }
 
 
@@ -202,9 +190,11 @@ def _conform_map(array: pa.Array, wanted: pa.DataType, path: str) -> pa.Array:
 
 
 def _dense_offsets(array: pa.Array) -> pa.Array:
-    # Of the values as flatten() gives them: without those outside a slice or below a null.
-    lengths = pc.list_value_length(array).cast(pa.int32()).fill_null(_NO_VALUES)
-    return pa.concat_arrays([zeros(pa.int32()), pc.cumulative_sum_checked(lengths)])
+    """Return the offsets of a list's values in ``flatten()``, which drops those outside a slice or below a
+    null.
+    """
+    lengths = pc.list_value_length(array).cast(pa.int32()).fill_null(_ZERO[0])
+    return pa.concat_arrays([_ZERO, pc.cumulative_sum_checked(lengths)])
 
 
 def _null_mask(array: pa.Array) -> pa.Array | None:
@@ -214,7 +204,7 @@ def _null_mask(array: pa.Array) -> pa.Array | None:
 def _conform_struct(array: pa.Array, wanted: pa.DataType, path: str) -> pa.Array:
     fields = list(wanted)
     places = match_names([field.name for field in array.type], fields, path)
-    # flatten() and not field(): values below a null struct are leftovers that must not be judged.
+    # flatten() and not field(): values below a null struct must not be checked.
     children = array.flatten()
     conformed = [
         conform_array(children[place], field.type, join(path, field.name))
@@ -226,7 +216,7 @@ def _conform_struct(array: pa.Array, wanted: pa.DataType, path: str) -> pa.Array
     return pa.StructArray.from_arrays(conformed, fields=fields, mask=mask)
 
 
-_NESTED: dict[str, Callable[[Any, Any, str], Any]] = {
+_NESTED: dict[str, Callable[[pa.Array, pa.DataType, str], pa.Array]] = {
     "list": _conform_list,
     "map": _conform_map,
     "struct": _conform_struct,
@@ -234,16 +224,16 @@ _NESTED: dict[str, Callable[[Any, Any, str], Any]] = {
 
 
 def match_names(found: Sequence[str], wanted: Sequence[pa.Field], path: str) -> list[int | None]:
-    """Return for each wanted field the position of its column among the found names, or None where a null may stand.
+    """Return the position of each wanted field among the found names, or None for a missing nullable field.
 
-    A name matches exactly, or else without case when only one found name does.
+    A name matches exactly, or else without case if only one found name does.
 
     Raises
     ------
     Misfit
-        A found name is unknown or doubled, or a field that takes no nulls is missing.
+        A found name is unknown or given twice, or a field that takes no nulls is missing.
     """
-    places = _places(found, wanted, path)
+    places = _places(found, [field.name for field in wanted], path)
     for field in wanted:
         if field.name not in places and not field.nullable:
             column = join(path, field.name)
@@ -253,19 +243,18 @@ def match_names(found: Sequence[str], wanted: Sequence[pa.Field], path: str) -> 
     return [places.get(field.name) for field in wanted]
 
 
-def _places(found: Sequence[str], wanted: Sequence[pa.Field], path: str) -> dict[str, int]:
-    names = [field.name for field in wanted]
+def _places(found: Sequence[str], names: Sequence[str], path: str) -> dict[str, int]:
     exact = set(names)
     by_lower = {name.lower(): name for name in names}
     places: dict[str, int] = {}
     for place, name in enumerate(found):
         target = name if name in exact else by_lower.get(name.lower())
         if target is None:
-            raise unknown_name(name, names, path)
+            raise _unknown_name(name, names, path)
         if target in places:
-            column = join(path, target)
+            column, first = join(path, target), found[places[target]]
             message = (
-                f"{in_quotes(found[places[target]])} and {in_quotes(name)} both stand for column {in_quotes(column)}; "
+                f"{in_quotes(first)} and {in_quotes(name)} both match column {in_quotes(column)}; "
                 "drop one of them."
             )
             raise Misfit(message, column, "one column", "two columns")
@@ -273,8 +262,7 @@ def _places(found: Sequence[str], wanted: Sequence[pa.Field], path: str) -> dict
     return places
 
 
-def unknown_name(name: str, names: Sequence[str], path: str) -> Misfit:
-    """Return the error for a column or key that the schema does not have."""
+def _unknown_name(name: str, names: Sequence[str], path: str) -> Misfit:
     column = join(path, name)
     known = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
     message = f"there is no column {in_quotes(column)}; the columns are {known}.{did_you_mean(name, names)}"

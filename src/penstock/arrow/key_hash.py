@@ -1,169 +1,65 @@
-"""The vectorised part of the key hash that is about bytes; ``keys`` defines the hash itself.
+"""A stable hash of one or several key columns, which decides the partition of each row.
 
-The windows of all values of a block are laid out in one flat array and mixed together, so that the price depends on the bytes
-alone: one long value among many short ones costs what its bytes cost.
+The hash is stored for ever, so it depends on the values alone: not on how rows are batched, chunked or
+sliced, on Arrow's version, on the platform, or on the width of an integer or float column.
+
+Definition, all arithmetic modulo 2**64::
+
+    mix(x)      x ^= x >> 30; x *= 0xBF58476D1CE4E5B9; x ^= x >> 27; x *= 0x94D049BB133111EB; x ^= x >> 31
+    acc         starts at 0x243F6A8885A308D3; for each key column in order: acc = mix(acc ^ word)
+    hash        acc >> 32
+
+The word of a value is
+
+    null                     0x452821E638D01377
+    integer, boolean         the value in two's complement
+    date                     days since 1970-01-01
+    timestamp, duration      microseconds; a timestamp with a zone counts from the epoch in UTC
+    time                     nanoseconds since midnight
+    float                    the bits of the double, with -0.0 as 0.0 and every NaN as 0x7FF8000000000000
+    decimal                  mix(low) ^ high, the two halves of the unscaled value in 128-bit two's complement
+    string, binary           the sum over its 8-byte windows, the last padded with zeros, read little-endian,
+                             of mix(window ^ left * 0x9E3779B97F4A7C15), where left counts the bytes from the
+                             window's start to the value's end; strings count as UTF-8; an empty value is 0
+
+``mix`` is the finaliser of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number
+generators", 2014, with Stafford's constants). It spreads keys well and is no defence against chosen ones.
+
+There are two implementations, which a test holds equal: one of Arrow kernels, and one in plain Python for
+up to 64 rows, where dozens of kernel calls would take longer.
 """
 
 from __future__ import annotations
 
+import struct
 import sys
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from penstock.arguments import did_you_mean, in_quotes
-from penstock.arrow import scalar_key_hash
-from penstock.arrow.batches import f64, i64, u32_array, u64, zeros
+from penstock.arrow.arrays import f64, i64, u32_array, u64, zeros
 from penstock.arrow.casts import kind_of
 from penstock.arrow.schema import canonical_type
 from penstock.errors import SchemaMismatch, UnsupportedType
 
-# A block of this many bytes bounds the memory of the flat arrays, a dozen of 8 bytes for each window.
+MAX_PYTHON_ROWS = 64
+"""The most rows that are hashed in plain Python."""
+_MAX_PYTHON_BYTES = 4096
+# The flat arrays take a dozen times 8 bytes for each window; blocks of this many bytes bound their memory.
 _BLOCK_BYTES = 1 << 20
-
-
-_LEFT_FACTOR = u64(0x9E3779B97F4A7C15)
-_ONES = u64(0xFFFFFFFFFFFFFFFF)
-_STEPS = ((u64(30), u64(0xBF58476D1CE4E5B9)), (u64(27), u64(0x94D049BB133111EB)))
-_LAST_SHIFT = u64(31)
-
-
-def mix(words: pa.Array) -> pa.Array:
-    """Return SplitMix64's finaliser of each word."""
-    for shift, factor in _STEPS:
-        words = pc.multiply(pc.bit_wise_xor(words, pc.shift_right(words, shift)), factor)
-    return pc.bit_wise_xor(words, pc.shift_right(words, _LAST_SHIFT))
-
-
-def words(column: pa.Array) -> pa.Array:
-    """Return the word of each string or binary value; of a null, anything."""
-    offsets = _offsets(column)
-    first, last = offsets[0].as_py(), offsets[len(column)].as_py()
-    if last - first <= _BLOCK_BYTES:
-        data = column.buffers()[2]
-        return _words_of_block(offsets, first, b"" if data is None else data.slice(first, last - first))
-    if len(column) == 1:
-        return pa.repeat(u64(_word_of_long(column.buffers()[2].slice(first, last - first))), 1)
-    half = len(column) // 2
-    return pa.concat_arrays([words(column.slice(0, half)), words(column.slice(half))])
-
-
-def _offsets(column: pa.Array) -> pa.Array:
-    buffer = column.buffers()[1]
-    if buffer is None or not len(column):
-        return zeros(pa.int32())
-    return pa.Array.from_buffers(pa.int32(), len(column) + 1, [None, buffer], offset=column.offset)
-
-
-def _little_endian_words(data: Any) -> pa.Array:
-    size = len(data)
-    count = size // 8 + 2  # a window that starts in the last word reads the one behind it
-    buffer = pa.py_buffer(b"".join((data, bytes(8 * count - size))))
-    return pa.Array.from_buffers(pa.uint64(), count, [None, buffer])
-
-
-def _words_of_block(offsets: pa.Array, first: int, data: Any) -> pa.Array:
-    rows = len(offsets) - 1
-    places = pc.subtract(offsets.cast(pa.int64()), i64(first))
-    starts, ends = places.slice(0, rows), places.slice(1)
-    counts = pc.shift_right(pc.add(pc.subtract(ends, starts), i64(7)), i64(3))
-    bounds = pa.concat_arrays([zeros(pa.int64()), pc.cumulative_sum(counts)])
-    total = bounds[rows].as_py()
-    if not total:
-        return zeros(pa.uint64(), rows)
-    row = pc.list_parent_indices(pa.LargeListArray.from_arrays(bounds, pa.nulls(total)))
-    # The first byte of flat window j is start(row) + 8 * (j - bound(row)).
-    shift = pc.subtract(starts, pc.multiply(bounds.slice(0, rows), i64(8)))
-    at = pc.add(_take(shift, row), _multiples_of_eight().slice(0, total))
-    left = pc.subtract(_take(ends, row), at)
-    mixed = _mixed_windows(_masked(_unaligned(_little_endian_words(data), at), left), left)
-    sums = pa.concat_arrays([zeros(pa.uint64()), pc.cumulative_sum(mixed)])
-    ahead = _take(sums, bounds)
-    return pc.subtract(ahead.slice(1), ahead.slice(0, rows))
-
-
-def _take(values: pa.Array, places: pa.Array) -> pa.Array:
-    return pc.take(values, places, boundscheck=False)
-
-
-@cache
-def _multiples_of_eight() -> pa.Array:
-    # Each value adds at most one window that is not full, and blocks have at most 65,536 values.
-    most = _BLOCK_BYTES // 8 + 65_536
-    return pc.subtract(pc.cumulative_sum(pa.repeat(i64(8), most)), i64(8))
-
-
-def _unaligned(aligned: pa.Array, at: pa.Array) -> pa.Array:
-    # Eight bytes from any place, out of the two aligned words that hold them.
-    place = pc.shift_right(at, i64(3))
-    bits = pc.shift_left(pc.bit_wise_and(at, i64(7)), i64(3)).view(pa.uint64())
-    low = pc.shift_right(_take(aligned, place), bits)
-    # In two steps, because a shift by 64 would change nothing.
-    high = pc.shift_left(_take(aligned, pc.add(place, i64(1))), u64(1))
-    return pc.bit_wise_or(low, pc.shift_left(high, pc.subtract(u64(63), bits)))
-
-
-def _masked(windows: pa.Array, left: pa.Array) -> pa.Array:
-    inside = pc.min_element_wise(left, i64(8)).view(pa.uint64())
-    unused = pc.subtract(u64(64), pc.shift_left(inside, u64(3)))
-    return pc.bit_wise_and(windows, pc.shift_right(_ONES, unused))
-
-
-def _mixed_windows(windows: pa.Array, left: pa.Array) -> pa.Array:
-    return mix(pc.bit_wise_xor(windows, pc.multiply(left.view(pa.uint64()), _LEFT_FACTOR)))
-
-
-def _word_of_long(data: pa.Buffer) -> int:
-    total = 0
-    for start in range(0, data.size, _BLOCK_BYTES):
-        piece = data.slice(start, min(_BLOCK_BYTES, data.size - start))
-        count = (piece.size + 7) // 8
-        left = pc.subtract(i64(data.size - start), _multiples_of_eight().slice(0, count))
-        mixed = _mixed_windows(_little_endian_words(piece).slice(0, count), left)
-        total += pc.sum(mixed).as_py()
-    return total & 0xFFFFFFFFFFFFFFFF
-
-
-# ---- keys: A stable hash of one or several key columns: which partition a row belongs to must never change.
-#
-# The hash is a function of the values alone. It does not depend on how rows are batched, chunked or sliced, on Arrow's version,
-# on the platform, or on the width of an integer or float column.
-#
-# Definition, all arithmetic modulo 2**64::
-#
-#     mix(x)      x ^= x >> 30; x *= 0xBF58476D1CE4E5B9; x ^= x >> 27; x *= 0x94D049BB133111EB; x ^= x >> 31
-#     acc         starts at 0x243F6A8885A308D3; for each key column in order: acc = mix(acc ^ word)
-#     hash        acc >> 32
-#
-# The word of a value is
-#
-#     null                     0x452821E638D01377
-#     integer, boolean         the value in two's complement
-#     date                     days since 1970-01-01
-#     timestamp, duration      microseconds; a timestamp with a zone counts from the epoch in UTC
-#     time                     nanoseconds since midnight
-#     float                    the bits of the double, with -0.0 as 0.0 and every NaN as 0x7FF8000000000000
-#     decimal                  mix(low) ^ high, the two halves of the unscaled value in 128-bit two's complement
-#     string, binary           the sum over its 8-byte windows, the last filled up with zeros, read little-endian, of
-#                              mix(window ^ left * 0x9E3779B97F4A7C15), where left counts the bytes from the window's start
-#                              to the value's end; strings count as UTF-8, and an empty value is 0
-#
-# ``mix`` is the finaliser of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014, with
-# Stafford's constants). It spreads keys well and is no defence against chosen ones.
-
 # Arrays of this many rows stay in the processor's cache from one kernel to the next.
 _BLOCK_ROWS = 65_536
 
-_SEED = u64(0x243F6A8885A308D3)
-_NULL = u64(0x452821E638D01377)
-_ZERO = u64(0)
-_ZERO_DOUBLE = f64(0.0)
-_NAN = u64(0x7FF8000000000000)
-_HIGH_HALF = u64(32)
+_MASK = 0xFFFFFFFFFFFFFFFF
+_SEED = 0x243F6A8885A308D3
+_NULL = 0x452821E638D01377
+_NAN = 0x7FF8000000000000
+_LEFT_FACTOR = 0x9E3779B97F4A7C15
+_FACTOR_1, _FACTOR_2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
 def key_hash(table: pa.Table | pa.RecordBatch, key: Sequence[str]) -> pa.Array:
@@ -186,13 +82,11 @@ def key_hash(table: pa.Table | pa.RecordBatch, key: Sequence[str]) -> pa.Array:
     SchemaMismatch
         A key column is missing.
     UnsupportedType
-        A key column's type has no hash, such as a struct.
+        A key column's type has no hash, such as a struct; or this machine is not little-endian.
     """
     if sys.byteorder != "little":
-        raise UnsupportedType(
-            "Key hashes are worked out on little-endian machines alone; leave the queue's key out."
-        )
-    few = scalar_key_hash.hashes(table, key) if 0 < table.num_rows <= scalar_key_hash.MAX_ROWS else None
+        raise UnsupportedType("Key hashes need a little-endian machine; create the queue without a key.")
+    few = _python_hashes(table, key) if 0 < table.num_rows <= MAX_PYTHON_ROWS else None
     if few is not None:
         return u32_array(few)
     check_key(table.schema, key)
@@ -244,8 +138,8 @@ def _check_type(arrow_type: pa.DataType, name: str) -> None:
         arrow_type = arrow_type.value_type
     if kind_of(arrow_type) not in _WORDS:
         raise UnsupportedType(
-            f"The column {in_quotes(name)} cannot be a key, because {arrow_type} values are not hashed; use a number, "
-            "string, binary, boolean, date or time column.",
+            f"The column {in_quotes(name)} cannot be a key, because {arrow_type} values are not hashed; "
+            "use a number, string, binary, boolean, date or time column.",
             column=name,
             found=str(arrow_type),
         )
@@ -253,16 +147,22 @@ def _check_type(arrow_type: pa.DataType, name: str) -> None:
 
 def _blocks(table: pa.Table) -> list[pa.RecordBatch]:
     if table.column(0).num_chunks > 1 + table.num_rows // _BLOCK_ROWS and table.nbytes < 1 << 30:
-        table = table.combine_chunks()  # each block has a fixed price
+        table = table.combine_chunks()  # each block costs a fixed amount
     blocks: list[pa.RecordBatch] = table.to_batches(max_chunksize=_BLOCK_ROWS)
     return blocks
 
 
 def _hash_block(block: pa.RecordBatch) -> pa.Array:
-    accumulated: Any = _SEED
+    accumulated: pa.Array | pa.Scalar = u64(_SEED)
     for name, column in zip(block.schema.names, block.columns, strict=True):
-        accumulated = mix(pc.bit_wise_xor(_words(column, name), accumulated))
-    return pc.shift_right(accumulated, _HIGH_HALF).cast(pa.uint32())
+        accumulated = _mix(pc.bit_wise_xor(_words(column, name), accumulated))
+    return pc.shift_right(accumulated, u64(32)).cast(pa.uint32())
+
+
+def _mix(words: pa.Array) -> pa.Array:
+    words = pc.multiply(pc.bit_wise_xor(words, pc.shift_right(words, u64(30))), u64(_FACTOR_1))
+    words = pc.multiply(pc.bit_wise_xor(words, pc.shift_right(words, u64(27))), u64(_FACTOR_2))
+    return pc.bit_wise_xor(words, pc.shift_right(words, u64(31)))
 
 
 def _words(column: pa.Array, name: str) -> pa.Array:
@@ -270,9 +170,7 @@ def _words(column: pa.Array, name: str) -> pa.Array:
         column = column.dictionary_decode()
     column = column.cast(canonical_type(column.type, name))
     words = _WORDS[kind_of(column.type)](column)
-    if not column.null_count:
-        return words
-    return pc.if_else(column.is_valid(), words, _NULL)
+    return pc.if_else(column.is_valid(), words, u64(_NULL)) if column.null_count else words
 
 
 def _integer_words(column: pa.Array) -> pa.Array:
@@ -287,14 +185,14 @@ def _date_words(column: pa.Array) -> pa.Array:
     return _integer_words(column.view(pa.int32()))
 
 
-def _count_words(column: pa.Array) -> pa.Array:
+def _time_words(column: pa.Array) -> pa.Array:
     return column.view(pa.uint64())
 
 
 def _float_words(column: pa.Array) -> pa.Array:
     doubles = column.cast(pa.float64())
-    without_sign = pc.if_else(pc.equal(doubles, _ZERO_DOUBLE), _ZERO, doubles.view(pa.uint64()))
-    return pc.if_else(pc.is_nan(doubles), _NAN, without_sign)
+    without_sign = pc.if_else(pc.equal(doubles, f64(0.0)), u64(0), doubles.view(pa.uint64()))
+    return pc.if_else(pc.is_nan(doubles), u64(_NAN), without_sign)
 
 
 def _decimal_words(column: pa.Array) -> pa.Array:
@@ -302,19 +200,173 @@ def _decimal_words(column: pa.Array) -> pa.Array:
         pa.uint64(), 2 * len(column), [None, column.buffers()[1]], offset=2 * column.offset
     )
     pairs = pa.FixedSizeListArray.from_arrays(halves, 2)
-    return pc.bit_wise_xor(mix(pc.list_element(pairs, 0)), pc.list_element(pairs, 1))
+    return pc.bit_wise_xor(_mix(pc.list_element(pairs, 0)), pc.list_element(pairs, 1))
 
 
-_WORDS: dict[str, Callable[[Any], Any]] = {
+def _bytes_words(column: pa.Array) -> pa.Array:
+    """Return the word of each string or binary value; for a null, anything.
+
+    The windows of all values of a block are laid out in one flat array and mixed together, so that the time
+    depends on the number of bytes alone, and not on how they are spread over the values.
+    """
+    offsets = _offsets(column)
+    first, last = offsets[0].as_py(), offsets[len(column)].as_py()
+    if last - first <= _BLOCK_BYTES:
+        data = column.buffers()[2]
+        return _words_of_block(offsets, first, b"" if data is None else data.slice(first, last - first))
+    if len(column) == 1:
+        return pa.repeat(u64(_word_of_long(column.buffers()[2].slice(first, last - first))), 1)
+    half = len(column) // 2
+    return pa.concat_arrays([_bytes_words(column.slice(0, half)), _bytes_words(column.slice(half))])
+
+
+def _offsets(column: pa.Array) -> pa.Array:
+    buffer = column.buffers()[1]
+    if buffer is None or not len(column):
+        return zeros(pa.int32())
+    return pa.Array.from_buffers(pa.int32(), len(column) + 1, [None, buffer], offset=column.offset)
+
+
+def _little_endian_words(data: pa.Buffer | bytes) -> pa.Array:
+    size = len(data)
+    count = size // 8 + 2  # a window that starts in the last word reads the one after it
+    buffer = pa.py_buffer(b"".join((data, bytes(8 * count - size))))
+    return pa.Array.from_buffers(pa.uint64(), count, [None, buffer])
+
+
+def _words_of_block(offsets: pa.Array, first: int, data: pa.Buffer | bytes) -> pa.Array:
+    rows = len(offsets) - 1
+    places = pc.subtract(offsets.cast(pa.int64()), i64(first))
+    starts, ends = places.slice(0, rows), places.slice(1)
+    counts = pc.shift_right(pc.add(pc.subtract(ends, starts), i64(7)), i64(3))
+    bounds = pa.concat_arrays([zeros(pa.int64()), pc.cumulative_sum(counts)])
+    total = bounds[rows].as_py()
+    if not total:
+        return zeros(pa.uint64(), rows)
+    row = pc.list_parent_indices(pa.LargeListArray.from_arrays(bounds, pa.nulls(total)))
+    # The first byte of flat window j is start(row) + 8 * (j - bound(row)).
+    shift = pc.subtract(starts, pc.multiply(bounds.slice(0, rows), i64(8)))
+    at = pc.add(_take(shift, row), _multiples_of_eight().slice(0, total))
+    left = pc.subtract(_take(ends, row), at)
+    mixed = _mixed_windows(_masked(_unaligned(_little_endian_words(data), at), left), left)
+    sums = pa.concat_arrays([zeros(pa.uint64()), pc.cumulative_sum(mixed)])
+    ahead = _take(sums, bounds)
+    return pc.subtract(ahead.slice(1), ahead.slice(0, rows))
+
+
+def _take(values: pa.Array, places: pa.Array) -> pa.Array:
+    return pc.take(values, places, boundscheck=False)
+
+
+@cache
+def _multiples_of_eight() -> pa.Array:
+    # Each value adds at most one window that is not full, and blocks have at most 65,536 values.
+    most = _BLOCK_BYTES // 8 + _BLOCK_ROWS
+    return pc.subtract(pc.cumulative_sum(pa.repeat(i64(8), most)), i64(8))
+
+
+def _unaligned(aligned: pa.Array, at: pa.Array) -> pa.Array:
+    """Return the eight bytes at each place, put together from the two aligned words that hold them."""
+    place = pc.shift_right(at, i64(3))
+    bits = pc.shift_left(pc.bit_wise_and(at, i64(7)), i64(3)).view(pa.uint64())
+    low = pc.shift_right(_take(aligned, place), bits)
+    # In two steps, because a shift by 64 would change nothing.
+    high = pc.shift_left(_take(aligned, pc.add(place, i64(1))), u64(1))
+    return pc.bit_wise_or(low, pc.shift_left(high, pc.subtract(u64(63), bits)))
+
+
+def _masked(windows: pa.Array, left: pa.Array) -> pa.Array:
+    inside = pc.min_element_wise(left, i64(8)).view(pa.uint64())
+    unused = pc.subtract(u64(64), pc.shift_left(inside, u64(3)))
+    return pc.bit_wise_and(windows, pc.shift_right(u64(_MASK), unused))
+
+
+def _mixed_windows(windows: pa.Array, left: pa.Array) -> pa.Array:
+    return _mix(pc.bit_wise_xor(windows, pc.multiply(left.view(pa.uint64()), u64(_LEFT_FACTOR))))
+
+
+def _word_of_long(data: pa.Buffer) -> int:
+    total = 0
+    for start in range(0, data.size, _BLOCK_BYTES):
+        piece = data.slice(start, min(_BLOCK_BYTES, data.size - start))
+        count = (piece.size + 7) // 8
+        left = pc.subtract(i64(data.size - start), _multiples_of_eight().slice(0, count))
+        mixed = _mixed_windows(_little_endian_words(piece).slice(0, count), left)
+        total += pc.sum(mixed).as_py()
+    return total & _MASK
+
+
+_WORDS: dict[str, Callable[[pa.Array], pa.Array]] = {
     "integer": _integer_words,
     "boolean": _boolean_words,
     "date": _date_words,
-    "timestamp": _count_words,
-    "timestamp without time zone": _count_words,
-    "time": _count_words,
-    "duration": _count_words,
+    "timestamp": _time_words,
+    "timestamp without time zone": _time_words,
+    "time": _time_words,
+    "duration": _time_words,
     "float": _float_words,
     "decimal": _decimal_words,
-    "string": words,
-    "binary": words,
+    "string": _bytes_words,
+    "binary": _bytes_words,
+}
+
+
+def _python_hashes(table: pa.Table | pa.RecordBatch, key: Sequence[str]) -> list[int] | None:
+    """Return the hash of each of a few rows, or None where a column's type, or its long values, need
+    Arrow's kernels.
+    """
+    schema = table.schema
+    hashes = [_SEED] * table.num_rows
+    for name in key:
+        place = schema.get_field_index(name)
+        word_of = _PYTHON_WORDS.get(schema.field(place).type.id) if place >= 0 else None
+        if word_of is None:
+            return None
+        column = table.column(place)
+        if word_of in (_python_string, _python_bytes) and column.nbytes > _MAX_PYTHON_BYTES:
+            return None
+        words = [_NULL if value is None else word_of(value) for value in column.to_pylist()]
+        hashes = [_python_mix(before ^ word) for before, word in zip(hashes, words, strict=True)]
+    return [each >> 32 for each in hashes]
+
+
+def _python_mix(word: int) -> int:
+    word = ((word ^ (word >> 30)) * _FACTOR_1) & _MASK
+    word = ((word ^ (word >> 27)) * _FACTOR_2) & _MASK
+    return word ^ (word >> 31)
+
+
+def _python_integer(value: int) -> int:
+    return value & _MASK
+
+
+def _python_float(value: float) -> int:
+    if value != value:
+        return _NAN
+    return int.from_bytes(struct.pack("<d", value + 0.0), "little")
+
+
+def _python_bytes(value: bytes) -> int:
+    size = len(value)
+    total = 0
+    for start in range(0, size, 8):
+        window = int.from_bytes(value[start : start + 8], "little")
+        total += _python_mix(window ^ ((size - start) * _LEFT_FACTOR & _MASK))
+    return total & _MASK
+
+
+def _python_string(value: str) -> int:
+    return _python_bytes(value.encode())
+
+
+_PYTHON_WORDS: dict[int, Callable[..., int]] = {
+    pa.bool_().id: _python_integer,
+    pa.int8().id: _python_integer,
+    pa.int16().id: _python_integer,
+    pa.int32().id: _python_integer,
+    pa.int64().id: _python_integer,
+    pa.float32().id: _python_float,
+    pa.float64().id: _python_float,
+    pa.string().id: _python_string,
+    pa.binary().id: _python_bytes,
 }

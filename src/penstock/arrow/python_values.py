@@ -1,7 +1,8 @@
-"""Python values on their way into Arrow, held back where Arrow's own conversion would change them in silence.
+"""Checks of Python values that Arrow's own conversion would change silently.
 
-Arrow cuts 1.5 to 1 for an integer column, drops the time of day for a date, takes a datetime without a zone as UTC, ignores
-unknown keys of a dict and turns 1e300 into infinity for a float32 column. None of these pass here.
+Arrow cuts 1.5 to 1 for an integer column, drops the time of day for a date, takes a datetime without a zone
+as UTC, ignores unknown keys of a dict and turns 1e300 into infinity for a float32 column. All of these are
+refused here.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any
+from typing import SupportsFloat, SupportsIndex, TypeVar
 
 import pyarrow as pa
 
@@ -20,28 +21,29 @@ from penstock.arrow.casts import Misfit, kind_of, match_names
 from penstock.arrow.spark_json import join
 
 _NOTHING = type(None)
-_MAX_FLOAT32 = (
-    3.4028235677973366e38  # halfway from the greatest float32 to the next step, which would round to infinity
-)
+# Halfway from the greatest float32 to the next step, which would round to infinity.
+_MAX_FLOAT32 = 3.4028235677973366e38
+
+Time = TypeVar("Time", dt.datetime, dt.timedelta)
 
 
 @dataclass(frozen=True, slots=True)
 class Coder:
-    """How values of one type are brought in.
+    """A converter for the values of one type.
 
     Parameters
     ----------
     plain
-        The Python types that Arrow converts as they are; None when it refuses every wrong value by itself.
+        The Python types that Arrow converts without loss; None if Arrow refuses every wrong value by itself.
     convert
         Turns any other value, never None, into one that Arrow converts; raises ``Misfit``.
     """
 
     plain: frozenset[type] | None
-    convert: Callable[[Any], Any]
+    convert: Callable[[object], object]
 
-    def values(self, values: Sequence[Any], kinds: set[type] | None = None) -> Sequence[Any]:
-        """Return the values, each converted where one of them needs it."""
+    def values(self, values: Sequence[object], kinds: set[type] | None = None) -> Sequence[object]:
+        """Return the values, converted if at least one needs it; ``kinds`` are their types, if known."""
         plain = self.plain
         if plain is None or (kinds or set(map(type, values))) <= plain:
             return values
@@ -63,10 +65,10 @@ def coder_of(arrow_type: pa.DataType, path: str) -> Coder:
     return _checked(plain, check, arrow_type, path)
 
 
-def misfit(value: object, arrow_type: object, path: str, reason: str, way_out: str) -> Misfit:
+def misfit(value: object, arrow_type: object, path: str, reason: str, fix: str) -> Misfit:
     """Return the error for one value."""
     found = f"{type(value).__name__} {short(value)}"
-    message = f"column {in_quotes(path)} has to be {arrow_type} and got the {found}: {reason}; {way_out}."
+    message = f"column {in_quotes(path)} has to be {arrow_type} and got the {found}: {reason}; {fix}."
     return Misfit(message, path, arrow_type, found, by_value=True)
 
 
@@ -77,45 +79,47 @@ def short(value: object) -> str:
 
 
 class _RefusalError(Exception):
-    def __init__(self, reason: str, way_out: str) -> None:
+    def __init__(self, reason: str, fix: str) -> None:
         super().__init__(reason)
         self.reason = reason
-        self.way_out = way_out
+        self.fix = fix
 
 
-def _checked(plain: Sequence[type], check: Callable[[Any], Any], arrow_type: pa.DataType, path: str) -> Coder:
-    def convert(value: Any) -> Any:
+def _checked(
+    plain: Sequence[type], check: Callable[[object], object], arrow_type: pa.DataType, path: str
+) -> Coder:
+    def convert(value: object) -> object:
         try:
             return check(value)
         except _RefusalError as refusal:
-            raise misfit(value, arrow_type, path, refusal.reason, refusal.way_out) from None
+            raise misfit(value, arrow_type, path, refusal.reason, refusal.fix) from None
 
     return Coder(frozenset({_NOTHING, *plain}), convert)
 
 
-def _integer_value(value: Any) -> Any:
+def _integer_value(value: object) -> object:
     try:
-        if not isinstance(value, bool):
+        if isinstance(value, SupportsIndex) and not isinstance(value, bool):
             return operator.index(value)
-    except TypeError:
+    except TypeError:  # an array of several numbers
         pass
-    raise _RefusalError("it is no integer", "round or convert it first")
+    raise _RefusalError("it is not an integer", "round or convert it first")
 
 
-def _float_value(value: Any) -> Any:
-    if isinstance(value, bool | str | Decimal) or not hasattr(value, "__float__"):
-        raise _RefusalError("it is no float", "convert it with float() first")
+def _float_value(value: object) -> float:
+    if isinstance(value, bool | str | Decimal) or not isinstance(value, SupportsFloat):
+        raise _RefusalError("it is not a float", "convert it with float() first")
     return value if isinstance(value, float | int) else float(value)
 
 
-def _float32_value(value: Any) -> Any:
+def _float32_value(value: object) -> float:
     number = _float_value(value)
     if abs(number) >= _MAX_FLOAT32 and number not in (float("inf"), float("-inf")):
         raise _RefusalError("it is too large for 32 bits", "declare the column as float64")
     return number
 
 
-def _decimal_value(value: Any) -> Any:
+def _decimal_value(value: object) -> object:
     if isinstance(value, Decimal):
         return value
     try:
@@ -126,59 +130,59 @@ def _decimal_value(value: Any) -> Any:
         ) from None
 
 
-def _string_value(value: Any) -> Any:
+def _string_value(value: object) -> object:
     if not isinstance(value, str):
-        raise _RefusalError("it is no string", "decode or format it first")
+        raise _RefusalError("it is not a string", "decode or format it first")
     return value
 
 
-def _binary_value(value: Any) -> Any:
+def _binary_value(value: object) -> object:
     if not isinstance(value, bytes | bytearray | memoryview):
         raise _RefusalError("it is not bytes", "encode it first")
     return bytes(value)
 
 
-def _date_value(value: Any) -> Any:
+def _date_value(value: object) -> object:
     if not isinstance(value, dt.date) or isinstance(value, dt.datetime):
-        raise _RefusalError("it is no date", "pass a datetime.date, from a datetime with its date()")
+        raise _RefusalError("it is not a date", "pass a datetime.date, from a datetime with its date()")
     return value
 
 
-def _instant_value(value: Any) -> Any:
-    _microseconds_only(value, dt.datetime, "nanosecond")
-    if value.utcoffset() is None:
+def _instant_value(value: object) -> object:
+    moment = _in_microseconds(value, dt.datetime, "nanosecond")
+    if moment.utcoffset() is None:
         raise _RefusalError("it has no time zone", "attach one, as in value.replace(tzinfo=timezone.utc)")
-    return value
+    return moment
 
 
-def _local_time_value(value: Any) -> Any:
-    _microseconds_only(value, dt.datetime, "nanosecond")
-    if value.tzinfo is not None:
+def _local_time_value(value: object) -> object:
+    moment = _in_microseconds(value, dt.datetime, "nanosecond")
+    if moment.tzinfo is not None:
         raise _RefusalError(
             "it has a time zone and the column has none", "drop it with value.replace(tzinfo=None)"
         )
-    return value
+    return moment
 
 
-def _time_value(value: Any) -> Any:
+def _time_value(value: object) -> object:
     if not isinstance(value, dt.time) or value.tzinfo is not None:
-        raise _RefusalError("it is no time of day without a zone", "pass a datetime.time without tzinfo")
+        raise _RefusalError("it is not a time of day without a zone", "pass a datetime.time without tzinfo")
     return value
 
 
-def _duration_value(value: Any) -> Any:
-    _microseconds_only(value, dt.timedelta, "nanoseconds")
-    return value
+def _duration_value(value: object) -> object:
+    return _in_microseconds(value, dt.timedelta, "nanoseconds")
 
 
-def _microseconds_only(value: Any, wanted: type, finer: str) -> None:
+def _in_microseconds(value: object, wanted: type[Time], finer: str) -> Time:
     if not isinstance(value, wanted):
-        raise _RefusalError(f"it is no {wanted.__name__}", f"pass a datetime.{wanted.__name__}")
+        raise _RefusalError(f"it is not a {wanted.__name__}", f"pass a datetime.{wanted.__name__}")
     if getattr(value, finer, 0):
         raise _RefusalError("it is finer than a microsecond", "round it to microseconds first")
+    return value
 
 
-_SCALARS: dict[str, tuple[tuple[type, ...], Callable[[Any], Any]]] = {
+_SCALARS: dict[str, tuple[tuple[type, ...], Callable[[object], object]]] = {
     "integer": ((int,), _integer_value),
     "float": ((float, int), _float_value),
     "decimal": ((Decimal, int), _decimal_value),
@@ -195,10 +199,10 @@ _SCALARS: dict[str, tuple[tuple[type, ...], Callable[[Any], Any]]] = {
 def _list_coder(arrow_type: pa.DataType, path: str) -> Coder:
     element = coder_of(arrow_type.value_type, join(path, "element"))
 
-    def convert(value: Any) -> Any:
+    def convert(value: object) -> object:
         items = value.tolist() if hasattr(value, "tolist") else value
         if not isinstance(items, list | tuple):
-            raise misfit(value, arrow_type, path, "it is no list", "pass a list or a tuple")
+            raise misfit(value, arrow_type, path, "it is not a list", "pass a list or a tuple")
         return element.values(items)
 
     return Coder(frozenset({_NOTHING}), convert)
@@ -208,10 +212,10 @@ def _map_coder(arrow_type: pa.DataType, path: str) -> Coder:
     key = coder_of(arrow_type.key_type, join(path, "key"))
     item = coder_of(arrow_type.item_type, join(path, "value"))
 
-    def convert(value: Any) -> Any:
-        pairs = value.items() if isinstance(value, Mapping) else value
-        if not isinstance(value, Mapping | list | tuple) or not all(len(pair) == 2 for pair in pairs):
-            raise misfit(value, arrow_type, path, "it is no mapping", "pass a dict or a list of pairs")
+    def convert(value: object) -> object:
+        pairs = list(value.items()) if isinstance(value, Mapping) else value
+        if not isinstance(pairs, list | tuple) or not all(len(pair) == 2 for pair in pairs):
+            raise misfit(value, arrow_type, path, "it is not a mapping", "pass a dict or a list of pairs")
         keys = key.values([pair[0] for pair in pairs])
         return list(zip(keys, item.values([pair[1] for pair in pairs]), strict=True))
 
@@ -222,10 +226,10 @@ def _struct_coder(arrow_type: pa.DataType, path: str) -> Coder:
     fields = list(arrow_type)
     coders = [(field.name, coder_of(field.type, join(path, field.name))) for field in fields]
 
-    def convert(value: Any) -> Any:
+    def convert(value: object) -> object:
         mapping = as_mapping(value)
         if mapping is None:
-            raise misfit(value, arrow_type, path, "it is no mapping", "pass a dict")
+            raise misfit(value, arrow_type, path, "it is not a mapping", "pass a dict")
         found = list(mapping)
         places = match_names([str(name) for name in found], fields, path)
         return {
@@ -236,13 +240,13 @@ def _struct_coder(arrow_type: pa.DataType, path: str) -> Coder:
     return Coder(frozenset({_NOTHING}), convert)
 
 
-def as_mapping(row: Any) -> Mapping[Any, Any] | None:
+def as_mapping(row: object) -> Mapping[str, object] | None:
     """Return a dict, another mapping or a pyspark ``Row`` as a mapping, and None for anything else."""
     if isinstance(row, Mapping):
         return row
     as_dict = getattr(row, "asDict", None)
     if callable(as_dict):
-        mapping: Mapping[Any, Any] = as_dict()
+        mapping: Mapping[str, object] = as_dict()
         return mapping
     return None
 

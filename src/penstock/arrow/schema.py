@@ -1,25 +1,32 @@
-"""One Arrow form for every schema, the one that PySpark itself uses, and the way back to Spark's JSON.
+"""The canonical Arrow form of schemas, which is the form that PySpark uses.
 
-Stored rows, Spark's readers and writers and the rows that a program appends all meet in this form, so that no layer above
-has to ask whether a string column is ``large_string`` or in which unit a timestamp counts.
+Stored rows, Spark's readers and writers, and the rows that a program appends are all converted to it, so
+that no layer above has to ask whether a string column is ``large_string``, or which unit a timestamp has.
 """
 
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.types as pat
 
-from penstock.arrow import spark_json as sparkjson
-from penstock.arrow.spark_json import check_names, join, shape_of, spark_metadata, unsupported
+from penstock.arrow.spark_json import (
+    check_names,
+    fields_from_json,
+    join,
+    json_from_fields,
+    shape_of,
+    spark_metadata,
+    unsupported,
+)
 from penstock.errors import SchemaMismatch
+from penstock.json_text import Json
 
 _MAX_PRECISION = 38
 
-# What to use in place of a type that Spark has no name for.
-_INSTEAD: dict[Any, str] = {
+# What to use in place of a type that Spark does not have.
+_INSTEAD: dict[pa.DataType, str] = {
     pa.uint8(): "int16",
     pa.uint16(): "int32",
     pa.uint32(): "int64",
@@ -28,7 +35,7 @@ _INSTEAD: dict[Any, str] = {
     pa.month_day_nano_interval(): "duration('us'), or an int32 number of months",
 }
 
-_SAME: frozenset[Any] = frozenset(
+_SAME: frozenset[pa.DataType] = frozenset(
     {
         pa.bool_(),
         pa.int8(),
@@ -48,15 +55,16 @@ _SAME: frozenset[Any] = frozenset(
 def canonical_schema(schema: pa.Schema | object) -> pa.Schema:
     """Return the schema in the Arrow form that PySpark uses for the same columns in the time zone UTC.
 
-    Related Arrow types are normalised: strings and binaries of any layout, lists of any layout, dictionaries to their
-    values, timestamps and durations to microseconds, any time zone to UTC, times to nanoseconds, small decimals to
-    ``decimal128``. Nullability and Spark's column metadata stay; any other metadata goes.
+    Related Arrow types are normalised: strings and binaries of any layout, lists of any layout,
+    dictionaries to their values, timestamps and durations to microseconds, any time zone to UTC, times to
+    nanoseconds, small decimals to ``decimal128``. Nullability and Spark's column metadata are kept; any
+    other metadata is dropped.
 
     Parameters
     ----------
     schema
-        A ``pyarrow.Schema``; a pyspark ``StructType``, or anything whose ``json()`` gives Spark's schema JSON; or that
-        JSON as a dict.
+        A ``pyarrow.Schema``; a pyspark ``StructType``, or anything whose ``json()`` gives Spark's schema
+        JSON; or that JSON as a dict.
 
     Raises
     ------
@@ -68,21 +76,17 @@ def canonical_schema(schema: pa.Schema | object) -> pa.Schema:
     if isinstance(schema, pa.Schema):
         fields = _canonical_fields(list(schema), "")
     else:
-        fields = sparkjson.fields_from_json(_struct_json(schema))
+        fields = fields_from_json(_struct_json(schema))
     if not fields:
         raise SchemaMismatch("The schema has no columns; name at least one.")
     return pa.schema(fields)
 
 
 def spark_json(schema: pa.Schema) -> str:
-    """Return Spark's JSON for a schema: ``StructType.fromJson(json.loads(...))`` gives the same columns.
-
-    Parameters
-    ----------
-    schema
-        A schema; it is brought into the canonical form first.
+    """Return Spark's JSON of a schema's canonical form: ``StructType.fromJson(json.loads(...))`` has the
+    same columns.
     """
-    value = sparkjson.json_from_fields(list(canonical_schema(schema)))
+    value = json_from_fields(list(canonical_schema(schema)))
     return json.dumps(value, separators=(",", ":"), sort_keys=True)
 
 
@@ -103,7 +107,8 @@ def schema_from_bytes(data: bytes) -> pa.Schema:
         return pa.ipc.read_schema(pa.py_buffer(data))
     except (pa.ArrowException, OSError) as error:
         raise SchemaMismatch(
-            f"The {len(data)} bytes are not an Arrow schema message ({error}); store what schema_to_bytes returned.",
+            f"The {len(data)} bytes are not an Arrow schema message ({error}); "
+            "store what schema_to_bytes returned.",
             size=len(data),
         ) from error
 
@@ -207,14 +212,13 @@ def _canonical_fields(fields: list[pa.Field], path: str) -> list[pa.Field]:
     ]
 
 
-def _struct_json(schema: object) -> dict[str, Any]:
-    value: Any = schema
+def _struct_json(schema: object) -> Json:
     to_json = getattr(schema, "json", None)
-    if callable(to_json):
-        value = json.loads(to_json())
+    value = json.loads(to_json()) if callable(to_json) else schema
     if isinstance(value, dict) and value.get("type") == "struct" and isinstance(value.get("fields"), list):
         return value
     raise SchemaMismatch(
-        f"A schema is a pyarrow.Schema, a pyspark StructType or Spark's schema JSON, not {type(schema).__name__}.",
+        "A schema is a pyarrow.Schema, a pyspark StructType or Spark's schema JSON, "
+        f"not {type(schema).__name__}.",
         found=type(schema).__name__,
     )

@@ -1,12 +1,15 @@
-"""The stored form of a run of rows.
+"""The stored form of rows: segments of queues, and tables kept in checkpoints.
 
-A segment is exactly one Arrow IPC record-batch message, in the encapsulated form: ``FFFFFFFF``, the length of the metadata
-(int32, little-endian), the metadata (flatbuffer), the body. There is no schema message and no end-of-stream mark: the queue
-holds its schema once. Body buffers are compressed one by one, which the metadata says, so that a reader can leave out
-columns: as Zstandard frames where there is much to compress, as LZ4 frames where it is little; a tiny batch is stored as it is. Any Arrow implementation can read it behind the queue's schema message.
+A segment is exactly one Arrow IPC record-batch message, in the encapsulated form: ``FFFFFFFF``, the length
+of the metadata (int32, little-endian), the metadata (flatbuffer), the body. It has no schema message and no
+end-of-stream marker, because the queue stores its schema once. Body buffers are compressed one by one, as
+the metadata says, so that a reader can leave out columns: as Zstandard frames if the batch is large, as LZ4
+frames if it is small; a tiny batch is stored uncompressed. Any Arrow implementation can read a segment
+after the queue's schema message.
 
-Whoever may write to the store makes segments, so what a segment says of itself is checked before it is used: how much memory it would take
-before it is unpacked, and every offset in it before a value is looked at. (Arrow itself would read beyond the end of a buffer.)
+Everybody who may write to the store can make segments, so a segment is checked before it is used: how much
+memory it would take before it is decompressed, and every offset in it before a value is read. (Arrow itself
+would read beyond the end of a buffer.)
 """
 
 from __future__ import annotations
@@ -18,17 +21,22 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from penstock.arguments import did_you_mean, in_quotes
-from penstock.arrow.ipc_messages import MAX_UNPACKED, any_values, is_sound, unpacked_size
 from penstock.errors import SchemaMismatch, StoreError
 
-# Below this an LZ4 frame for each buffer costs more than it saves, and the writer's set-up more than both.
+MAX_UNPACKED = 1 << 30
+"""The most bytes that a segment or a kept table may take when it is decompressed. Penstock writes segments
+of about 32 MiB, or of one row."""
+
+# Below this an LZ4 frame for each buffer costs more than it saves, and setting the writer up costs more
+# than both.
 _TINY_BYTES = 1024
+# From here on Zstandard's first level is as fast as LZ4, which is quicker to set up, and writes about half
+# as much.
+_LARGE_BYTES = 64 * 1024
 
 _PREFIX = struct.Struct("<Ii")
 _CONTINUATION = 0xFFFFFFFF
 _END_OF_STREAM = _PREFIX.pack(_CONTINUATION, 0)
-# LZ4 is quicker to set up. From here on Zstandard's first level takes as long and writes about half as much.
-_LARGE_BYTES = 64 * 1024
 
 _LZ4 = pa.ipc.IpcWriteOptions(compression="lz4")
 _ZSTD = pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd", compression_level=1))
@@ -55,8 +63,8 @@ def encode(batch: pa.RecordBatch) -> pa.Buffer:
 
 
 def _may_be_tiny(batch: pa.RecordBatch) -> bool:
-    # Cheap questions first: a column takes at least a byte for eight rows, whole buffers are no less than what a slice has of
-    # them, and asking for its real size walks all of them.
+    # Cheap checks first: a column takes at least a byte for eight rows, and whole buffers are at least as
+    # large as a slice of them. The exact size walks all buffers.
     if batch.num_rows > 8 * _TINY_BYTES:
         return False
     return bool(batch.get_total_buffer_size() <= 2 * _TINY_BYTES or batch.nbytes <= 2 * _TINY_BYTES)
@@ -81,9 +89,9 @@ def decode(
     Parameters
     ----------
     payload
-        What ``encode`` returned. Uncompressed buffers are not copied: keep nothing mutable behind it.
+        What ``encode`` returned. Uncompressed buffers are not copied, so do not change it afterwards.
     schema
-        The queue's schema, the one that the rows were written with.
+        The queue's schema when the rows were written.
     columns
         The columns to return, in this order; the others are not decompressed. ``None`` returns all.
 
@@ -92,35 +100,30 @@ def decode(
     StoreError
         The payload is not a whole segment of this schema.
     SchemaMismatch
-        The schema has no column of a wanted name.
+        The schema does not have one of the columns.
     """
     buffer = payload if isinstance(payload, pa.Buffer) else pa.py_buffer(payload)
     _check_frame(buffer)
     try:
-        batch = _unpacked(buffer, schema, columns)
-        if not is_sound(batch):
-            # A text that is no UTF-8, or a number out of its type's range, is what its writer wrote.
-            _unpacked(buffer, any_values(schema), columns).validate(full=True)
+        batch = _read(buffer, schema, columns)
+        if not _is_sound(batch):
+            # Text that is not UTF-8, and a number out of its type's range, are returned as they were written.
+            _read(buffer, any_values(schema), columns).validate(full=True)
     except (pa.ArrowException, OSError) as error:
-        raise _corrupt(buffer, str(error)) from error
+        raise _unreadable(buffer, str(error)) from error
     return batch
-
-
-def _unpacked(buffer: pa.Buffer, schema: pa.Schema, columns: Sequence[str] | None) -> pa.RecordBatch:
-    if columns is None:
-        return pa.ipc.read_record_batch(buffer, schema)
-    return _decode_some(buffer, schema, columns)
 
 
 def decode_each(
     payloads: Sequence[bytes | memoryview | pa.Buffer], schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of several segments, a batch for each, as they are asked for; small ones cost a fraction of a ``decode`` each.
+    """Yield the rows of several segments, one batch for each; much faster than ``decode`` for many small
+    segments.
 
     Parameters
     ----------
     payloads, schema
-        As for ``decode``, which is asked about the first one that cannot be read.
+        As for ``decode``.
 
     Raises
     ------
@@ -134,17 +137,19 @@ def decode_each(
     try:
         with pa.ipc.open_stream(stream) as reader:
             for batch in reader:
-                if not is_sound(batch):
+                if not _is_sound(batch):
                     decode(payloads[done], schema)
                 yield batch
                 done += 1
     except (pa.ArrowException, OSError) as error:
-        decode(payloads[done], schema)
-        raise _corrupt(pa.py_buffer(payloads[done]), str(error)) from error
+        decode(payloads[done], schema)  # raises the error that names the fault
+        raise _unreadable(pa.py_buffer(payloads[done]), str(error)) from error
 
 
-def _decode_some(buffer: pa.Buffer, schema: pa.Schema, columns: Sequence[str]) -> pa.RecordBatch:
-    wanted = sorted({_index(name, schema) for name in columns}) or [_cheapest(schema)]
+def _read(buffer: pa.Buffer, schema: pa.Schema, columns: Sequence[str] | None) -> pa.RecordBatch:
+    if columns is None:
+        return pa.ipc.read_record_batch(buffer, schema)
+    wanted = sorted({_index(name, schema) for name in columns}) or [_smallest_column(schema)]
     stream = pa.py_buffer(b"".join((schema.serialize(), buffer, _END_OF_STREAM)))
     options = pa.ipc.IpcReadOptions(included_fields=wanted)
     with pa.ipc.open_stream(stream, options=options) as reader:
@@ -155,45 +160,158 @@ def _decode_some(buffer: pa.Buffer, schema: pa.Schema, columns: Sequence[str]) -
 def _index(name: str, schema: pa.Schema) -> int:
     index: int = schema.get_field_index(name)
     if index < 0:
+        known, hint = ", ".join(schema.names), did_you_mean(name, schema.names)
         raise SchemaMismatch(
-            f"There is no column {in_quotes(name)}; the columns are "
-            f"{', '.join(schema.names)}.{did_you_mean(name, schema.names)}",
-            column=name,
+            f"There is no column {in_quotes(name)}; the columns are {known}.{hint}", column=name
         )
     return index
 
 
-def _cheapest(schema: pa.Schema) -> int:
-    # Arrow reads an empty choice as "all", so a reader who wants no column but the number of rows pays for one small one.
+def _smallest_column(schema: pa.Schema) -> int:
+    # Arrow reads an empty list of columns as all of them, so one is read to count the rows.
     widths = [(field.type.bit_width, i) for i, field in enumerate(schema) if pat.is_primitive(field.type)]
     return min(widths, default=(0, 0))[1]
 
 
 def _check_frame(buffer: pa.Buffer) -> None:
     if buffer.size < _PREFIX.size:
-        raise _corrupt(buffer, "it is shorter than a message prefix")
-    mark, metadata_size = _PREFIX.unpack_from(buffer)
-    if mark != _CONTINUATION or not 0 < metadata_size <= buffer.size - _PREFIX.size:
-        raise _corrupt(buffer, "it does not start with an Arrow message prefix")
+        raise _unreadable(buffer, "it is shorter than a message prefix")
+    marker, metadata_size = _PREFIX.unpack_from(buffer)
+    if marker != _CONTINUATION or not 0 < metadata_size <= buffer.size - _PREFIX.size:
+        raise _unreadable(buffer, "it does not start with an Arrow message prefix")
     try:
         message = pa.ipc.read_message(buffer)
     except (pa.ArrowException, OSError) as error:
-        raise _corrupt(buffer, str(error)) from error
-    found = _PREFIX.size + metadata_size + (message.body.size if message.body is not None else 0)
-    if message.type != "record batch" or found != buffer.size:
-        raise _corrupt(buffer, f"it holds a {message.type} message of {found} bytes")
+        raise _unreadable(buffer, str(error)) from error
+    size = _PREFIX.size + metadata_size + (message.body.size if message.body is not None else 0)
+    if message.type != "record batch" or size != buffer.size:
+        raise _unreadable(buffer, f"it holds a {message.type} message of {size} bytes")
     unpacked = unpacked_size(message)
     if unpacked > MAX_UNPACKED:
-        raise _corrupt(
+        raise _unreadable(
             buffer,
-            f"it would take {unpacked} bytes when it is unpacked, and no segment has more than {MAX_UNPACKED}",
+            f"it would take {unpacked} bytes when it is unpacked; no segment has more than {MAX_UNPACKED}",
         )
 
 
-def _corrupt(buffer: pa.Buffer, reason: str) -> StoreError:
+def _unreadable(buffer: pa.Buffer, reason: str) -> StoreError:
     return StoreError(
-        f"A segment of {buffer.size} bytes cannot be read: {reason}. It is damaged or was written with another schema; "
-        "restore the store from a backup, or trim the partition past it.",
+        f"A segment of {buffer.size} bytes cannot be read: {reason}. It is damaged or was written with "
+        "another schema; restore the store from a backup, or trim the partition past it.",
         condition="SEGMENT_UNREADABLE",
         size=buffer.size,
     )
+
+
+def kept_table(data: bytes) -> pa.Table:
+    """Return the rows of an Arrow stream from a place where others may have written.
+
+    Raises
+    ------
+    ValueError
+        When it is not an Arrow stream, points out of its buffers, or would take more than 1 GiB when it is
+        decompressed.
+    """
+    try:
+        return _kept_table(pa.py_buffer(data))
+    except (pa.ArrowException, OSError, struct.error) as error:
+        raise ValueError(f"it is not an Arrow stream ({type(error).__name__})") from error
+
+
+def _kept_table(data: pa.Buffer) -> pa.Table:
+    first, *messages = pa.ipc.MessageReader.open_stream(data)
+    schema, size = pa.ipc.read_schema(first), 0
+    for message in messages:
+        if message.type != "record batch":
+            raise ValueError(f"it has a {message.type} message")
+        size += unpacked_size(message)
+        if size > MAX_UNPACKED:
+            raise ValueError(f"it would take more than {MAX_UNPACKED} bytes when it is unpacked")
+    batches = [pa.ipc.read_record_batch(message, schema) for message in messages]
+    for message, batch in zip(messages, batches, strict=True):
+        if not _is_sound(batch):
+            pa.ipc.read_record_batch(message, any_values(schema)).validate(full=True)
+    return pa.Table.from_batches(batches, schema)
+
+
+def _is_sound(batch: pa.RecordBatch) -> bool:
+    """Return whether all offsets are within their buffers and all values within their types; fast next to
+    decompression.
+    """
+    try:
+        batch.validate(full=True)
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+def any_values(schema: pa.Schema) -> pa.Schema:
+    """Return a schema for the same buffers that allows any value, so that validation checks the offsets
+    alone.
+    """
+    return pa.schema([pa.field(field.name, _any_value(field.type)) for field in schema])
+
+
+def _any_value(kind: pa.DataType) -> pa.DataType:
+    if pat.is_struct(kind):
+        return pa.struct([pa.field(field.name, _any_value(field.type)) for field in kind])
+    if pat.is_map(kind):
+        entry = pa.struct([("key", _any_value(kind.key_type)), ("value", _any_value(kind.item_type))])
+        return pa.list_(entry)
+    if pat.is_list(kind):
+        return pa.list_(_any_value(kind.value_type))
+    if pat.is_string(kind):
+        return pa.binary()
+    # The other types of a queue that have a range.
+    return pa.binary(16) if pat.is_decimal(kind) else pa.int64() if pat.is_time64(kind) else kind
+
+
+_OFFSET, _FIELD, _COUNT = struct.Struct("<i"), struct.Struct("<H"), struct.Struct("<I")
+_BUFFER, _LENGTH = struct.Struct("<qq"), struct.Struct("<q")
+# The positions of fields in their tables, by Arrow's Message.fbs.
+_HEADER, _BUFFERS, _COMPRESSION = 2, 2, 3
+
+
+def unpacked_size(message: pa.Message) -> int:
+    """Return the bytes of a record batch's buffers after decompression; 0 if they are not compressed.
+
+    Each compressed buffer begins with its decompressed length, which Arrow allocates without a check.
+
+    Parameters
+    ----------
+    message
+        A record-batch message, whose metadata Arrow has verified.
+    """
+    metadata = memoryview(message.metadata)
+    batch = _followed(metadata, _place(metadata, _OFFSET.unpack_from(metadata)[0], _HEADER))
+    if batch is None or _place(metadata, batch, _COMPRESSION) is None:
+        return 0
+    buffers = _followed(metadata, _place(metadata, batch, _BUFFERS))
+    if buffers is None:
+        return 0
+    (count,) = _COUNT.unpack_from(metadata, buffers)
+    first, body = buffers + _COUNT.size, memoryview(message.body)
+    listed = metadata[first : first + count * _BUFFER.size]
+    return sum(_unpacked(body, offset, length) for offset, length in _BUFFER.iter_unpack(listed) if length)
+
+
+def _unpacked(body: memoryview, offset: int, length: int) -> int:
+    if length < _LENGTH.size or not 0 <= offset <= len(body) - _LENGTH.size:
+        return 0
+    # -1 marks an uncompressed buffer.
+    return max(int(_LENGTH.unpack_from(body, offset)[0]), 0)
+
+
+def _place(metadata: memoryview, table: int, field: int) -> int | None:
+    """Return the place of a field in a flatbuffer's table; None if the field is left out."""
+    layout = table - _OFFSET.unpack_from(metadata, table)[0]
+    entry = _FIELD.size * (2 + field)
+    if entry >= _FIELD.unpack_from(metadata, layout)[0]:
+        return None
+    (offset,) = _FIELD.unpack_from(metadata, layout + entry)
+    return table + int(offset) if offset else None
+
+
+def _followed(metadata: memoryview, place: int | None) -> int | None:
+    """Return the place of the table or vector that a field points to."""
+    return None if place is None else place + int(_COUNT.unpack_from(metadata, place)[0])

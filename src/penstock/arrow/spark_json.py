@@ -1,21 +1,28 @@
-"""What the two directions of the schema mapping share: names, column metadata and Spark's marked structs."""
+"""Spark's schema JSON, as ``StructType.json()`` returns it, to Arrow fields and back, without Spark.
+
+The mapping is that of PySpark 4.3's Arrow conversion in the time zone UTC. Spark has three types that Arrow
+sees as structs whose fields carry metadata: variant, geometry and geography.
+"""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.types as pat
 
 from penstock.arguments import in_quotes
 from penstock.errors import SchemaMismatch, UnsupportedType
+from penstock.json_text import Json
 
-METADATA_KEY = b"SPARK::metadata::json"
-COLLATIONS_KEY = "__COLLATIONS"
-MIXED_SRID = -1
+_METADATA_KEY = b"SPARK::metadata::json"
+_COLLATIONS_KEY = "__COLLATIONS"
+_MIXED_SRID = -1
+
+Part = TypeVar("Part")
 
 
 def join(path: str, name: str) -> str:
@@ -26,7 +33,8 @@ def join(path: str, name: str) -> str:
 def unsupported(path: str, found: object, instead: str) -> UnsupportedType:
     """Return the error for a type that cannot be stored."""
     return UnsupportedType(
-        f"Column {in_quotes(path)} has the type {found}, which Spark cannot take through Arrow; use {instead}.",
+        f"Column {in_quotes(path)} has the type {found}, which Spark cannot take through Arrow; "
+        f"use {instead}.",
         column=path,
         found=str(found),
     )
@@ -50,42 +58,43 @@ def check_names(names: Sequence[str], path: str) -> None:
         earlier = seen.setdefault(name.lower(), name)
         if earlier is not name or names.index(name) != position:
             raise SchemaMismatch(
-                f"The {where} has the columns {in_quotes(earlier)} and {in_quotes(name)}, which are one name to Spark; "
-                "rename one.",
+                f"The {where} has the columns {in_quotes(earlier)} and {in_quotes(name)}, which are one name "
+                "to Spark; rename one.",
                 column=join(path, name),
             )
 
 
 def spark_metadata(metadata: Mapping[bytes, bytes] | None, path: str) -> dict[bytes, bytes] | None:
-    """Return the part of a field's Arrow metadata that is Spark's, in one form.
+    """Return Spark's part of a field's Arrow metadata, with sorted keys.
 
     Raises
     ------
     SchemaMismatch
         Spark's part is not a JSON object.
     """
-    if not metadata or METADATA_KEY not in metadata:
+    if not metadata or _METADATA_KEY not in metadata:
         return None
     try:
-        value = json.loads(metadata[METADATA_KEY])
+        value = json.loads(metadata[_METADATA_KEY])
     except ValueError:
         value = None
     if not isinstance(value, dict):
         raise SchemaMismatch(
-            f"The metadata {METADATA_KEY.decode()!r} of column {in_quotes(path)} is not a JSON object; mend or drop it.",
+            f"The metadata {_METADATA_KEY.decode()!r} of column {in_quotes(path)} is not a JSON object; "
+            "correct or drop it.",
             column=path,
         )
-    return metadata_to_arrow(value)
+    return _metadata_to_arrow(value)
 
 
-def metadata_to_arrow(value: Mapping[str, Any] | None) -> dict[bytes, bytes] | None:
+def _metadata_to_arrow(value: Json | None) -> dict[bytes, bytes] | None:
     """Return Spark's column metadata as PySpark writes it into an Arrow field, with sorted keys."""
-    kept = {key: item for key, item in (value or {}).items() if key != COLLATIONS_KEY}
-    return {METADATA_KEY: json.dumps(kept, sort_keys=True).encode()} if kept else None
+    kept = {key: item for key, item in (value or {}).items() if key != _COLLATIONS_KEY}
+    return {_METADATA_KEY: json.dumps(kept, sort_keys=True).encode()} if kept else None
 
 
-def variant_type() -> pa.DataType:
-    """Return the struct that stands for Spark's variant."""
+def _variant_type() -> pa.DataType:
+    """Return the struct of Spark's variant."""
     return pa.struct(
         [
             pa.field("value", pa.binary(), nullable=False),
@@ -94,8 +103,8 @@ def variant_type() -> pa.DataType:
     )
 
 
-def spatial_type(kind: str, srid: int) -> pa.DataType:
-    """Return the struct that stands for Spark's geometry or geography of a spatial reference system."""
+def _spatial_type(kind: str, srid: int) -> pa.DataType:
+    """Return the struct of Spark's geometry or geography in a spatial reference system."""
     return pa.struct(
         [
             pa.field("srid", pa.int32(), nullable=False),
@@ -110,10 +119,12 @@ def spatial_type(kind: str, srid: int) -> pa.DataType:
 
 
 def mark_of(arrow_type: pa.DataType) -> tuple[str, int] | None:
-    """Return (``variant``, ``geometry`` or ``geography``; its reference system or -1), or None for a plain struct."""
+    """Return (``variant``, ``geometry`` or ``geography``; its reference system or -1), or None for any
+    other struct.
+    """
     marks = {field.name: field.metadata or {} for field in arrow_type}
     if marks.get("metadata", {}).get(b"variant") == b"true" and "value" in marks:
-        return "variant", MIXED_SRID
+        return "variant", _MIXED_SRID
     wkb = marks.get("wkb", {})
     for kind in ("geometry", "geography"):
         if wkb.get(kind.encode()) == b"true" and "srid" in marks:
@@ -122,17 +133,15 @@ def mark_of(arrow_type: pa.DataType) -> tuple[str, int] | None:
 
 
 def shape_of(arrow_type: pa.DataType) -> pa.DataType | None:
-    """Return the canonical struct of a marked struct, or None for a plain one."""
+    """Return the canonical form of the struct of a variant, geometry or geography; None for any other
+    struct.
+    """
     mark = mark_of(arrow_type)
     if mark is None:
         return None
     kind, srid = mark
-    return variant_type() if kind == "variant" else spatial_type(kind, srid)
+    return _variant_type() if kind == "variant" else _spatial_type(kind, srid)
 
-
-# ---- sparkjson: Spark's schema JSON to Arrow fields and back, without Spark.
-#
-# The JSON is what ``StructType.json()`` gives. The mapping is the one of PySpark 4.3's Arrow conversion with the time zone UTC.
 
 _PLAIN: dict[str, pa.DataType] = {
     "string": pa.string(),
@@ -149,14 +158,13 @@ _PLAIN: dict[str, pa.DataType] = {
     "timestamp": pa.timestamp("us", tz="UTC"),
     "timestamp_ntz": pa.timestamp("us"),
     "void": pa.null(),
-    "variant": variant_type(),
+    "variant": _variant_type(),
 }
 # Spark 4.3 knows these reference systems and no others.
 _SRID_OF = {"SRID:0": 0, "EPSG:3857": 3857, "OGC:CRS84": 4326}
-_CRS_OF = {srid: crs for crs, srid in _SRID_OF.items()} | {MIXED_SRID: "SRID:ANY"}
+_CRS_OF = {srid: crs for crs, srid in _SRID_OF.items()} | {_MIXED_SRID: "SRID:ANY"}
 
 _DECIMAL = re.compile(r"decimal\(\s*(\d+)\s*,\s*(-?\d+)\s*\)")
-_TYPE = (str, dict)
 _SPATIAL = re.compile(r"(geometry|geography)(?:\(\s*(\w+:-?\w+)?\s*,?\s*(\w+)?\s*\))?")
 _PARAMETERISED: tuple[tuple[re.Pattern[str], pa.DataType], ...] = (
     (re.compile(r"time\(\s*\d+\s*\)"), pa.time64("ns")),
@@ -172,7 +180,7 @@ _INSTEAD = (
 )
 
 
-def fields_from_json(struct: dict[str, Any], path: str = "") -> list[pa.Field]:
+def fields_from_json(struct: Json, path: str = "") -> list[pa.Field]:
     """Return the Arrow fields of a struct in Spark's JSON.
 
     Parameters
@@ -187,60 +195,60 @@ def fields_from_json(struct: dict[str, Any], path: str = "") -> list[pa.Field]:
     UnsupportedType
         A field has a type without an Arrow form.
     SchemaMismatch
-        A name is empty or doubled, or the JSON is not Spark's.
+        A name is empty or occurs twice, or the JSON is not Spark's.
     """
-    entries = [_field_json(entry, path) for entry in _part(struct, "fields", (list,), path)]
+    entries = [_field_json(entry, path) for entry in _part(struct, "fields", list, path)]
     check_names([entry["name"] for entry in entries], path)
     return [
         pa.field(
             entry["name"],
-            type_from_json(entry["type"], join(path, entry["name"])),
+            _type_from_json(entry["type"], join(path, entry["name"])),
             nullable=entry.get("nullable", True),
-            metadata=metadata_to_arrow(entry.get("metadata")),
+            metadata=_metadata_to_arrow(entry.get("metadata")),
         )
         for entry in entries
     ]
 
 
-def _part(value: dict[str, Any], name: str, kinds: tuple[type, ...], path: str) -> Any:
-    found = value.get(name)
-    if isinstance(found, kinds):
-        return found
+def _part(value: Json, name: str, kind: type[Part], path: str) -> Part:
+    part = value.get(name)
+    if isinstance(part, kind):
+        return part
     raise SchemaMismatch(
-        f"{in_quotes(value)} is no type of Spark's schema JSON; its {name} is missing or wrong.", column=path
+        f"{in_quotes(value)} is not a type of Spark's schema JSON; its {name} is missing or wrong.",
+        column=path,
     )
 
 
-def _field_json(entry: Any, path: str) -> dict[str, Any]:
+def _field_json(entry: object, path: str) -> Json:
     if isinstance(entry, dict) and isinstance(entry.get("name"), str) and "type" in entry:
         return entry
     raise SchemaMismatch(
-        f"{in_quotes(entry)} is no field of Spark's schema JSON; it needs a name and a type.", column=path
+        f"{in_quotes(entry)} is not a field of Spark's schema JSON; it needs a name and a type.", column=path
     )
 
 
-def type_from_json(value: Any, path: str) -> pa.DataType:
-    """Return the Arrow type of one type in Spark's JSON; ``path`` is the column's dotted path, for the error."""
+def _type_from_json(value: object, path: str) -> pa.DataType:
     if isinstance(value, str):
         return _simple_from_json(value, path)
     kind = value.get("type") if isinstance(value, dict) else None
+    if not isinstance(value, dict) or kind not in ("struct", "array", "map", "udt"):
+        raise unsupported(path, value, "a type that Spark SQL has")
     if kind == "struct":
         return pa.struct(fields_from_json(value, path))
     if kind == "array":
-        element = type_from_json(_part(value, "elementType", _TYPE, path), join(path, "element"))
-        return pa.list_(pa.field("element", element, nullable=_part(value, "containsNull", (bool,), path)))
+        element = _type_below(value, "elementType", join(path, "element"), path)
+        return pa.list_(pa.field("element", element, nullable=_part(value, "containsNull", bool, path)))
     if kind == "map":
-        key = pa.field(
-            "key",
-            type_from_json(_part(value, "keyType", _TYPE, path), join(path, "key")),
-            nullable=False,
-        )
-        item = type_from_json(_part(value, "valueType", _TYPE, path), join(path, "value"))
-        nullable = _part(value, "valueContainsNull", (bool,), path)
+        key = pa.field("key", _type_below(value, "keyType", join(path, "key"), path), nullable=False)
+        item = _type_below(value, "valueType", join(path, "value"), path)
+        nullable = _part(value, "valueContainsNull", bool, path)
         return pa.map_(key, pa.field("value", item, nullable=nullable))
-    if kind == "udt":
-        return type_from_json(_part(value, "sqlType", _TYPE, path), path)
-    raise unsupported(path, value, "a type that Spark SQL has")
+    return _type_below(value, "sqlType", path, path)
+
+
+def _type_below(value: Json, name: str, below: str, path: str) -> pa.DataType:
+    return _type_from_json(_part(value, name, str if isinstance(value.get(name), str) else dict, path), below)
 
 
 def _simple_from_json(name: str, path: str) -> pa.DataType:
@@ -267,20 +275,20 @@ def _decimal(precision: int, scale: int, name: str, path: str) -> pa.DataType:
 
 
 def _spatial(kind: str, crs: str, path: str) -> pa.DataType:
-    if crs.upper() == _CRS_OF[MIXED_SRID]:
-        return spatial_type(kind, MIXED_SRID)
+    if crs.upper() == _CRS_OF[_MIXED_SRID]:
+        return _spatial_type(kind, _MIXED_SRID)
     if crs not in _SRID_OF:
         raise unsupported(path, f"{kind}({crs})", f"one of the reference systems {', '.join(_SRID_OF)}")
-    return spatial_type(kind, _SRID_OF[crs])
+    return _spatial_type(kind, _SRID_OF[crs])
 
 
-def json_from_fields(fields: list[pa.Field]) -> dict[str, Any]:
+def json_from_fields(fields: list[pa.Field]) -> Json:
     """Return a struct of canonical Arrow fields in Spark's JSON, parsed."""
     return {"type": "struct", "fields": [_field_to_json(field) for field in fields]}
 
 
-def _field_to_json(field: pa.Field) -> dict[str, Any]:
-    kept = (field.metadata or {}).get(METADATA_KEY)
+def _field_to_json(field: pa.Field) -> Json:
+    kept = (field.metadata or {}).get(_METADATA_KEY)
     return {
         "name": field.name,
         "type": _type_to_json(field.type),
@@ -289,7 +297,7 @@ def _field_to_json(field: pa.Field) -> dict[str, Any]:
     }
 
 
-def _type_to_json(arrow_type: pa.DataType) -> Any:
+def _type_to_json(arrow_type: pa.DataType) -> str | Json:
     for name, plain in _PLAIN.items():
         if name != "decimal" and not pat.is_struct(arrow_type) and arrow_type.equals(plain):
             return name
@@ -302,7 +310,7 @@ def _type_to_json(arrow_type: pa.DataType) -> Any:
     return _nested_to_json(arrow_type)
 
 
-def _nested_to_json(arrow_type: pa.DataType) -> Any:
+def _nested_to_json(arrow_type: pa.DataType) -> str | Json:
     if pat.is_map(arrow_type):
         return {
             "type": "map",

@@ -13,8 +13,8 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.streaming.state import GroupState
 
-from penstock.arrow.ipc_messages import kept_table
 from penstock.arrow.key_hash import key_hash
+from penstock.arrow.segments import kept_table
 from penstock.errors import CheckpointMismatch
 from penstock.spark import shuffle_batches
 from penstock.spark.error_boundary import iterate_without_tracebacks

@@ -21,7 +21,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock.arguments import in_quotes
-from penstock.arrow.batches import first_rows
+from penstock.arrow.arrays import first_rows
 from penstock.errors import InvalidInput, OutputModeRefused
 from penstock.modes.checking.check import check
 from penstock.modes.checking.report import WARNING

@@ -17,7 +17,7 @@ from typing import TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.arrow.batches import u32, u32_array
+from penstock.arrow.arrays import u32, u32_array
 from penstock.arrow.key_hash import key_hash
 from penstock.store.database import Database
 from penstock.store.records.catalog import QueueRecord

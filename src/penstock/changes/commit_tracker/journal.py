@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import fs
 
-from penstock.arrow.ipc_messages import MAX_UNPACKED, kept_table
+from penstock.arrow.segments import MAX_UNPACKED, kept_table
 from penstock.errors import CommitRefused
 from penstock.spark.checkpoint import Checkpoint
 

@@ -188,7 +188,7 @@ class _View:
 
     def show(self, after: int, upto: int, most: int | None) -> None:
         """Show the changes of a range, or no more than so many of them."""
-        from penstock.arrow.batches import first_rows
+        from penstock.arrow.arrays import first_rows
 
         tables = self._tables(after, upto) if after < upto else iter(())
         for table in tables if most is None else first_rows(tables, most):

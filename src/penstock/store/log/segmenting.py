@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.arrow.ipc_messages import MAX_UNPACKED
-from penstock.arrow.segments import decode, encode
+from penstock.arrow.segments import MAX_UNPACKED, decode, encode
 from penstock.errors import InvalidInput
 
 _SCHEMA = pa.schema([("end", pa.int64()), ("append", pa.int64()), ("timestamp", pa.int64())])

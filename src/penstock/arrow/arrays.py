@@ -1,0 +1,93 @@
+"""Arrow constants made without pandas, and helpers for chunked columns, maps and batches.
+
+``pyarrow.scalar`` and ``pyarrow.array`` import pandas, where it is installed, the first time that they
+convert a Python value: a third of a second that a Spark worker need not spend to move batches. So these
+constants are built from bytes."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
+from typing import TypeVar
+
+import pyarrow as pa
+import pyarrow.types as pat
+
+Rows = TypeVar("Rows", pa.Table, pa.RecordBatch)
+
+
+def u32_array(values: Sequence[int]) -> pa.Array:
+    return _array(pa.uint32(), f"={len(values)}I", *values)
+
+
+def u32(value: int) -> pa.Scalar:
+    return u32_array([value])[0]
+
+
+@lru_cache(maxsize=64)
+def u64(value: int) -> pa.Scalar:
+    return _array(pa.uint64(), "=Q", value)[0]
+
+
+def i64(value: int) -> pa.Scalar:
+    return _array(pa.int64(), "=q", value)[0]
+
+
+def f64(value: float) -> pa.Scalar:
+    return _array(pa.float64(), "=d", value)[0]
+
+
+def zeros(arrow_type: pa.DataType, length: int = 1) -> pa.Array:
+    """Return an array of zeros of an integer type."""
+    size = length * arrow_type.bit_width // 8
+    return pa.Array.from_buffers(arrow_type, length, [None, pa.py_buffer(bytes(size))])
+
+
+def _array(arrow_type: pa.DataType, form: str, *values: float) -> pa.Array:
+    buffer = pa.py_buffer(struct.pack(form, *values))
+    return pa.Array.from_buffers(arrow_type, len(values), [None, buffer])
+
+
+def chunks_of(column: pa.Array | pa.ChunkedArray) -> Sequence[pa.Array]:
+    """Return the arrays of a table's or a batch's column."""
+    chunks: Sequence[pa.Array] = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
+    return chunks
+
+
+def nested_fields(arrow_type: pa.DataType) -> list[pa.Field]:
+    """Return the fields directly below a canonical type; of a map, the key's and the value's."""
+    if pat.is_map(arrow_type):
+        return [arrow_type.key_field, arrow_type.item_field]
+    if pat.is_list(arrow_type):
+        return [arrow_type.value_field]
+    return list(arrow_type) if pat.is_struct(arrow_type) else []
+
+
+def map_entries(array: pa.Array) -> pa.Array:
+    """Return a map array as a list array of key and value structs, which can be flattened when it is a
+    slice.
+    """
+    kind = array.type
+    # Built from its parts: a cast would also check, and refuse, values below nulls.
+    entries = pa.StructArray.from_arrays(
+        [array.keys, array.items], fields=[kind.key_field, kind.item_field.with_nullable(True)]
+    )
+    parts = array.buffers()[:2]
+    return pa.Array.from_buffers(
+        pa.list_(entries.type), len(array), parts, offset=array.offset, children=[entries]
+    )
+
+
+def first_rows(batches: Iterable[Rows], count: int) -> Iterator[Rows]:
+    """Yield the first ``count`` rows of a stream of tables or batches, and read no further than the last of
+    them.
+    """
+    if count < 1:
+        return
+    left = count
+    for batch in batches:
+        yield batch.slice(0, left)
+        left -= batch.num_rows
+        if left <= 0:
+            return
