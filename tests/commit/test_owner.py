@@ -229,3 +229,13 @@ def test_a_micro_batch_that_is_repeated_in_a_store_from_before_it_is_refused(pai
     assert caught.value.condition == "CHECKPOINT_MISMATCH.SOURCE_BEHIND"
     for start, end in (((0, 0), (5, 3)), ((5, 3), (9, 3)), ((5, 3), (9, 3))):
         owner.plan(pair.offset(owner, start, end))
+
+
+@pytest.mark.parametrize("end", [(21, 0), (0, 21), (0, 0, 1)])
+def test_a_plan_past_the_end_of_the_queue_is_refused(pair: Pair, end: tuple[int, ...]) -> None:
+    owner = pair.own()
+    start = (0,) * len(end)
+    with pytest.raises(CheckpointMismatch, match="but it ends at") as caught:
+        owner.plan(pair.offset(owner, start, end))
+    assert caught.value.condition == "CHECKPOINT_MISMATCH.SOURCE_BEHIND"
+    assert not pair.registration().plan_open

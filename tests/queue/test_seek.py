@@ -178,9 +178,7 @@ def test_an_offset_may_be_moved_by_hand_beside_a_query_that_is_gone(
 ) -> None:
     """A plan is open, and whoever made it is dead: nobody but a live owner is in the way."""
     keys = consumer.registration("q").keys
-    store.database.run(
-        lambda tx: tx.run("open_plan", epoch=0, plan='{"from": [1, 0, 0]}', split="[]", **keys)
-    )
+    store.database.run(lambda tx: tx.run("open_plan", epoch=0, plan='{"from": [1, 0, 0]}', ends="[]", **keys))
     lock = store.database.owner_lock(consumer.registration("q").lock_name(store.uuid))
     assert lock.acquire()
     with pytest.raises(ConsumerInUse, match="cannot move"):

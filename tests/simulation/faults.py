@@ -407,9 +407,9 @@ FAULTS = [
     ),
     Fault(
         "a queue that ends before the offset of its checkpoint is read on",
-        "spark/source/positions.py",
-        "    if len(offset.end) <= len(ends) and all(at <= end for at, end in zip(offset.end, ends, strict=False)):\n",
-        "    if len(offset.end) <= len(ends):\n",
+        "commit/offsets.py",
+        "        if len(self.end) <= len(ends) and all(at <= end for at, end in zip(self.end, ends, strict=False)):\n",
+        "        if len(self.end) <= len(ends):\n",
     ),
     Fault(
         "tasks that follow one another share a row",

@@ -99,6 +99,29 @@ class QueueOffset:
                 expected=value,
             )
 
+    def require_reached(self, ends: Sequence[int]) -> None:
+        """Refuse an offset past the end of the queue, whose store is then older than the checkpoint.
+
+        Parameters
+        ----------
+        ends
+            The end of each partition.
+
+        Raises
+        ------
+        CheckpointMismatch
+        """
+        if len(self.end) <= len(ends) and all(at <= end for at, end in zip(self.end, ends, strict=False)):
+            return
+        raise CheckpointMismatch(
+            f"queue {self.queue!r} was read up to {list(self.end)}, but it ends at {list(ends)}: if its store was "
+            "restored from an older backup, restore the checkpoint of the same time, or use a new one",
+            condition="CHECKPOINT_MISMATCH.SOURCE_BEHIND",
+            queue=self.queue,
+            offsets=list(self.end),
+            ends=list(ends),
+        )
+
 
 def _require_offset(value: Mapping[str, Any]) -> None:
     """Whoever may write the checkpoint writes its offsets, so they are looked at before anything goes by them."""

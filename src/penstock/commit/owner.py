@@ -129,7 +129,10 @@ class Owner:
             registration = self._checked(tx, lock=True)
             if not _follows(tx, registration, end):
                 raise _source_behind(tx, registration, end.start)
-            tx.run("open_plan", epoch=self.epoch, plan=plan_text(end), **registration.keys)
+            ends = json.dumps(end.end)
+            if not tx.run("open_plan", epoch=self.epoch, plan=plan_text(end), ends=ends, **registration.keys):
+                queue = catalog.find_queue(tx, self.queue)
+                end.require_reached([part.next_index for part in catalog.partitions(tx, queue)])
 
         self._database.run(work, idempotent=True)
         rows = sum(end.end) - sum(end.start)

@@ -27,7 +27,7 @@ from penstock.queue.open_stores import open_store
 from penstock.queue.store import Store
 from penstock.spark.options import SinkOptions, SourceOptions
 from penstock.spark.schemas import check_writable, source_schema
-from penstock.spark.source.positions import require_reached, skip_trimmed, start_positions
+from penstock.spark.source.positions import skip_trimmed, start_positions
 from penstock.store.database import Transaction
 from penstock.store.records import catalog
 from penstock.store.records.catalog import QueueRecord
@@ -77,7 +77,7 @@ class QueueSourceDriver(SourceDriver):
                 return dict(enumerate(start_positions(tx, self.options, queue, partitions)))
             offset = self._parsed(logged)
             offset.require(store.uuid, queue.name, self.options.consumer, self._generation(queue))
-            require_reached(offset, partitions)
+            offset.require_reached([part.next_index for part in partitions])
             offsets = pad(offset.end, len(partitions))
             # Tasks skip lost rows: the next epoch begins where the last one has ended.
             skip_trimmed(self.options, partitions, offsets)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 
-from penstock.commit.offsets import QueueOffset, pad
-from penstock.errors import CheckpointMismatch, DataLost, InvalidPosition
+from penstock.commit.offsets import pad
+from penstock.errors import DataLost, InvalidPosition
 from penstock.spark.options import SourceOptions
 from penstock.store.database import Transaction
 from penstock.store.records import consumers
@@ -86,27 +86,6 @@ def _checked(
             )
         offsets[partition] = index
     return offsets
-
-
-def require_reached(offset: QueueOffset, partitions: Sequence[PartitionRecord]) -> None:
-    """Refuse an offset past the end of the queue, whose store is then older than the checkpoint.
-
-    Raises
-    ------
-    CheckpointMismatch
-    """
-    ends = [part.next_index for part in partitions]
-    if len(offset.end) <= len(ends) and all(at <= end for at, end in zip(offset.end, ends, strict=False)):
-        return
-    raise CheckpointMismatch(
-        f"the checkpoint has read queue {offset.queue!r} up to {list(offset.end)}, but the queue ends at "
-        f"{ends}: if its store was restored from an older backup, restore the checkpoint of the same time, "
-        "or use a new one",
-        condition="CHECKPOINT_MISMATCH.SOURCE_BEHIND",
-        queue=offset.queue,
-        offsets=list(offset.end),
-        ends=ends,
-    )
 
 
 def skip_trimmed(

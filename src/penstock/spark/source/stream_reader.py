@@ -20,7 +20,7 @@ from penstock.spark.error_boundary import without_tracebacks
 from penstock.spark.limit_pushdown import RemainingQuota
 from penstock.spark.options import SourceOptions
 from penstock.spark.source.admission import next_end, split_into_tasks
-from penstock.spark.source.positions import require_reached, skip_trimmed, start_positions
+from penstock.spark.source.positions import skip_trimmed, start_positions
 from penstock.spark.source.read_task import RangePartition, Scan
 from penstock.store.database import Transaction
 from penstock.store.records import catalog
@@ -84,7 +84,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._maintain(queue, last)
         if draining:
             return start
-        require_reached(last, partitions)
+        last.require_reached([part.next_index for part in partitions])
         if self._options.fail_on_data_loss:
             skip_trimmed(self._options, partitions, pad(last.end, len(partitions)))
         left = self._remaining.left(last.end)
@@ -104,7 +104,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return the tasks of a micro-batch, whose range is in ``end`` only."""
         owner = self._own()
         batch = self._parsed(end)
-        require_reached(batch, self._now()[1])
+        batch.require_reached([part.next_index for part in self._now()[1]])
         if owner is not None:
             batch.require(self._store().uuid, self._queue.name, self._options.consumer, owner.generation)
             owner.plan(batch)

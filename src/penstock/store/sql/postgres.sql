@@ -237,3 +237,12 @@ from (
 join penstock.payload as p on p.payload_id = s.payload_id
 where s.bytes_before < :max_bytes
 order by s.end_index;
+
+-- name: open_plan
+-- Changes nothing if the queue does not reach as far as the plan: its store was restored from an older backup.
+update penstock.registration set plan_epoch = :epoch, plan = :plan
+where consumer_id = :consumer_id and queue_id = :queue_id and epoch = :epoch and not exists (
+    select 1 from jsonb_array_elements_text(cast(:ends as jsonb)) with ordinality as planned (value, number)
+    left join penstock.partition as p on p.queue_id = :queue_id and p.partition = planned.number - 1
+    where coalesce(p.next_index, 0) < cast(planned.value as bigint)
+);

@@ -52,3 +52,12 @@ where s.queue_id = :queue_id and s.partition = :partition and s.end_index > :sta
     )
 order by s.end_index
 limit :max_segments;
+
+-- name: open_plan
+-- Changes nothing if the queue does not reach as far as the plan: its store was restored from an older backup.
+update penstock.registration set plan_epoch = :epoch, plan = :plan
+where consumer_id = :consumer_id and queue_id = :queue_id and epoch = :epoch and not exists (
+    select 1 from json_each(:ends) as planned
+    left join penstock.partition as p on p.queue_id = :queue_id and p.partition = planned.key
+    where coalesce(p.next_index, 0) < planned.value
+);
