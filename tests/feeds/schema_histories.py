@@ -400,6 +400,8 @@ class History:
         )
         self.stream.end()
         self.stream, self.copy, self.plan, self.applied = Stream(), {}, {}, 0
+        self.written_by: dict[str, Table] | None = None
+        """The plan of the last micro-batch that was written and not committed."""
         self.moments, self.altered, self.unlogged, self.last_stop = [], set(), None, None
         self.options = {}
         self.note()
@@ -493,7 +495,11 @@ class History:
                 self.stopped(error)
                 return
             self.log.append(f"-- {what}")
-            stream, plan, written = self.stream, self.plan, dict(self.stream.batches)
+            if what == "die_written":
+                self.written_by = self.plan
+            stream, plan = self.stream, self.plan
+            # Rows that an earlier plan has written may have other columns.
+            written = dict(stream.batches) if self.written_by == plan else {}
             if (
                 self.started(lambda: self.start())
                 and self.plan == plan
