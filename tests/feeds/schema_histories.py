@@ -90,6 +90,8 @@ class History:
     stream: Stream = field(default_factory=Stream)
     copy: dict[str, dict[tuple[Any, ...], Row]] = field(default_factory=dict)
     plan: dict[str, Table] = field(default_factory=dict)
+    written_by: dict[str, Table] | None = None
+    """The plan of the last micro-batch that was written and not committed."""
     moments: list[Moment] = field(default_factory=list)
     altered: set[str] = field(default_factory=set)
     """Columns whose values may have changed without being logged, since all rows were sent."""
@@ -400,8 +402,7 @@ class History:
         )
         self.stream.end()
         self.stream, self.copy, self.plan, self.applied = Stream(), {}, {}, 0
-        self.written_by: dict[str, Table] | None = None
-        """The plan of the last micro-batch that was written and not committed."""
+        self.written_by = None
         self.moments, self.altered, self.unlogged, self.last_stop = [], set(), None, None
         self.options = {}
         self.note()
