@@ -9,7 +9,7 @@ PROGRAM = """
 import sys
 import pyarrow as pa
 from penstock.arrow.key_hash import key_hash
-from penstock.arrow.coerce import conform_batch
+from penstock.arrow.coerce import conform
 from penstock.arrow.segments import decode, encode
 from penstock.arrow.schema import canonical_schema, spark_json
 from penstock.queue.placement import Placement, home_of
@@ -27,7 +27,7 @@ for repeats in (1, 100):
     batch = pa.RecordBatch.from_arrays([pa.concat_arrays([ids] * repeats)], names=["ID"])
     for field in names:
         batch = batch.append_column(field, pa.nulls(batch.num_rows, field.type))
-    batch = conform_batch(batch, schema)
+    batch = conform(batch, schema)
     assert key_hash(batch, ["id", "name", "x"]).null_count == 0
     assert decode(encode(batch), schema).equals(batch)
     decode(encode(batch), schema, ["name"])

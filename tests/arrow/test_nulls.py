@@ -5,7 +5,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from penstock.arrow.coerce import conform_batch, to_table
+from penstock.arrow.coerce import conform
+from penstock.arrow.python_rows import to_table
 from penstock.errors import SchemaMismatch
 
 
@@ -78,11 +79,11 @@ def test_nulls_outside_a_slice_do_not_count(field: pa.Field, good: Any, bad: Any
     for kind in (field.type, relaxed(field.type)):
         batch = pa.record_batch({"c": pa.array([bad, good, good, bad], kind)})
         assert (
-            conform_batch(batch.slice(1, 2), schema).column(0).to_pylist()
+            conform(batch.slice(1, 2), schema).column(0).to_pylist()
             == pa.array([good, good], kind).to_pylist()
         )
         with pytest.raises(SchemaMismatch):
-            conform_batch(batch.slice(1, 3), schema)
+            conform(batch.slice(1, 3), schema)
 
 
 def test_what_lies_below_a_null_struct_may_be_null() -> None:
@@ -109,7 +110,7 @@ def test_what_lies_below_a_null_value_of_a_map_may_be_null() -> None:
             == value
         )
         assert (
-            conform_batch(pa.record_batch({"c": given}).slice(1), pa.schema([pa.field("c", strict)]))
+            conform(pa.record_batch({"c": given}).slice(1), pa.schema([pa.field("c", strict)]))
             .column(0)
             .to_pylist()
             == value[1:]

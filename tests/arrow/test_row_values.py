@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import Row
 
-from penstock.arrow.coerce import to_table
+from penstock.arrow.python_rows import to_table
 from penstock.arrow.schema import canonical_schema
 from penstock.errors import SchemaMismatch
 

@@ -8,7 +8,8 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 
-from penstock.arrow.coerce import conform_batch, to_table
+from penstock.arrow.coerce import conform
+from penstock.arrow.python_rows import to_table
 from penstock.arrow.schema import canonical_schema
 from penstock.errors import SchemaMismatch
 from tests.arrow.strategies import tables
@@ -50,14 +51,14 @@ def test_a_batch_that_declares_everything_nullable_conforms_without_a_copy() -> 
     batch = pa.record_batch(
         {"id": [1, 2], "name": ["a", None], "at": [None, 5], "amount": [None, None]}, schema=relaxed
     )
-    conformed = conform_batch(batch, SCHEMA)
+    conformed = conform(batch, SCHEMA)
     assert conformed.schema.equals(SCHEMA, check_metadata=True)
     assert all(address(a) == address(b) for a, b in zip(conformed.columns, batch.columns, strict=True))
 
 
 def test_a_batch_with_its_fields_in_another_time_zone_conforms_without_a_copy() -> None:
     batch = pa.record_batch({"c": pa.array([5], pa.timestamp("us", tz="Europe/Paris"))})
-    conformed = conform_batch(batch, one(pa.timestamp("us", tz="UTC")))
+    conformed = conform(batch, one(pa.timestamp("us", tz="UTC")))
     assert address(conformed.column(0)) == address(batch.column(0))
 
 
@@ -235,7 +236,7 @@ def test_dicts_and_tables_give_the_same_rows(case: tuple[pa.Schema, list[dict[st
     assert to_table(shuffled, schema).equals(table)
     if rows:
         batch = table.slice(1).combine_chunks().to_batches()
-        assert not batch or conform_batch(batch[0], schema).to_pylist() == table.slice(1).to_pylist()
+        assert not batch or conform(batch[0], schema).to_pylist() == table.slice(1).to_pylist()
 
 
 def test_no_rows_give_an_empty_table() -> None:

@@ -1,4 +1,4 @@
-"""Arrow constants made without pandas, and helpers for chunked columns, maps and batches.
+"""Arrow constants made without pandas, and helpers for nested types, maps and batches.
 
 ``pyarrow.scalar`` and ``pyarrow.array`` import pandas, where it is installed, the first time that they
 convert a Python value: a third of a second that a Spark worker need not spend to move batches. So these
@@ -47,12 +47,6 @@ def zeros(arrow_type: pa.DataType, length: int = 1) -> pa.Array:
 def _array(arrow_type: pa.DataType, form: str, *values: float) -> pa.Array:
     buffer = pa.py_buffer(struct.pack(form, *values))
     return pa.Array.from_buffers(arrow_type, len(values), [None, buffer])
-
-
-def chunks_of(column: pa.Array | pa.ChunkedArray) -> Sequence[pa.Array]:
-    """Return the arrays of a table's or a batch's column."""
-    chunks: Sequence[pa.Array] = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
-    return chunks
 
 
 def nested_fields(arrow_type: pa.DataType) -> list[pa.Field]:

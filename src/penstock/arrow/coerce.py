@@ -1,41 +1,84 @@
-"""Conversion of rows of any shape to a queue's canonical schema, without loss, and without a copy where
-none is needed.
+"""Lossless conversion of columns to a queue's canonical schema, without a copy where none is needed.
+
+A cast is allowed when it keeps every value: between widths of one kind, and from integers to floats and
+decimals. Whether the values fit is checked value by value. Ambiguous casts (text to numbers, a time without
+a zone to an instant) are refused.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Generic, NoReturn, TypeVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from penstock.arguments import in_quotes
-from penstock.arrow.arrays import chunks_of, map_entries, nested_fields
-from penstock.arrow.casts import Misfit, conform_array, match_names, same_type
-from penstock.arrow.python_values import Coder, as_mapping, coder_of, misfit, short
+from penstock.arguments import did_you_mean, in_quotes
+from penstock.arrow.arrays import map_entries, nested_fields, zeros
 from penstock.arrow.spark_json import join
 from penstock.errors import SchemaMismatch
 
-_NOTHING = type(None)
-# What Arrow's conversion raises for a value that it cannot take.
-_CONVERSION_ERRORS = (pa.ArrowException, TypeError, ValueError, OverflowError)
+T = TypeVar("T")
+Rows = TypeVar("Rows", pa.Table, pa.RecordBatch)
+
+_ZERO = zeros(pa.int32())
 
 
-def to_table(rows: pa.Table | pa.RecordBatch | Iterable[Mapping[str, object]], schema: pa.Schema) -> pa.Table:
-    """Return the rows as a table of exactly the schema.
+class Misfit(Exception):
+    """A value or a type that the schema cannot take.
+
+    Parameters
+    ----------
+    message
+        What does not fit and how to fix it, in one sentence that can follow ``Row 3:``.
+    column, expected, found
+        What the sentence is about; the column as a dotted path.
+    by_value
+        Whether other values of the same type would fit, so that the row should be named.
+    row
+        The 0-based row, if it is known already.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        column: str,
+        expected: object,
+        found: object,
+        *,
+        by_value: bool = False,
+        row: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.column = column
+        self.expected = str(expected)
+        self.found = str(found)
+        self.by_value = by_value
+        self.row = row
+
+    def error(self) -> SchemaMismatch:
+        """Return the public error."""
+        about = {"column": self.column, "expected": self.expected, "found": self.found}
+        if self.row is None:
+            return SchemaMismatch(self.message[:1].upper() + self.message[1:], **about)
+        return SchemaMismatch(f"Row {self.row}: {self.message}", row=self.row, **about)
+
+
+def conform(rows: Rows, schema: pa.Schema) -> Rows:
+    """Return a table or a batch in exactly the schema.
 
     Columns are matched by name, in any order; without case where no name matches exactly. A missing
-    nullable column is filled with nulls. Values are cast only where that loses nothing.
+    nullable column is filled with nulls. pa.Array | pa.ChunkedArray are cast only where that loses nothing.
 
     Parameters
     ----------
     rows
-        A table, a record batch, anything that exports an Arrow stream (a pandas or polars data frame), or
-        an iterable of mappings, one for each row. No rows give an empty table. A table of the same schema
-        is returned as it is.
+        Rows; whether their fields are declared nullable does not matter, only the nulls in them. Rows of the
+        same schema are returned as they are.
     schema
         The queue's canonical schema. Pass the same object each time: what is derived from it is cached.
 
@@ -46,121 +89,92 @@ def to_table(rows: pa.Table | pa.RecordBatch | Iterable[Mapping[str, object]], s
         or there is a null where the schema takes none. ``parameters`` has ``column``, ``expected``,
         ``found`` and, if one row is to blame, its 0-based ``row``.
     """
-    plan = _plan_of(schema)
-    if isinstance(rows, pa.RecordBatch):
-        rows = pa.Table.from_batches([rows])
-    elif not isinstance(rows, pa.Table):
-        if not hasattr(rows, "__arrow_c_stream__"):
-            return _from_mappings(rows, plan, schema)
-        rows = pa.RecordBatchReader.from_stream(rows).read_all()
+    target = target_of(schema)
     if not rows.schema.equals(schema, check_metadata=True):
-        rows = pa.Table.from_arrays(_conform(rows, plan), schema=schema)
-    _check_nulls(rows, plan)
+        rows = type(rows).from_arrays(_conformed(rows, target), schema=schema)
+    for place, column in target.checked_for_nulls:
+        values = rows.column(place)
+        if column.required_below or values.null_count:
+            _check_nulls(values, column)
     return rows
 
 
-def conform_batch(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Return one batch in exactly the schema, under the rules of ``to_table``.
-
-    Parameters
-    ----------
-    batch
-        Rows; whether its fields are declared nullable does not matter, only the nulls in them.
-    schema
-        The queue's canonical schema.
-
-    Raises
-    ------
-    SchemaMismatch
-        As ``to_table``.
-    """
-    plan = _plan_of(schema)
-    if not batch.schema.equals(schema, check_metadata=True):
-        batch = pa.RecordBatch.from_arrays(_conform(batch, plan), schema=schema)
-    _check_nulls(batch, plan)
-    return batch
-
-
 @dataclass(frozen=True, slots=True)
-class _Column:
-    """One column of the schema.
+class Column:
+    """One column of a canonical schema."""
 
-    Parameters
-    ----------
-    required
-        Whether it takes no nulls.
-    required_below
-        Whether something in its nested values takes no nulls.
-    coder
-        Prepares Python values so that Arrow converts them without loss.
-    """
-
-    name: str
-    type: pa.DataType
     field: pa.Field
     required: bool
+    """Whether it takes no nulls."""
     required_below: bool
-    coder: Coder
+    """Whether something in its nested values takes no nulls."""
+
+    @property
+    def name(self) -> str:
+        return str(self.field.name)
+
+    @property
+    def type(self) -> pa.DataType:
+        return self.field.type
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
-    """What conversions need to know about a schema."""
+class Target:
+    """What conversions need to know about a canonical schema."""
 
-    columns: tuple[_Column, ...]
+    columns: tuple[Column, ...]
     fields: tuple[pa.Field, ...]
     names: frozenset[str]
-    checked_for_nulls: tuple[tuple[int, _Column], ...]
+    checked_for_nulls: tuple[tuple[int, Column], ...]
 
     @classmethod
-    def of(cls, schema: pa.Schema) -> _Plan:
-        columns = tuple(
-            _Column(
-                name=field.name,
-                type=field.type,
-                field=field,
-                required=not field.nullable,
-                required_below=_forbids_nulls_below(field),
-                coder=coder_of(field.type, field.name),
-            )
-            for field in schema
-        )
+    def of(cls, schema: pa.Schema) -> Target:
+        columns = tuple(Column(field, not field.nullable, _forbids_nulls_below(field)) for field in schema)
         checked = tuple((i, each) for i, each in enumerate(columns) if each.required or each.required_below)
         return cls(columns, tuple(schema), frozenset(schema.names), checked)
 
 
-# By identity: a queue keeps one schema object, and hashing a schema takes longer than appending a row.
-_plans: dict[int, tuple[weakref.ref[pa.Schema], _Plan]] = {}
+class PerSchema(Generic[T]):
+    """What is derived from schemas, cached by their identity.
+
+    A queue keeps one schema object, and hashing a schema takes longer than appending a row.
+    """
+
+    def __init__(self, make: Callable[[pa.Schema], T]) -> None:
+        self._make = make
+        self._made: dict[int, tuple[weakref.ref[pa.Schema], T]] = {}
+
+    def __call__(self, schema: pa.Schema) -> T:
+        key = id(schema)
+        known = self._made.get(key)
+        if known is not None and known[0]() is schema:
+            return known[1]
+        made = self._make(schema)
+        self._made[key] = (weakref.ref(schema, lambda _: self._made.pop(key, None)), made)
+        return made
 
 
-def _plan_of(schema: pa.Schema) -> _Plan:
-    known = _plans.get(id(schema))
-    if known is not None and known[0]() is schema:
-        return known[1]
-    plan = _Plan.of(schema)
-    key = id(schema)
-    _plans[key] = (weakref.ref(schema, lambda _: _plans.pop(key, None)), plan)
-    return plan
+target_of = PerSchema(Target.of)
 
 
-def _conform(source: pa.Table | pa.RecordBatch, plan: _Plan) -> list[pa.Array | pa.ChunkedArray]:
+def _conformed(source: pa.Table | pa.RecordBatch, target: Target) -> list[pa.Array | pa.ChunkedArray]:
     try:
-        places = match_names(source.schema.names, plan.fields, "")
+        places = match_names(source.schema.names, target.fields, "")
     except Misfit as misfit:
         raise misfit.error() from None
     return [
         pa.nulls(source.num_rows, column.type)
         if place is None
         else _conform_column(source.column(place), column)
-        for place, column in zip(places, plan.columns, strict=True)
+        for place, column in zip(places, target.columns, strict=True)
     ]
 
 
-def _conform_column(values: pa.Array | pa.ChunkedArray, column: _Column) -> pa.Array | pa.ChunkedArray:
+def _conform_column(values: pa.Array | pa.ChunkedArray, column: Column) -> pa.Array | pa.ChunkedArray:
     if same_type(values.type, column.type):
         return values
     try:
-        chunks = [conform_array(chunk, column.type, column.name) for chunk in chunks_of(values)]
+        chunks = [conform_array(chunk, column.type, column.name) for chunk in _chunks(values)]
     except Misfit as misfit:
         if misfit.by_value:
             _name_row(misfit, values, column)
@@ -168,17 +182,17 @@ def _conform_column(values: pa.Array | pa.ChunkedArray, column: _Column) -> pa.A
     return pa.chunked_array(chunks, column.type) if isinstance(values, pa.ChunkedArray) else chunks[0]
 
 
-def _name_row(misfit: Misfit, values: pa.Array | pa.ChunkedArray, column: _Column) -> None:
+def _name_row(misfit: Misfit, values: pa.Array | pa.ChunkedArray, column: Column) -> None:
     def is_bad(start: int, end: int) -> bool:
         try:
-            for chunk in chunks_of(values.slice(start, end - start)):
+            for chunk in _chunks(values.slice(start, end - start)):
                 conform_array(chunk, column.type, column.name)
         except Misfit:
             return True
         return False
 
     misfit.row = _first_row(len(values), is_bad)
-    value = short(values[misfit.row].as_py())
+    value = shorten(values[misfit.row].as_py())
     misfit.found = f"{values.type} {value}"
     misfit.message = f"the value {value} does not fit: {misfit.message}"
 
@@ -194,118 +208,21 @@ def _first_row(length: int, is_bad: Callable[[int, int], bool]) -> int:
     return low
 
 
-# Rows as Python objects.
+def _chunks(column: pa.Array | pa.ChunkedArray) -> Sequence[pa.Array]:
+    chunks: Sequence[pa.Array] = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
+    return chunks
 
 
-def _from_mappings(rows: Iterable[object], plan: _Plan, schema: pa.Schema) -> pa.Table:
-    try:
-        mappings = _with_known_keys(_as_mappings(rows), plan)
-        arrays = [_array(mappings, column) for column in plan.columns]
-    except Misfit as misfit:
-        raise misfit.error() from misfit.__cause__
-    table = pa.Table.from_arrays(arrays, schema=schema)
-    for place, column in plan.checked_for_nulls:
-        if column.required_below:
-            _check_column(table.column(place), column)
-    return table
-
-
-def _as_mappings(rows: object) -> list[Mapping[str, object]]:
-    if isinstance(rows, Mapping | str | bytes) or not isinstance(rows, Iterable):
-        raise SchemaMismatch(
-            f"Rows are a table, a record batch or an iterable of mappings, not one {type(rows).__name__}; "
-            "put it in a list.",
-            found=type(rows).__name__,
-        )
-    listed = list(rows)
-    if set(map(type, listed)) <= {dict}:
-        return listed
-    return [_as_mapping(row, number) for number, row in enumerate(listed)]
-
-
-def _as_mapping(row: object, number: int) -> Mapping[str, object]:
-    mapping = as_mapping(row)
-    if mapping is None:
-        found = f"{type(row).__name__} {short(row)}"
-        message = f"a row has to be a mapping of column names to values, not the {found}; pass dicts."
-        raise Misfit(message, "", "a mapping", found, row=number)
-    return mapping
-
-
-def _with_known_keys(mappings: list[Mapping[str, object]], plan: _Plan) -> list[Mapping[str, object]]:
-    if set().union(*mappings) <= plan.names:
-        return mappings
-    return [_renamed(mapping, number, plan) for number, mapping in enumerate(mappings)]
-
-
-def _renamed(mapping: Mapping[str, object], number: int, plan: _Plan) -> Mapping[str, object]:
-    if mapping.keys() <= plan.names:
-        return mapping
-    keys = list(mapping)
-    try:
-        places = match_names([str(key) for key in keys], plan.fields, "")
-    except Misfit as unmatched:
-        unmatched.row = number
-        raise
-    columns = zip(places, plan.columns, strict=True)
-    return {column.name: mapping[keys[place]] for place, column in columns if place is not None}
-
-
-def _array(mappings: list[Mapping[str, object]], column: _Column) -> pa.Array:
-    name = column.name
-    values: Sequence[object] = [mapping.get(name) for mapping in mappings]
-    kinds = set(map(type, values))
-    if column.required and _NOTHING in kinds:
-        raise _null_misfit(name, next(i for i, value in enumerate(values) if value is None))
-    try:
-        return pa.array(column.coder.values(values, kinds), column.type)
-    except (Misfit, *_CONVERSION_ERRORS):
-        raise _first_misfit(values, column) from None
-
-
-def _first_misfit(values: Sequence[object], column: _Column) -> Misfit:
-    for row, value in enumerate(values):
-        found = _misfit_of(value, column)
-        if found is not None:
-            found.row = row
-            return found
-    message = (
-        f"column {in_quotes(column.name)} cannot be built as {column.type}; append fewer rows at a time."
-    )
-    return Misfit(message, column.name, column.type, "values that fit one by one")
-
-
-def _misfit_of(value: object, column: _Column) -> Misfit | None:
-    try:
-        pa.array(column.coder.values([value]), column.type)
-    except Misfit as found:
-        return found
-    except _CONVERSION_ERRORS as error:
-        reason = str(error).strip().rstrip(".")
-        reason = reason[:1].lower() + reason[1:]
-        return misfit(value, column.type, column.name, reason, "change the value or the schema")
-    return None
-
-
-# Nulls where the schema takes none, in nested values too: Arrow itself does not check.
-
-
-def _check_nulls(source: pa.Table | pa.RecordBatch, plan: _Plan) -> None:
-    for place, column in plan.checked_for_nulls:
-        values = source.column(place)
-        if column.required_below or values.null_count:
-            _check_column(values, column)
-
-
-def _check_column(values: pa.Array | pa.ChunkedArray, column: _Column) -> None:
+def _check_nulls(values: pa.Array | pa.ChunkedArray, column: Column) -> None:
+    """Refuse nulls that the column does not take, in nested values too: Arrow itself does not check."""
     start = 0
-    for chunk in chunks_of(values):
+    for chunk in _chunks(values):
         if _null_path(chunk, column.field, column.name) is not None:
             _refuse_null(chunk, column, start)
         start += len(chunk)
 
 
-def _refuse_null(chunk: pa.Array, column: _Column, start: int) -> NoReturn:
+def _refuse_null(chunk: pa.Array, column: Column, start: int) -> NoReturn:
     def is_bad(first: int, end: int) -> bool:
         return _null_path(chunk.slice(first, end - first), column.field, column.name) is not None
 
@@ -352,3 +269,216 @@ def _below(array: pa.Array) -> list[tuple[str, pa.Array, pa.Field]]:
     # A null below a null struct does not count.
     alive = array.filter(array.is_valid()) if array.null_count else array
     return [(each.name, alive.field(i), each) for i, each in enumerate(kind)]
+
+
+def shorten(value: object) -> str:
+    """Return a value's text for an error, cut to 80 characters."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+_KINDS: tuple[tuple[Callable[[pa.DataType], bool], str], ...] = (
+    (pat.is_null, "null"),
+    (pat.is_boolean, "boolean"),
+    (pat.is_integer, "integer"),
+    (pat.is_floating, "float"),
+    (pat.is_decimal, "decimal"),
+    (lambda t: pat.is_string(t) or pat.is_large_string(t) or pat.is_string_view(t), "string"),
+    (pat.is_binary, "binary"),
+    (pat.is_large_binary, "binary"),
+    (pat.is_fixed_size_binary, "binary"),
+    (pat.is_binary_view, "binary"),
+    (pat.is_date, "date"),
+    (lambda t: pat.is_timestamp(t) and t.tz is None, "timestamp without time zone"),
+    (pat.is_timestamp, "timestamp"),
+    (pat.is_time, "time"),
+    (pat.is_duration, "duration"),
+    (pat.is_map, "map"),
+    (pat.is_struct, "struct"),
+    (pat.is_list, "list"),
+    (pat.is_large_list, "list"),
+    (pat.is_fixed_size_list, "list"),
+    (pat.is_list_view, "list"),
+    (pat.is_large_list_view, "list"),
+    (pat.is_dictionary, "dictionary"),
+    (pat.is_run_end_encoded, "run-end encoded"),
+)
+
+
+def kind_of(arrow_type: pa.DataType) -> str:
+    """Return the name of the family that a type belongs to, such as ``integer`` or ``list``."""
+    return next((name for test, name in _KINDS if test(arrow_type)), str(arrow_type))
+
+
+def same_type(found: pa.DataType, wanted: pa.DataType) -> bool:
+    """Return whether two types are equal, including the names and metadata of nested fields."""
+    return bool(found.equals(wanted, check_metadata=True))
+
+
+def conform_array(array: pa.Array, wanted: pa.DataType, path: str) -> pa.Array:
+    """Return the array as a canonical type, with the same values; the same object if it has the type already.
+
+    Parameters
+    ----------
+    array
+        Any Arrow array.
+    wanted
+        A canonical type.
+    path
+        The dotted path of the column, for the error.
+
+    Raises
+    ------
+    Misfit
+        The types are of different kinds, or a value would change.
+    """
+    if same_type(array.type, wanted):
+        return array
+    plain = _decoded(array)
+    if plain is not array:
+        return conform_array(plain, wanted, path)
+    kinds = (kind_of(array.type), kind_of(wanted))
+    if kinds[0] == "null":
+        return pa.nulls(len(array), wanted)
+    if kinds[0] != kinds[1] and kinds not in _WIDENING:
+        fix = _FIXES.get(kinds, "cast it first")
+        message = f"column {in_quotes(path)} is {array.type} and has to be {wanted}; {fix}."
+        raise Misfit(message, path, wanted, array.type)
+    if kinds[1] in _NESTED:
+        return _NESTED[kinds[1]](array, wanted, path)
+    try:
+        return _WIDENING.get(kinds, pa.Array.cast)(array, wanted)
+    except pa.ArrowInvalid as error:
+        message = (
+            f"column {in_quotes(path)} is {array.type} and has to be {wanted}, which would change a value "
+            f"({error}); cast it first, deciding what may be lost."
+        )
+        raise Misfit(message, path, wanted, array.type, by_value=True) from error
+
+
+def _decoded(array: pa.Array) -> pa.Array:
+    if pat.is_dictionary(array.type):
+        return array.dictionary_decode()
+    if pat.is_run_end_encoded(array.type):
+        return pc.run_end_decode(array)
+    return array.storage if isinstance(array, pa.ExtensionArray) else array
+
+
+def _narrowed_float(array: pa.Array, wanted: pa.DataType) -> pa.Array:
+    narrowed = array.cast(wanted, safe=False)
+    if narrowed.type.bit_width >= array.type.bit_width:
+        return narrowed
+    kept = pc.or_(pc.equal(narrowed.cast(array.type), array), pc.is_nan(array))
+    if pc.all(kept).as_py() is False:
+        raise pa.ArrowInvalid("it needs more digits than the narrower float has")
+    return narrowed
+
+
+def _integer_to_decimal(array: pa.Array, wanted: pa.DataType) -> pa.Array:
+    # Arrow judges this cast by the types alone, as if every integer were as long as the longest; so go
+    # through a decimal in which any integer fits, and let the second cast check the values.
+    return array.cast(pa.decimal256(76, wanted.scale)).cast(wanted)
+
+
+_WIDENING: dict[tuple[str, str], Callable[[pa.Array, pa.DataType], pa.Array]] = {
+    ("integer", "float"): pa.Array.cast,
+    ("integer", "decimal"): _integer_to_decimal,
+    ("float", "float"): _narrowed_float,
+}
+_FIXES = {
+    ("timestamp without time zone", "timestamp"): "say its zone with pyarrow.compute.assume_timezone",
+    ("timestamp", "timestamp without time zone"): "drop its zone with pyarrow.compute.local_timestamp",
+}
+
+
+def _conform_list(array: pa.Array, wanted: pa.DataType, path: str) -> pa.Array:
+    values = conform_array(array.flatten(), wanted.value_type, join(path, "element"))
+    return pa.ListArray.from_arrays(_dense_offsets(array), values, type=wanted, mask=_null_mask(array))
+
+
+def _conform_map(array: pa.Array, wanted: pa.DataType, path: str) -> pa.Array:
+    entries = map_entries(array)
+    flat = entries.flatten()
+    keys = conform_array(flat.field(0), wanted.key_type, join(path, "key"))
+    values = conform_array(flat.field(1), wanted.item_type, join(path, "value"))
+    return pa.MapArray.from_arrays(_dense_offsets(entries), keys, values, type=wanted, mask=_null_mask(array))
+
+
+def _dense_offsets(array: pa.Array) -> pa.Array:
+    """Return the offsets of a list's values in ``flatten()``, which drops those outside a slice or below a
+    null.
+    """
+    lengths = pc.list_value_length(array).cast(pa.int32()).fill_null(_ZERO[0])
+    return pa.concat_arrays([_ZERO, pc.cumulative_sum_checked(lengths)])
+
+
+def _null_mask(array: pa.Array) -> pa.Array | None:
+    return array.is_null() if array.null_count else None
+
+
+def _conform_struct(array: pa.Array, wanted: pa.DataType, path: str) -> pa.Array:
+    fields = list(wanted)
+    places = match_names([field.name for field in array.type], fields, path)
+    # flatten() and not field(): values below a null struct must not be checked.
+    children = array.flatten()
+    conformed = [
+        conform_array(children[place], field.type, join(path, field.name))
+        if place is not None
+        else pa.nulls(len(array), field.type)
+        for place, field in zip(places, fields, strict=True)
+    ]
+    mask = array.is_null() if array.null_count or not conformed else None
+    return pa.StructArray.from_arrays(conformed, fields=fields, mask=mask)
+
+
+_NESTED: dict[str, Callable[[pa.Array, pa.DataType, str], pa.Array]] = {
+    "list": _conform_list,
+    "map": _conform_map,
+    "struct": _conform_struct,
+}
+
+
+def match_names(found: Sequence[str], wanted: Sequence[pa.Field], path: str) -> list[int | None]:
+    """Return the position of each wanted field among the found names, or None for a missing nullable field.
+
+    A name matches exactly, or else without case if only one found name does.
+
+    Raises
+    ------
+    Misfit
+        A found name is unknown or given twice, or a field that takes no nulls is missing.
+    """
+    places = _places(found, [field.name for field in wanted], path)
+    for field in wanted:
+        if field.name not in places and not field.nullable:
+            column = join(path, field.name)
+            hint = did_you_mean(field.name, found)
+            message = f"column {in_quotes(column)} is missing and takes no nulls; add it.{hint}"
+            raise Misfit(message, column, f"{field.type} not null", "no such column")
+    return [places.get(field.name) for field in wanted]
+
+
+def _places(found: Sequence[str], names: Sequence[str], path: str) -> dict[str, int]:
+    exact = set(names)
+    by_lower = {name.lower(): name for name in names}
+    places: dict[str, int] = {}
+    for place, name in enumerate(found):
+        target = name if name in exact else by_lower.get(name.lower())
+        if target is None:
+            raise _unknown_name(name, names, path)
+        if target in places:
+            column, first = join(path, target), found[places[target]]
+            message = (
+                f"{in_quotes(first)} and {in_quotes(name)} both match column {in_quotes(column)}; "
+                "drop one of them."
+            )
+            raise Misfit(message, column, "one column", "two columns")
+        places[target] = place
+    return places
+
+
+def _unknown_name(name: str, names: Sequence[str], path: str) -> Misfit:
+    column = join(path, name)
+    known = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
+    message = f"there is no column {in_quotes(column)}; the columns are {known}.{did_you_mean(name, names)}"
+    return Misfit(message, column, f"one of {known}", name)

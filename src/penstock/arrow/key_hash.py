@@ -42,7 +42,7 @@ import pyarrow.types as pat
 
 from penstock.arguments import did_you_mean, in_quotes
 from penstock.arrow.arrays import f64, i64, u32_array, u64, zeros
-from penstock.arrow.casts import kind_of
+from penstock.arrow.coerce import kind_of
 from penstock.arrow.schema import canonical_type
 from penstock.errors import SchemaMismatch, UnsupportedType
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from penstock.arguments import in_quotes, refusal
-from penstock.arrow.casts import same_type
+from penstock.arrow.coerce import same_type
 from penstock.arrow.key_hash import key_hash
 from penstock.arrow.schema import canonical_schema
 from penstock.errors import InvalidInput, SchemaMismatch

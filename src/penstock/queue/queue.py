@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.arguments import column_names, did_you_mean, in_quotes
-from penstock.arrow.coerce import to_table
+from penstock.arrow.python_rows import to_table
 from penstock.errors import InvalidInput, InvalidPosition, PartitionNotFound, SchemaMismatch, StoreError
 from penstock.queue.checks import check_name, check_whole_index, check_whole_partition, refuse_feed
 from penstock.queue.consumer import Consumer

@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from penstock.arguments import refusal
-from penstock.arrow.coerce import to_table
+from penstock.arrow.python_rows import to_table
 from penstock.queue.store import connect
 from penstock.spark.internals.arrow_types import arrow_schema
 from penstock.spark.registration import register

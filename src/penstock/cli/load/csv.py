@@ -19,8 +19,8 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.types as pat
 
-from penstock.arrow.casts import Misfit, match_names
-from penstock.arrow.coerce import to_table
+from penstock.arrow.coerce import Misfit, match_names
+from penstock.arrow.python_rows import to_table
 from penstock.cli.load.json_lines import JsonLines
 from penstock.cli.load.rows import Complaint, Record, Refused, infinite_rows, not_utf8, wrong_value
 from penstock.cli.load.source import Source

@@ -14,8 +14,8 @@ import pyarrow.types as pat
 
 from penstock.arguments import did_you_mean, in_quotes
 from penstock.arrow.arrays import nested_fields
-from penstock.arrow.casts import Misfit, match_names
-from penstock.arrow.coerce import to_table
+from penstock.arrow.coerce import Misfit, match_names
+from penstock.arrow.python_rows import to_table
 from penstock.cli.load.rows import Complaint, Record, Refused, infinite_rows, not_utf8, shortened, wrong_value
 from penstock.cli.load.wire import NOT_FINITE, decode, wire_type
 

@@ -22,7 +22,7 @@ from pyspark.sql.types import (
 )
 
 from penstock.arguments import did_you_mean, in_quotes, refusal
-from penstock.arrow.coerce import to_table
+from penstock.arrow.python_rows import to_table
 from penstock.arrow.schema import canonical_schema
 from penstock.errors import InvalidInput
 from penstock.spark.schemas import quote_column, to_struct

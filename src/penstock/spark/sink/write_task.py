@@ -10,7 +10,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 
-from penstock.arrow.coerce import conform_batch
+from penstock.arrow.coerce import conform
 from penstock.commit.protocol import append_task
 from penstock.queue.open_stores import open_store
 from penstock.queue.placement import Placement, placement_of
@@ -92,7 +92,7 @@ class SegmentGroups:
         for batch in batches:
             if batch.num_rows == 0:
                 continue
-            conformed = conform_batch(batch, self.queue.schema)
+            conformed = conform(batch, self.queue.schema)
             self._buffered.append(conformed)
             self.rows += batch.num_rows
             rows, size = rows + batch.num_rows, size + conformed.nbytes

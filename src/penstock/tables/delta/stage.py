@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark import TaskContext
 
-from penstock.arrow.coerce import conform_batch
+from penstock.arrow.coerce import conform
 from penstock.errors import CommitRefused, PenstockError, condition_of
 from penstock.lake.delta_location import DeltaPlace
 from penstock.spark.error_boundary import iterate_without_tracebacks
@@ -203,7 +203,7 @@ class DeltaStageTask:
         layout = self.stage.layout
         for chunk in chunks:
             # Rows arrive with the columns c0, c1 and so on.
-            batch = conform_batch(chunk.rename_columns(layout.schema.names), layout.schema)
+            batch = conform(chunk.rename_columns(layout.schema.names), layout.schema)
             for key in layout.keys:
                 require_key_value(batch.column(key), key, self.stage.place.shown)
             yield batch

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 from pyspark import TaskContext
 
-from penstock.arrow.coerce import conform_batch
+from penstock.arrow.coerce import conform
 from penstock.queue.open_stores import open_store
 from penstock.spark.error_boundary import iterate_without_tracebacks
 from penstock.spark.internals.gc_tuning import freeze_imports
@@ -54,7 +54,7 @@ class RowEncoder:
             When a key is null, or a change has an unknown type, no sequence, or leaves out a value that no
             row has.
         """
-        rows = conform_batch(chunk, self.projected)
+        rows = conform(chunk, self.projected)
         for array, column in zip(rows.columns, self.layout.columns, strict=False):
             if column.key:
                 require_key_value(array, column.name, self.layout.name.sql)

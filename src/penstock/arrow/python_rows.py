@@ -1,6 +1,6 @@
-"""Checks of Python values that Arrow's own conversion would change silently.
+"""Rows as Python objects, converted to a queue's canonical schema without loss.
 
-Arrow cuts 1.5 to 1 for an integer column, drops the time of day for a date, takes a datetime without a zone
+Arrow's own conversion changes values silently: it cuts 1.5 to 1 for an integer column, drops the time of day for a date, takes a datetime without a zone
 as UTC, ignores unknown keys of a dict and turns 1e300 into infinity for a float32 column. All of these are
 refused here.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import datetime as dt
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import SupportsFloat, SupportsIndex, TypeVar
@@ -17,14 +17,145 @@ from typing import SupportsFloat, SupportsIndex, TypeVar
 import pyarrow as pa
 
 from penstock.arguments import in_quotes
-from penstock.arrow.casts import Misfit, kind_of, match_names
+from penstock.arrow.coerce import (
+    Column,
+    Misfit,
+    PerSchema,
+    Target,
+    conform,
+    kind_of,
+    match_names,
+    shorten,
+    target_of,
+)
 from penstock.arrow.spark_json import join
+from penstock.errors import SchemaMismatch
 
 _NOTHING = type(None)
 # Halfway from the greatest float32 to the next step, which would round to infinity.
 _MAX_FLOAT32 = 3.4028235677973366e38
 
 Time = TypeVar("Time", dt.datetime, dt.timedelta)
+
+# What Arrow's conversion raises for a value that it cannot take.
+_CONVERSION_ERRORS = (pa.ArrowException, TypeError, ValueError, OverflowError)
+
+
+def to_table(rows: pa.Table | pa.RecordBatch | Iterable[Mapping[str, object]], schema: pa.Schema) -> pa.Table:
+    """Return the rows as a table of exactly the schema.
+
+    Columns are matched by name, in any order; without case where no name matches exactly. A missing
+    nullable column is filled with nulls. Values are cast only where that loses nothing.
+
+    Parameters
+    ----------
+    rows
+        A table, a record batch, anything that exports an Arrow stream (a pandas or polars data frame), or
+        an iterable of mappings, one for each row. No rows give an empty table. A table of the same schema
+        is returned as it is.
+    schema
+        The queue's canonical schema. Pass the same object each time: what is derived from it is cached.
+
+    Raises
+    ------
+    SchemaMismatch
+        A column is unknown, missing, or of a type that cannot be cast without loss; a value does not fit;
+        or there is a null where the schema takes none. ``parameters`` has ``column``, ``expected``,
+        ``found`` and, if one row is to blame, its 0-based ``row``.
+    """
+    if isinstance(rows, pa.RecordBatch):
+        rows = pa.Table.from_batches([rows])
+    elif not isinstance(rows, pa.Table):
+        stream = hasattr(rows, "__arrow_c_stream__")
+        rows = pa.RecordBatchReader.from_stream(rows).read_all() if stream else _from_mappings(rows, schema)
+    return conform(rows, schema)
+
+
+def _from_mappings(rows: Iterable[object], schema: pa.Schema) -> pa.Table:
+    target = target_of(schema)
+    try:
+        mappings = _with_known_keys(_as_mappings(rows), target)
+        arrays = [
+            _array(mappings, column, coder)
+            for column, coder in zip(target.columns, _coders_of(schema), strict=True)
+        ]
+    except Misfit as misfit:
+        raise misfit.error() from misfit.__cause__
+    return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def _as_mappings(rows: object) -> list[Mapping[str, object]]:
+    if isinstance(rows, Mapping | str | bytes) or not isinstance(rows, Iterable):
+        raise SchemaMismatch(
+            f"Rows are a table, a record batch or an iterable of mappings, not one {type(rows).__name__}; "
+            "put it in a list.",
+            found=type(rows).__name__,
+        )
+    listed = list(rows)
+    if set(map(type, listed)) <= {dict}:
+        return listed
+    return [_as_mapping(row, number) for number, row in enumerate(listed)]
+
+
+def _as_mapping(row: object, number: int) -> Mapping[str, object]:
+    mapping = as_mapping(row)
+    if mapping is None:
+        found = f"{type(row).__name__} {shorten(row)}"
+        message = f"a row has to be a mapping of column names to values, not the {found}; pass dicts."
+        raise Misfit(message, "", "a mapping", found, row=number)
+    return mapping
+
+
+def _with_known_keys(mappings: list[Mapping[str, object]], target: Target) -> list[Mapping[str, object]]:
+    if set().union(*mappings) <= target.names:
+        return mappings
+    return [_renamed(mapping, number, target) for number, mapping in enumerate(mappings)]
+
+
+def _renamed(mapping: Mapping[str, object], number: int, target: Target) -> Mapping[str, object]:
+    if mapping.keys() <= target.names:
+        return mapping
+    keys = list(mapping)
+    try:
+        places = match_names([str(key) for key in keys], target.fields, "")
+    except Misfit as unmatched:
+        unmatched.row = number
+        raise
+    columns = zip(places, target.columns, strict=True)
+    return {column.name: mapping[keys[place]] for place, column in columns if place is not None}
+
+
+def _array(mappings: list[Mapping[str, object]], column: Column, coder: Coder) -> pa.Array:
+    name = column.name
+    values: Sequence[object] = [mapping.get(name) for mapping in mappings]
+    try:
+        return pa.array(coder.values(values), column.type)
+    except (Misfit, *_CONVERSION_ERRORS):
+        raise _first_misfit(values, column, coder) from None
+
+
+def _first_misfit(values: Sequence[object], column: Column, coder: Coder) -> Misfit:
+    for row, value in enumerate(values):
+        found = _misfit_of(value, column, coder)
+        if found is not None:
+            found.row = row
+            return found
+    message = (
+        f"column {in_quotes(column.name)} cannot be built as {column.type}; append fewer rows at a time."
+    )
+    return Misfit(message, column.name, column.type, "values that fit one by one")
+
+
+def _misfit_of(value: object, column: Column, coder: Coder) -> Misfit | None:
+    try:
+        pa.array(coder.values([value]), column.type)
+    except Misfit as found:
+        return found
+    except _CONVERSION_ERRORS as error:
+        reason = str(error).strip().rstrip(".")
+        reason = reason[:1].lower() + reason[1:]
+        return misfit(value, column.type, column.name, reason, "change the value or the schema")
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +173,10 @@ class Coder:
     plain: frozenset[type] | None
     convert: Callable[[object], object]
 
-    def values(self, values: Sequence[object], kinds: set[type] | None = None) -> Sequence[object]:
-        """Return the values, converted if at least one needs it; ``kinds`` are their types, if known."""
+    def values(self, values: Sequence[object]) -> Sequence[object]:
+        """Return the values, converted if at least one needs it."""
         plain = self.plain
-        if plain is None or (kinds or set(map(type, values))) <= plain:
+        if plain is None or set(map(type, values)) <= plain:
             return values
         convert = self.convert
         return [None if value is None else convert(value) for value in values]
@@ -67,15 +198,9 @@ def coder_of(arrow_type: pa.DataType, path: str) -> Coder:
 
 def misfit(value: object, arrow_type: object, path: str, reason: str, fix: str) -> Misfit:
     """Return the error for one value."""
-    found = f"{type(value).__name__} {short(value)}"
+    found = f"{type(value).__name__} {shorten(value)}"
     message = f"column {in_quotes(path)} has to be {arrow_type} and got the {found}: {reason}; {fix}."
     return Misfit(message, path, arrow_type, found, by_value=True)
-
-
-def short(value: object) -> str:
-    """Return a value's text for an error, cut to 80 characters."""
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 class _RefusalError(Exception):
@@ -256,3 +381,8 @@ _NESTED: dict[str, Callable[[pa.DataType, str], Coder]] = {
     "map": _map_coder,
     "struct": _struct_coder,
 }
+
+
+@PerSchema
+def _coders_of(schema: pa.Schema) -> tuple[Coder, ...]:
+    return tuple(coder_of(field.type, field.name) for field in schema)
