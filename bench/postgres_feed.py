@@ -15,7 +15,7 @@ import penstock as ps
 from bench.harness import Result, scratch, speed, timed
 from bench.spark_session import spark
 from penstock.feeds.postgres import PostgresFeed
-from penstock.feeds.postgres.open_feed import OpenPostgresFeed
+from penstock.feeds.postgres.feed import OpenPostgresFeed
 from tests.support.pgtools import program
 from tests.support.postgres import start_postgres
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from penstock.feeds.iceberg import IcebergFeed as IcebergFeed
     from penstock.feeds.postgres import PostgresFeed as PostgresFeed
     from penstock.feeds.queue_feed import QueueFeed as QueueFeed
-    from penstock.feeds.snapshots.feed import SnapshotFeed as SnapshotFeed
+    from penstock.feeds.snapshots import SnapshotFeed as SnapshotFeed
     from penstock.peek.result import Taken as Taken
     from penstock.peek.sample import sample as sample
     from penstock.peek.take import take as take
@@ -88,7 +88,7 @@ _HOMES = {
     "RateSource": "penstock.pipeline.sources",
     "Retention": "penstock.queue.maintenance",
     "Sink": "penstock.spark.connectors",
-    "SnapshotFeed": "penstock.feeds.snapshots.feed",
+    "SnapshotFeed": "penstock.feeds.snapshots",
     "Source": "penstock.spark.connectors",
     "Store": "penstock.queue.store",
     "TableSink": "penstock.tables.sink",

@@ -6,7 +6,6 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 import penstock as ps
 
-Row = tuple[Any, ...]
+Row = tuple[object, ...]
 SCHEMA = pa.schema(
     [
         ("id", pa.int64()),
@@ -27,7 +26,7 @@ SCHEMA = pa.schema(
 )
 
 
-def contract(flags: Sequence[str] = "CU", **more: Any) -> ps.ChangeContract:
+def contract(flags: Sequence[str] = "CU", **more: object) -> ps.ChangeContract:
     """A contract with the flags that are named: C for carry-overs, I for intermediate changes, U for updates
     in two."""
     given = {
@@ -102,12 +101,12 @@ class Sink:
         self.checkpoint = folder / "checkpoint"
         self.batches: dict[int, list[Row]] = {}
 
-    def run(self, df: DataFrame, mode: str = "append", **trigger: Any) -> Counter[Row]:
+    def run(self, df: DataFrame, mode: str = "append", **trigger: object) -> Counter[Row]:
         """All that comes out of what is there."""
         self.drain(df, mode, **trigger)
         return self.rows()
 
-    def drain(self, df: DataFrame, mode: str = "append", **trigger: Any) -> None:
+    def drain(self, df: DataFrame, mode: str = "append", **trigger: object) -> None:
         """The same of rows that cannot be counted, such as those with structs; they are in ``batches``."""
         query = (
             df.writeStream.foreachBatch(self._keep)

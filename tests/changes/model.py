@@ -35,10 +35,10 @@ class Feed:
     """What happened to a table; the states are those before the first commit and after each."""
 
     states: list[dict[Key, Content]] = field(default_factory=lambda: [{}])
-    commits: list[list[tuple[Any, ...]]] = field(default_factory=list)
+    commits: list[list[tuple[object, ...]]] = field(default_factory=list)
     touched: list[set[Key]] = field(default_factory=list)
 
-    def rows(self, first: int = 0) -> list[tuple[Any, ...]]:
+    def rows(self, first: int = 0) -> list[tuple[object, ...]]:
         return [row for commit in self.commits[first:] for row in commit]
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.changes.options import ChangeOptions, net_window
+from penstock.changes.options import ChangeOptions, parse_net_window
 from penstock.changes.passes.passes import Passes
 from penstock.changes.passes.rows import ChangeRows, Layout
 from tests.changes import model
@@ -40,12 +40,12 @@ class Run:
         self.feed = data.draw(model.feeds(flags, steps=2 if ordered else 1))
         self.layout = ORDERED if ordered else data.draw(st.sampled_from([LAYOUT, BY_DATA]))
         promise = contract(flags, row_id=["a", "b"], sequence="step" if ordered else None)
-        self.passes = Passes.of(promise, ChangeOptions(mode, updates, net_window(self.window)))
+        self.passes = Passes.of(promise, ChangeOptions(mode, updates, parse_net_window(self.window)))
         # Without sequence and carry-over removal these two cannot be told from an update.
         self.replays = "P" not in flags and not ordered and (mode == "dropCarryovers" or "C" not in flags)
         self.replays &= self.window is None
 
-    def at_once(self) -> Counter[Any]:
+    def at_once(self) -> Counter[object]:
         return Counter(self._whole(self.feed.rows()))
 
     def of_tasks(self, rows: Rows) -> Rows:
@@ -53,7 +53,7 @@ class Run:
         parts = self._dealt(rows, 3)
         return [row for part in parts for row in tuples(self.passes.first(self._rows(part)).table)]
 
-    def of_keys(self, rows: Rows, groups: int) -> Counter[Any]:
+    def of_keys(self, rows: Rows, groups: int) -> Counter[object]:
         """What is left where rows that belong together meet, in some task or other."""
         places: dict[Any, int] = {}
         met: list[Rows] = [[] for _ in range(groups)]
@@ -98,7 +98,7 @@ class Run:
 @given(data=st.data())
 def test_micro_batches_of_whole_commits(data: st.DataObject) -> None:
     run = Run(data, (None, "commit"))
-    found: Counter[Any] = Counter()
+    found: Counter[object] = Counter()
     for batch in run.batches():
         found += run.of_keys(run.of_tasks(batch), 2)
     assert found == run.at_once()

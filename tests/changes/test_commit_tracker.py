@@ -13,11 +13,9 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
 import penstock as ps
-from penstock.changes.commit_tracker import history as module
-from penstock.changes.commit_tracker.facts import Scope, SeenCommits, commits_in
-from penstock.changes.commit_tracker.history import Versions
-from penstock.changes.commit_tracker.journal import COMPACT_EVERY, Journal
-from penstock.changes.commit_tracker.tracker import FeedMemory
+from penstock.changes import commit_tracker as module
+from penstock.changes.commit_reports import Scope, SeenCommits, commits_in
+from penstock.changes.commit_tracker import COMPACT_EVERY, FeedMemory, Journal, Versions
 from penstock.errors import ChangelogContractViolation, StoreUnavailable
 from penstock.spark.checkpoint import Checkpoint
 from penstock.spark.driver_endpoint import Address, DriverEndpoint

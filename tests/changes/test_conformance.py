@@ -14,13 +14,14 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 import penstock as ps
-from penstock.changes.options import ChangeOptions, net_window
+from penstock.changes.options import ChangeOptions, parse_net_window
 from penstock.changes.passes.passes import Passes
 from penstock.changes.passes.rows import ChangeRows, Layout
 from penstock.changes.passes.violations import check_rows
+from penstock.json_text import Json
 from tests.changes.frames import Files, Row, Sink, collected, contract, frame, table, tuples
 
-CASES: list[dict[str, Any]] = json.loads((Path(__file__).parent / "cdc_spark43.json").read_text())["cases"]
+CASES: list[Json] = json.loads((Path(__file__).parent / "cdc_spark43.json").read_text())["cases"]
 LAYOUT = Layout(3, 4, 5, row_id=((0,),), data=((0,), (1,), (2,)), row_version=(2,))
 # Cases with every flag and every option, also those that go together with nothing to do.
 pytestmark = pytest.mark.filterwarnings("ignore:.* does nothing under this contract")
@@ -29,10 +30,12 @@ END = 4_000_000_000_000_000
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
-def test_the_passes_agree_with_spark(case: dict[str, Any]) -> None:
+def test_the_passes_agree_with_spark(case: dict[str, object]) -> None:
     """Without Spark, all at once and with any part of the rows treated first."""
     options = ChangeOptions(
-        case["options"]["deduplicationMode"], case["options"]["computeUpdates"] == "true", net_window(None)
+        case["options"]["deduplicationMode"],
+        case["options"]["computeUpdates"] == "true",
+        parse_net_window(None),
     )
     passes = Passes.of(contract(case["flags"]), options)
     rows = [row for batch in case["batches"] for row in batch]
@@ -48,7 +51,7 @@ def test_the_passes_agree_with_spark(case: dict[str, Any]) -> None:
 
 def groups(*, net: bool) -> list[Any]:
     """The cases with the same flags and options, together."""
-    found: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    found: dict[tuple[object, ...], list[Json]] = {}
     for case in CASES:
         mode, updates = case["options"]["deduplicationMode"], case["options"]["computeUpdates"] == "true"
         if net or mode != "netChanges":
@@ -64,7 +67,7 @@ def groups(*, net: bool) -> list[Any]:
     ]
 
 
-def one_after_the_other(cases: list[dict[str, Any]], what: str, first: int = 0) -> list[Any]:
+def one_after_the_other(cases: list[Json], what: str, first: int = 0) -> list[Any]:
     """The rows of several cases with ids, versions and times of their own, as one feed has them."""
 
     def own(row: Row, place: int) -> Row:
@@ -85,9 +88,7 @@ def one_after_the_other(cases: list[dict[str, Any]], what: str, first: int = 0) 
 
 
 @pytest.mark.parametrize(("flags", "mode", "updates", "cases"), groups(net=True))
-def test_batch(
-    spark: SparkSession, flags: str, mode: str, updates: bool, cases: list[dict[str, Any]]
-) -> None:
+def test_batch(spark: SparkSession, flags: str, mode: str, updates: bool, cases: list[Json]) -> None:
     rows = [row for batch in one_after_the_other(cases, "batches") for row in batch]
     done = ps.changes.post_process(
         frame(spark, rows), contract(flags), deduplication_mode=mode, compute_updates=updates
@@ -106,7 +107,7 @@ def test_stream(
     flags: str,
     mode: str,
     updates: bool,
-    cases: list[dict[str, Any]],
+    cases: list[Json],
     strategy: str,
     commits: int,
 ) -> None:
@@ -121,11 +122,11 @@ def test_stream(
     assert Sink(tmp_path).run(done) == Counter(one_after_the_other(cases, "batch"))
 
 
-def numbered(*, net: bool) -> list[tuple[int, ps.ChangeContract, dict[str, Any], list[dict[str, Any]]]]:
+def numbered(*, net: bool) -> list[tuple[int, ps.ChangeContract, Json, list[Json]]]:
     """All groups in which a pass has something to do, each with the number of its first case."""
     found, first = [], 1
     for flags, mode, updates, cases in (group.values for group in groups(net=net)):
-        if Passes.of(contract(flags), ChangeOptions(mode, updates, net_window(None))):
+        if Passes.of(contract(flags), ChangeOptions(mode, updates, parse_net_window(None))):
             options = {"deduplication_mode": mode, "compute_updates": updates}
             found.append((first, contract(flags), options, cases))
             first += len(cases)

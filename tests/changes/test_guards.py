@@ -27,11 +27,11 @@ TIME = 1_700_000_000_000_000
 GOOD = (1, "x", "p", 1, 0, "insert", "0001", TIME)
 
 
-def rows(*given: tuple[Any, ...], schema: pa.Schema = model.SCHEMA) -> ChangeRows:
+def rows(*given: tuple[object, ...], schema: pa.Schema = model.SCHEMA) -> ChangeRows:
     return ChangeRows(table(given, schema), LAYOUT)
 
 
-def with_value(place: int, value: Any) -> tuple[Any, ...]:
+def with_value(place: int, value: Any) -> tuple[object, ...]:
     return (*GOOD[:place], value, *GOOD[place + 1 :])
 
 

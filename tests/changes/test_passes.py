@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock as ps
-from penstock.changes.options import ChangeOptions, net_window
+from penstock.changes.options import ChangeOptions, parse_net_window
 from penstock.changes.passes.passes import Passes
 from penstock.changes.passes.rows import ChangeRows, Layout
 from penstock.changes.passes.violations import check_rows
@@ -32,7 +32,7 @@ def passes(
     flags: str, mode: str, *, updates: bool = False, window: str | None = None, sequence: str | None = None
 ) -> Passes:
     promise = contract(flags, row_id=["a", "b"], sequence=sequence)
-    return Passes.of(promise, ChangeOptions(mode, updates, net_window(window)))
+    return Passes.of(promise, ChangeOptions(mode, updates, parse_net_window(window)))
 
 
 def done(chosen: Passes, rows: list[Any], layout: Layout, parts: int = 1) -> list[Any]:
@@ -250,8 +250,8 @@ KEYLESS = replace(BY_DATA, row_id=DATA, nullable_row_id=True, keyless=True)
 def test_net_changes_of_a_table_without_a_key_are_counted(
     flags: str, window: str | None, data: st.DataObject
 ) -> None:
-    time, here, rows = 1_700_000_000_000_000, Counter[Any](), []
-    by_window: dict[int, Counter[Any]] = {}
+    time, here, rows = 1_700_000_000_000_000, Counter[object](), []
+    by_window: dict[int, Counter[object]] = {}
     for version in range(1, data.draw(st.integers(1, 5)) + 1):
         time += data.draw(st.integers(1, 4_000_000))
         number = {None: 0, "commit": version}.get(window, time // 3_000_000)
@@ -270,7 +270,7 @@ def test_net_changes_of_a_table_without_a_key_are_counted(
             )
             rows.append((*content, 0, kind, f"{version:04}", time))
     chosen = passes(flags, "netChanges", updates=data.draw(st.booleans()), window=window)
-    left: dict[int, Counter[Any]] = {}
+    left: dict[int, Counter[object]] = {}
     for row in done(chosen, data.draw(st.permutations(rows)), KEYLESS, data.draw(st.integers(1, 3))):
         number = {None: 0, "commit": int(row[6])}.get(window, row[7] // 3_000_000)
         content = left.setdefault(number, Counter())
@@ -301,7 +301,7 @@ def test_which_tables_have_no_key() -> None:
     names = ["a", "b", "data", "rv", "step"]
     schema = to_struct(model.SCHEMA)
 
-    def keyless(row_id: list[str], **more: Any) -> bool:
+    def keyless(row_id: list[str], **more: object) -> bool:
         given = ps.ChangeContract(row_id, **more)
         return layout_of(schema, given, case_sensitive=False).keyless
 

@@ -8,7 +8,6 @@ from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 from unittest.mock import NonCallableMock
 
 import pyarrow as pa
@@ -36,7 +35,7 @@ def optimized(df: DataFrame, folder: Path) -> str:
     return str(query._jsq.explainInternal(True)).partition("Optimized Logical Plan")[2]
 
 
-def process(df: DataFrame, flags: str = "CU", **more: Any) -> DataFrame:
+def process(df: DataFrame, flags: str = "CU", **more: object) -> DataFrame:
     options = {
         name: more.pop(name)
         for name in list(more)
@@ -136,7 +135,7 @@ def test_nothing_to_do_leaves_the_frame_alone(spark: SparkSession, tmp_path: Pat
     ],
 )
 def test_what_is_asked_for_and_needless_is_warned_of(
-    spark: SparkSession, flags: str, given: dict[str, Any], flag: str | None
+    spark: SparkSession, flags: str, given: dict[str, object], flag: str | None
 ) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -210,7 +209,7 @@ def test_micro_batch_is_for_append_and_update_mode(spark: SparkSession, tmp_path
     ],
 )
 def test_options_that_are_wrong(
-    spark: SparkSession, tmp_path: Path, given: dict[str, Any], condition: str
+    spark: SparkSession, tmp_path: Path, given: dict[str, object], condition: str
 ) -> None:
     with pytest.raises(InvalidChangeOption) as caught:
         process(Files(spark, tmp_path).read(), "CIU", **given)
@@ -238,7 +237,7 @@ def drop(name: str) -> pa.Schema:
     ],
 )
 def test_schemas_that_are_wrong(
-    spark: SparkSession, schema: pa.Schema, more: dict[str, Any], condition: str
+    spark: SparkSession, schema: pa.Schema, more: dict[str, object], condition: str
 ) -> None:
     with pytest.raises(InvalidChangelogSchema) as caught:
         process(spark.createDataFrame(schema.empty_table()), **more)

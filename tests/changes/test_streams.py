@@ -27,9 +27,9 @@ DELAY = "6 seconds"
 """As long as two commits are apart at the most, and a little more."""
 
 
-def in_parts(data: st.DataObject, feed: model.Feed) -> list[list[Any]]:
+def in_parts(data: st.DataObject, feed: model.Feed) -> list[list[object]]:
     """Each commit in two parts, the second of which comes after the next commit's first one."""
-    parts: list[list[Any]] = []
+    parts: list[list[object]] = []
     for commit in feed.commits:
         cut = data.draw(st.integers(0, len(commit)))
         parts[len(parts) - 1 if parts else 0 :] = [commit[:cut], *parts[-1:], commit[cut:]]
@@ -39,12 +39,12 @@ def in_parts(data: st.DataObject, feed: model.Feed) -> list[list[Any]]:
 def out_of(
     spark: SparkSession,
     folder: Path,
-    batches: list[list[Any]],
+    batches: list[list[object]],
     *,
     files: int,
     flags: str,
     whole: bool,
-    **options: Any,
+    **options: object,
 ) -> list[Any]:
     source = Files(spark, folder, model.SCHEMA)
     source.add(*batches)

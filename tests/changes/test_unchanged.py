@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock as ps
-from penstock.changes.options import ChangeOptions, net_window
+from penstock.changes.options import ChangeOptions, parse_net_window
 from penstock.changes.passes.passes import Passes
 from penstock.changes.passes.rows import ChangeRows
 from penstock.changes.schema import layout_of
@@ -18,7 +18,11 @@ from penstock.errors import ChangelogContractViolation, InvalidChangelogSchema
 from penstock.spark.schemas import to_struct
 from tests.changes.frames import table
 
-METADATA = [("_change_type", pa.string()), ("_commit_version", pa.int64()), ("_commit_timestamp", pa.timestamp("us", tz="UTC"))]  # fmt: skip
+METADATA = [
+    ("_change_type", pa.string()),
+    ("_commit_version", pa.int64()),
+    ("_commit_timestamp", pa.timestamp("us", tz="UTC")),
+]
 NOTES = [("step", pa.int64()), ("_unchanged", pa.list_(pa.string())), *METADATA]
 SCHEMA = pa.schema([("id", pa.int64()), ("a", pa.string()), ("b", pa.string()), *NOTES])
 CONTRACT = ps.ChangeContract("id", intermediate_changes=True, sequence="step", unchanged="_unchanged")
@@ -27,12 +31,12 @@ Change = tuple[str, str | None, str | None, list[str]]
 
 def net(rows: pa.Table, contract: ps.ChangeContract, window: str | None = None) -> list[dict[str, Any]]:
     layout = layout_of(to_struct(rows.schema), contract, case_sensitive=True)
-    passes = Passes.of(contract, ChangeOptions("netChanges", False, net_window(window)))
+    passes = Passes.of(contract, ChangeOptions("netChanges", False, parse_net_window(window)))
     found: list[dict[str, Any]] = passes.whole(ChangeRows(rows, layout)).table.to_pylist()
     return found
 
 
-def history(*changes: Change, id: int = 1) -> list[tuple[Any, ...]]:
+def history(*changes: Change, id: int = 1) -> list[tuple[object, ...]]:
     return [
         (id, a, b, step, unchanged or None, kind, step, 1_700_000_000_000_000 + step)
         for step, (kind, a, b, unchanged) in enumerate(changes)
@@ -44,14 +48,18 @@ def history(*changes: Change, id: int = 1) -> list[tuple[Any, ...]]:
     [
         # From the insert; from the update behind it; not at all, where the row was there before.
         ([("insert", "x", "y", []), ("update_postimage", "z", None, ["b"])], ("z", "y", None)),
-        ([("insert", "x", "y", []), ("update_postimage", None, "z", ["a"]), ("update_postimage", None, None, ["a", "b"])], ("x", "z", None)),
+        ([("insert", "x", "y", []), ("update_postimage", None, "z", ["a"]),
+            ("update_postimage", None, None, ["a", "b"])], ("x", "z", None)),
         ([("update_postimage", None, "z", ["a"]), ("update_postimage", "x", None, ["b"])], ("x", "z", None)),
-        ([("update_postimage", None, "z", ["a"]), ("update_postimage", None, "w", ["a"])], (None, "w", ["a"])),
-        ([("update_postimage", None, None, ["a", "b"]), ("update_postimage", None, "w", ["a"])], (None, "w", ["a"])),
+        ([("update_postimage", None, "z", ["a"]),
+            ("update_postimage", None, "w", ["a"])], (None, "w", ["a"])),
+        ([("update_postimage", None, None, ["a", "b"]),
+            ("update_postimage", None, "w", ["a"])], (None, "w", ["a"])),
         # NULL is a value.
         ([("insert", None, "y", []), ("update_postimage", None, "z", ["a"])], (None, "z", None)),
         # A row that goes and comes again is another row.
-        ([("insert", "x", "y", []), ("delete", None, None, []), ("insert", "p", "q", []), ("update_postimage", None, "r", ["a"])], ("p", "r", None)),
+        ([("insert", "x", "y", []), ("delete", None, None, []), ("insert", "p", "q", []),
+            ("update_postimage", None, "r", ["a"])], ("p", "r", None)),
         # The value is told later.
         ([("insert", None, "y", ["a"]), ("update_postimage", "z", None, ["b"])], ("z", "y", None)),
     ],

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.feeds.postgres import Source, source_at
+from tests.feeds.postgres.source import Source, source_at
 from tests.support.object_store import KEY, SECRET, ObjectStore, object_store
 
 

@@ -6,16 +6,15 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
 import penstock as ps
 from penstock.feeds.protocol import Changelog
 from tests.changes.frames import Sink, tuples
-from tests.feeds.postgres import Row, apply
+from tests.feeds.postgres.source import Row, apply
 
-State = dict[Any, Row]
+State = dict[object, Row]
 _SEQUENCES = ("_commit_sequence", "_sequence")
 _ORDER = {"delete": 0, "update_preimage": 1, "update_postimage": 2, "insert": 3}
 
@@ -76,11 +75,11 @@ def _limits(chance: random.Random) -> dict[str, int]:
     return limits
 
 
-def _ordered(columns: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> list[Row]:
+def _ordered(columns: Sequence[str], rows: Sequence[tuple[object, ...]]) -> list[Row]:
     sequence = next((name for name in _SEQUENCES if name in columns), None)
     found = [dict(zip(columns, row, strict=True)) for row in rows]
 
-    def place(row: Row) -> tuple[Any, ...]:
+    def place(row: Row) -> tuple[object, ...]:
         return row["_commit_version"], row[sequence] if sequence else 0, _ORDER[row["_change_type"]]
 
     return sorted(found, key=place)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
 
 import penstock as ps
 from tests.support.sparks import make_spark
@@ -23,7 +24,7 @@ LETTERS = "letters"
 """The queue of the topic's dead letters."""
 
 
-def changes(spark: Any, store: str, feed: str) -> Any:
+def changes(spark: SparkSession, store: str, feed: str) -> DataFrame:
     if feed.startswith(TOPIC):
         topic = spark.readStream.schema("value string, offset bigint").option("maxFilesPerTrigger", 1)
         letters = ps.QueueSink(LETTERS, url=store)
@@ -35,7 +36,7 @@ def changes(spark: Any, store: str, feed: str) -> Any:
     )
 
 
-def start(spark: Any, folder: Path, store: str, queue: str, feed: str) -> ps.Query:
+def start(spark: SparkSession, folder: Path, store: str, queue: str, feed: str) -> ps.Query:
     rows = changes(spark, store, feed)
     sink = ps.QueueSink(queue, url=store)
     return (

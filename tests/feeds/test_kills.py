@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -19,7 +18,7 @@ from penstock.feeds.protocol import Changelog
 from tests.changes.debezium.events import postgres
 from tests.feeds.iceberg.lake import Lake
 from tests.feeds.iceberg.lake import rows as lake_rows
-from tests.feeds.postgres import Source, source_at
+from tests.feeds.postgres.source import Source, source_at
 from tests.feeds.streaming_child import LETTERS, TOPIC, start
 from tests.support.processes import ChildProcess
 from tests.support.waiting import wait_until
@@ -99,7 +98,7 @@ def postgres_feed(source: Source) -> ps.PostgresFeed:
     return feed
 
 
-def topic(folder: Path) -> tuple[str, Counter[tuple[Any, ...]], list[int]]:
+def topic(folder: Path) -> tuple[str, Counter[tuple[object, ...]], list[int]]:
     """A topic of Debezium's, what its events are as changes, and the offsets of those that cannot be read."""
     folder.mkdir()
     changes: list[tuple[int, str, int]] = []
@@ -122,7 +121,7 @@ def topic(folder: Path) -> tuple[str, Counter[tuple[Any, ...]], list[int]]:
     return f"{TOPIC}{folder}", Counter(changes), bad
 
 
-def changes(feed: Changelog) -> Counter[tuple[Any, ...]]:
+def changes(feed: Changelog) -> Counter[tuple[object, ...]]:
     """All that a feed holds."""
     opened = feed.open()
     schema = opened.describe().schema
@@ -164,7 +163,7 @@ def test_every_feed_that_is_killed_goes_on_exactly_once(
         queues = {name: store.create_queue(name, OUT) for name in urls}
         letters = store.create_queue(LETTERS, ps.changes.DEAD_LETTERS)
 
-        def out(name: str) -> Counter[tuple[Any, ...]]:
+        def out(name: str) -> Counter[tuple[object, ...]]:
             return Counter(tuple(row.values()) for row in queues[name].read(0, 0).to_pylist())
 
         words = [word for pair in urls.items() for word in pair]

@@ -16,7 +16,7 @@ from penstock.errors import DataLost, FeedUnavailable
 from penstock.feeds.delta import DeltaFeed
 from penstock.feeds.iceberg import IcebergFeed
 from penstock.feeds.urls import parse
-from tests.feeds.delta_tables import History, changes, check_replay, passed, rows
+from tests.feeds.delta.tables import History, changes, check_replay, passed, rows
 from tests.feeds.iceberg import lake
 from tests.support.object_store import KEY, SECRET, ObjectStore, object_store
 
@@ -103,7 +103,7 @@ def test_credentials_that_are_refused_are_told_and_not_shown(tmp_path: Path, sto
         schema = opened.describe().schema
         store.refuse_everybody()
 
-        def check(ask: Callable[[], Any], where: str) -> None:
+        def check(ask: Callable[[], object], where: str) -> None:
             with pytest.raises(FeedUnavailable, match=f"refuses access.* give others in .*{where}") as error:
                 ask()
             assert error.value.condition == "FEED_UNAVAILABLE.ACCESS_DENIED"

@@ -22,14 +22,12 @@ from pyspark.sql import SparkSession
 
 import penstock as ps
 from penstock.changes.differences import between
-from penstock.changes.options import ChangeOptions, net_window
+from penstock.changes.options import ChangeOptions, parse_net_window
 from penstock.changes.passes.passes import Passes
 from penstock.changes.passes.rows import ChangeRows, Layout
 from penstock.errors import DataLost, FeedUnavailable, InvalidChangelogSchema, InvalidInput, InvalidUrl
 from penstock.feeds.contract import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION
-from penstock.feeds.snapshots.feed import SnapshotFeed
-from penstock.feeds.snapshots.folder import versions_of
-from penstock.feeds.snapshots.open_feed import OpenSnapshotFeed
+from penstock.feeds.snapshots import OpenSnapshotFeed, SnapshotFeed, versions_of
 from penstock.feeds.urls import parse
 from tests.changes.frames import Sink, collected, tuples
 
@@ -77,7 +75,7 @@ def changes(feed: OpenSnapshotFeed, after: int, upto: int, per_task: int = 1000)
 def passed(found: pa.Table, feed: OpenSnapshotFeed, *, updates: bool = False) -> pa.Table:
     contract = feed.describe().contract
     assert contract is not None
-    passes = Passes.of(contract, ChangeOptions("dropCarryovers", updates, net_window(None)))
+    passes = Passes.of(contract, ChangeOptions("dropCarryovers", updates, parse_net_window(None)))
     return passes.whole(ChangeRows(found, LAYOUT)).table
 
 

@@ -128,7 +128,11 @@ def test_batch_ranges_and_passes(spark: SparkSession, feed: ps.QueueFeed) -> Non
 )
 @pytest.mark.parametrize("read", [ps.changes.read, ps.changes.read_stream], ids=["batch", "stream"])
 def test_a_range_that_makes_no_sense(
-    spark: SparkSession, feed: ps.QueueFeed, read: Callable[..., Any], given: dict[str, Any], condition: str
+    spark: SparkSession,
+    feed: ps.QueueFeed,
+    read: Callable[..., object],
+    given: dict[str, object],
+    condition: str,
 ) -> None:
     with pytest.raises(InvalidChangeOption) as raised:
         read(spark, feed, **given)
@@ -176,14 +180,15 @@ def test_a_micro_batch_holds_whole_commits(
     "bounds",
     [
         {"starting_version": 3, "ending_version": 5},
-        {"starting_version": 2, "ending_version": 8, "starting_bound_inclusive": False, "ending_bound_inclusive": False},
+        {"starting_version": 2, "ending_version": 8, "starting_bound_inclusive": False,
+            "ending_bound_inclusive": False},
         {"starting_timestamp": at(3), "ending_timestamp": at(7)},
         {"starting_timestamp": at(3), "ending_timestamp": at(8), "ending_bound_inclusive": False},
     ],
     ids=lambda bounds: " ".join(bounds),
 )  # fmt: skip
 def test_a_stream_has_the_bounds_of_a_batch(
-    spark: SparkSession, feed: ps.QueueFeed, tmp_path: Path, bounds: dict[str, Any]
+    spark: SparkSession, feed: ps.QueueFeed, tmp_path: Path, bounds: dict[str, object]
 ) -> None:
     frame = ps.changes.read_stream(spark, feed, **bounds, options={"maxCommitsPerTrigger": 1})
     sink = Sink(tmp_path)
@@ -236,7 +241,7 @@ def test_a_feed_goes_into_a_pipeline_exactly_once(
     assert Counter(queue.read(0, 0)["version"].to_pylist()) == dict.fromkeys(VERSIONS, 2)
 
 
-def ends(reader: ChangesStreamReader, start: dict[str, Any]) -> tuple[int, int]:
+def ends(reader: ChangesStreamReader, start: dict[str, object]) -> tuple[int, int]:
     found = reader.latestOffset(start, ReadAllAvailable())
     return found["from"], found["to"]
 

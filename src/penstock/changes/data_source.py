@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
@@ -15,14 +14,15 @@ from pyspark.sql.types import StructType
 from penstock.changes.options import ChangeRange
 from penstock.errors import CheckpointMismatch, FeedUnavailable, InvalidChangeOption, SchemaMismatch
 from penstock.feeds.protocol import (
-    Changelog,
     Description,
     OpenChangelog,
     PlannedRead,
+    Task,
     history_changed,
     with_plan,
 )
 from penstock.feeds.urls import parse
+from penstock.json_text import Json
 from penstock.spark.error_boundary import without_tracebacks
 from penstock.spark.internals.gc_tuning import freeze_imports
 from penstock.spark.options import OptionReader, parse_boolean, parse_positive
@@ -129,39 +129,61 @@ class ChangesDataSource(DataSource):
 class ChangesTask(InputPartition):
     """A task of the feed, as Spark's partition."""
 
-    def __init__(self, task: Any) -> None:
+    def __init__(self, task: Task) -> None:
         super().__init__(None)
         self.task = task
 
 
 @without_tracebacks
-class ChangesReader(DataSourceReader):
+class FeedReader:
+    """A feed that is open in the driver, and described once; executors open it for each task."""
+
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        self._options, self._requested = options, schema
+        self._feed = parse(options.url)
+        self._opened: OpenChangelog = self._feed.open(options.planned(schema.names))
+        self._known: tuple[str, pa.Schema] | None = None
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Read the rows of one task, on an executor."""
+        # Spark passes an empty partition if there are none.
+        if isinstance(partition, ChangesTask):
+            freeze_imports()
+            with closing(self._feed.open()) as opened:
+                yield from opened.read(partition.task, self._described()[1])
+
+    def _tasks(self, after: int, upto: int) -> list[InputPartition]:
+        tasks = self._opened.tasks(after, upto, self._options.rows_per_task) if after < upto else ()
+        return [ChangesTask(task) for task in tasks]
+
+    def _described(self) -> tuple[str, pa.Schema]:
+        """Return the feed's identity and the schema of the read."""
+        if self._known is None:
+            description = self._opened.describe()
+            self._known = description.identity, _read_schema(self._requested, description, self._options)
+        return self._known
+
+    def __getstate__(self) -> Json:
+        state = {name: value for name, value in self.__dict__.items() if name != "_opened"}
+        return {**state, "_known": self._described()}
+
+
+@without_tracebacks
+class ChangesReader(FeedReader, DataSourceReader):
     """The commits between two bounds, as they are when the query is planned."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
-        self._options = options
-        self._feed = parse(options.url)
-        self._opened: OpenChangelog = self._feed.open(options.planned(schema.names))
-        self._schema = _read_schema(schema, self._opened.describe(), options)
+        super().__init__(options, schema)
+        self._described()
 
     def partitions(self) -> Sequence[InputPartition]:
         """Return the tasks of the read."""
         after = self._options.range.start(self._opened)
-        upto = self._options.range.end(self._opened, after)
-        tasks = self._opened.tasks(after, upto, self._options.rows_per_task) if after < upto else ()
-        return [ChangesTask(task) for task in tasks]
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read the rows of one task, on an executor."""
-        return _rows(self._feed, partition, self._schema)
-
-    def __getstate__(self) -> dict[str, Any]:
-        # Executors open the feed themselves.
-        return {name: value for name, value in self.__dict__.items() if name != "_opened"}
+        return self._tasks(after, self._options.range.end(self._opened, after))
 
 
 @without_tracebacks
-class ChangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class ChangesStreamReader(FeedReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """One source of one run of a streaming query; a micro-batch is a range of whole commits.
 
     Spark creates it several times and calls everything except ``read`` in one process, so connections are
@@ -170,11 +192,7 @@ class ChangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
-        self._options = options
-        self._feed = parse(options.url)
-        self._opened: OpenChangelog = self._feed.open(options.planned(schema.names))
-        self._requested = schema
-        self._known: tuple[str, pa.Schema] | None = None
+        super().__init__(options, schema)
         self._cap = options.range.last_version
         self._ends_here = False
         self._initial: int | None = None
@@ -188,14 +206,14 @@ class ChangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return no limit; this source has its own."""
         return ReadAllAvailable()
 
-    def initialOffset(self) -> dict[str, Any]:
+    def initialOffset(self) -> Json:
         """Return where a query with a new checkpoint starts."""
         is_open = self._options.range.is_open and not self._options.read_only
         self._initial = self._opened.begin() if is_open else self._options.range.start(self._opened)
         self._note_end(self._initial)
         return self._offset(self._initial, self._initial, self._opened.stream_start())
 
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+    def latestOffset(self, start: Json, limit: ReadLimit) -> Json:
         """Return the end of the next micro-batch; ``start`` itself if there is nothing to read."""
         begin, after = self._range(start)
         self._note_end(after)
@@ -211,44 +229,25 @@ class ChangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         upto = self._admitted(after, self._capped(newest))
         return start if upto <= after else self._offset(after, upto, state)
 
-    def reportLatestOffset(self) -> dict[str, Any] | None:
+    def reportLatestOffset(self) -> Json | None:
         """Return where the feed ends now, for the query's progress."""
         start = self._initial if self._initial is not None else self._opened.oldest()
         newest = self._capped(self._opened.newest(start))
         warnings = self._opened.warnings()
         return self._offset(newest, newest) | ({_WARNINGS: list(warnings)} if warnings else {})
 
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+    def partitions(self, start: Json, end: Json) -> Sequence[InputPartition]:
         """Return the tasks of a micro-batch; ``end`` alone has its range."""
         after, upto = self._range(end)
         self._check_commit(end)
         self._note_end(upto)
-        tasks = self._opened.tasks(after, upto, self._options.rows_per_task) if after < upto else ()
-        return [ChangesTask(task) for task in tasks]
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read the rows of one task, on an executor."""
-        return _rows(self._feed, partition, self._described()[1])
-
-    def __getstate__(self) -> dict[str, Any]:
-        # Executors get the schema, and open the feed themselves.
-        state = {name: value for name, value in self.__dict__.items() if name != "_opened"}
-        return {**state, "_known": self._described()}
-
-    def _described(self) -> tuple[str, pa.Schema]:
-        if self._known is None:
-            description = self._opened.describe()
-            self._known = (
-                description.identity,
-                _read_schema(self._requested, description, self._options),
-            )
-        return self._known
+        return self._tasks(after, upto)
 
     def _note_end(self, after: int) -> None:
         if self._ends_here:
             self._ends_here, self._cap = False, self._capped(self._opened.newest(after))
 
-    def _newest(self, after: int, state: Mapping[str, Any] | None) -> tuple[int, dict[str, Any] | None]:
+    def _newest(self, after: int, state: Json | None) -> tuple[int, Json | None]:
         """Return the end of what can be read now, and what the feed keeps in the checkpoint with it."""
         if self._cap is not None and after >= self._cap:
             # Commits after the end of the range do not have to fit the plan.
@@ -276,13 +275,13 @@ class ChangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 return end
         return upto
 
-    def _offset(self, after: int, upto: int, state: dict[str, Any] | None = None) -> dict[str, Any]:
+    def _offset(self, after: int, upto: int, state: Json | None = None) -> Json:
         offset = {"feed": self._described()[0], "from": after, "to": upto}
         name = self._opened.commit_name(upto) if after < upto else None
         kept = {_COMMIT: name, _STATE: state}
         return offset | {key: value for key, value in kept.items() if value is not None}
 
-    def _range(self, offset: dict[str, Any]) -> tuple[int, int]:
+    def _range(self, offset: Json) -> tuple[int, int]:
         identity = self._described()[0]
         try:
             feed, after, upto = offset["feed"], int(offset["from"]), int(offset["to"])
@@ -301,7 +300,7 @@ class ChangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
         return after, upto
 
-    def _check_commit(self, offset: dict[str, Any]) -> None:
+    def _check_commit(self, offset: Json) -> None:
         """Refuse an offset whose last commit is another one in the feed now."""
         known = offset.get(_COMMIT)
         if known is not None and self._opened.commit_name(offset["to"]) not in (None, known):
@@ -321,11 +320,3 @@ def _read_schema(requested: StructType, description: Description, options: ReadO
             **error.parameters,
         ) from None
     return with_plan(wanted, description.plan if options.plan is None else options.plan)
-
-
-def _rows(feed: Changelog, partition: InputPartition, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    # Spark passes an empty partition if there are none.
-    if isinstance(partition, ChangesTask):
-        freeze_imports()
-        with closing(feed.open()) as opened:
-            yield from opened.read(partition.task, schema)

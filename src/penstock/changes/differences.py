@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from penstock.arguments import did_you_mean, in_quotes, require
-from penstock.errors import ChangelogContractViolation, InvalidChangelogSchema, InvalidInput
+from penstock.errors import ChangelogContractViolation, InvalidInput
 from penstock.feeds.contract import (
     CHANGE_TYPE,
     COMMIT_TIMESTAMP,
@@ -15,7 +15,9 @@ from penstock.feeds.contract import (
     DELETE,
     INSERT,
     ChangeContract,
+    invalid_schema,
 )
+from penstock.feeds.protocol import check_reserved
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -61,10 +63,7 @@ def between(
     from penstock.spark.schemas import quote_column
 
     contract = ChangeContract(
-        row_id,
-        carryover_rows=True,
-        updates_as_delete_and_insert=True,
-        whole_commits=True,
+        row_id, carryover_rows=True, updates_as_delete_and_insert=True, whole_commits=True
     )
     _check(before, after)
     require("version", version, int, "a whole number")
@@ -113,17 +112,7 @@ def _check(before: DataFrame, after: DataFrame) -> None:
         require(name, frame, DataFrame, "a DataFrame")
         if frame.isStreaming:
             raise InvalidInput(f"{name} is a streaming DataFrame: between compares two batch DataFrames")
-        taken = [
-            column
-            for column in frame.columns
-            if column.lower() in (CHANGE_TYPE, COMMIT_VERSION, COMMIT_TIMESTAMP)
-        ]
-        if taken:
-            raise _invalid(
-                "RESERVED_COLUMN",
-                taken[0],
-                f"{name} has a column {in_quotes(taken[0])}, the name of a metadata column: rename it",
-            )
+        check_reserved(frame.columns, name)
     _check_same(before.schema, after.schema)
 
 
@@ -132,7 +121,7 @@ def _check_same(before: StructType, after: StructType) -> None:
         for name in schema.names:
             if name not in other.names:
                 hint = did_you_mean(name, other.names)
-                raise _invalid(
+                raise invalid_schema(
                     "SCHEMA_DIFFERS",
                     name,
                     f"{where} has no column {in_quotes(name)}.{hint} Select the same columns from both",
@@ -140,13 +129,9 @@ def _check_same(before: StructType, after: StructType) -> None:
     for name in before.names:
         old, new = before[name].dataType, after[name].dataType
         if old != new and old.simpleString() != new.simpleString():
-            raise _invalid(
+            raise invalid_schema(
                 "SCHEMA_DIFFERS",
                 name,
                 f"the column {in_quotes(name)} is {old.simpleString()} in before and {new.simpleString()} in "
                 "after: cast one of them",
             )
-
-
-def _invalid(condition: str, column: str, message: str) -> InvalidChangelogSchema:
-    return InvalidChangelogSchema(message, condition=f"INVALID_CHANGELOG_SCHEMA.{condition}", column=column)

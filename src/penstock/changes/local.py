@@ -31,14 +31,8 @@ def changes(
 ) -> Iterator[pa.Table]:
     """Yield the changes of a range in commit order, some commits at a time; its net changes all at once.
 
-    Parameters
-    ----------
-    mode, compute_updates
-        As ``deduplication_mode`` and ``compute_updates`` of ``changes.read``.
-    net_window
-        EVER for net changes of the range, COMMIT for those of each commit.
-    description
-        The description of the feed; described at the start of the range when None.
+    ``mode``, ``compute_updates`` and ``net_window`` are those of ``ChangeOptions``. Without a description,
+    the feed is described at the start of the range.
     """
     description = description or feed.describe(after)
     options = ChangeOptions(mode, compute_updates, net_window)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
 from penstock.arguments import did_you_mean, in_quotes
 from penstock.errors import InvalidChangeOption
@@ -71,7 +70,7 @@ def interval(name: str, text: str) -> int:
     return micros
 
 
-def net_window(text: str | None) -> int:
+def parse_net_window(text: str | None) -> int:
     """Parse a net window: COMMIT, the microseconds of a window, or EVER for None."""
     if text is None:
         return EVER
@@ -116,14 +115,10 @@ class ChangeRange:
     ) -> ChangeRange:
         """Check the options as Spark 4.3 does, and that the range is not reversed."""
         versions = [_version("startingVersion", starting_version), _version("endingVersion", ending_version)]
-        times = [
-            _time("startingTimestamp", starting_timestamp),
-            _time("endingTimestamp", ending_timestamp),
-        ]
+        times = [_time("startingTimestamp", starting_timestamp), _time("endingTimestamp", ending_timestamp)]
         if any(bound is not None for bound in versions) and any(bound is not None for bound in times):
             raise _invalid(
-                "CONFLICTING_RANGE_TYPES",
-                "a range is by version or by timestamp: give bounds of one kind",
+                "CONFLICTING_RANGE_TYPES", "a range is by version or by timestamp: give bounds of one kind"
             )
         _check("Version", *versions)
         _check("Timestamp", *times)
@@ -180,10 +175,7 @@ def _check(kind: str, first: int | None, last: int | None) -> None:
         )
     if first is not None and last is not None and last < first:
         raise _invalid(
-            "REVERSED_RANGE",
-            f"ending{kind} is before starting{kind}: swap them",
-            first=first,
-            last=last,
+            "REVERSED_RANGE", f"ending{kind} is before starting{kind}: swap them", first=first, last=last
         )
 
 
@@ -220,5 +212,5 @@ def _time(name: str, value: object) -> int | None:
         ) from None
 
 
-def _invalid(condition: str, message: str, **parameters: Any) -> InvalidChangeOption:
+def _invalid(condition: str, message: str, **parameters: object) -> InvalidChangeOption:
     return InvalidChangeOption(message, condition=f"INVALID_CDC_OPTION.{condition}", **parameters)

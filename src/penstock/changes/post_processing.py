@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import TypedDict
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
@@ -12,7 +12,8 @@ from pyspark.sql.types import StructField, StructType
 
 from penstock.arguments import require
 from penstock.arrow.schema import canonical_schema
-from penstock.changes.commit_tracker.tracker import commit_tracker_address
+from penstock.changes.commit_reports import CommitReporter
+from penstock.changes.commit_tracker import commit_tracker_address
 from penstock.changes.options import (
     COMMIT,
     EVER,
@@ -22,14 +23,12 @@ from penstock.changes.options import (
     flag,
     interval,
     one_of,
-)
-from penstock.changes.options import (
-    net_window as parse_net_window,
+    parse_net_window,
 )
 from penstock.changes.passes.passes import Passes
-from penstock.changes.passes.rows import EVENT_TIME, ChangeRows, Layout, Path
+from penstock.changes.passes.rows import EVENT_TIME, Layout, Path
 from penstock.changes.schema import layout_of, type_at, with_contract_metadata
-from penstock.changes.stage import AllPasses, CommitReporter, FirstPass, Packing, is_hashable
+from penstock.changes.stage import AllPasses, FirstPass, Packing, is_hashable
 from penstock.errors import InvalidChangeOption
 from penstock.feeds.contract import ChangeContract
 from penstock.spark.internals.plans import fingerprint
@@ -111,13 +110,23 @@ def post_process(
     )
 
 
+class PassOptions(TypedDict, total=False):
+    """Options of :func:`post_process` besides the mode."""
+
+    compute_updates: bool
+    net_window: str | None
+    strategy: str
+    watermark_delay: str
+    keep_watermark: bool
+
+
 def process(
     df: DataFrame,
     contract: ChangeContract,
     *,
     deduplication_mode: str,
-    compute_updates: bool,
-    net_window: str | None,
+    compute_updates: bool = False,
+    net_window: str | None = None,
     strategy: str = "auto",
     watermark_delay: str = "0 seconds",
     keep_watermark: bool = False,
@@ -236,15 +245,15 @@ class Plan:
         if is_hashable(canonical_schema(StructType(fields)).types):
             return self._shuffled_as_batches()
         if not self.passes.carryovers:
-            return self._run(self._shuffled(self.df), self._first_pass(Passes.whole))
-        first = self._run(self.df, self._first_pass(Passes.first))
+            return self._run(self._shuffled(self.df), self._first_pass(whole=True))
+        first = self._run(self.df, self._first_pass())
         return self._run(self._shuffled(first), AllPasses(self.layout, self.passes))
 
     def _shuffled_as_batches(self) -> DataFrame:
         partitions = int(str(self.df.sparkSession.conf.get("spark.sql.shuffle.partitions")))
         packing = Packing(self.layout.row_id, shuffle_keys(partitions))
-        first = replace(self._first_pass(Passes.first), packing=packing)
-        packed = self._run(self.df, first, to_struct(SCHEMA)).repartition(PLACE)
+        first = self._run(self.df, self._first_pass(packing=packing), to_struct(SCHEMA))
+        packed = first.repartition(PLACE)
         return self._run(packed, AllPasses(self.layout, self.passes, packed=True), self.df.schema)
 
     def by_watermark(self, delay_ms: int, *, keep_watermark: bool) -> DataFrame:
@@ -252,7 +261,7 @@ class Plan:
 
         This is Spark 4.3's rewrite, with one event time for each millisecond, the unit of its watermark.
         """
-        checked = self._run(self.df, self._first_pass(Passes.first, delay_ms))
+        checked = self._run(self.df, self._first_pass(delay_ms=delay_ms))
         timed = checked.withColumn(
             EVENT_TIME, F.timestamp_millis(F.unix_millis(self._column((self.layout.timestamp,))))
         )
@@ -276,15 +285,14 @@ class Plan:
         return df.repartition(*[self._column(path) for path in self.layout.row_id])
 
     def _first_pass(
-        self, step: Callable[[Passes, ChangeRows], ChangeRows], delay_ms: int | None = None
+        self, *, whole: bool = False, packing: Packing | None = None, delay_ms: int | None = None
     ) -> FirstPass:
         session = self.df.sparkSession
         reporter = None
         if is_classic(session):
-            reporter = CommitReporter(
-                commit_tracker_address(session), self.feed, delay_ms, self.df.isStreaming
-            )
-        return FirstPass(self.layout, self.passes, reporter, step)
+            address = commit_tracker_address(session)
+            reporter = CommitReporter(address, self.feed, delay_ms, self.df.isStreaming)
+        return FirstPass(self.layout, self.passes, reporter, whole, packing)
 
     def _run(
         self, df: DataFrame, stage: FirstPass | AllPasses, schema: StructType | None = None

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from datetime import datetime
+from typing import Unpack
 
 from pyspark.sql import DataFrame, SparkSession
 
 from penstock.arguments import column_names, require
 from penstock.changes.data_source import BATCH, FORMAT, STREAM, ChangesDataSource, read_options
 from penstock.changes.options import MODES, one_of
-from penstock.changes.post_processing import process
+from penstock.changes.post_processing import PassOptions, process
 from penstock.changes.schema import narrowed, with_contract_metadata
 from penstock.errors import InvalidChangelogSchema
 from penstock.feeds.contract import COMMIT_VERSION, ChangeContract
@@ -64,19 +65,21 @@ def read(
     ------
     InvalidChangeOption, InvalidChangelogSchema, FeedUnavailable, DataLost
     """
-    bounds = _bounds(
-        starting_version,
-        ending_version,
-        starting_timestamp,
-        ending_timestamp,
-        starting_bound_inclusive,
-        ending_bound_inclusive,
-    )
-    net = _is_net(deduplication_mode)
-    contract, rows = _load(spark, feed, bounds | _more(options), columns, streaming=False, net=net)
-    return process(
-        rows,
-        _passable(contract, net),
+    require("options", options, Mapping | None, "a mapping such as {'rowsPerTask': 100_000}")
+    return _changes(
+        spark,
+        feed,
+        columns,
+        {
+            "startingVersion": starting_version,
+            "endingVersion": ending_version,
+            "startingTimestamp": starting_timestamp,
+            "endingTimestamp": ending_timestamp,
+            "startingBoundInclusive": starting_bound_inclusive,
+            "endingBoundInclusive": ending_bound_inclusive,
+            **(options or {}),
+        },
+        streaming=False,
         deduplication_mode=deduplication_mode,
         compute_updates=compute_updates,
         net_window=net_window,
@@ -127,19 +130,21 @@ def read_stream(
     ------
     InvalidChangeOption, InvalidChangelogSchema, FeedUnavailable
     """
-    bounds = _bounds(
-        starting_version,
-        ending_version,
-        starting_timestamp,
-        ending_timestamp,
-        starting_bound_inclusive,
-        ending_bound_inclusive,
-    )
-    net = _is_net(deduplication_mode)
-    contract, rows = _load(spark, feed, bounds | _more(options), columns, streaming=True, net=net)
-    return process(
-        rows,
-        _passable(contract, net),
+    require("options", options, Mapping | None, "a mapping such as {'rowsPerTask': 100_000}")
+    return _changes(
+        spark,
+        feed,
+        columns,
+        {
+            "startingVersion": starting_version,
+            "endingVersion": ending_version,
+            "startingTimestamp": starting_timestamp,
+            "endingTimestamp": ending_timestamp,
+            "startingBoundInclusive": starting_bound_inclusive,
+            "endingBoundInclusive": ending_bound_inclusive,
+            **(options or {}),
+        },
+        streaming=True,
         deduplication_mode=deduplication_mode,
         compute_updates=compute_updates,
         strategy=strategy,
@@ -149,42 +154,26 @@ def read_stream(
     )
 
 
-def _bounds(
-    starting_version: int | None,
-    ending_version: int | None,
-    starting_timestamp: object,
-    ending_timestamp: object,
-    starting_bound_inclusive: bool,
-    ending_bound_inclusive: bool,
-) -> dict[str, object]:
-    return {
-        "startingVersion": starting_version,
-        "endingVersion": ending_version,
-        "startingTimestamp": starting_timestamp,
-        "endingTimestamp": ending_timestamp,
-        "startingBoundInclusive": starting_bound_inclusive,
-        "endingBoundInclusive": ending_bound_inclusive,
-    }
-
-
-def _load(
+def _changes(
     spark: SparkSession,
     feed: Changelog | str,
-    options: Mapping[str, object],
     columns: str | Sequence[str] | None,
+    options: Mapping[str, object],
     *,
     streaming: bool,
-    net: bool,
-) -> tuple[ChangeContract | None, DataFrame]:
+    deduplication_mode: str,
+    **passes: Unpack[PassOptions],
+) -> DataFrame:
     check_session(spark)
     feed = parse(feed) if isinstance(feed, str) else feed
     require("feed", feed, Changelog, "a change feed, such as ps.DeltaFeed('/data/orders'), or its URL")
-    first = options.get("startingVersion")
+    net = one_of("deduplicationMode", deduplication_mode, MODES, "INVALID_DEDUPLICATION_MODE") == "netChanges"
     texts = {name: _text(value) for name, value in options.items() if value is not None}
     # Checked now rather than when the query runs: these are the caller's errors.
     read_options({"url": feed.url, **texts}, STREAM if streaming else BATCH, "read of changes")
+    first = texts.get("startingVersion")
     with closing(feed.open()) as opened:
-        description = opened.describe(None if first is None else int(str(first)) - 1)
+        description = opened.describe(None if first is None else int(first) - 1)
     contract = description.contract
     if description.plan is not None:
         texts |= {"plan": description.plan, "someColumns": _text(columns is not None)}
@@ -192,38 +181,24 @@ def _load(
     if contract is not None:
         schema = with_contract_metadata(schema, contract, net=net)
     if columns is not None:
-        schema = narrowed(
-            schema, contract, column_names("columns", columns), case_sensitive=is_case_sensitive(spark)
-        )
+        names = column_names("columns", columns)
+        schema = narrowed(schema, contract, names, case_sensitive=is_case_sensitive(spark))
     register_source(spark, ChangesDataSource)
     reader = spark.readStream if streaming else spark.read
-    return contract, reader.format(FORMAT).schema(schema).options(**texts, url=feed.url).load()
-
-
-def _more(options: Mapping[str, object] | None) -> dict[str, object]:
-    require("options", options, Mapping | None, "a mapping such as {'rowsPerTask': 100_000}")
-    return dict(options or {})
+    rows = reader.format(FORMAT).schema(schema).options(**texts, url=feed.url).load()
+    if contract is None:
+        if net:
+            raise InvalidChangelogSchema(
+                "net changes need the columns that identify rows: give the feed its row_id, row_id=COLUMN in "
+                "its URL",
+                condition="INVALID_CHANGELOG_SCHEMA.MISSING_ROW_ID",
+            )
+        # Such a feed has neither carry-overs nor updates in two rows, so no pass is needed.
+        contract = ChangeContract(COMMIT_VERSION)
+    return process(rows, contract, deduplication_mode=deduplication_mode, **passes)
 
 
 def _text(value: object) -> str:
     if isinstance(value, datetime):
         return value.isoformat()
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _passable(contract: ChangeContract | None, net: bool) -> ChangeContract:
-    """Return the feed's contract; without one, a contract that needs no pass."""
-    if contract is not None:
-        return contract
-    # Such a feed has neither carry-overs nor updates in two rows.
-    if net:
-        raise InvalidChangelogSchema(
-            "net changes need the columns that identify rows: give the feed its row_id, row_id=COLUMN in its "
-            "URL",
-            condition="INVALID_CHANGELOG_SCHEMA.MISSING_ROW_ID",
-        )
-    return ChangeContract(COMMIT_VERSION)
-
-
-def _is_net(mode: str) -> bool:
-    return one_of("deduplicationMode", mode, MODES, "INVALID_DEDUPLICATION_MODE") == "netChanges"

@@ -18,8 +18,13 @@ from pyspark.sql.types import (
 
 from penstock.arguments import did_you_mean, in_quotes
 from penstock.changes.passes.rows import Layout, Path
-from penstock.errors import InvalidChangelogSchema
-from penstock.feeds.contract import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION, ChangeContract
+from penstock.feeds.contract import (
+    CHANGE_TYPE,
+    COMMIT_TIMESTAMP,
+    COMMIT_VERSION,
+    ChangeContract,
+    invalid_schema,
+)
 from penstock.spark.column_metadata import with_feed_metadata
 
 HELPERS = ("__penstock_", "__spark_cdc_")
@@ -33,17 +38,7 @@ _TYPES: dict[str, tuple[type[DataType], ...]] = {
 
 
 def layout_of(schema: StructType, contract: ChangeContract, *, case_sensitive: bool) -> Layout:
-    """Locate the contract's columns.
-
-    Parameters
-    ----------
-    schema
-        The feed's schema.
-    contract
-        The feed's contract; dots in its column names lead into structs.
-    case_sensitive
-        The value of spark.sql.caseSensitive.
-    """
+    """Locate the contract's columns in a feed's schema; dots in their names lead into structs."""
     finder = _Finder(schema, case_sensitive)
     metadata = {name: finder.top(name) for name in _TYPES}
     for name, place in metadata.items():
@@ -53,14 +48,14 @@ def layout_of(schema: StructType, contract: ChangeContract, *, case_sensitive: b
         _check_groups(name, type_at(schema, path))
     reserved = next((name for name in schema.names if name.lower().startswith(HELPERS)), None)
     if reserved is not None:
-        raise _invalid(
+        raise invalid_schema(
             "RESERVED_COLUMN",
             reserved,
             f"the column {in_quotes(reserved)} has a name that is reserved for helper columns: rename it",
         )
     sequence = finder.path(contract.sequence) if contract.sequence is not None else None
     if sequence is not None and len(sequence) > 1 and contract.carryover_rows:
-        raise _invalid(
+        raise invalid_schema(
             "INVALID_COLUMN_TYPE",
             str(contract.sequence),
             f"the sequence {in_quotes(contract.sequence)} is inside a struct, and structs are compared to "
@@ -102,12 +97,9 @@ def narrowed(
 
 
 def with_contract_metadata(schema: StructType, contract: ChangeContract, *, net: bool) -> StructType:
-    """Mark the columns of a schema with the contract as metadata, for sinks after any selection of columns.
+    """Mark columns with the contract as metadata, for sinks after any selection.
 
-    Parameters
-    ----------
-    net
-        Whether net changes are computed, of which a commit has one for each row.
+    With net changes (``net``) a commit has one change of each row.
     """
     return with_feed_metadata(
         schema,
@@ -145,7 +137,7 @@ class _Finder:
         struct: DataType = self._schema
         for part in parts:
             if not isinstance(struct, StructType):
-                raise _invalid(
+                raise invalid_schema(
                     "MISSING_COLUMN",
                     name,
                     f"there is no column {in_quotes(name)}: the part before {in_quotes(part)} is not a "
@@ -160,13 +152,13 @@ class _Finder:
         places = [place for place, column in enumerate(struct.names) if self._folded(column) == wanted]
         if not places:
             hint = did_you_mean(name, struct.names)
-            raise _invalid(
+            raise invalid_schema(
                 "MISSING_COLUMN",
                 whole,
                 f"there is no column {in_quotes(whole)}; the columns are {_listed(struct.names)}.{hint}",
             )
         if len(places) > 1:
-            raise _invalid(
+            raise invalid_schema(
                 "AMBIGUOUS_COLUMN",
                 whole,
                 f"several columns are named {in_quotes(whole)}, apart from upper and lower case: rename one",
@@ -180,7 +172,7 @@ class _Finder:
 def _check_type(name: str, kind: DataType, wanted: tuple[type[DataType], ...]) -> None:
     if not isinstance(kind, wanted):
         names = " or ".join(type_().simpleString() for type_ in wanted)
-        raise _invalid(
+        raise invalid_schema(
             "INVALID_COLUMN_TYPE",
             name,
             f"the column {in_quotes(name)} is {kind.simpleString()}, not {names}: cast it",
@@ -189,7 +181,7 @@ def _check_type(name: str, kind: DataType, wanted: tuple[type[DataType], ...]) -
 
 def _check_names(name: str, kind: DataType) -> None:
     if not isinstance(kind, ArrayType) or not isinstance(kind.elementType, StringType):
-        raise _invalid(
+        raise invalid_schema(
             "INVALID_COLUMN_TYPE",
             name,
             f"the column {in_quotes(name)} is {kind.simpleString()}, not array<string>: give it the names of "
@@ -199,7 +191,7 @@ def _check_names(name: str, kind: DataType) -> None:
 
 def _check_groups(name: str, kind: DataType) -> None:
     if isinstance(kind, MapType | VariantType):
-        raise _invalid(
+        raise invalid_schema(
             "INVALID_COLUMN_TYPE",
             name,
             f"the row id {in_quotes(name)} is {kind.simpleString()}, which Spark cannot group by: use other "
@@ -213,7 +205,3 @@ def _check_groups(name: str, kind: DataType) -> None:
 
 def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:20]) + (", …" if len(names) > 20 else "")
-
-
-def _invalid(condition: str, column: str, message: str) -> InvalidChangelogSchema:
-    return InvalidChangelogSchema(message, condition=f"INVALID_CHANGELOG_SCHEMA.{condition}", column=column)

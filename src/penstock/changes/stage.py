@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from pyspark import TaskContext
+from numpy.typing import NDArray
 
 from penstock.arrow.key_hash import check_key, key_hash
-from penstock.changes.commit_tracker.facts import Scope, SeenCommits, commits_in, raise_refusal
+from penstock.changes.commit_reports import CommitReporter, commits_in
 from penstock.changes.passes.passes import Passes
 from penstock.changes.passes.rows import ChangeRows, Layout, Path, column_at
 from penstock.changes.passes.violations import check_rows
 from penstock.errors import UnsupportedType
-from penstock.spark.driver_endpoint import Address
 from penstock.spark.error_boundary import iterate_without_tracebacks
 from penstock.spark.shuffle_batches import pack, unpack
 
@@ -43,12 +41,13 @@ class Packing:
         if table.num_rows:
             yield from pack(table, self._targets(table), self.places)
 
-    def _targets(self, table: pa.Table) -> Any:
+    def _targets(self, table: pa.Table) -> NDArray[np.unsignedinteger]:
         names = [str(number) for number in range(len(self.row_id))]
         ids = pa.RecordBatch.from_arrays([column_at(table, path) for path in self.row_id], names)
         hashes = key_hash(ids, names).to_numpy()
         kind = np.uint16 if len(self.places) <= 1 << 16 else np.uint32
-        return (hashes % np.uint32(len(self.places))).astype(kind)
+        targets: NDArray[np.unsignedinteger] = (hashes % np.uint32(len(self.places))).astype(kind)
+        return targets
 
 
 def is_hashable(types: Iterable[pa.DataType]) -> bool:
@@ -62,39 +61,14 @@ def is_hashable(types: Iterable[pa.DataType]) -> bool:
 
 
 @dataclass(frozen=True)
-class CommitReporter:
-    """Reports the commits that a task has seen to the commit tracker in the driver."""
-
-    address: Address
-    feed: str
-    delay_ms: int | None = None
-    streaming: bool = True
-    """False for a batch inside a stream's foreachBatch, which has the properties of the stream."""
-
-    def report(self, commits: pa.Table) -> None:
-        """Report commits; raises the error with which the driver refuses them."""
-        context = TaskContext.get()
-        assert context is not None
-        query = context.getLocalProperty("sql.streaming.queryId") if self.streaming else None
-        scope = Scope(
-            feed=self.feed,
-            execution=context.getLocalProperty("spark.sql.execution.id") or "",
-            query=query,
-            run=context.getLocalProperty("spark.jobGroup.id") if query else None,
-            batch=int(context.getLocalProperty("streaming.sql.batchId") or 0) if query else 0,
-            delay_ms=self.delay_ms,
-        )
-        raise_refusal(self.address.ask(SeenCommits(scope, commits).to_bytes()))
-
-
-@dataclass(frozen=True)
 class FirstPass:
     """Checks every row, reports commits, and drops what it can before the shuffle."""
 
     layout: Layout
     passes: Passes
     reporter: CommitReporter | None = None
-    step: Callable[[Passes, ChangeRows], ChangeRows] = Passes.first
+    whole: bool = False
+    """Whether all rows of a row id are in one task already, so that all passes run."""
     packing: Packing | None = None
     """Packs the rows for the shuffle; they are not packed when None."""
 
@@ -107,20 +81,23 @@ class FirstPass:
             rows = ChangeRows(table, self.layout)
             check_rows(rows, needs_content=self.passes.needs_content)
             commits.append(commits_in(table.column(self.layout.version), table.column(self.layout.timestamp)))
-            done = self.step(self.passes, rows) if self._is_worthwhile(rows) else rows
+            done = self._done(rows)
             yield from _batches(done) if self.packing is None else self.packing.pack(done.table)
         if commits and self.reporter is not None:
             seen = pa.concat_tables(commits)
             self.reporter.report(seen.group_by(seen.column_names).aggregate([]))
 
-    def _is_worthwhile(self, rows: ChangeRows) -> bool:
-        """Whether the step drops enough rows of a sample of one in 16; all passes follow anyway."""
-        if self.step is not Passes.first or not self.passes.carryovers:
-            return True
+    def _done(self, rows: ChangeRows) -> ChangeRows:
+        if self.whole:
+            return self.passes.whole(rows)
+        return self.passes.first(rows) if self.passes.carryovers and self._drops_enough(rows) else rows
+
+    def _drops_enough(self, rows: ChangeRows) -> bool:
+        """Whether enough rows of a sample of one in 16 can be dropped; all passes follow anyway."""
         # Mixed, since the codes of composite ids are not spread over all remainders.
         mixed = (rows.row.values.astype(np.uint64) * _MIX) >> np.uint64(64 - _SAMPLE_BITS)
         sample = rows.filter(mixed == 0)
-        return len(self.step(self.passes, sample)) < _WORTHWHILE * len(sample)
+        return len(self.passes.first(sample)) < _WORTHWHILE * len(sample)
 
     def _chunks(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
         held: list[pa.RecordBatch] = []
@@ -128,7 +105,7 @@ class FirstPass:
         for batch in batches:
             held.append(batch)
             rows, size = rows + batch.num_rows, size + batch.nbytes
-            if self.step is Passes.first and (rows >= CHUNK_ROWS or size >= CHUNK_BYTES):
+            if not self.whole and (rows >= CHUNK_ROWS or size >= CHUNK_BYTES):
                 yield pa.Table.from_batches(held)
                 held, rows, size = [], 0, 0
         if rows:

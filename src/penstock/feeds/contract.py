@@ -12,7 +12,8 @@ CHANGE_TYPE, COMMIT_VERSION, COMMIT_TIMESTAMP = "_change_type", "_commit_version
 CHANGE_COLUMNS = (CHANGE_TYPE, COMMIT_VERSION, COMMIT_TIMESTAMP)
 INSERT, DELETE, PREIMAGE, POSTIMAGE = "insert", "delete", "update_preimage", "update_postimage"
 TYPES = (INSERT, DELETE, POSTIMAGE, PREIMAGE)
-"""The index of a change type is its number in the passes."""
+IS_INSERT, IS_DELETE, IS_POSTIMAGE, IS_PREIMAGE = range(4)
+"""Change types as numbers: their indexes in TYPES."""
 
 
 @dataclass(frozen=True)
@@ -88,4 +89,15 @@ class ChangeContract:
             raise InvalidChangelogSchema(
                 f"row_id names the column {in_quotes(duplicate)} twice: name it once", column=duplicate
             )
-        object.__setattr__(self, "row_id", columns)
+        convert_fields(self, row_id=columns)
+
+
+def invalid_schema(condition: str, column: str | None, message: str) -> InvalidChangelogSchema:
+    """Return the error for a column that does not fit a feed or its contract."""
+    return InvalidChangelogSchema(message, condition=f"INVALID_CHANGELOG_SCHEMA.{condition}", column=column)
+
+
+def convert_fields(instance: object, **values: object) -> None:
+    """Replace fields of a frozen dataclass with their converted values, in its ``__post_init__``."""
+    for name, value in values.items():
+        object.__setattr__(instance, name, value)

@@ -1,16 +1,113 @@
-"""Commits that consist of data files, divided into tasks."""
+"""Commits that consist of data files: their tasks, the columns that a query was planned with, and reading.
+
+A query keeps the columns that its table had when it was planned. The plan is metadata of the read's schema;
+Spark does not carry that, so the data source has it as an option.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+import json
+import sys
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from typing import TypeVar
 
-from penstock.feeds.planned_schema import Column
-from penstock.lake.parquet import Piece, pieces
+import pyarrow as pa
+
+from penstock.arguments import in_quotes
+from penstock.errors import FeedUnavailable
+from penstock.feeds.contract import CHANGE_TYPE
+from penstock.feeds.protocol import METADATA_NAMES, PLAN, OpenChangelog, change_rows
+from penstock.lake.parquet import Piece, count_rows, fitted, pieces, read_piece, with_constants
+from penstock.lake.storage import in_parallel
 
 _BYTES_PER_ROW = 32
 """Assumed if no file of the range has a row count."""
-_FILES_PER_TASK = 1_000
+_PARTS_PER_TASK = 1_000
+_COUNTED_AT_ONCE = 16
+Part = TypeVar("Part")
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a version of a table."""
+
+    name: str
+    type: str
+    id: int | None = None
+    """The column's id, if the table format identifies columns by id rather than by name."""
+
+    @property
+    def key(self) -> object:
+        return self.name.lower() if self.id is None else self.id
+
+
+@lru_cache(maxsize=64)
+def columns_of(schema: pa.Schema) -> tuple[Column, ...]:
+    """Return the data columns of a read, or of a table."""
+    return tuple(Column(field.name, str(field.type)) for field in schema if field.name not in METADATA_NAMES)
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A table as a query was planned with it."""
+
+    version: int
+    """The newest version at that time."""
+    columns: int
+    """How many columns the table had; a read of fewer columns ignores added ones."""
+    only_changes: bool = False
+    """Whether no pass removes unchanged rows."""
+
+    @classmethod
+    def of(cls, schema: pa.Schema) -> Planned:
+        """Return the plan in a read's schema; without one, a plan that every version fits."""
+        plan = (schema.metadata or {}).get(PLAN)
+        return cls(sys.maxsize, 0) if plan is None else cls(**json.loads(plan))
+
+    def to_json(self) -> str:
+        """Return the plan as JSON, for a feed's description."""
+        return json.dumps(asdict(self))
+
+    def check(self, name: str, version: int, read: Iterable[Column], now: Sequence[Column]) -> None:
+        """Refuse a version with other columns that was committed after the query was planned.
+
+        Parameters
+        ----------
+        name
+            The table.
+        read
+            The columns to read.
+        now
+            All columns of the version; empty if unknown.
+        """
+        if version <= self.version or not now:
+            return
+        wanted = {column.key: column for column in read}
+        current = {column.key: column for column in now}
+        dropped = [column.name for key, column in wanted.items() if key not in current]
+        added = [column.name for key, column in current.items() if key not in wanted]
+        retyped = [
+            f"{in_quotes(column.name)} is {current[key].type} now, not {column.type}"
+            for key, column in wanted.items()
+            if key in current and current[key].type != column.type
+        ]
+        changes = [f"{in_quotes(name)} was dropped" for name in dropped] + retyped
+        if len(wanted) >= self.columns:
+            changes += [f"{in_quotes(name)} was added" for name in added]
+        if changes:
+            raise FeedUnavailable(
+                f"the columns of {name} have changed in version {version}, after this query was planned: "
+                f"{', '.join(changes[:5])}. Read the feed again and start the query again: it resumes before "
+                "that version, with the new columns",
+                condition="FEED_UNAVAILABLE.SCHEMA_CHANGED",
+                version=version,
+                added=added,
+                dropped=dropped,
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +122,10 @@ class DataFile:
     """The values of the partition columns, as text."""
     deletion_vector: bool = False
 
+    @property
+    def is_outside_table(self) -> bool:
+        return self.path.startswith(("/", "file:")) or "://" in self.path
+
 
 @dataclass(frozen=True)
 class FileCommit:
@@ -37,24 +138,19 @@ class FileCommit:
     rewritten: bool = False
     """Whether unchanged rows may be among them, as a delete and an insert."""
     columns: tuple[Column, ...] = ()
-    """The columns of the table in that version, if known."""
+    """The columns of the table in that version; empty if unknown."""
 
 
 @dataclass(frozen=True)
 class Slice:
     """A piece of one file of one commit."""
 
-    path: str
-    piece: Piece
+    commit: FileCommit
+    """Without its files."""
+    file: DataFile
     change_type: str | None
     """None if each row has its own."""
-    values: tuple[tuple[str, str | None], ...]
-    version: int
-    timestamp: int
-    rewritten: bool
-    """As for its commit."""
-    columns: tuple[Column, ...] = ()
-    """As for its commit."""
+    piece: Piece
 
 
 @dataclass(frozen=True)
@@ -65,46 +161,40 @@ class Task:
 
 
 def cut(commits: Iterable[FileCommit], rows_per_task: int) -> list[Task]:
-    """Divide commits into tasks of about that many rows."""
+    """Divide commits into tasks of about that many rows: small files together, large ones by row groups."""
     commits = list(commits)
     estimate = Estimate(file for commit in commits for _, file in commit.files)
-    tasks: list[Task] = []
-    slices: list[Slice] = []
-    rows = 0
-    for piece, count in _slices(commits, estimate, rows_per_task):
-        if slices and (rows + count > rows_per_task or len(slices) == _FILES_PER_TASK):
-            tasks.append(Task(tuple(slices)))
-            slices, rows = [], 0
-        slices.append(piece)
-        rows += count
-    return [*tasks, Task(tuple(slices))] if slices else tasks
+
+    def slices() -> Iterator[tuple[Slice, int]]:
+        for commit in commits:
+            alone = replace(commit, files=())
+            for kind, file in commit.files:
+                rows = estimate.rows(file)
+                cuts = pieces(rows, rows_per_task)
+                for piece in cuts:
+                    yield Slice(alone, file, kind, piece), rows // len(cuts)
+
+    return [Task(group) for group in grouped(slices(), rows_per_task)]
 
 
-def _slices(
-    commits: Iterable[FileCommit], estimate: Estimate, rows_per_task: int
-) -> Iterator[tuple[Slice, int]]:
-    for commit in commits:
-        for kind, file in commit.files:
-            rows = estimate.rows(file)
-            cuts = pieces(rows, rows_per_task)
-            for piece in cuts:
-                part = Slice(
-                    file.path,
-                    piece,
-                    kind,
-                    file.values,
-                    commit.version,
-                    commit.timestamp,
-                    commit.rewritten,
-                    commit.columns,
-                )
-                yield part, rows // len(cuts)
+def grouped(parts: Iterable[tuple[Part, int]], rows_per_task: int) -> Iterator[tuple[Part, ...]]:
+    """Group parts of files, each with its number of rows, into tasks of about that many rows."""
+    group: list[Part] = []
+    total = 0
+    for part, rows in parts:
+        if group and (total + rows > rows_per_task or len(group) == _PARTS_PER_TASK):
+            yield tuple(group)
+            group, total = [], 0
+        group.append(part)
+        total += rows
+    if group:
+        yield tuple(group)
 
 
 class Estimate:
     """Estimates the rows of files without a row count from those that have one."""
 
-    def __init__(self, files: Iterable[DataFile]) -> None:
+    def __init__(self, files: Iterable[DataFile] = ()) -> None:
         size = rows = 0
         for file in files:
             if file.rows:
@@ -114,3 +204,66 @@ class Estimate:
     def rows(self, file: DataFile) -> int:
         """Return the number of rows of a file, at least one."""
         return max(1, file.rows if file.rows is not None else int(file.size / self._bytes))
+
+
+class FileFeed(OpenChangelog):
+    """An open feed whose commits consist of Parquet files; a subclass plans the tasks."""
+
+    table: str
+    """The table for messages, such as "the Delta table /data/orders"."""
+
+    @abstractmethod
+    def _open_file(self, file: DataFile, version: int) -> AbstractContextManager[pa.NativeFile]:
+        """Open a file of a commit; errors of reading it are translated."""
+
+    @abstractmethod
+    def _refused(self, part: Slice, reason: str) -> FeedUnavailable:
+        """Return the error for a file whose columns do not fit the schema of the read."""
+
+    def _constants(self, part: Slice, schema: pa.Schema) -> dict[str, pa.Scalar]:
+        """Return the columns that a file lacks since they have one value in it; by default none."""
+        return {}
+
+    def _check(self, part: Slice, planned: Planned, columns: tuple[Column, ...]) -> None:
+        """Refuse a commit that the query was not planned for."""
+        planned.check(self.table, part.commit.version, columns, part.commit.columns)
+
+    def _count_rows(self, version: int, files: Sequence[DataFile], enough: int | None) -> int:
+        """Count the rows of files, until there are enough; estimate them when None."""
+        if enough is None:
+            return sum(map(Estimate().rows, files))
+
+        def count_in(file: DataFile) -> int:
+            with self._open_file(file, version) as opened:
+                return count_rows(opened)
+
+        count = sum(file.rows or 0 for file in files)
+        unknown = [file for file in files if file.rows is None]
+        while unknown and count <= enough:
+            count += sum(in_parallel(count_in, unknown[:_COUNTED_AT_ONCE]))
+            del unknown[:_COUNTED_AT_ONCE]
+        return count
+
+    def read(self, task: Task, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        """Read the rows of some files, a batch at a time."""
+        planned, columns = Planned.of(schema), columns_of(schema)
+        for part in task.slices:
+            self._check(part, planned, columns)
+            yield from self._rows(part, schema)
+
+    def _rows(self, part: Slice, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        constants = self._constants(part, schema)
+        stored = [name for name in schema.names if name not in constants and name not in METADATA_NAMES]
+        wanted = [*stored, CHANGE_TYPE] if part.change_type is None else stored
+        with self._open_file(part.file, part.commit.version) as file:
+            for batch in read_piece(file, part.piece, wanted):
+                data = with_constants(
+                    fitted(batch, schema, lambda reason: self._refused(part, reason)), constants
+                )
+                yield change_rows(
+                    data,
+                    schema,
+                    change_type=part.change_type or data.column(CHANGE_TYPE),
+                    version=part.commit.version,
+                    timestamp=part.commit.timestamp,
+                )

@@ -8,15 +8,24 @@ it.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, TypeAlias, runtime_checkable
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from penstock.arguments import did_you_mean, in_quotes
-from penstock.errors import DataLost, FeedUnavailable, InvalidChangelogSchema
-from penstock.feeds.contract import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION, ChangeContract
+from penstock.errors import DataLost, FeedUnavailable
+from penstock.feeds.contract import (
+    CHANGE_TYPE,
+    COMMIT_TIMESTAMP,
+    COMMIT_VERSION,
+    ChangeContract,
+    invalid_schema,
+)
+from penstock.json_text import Json
 
 INSTANT = pa.timestamp("us", tz="UTC")
 METADATA_FIELDS = (
@@ -25,6 +34,8 @@ METADATA_FIELDS = (
     pa.field(COMMIT_TIMESTAMP, INSTANT, nullable=False),
 )
 METADATA_NAMES = frozenset(field.name for field in METADATA_FIELDS)
+Task: TypeAlias = Any
+"""A part of a range, of a class of the feed's own that can be pickled."""
 PLAN = b"penstock.plan"
 """The metadata key of a read's schema that holds the plan of a description."""
 
@@ -86,6 +97,8 @@ class OpenChangelog(ABC):
 
     name: str
     """The feed for messages, without a password."""
+    beginning: ClassVar[int | None] = None
+    """The version before the table's first one, if a new query without a start has to read all of it."""
 
     def close(self) -> None:
         """Close connections; by default there are none."""
@@ -118,7 +131,17 @@ class OpenChangelog(ABC):
         FeedUnavailable
             When a new query would miss rows that the feed was asked for.
         """
-        return self.oldest()
+        oldest = self.oldest()
+        if self.beginning is not None and oldest > self.beginning:
+            raise FeedUnavailable(
+                f"{self.name}: its changes can be read from version {oldest + 1} on; earlier ones were "
+                "cleaned up, or have another form, and a new query would miss them. Give "
+                f"starting_version={oldest + 1} to read what is left, and load the earlier rows separately "
+                "if needed",
+                condition="FEED_UNAVAILABLE.BEGINS_LATE",
+                first=oldest + 1,
+            )
+        return oldest
 
     @abstractmethod
     def oldest(self) -> int:
@@ -147,7 +170,7 @@ class OpenChangelog(ABC):
         """
 
     @abstractmethod
-    def tasks(self, after: int, upto: int, rows_per_task: int) -> Sequence[Any]:
+    def tasks(self, after: int, upto: int, rows_per_task: int) -> Sequence[Task]:
         """Divide a range into picklable tasks of about that many rows that can run in parallel.
 
         Raises
@@ -157,7 +180,7 @@ class OpenChangelog(ABC):
         """
 
     @abstractmethod
-    def read(self, task: Any, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    def read(self, task: Task, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """Read the change rows of a task, on an executor, in batches of exactly that schema.
 
         Parameters
@@ -181,11 +204,11 @@ class OpenChangelog(ABC):
         """
         return None
 
-    def stream_start(self) -> dict[str, Any] | None:
+    def stream_start(self) -> Json | None:
         """Return what a new query keeps in its checkpoint beside its version, as JSON; None for nothing."""
         return None
 
-    def stream_end(self, after: int, state: Mapping[str, Any] | None) -> tuple[int, dict[str, Any] | None]:
+    def stream_end(self, after: int, state: Json | None) -> tuple[int, Json | None]:
         """Return the version up to which a stream's plan fits, and what to keep with it.
 
         Parameters
@@ -239,17 +262,6 @@ def history_changed(name: str, version: int) -> DataLost:
     )
 
 
-def begins_late(name: str, first: int) -> FeedUnavailable:
-    """Return the error for a table whose first versions can no longer be read."""
-    return FeedUnavailable(
-        f"{name}: its changes can be read from version {first} on; earlier ones were cleaned up, or have "
-        f"another form, and a new query would miss them. Give starting_version={first} to read what is left, "
-        "and load the earlier rows separately if needed",
-        condition="FEED_UNAVAILABLE.BEGINS_LATE",
-        first=first,
-    )
-
-
 def change_rows(
     data: pa.RecordBatch, schema: pa.Schema, *, change_type: str | pa.Array, version: int, timestamp: int
 ) -> pa.RecordBatch:
@@ -276,24 +288,22 @@ def _column_as(data: pa.RecordBatch, field: pa.Field) -> pa.Array:
     return column if column.type.equals(field.type) else column.cast(field.type)
 
 
-def check_reserved(data: pa.Schema, what: str, more: Iterable[str] = ()) -> None:
-    """Refuse data columns with the names of metadata columns, whatever their case.
+def lists_of(values: pa.Array, sizes: NDArray[np.integer]) -> pa.ListArray:
+    """Return values as lists of some sizes, one for each row; null for an empty one."""
+    ends = np.r_[0, np.cumsum(sizes)].astype(np.int32)
+    return pa.ListArray.from_arrays(pa.array(ends, mask=np.r_[sizes == 0, False]), values)
 
-    Parameters
-    ----------
-    what
-        What has the columns, for the message.
-    more
-        Names of columns that only this feed adds.
-    """
+
+def check_reserved(names: Iterable[str], what: str, more: Iterable[str] = ()) -> None:
+    """Refuse columns with the names of metadata columns, in any case, or of ``more`` that the feed adds."""
     reserved = METADATA_NAMES.union(more)
-    taken = next((name for name in data.names if name.lower() in reserved), None)
+    taken = next((name for name in names if name.lower() in reserved), None)
     if taken is not None:
-        raise InvalidChangelogSchema(
+        raise invalid_schema(
+            "RESERVED_COLUMN",
+            taken,
             f"{what} has a column {in_quotes(taken)}, which a change feed adds itself: rename it, or leave "
             "it out",
-            condition="INVALID_CHANGELOG_SCHEMA.RESERVED_COLUMN",
-            column=taken,
         )
 
 
@@ -301,9 +311,9 @@ def check_columns_exist(data: pa.Schema, what: str, wanted: Iterable[str | None]
     """Refuse names of columns, or of fields in a struct (``a.b``), that the data does not have."""
     for name in filter(None, wanted):
         if name not in data.names and name.split(".")[0].strip("`") not in data.names:
-            raise InvalidChangelogSchema(
+            raise invalid_schema(
+                "MISSING_COLUMN",
+                name,
                 f"{what} has no column {in_quotes(name)}, which its contract "
                 f"names.{did_you_mean(name, data.names)}",
-                condition="INVALID_CHANGELOG_SCHEMA.MISSING_COLUMN",
-                column=name,
             )

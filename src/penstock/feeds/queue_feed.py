@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -24,6 +24,7 @@ from penstock.feeds.protocol import (
     Description,
     OpenChangelog,
     PlannedRead,
+    Task,
     change_rows,
     check_columns_exist,
     check_reserved,
@@ -39,6 +40,8 @@ from penstock.store.records import catalog, feed_commits
 from penstock.store.records.catalog import QueueRecord
 
 if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
     from penstock.spark.source.read_task import RangePartition
 
 T = TypeVar("T")
@@ -73,7 +76,7 @@ class OpenQueueFeed(OpenChangelog):
                 yield Commit(commit.version, commit.timestamp, commit.rows)
             after = commits[-1].version
 
-    def tasks(self, after: int, upto: int, rows_per_task: int) -> Sequence[Any]:
+    def tasks(self, after: int, upto: int, rows_per_task: int) -> Sequence[Task]:
         from penstock.spark.source.admission import split_into_tasks
 
         def bounds(tx: Transaction, queue: QueueRecord) -> tuple[list[int], list[int]]:
@@ -86,7 +89,7 @@ class OpenQueueFeed(OpenChangelog):
         start, end = self._run(bounds)
         return split_into_tasks(start, end, rows_per_task)
 
-    def read(self, task: Any, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    def read(self, task: Task, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         from penstock.spark.source.read_task import RangePartition, Scan
 
         piece: RangePartition = RangePartition(*task)
@@ -155,7 +158,7 @@ class QueueFeed:
     def create(
         cls,
         queue: str,
-        schema: Any,
+        schema: pa.Schema | StructType,
         contract: ChangeContract,
         *,
         store: str,
@@ -184,7 +187,7 @@ class QueueFeed:
         require("contract", contract, ChangeContract, "a ps.ChangeContract")
         data = canonical_schema(schema)
         what = f"the schema of feed {queue!r}"
-        check_reserved(data, what)
+        check_reserved(data.names, what)
         named = [*contract.row_id, contract.row_version, contract.sequence, contract.unchanged]
         check_columns_exist(data, what, named)
         open_store(store).create_queue(
@@ -296,8 +299,7 @@ def _check_changes(rows: pa.Table, contract: ChangeContract) -> None:
     null = next((name for name in names if name in rows.column_names and rows[name].null_count), None)
     if null is not None:
         raise ChangelogContractViolation(
-            f"{null} is NULL: give every row its row id",
-            condition="CHANGELOG_CONTRACT_VIOLATION.NULL_ROW_ID",
+            f"{null} is NULL: give every row its row id", condition="CHANGELOG_CONTRACT_VIOLATION.NULL_ROW_ID"
         )
 
 

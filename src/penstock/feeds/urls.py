@@ -22,7 +22,7 @@ _KINDS = {
     "iceberg": ("penstock.feeds.iceberg", "IcebergFeed"),
     "postgresql": ("penstock.feeds.postgres", "PostgresFeed"),
     "postgres": ("penstock.feeds.postgres", "PostgresFeed"),
-    "snapshots": ("penstock.feeds.snapshots.feed", "SnapshotFeed"),
+    "snapshots": ("penstock.feeds.snapshots", "SnapshotFeed"),
 }
 _FORMS = (
     "queue:NAME?store=URL, postgresql://…?publication=NAME, delta:PATH, iceberg:TABLE, "
@@ -97,13 +97,7 @@ def _completed(url: str, parameters: Mapping[str, str]) -> str:
 
 
 def row_id_forms(kind: str, target: str, class_name: str) -> str:
-    """Return how to give the row id of a feed, for error messages.
-
-    Parameters
-    ----------
-    target
-        The first parameter of the feed, such as ``path``.
-    """
+    """Return how to give the row id of a feed; ``target`` is its first parameter, such as ``path``."""
     return f"{kind}:{target.upper()}?row_id=COLUMN as a URL, {class_name}({target}, row_id=…) in Python"
 
 

@@ -23,14 +23,9 @@ def is_denied(error: BaseException) -> bool:
 
 
 def access_denied(what: str, reason: str, where: str) -> FeedUnavailable:
-    """Return the error for credentials that are wrong or lack permission.
+    """Return the error for credentials, configured ``where``, that are wrong or lack permission.
 
-    Parameters
-    ----------
-    reason
-        The library's message, without secrets.
-    where
-        Where the credentials are configured.
+    The reason is the library's message, without secrets.
     """
     return FeedUnavailable(
         f"{what} refuses access: {reason.rstrip('.')}. The credentials are wrong, have expired, or may not "

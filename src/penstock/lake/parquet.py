@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -55,15 +54,10 @@ def pieces(rows: int, rows_per_piece: int) -> list[Piece]:
     return [Piece(number, count) for number in range(count)]
 
 
-def read_piece(source: Any, piece: Piece, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+def read_piece(source: pa.NativeFile, piece: Piece, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
     """Read the rows of a piece, without columns that the file lacks.
 
-    Parameters
-    ----------
-    source
-        A pyarrow file.
-    columns
-        Names of columns; their case may differ in the file, since table formats ignore it.
+    The case of names may differ in the file, since table formats ignore it.
     """
     file = pq.ParquetFile(source, pre_buffer=False, coerce_int96_timestamp_unit="us")
     groups = piece.row_groups(file.metadata)
@@ -99,7 +93,7 @@ def _batch_rows(metadata: pq.FileMetaData, groups: Sequence[int]) -> int:
     return max(1, min(BATCH_ROWS, BATCH_BYTES * rows // max(size, 1)))
 
 
-def count_rows(source: Any) -> int:
+def count_rows(source: pa.NativeFile) -> int:
     """Read the number of rows from a file's footer."""
     return int(pq.read_metadata(source).num_rows)
 
@@ -112,13 +106,7 @@ def with_constants(data: pa.RecordBatch, constants: Mapping[str, pa.Scalar]) -> 
 
 
 def fitted(data: pa.RecordBatch, schema: pa.Schema, refuse: Callable[[str], Exception]) -> pa.RecordBatch:
-    """Cast the columns of a file to the types of a schema without loss; new fields of a struct are null.
-
-    Parameters
-    ----------
-    refuse
-        Makes the error for a column that cannot be cast, from the reason.
-    """
+    """Cast columns of a file to a schema without loss; ``refuse`` makes the error, from the reason."""
     fields, arrays = [], []
     for field, column in zip(data.schema, data.columns, strict=True):
         index = schema.get_field_index(field.name)
@@ -205,13 +193,7 @@ def _is_list(kind: pa.DataType) -> bool:
 
 @contextmanager
 def readable(what: str, message: Callable[[Exception], str] = str) -> Iterator[None]:
-    """Translate read errors, naming the file.
-
-    Parameters
-    ----------
-    message
-        Returns the message of an error, without secrets.
-    """
+    """Translate read errors, naming the file; ``message`` returns an error's text, without secrets."""
     try:
         yield
     except FileNotFoundError:

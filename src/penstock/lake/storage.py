@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cached_property
-from typing import Any, TypeVar
+from itertools import chain
+from typing import TypeVar
+
+import pyarrow as pa
+from pyarrow.fs import FileInfo, FileSelector, FileType, PyFileSystem
 
 from penstock.errors import FeedUnavailable, PenstockError
-from penstock.extras import deltalake
 from penstock.lake.errors import access_denied, is_denied, one_line
-from penstock.lake.location import is_url
+from penstock.lake.location import is_url, library
 
 _THREADS = 16
 _PATHS_PER_CALL = 64
 T = TypeVar("T")
 R = TypeVar("R")
-
-
-def library(name: str) -> Any:
-    """Import a module of deltalake; raise :class:`MissingDependency` when it is not installed."""
-    return deltalake(name, "a Delta table")
 
 
 def not_a_table(shown: str) -> FeedUnavailable:
@@ -43,9 +41,7 @@ class Storage:
         self._shown = shown
 
     @cached_property
-    def _files(self) -> Any:
-        from pyarrow.fs import PyFileSystem
-
+    def _files(self) -> PyFileSystem:
         handler = library("deltalake.fs").DeltaStorageHandler
         missing = library("deltalake.exceptions").TableNotFoundError
         with self._translating((Exception,)):
@@ -57,7 +53,7 @@ class Storage:
                     raise
                 raise not_a_table(self._shown) from None
 
-    def open(self, path: str) -> Any:
+    def open(self, path: str) -> pa.NativeFile:
         """Open a file for random access."""
         with self._translating():
             return self._files.open_input_file(path)
@@ -67,38 +63,21 @@ class Storage:
         with self._translating(), self._files.open_input_file(path) as file:
             return bytes(file.readall())
 
-    def info(self, *paths: str) -> list[Any]:
+    def info(self, *paths: str) -> list[FileInfo]:
         """Return the metadata of files; the type of a missing one is FileType.NotFound."""
         with self._translating():
             return list(self._files.get_file_info(list(paths)))
 
-    def listed(self, folder: str) -> list[Any]:
+    def listed(self, folder: str) -> list[FileInfo]:
         """List the files of a folder."""
-        from pyarrow.fs import FileSelector
-
         with self._translating():
             return list(self._files.get_file_info(FileSelector(folder, allow_not_found=True)))
 
     def missing(self, paths: Sequence[str]) -> list[str]:
         """Return the paths at which there is no file."""
-        from pyarrow.fs import FileType
-
         parts = [paths[first : first + _PATHS_PER_CALL] for first in range(0, len(paths), _PATHS_PER_CALL)]
-        infos_of_parts = self.in_parallel(lambda part: self.info(*part), parts)
-        return [
-            path
-            for part, infos in zip(parts, infos_of_parts, strict=True)
-            for path, info in zip(part, infos, strict=True)
-            if info.type != FileType.File
-        ]
-
-    def in_parallel(self, work: Callable[[T], R], items: Iterable[T]) -> list[R]:
-        """Map a function over items in threads, since most of the time is spent waiting for the storage."""
-        items = list(items)
-        if len(items) < 2:
-            return [work(item) for item in items]
-        with ThreadPoolExecutor(min(_THREADS, len(items))) as pool:
-            return list(pool.map(work, items))
+        infos = chain.from_iterable(in_parallel(lambda part: self.info(*part), parts))
+        return [path for path, info in zip(paths, infos, strict=True) if info.type != FileType.File]
 
     @contextmanager
     def _translating(
@@ -122,3 +101,11 @@ class Storage:
     def message(self, error: Exception) -> str:
         """Return an error message on one line, without the values of storage options."""
         return one_line(str(error), self._options)
+
+
+def in_parallel(work: Callable[[T], R], items: Sequence[T]) -> list[R]:
+    """Map a function over items in threads, since most of the time is spent waiting for the storage."""
+    if len(items) < 2:
+        return [work(item) for item in items]
+    with ThreadPoolExecutor(min(_THREADS, len(items))) as pool:
+        return list(pool.map(work, items))

@@ -39,7 +39,7 @@ def postgres(
     lsn: object = 1,
     order: int | None = None,
     wrapped: bool = False,
-    **source: Any,
+    **source: object,
 ) -> str:
     """An event of the PostgreSQL connector, with the schema around it if asked for."""
     moment = NOW + (lsn if isinstance(lsn, int) else 0)

@@ -11,7 +11,6 @@ from contextlib import closing
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -24,6 +23,7 @@ import penstock as ps
 from penstock.changes.dead_letters import DEAD_LETTERS
 from penstock.changes.debezium import DebeziumFeed
 from penstock.errors import InvalidChangelogSchema, InvalidChangeOption, QueueNotFound, SchemaMismatch
+from penstock.json_text import Json
 from penstock.testing import replay_last_batch
 from tests.changes.debezium.events import NOW, ROW, TYPES, mysql, postgres, topic
 from tests.changes.debezium.test_values import to_base64
@@ -52,13 +52,13 @@ def url(tmp_path: Path) -> str:
     return url
 
 
-def letters(url: str) -> list[dict[str, Any]]:
+def letters(url: str) -> list[Json]:
     with ps.connect(url) as store:
-        found: list[dict[str, Any]] = store.queue("dead").read(0, 0).to_pylist()
+        found: list[Json] = store.queue("dead").read(0, 0).to_pylist()
     return sorted(found, key=lambda letter: letter["offset"])
 
 
-def kinds(df: DataFrame, *columns: str) -> list[tuple[Any, ...]]:
+def kinds(df: DataFrame, *columns: str) -> list[tuple[object, ...]]:
     chosen = df.select("_change_type", "_commit_version", "_sequence", *columns)
     return [tuple(row) for row in chosen.orderBy("_commit_version", "_sequence").collect()]
 
@@ -171,7 +171,7 @@ def test_mysql_versions_ascend_over_files_and_positions_and_the_rows_of_an_event
     ],
 )
 def test_other_connectors_have_their_own_positions(
-    spark: SparkSession, connector: str, source: dict[str, Any], version: str
+    spark: SparkSession, connector: str, source: dict[str, object], version: str
 ) -> None:
     event = postgres("c", after={"id": 1, "name": None}, lsn=None, connector=connector, **source)
     done = DebeziumFeed(ORDERS, "id", connector=connector).unwrap(topic(spark, [event]))
@@ -191,7 +191,7 @@ def test_replaying_the_changes_of_any_history_gives_the_source_table(
         key = data.draw(st.integers(0, 4))
         name = data.draw(st.sampled_from(["p", "q", None]))
         old = {"id": key, "name": state.get(key)}
-        told: dict[str, Any] = {"lsn": 100 + 7 * number, "order": number, "wrapped": wrapped}
+        told: dict[str, object] = {"lsn": 100 + 7 * number, "order": number, "wrapped": wrapped}
         if key in state and data.draw(st.booleans()):
             del state[key]
             events += [postgres("d", before=old if full else {"id": key, "name": None}, **told), None]
@@ -271,7 +271,7 @@ def test_what_comes_beside_the_changes_of_rows_is_passed_over(spark: SparkSessio
 def test_a_row_with_other_columns_than_the_schema_is_refused(spark: SparkSession, url: str) -> None:
     """What is left is the rows that have just the columns of the schema: no value of theirs is lost, and none
     is made up."""
-    new: list[dict[str, Any]] = [
+    new: list[Json] = [
         {"id": 1, "name": "a", "note": "added"},
         {"id": 2},
         {"id": 3, "label": "renamed"},
@@ -412,7 +412,7 @@ def test_the_placeholder_is_a_value_where_that_is_asked_for(spark: SparkSession)
 
 
 def test_what_is_said_wrongly_is_told_at_once(spark: SparkSession, url: str) -> None:
-    wrong: list[tuple[dict[str, Any], type[Exception], str]] = [
+    wrong: list[tuple[Json, type[Exception], str]] = [
         ({"connector": "postgres"}, InvalidChangeOption, "postgresql"),
         ({"decimals": "exact"}, InvalidChangeOption, "precise"),
         ({"timestamps": {"name": "seconds"}}, InvalidChangeOption, "micros"),
@@ -441,7 +441,7 @@ def test_a_repeated_micro_batch_leaves_each_letter_once_and_tombstones_are_count
 ) -> None:
     source, sink = tmp_path / "in", Sink(tmp_path)
     source.mkdir()
-    progress: list[dict[str, Any]] = []
+    progress: list[Json] = []
 
     def write(number: int, *events: str | None) -> None:
         columns = {
@@ -450,7 +450,7 @@ def test_a_repeated_micro_batch_leaves_each_letter_once_and_tombstones_are_count
         }
         pq.write_table(pa.table(columns), source / f"{number}.parquet")
 
-    def run() -> Counter[Any]:
+    def run() -> Counter[object]:
         feed = DebeziumFeed(ORDERS, "id", dead_letters=ps.QueueSink("dead", url=url))
         frame = spark.readStream.schema("value string, offset bigint").option("maxFilesPerTrigger", 2)
         changes = feed.read(frame.parquet(str(source)))

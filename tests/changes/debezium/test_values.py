@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.changes.debezium.encodings import binary_reader, encoded, unscaled
-from penstock.changes.debezium.images import parsed
+from penstock.changes.debezium.images import binary_reader, encoded, parsed, unscaled
 
 JUNK = st.sampled_from(["=", "A", "AA", "AAA", "AA=A", "A===", "AAAA=", "====", "??==", "ä", "AAA\n"])
 

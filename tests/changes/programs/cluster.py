@@ -1,4 +1,4 @@
-"""Change feeds on a cluster master: the commit tracker is asked from executors of their own. Argument: a folder."""
+"""Change feeds on a cluster master, whose executors ask the commit tracker. Argument: a folder."""
 
 from __future__ import annotations
 

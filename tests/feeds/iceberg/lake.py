@@ -31,7 +31,7 @@ from penstock.feeds.iceberg import IcebergFeed
 from penstock.feeds.protocol import OpenChangelog
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("data", pa.string()), ("n", pa.int32())])
-Row = tuple[Any, ...]
+Row = tuple[object, ...]
 
 
 class Lake:
@@ -52,7 +52,7 @@ class Lake:
             f"shop.{name}", schema, properties={"format-version": "2", **properties}
         )
 
-    def feed(self, name: str = "orders", **options: Any) -> IcebergFeed:
+    def feed(self, name: str = "orders", **options: object) -> IcebergFeed:
         return IcebergFeed(f"shop.{name}", properties=self.properties, **options)
 
 

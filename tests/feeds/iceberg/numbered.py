@@ -32,11 +32,12 @@ from pyiceberg.typedef import Record
 from pyiceberg.types import StructType
 from pyroaring import BitMap64
 
+from penstock.json_text import Json
 from tests.feeds.iceberg.lake import SCHEMA, Lake
 
 LINEAGE = {"_row_id": 2147483540, "_last_updated_sequence_number": 2147483539}
 _FIELD_ID = b"PARQUET:field_id"
-NumberedRow = tuple[Any, ...]
+NumberedRow = tuple[object, ...]
 """Data, row id and version; the latter two are None where they are inherited."""
 
 
@@ -133,7 +134,7 @@ class Numbered:
     """The table, and the commits that change it."""
 
     lake: Lake
-    metadata: dict[str, Any]
+    metadata: Json
     manifests: list[_Manifest] = field(default_factory=list)
     folder: Path = field(init=False)
 

@@ -11,11 +11,7 @@ import pytest
 from pyiceberg.table import Table
 
 from penstock.errors import DataLost, FeedUnavailable
-from tests.feeds.iceberg.lake import (
-    Lake,
-    found,
-    rows,
-)
+from tests.feeds.iceberg.lake import Lake, found, rows
 
 
 def test_expired_snapshots_are_lost_by_name_and_what_is_left_is_read(lake: Lake, orders: Table) -> None:

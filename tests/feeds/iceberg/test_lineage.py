@@ -26,11 +26,13 @@ INHERITED = (None, None)
 _VALUES = st.tuples(st.integers(0, 1), st.sampled_from(["p", None]), st.integers(0, 1))
 
 
-def passed(feed: OpenChangelog, after: int, upto: int, rows_per_task: int = 1000) -> dict[int, Counter[Any]]:
+def passed(
+    feed: OpenChangelog, after: int, upto: int, rows_per_task: int = 1000
+) -> dict[int, Counter[object]]:
     """The changes of each version: their type, row id and data."""
     read = changes(feed, after, upto, rows_per_task).combine_chunks()
     kept = Passes(carryovers=True, updates=True).whole(ChangeRows(read, LAYOUT)).table
-    by_version: dict[int, Counter[Any]] = {}
+    by_version: dict[int, Counter[object]] = {}
     for row in kept.to_pylist():
         data = (row["id"], row["data"], row["n"])
         of = by_version.setdefault(row["_commit_version"], Counter())
@@ -48,8 +50,8 @@ class Model:
     places: dict[str, dict[int, int]] = field(default_factory=dict)
     """The row ids at the live positions of each file."""
 
-    def expected(self, before: dict[int, tuple[Any, int]]) -> Counter[Any]:
-        found: Counter[Any] = Counter()
+    def expected(self, before: dict[int, tuple[Any, int]]) -> Counter[object]:
+        found: Counter[object] = Counter()
         for number in before.keys() | self.rows.keys():
             old, new = before.get(number), self.rows.get(number)
             if old is None and new is not None:
@@ -137,7 +139,7 @@ def test_any_history_gives_each_rows_changes_by_its_lineage(
 ) -> None:
     lake = Lake(tmp_path_factory.mktemp("lake"))
     model = Model(Numbered.create(lake))
-    expected: dict[int, Counter[Any]] = {}
+    expected: dict[int, Counter[object]] = {}
     for _ in range(data.draw(st.integers(2, 6))):
         before = dict(model.rows)
         way = _random_commit(data, model)
@@ -214,7 +216,7 @@ def test_lineage_comes_before_the_identifier_fields_and_after_what_the_user_says
     table = Numbered.upgraded(lake, lake.catalog.load_table("shop.orders"))
     table.commit(table.write((1, "a", 1), stored=False))
 
-    def told(**options: Any) -> tuple[Any, list[str]]:
+    def told(**options: object) -> tuple[Any, list[str]]:
         description = lake.feed(**options).open().describe()
         assert description.contract is not None
         return description.contract.row_id, description.schema.names[:-3]

@@ -113,11 +113,11 @@ def test_the_changes_of_any_history_make_each_snapshot_of_the_last(
         assert state == held[version], version
 
     kept = Passes(carryovers=True).whole(ChangeRows(everything.combine_chunks(), LAYOUT)).table
-    net: dict[int, tuple[Counter[Any], Counter[Any]]] = {}
+    net: dict[int, tuple[Counter[object], Counter[object]]] = {}
     for row in counted(kept.drop_columns("_commit_timestamp")).elements():
         gone, come = net.setdefault(row[-1], (Counter(), Counter()))
         (gone if row[-2] == "delete" else come)[row[:-2]] += 1
-    before: Counter[Any] = Counter()
+    before: Counter[object] = Counter()
     for version, after in held.items():
         assert net.get(version, (Counter(), Counter())) == (before - after, after - before)
         before = after
@@ -187,7 +187,7 @@ def test_commits_have_their_snapshots_time_and_about_their_rows(lake: Lake, orde
 def test_a_large_file_is_read_in_parts_that_hold_every_row_once(
     lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scan, "_BATCH_ROWS", 64)
+    monkeypatch.setattr(scan, "BATCH_ROWS", 64)
     table = lake.table(**{"write.parquet.row-group-limit": "100"})
     table.append(rows(*((key, str(key), key) for key in range(1000))))
     (file,) = live_files(table)
@@ -254,7 +254,8 @@ def test_a_partition_value_stands_in_for_a_column_that_the_file_lacks(lake: Lake
     table = lake.table(
         schema=pa.schema([("id", pa.int64()), ("day", pa.string())]),
         **{
-            "schema.name-mapping.default": '[{"field-id": 1, "names": ["id"]}, {"field-id": 2, "names": ["day"]}]'
+            "schema.name-mapping.default": '[{"field-id": 1, "names": ["id"]}, '
+            '{"field-id": 2, "names": ["day"]}]'
         },
     )
     with table.update_spec() as spec:
@@ -291,7 +292,7 @@ def test_nested_columns_come_as_they_are(lake: Lake) -> None:
 def test_the_row_id_is_the_one_given_or_the_identifier_fields_or_all_columns(
     lake: Lake, orders: Table
 ) -> None:
-    def row_id(**options: Any) -> Any:
+    def row_id(**options: object) -> Any:
         contract = lake.feed(**options).open().describe().contract
         assert contract is not None
         assert contract.carryover_rows
@@ -324,7 +325,7 @@ def test_a_column_with_a_name_of_the_feeds_is_refused(lake: Lake) -> None:
     ],
 )
 def test_deletes_that_cannot_be_read_are_refused_by_name(
-    lake: Lake, orders: Table, condition: str, options: dict[str, Any]
+    lake: Lake, orders: Table, condition: str, options: dict[str, object]
 ) -> None:
     commit_deletes(orders, delete_file(orders, [(live_files(orders)[0], 0)], **options))
     feed = lake.feed().open()
@@ -393,3 +394,10 @@ def test_without_pyiceberg_the_extra_is_named() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert "pip install 'penstock[iceberg]'" in done.stdout
+
+
+def test_a_table_of_maps_alone_has_no_row_id(lake: Lake) -> None:
+    lake.table("maps", pa.schema([("m", pa.map_(pa.string(), pa.int64()))]))
+    with pytest.raises(FeedUnavailable, match="add a column") as error:
+        lake.feed("maps").open().describe()
+    assert error.value.condition == "FEED_UNAVAILABLE.NO_ROW_ID"

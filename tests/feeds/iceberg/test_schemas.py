@@ -8,7 +8,6 @@ import warnings
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -98,7 +97,7 @@ def _change(table: Table, what: str, number: int) -> None:
             table.manage_snapshots().rollback_to_snapshot(parent).commit()
 
 
-def _held(table: Table) -> dict[int, Counter[Any]]:
+def _held(table: Table) -> dict[int, Counter[object]]:
     """What the table holds at each snapshot, in the columns that it has now."""
     now, found, snapshot = table.schema().fields, {}, table.current_snapshot()
     while snapshot is not None:
@@ -136,7 +135,7 @@ def test_the_changes_of_a_table_that_evolves_make_each_snapshot_of_the_last(
         assert state == held[version], version
 
 
-def append(table: Table, **columns: Any) -> None:
+def append(table: Table, **columns: object) -> None:
     arrow = table.schema().as_arrow()
     table.append(pa.table({name: [columns[name]] for name in arrow.names}, schema=arrow))
 
@@ -177,7 +176,7 @@ def widen_column(table: Table) -> None:
     ],
 )
 def test_a_running_query_stops_before_a_version_with_other_columns(
-    lake: Lake, table: Table, change: Callable[[Table], None], told: str, now: tuple[Any, ...]
+    lake: Lake, table: Table, change: Callable[[Table], None], told: str, now: tuple[object, ...]
 ) -> None:
     feed = lake.feed(row_id="id").open()
     planned = feed.describe().planned_schema

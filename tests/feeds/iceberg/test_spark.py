@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -12,14 +11,7 @@ from pyspark.sql import SparkSession
 
 import penstock as ps
 from tests.changes.frames import Sink
-from tests.feeds.iceberg.lake import (
-    Lake,
-    commit_deletes,
-    delete_file,
-    live_files,
-    new_files,
-    rows,
-)
+from tests.feeds.iceberg.lake import Lake, commit_deletes, delete_file, live_files, new_files, rows
 from tests.feeds.iceberg.numbered import Numbered
 
 
@@ -86,7 +78,7 @@ def test_a_stream_that_began_before_its_table_had_format_3_goes_on_by_the_key_th
 ) -> None:
     sink = Sink(tmp_path)
 
-    def run(**options: str) -> list[tuple[Any, ...]]:
+    def run(**options: str) -> list[tuple[object, ...]]:
         sink.batches.clear()
         frame = ps.changes.read_stream(spark, lake.feed(**options))
         return sorted(sink.run(frame.select("_commit_version", "id", "_change_type")).elements())

@@ -179,10 +179,7 @@ class Envelope:
         op = F.col("e.op")
         shown = F.coalesce(self._version_name(), F.lit("the version"))
         cases = [
-            (
-                F.col("broken"),
-                F.lit("it is not a JSON object, or a field has the wrong type"),
-            ),
+            (F.col("broken"), F.lit("it is not a JSON object, or a field has the wrong type")),
             (
                 F.col("ddl").isNotNull() & op.isNull(),
                 F.lit("it is a schema change, not a change of a row: do not read the schema change topic"),
@@ -204,11 +201,7 @@ class Envelope:
         return F.coalesce(*(F.when(when, why) for when, why in cases))
 
     def _version_name(self) -> Column:
-        names = {
-            "postgresql": "source.lsn",
-            "oracle": "source.scn",
-            "sqlserver": "source.commit_lsn",
-        }
+        names = {"postgresql": "source.lsn", "oracle": "source.scn", "sqlserver": "source.commit_lsn"}
         return F.lit(self.version_field or names.get(self.connector, "source.file or source.pos"))
 
     def _number(self, name: str) -> Column:

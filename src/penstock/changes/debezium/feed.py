@@ -13,13 +13,13 @@ from pyspark.sql.types import DataType, LongType, StringType, StructField, Struc
 from penstock.arguments import column_names, did_you_mean, in_quotes, require
 from penstock.arrow.schema import canonical_schema
 from penstock.changes.dead_letters import COORDINATES, REASON
-from penstock.changes.debezium.dead_letter_sink import Letters, QueueAddress
 from penstock.changes.debezium.envelope import CONNECTORS, Envelope, Place
 from penstock.changes.debezium.images import ExpectedColumns, Reading, can_be_read, is_text
-from penstock.changes.debezium.tasks import OWN, SEQUENCE, EventConverter
+from penstock.changes.debezium.tasks import OWN, SEQUENCE, EventConverter, Letters, QueueAddress
 from penstock.changes.post_processing import process
-from penstock.errors import InvalidChangelogSchema, InvalidChangeOption
-from penstock.feeds.contract import CHANGE_TYPE, ChangeContract
+from penstock.errors import InvalidChangeOption
+from penstock.feeds.contract import CHANGE_TYPE, ChangeContract, convert_fields, invalid_schema
+from penstock.feeds.protocol import check_reserved
 from penstock.spark.column_metadata import with_feed_metadata
 from penstock.spark.internals.plans import fingerprint
 from penstock.spark.schemas import quote_column, to_struct
@@ -125,18 +125,30 @@ class DebeziumFeed:
     name: str = "debezium"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "row_id", ChangeContract(self.row_id).row_id)
-        object.__setattr__(self, "optional", column_names("optional", self.optional))
-        object.__setattr__(self, "ignored", column_names("ignored", self.ignored))
+        convert_fields(
+            self,
+            row_id=ChangeContract(self.row_id).row_id,
+            optional=column_names("optional", self.optional),
+            ignored=column_names("ignored", self.ignored),
+        )
         require("timestamps", self.timestamps, str | Mapping, f"one of {', '.join(_UNITS)}, or one by column")
         require("value", self.value, str, "a column's name")
         require("dead_letters", self.dead_letters, QueueAddress | None, "a ps.QueueSink")
-        _one_of("connector", self.connector, CONNECTORS)
-        _one_of("version_type", self.version_type, ("bigint", "string"))
-        _one_of("decimals", self.decimals, ("string", "precise"))
-        _one_of("binaries", self.binaries, ("base64", "hex"))
-        for unit in [self.timestamps] if isinstance(self.timestamps, str) else self.timestamps.values():
-            _one_of("timestamps", unit, _UNITS)
+        units = [self.timestamps] if isinstance(self.timestamps, str) else self.timestamps.values()
+        for option, value, known in (
+            ("connector", self.connector, CONNECTORS),
+            ("version_type", self.version_type, ("bigint", "string")),
+            ("decimals", self.decimals, ("string", "precise")),
+            ("binaries", self.binaries, ("base64", "hex")),
+            *(("timestamps", unit, _UNITS) for unit in units),
+        ):
+            if value not in known:
+                raise InvalidChangeOption(
+                    f"{option}={in_quotes(value)}: give one of {', '.join(known)}."
+                    f"{did_you_mean(str(value), known)}",
+                    option=option,
+                    value=value,
+                )
         if self.version is not None:
             Place.named(self.version)
 
@@ -213,11 +225,11 @@ class DebeziumFeed:
     def _events(self, df: DataFrame, envelope: Envelope, reading: Reading) -> DataFrame:
         """Parse the events, with the reason for those that are refused."""
         if self.value not in df.columns:
-            raise _invalid(
+            raise invalid_schema(
                 "MISSING_COLUMN",
+                self.value,
                 f"there is no column {in_quotes(self.value)} with "
                 f"events.{did_you_mean(self.value, df.columns)} Pass its name as value",
-                self.value,
             )
         raw = F.col(quote_column(self.value)).cast("string").alias("raw")
         # One select each: parsed columns are used many times.
@@ -252,54 +264,34 @@ class DebeziumFeed:
 
     def _columns(self) -> StructType:
         columns = _struct(self.schema)
-        taken = next((name for name in columns.names if name.lower() in OWN), None)
-        if taken is not None:
-            raise _invalid(
-                "RESERVED_COLUMN",
-                f"the column {in_quotes(taken)} has the name of a metadata column: rename it",
-                taken,
-            )
+        check_reserved(columns.names, "the schema", OWN)
         for field in canonical_schema(columns):
             if not can_be_read(field.type):
-                raise _invalid(
+                raise invalid_schema(
                     "INVALID_COLUMN_TYPE",
+                    field.name,
                     f"the column {in_quotes(field.name)} is {columns[field.name].dataType.simpleString()}, "
                     "which is not supported: read it as bigint or string, and convert it",
-                    field.name,
                 )
-        unknown = next((name for name in self.optional if name not in ("*", *columns.names)), None)
-        if unknown is not None:
-            raise _invalid(
-                "MISSING_COLUMN",
-                f"optional names {in_quotes(unknown)}, which is not in the "
-                f"schema.{did_you_mean(unknown, columns.names)}",
-                unknown,
-            )
-        for name in self.row_id:
-            if name not in columns.names:
-                raise _invalid(
+        units = () if isinstance(self.timestamps, str) else self.timestamps
+        optional = [name for name in self.optional if name != "*"]
+        for option, names in (("optional", optional), ("row_id", self.row_id), ("timestamps", units)):
+            unknown = next((name for name in names if name not in columns.names), None)
+            if unknown is not None:
+                raise invalid_schema(
                     "MISSING_COLUMN",
-                    f"row_id names {in_quotes(name)}, which is not in the "
-                    f"schema.{did_you_mean(name, columns.names)}",
-                    name,
+                    unknown,
+                    f"{option} names {in_quotes(unknown)}, which is not in the "
+                    f"schema.{did_you_mean(unknown, columns.names)}",
                 )
         return columns
 
     def _reading(self, columns: StructType) -> Reading:
-        units = {} if isinstance(self.timestamps, str) else dict(self.timestamps)
-        unknown = next((name for name in units if name not in columns.names), None)
-        if unknown is not None:
-            raise _invalid(
-                "MISSING_COLUMN",
-                f"timestamps names {in_quotes(unknown)}, which is not in the "
-                f"schema.{did_you_mean(unknown, columns.names)}",
-                unknown,
-            )
         return Reading(
             canonical_schema(columns),
             tuple(self.row_id),
             self.timestamps if isinstance(self.timestamps, str) else _UNITS[0],
-            units,
+            {} if isinstance(self.timestamps, str) else dict(self.timestamps),
             self.decimals == "precise",
             self.binaries,
             self.unavailable,
@@ -341,22 +333,9 @@ def _coordinates(df: DataFrame) -> list[Column]:
 def _struct(schema: StructType | str) -> StructType:
     struct: object = StructType.fromDDL(schema) if isinstance(schema, str) else schema
     if not isinstance(struct, StructType) or not struct.names:
-        raise _invalid(
+        raise invalid_schema(
             "MISSING_COLUMN",
-            f"the schema is {in_quotes(schema)}: give a StructType or DDL with columns",
             "schema",
+            f"the schema is {in_quotes(schema)}: give a StructType or DDL with columns",
         )
     return struct
-
-
-def _one_of(option: str, value: str, known: Sequence[str]) -> None:
-    if value not in known:
-        raise InvalidChangeOption(
-            f"{option}={in_quotes(value)}: give one of {', '.join(known)}.{did_you_mean(str(value), known)}",
-            option=option,
-            value=value,
-        )
-
-
-def _invalid(condition: str, message: str, column: str) -> InvalidChangelogSchema:
-    return InvalidChangelogSchema(message, condition=f"INVALID_CHANGELOG_SCHEMA.{condition}", column=column)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeAlias
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
+from numpy.typing import NDArray
 
-from penstock.changes.debezium.encodings import binary_reader, encoded, unscaled
-
-Parser = Callable[[pa.Array], pa.Array]
-
+Bytes: TypeAlias = NDArray[np.uint8]
+Sizes: TypeAlias = NDArray[np.int64]
+Parser: TypeAlias = Callable[[pa.Array], pa.Array]
 _COUNT = r"^-?[0-9]+$"
 _BELOW_MICROS = r"(\.[0-9]{6})[0-9]+"
 _FIRST_DAY, _LAST_DAY = -719_162, 2_932_896
@@ -40,15 +43,7 @@ class ExpectedColumns:
         return "*" not in self.optional or "*" not in self.ignored
 
     def reasons(self, names: pa.ListArray, used: pa.Array, reasons: pa.Array) -> pa.Array:
-        """Add the reasons of events whose row has other columns.
-
-        Parameters
-        ----------
-        names
-            The columns that each row has.
-        used
-            The mask of the rows to check.
-        """
+        """Add the reasons of events in a mask whose row has other columns than expected."""
         if not self.matter:
             return reasons
         # Rows of a table mostly have the same columns.
@@ -91,16 +86,10 @@ class Reading:
     def image(
         self, name: str, image: pa.StructArray, used: pa.Array, reasons: pa.Array
     ) -> tuple[list[pa.Array], pa.Array]:
-        """Parse the columns of images; return them and the reasons why events are refused, with added ones.
+        """Parse the columns of the images in a mask; return them, and the reasons with added ones.
 
-        Parameters
-        ----------
-        name
-            ``before`` or ``after``; a table may log only the key of a pre-image.
-        image
-            The columns: text for those with :func:`is_text`.
-        used
-            The mask of the images to parse.
+        ``name`` is ``before``, of which a table may log only the key, or ``after``. Columns with
+        :func:`is_text` come as text.
         """
         read: list[pa.Array] = []
         for field, column in zip(self.schema, image.flatten(), strict=True):
@@ -235,3 +224,106 @@ def _named(kind: pa.DataType) -> str:
     if pat.is_timestamp(kind):
         return "timestamp" if kind.tz else "timestamp_ntz"
     return names.get(str(kind), str(kind).removesuffix("32[day]"))
+
+
+_WORD = 16
+"""Bytes of a decimal."""
+_SIGN = 0x80
+_LOWEST = np.array([_SIGN, *[0] * (_WORD - 1)], np.uint8)
+_BAD = 0xFF
+_PAD = ord("=")
+
+
+def _table(alphabet: bytes) -> Bytes:
+    codes = np.full(256, _BAD, np.uint8)
+    codes[np.frombuffer(alphabet, np.uint8)] = np.arange(len(alphabet), dtype=np.uint8)
+    return codes
+
+
+_BASE64 = _table(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/")
+_HEX = _table(b"0123456789abcdef")
+
+
+def from_base64(column: pa.Array) -> pa.Array:
+    """Decode padded base64."""
+    text, sizes = _joined(column)
+    if (sizes % 4).any():
+        raise pa.ArrowInvalid("base64 comes in groups of four")
+    pads = text == _PAD
+    groups = np.where(pads, 0, _BASE64[text]).reshape(-1, 4).astype(np.uint32)
+    padded = pads.reshape(-1, 4)
+    last = np.zeros(len(groups), np.bool_)
+    last[(np.cumsum(sizes) // 4 - 1)[sizes > 0]] = True
+    at_end = ~padded[:, :2].any(axis=1) & (padded[:, 3] | ~padded[:, 2])
+    if (groups == _BAD).any() or (padded.any(axis=1) & ~(last & at_end)).any():
+        raise pa.ArrowInvalid("invalid base64")
+    whole = groups @ np.array([1 << 18, 1 << 12, 1 << 6, 1], np.uint32)
+    triples = np.stack([whole >> 16, whole >> 8, whole], axis=1).astype(np.uint8)
+    count = 3 - padded.sum(axis=1)
+    data = triples[np.arange(3) < count[:, None]]
+    return _binary(column, data, sizes // 4 * 3 - _sums(pads, sizes))
+
+
+def from_hex(column: pa.Array) -> pa.Array:
+    """Decode hex digits."""
+    text, sizes = _joined(pc.ascii_lower(column))
+    digits = _HEX[text]
+    if (sizes % 2).any() or (digits == _BAD).any():
+        raise pa.ArrowInvalid("invalid hex")
+    return _binary(column, (digits[::2] << np.uint8(4)) | digits[1::2], sizes // 2)
+
+
+def binary_reader(encoding: str) -> Callable[[pa.Array], pa.Array]:
+    """Return the decoder of an encoding."""
+    return from_hex if encoding == "hex" else from_base64
+
+
+def encoded(data: bytes, encoding: str) -> str:
+    """Encode bytes."""
+    return data.hex() if encoding == "hex" else base64.b64encode(data).decode()
+
+
+def unscaled(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Decode decimals from base64 of their unscaled values, big-endian two's complement."""
+    data, sizes = _joined(from_base64(column))
+    valid = column.is_valid().to_numpy(zero_copy_only=False)
+    if (sizes > _WORD).any() or (sizes[valid] == 0).any():
+        raise pa.ArrowInvalid(f"a decimal of more than {_WORD} bytes, or of none")
+    words = np.zeros((len(column), _WORD), np.uint8)
+    if len(data):
+        firsts = np.cumsum(sizes) - sizes
+        words[valid & (data[np.minimum(firsts, len(data) - 1)] >= _SIGN)] = 0xFF
+        row = np.repeat(np.arange(len(column)), sizes)
+        words[row, np.arange(len(data)) - firsts[row] + _WORD - sizes[row]] = data
+    if (words == _LOWEST).all(axis=1).any():
+        # Its absolute value has no 16-byte form, which Arrow's own check does not detect.
+        raise pa.ArrowInvalid("a decimal of more than 38 digits")
+    widest = pa.decimal128(38, kind.scale)
+    buffers = [pa.array(valid).buffers()[1], pa.py_buffer(np.ascontiguousarray(words[:, ::-1]))]
+    decimals = pa.Array.from_buffers(widest, len(column), buffers)
+    decimals.validate(full=True)
+    return decimals.cast(kind)
+
+
+def _joined(column: pa.Array) -> tuple[Bytes, Sizes]:
+    """Return the concatenated bytes of a column, and the size of each value; a null has none."""
+    filled = pc.fill_null(column.cast(pa.large_binary()), b"")
+    offsets = np.frombuffer(filled.buffers()[1], np.int64)[filled.offset : filled.offset + len(filled) + 1]
+    data = filled.buffers()[2]
+    whole = np.frombuffer(data, np.uint8) if data is not None else np.empty(0, np.uint8)
+    return whole[offsets[0] : offsets[-1]], np.diff(offsets)
+
+
+def _binary(column: pa.Array, data: Bytes, sizes: Sizes) -> pa.Array:
+    offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
+    valid = pa.array(column.is_valid().to_numpy(zero_copy_only=False)).buffers()[1]
+    buffers = [valid, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(data))]
+    return pa.Array.from_buffers(pa.binary(), len(column), buffers)
+
+
+def _sums(flags: NDArray[np.bool_], sizes: Sizes) -> Sizes:
+    """Count the flags that are set for each value."""
+    upto = np.concatenate([[0], np.cumsum(flags)])
+    ends = np.cumsum(sizes)
+    sums: Sizes = upto[ends] - upto[ends - sizes]
+    return sums

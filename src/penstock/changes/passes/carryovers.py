@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pyarrow as pa
 
-from penstock.changes.passes.rows import IS_DELETE, IS_INSERT, ChangeRows, Groups
+from penstock.changes.passes.rows import ChangeRows, Groups, Mask, Numbers
 from penstock.changes.passes.violations import check_same_data
+from penstock.feeds.contract import IS_DELETE, IS_INSERT
 from penstock.spark.factorize import combine_codes, factorize, rows_equal
 
 
-def changed(rows: ChangeRows, *, partial: bool = False) -> Any:
+def changed(rows: ChangeRows, *, partial: bool = False) -> Mask:
     """Return the mask of the rows that remain when each delete has cancelled an insert of the same content.
 
     If the rows are only part of a commit, only rows that are equal in all data cancel, and rows of a content
@@ -45,11 +44,11 @@ def changed(rows: ChangeRows, *, partial: bool = False) -> Any:
     return ~cancelled_rows
 
 
-def _cancel(rows: ChangeRows, chosen: Any, cancelled_rows: Any, partial: bool) -> None:
+def _cancel(rows: ChangeRows, chosen: Numbers, cancelled_rows: Mask, partial: bool) -> None:
     """Cancel deletes and inserts of equal content one by one, among some rows."""
     some = ChangeRows(rows.table.take(pa.array(chosen)), rows.layout)
     deletes, inserts = some.kinds == IS_DELETE, some.kinds == IS_INSERT
-    groups = Groups(some.content)
+    groups = Groups.by(some.content)
     many_deletes, many_inserts = groups.counts(deletes), groups.counts(inserts)
     pairs = np.minimum(many_deletes, many_inserts)
     even = many_deletes == many_inserts
@@ -69,7 +68,8 @@ def _cancel(rows: ChangeRows, chosen: Any, cancelled_rows: Any, partial: bool) -
         cancelled_rows[chosen[places[groups.cumcount(places) < pairs[groups.of[places]]]]] = True
 
 
-def _all_equal(rows: ChangeRows, groups: Groups, among: Any) -> Any:
+def _all_equal(rows: ChangeRows, groups: Groups, among: Mask) -> Mask:
     """Return the mask of the rows in groups whose rows, among the selected ones, all have equal data."""
-    finer = Groups(combine_codes(rows.content, factorize(rows.columns(rows.layout.data))))
-    return finer.holding(finer.counts(among)) == groups.holding(groups.counts(among))
+    finer = Groups.by(combine_codes(rows.content, factorize(rows.columns(rows.layout.data))))
+    equal: Mask = finer.holding(finer.counts(among)) == groups.holding(groups.counts(among))
+    return equal

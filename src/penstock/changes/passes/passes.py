@@ -9,18 +9,10 @@ import pyarrow as pa
 
 from penstock.changes.options import COMMIT, EVER, ChangeOptions
 from penstock.changes.passes.carryovers import changed
-from penstock.changes.passes.net import counted, net
-from penstock.changes.passes.rows import (
-    IS_DELETE,
-    IS_INSERT,
-    IS_POSTIMAGE,
-    IS_PREIMAGE,
-    ChangeRows,
-    column_at,
-)
-from penstock.changes.passes.untouched_values import filled
+from penstock.changes.passes.net import counted, filled, net
+from penstock.changes.passes.rows import ChangeRows, column_at
 from penstock.changes.passes.violations import check_order_known, check_sequence, check_single
-from penstock.feeds.contract import ChangeContract
+from penstock.feeds.contract import IS_DELETE, IS_INSERT, IS_POSTIMAGE, IS_PREIMAGE, ChangeContract
 from penstock.spark.factorize import Codes, combine_codes, factorize
 
 

@@ -2,56 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
-from penstock.feeds.contract import TYPES
+from penstock.feeds.contract import IS_INSERT, IS_POSTIMAGE, TYPES
 from penstock.spark.factorize import Codes, combine_codes, cumcount, factorize, order_codes
 
+Item = TypeVar("Item", bound=np.generic)
+Mask: TypeAlias = NDArray[np.bool_]
+Numbers: TypeAlias = NDArray[np.integer]
+Path: TypeAlias = tuple[int, ...]
+EVENT_TIME = "__penstock_event_time"
+"""The helper column with a commit's time while its rows wait in the state store."""
 
+
+@dataclass(frozen=True)
 class Groups:
-    """Rows in groups: ``of`` holds the number of each row's group, 0, 1, 2, …"""
+    """Rows in groups; some may be empty."""
 
-    def __init__(self, codes: Codes) -> None:
+    of: Numbers
+    """The number of each row's group: 0, 1, 2, …"""
+    count: int
+
+    @classmethod
+    def by(cls, codes: Codes) -> Groups:
+        """Return the groups of rows with equal codes."""
         dense = codes.dense()
-        self.of, self.count = dense.values, dense.size
+        return cls(dense.values, dense.size)
 
-    def places(self, rows: Any) -> Any:
+    def places(self, rows: Mask) -> Numbers:
         """Return for each group the index of its only row in a mask; otherwise meaningless."""
         places = np.zeros(self.count, np.int64)
         chosen = np.flatnonzero(rows)
         places[self.of[chosen]] = chosen
         return places
 
-    def filter(self, keep: Any) -> Groups:
-        """Return the groups of the rows in a mask, with the same numbers; some may be empty."""
-        kept = Groups.__new__(Groups)
-        kept.of, kept.count = self.of[keep], self.count
-        return kept
+    def filter(self, keep: Mask) -> Groups:
+        """Return the groups of the rows in a mask, with the same numbers."""
+        return Groups(self.of[keep], self.count)
 
-    def counts(self, rows: Any) -> Any:
+    def counts(self, rows: Mask) -> Numbers:
         """Count the rows in a mask for each group."""
         return np.bincount(self.of[rows], minlength=self.count)
 
-    def holding(self, groups: Any) -> Any:
+    def holding(self, groups: NDArray[Item]) -> NDArray[Item]:
         """Return the mask of the rows in the groups of a mask."""
         return groups[self.of]
 
-    def cumcount(self, rows: Any) -> Any:
+    def cumcount(self, rows: Numbers) -> Numbers:
         """Return for each of some rows (indexes, in order) how many before it are in the same group."""
-        return cumcount(self.of[rows])
-
-
-IS_INSERT, IS_DELETE, IS_POSTIMAGE, IS_PREIMAGE = range(4)
-EVENT_TIME = "__penstock_event_time"
-"""The helper column with a commit's time while its rows wait in the state store."""
-Path = tuple[int, ...]
+        counts: Numbers = cumcount(self.of[rows])
+        return counts
 
 
 @dataclass(frozen=True)
@@ -83,11 +91,18 @@ class Layout:
 
 
 class ChangeRows:
-    """A table of change rows; each attribute has a number for each row, computed on first use."""
+    """A table of change rows; each attribute has a number for each row, computed on first use.
 
-    def __init__(self, table: pa.Table, layout: Layout) -> None:
+    Parameters
+    ----------
+    known
+        Attributes that are known already.
+    """
+
+    def __init__(self, table: pa.Table, layout: Layout, known: Mapping[str, object] | None = None) -> None:
         self.table = table
         self.layout = layout
+        self.__dict__.update(known or {})
 
     def __len__(self) -> int:
         return int(self.table.num_rows)
@@ -96,11 +111,12 @@ class ChangeRows:
         return [column_at(self.table, path) for path in paths]
 
     @cached_property
-    def kinds(self) -> Any:
+    def kinds(self) -> Numbers:
         """Indexes in TYPES; -1 for an unknown or missing change type."""
         known = pa.array(TYPES, self.table.schema.field(self.layout.change_type).type)
         places = pc.index_in(column_at(self.table, (self.layout.change_type,)), value_set=known)
-        return places.fill_null(-1).to_numpy().astype(np.int8)
+        kinds: Numbers = places.fill_null(-1).to_numpy().astype(np.int8)
+        return kinds
 
     @cached_property
     def row(self) -> Codes:
@@ -115,7 +131,7 @@ class ChangeRows:
     @cached_property
     def changes(self) -> Groups:
         """The groups of changes by row and commit."""
-        return Groups(self.change)
+        return Groups.by(self.change)
 
     @cached_property
     def content(self) -> Codes:
@@ -123,46 +139,42 @@ class ChangeRows:
         return combine_codes(self.change, factorize(self.columns(self.layout.content)))
 
     @cached_property
-    def order(self) -> list[Any]:
+    def order(self) -> list[Numbers | Mask]:
         """The sort keys of the changes of one row, the least significant first, as for numpy.lexsort."""
         paths = [path for path in (self.layout.sequence, (self.layout.version,)) if path is not None]
         after = np.isin(self.kinds, (IS_INSERT, IS_POSTIMAGE))
         return [after, *(order_codes(column_at(self.table, path)) for path in paths)]
 
-    def in_groups(self, group: Codes) -> tuple[Any, Any]:
+    def in_groups(self, group: Codes) -> tuple[Numbers, Mask]:
         """Return the indexes of the rows by group and order, and the mask of those that begin a group."""
         order = np.lexsort([*self.order, group.values])
         sorted_groups = group.values[order]
         return order, np.r_[True, sorted_groups[1:] != sorted_groups[:-1]][: len(order)]
 
-    def filter(self, keep: Any) -> ChangeRows:
+    def filter(self, keep: Mask) -> ChangeRows:
         """Return the rows in a mask; computed attributes are kept."""
         if keep.all():
             return self
-        chosen = ChangeRows(self.table.filter(pa.array(keep)), self.layout)
+        known: dict[str, object] = {"kinds": self.kinds[keep]}
         for name in ("row", "change"):
             if name in self.__dict__:
-                known: Codes = self.__dict__[name]
-                chosen.__dict__[name] = Codes(known.values[keep], known.size)
+                codes: Codes = self.__dict__[name]
+                known[name] = Codes(codes.values[keep], codes.size)
         if "changes" in self.__dict__:
-            chosen.__dict__["changes"] = self.changes.filter(keep)
-        chosen.__dict__["kinds"] = self.kinds[keep]
-        return chosen
+            known["changes"] = self.changes.filter(keep)
+        return ChangeRows(self.table.filter(pa.array(keep)), self.layout, known)
 
-    def with_table(self, table: pa.Table) -> ChangeRows:
+    def with_table(self, table: pa.Table, **known: object) -> ChangeRows:
         """Return the same changes of the same rows with other data."""
-        changed = ChangeRows(table, self.layout)
-        kept = ("row", "change", "changes", "kinds")
-        changed.__dict__.update({name: value for name, value in self.__dict__.items() if name in kept})
-        return changed
+        names = ("row", "change", "changes", "kinds")
+        kept: dict[str, object] = {name: self.__dict__[name] for name in names if name in self.__dict__}
+        return ChangeRows(table, self.layout, {**kept, **known})
 
-    def with_kinds(self, kinds: Any) -> ChangeRows:
+    def with_kinds(self, kinds: Numbers) -> ChangeRows:
         """Return the same rows with other change types."""
         place, field = self.layout.change_type, self.table.schema.field(self.layout.change_type)
         names = pa.array(TYPES, field.type).take(pa.array(kinds))
-        changed = self.with_table(self.table.set_column(place, field, names))
-        changed.__dict__["kinds"] = kinds
-        return changed
+        return self.with_table(self.table.set_column(place, field, names), kinds=kinds)
 
 
 def column_at(table: pa.Table, path: Path) -> pa.Array:

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.changes.passes.rows import (
+from penstock.changes.passes.rows import ChangeRows, Groups, Numbers, Path, column_at
+from penstock.errors import ChangelogContractViolation
+from penstock.feeds.contract import (
+    CHANGE_TYPE,
+    COMMIT_TIMESTAMP,
     IS_DELETE,
     IS_INSERT,
     IS_POSTIMAGE,
     IS_PREIMAGE,
-    ChangeRows,
-    Groups,
-    Path,
-    column_at,
+    TYPES,
 )
-from penstock.errors import ChangelogContractViolation
-from penstock.feeds.contract import CHANGE_TYPE, COMMIT_TIMESTAMP, TYPES
 from penstock.spark.factorize import combine_codes, factorize
 
 _EPOCH = 0
@@ -58,10 +55,7 @@ def _check_timestamps(rows: ChangeRows) -> None:
     if pc.any(bad).as_py():
         place = pc.index(bad, True).as_py()
         raise _violation(
-            "NULL_COMMIT_TIMESTAMP",
-            rows,
-            place,
-            f"{COMMIT_TIMESTAMP} is NULL: give every commit its time",
+            "NULL_COMMIT_TIMESTAMP", rows, place, f"{COMMIT_TIMESTAMP} is NULL: give every commit its time"
         )
 
 
@@ -75,7 +69,7 @@ def _check_nulls(rows: ChangeRows, path: Path, condition: str, advice: str) -> N
 def check_sequence(rows: ChangeRows) -> None:
     """Refuse changes of one row in one commit with the same sequence, except the two rows of an update."""
     assert rows.layout.sequence is not None
-    groups = Groups(combine_codes(rows.change, factorize(rows.columns([rows.layout.sequence]))))
+    groups = Groups.by(combine_codes(rows.change, factorize(rows.columns([rows.layout.sequence]))))
     place = _first_duplicate(rows, groups)
     if place is not None:
         raise _violation(
@@ -117,7 +111,7 @@ def _first_duplicate(rows: ChangeRows, groups: Groups) -> int | None:
     return None
 
 
-def check_same_data(rows: ChangeRows, places: Any) -> None:
+def check_same_data(rows: ChangeRows, places: Numbers) -> None:
     """Refuse rows of one row version with different data, which would be confused."""
     if rows.layout.content == rows.layout.data:
         return
@@ -140,7 +134,7 @@ def check_same_data(rows: ChangeRows, places: Any) -> None:
 def check_order_known(rows: ChangeRows) -> None:
     """Refuse an insert and a delete of the same content in one commit: either may have come first."""
     deletes, inserts = rows.kinds == IS_DELETE, rows.kinds == IS_INSERT
-    groups = Groups(rows.content)
+    groups = Groups.by(rows.content)
     unclear = (groups.counts(deletes) > 0) & (groups.counts(inserts) > 0)
     if unclear.any():
         raise _violation(
@@ -180,7 +174,7 @@ def _violation(condition: str, rows: ChangeRows, place: int, what: str) -> Chang
 
 def name_of(schema: pa.Schema, path: Path) -> str:
     """Return the dotted name of a nested column."""
-    field: Any = schema.field(path[0])
+    field: pa.Field = schema.field(path[0])
     names = [field.name]
     for place in path[1:]:
         field = field.type.field(place)

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from functools import lru_cache
 
-from penstock.errors import DataLost, FeedUnavailable
-from penstock.feeds.delta.actions import CommitFile, Metadata, Protocol
+import pyarrow as pa
+import pyarrow.types as pat
+
+from penstock.arrow.schema import canonical_schema
+from penstock.errors import DataLost, FeedUnavailable, PenstockError
+from penstock.feeds.delta.log import CommitFile, Metadata, Protocol
 from penstock.feeds.file_commits import DataFile
+from penstock.feeds.protocol import check_reserved
 from penstock.feeds.urls import row_id_forms
-from penstock.lake.location import shown_path
+from penstock.lake.location import library, shown_path
+from penstock.lake.parquet import nullable
 
 _READER = 3
 """The newest reader version of the Delta protocol."""
@@ -42,13 +51,7 @@ def check_protocol(protocol: Protocol, shown: str) -> None:
 
 
 def check_metadata(metadata: Metadata, shown: str, version: int | None = None) -> None:
-    """Refuse tables whose columns have other names in the files.
-
-    Parameters
-    ----------
-    version
-        The version with such columns; None for the newest one.
-    """
+    """Refuse a table, or one of its versions, whose columns have other names in the files."""
     if metadata.column_mapping.lower() == "none":
         return
     which = "the Delta table" if version is None else f"version {version} of the Delta table"
@@ -65,12 +68,7 @@ def check_metadata(metadata: Metadata, shown: str, version: int | None = None) -
 def check_files(commit: CommitFile, before: Metadata | None, table: Metadata | None, shown: str) -> None:
     """Refuse files with deletion vectors, outside the table's folder, or without partition values.
 
-    Parameters
-    ----------
-    before
-        The table before the commit, when the removed files were written.
-    table
-        The table after the commit.
+    Removed files are compared with the table ``before`` the commit, the others with the table after it.
     """
     for kind, action in commit.needed:
         if action.deletion_vector:
@@ -88,7 +86,7 @@ def check_files(commit: CommitFile, before: Metadata | None, table: Metadata | N
                 condition="FEED_UNAVAILABLE.PARTITION_UNKNOWN",
                 version=commit.version,
             )
-        if is_outside_table(action):
+        if action.is_outside_table:
             raise FeedUnavailable(
                 f"version {commit.version} of the Delta table {shown} has a file outside its folder, like a "
                 "shallow clone: read the original table, or begin after that version (file "
@@ -125,11 +123,6 @@ def history_shortened(shown: str, version: int, newest: int) -> DataLost:
     )
 
 
-def is_outside_table(action: DataFile) -> bool:
-    """Whether a file is outside the table's folder."""
-    return action.path.startswith("/") or "://" in action.path or action.path.startswith("file:")
-
-
 def no_feed(shown: str, versions: Sequence[int]) -> FeedUnavailable:
     """Return the error for versions that rewrote files without recording which rows changed."""
     return FeedUnavailable(
@@ -152,3 +145,59 @@ def _ranges(versions: Sequence[int]) -> str:
     ranges = [str(first) if first == last else f"{first} to {last}" for first, last in runs]
     more = f" and {len(ranges) - 20} more ranges" if len(ranges) > 20 else ""
     return f"version{'s' if len(versions) > 1 else ''} {', '.join(ranges[:20])}{more}"
+
+
+@lru_cache(maxsize=64)
+def data_schema(delta: str, shown: str) -> pa.Schema:
+    """Return the columns of a Delta schema; all are nullable, since older rows may have NULL."""
+    schema = library("deltalake").Schema
+    try:
+        data = canonical_schema(pa.schema(schema.from_json(delta).to_arrow()))
+    except PenstockError:
+        raise
+    except Exception as error:
+        raise FeedUnavailable(
+            f"the Delta table {shown} has a column of a type that deltalake cannot read: {error}",
+            condition="FEED_UNAVAILABLE.SCHEMA",
+            table=shown,
+        ) from None
+    check_reserved(data.names, f"the Delta table {shown}")
+    return pa.schema([pa.field(field.name, nullable(field.type)) for field in data])
+
+
+def partition_value(name: str, text: str | None, kind: pa.DataType) -> pa.Scalar:
+    """Parse the value of a partition column (Delta protocol, "Partition Value Serialization")."""
+    if text is None or text == "":
+        return pa.scalar(None, kind)
+    try:
+        return pa.scalar(_parsed(text, kind), kind)
+    except (ValueError, ArithmeticError, pa.ArrowException):
+        raise FeedUnavailable(
+            f"the partition column {name!r} is {kind}, and the log has the invalid value {text!r} for it: "
+            "begin after it",
+            condition="FEED_UNAVAILABLE.PARTITION_VALUE",
+            column=name,
+        ) from None
+
+
+def _parsed(text: str, kind: pa.DataType) -> object:
+    if pat.is_integer(kind):
+        return int(text)
+    if pat.is_floating(kind):
+        return float(text)
+    if pat.is_boolean(kind):
+        if text.lower() not in ("true", "false"):
+            raise ValueError(text)
+        return text.lower() == "true"
+    if pat.is_decimal(kind):
+        return Decimal(text)
+    if pat.is_date(kind):
+        return date.fromisoformat(text)
+    if pat.is_timestamp(kind):
+        moment = datetime.fromisoformat(text)
+        zoned = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+        return zoned.astimezone(UTC) if kind.tz is not None else zoned.astimezone(UTC).replace(tzinfo=None)
+    if pat.is_binary(kind):
+        # Writers encode bytes above 127 differently.
+        return text.encode("ascii")
+    return text

@@ -2,14 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+import pyarrow as pa
+
 from penstock.arguments import column_names, require
-from penstock.feeds.delta.open_feed import OpenDeltaFeed
-from penstock.feeds.protocol import PlannedRead
-from penstock.feeds.urls import FeedUrl, pairs, prefixed
-from penstock.lake.location import absolute, shown_path
+from penstock.errors import DataLost, FeedUnavailable, InvalidChangelogSchema, PenstockError
+from penstock.feeds.contract import ChangeContract, convert_fields
+from penstock.feeds.delta.checks import (
+    check_files,
+    check_metadata,
+    check_protocol,
+    data_schema,
+    history_shortened,
+    no_feed,
+    partition_value,
+    replaced,
+)
+from penstock.feeds.delta.log import CommitFile, Log, Metadata
+from penstock.feeds.file_commits import (
+    Column,
+    DataFile,
+    FileCommit,
+    FileFeed,
+    Planned,
+    Slice,
+    Task,
+    columns_of,
+    cut,
+)
+from penstock.feeds.protocol import METADATA_FIELDS, Commit, Description, PlannedRead, check_columns_exist
+from penstock.feeds.urls import FeedUrl, pairs, prefixed, row_id_forms
+from penstock.lake.location import absolute, library, shown_path
+from penstock.lake.parquet import readable
+from penstock.lake.storage import Storage
 
 
 @dataclass(frozen=True)
@@ -43,12 +71,14 @@ class DeltaFeed:
     overwrites: bool = False
 
     def __post_init__(self) -> None:
-        columns = column_names("row_id", self.row_id or ())
         require("storage_options", self.storage_options, Mapping, "a mapping, as deltalake takes it")
         options = {str(name): str(value) for name, value in self.storage_options.items()}
-        object.__setattr__(self, "path", absolute(self.path))
-        object.__setattr__(self, "row_id", columns or None)
-        object.__setattr__(self, "storage_options", {name: value for name, value in options.items() if value})
+        convert_fields(
+            self,
+            path=absolute(self.path),
+            row_id=column_names("row_id", self.row_id or ()) or None,
+            storage_options={name: value for name, value in options.items() if value},
+        )
 
     @classmethod
     def from_url(cls, url: str) -> DeltaFeed:
@@ -78,5 +108,216 @@ class DeltaFeed:
 
     def open(self, planned: PlannedRead | None = None) -> OpenDeltaFeed:
         """Open the feed in this process."""
-        columns = None if self.row_id is None else tuple(self.row_id)
-        return OpenDeltaFeed(self.name, self.path, columns, self.storage_options, self.overwrites)
+        return OpenDeltaFeed(self)
+
+
+class OpenDeltaFeed(FileFeed):
+    """A Delta table that is open in one process; its log is read when it is first needed."""
+
+    beginning = -1
+
+    def __init__(self, feed: DeltaFeed) -> None:
+        self.name, self.table, self._feed = feed.name, f"the Delta table {feed.name}", feed
+        self._storage = Storage(feed.path, feed.storage_options, feed.name)
+        self._opened: Log | None = None
+        self._described: tuple[int, str] | None = None
+        """The newest version when the table was described, and the table's id."""
+        self._logged: int | None = None
+
+    def describe(self, after: int | None = None) -> Description:
+        """Describe the newest version of the table."""
+        library("deltalake")
+        self._opened = None
+        newest = self._log.newest()
+        check_protocol(self._log.protocol(newest), self.name)
+        metadata = self._log.metadata(newest)
+        if metadata is None:
+            raise FeedUnavailable(
+                f"the log of {self.table} has no metadata: restore its missing checkpoint",
+                condition="FEED_UNAVAILABLE.BROKEN_LOG",
+                table=self.name,
+            )
+        check_metadata(metadata, self.name)
+        contract, only_changes = self._contract(metadata, newest)
+        columns = data_schema(metadata.schema, self.name)
+        known = {name.lower() for name in columns.names}
+        unknown = [
+            name for name in self._feed.row_id or () if name.split(".")[0].strip("`").lower() not in known
+        ]
+        check_columns_exist(columns, self.table, unknown)
+        self._described = newest, metadata.id
+        planned = Planned(newest, len(columns), only_changes)
+        return Description(
+            f"delta:{metadata.id}", pa.schema([*columns, *METADATA_FIELDS]), contract, planned.to_json()
+        )
+
+    def _contract(self, metadata: Metadata, newest: int) -> tuple[ChangeContract | None, bool]:
+        """Return the contract, and whether all rows are changes."""
+        if self._feed.row_id is None:
+            if metadata.feed and not self._feed.overwrites:
+                return None, True
+            why, instead = (
+                ("is overwritten, so unchanged rows have to be found", "")
+                if metadata.feed
+                else (
+                    "has no change data feed, so the rows of its files have to be compared",
+                    " Or turn the feed on for later versions: delta.enableChangeDataFeed=true",
+                )
+            )
+            raise InvalidChangelogSchema(
+                f"{self.table} {why}: give the columns that identify rows: "
+                f"{row_id_forms('delta', 'path', 'DeltaFeed')}.{instead}",
+                condition="INVALID_CHANGELOG_SCHEMA.MISSING_ROW_ID",
+            )
+        rewritten = (
+            self._feed.overwrites
+            or not metadata.feed
+            or next(self._rewritten_without_feed(newest), None) is not None
+        )
+        contract = ChangeContract(
+            self._feed.row_id,
+            carryover_rows=rewritten,
+            intermediate_changes=True,
+            updates_as_delete_and_insert=rewritten,
+            whole_commits=True,
+        )
+        return contract, not rewritten
+
+    def _rewritten_without_feed(self, newest: int) -> Iterator[int]:
+        """Yield the remaining versions with unchanged rows."""
+        for commit, state in self._log.states(self._log.first - 1, newest):
+            if _has_unchanged_rows(commit, state):
+                yield commit.version
+
+    def oldest(self) -> int:
+        """Return the version after which all files exist, with the change data feed where it is needed."""
+        newest = self._log.newest()
+        refused = set(self._rewritten_without_feed(newest)) if self._feed.row_id is None else ()
+        return self._log.horizon.oldest(refused)
+
+    def newest(self, after: int) -> int:
+        """Return the newest version; lists one or two files."""
+        newest = self._log.newest()
+        if newest < after == self._logged:
+            raise history_shortened(self.name, after, newest)
+        return max(after, newest)
+
+    def commits(self, after: int, upto: int, rows: int | None = None) -> Iterator[Commit]:
+        """Yield the versions of a range, including those without changes."""
+        for commit, _ in self._states(after, upto):
+            count = self._count_rows(commit.version, [file for _, file in commit.needed], rows)
+            yield Commit(commit.version, commit.timestamp, count)
+
+    def tasks(self, after: int, upto: int, rows_per_task: int) -> Sequence[Task]:
+        """Divide the files of a range: small ones together, large ones by their row groups."""
+        commits: list[FileCommit] = []
+        refused: list[int] = []
+        for commit, state in self._states(after, upto):
+            self._check_commit(commit, state)
+            rewritten = _has_unchanged_rows(commit, state)
+            if rewritten and self._feed.row_id is None:
+                refused.append(commit.version)
+            columns = self._columns(commit.version, state)
+            commits.append(FileCommit(commit.version, commit.timestamp, commit.needed, rewritten, columns))
+        if refused:
+            raise no_feed(self.name, refused)
+        needed = [(commit.version, file.path) for commit in commits for _, file in commit.files]
+        missing = set(self._storage.missing([path for _, path in needed]))
+        if missing:
+            raise self._log.horizon.lost(
+                *next((version, path) for version, path in needed if path in missing)
+            )
+        return cut(commits, rows_per_task)
+
+    def _check_commit(self, commit: CommitFile, state: Metadata | None) -> None:
+        """Refuse a version that cannot be read, or not by a query that was planned before it."""
+        if commit.protocol is not None:
+            check_protocol(commit.protocol, self.name)
+        if state is not None:
+            check_metadata(state, self.name, commit.version)
+            version, table = self._described or (commit.version, state.id)
+            if commit.version > version and state.id != table:
+                raise replaced(self.name, commit.version)
+        before = self._log.metadata(commit.version - 1) if commit.metadata is not None else state
+        check_files(commit, before, state, self.name)
+
+    def _columns(self, version: int, state: Metadata | None) -> tuple[Column, ...]:
+        """Return the columns of a version, which a query that was planned earlier has to know."""
+        if state is None:
+            return ()
+        try:
+            return columns_of(data_schema(state.schema, self.name))
+        except PenstockError:
+            if self._described is not None and version > self._described[0]:
+                raise
+            # The table has other columns now.
+            return ()
+
+    def _check(self, part: Slice, planned: Planned, columns: tuple[Column, ...]) -> None:
+        super()._check(part, planned, columns)
+        version = part.commit.version
+        if planned.only_changes and part.commit.rewritten:
+            raise FeedUnavailable(
+                f"version {version} of {self.table} was written without the change data feed, which was on "
+                "when this query was planned: create the query again, so that it removes unchanged rows",
+                condition="FEED_UNAVAILABLE.FEED_NOT_ENABLED",
+                versions=[version],
+            )
+
+    def _refused(self, part: Slice, reason: str) -> FeedUnavailable:
+        version = part.commit.version
+        return FeedUnavailable(
+            f"version {version} of {self.table} has files of another schema: {reason}. Begin with "
+            f"starting_version={version + 1} and a new checkpoint, and load the earlier rows separately "
+            f"(file {part.file.path})",
+            condition="FEED_UNAVAILABLE.SCHEMA_CHANGED",
+            version=version,
+        )
+
+    def _constants(self, part: Slice, schema: pa.Schema) -> dict[str, pa.Scalar]:
+        """Return the values of the partition columns."""
+        names = {name.lower(): name for name in schema.names}
+        values = {names[name.lower()]: text for name, text in part.file.values if name.lower() in names}
+        return {name: partition_value(name, text, schema.field(name).type) for name, text in values.items()}
+
+    @contextmanager
+    def _open_file(self, file: DataFile, version: int) -> Iterator[pa.NativeFile]:
+        path = file.path
+        try:
+            with (
+                readable(f"{path} of {self.name}", self._storage.message),
+                self._storage.open(path) as opened,
+            ):
+                yield opened
+        except FileNotFoundError:
+            raise self._log.horizon.lost(version, path) from None
+
+    def commit_name(self, version: int) -> str | None:
+        """Return a digest of the commit file."""
+        if not self._log.first <= version <= self._log.seen:
+            return None
+        try:
+            return self._log.commit(version).digest
+        except DataLost:
+            return None
+
+    def logged(self, upto: int) -> None:
+        """Note that a log that ends before this version is another history."""
+        self._logged = upto
+
+    def _states(self, after: int, upto: int) -> Iterator[tuple[CommitFile, Metadata | None]]:
+        after, upto = max(after, -1), min(upto, self._log.newest())
+        if after < upto and after + 1 < self._log.first:
+            raise self._log.lost(after + 1)
+        return self._log.states(after, upto)
+
+    @property
+    def _log(self) -> Log:
+        if self._opened is None:
+            self._opened = Log(self._storage, self.name)
+        return self._opened
+
+
+def _has_unchanged_rows(commit: CommitFile, state: Metadata | None) -> bool:
+    """Whether a commit's files have rows that did not change."""
+    return commit.rewrites and not (state is not None and state.feed)

@@ -5,24 +5,151 @@ from __future__ import annotations
 import json
 import re
 from collections import OrderedDict
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
 from hashlib import blake2b
-from typing import Any
+from urllib.parse import unquote
 
 import pyarrow.parquet as pq
-from pyarrow.fs import FileType
+from pyarrow.fs import FileInfo, FileType
 
 from penstock.errors import DataLost, FeedUnavailable
-from penstock.feeds.delta.actions import CommitFile, Metadata, Protocol, parse_commit
+from penstock.feeds.file_commits import DataFile
+from penstock.json_text import Json
 from penstock.lake.parquet import readable
-from penstock.lake.storage import Storage, not_a_table
+from penstock.lake.storage import Storage, in_parallel, not_a_table
 
+_ROWS = re.compile(r'"numRecords"\s*:\s*(\d+)')
+FEED = "delta.enableChangeDataFeed"
+MAPPING = "delta.columnMapping.mode"
 _COMMIT = re.compile(r"(\d{20})\.json")
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\.(?:.*\.)?(parquet|json)")
 _KEPT_FILES = 500_000
 _KEPT_COMMITS = 10_000
 _PROBES = 20
+
+
+def data_file(action: Json) -> DataFile:
+    """Return the file of an action."""
+    rows = _ROWS.search(action.get("stats") or "")
+    return DataFile(
+        path=unquote(action["path"]),
+        size=action.get("size") or 0,
+        rows=int(rows[1]) if rows else None,
+        values=tuple(sorted((action.get("partitionValues") or {}).items())),
+        deletion_vector=action.get("deletionVector") is not None,
+    )
+
+
+@dataclass(frozen=True)
+class Metadata:
+    """The metadata of a table from a version on."""
+
+    id: str
+    schema: str
+    """The schema as Delta's JSON."""
+    configuration: Mapping[str, str]
+    partition_columns: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, action: Json) -> Metadata:
+        # A checkpoint has pairs, a commit file an object.
+        configuration = dict(action.get("configuration") or {})
+        return cls(
+            action["id"], action["schemaString"], configuration, tuple(action.get("partitionColumns") or ())
+        )
+
+    @cached_property
+    def feed(self) -> bool:
+        """Whether commits record the rows that they change."""
+        return self.configuration.get(FEED, "").lower() == "true"
+
+    @property
+    def column_mapping(self) -> str:
+        return self.configuration.get(MAPPING) or "none"
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """The reader version and features that a table needs."""
+
+    reader: int
+    features: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, action: Json) -> Protocol:
+        return cls(action.get("minReaderVersion") or 1, tuple(action.get("readerFeatures") or ()))
+
+
+@dataclass(frozen=True)
+class CommitFile:
+    """One commit, without files that it only rearranges (``dataChange`` is false)."""
+
+    version: int
+    timestamp: int
+    """Microseconds since 1970, UTC."""
+    metadata: Metadata | None = None
+    protocol: Protocol | None = None
+    added: tuple[DataFile, ...] = ()
+    removed: tuple[DataFile, ...] = ()
+    changed: tuple[DataFile, ...] = ()
+    """Change data files; they hold all changes of the commit."""
+    digest: str = ""
+    """A digest of the commit file."""
+
+    @property
+    def files(self) -> int:
+        return len(self.added) + len(self.removed) + len(self.changed)
+
+    @property
+    def needed(self) -> tuple[tuple[str | None, DataFile], ...]:
+        """The files with its changes, each with the change type of its rows; None if each row has its own."""
+        if self.changed:
+            return tuple((None, file) for file in self.changed)
+        return (*(("delete", file) for file in self.removed), *(("insert", file) for file in self.added))
+
+    @property
+    def rewrites(self) -> bool:
+        """Whether its files may have rows that did not change."""
+        return bool(not self.changed and self.added and self.removed)
+
+
+def parse_commit(version: int, lines: Iterable[bytes], written: Callable[[], int]) -> CommitFile:
+    """Parse a commit file (Delta protocol, "Change Data Files" and "Commit Provenance Information").
+
+    Parameters
+    ----------
+    written
+        Returns when the file was last modified, for commits without a timestamp; microseconds since 1970.
+    """
+    files: dict[str, list[DataFile]] = {"add": [], "remove": [], "cdc": []}
+    metadata: Metadata | None = None
+    protocol: Protocol | None = None
+    timestamp_ms: int | None = None
+    for line in lines:
+        if not line.strip():
+            continue
+        for kind, action in json.loads(line).items():
+            if kind in files:
+                if kind == "cdc" or action.get("dataChange", True):
+                    files[kind].append(data_file(action))
+            elif kind == "metaData":
+                metadata = Metadata.of(action)
+            elif kind == "protocol":
+                protocol = Protocol.of(action)
+            elif kind == "commitInfo":
+                timestamp_ms = action.get("inCommitTimestamp") or action.get("timestamp")
+    timestamp = written() if timestamp_ms is None else int(timestamp_ms) * 1000
+    return CommitFile(
+        version,
+        timestamp,
+        metadata,
+        protocol,
+        tuple(files["add"]),
+        tuple(files["remove"]),
+        tuple(files["cdc"]),
+    )
 
 
 class Log:
@@ -38,23 +165,24 @@ class Log:
 
     def _list(self) -> None:
         self._checkpoints: dict[int, list[str]] = {}
-        versions, newest = [], None
+        commits: dict[int, FileInfo] = {}
         for info in self._storage.listed("_delta_log"):
             name = info.base_name
             if match := _COMMIT.fullmatch(name):
-                versions.append(int(match[1]))
-                newest = info if versions[-1] == max(versions) else newest
+                commits[int(match[1])] = info
             elif (match := _CHECKPOINT.fullmatch(name)) and info.size:
                 self._checkpoints.setdefault(int(match[1]), []).append(f"_delta_log/{name}")
-        if newest is None:
+        if not commits:
             raise not_a_table(self._shown)
-        self._newest = max(versions)
-        self._mark = newest.size, newest.mtime_ns
+        self._newest = self.first = max(commits)
+        self._mark = commits[self._newest].size, commits[self._newest].mtime_ns
         # A gap means a log that was cleaned up by hand: versions before it cannot be read to the end.
-        existing = set(versions)
-        self.first = self._newest
-        while self.first - 1 in existing:
+        while self.first - 1 in commits:
             self.first -= 1
+
+    @cached_property
+    def horizon(self) -> RetentionHorizon:
+        return RetentionHorizon(self._storage, self, self._shown)
 
     @property
     def seen(self) -> int:
@@ -138,7 +266,7 @@ class Log:
         while position < len(versions):
             some = versions[position : position + ahead]
             unread = [version for version in some if version not in self._commits]
-            for commit in self._storage.in_parallel(self._parsed, unread):
+            for commit in in_parallel(self._parsed, unread):
                 self._keep(commit)
             for version in some:
                 yield self.commit(version)
@@ -190,7 +318,7 @@ class Log:
                 break
         return metadata, protocol
 
-    def _table_actions(self, name: str) -> Iterator[dict[str, Any]]:
+    def _table_actions(self, name: str) -> Iterator[Json]:
         """Yield the metadata and protocol actions of a checkpoint."""
         if name.endswith(".json"):
             yield from map(json.loads, self._storage.read(name).splitlines())
@@ -205,3 +333,59 @@ class Log:
 
 def _file(version: int) -> str:
     return f"_delta_log/{version:020}.json"
+
+
+class RetentionHorizon:
+    """The oldest commits that still have all their files."""
+
+    def __init__(self, storage: Storage, log: Log, shown: str) -> None:
+        self._storage = storage
+        self._log = log
+        self._shown = shown
+        self._oldest: int | None = None
+        self._probe: tuple[str, ...] = ()
+
+    def oldest(self, refused: Collection[int] = ()) -> int:
+        """Return the version after which all commits and their files exist, and none is refused."""
+        # VACUUM removes files in the order in which commits made them obsolete: the first ones tell if any
+        # are missing.
+        if self._oldest is None or self._oldest < self._log.first - 1 or self._storage.missing(self._probe):
+            self._search(refused)
+        assert self._oldest is not None
+        return self._oldest
+
+    def _search(self, refused: Collection[int]) -> None:
+        removed: set[str] = set()
+        self._probe = ()
+        for commit in self._log.backwards(self._log.newest()):
+            removed.update(action.path for action in commit.removed)
+            # Files of the current table are not vacuumed.
+            obsolete = [
+                action.path
+                for kind, action in commit.needed
+                if (kind != "insert" or action.path in removed) and not action.is_outside_table
+            ]
+            if commit.version in refused or self._storage.missing(obsolete):
+                self._oldest = commit.version
+                return
+            self._probe = tuple(obsolete) or self._probe
+        self._oldest = self._log.first - 1
+
+    def lost(self, version: int, path: str) -> DataLost:
+        """Return the error for a missing file, naming the versions that are left."""
+        self._oldest = None
+        try:
+            first, last = self.oldest() + 1, self._log.newest()
+            left = f"versions {first} to {last} are left" if first <= last else "no version is left"
+        except (DataLost, FeedUnavailable) as error:
+            return DataLost(
+                f"{path} of {self._shown} is missing, and its table cannot be read: {error.message}",
+                version=version,
+            )
+        return DataLost(
+            f"version {version} of the Delta table {self._shown} can no longer be read, since its file "
+            f"{path} was vacuumed; {left}",
+            version=version,
+            first=first,
+            last=last,
+        )

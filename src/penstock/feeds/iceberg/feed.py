@@ -8,6 +8,7 @@ from importlib.util import find_spec
 
 from penstock.arguments import column_names, require
 from penstock.extras import load, missing
+from penstock.feeds.contract import convert_fields
 from penstock.feeds.protocol import OpenChangelog, PlannedRead
 from penstock.feeds.urls import FeedUrl, pairs, prefixed
 from penstock.queue.checks import check_name
@@ -51,12 +52,14 @@ class IcebergFeed:
     row_id: Sequence[str] | str | None = None
 
     def __post_init__(self) -> None:
-        columns = column_names("row_id", self.row_id or ())
-        object.__setattr__(self, "row_id", columns or None)
         check_name("table", self.table)
         check_name("catalog", self.catalog)
         require("properties", self.properties, Mapping, "a mapping such as {'uri': 'http://localhost:8181'}")
-        object.__setattr__(self, "properties", {name: str(value) for name, value in self.properties.items()})
+        convert_fields(
+            self,
+            row_id=column_names("row_id", self.row_id or ()) or None,
+            properties={name: str(value) for name, value in self.properties.items()},
+        )
 
     @property
     def url(self) -> str:
@@ -82,5 +85,5 @@ class IcebergFeed:
         if find_spec("pyiceberg") is None:
             raise missing("pyiceberg", _WHAT)
         open_feed = load("penstock.feeds.iceberg.open_feed", "OpenIcebergFeed", _WHAT)
-        opened: OpenChangelog = open_feed(self.name, self.table, self.catalog, self.properties, self.row_id)
+        opened: OpenChangelog = open_feed(self)
         return opened

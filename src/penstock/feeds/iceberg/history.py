@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Operation, Snapshot
 
 from penstock.errors import DataLost
+from penstock.json_text import Json
 
 _COUNTS = ("added-records", "deleted-records", "added-position-deletes")
 
@@ -62,11 +62,8 @@ class History:
     def of(cls, name: str, metadata: TableMetadata, had_parent: Callable[[Snapshot], bool]) -> History:
         """Return the history in a table's metadata.
 
-        Parameters
-        ----------
-        had_parent
-            Whether a snapshot without a parent was written with one: pyiceberg, unlike others, removes the
-            parent's id from a snapshot when it expires the parent.
+        ``had_parent`` says whether a snapshot without a parent was written with one: pyiceberg, unlike
+        others, removes the parent's id from a snapshot when it expires the parent.
         """
         by_id = {snapshot.snapshot_id: snapshot for snapshot in metadata.snapshots}
         branch: list[Snapshot] = []
@@ -154,5 +151,5 @@ class History:
             **self._parameters(version),
         )
 
-    def _parameters(self, version: int) -> dict[str, Any]:
+    def _parameters(self, version: int) -> Json:
         return {"feed": self.name, "version": version, "oldest": self.oldest, "newest": self.last}

@@ -6,7 +6,7 @@ Entries inherit values from the manifest list that were unknown when their manif
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import cast
 
 from pyiceberg.avro.file import AvroFile
@@ -93,20 +93,21 @@ def manifests(io: FileIO, snapshot: Snapshot) -> list[Manifest]:
         return list(reader)
 
 
-def entries(io: FileIO, manifest: Manifest) -> list[Entry]:
-    """Read the entries of a manifest, including removed files, with inherited values."""
-    with AvroFile[Entry](
-        io.new_input(manifest.manifest_path),
-        MANIFEST_ENTRY_SCHEMAS[_FORMAT],
-        read_types={-1: Entry, 2: File},
-        read_enums={0: ManifestEntryStatus, 101: FileFormat, 134: DataFileContent},
-    ) as reader:
-        read = list(reader)
-    for entry in read:
-        _inherit(entry, manifest)
-    if manifest.first_row_id is not None:
-        _assign_row_ids(read, manifest.first_row_id)
-    return read
+def entries(io: FileIO, *manifests: Manifest) -> Iterator[Entry]:
+    """Read the entries of manifests, including removed files, with inherited values."""
+    for manifest in manifests:
+        with AvroFile[Entry](
+            io.new_input(manifest.manifest_path),
+            MANIFEST_ENTRY_SCHEMAS[_FORMAT],
+            read_types={-1: Entry, 2: File},
+            read_enums={0: ManifestEntryStatus, 101: FileFormat, 134: DataFileContent},
+        ) as reader:
+            read = list(reader)
+        for entry in read:
+            _inherit(entry, manifest)
+        if manifest.first_row_id is not None:
+            _assign_row_ids(read, manifest.first_row_id)
+        yield from read
 
 
 def _inherit(entry: Entry, manifest: Manifest) -> None:

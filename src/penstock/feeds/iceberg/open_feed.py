@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
 
 import pyarrow as pa
 from pyiceberg.avro.file import AvroFile
@@ -18,42 +18,43 @@ from pyiceberg.table.snapshots import Snapshot
 from penstock.arrow.schema import canonical_schema
 from penstock.errors import DataLost, FeedUnavailable, PenstockError
 from penstock.feeds.contract import ChangeContract
+from penstock.feeds.file_commits import Planned
 from penstock.feeds.iceberg import scan
+from penstock.feeds.iceberg.feed import IcebergFeed
 from penstock.feeds.iceberg.history import History
+from penstock.feeds.iceberg.manifests import Manifest
 from penstock.feeds.iceberg.planning import Planner
 from penstock.feeds.iceberg.scan import ReadTask, TableView
-from penstock.feeds.planned_schema import Planned
 from penstock.feeds.protocol import (
     METADATA_FIELDS,
     Commit,
     Description,
     OpenChangelog,
-    begins_late,
     check_columns_exist,
     check_reserved,
 )
 from penstock.lake.errors import access_denied, is_denied, without_secrets
 
 
+@dataclass(frozen=True)
+class PlannedTable:
+    """The table as it was described."""
+
+    schema: Schema
+    has_lineage: bool
+    version: int
+
+
 class OpenIcebergFeed(OpenChangelog):
     """An Iceberg table that is open in one process; its schema stays as it was described."""
 
-    def __init__(
-        self,
-        name: str,
-        table: str,
-        catalog: str,
-        properties: Mapping[str, str],
-        row_id: Sequence[str] | None,
-    ) -> None:
-        self.name = name
-        self._identifier, self._row_id = table, row_id
-        self._catalog_name, self._properties = catalog, properties
+    beginning = 0
+
+    def __init__(self, feed: IcebergFeed) -> None:
+        self.name, self._feed = feed.name, feed
         self._catalog: Catalog | None = None
         self._table: Table | None = None
-        self._schema: Schema | None = None
-        self._has_lineage = False
-        self._version = 0
+        self._planned: PlannedTable | None = None
         self._history: History | None = None
         self._logged: int | None = None
         """The version up to which Spark has logged the stream's commits."""
@@ -61,34 +62,28 @@ class OpenIcebergFeed(OpenChangelog):
 
     def describe(self, after: int | None = None) -> Description:
         """Describe the current table, even if it is another one of the same name."""
-        self._table = self._schema = None
+        self._table = self._planned = None
         self._load()
+        table = self._planned_table()
         with self._translating("its schema cannot be read"):
-            data = canonical_schema(schema_to_pyarrow(self._planned_schema(), include_field_ids=False))
+            data = canonical_schema(schema_to_pyarrow(table.schema, include_field_ids=False))
         by_lineage = self._by_lineage()
-        check_reserved(data, self.name, scan.NAMES if by_lineage else ())
-        identifiers = () if by_lineage else sorted(self._planned_schema().identifier_field_names())
+        check_reserved(data.names, self.name, scan.NAMES if by_lineage else ())
+        identifiers = () if by_lineage else sorted(table.schema.identifier_field_names())
         contract = ChangeContract(
             row_id=scan.ROW_ID if by_lineage else self._row_id_columns(data, identifiers),
             row_version=scan.UPDATED if by_lineage else None,
-            nullable_row_id=not (by_lineage or self._row_id or identifiers),
+            nullable_row_id=not (by_lineage or self._feed.row_id or identifiers),
             carryover_rows=True,
             updates_as_delete_and_insert=True,
             intermediate_changes=True,
             whole_commits=True,
         )
         columns = [*data, *(scan.FIELDS if by_lineage else ()), *METADATA_FIELDS]
-        planned = Planned(self._version, len(self._planned_schema().fields))
+        planned = Planned(table.version, len(table.schema.fields))
         # The UUID stays when the table is renamed.
         identity = f"iceberg:{self._current().metadata.table_uuid}"
         return Description(identity, pa.schema(columns), contract, planned.to_json())
-
-    def begin(self) -> int:
-        """Return the table's beginning; refused if its first commits can no longer be read."""
-        oldest = self.oldest()
-        if oldest > 0:
-            raise begins_late(self.name, oldest + 1)
-        return oldest
 
     def oldest(self) -> int:
         history = self._refreshed_history()
@@ -107,7 +102,7 @@ class OpenIcebergFeed(OpenChangelog):
         view = TableView(
             self.name,
             table.io,
-            self._planned_schema(),
+            self._planned_table().schema,
             table.metadata.name_mapping(),
             table.metadata.format_version,
             self._by_lineage(),
@@ -129,13 +124,12 @@ class OpenIcebergFeed(OpenChangelog):
 
     def _by_lineage(self) -> bool:
         """Whether rows are identified by row lineage; the same answer for as long as a query runs."""
-        self._planned_schema()
-        return self._row_id in (None, (scan.ROW_ID,)) and self._has_lineage
+        return self._planned_table().has_lineage and self._feed.row_id in (None, (scan.ROW_ID,))
 
     def _row_id_columns(self, data: pa.Schema, identifiers: Sequence[str]) -> Sequence[str]:
-        check_columns_exist(data, self.name, self._row_id or ())
+        check_columns_exist(data, self.name, self._feed.row_id or ())
         groupable = [_quoted(column.name) for column in data if not _has_map(column.type)]
-        columns = self._row_id or identifiers or groupable
+        columns = self._feed.row_id or identifiers or groupable
         if not columns:
             raise FeedUnavailable(
                 f"{self.name} has only maps, which cannot identify rows: add a column that does",
@@ -159,18 +153,17 @@ class OpenIcebergFeed(OpenChangelog):
         self._history.logged = self._logged
         return self._history
 
-    def _planned_schema(self) -> Schema:
-        if self._schema is None:
+    def _planned_table(self) -> PlannedTable:
+        if self._planned is None:
             table = self._current()
-            self._schema = table.schema()
-            self._has_lineage = table.metadata.format_version >= scan.FORMAT_VERSION
-            self._version = self._known_history().last
-        return self._schema
+            has_lineage = table.metadata.format_version >= scan.FORMAT_VERSION
+            self._planned = PlannedTable(table.schema(), has_lineage, self._known_history().last)
+        return self._planned
 
     def _had_parent(self, snapshot: Snapshot) -> bool:
         if snapshot.snapshot_id not in self._had_parents:
             file = self._current().io.new_input(snapshot.manifest_list)
-            with self._translating("its manifest list cannot be read"), AvroFile[Any](file) as manifests:
+            with self._translating("its manifest list cannot be read"), AvroFile[Manifest](file) as manifests:
                 parent = manifests.header.meta.get("parent-snapshot-id")
                 self._had_parents[snapshot.snapshot_id] = parent != "null"
         return self._had_parents[snapshot.snapshot_id]
@@ -182,9 +175,9 @@ class OpenIcebergFeed(OpenChangelog):
         with self._translating("the catalog does not answer"):
             if self._catalog is None:
                 # A reader creates no tables in a database whose address was mistyped.
-                properties = {"init_catalog_tables": "false", **self._properties}
-                self._catalog = load_catalog(self._catalog_name, **properties)
-            table = self._catalog.load_table(self._identifier)
+                properties = {"init_catalog_tables": "false", **self._feed.properties}
+                self._catalog = load_catalog(self._feed.catalog, **properties)
+            table = self._catalog.load_table(self._feed.table)
         self._check(table)
         self._table, self._history = table, None
         return table
@@ -211,26 +204,26 @@ class OpenIcebergFeed(OpenChangelog):
             raise
         except (NoSuchTableError, NoSuchNamespaceError):
             raise FeedUnavailable(
-                f"there is no {self.name} in the catalog {self._catalog_name!r}: name it with its namespace, "
+                f"there is no {self.name} in the catalog {self._feed.catalog!r}: name it with its namespace, "
                 "as in namespace.table",
                 condition="FEED_UNAVAILABLE.TABLE_NOT_FOUND",
-                table=self._identifier,
-                catalog=self._catalog_name,
+                table=self._feed.table,
+                catalog=self._feed.catalog,
             ) from None
         except FileNotFoundError as error:
             raise missing(
-                f"{self.name}: {what}, a file is missing: {without_secrets(error, self._properties)}",
+                f"{self.name}: {what}, a file is missing: {without_secrets(error, self._feed.properties)}",
                 condition="DATA_LOST" if missing is DataLost else "FEED_UNAVAILABLE.CATALOG",
             ) from None
         except Exception as error:  # Catalogs raise what their drivers raise.
-            reason = f"{what}: {without_secrets(error, self._properties)}"
+            reason = f"{what}: {without_secrets(error, self._feed.properties)}"
             if is_denied(error):
                 raise access_denied(self.name, reason, "the catalog's properties") from None
             raise FeedUnavailable(
-                f"{self.name}: {reason}. Check the properties of the catalog {self._catalog_name!r} "
-                f"({', '.join(sorted(self._properties)) or 'none given'})",
+                f"{self.name}: {reason}. Check the properties of the catalog {self._feed.catalog!r} "
+                f"({', '.join(sorted(self._feed.properties)) or 'none given'})",
                 condition="FEED_UNAVAILABLE.CATALOG",
-                catalog=self._catalog_name,
+                catalog=self._feed.catalog,
             ) from None
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any
 
 from pyiceberg.manifest import DataFileContent, FileFormat, ManifestContent, ManifestEntryStatus
 from pyiceberg.table import Table
@@ -19,12 +18,12 @@ from pyiceberg.transforms import IdentityTransform
 
 from penstock.errors import FeedUnavailable
 from penstock.feeds.contract import DELETE, INSERT
-from penstock.feeds.iceberg.deletes import DeleteFile
+from penstock.feeds.file_commits import Column, grouped
 from penstock.feeds.iceberg.history import Change
 from penstock.feeds.iceberg.manifests import Entry, File, Manifest, entries, manifests
-from penstock.feeds.iceberg.scan import FileRows, ReadTask, TableView, columns_of
-from penstock.feeds.planned_schema import Column
+from penstock.feeds.iceberg.scan import DeleteFile, FileRows, ReadTask, TableView, columns_of
 from penstock.feeds.urls import row_id_forms
+from penstock.lake.parquet import Piece, pieces
 
 _PATH_FIELD = 2147483546
 """The column of a position delete file that names the data file; the table format reserves its id."""
@@ -51,30 +50,20 @@ class Planner:
 
     def __init__(self, name: str, table: Table, view: TableView, rows_per_task: int) -> None:
         self._name, self._io, self._specs = name, table.io, table.metadata.specs()
-        schemas = table.metadata.schemas
         self._columns: dict[int | None, tuple[Column, ...]] = {
-            schema.schema_id: columns_of(schema.fields) for schema in schemas
+            schema.schema_id: columns_of(schema.fields) for schema in table.metadata.schemas
         }
         self._view, self._rows_per_task = view, rows_per_task
 
     def tasks(self, changes: Iterable[Change]) -> list[ReadTask]:
         """Group parts of files into tasks."""
-        tasks: list[ReadTask] = []
-        gathered: list[FileRows] = []
-        weight = 0
-        for part in chain.from_iterable(self._parts(change) for change in changes):
-            if gathered and weight + part.weight > self._rows_per_task:
-                tasks.append(ReadTask(self._view, tuple(gathered)))
-                gathered, weight = [], 0
-            gathered.append(part)
-            weight += part.weight
-        return [*tasks, ReadTask(self._view, tuple(gathered))] if gathered else tasks
+        parts = chain.from_iterable(map(self._parts, changes))
+        return [ReadTask(self._view, group) for group in grouped(parts, self._rows_per_task)]
 
-    def _parts(self, change: Change) -> Iterator[FileRows]:
+    def _parts(self, change: Change) -> Iterator[tuple[FileRows, int]]:
         for rows in self._files(change):
-            count = max(1, -(-rows.records // self._rows_per_task))
-            for part in range(count):
-                yield replace(rows, part=part, parts=count)
+            for piece in pieces(rows.records, self._rows_per_task):
+                yield replace(rows, piece=piece), -(-rows.records // piece.of)
 
     def _files(self, change: Change) -> Iterator[FileRows]:
         """Yield all files whose live rows the snapshot changed."""
@@ -96,9 +85,7 @@ class Planner:
         """Return the entries that the snapshot added and removed, from the manifests that it wrote."""
         snapshot = change.snapshot.snapshot_id
         changed = [
-            entry
-            for entry in chain.from_iterable(map(self._entries, written))
-            if entry.status != ManifestEntryStatus.EXISTING
+            entry for entry in entries(self._io, *written) if entry.status != ManifestEntryStatus.EXISTING
         ]
         own = [entry for entry in changed if entry.snapshot_id == snapshot]
         # Up to 0.11 pyiceberg left a removed file the id of the snapshot that had added it.
@@ -122,7 +109,7 @@ class Planner:
         )
         return {
             entry.file.file_path: entry
-            for entry in chain.from_iterable(map(self._entries, data))
+            for entry in entries(self._io, *data)
             if entry.status != ManifestEntryStatus.DELETED
         }
 
@@ -131,7 +118,7 @@ class Planner:
     ) -> Iterator[FileRows]:
         """Yield files that stay, whose deleted rows the snapshot changed."""
         changed = deletes.changed
-        for entry in chain.from_iterable(map(self._entries, written)):
+        for entry in entries(self._io, *written):
             if entry.status == ManifestEntryStatus.DELETED or entry.file.file_path in own:
                 continue
             if not _applying(changed, entry):
@@ -149,7 +136,7 @@ class Planner:
         before, after = [], []
         for manifest in delete_manifests:
             own = manifest.added_snapshot_id == snapshot
-            for entry in self._entries(manifest):
+            for entry in entries(self._io, manifest):
                 removed = entry.status == ManifestEntryStatus.DELETED
                 if removed and not own:
                     continue
@@ -159,9 +146,6 @@ class Planner:
                 if not removed:
                     after.append(entry)
         return _Deletes(before, after)
-
-    def _entries(self, manifest: Manifest) -> list[Entry]:
-        return entries(self._io, manifest)
 
     def _check_delete(self, file: File) -> None:
         if file.content == DataFileContent.EQUALITY_DELETES:
@@ -202,6 +186,7 @@ class Planner:
             change_type=change_type,
             path=file.file_path,
             records=file.record_count,
+            piece=Piece(),
             constants=self._partition_constants(file),
             exclude=exclude,
             only=only,
@@ -219,7 +204,7 @@ class Planner:
             version=change.version,
         )
 
-    def _partition_constants(self, file: File) -> tuple[tuple[int, Any], ...]:
+    def _partition_constants(self, file: File) -> tuple[tuple[int, object], ...]:
         """Return the columns that a file may lack, since its partition has their single value."""
         fields = self._specs[file.spec_id].fields
         return tuple(

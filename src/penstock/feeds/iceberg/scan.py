@@ -8,37 +8,79 @@ version is the one that added the file (https://iceberg.apache.org/spec, "Row Li
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.dataset as ds
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 from pyiceberg.io import FileIO
 from pyiceberg.io.pyarrow import _to_requested_schema, pyarrow_to_schema
 from pyiceberg.schema import Schema
 from pyiceberg.table.name_mapping import NameMapping
 from pyiceberg.typedef import TableVersion
 from pyiceberg.types import IcebergType, ListType, MapType, NestedField, StructType
+from pyroaring import BitMap64
 
 from penstock.errors import DataLost, FeedUnavailable, PenstockError
-from penstock.feeds.iceberg.deletes import NONE, DeleteFile, Positions, positions
-from penstock.feeds.planned_schema import Column, Planned
+from penstock.feeds.file_commits import Column, Planned
 from penstock.feeds.protocol import METADATA_NAMES, change_rows
 from penstock.lake.errors import access_denied, is_denied, without_secrets
+from penstock.lake.parquet import BATCH_ROWS, Piece
 
+Positions = NDArray[np.int64]
+
+NONE: Positions = np.empty(0, np.int64)
+_MAGIC = bytes.fromhex("d1d33964")
+_FRAME = 4
 ROW_ID, UPDATED = "_row_id", "_last_updated_sequence_number"
-FIELDS = (
-    pa.field(ROW_ID, pa.int64(), nullable=False),
-    pa.field(UPDATED, pa.int64(), nullable=False),
-)
+FIELDS = (pa.field(ROW_ID, pa.int64(), nullable=False), pa.field(UPDATED, pa.int64(), nullable=False))
 NAMES = (ROW_ID, UPDATED)
 FIELD_IDS = {ROW_ID: 2147483540, UPDATED: 2147483539}
 """The field ids that the table format reserves."""
 FORMAT_VERSION = 3
-_BATCH_ROWS = 65_536
+
+
+@dataclass(frozen=True)
+class DeleteFile:
+    """A position delete file, or a deletion vector in a Puffin file."""
+
+    path: str
+    offset: int | None = None
+    """The offset of the deletion vector in the file; None for a position delete file."""
+    size: int = 0
+
+
+def positions(io: FileIO, deletes: DeleteFile, data_file: str) -> Positions:
+    """Read the deleted positions of a data file."""
+    if deletes.offset is None:
+        return _listed(io, deletes.path, data_file)
+    with io.new_input(deletes.path).open() as stream:
+        stream.seek(deletes.offset)
+        blob = stream.read(deletes.size)
+    return _vector(blob, deletes.path)
+
+
+def _listed(io: FileIO, path: str, data_file: str) -> Positions:
+    with io.new_input(path).open() as stream:
+        fragment = ds.ParquetFileFormat().make_fragment(stream)
+        rows = ds.Scanner.from_fragment(fragment, columns=["pos"], filter=pc.field("file_path") == data_file)
+        positions: Positions = rows.to_table()["pos"].to_numpy().astype(np.int64)
+    return positions
+
+
+def _vector(blob: bytes, path: str) -> Positions:
+    length = int.from_bytes(blob[:_FRAME], "big")
+    content, checksum = blob[_FRAME : _FRAME + length], blob[_FRAME + length : 2 * _FRAME + length]
+    whole = content[: len(_MAGIC)] == _MAGIC and zlib.crc32(content) == int.from_bytes(checksum, "big")
+    if not whole:
+        raise OSError(f"the deletion vector in {path} is damaged: its magic number or its checksum is wrong")
+    deleted = BitMap64.deserialize(content[len(_MAGIC) :]).to_array()
+    return np.frombuffer(deleted, np.uint64).astype(np.int64)
 
 
 @dataclass(frozen=True)
@@ -63,7 +105,8 @@ class FileRows:
     change_type: str
     path: str
     records: int
-    constants: tuple[tuple[int, Any], ...]
+    piece: Piece
+    constants: tuple[tuple[int, object], ...]
     """Values of columns that the file may lack, by field id."""
     exclude: tuple[DeleteFile, ...]
     """Delete files whose rows are left out."""
@@ -75,12 +118,6 @@ class FileRows:
     """The version that last updated the rows for which the file has none."""
     columns: tuple[Column, ...] = ()
     """The table's columns in that version."""
-    part: int = 0
-    parts: int = 1
-
-    @property
-    def weight(self) -> int:
-        return -(-self.records // self.parts)
 
 
 @dataclass(frozen=True)
@@ -160,8 +197,7 @@ class _Scan:
         self._positions: dict[tuple[DeleteFile, str], Positions] = {}
 
     def rows(self, part: FileRows) -> Iterator[pa.RecordBatch]:
-        if self._planned is not None and part.columns:
-            self._planned.check(self._table.name, part.version, self._read, part.columns)
+        self._planned.check(self._table.name, part.version, self._read, part.columns)
         exclude = self._deleted(part.exclude, part.path)
         only = None if part.only is None else np.setdiff1d(self._deleted(part.only, part.path), exclude)
         if only is not None and not len(only):
@@ -244,12 +280,11 @@ def _part_batches(
     file: pq.ParquetFile, part: FileRows, columns: list[str]
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
     """Yield batches of a part's row groups, each with the position of its first row in the file."""
-    count = file.metadata.num_row_groups
-    first, end = part.part * count // part.parts, (part.part + 1) * count // part.parts
-    start = sum(file.metadata.row_group(group).num_rows for group in range(first))
-    if first == end:
+    groups = part.piece.row_groups(file.metadata)
+    if not groups:
         return
-    for batch in file.iter_batches(_BATCH_ROWS, row_groups=range(first, end), columns=columns):
+    start = sum(file.metadata.row_group(group).num_rows for group in range(groups[0]))
+    for batch in file.iter_batches(BATCH_ROWS, row_groups=groups, columns=columns):
         yield start, batch
         start += batch.num_rows
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
-from typing import Any
 
 import pyarrow as pa
 
@@ -14,9 +13,10 @@ from penstock.arguments import did_you_mean, in_quotes
 from penstock.errors import FeedUnavailable
 from penstock.feeds.contract import ChangeContract
 from penstock.feeds.postgres.pgoutput import Column, Relation
-from penstock.feeds.postgres.server import Statements
+from penstock.feeds.postgres.server import Row, Statements
 from penstock.feeds.postgres.values import AS_TYPES, arrow_type
 from penstock.feeds.protocol import METADATA_FIELDS
+from penstock.json_text import Json
 
 SEQUENCE, UNCHANGED_COLUMNS, TABLE, KEY = "_commit_sequence", "_unchanged", "_table", "_key"
 _ADDED = (
@@ -48,6 +48,19 @@ class Table:
     partitioned: bool = False
     read_as: tuple[tuple[str, str], ...] = ()
     """Columns that are read as text or double."""
+
+    @classmethod
+    def from_json(cls, value: Json) -> Table:
+        """Return a table from ``asdict`` of it."""
+        return cls(
+            Relation.from_json(value["relation"]),
+            tuple((kind, modifier) for kind, modifier in value["bases"]),
+            tuple(value["key"]),
+            value["keyed"],
+            value["filter"],
+            value["partitioned"],
+            tuple((name, kind) for name, kind in value["read_as"]),
+        )
 
     @property
     def name(self) -> str:
@@ -134,13 +147,7 @@ class Tables:
         return self.domains.get(column.type, (column.type, column.modifier))
 
     def _logged_table(self, relation: Relation, now: Table | None) -> Table:
-        """Return the table of a logged relation.
-
-        Parameters
-        ----------
-        now
-            The same table in the catalog, if it is there.
-        """
+        """Return the table of a logged relation; ``now`` is the same table in the catalog, if it is there."""
         key, keyed = identity_key(relation, now)
         return Table(
             relation,
@@ -152,14 +159,9 @@ class Tables:
         )
 
     def as_logged(self, relations: Iterable[Relation]) -> Tables:
-        """Return the tables as the log has them from a position on.
+        """Return the tables as the log has them, from the relations of unread rows in its order.
 
-        A table has the form of its first row that is still to be read; without one, that of the catalog.
-
-        Parameters
-        ----------
-        relations
-            The relations of the rows that are still to be read, in the order of the log.
+        A table has the form of its first unread row; without one, that of the catalog.
         """
         first: dict[str | int, Relation] = {}
         now = {table.relation.oid: table for table in self.tables}
@@ -181,13 +183,7 @@ class Tables:
         return replace(self, tables=tuple(tables), several=len(tables) > 1)
 
     def reading_as(self, types: Mapping[str, str]) -> Tables:
-        """Return the tables with some columns read as text or double.
-
-        Parameters
-        ----------
-        types
-            The types by the column's name, or the table's and the column's.
-        """
+        """Return the tables with some columns, named with or without their table, read as text or double."""
         left = set(types)
         tables = []
         for table in self.tables:
@@ -205,46 +201,15 @@ class Tables:
 
     def to_json(self) -> str:
         """Return the tables as JSON, for another process."""
-        tables = [
-            {
-                "relation": relation_to_json(table.relation),
-                "bases": table.bases,
-                "key": table.key,
-                "keyed": table.keyed,
-                "filter": table.filter,
-                "partitioned": table.partitioned,
-                "read_as": table.read_as,
-            }
-            for table in self.tables
-        ]
-        return json.dumps(
-            {
-                "tables": tables,
-                "several": self.several,
-                "changes_rows": self.changes_rows,
-                "chosen": self.chosen,
-                "domains": list(self.domains.items()),
-            },
-            separators=(",", ":"),
-        )
+        value = asdict(self) | {"domains": list(self.domains.items())}
+        return json.dumps(value, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str) -> Tables:
         value = json.loads(text)
-        tables = tuple(
-            Table(
-                relation_from_json(table["relation"]),
-                tuple((kind, modifier) for kind, modifier in table["bases"]),
-                tuple(table["key"]),
-                table["keyed"],
-                table["filter"],
-                table["partitioned"],
-                tuple((name, kind) for name, kind in table["read_as"]),
-            )
-            for table in value["tables"]
-        )
         domains = {oid: (kind, modifier) for oid, (kind, modifier) in value["domains"]}
-        return cls(tables, value["several"], value["changes_rows"], value["chosen"], domains)
+        tables = tuple(map(Table.from_json, value["tables"]))
+        return cls(**{**value, "tables": tables, "domains": domains})
 
 
 def identity_key(relation: Relation, now: Table | None) -> tuple[tuple[str, ...], bool]:
@@ -260,24 +225,6 @@ def identity_key(relation: Relation, now: Table | None) -> tuple[tuple[str, ...]
     if now is not None and now.keyed and set(now.key) <= set(names):
         return now.key, True
     return identity, False
-
-
-def relation_to_json(relation: Relation) -> dict[str, Any]:
-    """Return a relation as JSON, for checkpoints and snapshots."""
-    columns = [[column.name, column.type, column.modifier, column.key] for column in relation.columns]
-    return {
-        "oid": relation.oid,
-        "schema": relation.schema,
-        "table": relation.table,
-        "identity": relation.identity,
-        "columns": columns,
-    }
-
-
-def relation_from_json(value: Mapping[str, Any]) -> Relation:
-    """Return a relation from JSON."""
-    columns = tuple(Column(*column) for column in value["columns"])
-    return Relation(value["oid"], value["schema"], value["table"], columns, value["identity"])
 
 
 def load_tables(server: Statements, publication: str, chosen: Sequence[str] | None) -> Tables:
@@ -325,7 +272,7 @@ def missing_publication(server: Statements, publication: str) -> FeedUnavailable
     )
 
 
-def _table(rows: list[Any], domains: Mapping[int, BaseType]) -> Table:
+def _table(rows: Sequence[Row], domains: Mapping[int, BaseType]) -> Table:
     first = rows[0]
     full, usable = first.identity == "f", first.identity != "n"
     columns = tuple(Column(row.name, row.type, row.modifier, full or (usable and row.key)) for row in rows)

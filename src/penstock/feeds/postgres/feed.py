@@ -2,13 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from penstock.feeds.postgres.open_feed import OpenPostgresFeed
+import pyarrow as pa
+
+from penstock.errors import DataLost, FeedUnavailable
+from penstock.feeds.postgres.catalog import (
+    SNAPSHOT_SCHEMA,
+    Tables,
+    check_names,
+    domains_of,
+    load_tables,
+    published,
+)
+from penstock.feeds.postgres.lookahead import Lookahead
+from penstock.feeds.postgres.pgoutput import Relation
+from penstock.feeds.postgres.publication import state_of
+from penstock.feeds.postgres.rows import RowReader
+from penstock.feeds.postgres.schema_changes import Fit, SchemaChange
+from penstock.feeds.postgres.server import Server, ServerGone, Session
 from penstock.feeds.postgres.settings import FeedSettings
-from penstock.feeds.postgres.slot import SlotLag
-from penstock.feeds.protocol import PlannedRead
+from penstock.feeds.postgres.slot import OpenTransactions, Slot, SlotLag, SlotState
+from penstock.feeds.postgres.snapshot import Snapshot, SnapshotPiece, Snapshots
+from penstock.feeds.protocol import Commit, Description, OpenChangelog, PlannedRead
+from penstock.json_text import Json
+
+_QUIET = 16 << 20
+"""Bytes of log without a change after which an empty micro-batch advances the slot."""
+_ATTEMPTS = 3
+_PLANNING_MESSAGES = 100_000
+"""Messages of the log to search for the tables' definitions; later changes are noticed when they are read."""
 
 
 @dataclass(frozen=True)
@@ -101,3 +126,281 @@ class PostgresFeed(FeedSettings):
         """Return how much log the slot keeps and how much is unconfirmed, and the oldest transaction."""
         with closing(self.open()) as feed:
             return feed.lag()
+
+
+@dataclass(frozen=True)
+class ReadTask:
+    """Commits of the log, or a piece of the snapshot."""
+
+    tables: Tables
+    first: int
+    """The commit with which the range of all tasks begins."""
+    after: int
+    upto: int
+    piece: SnapshotPiece | None = None
+
+
+class OpenPostgresFeed(OpenChangelog):
+    """A feed that is open in one process.
+
+    Without a plan it reads the tables as they are when they are first looked at.
+    """
+
+    def __init__(self, settings: FeedSettings, planned: PlannedRead | None = None) -> None:
+        self.settings = settings
+        self.name = settings.name
+        self._server = Server(settings.server, self.name, settings.slot_wait or 0.0)
+        self._slot = Slot(self._server, settings.slot, settings.publication, settings.lag_warning or 0)
+        self._transactions = OpenTransactions(
+            self._server, settings.slot, settings.transaction_warning or 0.0
+        )
+        self._snapshots = Snapshots(self._server, self._slot, required=settings.snapshot == "initial")
+        self._planned = planned
+        self._tables: Tables | None = None
+        self._lookahead: Lookahead | None = None
+        self._quiet: tuple[int, int] | None = None
+        """The range that was last found to have no changes."""
+        self._flushed = 0
+        self._searched: tuple[int, int] | None = None
+        """The version, and the end of the log, with which the lookahead last found nothing."""
+        if planned is not None and planned.plan is not None:
+            self._use(Tables.from_json(planned.plan))
+
+    def close(self) -> None:
+        self._server.close()
+
+    def describe(self, after: int | None = None) -> Description:
+        """Describe the tables as the rows to be read were written: those after a version, or all."""
+        self._slot.check_server()
+        if self._tables is None or self._planned is None:
+            self._use(self._tables_after(after))
+        if self.settings.snapshot == "none":
+            self._slot.state()
+        tables = self._known_tables()
+        return Description(self._identity(), tables.schema(), tables.contract(), tables.to_json())
+
+    def begin(self) -> int:
+        """Return the start of a new query; with ``snapshot="initial"``, create the slot if needed."""
+        if self.settings.snapshot == "none":
+            return self.oldest()
+        self._snapshots.create(self._known_tables().tables, self._check_plan)
+        state, snapshot = self._slot.state(), self._snapshots.find()
+        oldest = self._oldest(state, snapshot)
+        if snapshot is None or oldest >= snapshot.version:
+            raise self._slot.used(oldest)
+        return oldest
+
+    def oldest(self) -> int:
+        """Return the position of the slot, or just before its snapshot."""
+        return self._oldest(self._slot.state(), self._snapshots.find())
+
+    def newest(self, after: int) -> int:
+        """Return the end of the log, if there are changes above ``after``."""
+        self._known_tables()
+        state, snapshot = self._slot.state(), self._snapshots.find()
+        # Later commits begin at the end of the log or after it.
+        self._flushed, upto = state.flushed, state.flushed - 1
+        if snapshot is not None and after < snapshot.version:
+            return max(upto, snapshot.version)
+        if after < self._oldest(state, snapshot):
+            # Reading the range reports that commits are gone.
+            return max(upto, after)
+        if upto <= after or self._quiet == (after, upto):
+            return after
+        if self._slot.has_changes(after, upto) or upto - after > _QUIET:
+            return upto
+        self._quiet = after, upto
+        return after
+
+    def stream_start(self) -> Json:
+        """Return the state of the publication at the start of a new query."""
+        snapshot = self._snapshots.find()
+        if snapshot is not None:
+            return dict(snapshot.publication)
+        return state_of(self._server, self.settings.publication, self._known_tables()).to_json()
+
+    def stream_end(self, after: int, state: Json | None) -> tuple[int, Json]:
+        """Return the version up to which a stream may read now, and the state of the publication with it.
+
+        See :class:`Lookahead`.
+        """
+        upto = self.newest(after)
+        searched = after, self._flushed
+        if state is not None and upto == after and searched == self._searched:
+            # Nothing at all was written since.
+            return after, dict(state)
+        if self._lookahead is None:
+            columns = None if self._planned is None else self._planned.columns
+            self._lookahead = Lookahead(
+                self.settings, self._server, self._slot, self._known_tables(), columns
+            )
+        snapshot = self._snapshots.find()
+        start = after if snapshot is None else max(after, min(snapshot.version, upto))
+        end, now = self._lookahead.end(start, upto, state, rows_before=start > after)
+        self._searched = searched if end == after else None
+        return end, now.to_json()
+
+    def commits(self, after: int, upto: int, rows: int | None = None) -> Iterator[Commit]:
+        """Yield the transactions of a range; the server counts their rows."""
+        self._known_tables()
+        snapshot = self._snapshots.find()
+        self._require(after, self._slot.state(), snapshot)
+        if snapshot is not None and after < snapshot.version <= upto:
+            yield Commit(snapshot.version, snapshot.timestamp, snapshot.rows)
+            after = snapshot.version
+        yield from self._slot.commits(after, upto, rows)
+
+    def tasks(self, after: int, upto: int, rows_per_task: int) -> Sequence[ReadTask]:
+        """Return one task for the log, since a slot has one reader, and several for the snapshot."""
+        tables = self._known_tables()
+        snapshot = self._snapshots.find()
+        self._require(after, self._slot.state(), snapshot)
+        tasks: list[ReadTask] = []
+        first = after + 1
+        if snapshot is not None and after < snapshot.version <= upto:
+            version = snapshot.version
+            tasks += [
+                ReadTask(tables, version, version - 1, version, piece)
+                for piece in snapshot.pieces(rows_per_task)
+            ]
+            after = version
+        if after < upto:
+            tasks.append(ReadTask(tables, first, after, upto))
+        return tasks
+
+    def read(self, task: ReadTask, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        """Read the rows of a task; after a broken connection it resumes after the last row."""
+        piece = task.piece
+        rows = RowReader(self.settings, task.tables, schema, task.first, from_log=piece is None)
+        for attempt in range(_ATTEMPTS):
+            decoder = rows.decoder(task.after, task.upto)
+            if piece is not None:
+                decoder.begin(piece.version, piece.timestamp, piece.sequence, piece.copy.relation)
+            try:
+                with closing(self._messages(task)) as chunks:
+                    yield from rows.batches(decoder, chunks)
+                rows.report_invalid()
+                return
+            except ServerGone:
+                if attempt == _ATTEMPTS - 1:
+                    raise
+
+    def logged(self, upto: int) -> None:
+        """Advance the slot, and drop the snapshot's copies."""
+        snapshot = self._snapshots.find()
+        if snapshot is not None:
+            if upto < snapshot.version:
+                return
+            # Before the slot advances: a snapshot belongs to a slot that has not.
+            self._snapshots.drop()
+        self._slot.advance(upto)
+
+    def lag(self) -> SlotLag:
+        """Return how much log the slot keeps and how much is unconfirmed, and the oldest transaction."""
+        return replace(self._slot.state().lag, open_transaction=self._transactions.oldest())
+
+    def warnings(self) -> list[str]:
+        """Return a warning of a transaction that has been open on the server for too long."""
+        warning = self._transactions.warning(lambda: self._slot.state().lag.retained)
+        return [] if warning is None else [warning]
+
+    def _messages(self, task: ReadTask) -> Generator[list[bytes], None, None]:
+        if task.piece is not None:
+            return self._snapshots.messages(task.piece)
+        self._choose(task.tables)
+        # Another reader may have advanced the slot since the task was created.
+        self._require(task.after, self._slot.state(), None)
+        return self._slot.messages(task.upto)
+
+    def _known_tables(self) -> Tables:
+        if self._tables is None:
+            self._use(self._tables_after(None))
+        assert self._tables is not None
+        return self._tables
+
+    def _tables_after(self, after: int | None) -> Tables:
+        """Return the tables for a read that begins after a version, or with the oldest one."""
+        tables = load_tables(self._server, self.settings.publication, self.settings.tables)
+        state = self._slot.find()
+        if state is None or not state.ready:
+            return self._with_types(tables)
+        snapshot = self._snapshots.find()
+        start = self._oldest(state, snapshot)
+        start = start if after is None else max(start, after)
+        relations: list[Relation] = []
+        if snapshot is not None and start < snapshot.version:
+            relations += [copy.relation for copy in snapshot.copies if copy.rows]
+            start = snapshot.version
+        upto = state.flushed - 1
+        if upto > start:
+            self._choose(tables)
+            logged = self._slot.relations(
+                start, upto, skipped=self.settings.skip or (), messages=_PLANNING_MESSAGES
+            )
+            relations += [use.relation for use in logged.uses if use.relation.schema != SNAPSHOT_SCHEMA]
+        types = {column.type for relation in relations for column in relation.columns}
+        domains = {**tables.domains, **domains_of(self._server, types)}
+        return self._with_types(replace(tables, domains=domains).as_logged(relations))
+
+    def _with_types(self, tables: Tables) -> Tables:
+        check_names(self._server, tables)
+        try:
+            return tables.reading_as(self.settings.types or {})
+        except KeyError as error:
+            (name,) = error.args
+            raise self._server.unavailable(
+                "COLUMN_UNKNOWN",
+                f"types names the column {name!r}, which no table has: remove or correct it",
+                column=name,
+            ) from None
+
+    def _check_plan(self, session: Session) -> Json:
+        """Check the tables in the session that copies them; return the state of the publication."""
+        tables = self._known_tables()
+        current, _ = published(session, self.settings.publication)
+        fit = Fit(
+            tables,
+            {table.name: {column.name for column in table.relation.columns} for table in tables.tables},
+        )
+        for table in current:
+            change = fit.reads(table.relation)
+            if isinstance(change, SchemaChange):
+                raise change.before_start(self.name)
+        return state_of(session, self.settings.publication, tables).to_json()
+
+    def _use(self, tables: Tables) -> None:
+        some_columns = self._planned is not None and self._planned.some_columns
+        self._tables = replace(tables, some_columns=some_columns)
+        self._lookahead = None
+        self._choose(tables)
+
+    def _choose(self, tables: Tables) -> None:
+        self._slot.choose(
+            {table.name: table.relation.oid for table in tables.tables} if tables.chosen else None
+        )
+
+    def _identity(self) -> str:
+        try:
+            system = self._server.fetch("system")[0].system_identifier
+        except FeedUnavailable:
+            system = "server"
+        (row,) = self._server.fetch("server")
+        tables = "".join(f"/{table}" for table in sorted(self.settings.tables or ()))
+        return f"postgresql:{system}/{row.database}/{self.settings.publication}/{self.settings.slot}{tables}"
+
+    def _oldest(self, state: SlotState, snapshot: Snapshot | None) -> int:
+        confirmed = state.confirmed - 1
+        if snapshot is not None and confirmed <= snapshot.version:
+            return snapshot.version - 1
+        return confirmed
+
+    def _require(self, after: int, state: SlotState, snapshot: Snapshot | None) -> None:
+        oldest = self._oldest(state, snapshot)
+        if after < oldest:
+            raise DataLost(
+                f"{self.name}: the commits from {after + 1} to {oldest} are gone: another query advanced the "
+                "slot, or it was recreated. Start over with a new slot, a new checkpoint and an empty sink; "
+                f'or continue after {oldest} with a new checkpoint and snapshot="none"',
+                after=after,
+                oldest=oldest,
+            )

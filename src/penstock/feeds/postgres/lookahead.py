@@ -11,10 +11,9 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
 
 from penstock.errors import FeedUnavailable
-from penstock.feeds.postgres.catalog import SNAPSHOT_SCHEMA, Table, Tables, identity_key, published
+from penstock.feeds.postgres.catalog import Table, Tables, identity_key, published
 from penstock.feeds.postgres.pgoutput import Relation
 from penstock.feeds.postgres.publication import (
     PublicationState,
@@ -28,6 +27,7 @@ from penstock.feeds.postgres.schema_changes import Fit, SchemaChange, key_change
 from penstock.feeds.postgres.server import Server
 from penstock.feeds.postgres.settings import FeedSettings
 from penstock.feeds.postgres.slot import LogRelations, Slot
+from penstock.json_text import Json
 
 log = logging.getLogger("penstock.feeds")
 _NO_RELATIONS = LogRelations([], [], [])
@@ -42,15 +42,7 @@ class _Refused:
 
 
 class Lookahead:
-    """Searches the log ahead of a stream.
-
-    Parameters
-    ----------
-    tables
-        The tables as the query is planned with them.
-    columns
-        The names of the columns that it reads; all when None.
-    """
+    """Searches the log ahead of a stream that reads some columns (all when None) of planned tables."""
 
     def __init__(
         self,
@@ -68,7 +60,7 @@ class Lookahead:
         self._is_new = True
 
     def end(
-        self, after: int, upto: int, before: Mapping[str, Any] | None, *, rows_before: bool
+        self, after: int, upto: int, before: Json | None, *, rows_before: bool
     ) -> tuple[int, PublicationState]:
         """Return the version up to which the stream can read, and the state of the publication with it.
 
@@ -114,12 +106,8 @@ class Lookahead:
             return True
         # A table that was created, published and dropped since then leaves no trace in the catalog.
         described = self._slot.descriptions(upto)
-        return described is not None and all(self._is_readable(relation) for relation in described)
-
-    def _is_readable(self, relation: Relation) -> bool:
-        table = self._fit.table_of(relation)
-        return relation.schema == SNAPSHOT_SCHEMA or (
-            isinstance(table, Table) and self._fit.change(table, relation) is None
+        return described is not None and not any(
+            isinstance(self._fit.reads(relation), SchemaChange) for relation in described
         )
 
     def _refuse_unlogged(self, before: PublicationState, now: PublicationState) -> None:
@@ -146,7 +134,7 @@ class Lookahead:
             )
 
     def _refuse_passing_partitions(
-        self, others: Sequence[Relation], before: Mapping[str, Any] | None, now: PublicationState
+        self, others: Sequence[Relation], before: Json | None, now: PublicationState
     ) -> None:
         """Refuse partitions that were attached and detached since the log was last searched."""
         known = set(chain.from_iterable(now.partitions.values()))
@@ -192,25 +180,14 @@ class Lookahead:
         return min(refused, key=lambda commit: commit.version, default=None)
 
     def _table_of(self, relation: Relation) -> Table | SchemaChange | None:
-        if relation.schema == SNAPSHOT_SCHEMA:
-            return None
-        table = self._fit.table_of(relation)
-        if not isinstance(table, Table):
-            return table
-        return self._fit.change(table, relation) or self._other_primary_key(table, relation) or table
+        table = self._fit.reads(relation)
+        return (self._other_primary_key(table, relation) or table) if isinstance(table, Table) else table
 
     def _other_primary_key(self, table: Table, relation: Relation) -> SchemaChange | None:
         """With replica identity full, only the catalog has the primary key."""
         if relation.identity != "f" or not self._tables.changes_rows:
             return None
-        now = next(
-            (
-                published_table
-                for published_table in self._published()
-                if published_table.relation.oid == relation.oid
-            ),
-            None,
-        )
+        now = next((other for other in self._published() if other.relation.oid == relation.oid), None)
         if now is None or now.relation.identity != "f":
             return None
         key, _ = identity_key(relation, now)

@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from penstock.errors import ChangelogContractViolation
+from penstock.json_text import Json
 
 BEGIN, COMMIT, RELATION, TRUNCATE = b"BCRT"
 INSERT, UPDATE, DELETE = b"IUD"
@@ -24,6 +26,10 @@ _EPOCH = 946_684_800_000_000
 """Microseconds from 1970 to 2000, the epoch of PostgreSQL."""
 _MOST_BYTES = 2**31 - 64
 _IN_IDENTITY = 1
+Item = TypeVar("Item", bound=np.generic)
+Integers: TypeAlias = NDArray[np.int64]
+Bytes: TypeAlias = NDArray[np.uint8]
+Mask: TypeAlias = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -52,6 +58,11 @@ class Relation:
     @property
     def name(self) -> str:
         return f"{self.schema}.{self.table}"
+
+    @classmethod
+    def from_json(cls, value: Json) -> Relation:
+        """Return a relation from ``asdict`` of it."""
+        return cls(**{**value, "columns": tuple(Column(**column) for column in value["columns"])})
 
     @classmethod
     def of(cls, message: bytes) -> Relation:
@@ -97,16 +108,16 @@ class Buffer:
         self.ends = np.cumsum(sizes)
         self.starts = self.ends - sizes
         self.bytes = np.frombuffer(self.data, np.uint8)
-        self._int32: Any = np.ndarray((len(self.data) - 3,), ">i4", self.data, strides=(1,))
-        self._int64: Any = np.ndarray((len(self.data) - 7,), ">i8", self.data, strides=(1,))
+        self._int32: NDArray[np.int32] = np.ndarray((len(self.data) - 3,), ">i4", self.data, strides=(1,))
+        self._int64: Integers = np.ndarray((len(self.data) - 7,), ">i8", self.data, strides=(1,))
 
     def message(self, index: int) -> bytes:
         return self.data[self.starts[index] : self.ends[index]]
 
-    def int32(self, places: Any) -> Any:
+    def int32(self, places: Integers) -> Integers:
         return self._int32[places].astype(np.int64)
 
-    def int64(self, places: Any) -> Any:
+    def int64(self, places: Integers) -> Integers:
         return self._int64[places].astype(np.int64)
 
 
@@ -114,9 +125,9 @@ class Buffer:
 class Values:
     """One column of some tuples: the kind of each value, and its offsets in the buffer."""
 
-    kinds: Any
-    starts: Any
-    ends: Any
+    kinds: Bytes
+    starts: Integers
+    ends: Integers
 
 
 class Changes:
@@ -126,7 +137,7 @@ class Changes:
     tuple, or -1.
     """
 
-    def __init__(self, buffer: Buffer, relation: Relation, starts: Any) -> None:
+    def __init__(self, buffer: Buffer, relation: Relation, starts: Integers) -> None:
         self.relation = relation
         self._buffer = buffer
         self.kind = buffer.bytes[starts]
@@ -155,7 +166,7 @@ class Changes:
         second, _ = self._walk(ends[self._paired] + 1, width)
         return [self._interleaved(one, other) for one, other in zip(first, second, strict=True)]
 
-    def _walk(self, place: Any, width: int) -> tuple[list[Values], Any]:
+    def _walk(self, place: Integers, width: int) -> tuple[list[Values], Integers]:
         """Locate the columns of tuples that begin at some offsets; return them and the ends of the tuples."""
         place = place + 2
         columns = []
@@ -172,7 +183,7 @@ class Changes:
         return columns, place
 
     def _interleaved(self, one: Values, other: Values) -> Values:
-        def interleaved(left: Any, right: Any) -> Any:
+        def interleaved(left: NDArray[Item], right: NDArray[Item]) -> NDArray[Item]:
             both = np.empty(len(self), left.dtype)
             both[self._first], both[self._second] = left, right
             return both
@@ -202,13 +213,16 @@ class Changes:
             known = known | filled
         return spread.take(pa.array(rows * np.int32(2), mask=None if known.all() else ~known))
 
-    def unchanged(self, column: int) -> Any:
+    def unchanged(self, column: int) -> Mask:
         """Return the mask of unchanged TOAST values that the old tuple does not have either."""
         values = self._columns[column]
-        return (values.kinds == UNCHANGED) & ~self._filled(values)
+        unchanged: Mask = (values.kinds == UNCHANGED) & ~self._filled(values)
+        return unchanged
 
-    def _filled(self, values: Values) -> Any:
-        return (values.kinds == UNCHANGED) & (self.partner >= 0) & (values.kinds[self.partner] == TEXT)
+    def _filled(self, values: Values) -> Mask:
+        partner = values.kinds[self.partner]
+        filled: Mask = (values.kinds == UNCHANGED) & (self.partner >= 0) & (partner == TEXT)
+        return filled
 
 
 class Decoder:
@@ -267,7 +281,7 @@ class Decoder:
         parts.append(self._part(buffer, kinds, start, len(messages)))
         return [part for part in parts if part]
 
-    def _in_range(self, versions: Any) -> Any:
+    def _in_range(self, versions: Integers) -> Mask:
         in_range = (versions > self._after) & (versions <= self._upto)
         return in_range & ~np.isin(versions, self._skipped) if len(self._skipped) else in_range
 
@@ -276,7 +290,7 @@ class Decoder:
         if self._in_range(np.array([self._version]))[0]:
             self._truncated([self._relations[oid] for oid in oids if oid in self._relations], self._version)
 
-    def _part(self, buffer: Buffer, all_kinds: Any, low: int, high: int) -> list[Changes]:
+    def _part(self, buffer: Buffer, all_kinds: Bytes, low: int, high: int) -> list[Changes]:
         starts, kinds = buffer.starts[low:high], all_kinds[low:high]
         begins = np.flatnonzero(kinds == BEGIN)
         versions = np.r_[self._version, buffer.int64(starts[begins] + 1)]
@@ -325,7 +339,7 @@ class Decoder:
             self._is_wanted[relation] = self._wanted(relation, version)
         return relation, self._is_wanted[relation]
 
-    def _sequences(self, transaction: Any, first: Any, begun: int, total: int) -> Any:
+    def _sequences(self, transaction: Integers, first: Integers, begun: int, total: int) -> Integers:
         """Return each message's position in its transaction, continued from the previous buffer."""
         base = np.full(begun + 1, total, np.int64)
         starts = np.flatnonzero(np.r_[True, transaction[1:] != transaction[:-1]]) if len(first) else first

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from penstock.errors import FeedUnavailable
 from penstock.feeds.postgres.catalog import Tables, missing_publication
 from penstock.feeds.postgres.pgoutput import Relation
-from penstock.feeds.postgres.server import Statements
+from penstock.feeds.postgres.server import Row, Statements
+from penstock.json_text import Json
 
 _SCHEMAS_SINCE = 150_000
 """The first server version with publications of whole schemas."""
@@ -39,7 +39,7 @@ class PublicationState:
     stamps: Mapping[str, str]
     """By table: a value that changes with its definition."""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Json:
         """Return the part that a checkpoint keeps."""
         return {
             "transaction": self.transaction,
@@ -50,24 +50,18 @@ class PublicationState:
         }
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> PublicationState:
+    def from_json(cls, value: Json) -> PublicationState:
         partitions = {name: tuple(oids) for name, oids in value["partitions"].items()}
         columns = {name: _columns(columns) for name, columns in value["columns"].items()}
         return cls(value["transaction"], value["publication"], value["tables"], partitions, columns, {})
 
-    def definitions(self) -> tuple[Any, ...]:
+    def definitions(self) -> tuple[object, ...]:
         """Return what stays equal as long as no table and no publication is changed."""
         return self.publication, dict(self.tables), dict(self.partitions), dict(self.stamps)
 
 
 def state_of(server: Statements, publication: str, tables: Tables) -> PublicationState:
-    """Load the current state of a publication.
-
-    Parameters
-    ----------
-    tables
-        If the feed names its tables, the state has only those.
-    """
+    """Load the current state of a publication; only of the tables that the feed names, if it names any."""
     (transaction,) = server.fetch("transaction")
     publications = server.fetch("publication", publication=publication)
     if not publications:
@@ -99,7 +93,7 @@ def _schemas(server: Statements, publication: str) -> dict[str, int]:
     return {row.schema: row.oid for row in server.fetch("published_schemas", publication=publication)}
 
 
-def _entry(row: Any, schemas: Mapping[str, int]) -> str:
+def _entry(row: Row, schemas: Mapping[str, int]) -> str:
     entries = [str(row.oid), row.entry]
     if row.schema in schemas:
         entries.append(f"s{schemas[row.schema]}")
@@ -130,12 +124,8 @@ def unlogged_changes(
 ) -> list[Unlogged]:
     """Return what has happened between two states that is not in the log.
 
-    Parameters
-    ----------
-    columns
-        The columns that are read, by table.
-    keeps_emptied
-        Whether the copy may keep rows that left the source without being deleted.
+    ``columns`` has the columns that are read, by table. ``keeps_emptied`` says whether the copy may keep rows
+    that left the source without being deleted.
     """
     replaced = list(_replaced(before, now, columns))
     if before.definitions()[:3] == now.definitions()[:3]:
@@ -269,14 +259,9 @@ def _partitions(
 def passed_partitions(
     server: Statements, tables: Tables, relations: Sequence[Relation], *, keeps_emptied: bool
 ) -> list[Unlogged]:
-    """Return partitions in the log that were attached and detached between two states.
+    """Return partitions that were attached and detached between two states.
 
-    Parameters
-    ----------
-    relations
-        The unknown relations that the log names without rows of their own.
-    keeps_emptied
-        As for :func:`unlogged_changes`.
+    ``relations`` are the unknown ones that the log names without rows of their own.
     """
     if keeps_emptied or not relations or not any(table.partitioned for table in tables.tables):
         return []
@@ -300,7 +285,7 @@ class _Origins:
 
     def __init__(self, server: Statements, publication: str, since: int) -> None:
         self._server, self._publication, self._since = server, publication, since
-        self._known: dict[int, Any] = {}
+        self._known: dict[int, Row | None] = {}
 
     def is_logged(self, oid: int) -> bool:
         """Whether all rows of a table are in the log."""
@@ -311,7 +296,7 @@ class _Origins:
         row = self._find(oid)
         return row.name if row is not None else str(oid)
 
-    def _find(self, oid: int) -> Any:
+    def _find(self, oid: int) -> Row | None:
         if oid not in self._known:
             rows = self._server.fetch("origins", oids=[oid], publication=self._publication)
             self._known[oid] = rows[0] if rows else None

@@ -5,58 +5,42 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from penstock.errors import FeedUnavailable
 from penstock.feeds.contract import (
     CHANGE_TYPE,
     COMMIT_TIMESTAMP,
     COMMIT_VERSION,
-    DELETE,
-    INSERT,
-    POSTIMAGE,
-    PREIMAGE,
+    IS_DELETE,
+    IS_INSERT,
+    IS_POSTIMAGE,
+    IS_PREIMAGE,
+    TYPES,
 )
 from penstock.feeds.postgres import pgoutput
-from penstock.feeds.postgres.catalog import (
-    KEY,
-    SEQUENCE,
-    SNAPSHOT_SCHEMA,
-    TABLE,
-    UNCHANGED_COLUMNS,
-    Table,
-    Tables,
-)
-from penstock.feeds.postgres.pgoutput import Changes, Decoder, Relation
+from penstock.feeds.postgres.catalog import KEY, SEQUENCE, TABLE, UNCHANGED_COLUMNS, Table, Tables
+from penstock.feeds.postgres.pgoutput import Changes, Decoder, Integers, Item, Mask, Relation
 from penstock.feeds.postgres.schema_changes import Fit, SchemaChange, truncated
 from penstock.feeds.postgres.settings import FeedSettings
 from penstock.feeds.postgres.values import fits_type, from_text
-from penstock.feeds.protocol import INSTANT
+from penstock.feeds.protocol import INSTANT, lists_of
 
 log = logging.getLogger("penstock.feeds")
-_TYPES = pa.array([INSERT, DELETE, PREIMAGE, POSTIMAGE])
-_INSERT, _DELETE, _PREIMAGE, _POSTIMAGE = range(4)
+_TYPES = pa.array(TYPES)
 _WHOLE_NUMBERS = {20, 21, 23, 26}
 """Types whose text is JSON already."""
 
 
 class RowReader:
-    """Reads the rows of one task, and resumes after the last one that it has given.
+    """Reads the rows of one task, and resumes after the last one that it has returned.
 
-    Parameters
-    ----------
-    tables
-        The tables as the query is planned with them.
-    schema
-        The columns to read.
-    first
-        The commit with which the range begins, for messages.
-    from_log
-        Whether the rows are those of the log, whose commits can be left out, rather than of the snapshot.
+    ``first`` is the commit with which the range begins, for messages; only commits of the log (``from_log``),
+    not the snapshot's, can be left out.
     """
 
     def __init__(
@@ -108,15 +92,11 @@ class RowReader:
 
     def _is_wanted(self, relation: Relation, version: int) -> bool:
         """Whether a relation's rows belong to the feed; raises if they do not fit the plan."""
-        if relation.schema == SNAPSHOT_SCHEMA:
-            return False
-        table = self._fit.table_of(relation)
-        change = table if isinstance(table, SchemaChange) else None
-        if isinstance(table, Table):
+        table = self._fit.reads(relation)
+        if isinstance(table, SchemaChange):
+            raise table.in_range(self._name, self._first, version)
+        if table is not None:
             self._table_of[relation] = table
-            change = self._fit.change(table, relation)
-        if change is not None:
-            raise change.in_range(self._name, self._first, version)
         return table is not None
 
     def _refuse_truncation(self, relations: Sequence[Relation], version: int) -> None:
@@ -136,7 +116,7 @@ class RowReader:
         table = pa.Table.from_batches(batches).combine_chunks()
         return table.take(pa.array(np.argsort(places, kind="stable"))).combine_chunks().to_batches()[0]
 
-    def _rows(self, changes: Changes) -> tuple[pa.RecordBatch, Any]:
+    def _rows(self, changes: Changes) -> tuple[pa.RecordBatch, Integers]:
         table = self._table_of[changes.relation]
         columns = _TableColumns(self, table, changes)
         kinds, keep = columns.kinds()
@@ -150,7 +130,9 @@ class RowReader:
         rows = pa.RecordBatch.from_arrays(arrays, schema=self._columns)
         return rows, columns.kept(changes.place)
 
-    def _array(self, field: pa.Field, table: Table, columns: _TableColumns, kinds: Any) -> pa.Array:
+    def _array(
+        self, field: pa.Field, table: Table, columns: _TableColumns, kinds: NDArray[np.int8]
+    ) -> pa.Array:
         changes = columns.changes
         if field.name == CHANGE_TYPE:
             return _TYPES.take(pa.array(columns.kept(kinds)))
@@ -215,36 +197,36 @@ class _TableColumns:
         self._rows, self._table, self.changes = rows, table, changes
         self._places = {column.name: place for place, column in enumerate(changes.relation.columns)}
         self._text: dict[int, pa.StringArray] = {}
-        self.keep: Any = None
+        self.keep: Mask | None = None
 
     @property
     def count(self) -> int:
         return len(self.changes) if self.keep is None else int(self.keep.sum())
 
-    def kept(self, values: Any) -> Any:
+    def kept(self, values: NDArray[Item]) -> NDArray[Item]:
         return values if self.keep is None else values[self.keep]
 
-    def kinds(self) -> tuple[Any, Any]:
+    def kinds(self) -> tuple[NDArray[np.int8], Mask]:
         """Return the change type of each tuple, and the mask of those that are rows.
 
         An update that changes the key is a delete and an insert. An old key that is the same is no row.
         """
         changes = self.changes
         kind = changes.kind[changes.message]
-        kinds = np.full(len(changes), _POSTIMAGE, np.int8)
-        kinds[kind == pgoutput.INSERT] = _INSERT
-        kinds[kind == pgoutput.DELETE] = _DELETE
+        kinds = np.full(len(changes), IS_POSTIMAGE, np.int8)
+        kinds[kind == pgoutput.INSERT] = IS_INSERT
+        kinds[kind == pgoutput.DELETE] = IS_DELETE
         after = np.flatnonzero(changes.partner >= 0)
         keep = np.ones(len(changes), bool)
         if len(after):
             before = changes.partner[after]
             moved = self._differs(before, after)
-            kinds[before] = np.where(moved, _DELETE, _PREIMAGE)
-            kinds[after] = np.where(moved, _INSERT, _POSTIMAGE)
+            kinds[before] = np.where(moved, IS_DELETE, IS_PREIMAGE)
+            kinds[after] = np.where(moved, IS_INSERT, IS_POSTIMAGE)
             keep[before] = moved | (changes.marker[changes.message[before]] == pgoutput.OLD)
         return kinds, keep
 
-    def _differs(self, before: Any, after: Any) -> Any:
+    def _differs(self, before: Integers, after: Integers) -> Mask:
         """Return the mask of the pairs of tuples whose keys differ."""
         differs = np.zeros(len(before), bool)
         for name in self._table.key:
@@ -300,16 +282,13 @@ class _TableColumns:
         if not names:
             return pa.nulls(self.count, pa.list_(pa.string()))
         row, column = np.nonzero(np.stack([masks[name] for name in names], axis=1))
-        sizes = np.bincount(row, minlength=self.count)
-        ends = np.r_[0, np.cumsum(sizes)].astype(np.int32)
-        offsets = pa.array(ends, mask=np.r_[sizes == 0, False])
-        return pa.ListArray.from_arrays(offsets, pa.array(names).take(pa.array(column)))
+        return lists_of(pa.array(names).take(pa.array(column)), np.bincount(row, minlength=self.count))
 
     def key_json(self) -> pa.StringArray:
         """Return each row's key as a JSON object."""
         if not self._table.key:
             return pa.repeat("{}", self.count)
-        parts: list[Any] = []
+        parts: list[pa.Array | str] = []
         for name in self._table.key:
             place = self._places[name]
             text = self._kept_text(place)

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from penstock.errors import FeedUnavailable
-from penstock.feeds.postgres.catalog import BaseType, Table, Tables
+from penstock.feeds.postgres.catalog import SNAPSHOT_SCHEMA, BaseType, Table, Tables
 from penstock.feeds.postgres.pgoutput import Relation
 from penstock.feeds.postgres.settings import FeedSettings
+from penstock.json_text import Json
 
 _WHOLE_NUMBERS = (21, 23, 20)
 """smallint, integer and bigint: each holds the values of those before it."""
@@ -38,7 +38,7 @@ class SchemaChange:
     """A clause with the table and its change."""
     advice: str = ""
     """What to do besides restarting the query."""
-    parameters: dict[str, Any] = field(default_factory=dict)
+    parameters: Json = field(default_factory=dict)
 
     def in_stream(self, name: str, version: int) -> FeedUnavailable:
         """Return the error of a stream that has read all earlier commits."""
@@ -83,15 +83,8 @@ class SchemaChange:
 class Fit:
     """Checks whether rows of logged relations can be read as planned tables.
 
-    Parameters
-    ----------
-    tables
-        The tables as the query is planned with them.
-    selected
-        The columns that it reads, by table.
-    accepted
-        Tokens of tables that replaced others of the same name, as accepted by the user: names with object
-        ids.
+    ``selected`` has the columns that the query reads, by table; ``accepted`` the tokens, names with object
+    ids, of tables that the user accepts in the place of others.
     """
 
     def __init__(
@@ -99,8 +92,18 @@ class Fit:
     ) -> None:
         self._tables, self._selected, self._accepted = tables, selected, accepted
 
+    def reads(self, relation: Relation) -> Table | SchemaChange | None:
+        """Return the planned table that a relation's rows are read as, or the change that prevents it.
+
+        None if the feed does not read them.
+        """
+        table = self.table_of(relation)
+        return (self._change(table, relation) or table) if isinstance(table, Table) else table
+
     def table_of(self, relation: Relation) -> Table | SchemaChange | None:
-        """Return the planned table of a relation's rows; None if the feed does not read them."""
+        """Return the planned table of a relation, whatever its columns."""
+        if relation.schema == SNAPSHOT_SCHEMA:
+            return None
         for table in self._tables.tables:
             if table.relation.oid == relation.oid:
                 return self._renamed(table, relation) or table
@@ -113,8 +116,7 @@ class Fit:
         """Return the columns that are read, by table."""
         return {table.name: self._of_interest(table) for table in self._tables.tables}
 
-    def change(self, table: Table, relation: Relation) -> SchemaChange | None:
-        """Return the change after which a relation's rows cannot be read as planned; None if they can."""
+    def _change(self, table: Table, relation: Relation) -> SchemaChange | None:
         logged = {column.name: self._tables.base(column) for column in relation.columns}
         return (
             self._other_key(table, relation)
@@ -248,10 +250,8 @@ def truncated(
         return None
     return FeedUnavailable(
         f"{settings.name}: TRUNCATE has emptied {names} in commit {version}, and its rows are not in the "
-        "log. Start over "
-        'with a new slot, a new checkpoint and an empty sink; or continue with truncate="skip", if the copy '
-        "may keep "
-        "the rows",
+        "log. Start over with a new slot, a new checkpoint and an empty sink; or continue with "
+        'truncate="skip", if the copy may keep the rows',
         condition="FEED_UNAVAILABLE.TRUNCATED",
         tables=names,
         version=version,

@@ -11,10 +11,11 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from importlib import resources
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 from penstock.errors import DataLost, FeedUnavailable, InvalidUrl, PenstockError
 from penstock.feeds.postgres.settings import driver
+from penstock.json_text import Json
 from penstock.store.postgres.session import warn_in_clear
 from penstock.store.statements import bind, parse
 from penstock.store.url import StoreUrl
@@ -23,8 +24,11 @@ if TYPE_CHECKING:
     import psycopg
 
 T = TypeVar("T")
+Row: TypeAlias = Any
+"""A row of a statement, with its columns as attributes."""
+Connection: TypeAlias = "psycopg.Connection[Row]"
 # A server that vanishes silently is noticed within a minute.
-_DEFAULTS: dict[str, Any] = {
+_DEFAULTS: Json = {
     "connect_timeout": 10,
     "application_name": "penstock",
     "keepalives_idle": 20,
@@ -64,44 +68,36 @@ class ServerGone(FeedUnavailable):
 class Statements(Protocol):
     """Runs the feed's statements."""
 
-    def fetch(self, statement: str, /, **parameters: Any) -> list[Any]: ...
+    def fetch(self, statement: str, /, **parameters: object) -> list[Row]: ...
 
-    def unavailable(self, condition: str, message: str, **parameters: Any) -> FeedUnavailable: ...
+    def unavailable(self, condition: str, message: str, **parameters: object) -> FeedUnavailable: ...
 
 
 class Session:
     """Runs the feed's statements on one connection, in its transaction."""
 
-    def __init__(self, server: Server, connection: psycopg.Connection[Any]) -> None:
+    def __init__(self, server: Server, connection: Connection) -> None:
         self._server, self._connection = server, connection
 
-    def fetch(self, statement: str, /, **parameters: Any) -> list[Any]:
+    def fetch(self, statement: str, /, **parameters: object) -> list[Row]:
         """Fetch the rows of a named statement."""
         return run(self._connection, statement, **parameters)
 
-    def unavailable(self, condition: str, message: str, **parameters: Any) -> FeedUnavailable:
+    def unavailable(self, condition: str, message: str, **parameters: object) -> FeedUnavailable:
         """Return an error of the feed."""
         return self._server.unavailable(condition, message, **parameters)
 
 
 class Server:
-    """The connections of one process to the server of a feed.
-
-    Parameters
-    ----------
-    name
-        The feed, for messages.
-    wait
-        Seconds to wait for another reader to release the slot.
-    """
+    """The connections of one process to a server; ``wait`` is how many seconds to wait for the slot."""
 
     def __init__(self, url: StoreUrl, name: str, wait: float) -> None:
         self._url, self.name, self._wait = url, name, wait
         self._psycopg = driver()
-        self._connection: psycopg.Connection[Any] | None = None
+        self._connection: Connection | None = None
         self._lock = threading.RLock()
 
-    def connect(self, **options: Any) -> psycopg.Connection[Any]:
+    def connect(self, **options: object) -> Connection:
         """Open a connection in autocommit mode."""
         from psycopg.conninfo import conninfo_to_dict
         from psycopg.rows import namedtuple_row
@@ -112,7 +108,7 @@ class Server:
             raise InvalidUrl(
                 f"{self.name}: not a valid PostgreSQL URL: {self._url.scrubbed(str(error))}"
             ) from None
-        connection: psycopg.Connection[Any] = self._psycopg.connect(
+        connection: Connection = self._psycopg.connect(
             **(_DEFAULTS | parameters | {"client_encoding": "utf8"} | options),
             autocommit=True,
             row_factory=namedtuple_row,
@@ -129,11 +125,11 @@ class Server:
             raise
         return connection
 
-    def fetch(self, statement: str, /, **parameters: Any) -> list[Any]:
+    def fetch(self, statement: str, /, **parameters: object) -> list[Row]:
         """Fetch the rows of a named statement, with retries."""
         return self.on_connection(lambda connection: run(connection, statement, **parameters))
 
-    def on_connection(self, work: Callable[[psycopg.Connection[Any]], T]) -> T:
+    def on_connection(self, work: Callable[[Connection], T]) -> T:
         """Run work on the shared connection, which is reopened when it broke, with retries."""
         with self._lock:
             return self.with_retries(lambda: work(self._shared()))
@@ -158,9 +154,7 @@ class Server:
                 pause = 0.1
             time.sleep(pause * random.uniform(0.8, 1.2))
 
-    def chunks(
-        self, query: str, parameters: dict[str, Any] | None = None
-    ) -> Generator[list[bytes], None, None]:
+    def chunks(self, query: str, parameters: Json | None = None) -> Generator[list[bytes], None, None]:
         """Fetch the single column of a query in chunks of a few megabytes, through a separate connection."""
         connection, cursor, rows = self._server_cursor(query, parameters, min(100, _FETCH_ROWS), binary=True)
         chunk: list[bytes] = []
@@ -180,7 +174,7 @@ class Server:
         finally:
             connection.close()
 
-    def rows(self, statement: str, /, **parameters: Any) -> Generator[Any, None, None]:
+    def rows(self, statement: str, /, **parameters: object) -> Generator[Row, None, None]:
         """Fetch the rows of a named statement lazily, through a separate connection."""
         connection, cursor, rows = self._server_cursor(statements()[statement], parameters, 5_000)
         try:
@@ -192,11 +186,11 @@ class Server:
             connection.close()
 
     def _server_cursor(
-        self, query: str, parameters: dict[str, Any] | None, rows: int, *, binary: bool = False
-    ) -> tuple[Any, Any, list[Any]]:
+        self, query: str, parameters: Json | None, rows: int, *, binary: bool = False
+    ) -> tuple[Connection, psycopg.ServerCursor[Row], list[Row]]:
         """Open a server-side cursor and fetch its first rows: then the slot is free again."""
 
-        def open_cursor() -> tuple[Any, Any, list[Any]]:
+        def open_cursor() -> tuple[Connection, psycopg.ServerCursor[Row], list[Row]]:
             connection = self.connect()
             try:
                 connection.autocommit = False
@@ -217,7 +211,7 @@ class Server:
                     self._connection.close()
             self._connection = None
 
-    def _shared(self) -> psycopg.Connection[Any]:
+    def _shared(self) -> Connection:
         if self._connection is None or self._connection.closed:
             self._connection = self.connect()
         return self._connection
@@ -230,7 +224,7 @@ class Server:
         except self._psycopg.Error as error:
             raise self._translated(error) from None
 
-    def _translated(self, error: Any) -> PenstockError:
+    def _translated(self, error: psycopg.Error) -> PenstockError:
         state = error.sqlstate or ""
         text = self._url.scrubbed(str(error))
         if state.startswith("28") or (not state and any(words in text for words in _LOGIN)):
@@ -250,13 +244,12 @@ class Server:
             return self.unavailable(
                 "PRIVILEGE",
                 f"the role lacks a privilege ({text}): grant it REPLICATION (alter role … replication), "
-                "SELECT on the "
-                'tables, and for snapshot="initial" CREATE on the database; snapshot="none" only reads from '
-                "the slot",
+                'SELECT on the tables, and for snapshot="initial" CREATE on the database; snapshot="none" '
+                "only reads from the slot",
             )
         return self._by_state(error, state, text)
 
-    def _by_state(self, error: Any, state: str, text: str) -> PenstockError:
+    def _by_state(self, error: psycopg.Error, state: str, text: str) -> PenstockError:
         if "wal_level" in text:
             return self.unavailable("WAL_LEVEL", WAL_LEVEL)
         if "no longer get changes" in text or "can no longer access replication slot" in text:
@@ -278,7 +271,7 @@ class Server:
             return ServerGone(f"{self.name}: the server is down or busy ({text}); a restarted query resumes")
         return self.unavailable("QUERY", text)
 
-    def unavailable(self, condition: str, message: str, **parameters: Any) -> FeedUnavailable:
+    def unavailable(self, condition: str, message: str, **parameters: object) -> FeedUnavailable:
         """Return an error of this feed."""
         return FeedUnavailable(
             f"{self.name}: {message}", condition=f"FEED_UNAVAILABLE.{condition}", **parameters
@@ -310,7 +303,7 @@ def _halved(chunk: list[bytes], size: int) -> Iterator[list[bytes]]:
         yield from _halved(part, sum(map(len, part)))
 
 
-def run(connection: psycopg.Connection[Any], statement: str, /, **parameters: Any) -> list[Any]:
+def run(connection: Connection, statement: str, /, **parameters: object) -> list[Row]:
     """Execute a named statement and fetch its rows."""
     cursor = connection.execute(statements()[statement], parameters)
     return cursor.fetchall() if cursor.description else []

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from types import ModuleType
 from urllib.parse import parse_qsl, quote, urlencode
 
 from penstock.arguments import column_names, did_you_mean, in_quotes, require
 from penstock.errors import InvalidUrl
 from penstock.extras import missing
+from penstock.feeds.contract import convert_fields
 from penstock.feeds.postgres.values import AS_TYPES
 from penstock.store.url import StoreUrl, parse_url
 
@@ -20,7 +21,7 @@ OWN_PARAMETERS = (
 )  # fmt: skip
 _SLOT = re.compile(r"[a-z0-9_]{1,63}")
 _CHOICES = {"snapshot": ("initial", "none"), "truncate": ("fail", "skip"), "invalid_values": ("fail", "null")}
-_DEFAULTS: dict[str, Any] = {
+_DEFAULTS: dict[str, str | int | float] = {
     "snapshot": "initial",
     "truncate": "fail",
     "invalid_values": "fail",
@@ -50,10 +51,9 @@ class FeedSettings:
 
     def __post_init__(self) -> None:
         server, own = split(self.url)
-        settings = self._completed(own)
-        _check(settings)
-        for name, value in {**settings, "url": _joined(server, settings)}.items():
-            object.__setattr__(self, name, value)
+        convert_fields(self, **self._completed(own))
+        self._check()
+        convert_fields(self, url=self._joined(server))
 
     @property
     def server(self) -> StoreUrl:
@@ -65,11 +65,13 @@ class FeedSettings:
         """The feed for messages, without a password."""
         return f"{self.server}, slot {self.slot!r}"
 
-    def _completed(self, own: Mapping[str, list[str]]) -> dict[str, Any]:
+    def _completed(self, own: Mapping[str, list[str]]) -> dict[str, object]:
         """Return the settings with those that only the URL has, and with the defaults."""
-        settings: dict[str, Any] = {
-            "tables": column_names("tables", _first(self.tables, own.get("table"), ())) or None,
-            "accept": column_names("accept", _first(self.accept, own.get("accept"), ())) or None,
+        tables = own.get("table", ()) if self.tables is None else self.tables
+        accepted = own.get("accept", ()) if self.accept is None else self.accept
+        settings: dict[str, object] = {
+            "tables": column_names("tables", tables) or None,
+            "accept": column_names("accept", accepted) or None,
             "types": self._types_by_column(own.get("type", ())),
             "skip": self._skipped_versions(own.get("skip", ())),
         }
@@ -110,8 +112,44 @@ class FeedSettings:
                 parameter="skip",
             ) from None
 
+    def _check(self) -> None:
+        if not self.publication:
+            raise InvalidUrl(
+                "a PostgreSQL feed needs a publication: postgresql://user@host/database?publication=NAME",
+                parameter="publication",
+            )
+        if not self.slot:
+            # Changing its letters could give two publications the same slot.
+            raise InvalidUrl(
+                f"no slot can be named after the publication {self.publication!r}: give slot=NAME, of "
+                "lower-case letters, digits and underscores",
+                parameter="slot",
+            )
+        if not _SLOT.fullmatch(self.slot):
+            raise InvalidUrl(
+                f"slot={self.slot!r}: name the slot with 1 to 63 lower-case letters, digits and underscores",
+                parameter="slot",
+            )
+        for name, known in _CHOICES.items():
+            value = getattr(self, name)
+            if value not in known:
+                raise InvalidUrl(f"{name}={value!r}: give one of {', '.join(known)}", parameter=name)
 
-def driver() -> Any:
+    def _joined(self, server: StoreUrl) -> str:
+        """Return the URL that has all settings."""
+        parameters = [("publication", self.publication), ("slot", self.slot)]
+        parameters += [("table", table) for table in self.tables or ()]
+        parameters += [("accept", token) for token in self.accept or ()]
+        parameters += [("type", f"{column}:{kind}") for column, kind in (self.types or {}).items()]
+        parameters += [("skip", str(version)) for version in self.skip or ()]
+        values = ((name, getattr(self, name)) for name in _DEFAULTS)
+        parameters += [(name, str(value)) for name, value in values if value != _DEFAULTS[name]]
+        return (
+            f"{server.target}{'&' if '?' in server.target else '?'}{urlencode(parameters, quote_via=quote)}"
+        )
+
+
+def driver() -> ModuleType:
     """Import psycopg; raise :class:`MissingDependency` when it is not installed."""
     try:
         import psycopg
@@ -137,17 +175,6 @@ def split(url: str) -> tuple[StoreUrl, dict[str, list[str]]]:
     return parse_url(f"postgresql://{head}{'?' if libpq else ''}{urlencode(libpq, quote_via=quote)}"), own
 
 
-def _joined(server: StoreUrl, settings: Mapping[str, Any]) -> str:
-    """Return the URL that has all settings."""
-    parameters = [("publication", settings["publication"]), ("slot", settings["slot"])]
-    parameters += [("table", table) for table in settings["tables"] or ()]
-    parameters += [("accept", token) for token in settings["accept"] or ()]
-    parameters += [("type", f"{column}:{kind}") for column, kind in (settings["types"] or {}).items()]
-    parameters += [("skip", str(version)) for version in settings["skip"] or ()]
-    parameters += [(name, str(settings[name])) for name in _DEFAULTS if settings[name] != _DEFAULTS[name]]
-    return f"{server.target}{'&' if '?' in server.target else '?'}{urlencode(parameters, quote_via=quote)}"
-
-
 def _require_known(names: Sequence[str]) -> None:
     libpq = [option.keyword.decode() for option in driver().pq.Conninfo.get_defaults()]
     for name in names:
@@ -160,40 +187,12 @@ def _require_known(names: Sequence[str]) -> None:
             )
 
 
-def _check(settings: Mapping[str, Any]) -> None:
-    publication, slot = settings["publication"], settings["slot"]
-    if not publication:
-        raise InvalidUrl(
-            "a PostgreSQL feed needs a publication: postgresql://user@host/database?publication=NAME",
-            parameter="publication",
-        )
-    if not slot:
-        # Changing its letters could give two publications the same slot.
-        raise InvalidUrl(
-            f"no slot can be named after the publication {publication!r}: give slot=NAME, of lower-case "
-            "letters, digits and underscores",
-            parameter="slot",
-        )
-    if not _SLOT.fullmatch(slot):
-        raise InvalidUrl(
-            f"slot={slot!r}: name the slot with 1 to 63 lower-case letters, digits and underscores",
-            parameter="slot",
-        )
-    for name, known in _CHOICES.items():
-        if settings[name] not in known:
-            raise InvalidUrl(f"{name}={settings[name]!r}: give one of {', '.join(known)}", parameter=name)
-
-
-def _first(*values: Any) -> Any:
-    return next(value for value in values if value is not None)
-
-
 def _last(own: Mapping[str, list[str]], name: str) -> str | None:
     values = own.get(name)
     return values[-1] if values else None
 
 
-def _parsed(name: str, value: Any, kind: type) -> Any:
+def _parsed(name: str, value: str | float, kind: type[str | int | float]) -> str | float:
     try:
         parsed = kind(value)
     except (TypeError, ValueError):

@@ -11,20 +11,21 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
 from penstock.arguments import in_quotes
 from penstock.errors import DataLost
-from penstock.feeds.postgres.catalog import SNAPSHOT_SCHEMA, Table, relation_from_json, relation_to_json
+from penstock.feeds.postgres.catalog import SNAPSHOT_SCHEMA, Table
 from penstock.feeds.postgres.pgoutput import INSERT, NEW, NULL, TEXT, Relation
-from penstock.feeds.postgres.server import Server, Session, SlotInUse, quoted, run
+from penstock.feeds.postgres.server import Connection, Row, Server, Session, SlotInUse, quoted, run
 from penstock.feeds.postgres.slot import FAILOVER_SINCE, Slot
+from penstock.json_text import Json
 
 if TYPE_CHECKING:
-    import psycopg
+    pass
 
 _SYNTAX_15 = 150_000
 _LOCK_WAIT = 60.0
@@ -40,6 +41,11 @@ class Copy:
     relation: Relation
     rows: int
 
+    @classmethod
+    def from_json(cls, value: Json) -> Copy:
+        """Return a copy from ``asdict`` of it."""
+        return cls(value["place"], Relation.from_json(value["relation"]), value["rows"])
+
 
 @dataclass(frozen=True)
 class Snapshot:
@@ -49,7 +55,7 @@ class Snapshot:
     """The position at which the slot begins, less one: below the version of every later commit."""
     timestamp: int
     copies: tuple[Copy, ...]
-    publication: Mapping[str, Any]
+    publication: Json
     """The state of the publication at that moment."""
 
     @property
@@ -83,10 +89,7 @@ class SnapshotPiece:
 class Snapshots:
     """The snapshot of a slot, in the schema penstock_snapshots.
 
-    Parameters
-    ----------
-    required
-        Whether a role that may not see it is refused; otherwise the snapshot is ignored.
+    A role that may not see it is refused if it is ``required``; otherwise the snapshot is ignored.
     """
 
     def __init__(self, server: Server, slot: Slot, *, required: bool) -> None:
@@ -101,10 +104,10 @@ class Snapshots:
         if row is None or row.state != "complete":
             self._is_read = row is not None and row.state == "read"
             return None
-        copies = tuple(_copy_from_json(table) for table in row.tables)
+        copies = tuple(map(Copy.from_json, row.tables))
         return Snapshot(row.consistent_point - 1, row.copied_at, copies, row.publication)
 
-    def create(self, tables: Sequence[Table], check: Callable[[Session], dict[str, Any]]) -> None:
+    def create(self, tables: Sequence[Table], check: Callable[[Session], Json]) -> None:
         """Create the slot and its snapshot, unless the slot exists; one process at a time.
 
         What a killed process left half done is cleaned up first.
@@ -135,7 +138,7 @@ class Snapshots:
                 self._copy_all(connection, tables, check)
             self._is_read = False
 
-    def _exists(self, row: Any) -> bool:
+    def _exists(self, row: Row | None) -> bool:
         """Whether the slot exists, without a half-done snapshot."""
         state = self._slot.find()
         return state is not None and state.ready and (row is None or row.state != "copying")
@@ -165,7 +168,7 @@ class Snapshots:
             f"SELECT change FROM {table} WHERE n > {piece.first} AND n <= {piece.last} ORDER BY n"
         )
 
-    def _row(self) -> Any:
+    def _row(self) -> Row | None:
         (table,) = self._server.fetch("snapshots_table")
         if not table.exists or not (table.visible or self._required):
             return None
@@ -173,7 +176,7 @@ class Snapshots:
         return next(iter(self._server.fetch("snapshot", slot=self._slot.name)), None)
 
     @contextmanager
-    def _locked(self) -> Iterator[psycopg.Connection[Any]]:
+    def _locked(self) -> Iterator[Connection]:
         connection = self._server.with_retries(self._server.connect)
         try:
             with self._server.translating():
@@ -184,7 +187,7 @@ class Snapshots:
             # Releases the lock too.
             connection.close()
 
-    def _lock(self, connection: psycopg.Connection[Any]) -> None:
+    def _lock(self, connection: Connection) -> None:
         try:
             with self._server.translating():
                 run(connection, "lock", slot=self._slot.name)
@@ -198,7 +201,7 @@ class Snapshots:
                 pid=str(pid),
             ) from error
 
-    def _create_schema(self, connection: psycopg.Connection[Any]) -> None:
+    def _create_schema(self, connection: Connection) -> None:
         with connection.transaction():
             # Two queries with different slots may start at the same moment.
             run(connection, "lock_schema")
@@ -206,7 +209,7 @@ class Snapshots:
             self._require_trusted_owner(run(connection, "foreign_owner"))
             run(connection, "create_slots")
 
-    def _require_trusted_owner(self, foreign: Sequence[Any]) -> None:
+    def _require_trusted_owner(self, foreign: Sequence[Row]) -> None:
         for row in foreign:
             raise self._server.unavailable(
                 "SCHEMA_OWNER",
@@ -217,10 +220,7 @@ class Snapshots:
             )
 
     def _copy_all(
-        self,
-        connection: psycopg.Connection[Any],
-        tables: Sequence[Table],
-        check: Callable[[Session], dict[str, Any]],
+        self, connection: Connection, tables: Sequence[Table], check: Callable[[Session], Json]
     ) -> None:
         with self._created_slot() as (point, exported), connection.transaction():
             connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
@@ -232,7 +232,7 @@ class Snapshots:
                 "end_snapshot",
                 slot=self._slot.name,
                 point=point,
-                tables=json.dumps([_copy_to_json(copy) for copy in copies]),
+                tables=json.dumps([asdict(copy) for copy in copies]),
                 publication=json.dumps(publication),
             )
 
@@ -256,7 +256,7 @@ class Snapshots:
             with suppress(Exception):
                 connection.close()
 
-    def _copy(self, connection: psycopg.Connection[Any], table: Table, number: int) -> Copy:
+    def _copy(self, connection: Connection, table: Table, number: int) -> Copy:
         digest = hashlib.sha256(self._slot.name.encode()).hexdigest()[:16]
         place = f"rows_{digest}_{number}"
         target = f"{SNAPSHOT_SCHEMA}.{quoted(place)}"
@@ -291,14 +291,6 @@ def _select(table: Table) -> str:
     return f"SELECT row_number() OVER () AS n, {change} AS change FROM ({inner}) AS rows"
 
 
-def _drop(connection: psycopg.Connection[Any], tables: Sequence[Any]) -> None:
+def _drop(connection: Connection, tables: Sequence[Json]) -> None:
     for table in tables:
         connection.execute(f"DROP TABLE IF EXISTS {SNAPSHOT_SCHEMA}.{quoted(table['place'])}".encode())
-
-
-def _copy_to_json(copy: Copy) -> dict[str, Any]:
-    return {"place": copy.place, "rows": copy.rows, "relation": relation_to_json(copy.relation)}
-
-
-def _copy_from_json(value: dict[str, Any]) -> Copy:
-    return Copy(str(value["place"]), relation_from_json(value["relation"]), int(value["rows"]))

@@ -30,14 +30,17 @@ SELECT system_identifier FROM pg_control_system();
 
 -- name: publication
 SELECT pubupdate OR pubdelete AS changes_rows,
-    concat(oid, '.', xmin, '.', CASE WHEN puballtables THEN 'a' END, CASE WHEN pubinsert THEN 'i' END, CASE WHEN pubupdate THEN 'u' END,
-        CASE WHEN pubdelete THEN 'd' END, CASE WHEN pubtruncate THEN 't' END, CASE WHEN pubviaroot THEN 'r' END) AS state
+    concat(oid, '.', xmin, '.',
+        CASE WHEN puballtables THEN 'a' END, CASE WHEN pubinsert THEN 'i' END, CASE WHEN pubupdate THEN 'u' END,
+        CASE WHEN pubdelete THEN 'd' END, CASE WHEN pubtruncate THEN 't' END, CASE WHEN pubviaroot THEN 'r' END
+    ) AS state
 FROM pg_publication WHERE pubname = :publication;
 
 -- name: published_tables
--- Which tables they are, what makes them part of the publication, and a stamp that changes with their definition.
+-- The tables, what makes them part of the publication, and a stamp that changes with their definition.
 WITH published AS (
-    SELECT c.oid, c.xmin, c.relkind, p.schemaname AS schema, p.schemaname || '.' || p.tablename AS name, b.oid AS publication
+    SELECT c.oid, c.xmin, c.relkind, p.schemaname AS schema, p.schemaname || '.' || p.tablename AS name,
+        b.oid AS publication
     FROM pg_publication AS b
     JOIN pg_publication_tables AS p ON p.pubname = b.pubname
     JOIN pg_namespace AS n ON n.nspname = p.schemaname
@@ -47,10 +50,13 @@ WITH published AS (
 SELECT t.oid, t.schema, t.name,
     (SELECT string_agg(r.oid::text, '.' ORDER BY r.oid) FROM pg_publication_rel AS r
         WHERE r.prpubid = t.publication
-            AND (r.prrelid = t.oid OR r.prrelid IN (SELECT a.relid::oid FROM pg_partition_ancestors(t.oid) AS a))) AS entry,
+            AND (r.prrelid = t.oid
+                OR r.prrelid IN (SELECT a.relid::oid FROM pg_partition_ancestors(t.oid) AS a))) AS entry,
     CASE WHEN t.relkind = 'p' THEN ARRAY(
-        SELECT l.relid::oid FROM pg_partition_tree(t.oid) AS l WHERE l.isleaf AND l.relid <> t.oid ORDER BY 1) END AS partitions,
-    (SELECT jsonb_object_agg(a.attname, jsonb_build_array(a.attnum, a.atttypid::bigint, a.atttypmod)) FROM pg_attribute AS a
+        SELECT l.relid::oid FROM pg_partition_tree(t.oid) AS l
+        WHERE l.isleaf AND l.relid <> t.oid ORDER BY 1) END AS partitions,
+    (SELECT jsonb_object_agg(a.attname, jsonb_build_array(a.attnum, a.atttypid::bigint, a.atttypmod))
+        FROM pg_attribute AS a
         WHERE a.attrelid = t.oid AND a.attnum > 0 AND NOT a.attisdropped) AS columns,
     md5(concat(t.xmin, '/',
         (SELECT string_agg(a.attnum || ':' || a.xmin, ' ' ORDER BY a.attnum) FROM pg_attribute AS a
@@ -71,8 +77,8 @@ WHERE b.pubname = :publication;
 SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint AS next;
 
 -- name: origins
--- When tables were created, and whether the partitions among them were created as such. The system columns of a table are
--- never rewritten.
+-- When tables were created, and whether the partitions among them were created as such. The system columns of
+-- a table are never rewritten.
 SELECT c.oid, c.oid::regclass::text AS name,
     pg_snapshot_xmax(pg_current_snapshot())::text::bigint - age(m.xmin) AS created,
     EXISTS (SELECT FROM pg_publication AS b JOIN pg_publication_rel AS r ON r.prpubid = b.oid
@@ -90,20 +96,23 @@ SELECT c.oid, pg_partition_root(c.oid)::oid AS root
 FROM pg_class AS c WHERE c.oid = ANY (:oids::oid[]) AND c.relispartition;
 
 -- name: changing
--- Whether a transaction may be changing a table's definition, or has done so and cannot be seen yet; and whether one has a table
--- for itself, or waits for that, so that the tables of a publication cannot be listed.
-SELECT count(*) FILTER (WHERE l.granted) > 0 AS busy, count(*) FILTER (WHERE l.mode = 'AccessExclusiveLock') > 0 AS alone
+-- Whether a transaction may be changing a table's definition, or has done so and cannot be seen yet; and whether
+-- one has a table for itself, or waits for that, so that the tables of a publication cannot be listed.
+SELECT count(*) FILTER (WHERE l.granted) > 0 AS busy,
+    count(*) FILTER (WHERE l.mode = 'AccessExclusiveLock') > 0 AS alone
 FROM pg_locks AS l
 LEFT JOIN pg_stat_activity AS s ON s.pid = l.pid
 WHERE l.locktype = 'relation' AND l.relation >= 16384 AND l.pid <> pg_backend_pid()
     AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
-    AND l.mode IN ('ShareUpdateExclusiveLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
+    AND l.mode IN (
+        'ShareUpdateExclusiveLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
     AND s.backend_type IS DISTINCT FROM 'autovacuum worker';
 
 -- name: domains
 -- The base types of domains, at any depth.
 WITH RECURSIVE base (oid, type, modifier) AS (
-    SELECT y.oid, y.typbasetype, y.typtypmod FROM pg_type AS y WHERE y.typtype = 'd' AND y.oid = ANY (:oids::oid[])
+    SELECT y.oid, y.typbasetype, y.typtypmod FROM pg_type AS y
+    WHERE y.typtype = 'd' AND y.oid = ANY (:oids::oid[])
     UNION ALL
     SELECT b.oid, y.typbasetype, CASE WHEN y.typtypmod >= 0 THEN y.typtypmod ELSE b.modifier END
     FROM base AS b JOIN pg_type AS y ON y.oid = b.type AND y.typtype = 'd'
@@ -112,17 +121,21 @@ SELECT b.oid, b.type, b.modifier
 FROM base AS b JOIN pg_type AS y ON y.oid = b.type AND y.typtype <> 'd';
 
 -- name: relations
--- The relations of the rows above a commit, in the order of the log. A group is what comes between two relation messages of
--- one relation, so that it has one form: the message itself (data), the rows of each relation, and each TRUNCATE (data).
+-- The relations of the rows above a commit, in the order of the log. A group is what comes between two relation
+-- messages of one relation, so that it has one form: the message itself (data), the rows of each relation, and
+-- each TRUNCATE (data).
 WITH message AS (
     SELECT number, data, get_byte(data, 0) AS kind
-    FROM pg_logical_slot_peek_binary_changes(:slot, :upto::pg_lsn, :messages, 'proto_version', '1', 'publication_names', :names)
-        WITH ORDINALITY AS p (lsn, xid, data, number)
+    FROM pg_logical_slot_peek_binary_changes(
+        :slot, :upto::pg_lsn, :messages, 'proto_version', '1', 'publication_names', :names
+    ) WITH ORDINALITY AS p (lsn, xid, data, number)
 ), placed AS (
     SELECT number, kind,
         CASE WHEN kind IN (82, 84) THEN data END AS data,
-        CASE WHEN kind IN (73, 68, 85) THEN ('x' || encode(substr(data, 2, 4), 'hex'))::bit(32)::bigint END AS oid,
-        max(CASE WHEN kind = 66 THEN ('x' || encode(substr(data, 2, 8), 'hex'))::bit(64)::bigint END) OVER so_far AS version,
+        CASE WHEN kind IN (73, 68, 85)
+            THEN ('x' || encode(substr(data, 2, 4), 'hex'))::bit(32)::bigint END AS oid,
+        max(CASE WHEN kind = 66
+            THEN ('x' || encode(substr(data, 2, 8), 'hex'))::bit(64)::bigint END) OVER so_far AS version,
         count(*) FILTER (WHERE kind = 82) OVER so_far AS form
     FROM message
     WINDOW so_far AS (ORDER BY number ROWS UNBOUNDED PRECEDING)
@@ -130,18 +143,22 @@ WITH message AS (
 SELECT min(number) AS number, oid, string_agg(data, NULL) AS data, min(version) AS version
 FROM placed
 WHERE kind IN (82, 84)
-    OR (oid IS NOT NULL AND version > :after AND version <> ALL (:skipped::bigint[]) AND oid <> ALL (:others::oid[]::bigint[]))
+    OR (oid IS NOT NULL AND version > :after AND version <> ALL (:skipped::bigint[])
+        AND oid <> ALL (:others::oid[]::bigint[]))
 GROUP BY form, oid, CASE WHEN kind = 84 THEN number ELSE 0 END
 ORDER BY 1;
 
 -- name: descriptions
 -- The relations and truncations of the log, without its rows: takes a third of the time.
 SELECT data
-FROM pg_logical_slot_peek_binary_changes(:slot, :upto::pg_lsn, NULL, 'proto_version', '1', 'publication_names', :names)
+FROM pg_logical_slot_peek_binary_changes(
+    :slot, :upto::pg_lsn, NULL, 'proto_version', '1', 'publication_names', :names
+)
 WHERE get_byte(data, 0) IN (82, 84);
 
 -- name: columns
-SELECT t.oid, t.schemaname AS schema, t.tablename AS table, t.relkind AS kind, t.relreplident AS identity, t.rowfilter,
+SELECT t.oid, t.schemaname AS schema, t.tablename AS table, t.relkind AS kind, t.relreplident AS identity,
+    t.rowfilter,
     a.attname AS name, a.atttypid AS type, a.atttypmod AS modifier,
     coalesce(a.attnum = ANY (i.indkey), false) AS key
 FROM (
@@ -167,7 +184,8 @@ ORDER BY t.schemaname, t.tablename, a.attnum;
 
 -- name: slot
 SELECT current_database() AS here,
-    CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_flush_lsn() END - '0/0' AS flushed,
+    CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_flush_lsn() END - '0/0'
+        AS flushed,
     (SELECT count(*) > 0 FROM pg_publication WHERE pubname = :publication) AS published,
     s.plugin, s.slot_type AS type, s.database, s.active_pid AS pid,
     s.restart_lsn - '0/0' AS restart, s.confirmed_flush_lsn - '0/0' AS confirmed,
@@ -177,13 +195,13 @@ LEFT JOIN pg_replication_slots AS s ON s.slot_name = :slot;
 
 -- name: oldest_transaction
 -- Of those that have written, the one with the oldest number, which is visible to every role.
-SELECT s.backend_xid::text AS number, s.pid, s.state, s.query, extract(epoch FROM clock_timestamp() - s.xact_start)::float8 AS seconds,
-    age(s.backend_xid) AS age
+SELECT s.backend_xid::text AS number, s.pid, s.state, s.query,
+    extract(epoch FROM clock_timestamp() - s.xact_start)::float8 AS seconds, age(s.backend_xid) AS age
 FROM pg_stat_activity AS s
 WHERE s.backend_xid IS NOT NULL AND s.pid <> pg_backend_pid()
 UNION ALL
-SELECT p.transaction::text, NULL, 'prepared', quote_literal(p.gid), extract(epoch FROM clock_timestamp() - p.prepared)::float8,
-    age(p.transaction)
+SELECT p.transaction::text, NULL, 'prepared', quote_literal(p.gid),
+    extract(epoch FROM clock_timestamp() - p.prepared)::float8, age(p.transaction)
 FROM pg_prepared_xacts AS p
 ORDER BY age DESC LIMIT 1;
 
@@ -191,8 +209,8 @@ ORDER BY age DESC LIMIT 1;
 SELECT pg_replication_slot_advance(:slot, :upto::pg_lsn);
 
 -- name: others
--- Relations whose rows are not read: they exist, and are not chosen. A dropped one may have been chosen, and a table with
--- the name of a chosen one may have replaced it.
+-- Relations whose rows are not read: they exist, and are not chosen. A dropped one may have been chosen, and a
+-- table with the name of a chosen one may have replaced it.
 SELECT c.oid
 FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
 WHERE c.relkind IN ('r', 'p')
@@ -201,11 +219,13 @@ WHERE c.relkind IN ('r', 'p')
             AND n.nspname || '.' || c.relname <> ALL (:names::text[])));
 
 -- name: commits
--- A transaction's messages have its id; two with one id cannot be in the log of a slot, which holds back the wraparound.
+-- A transaction's messages have its id; two with one id cannot be in the log of a slot, which holds back the
+-- wraparound.
 WITH message AS (
     SELECT number, xid, data, get_byte(data, 0) AS kind
-    FROM pg_logical_slot_peek_binary_changes(:slot, :upto::pg_lsn, :messages, 'proto_version', '1', 'publication_names', :names)
-        WITH ORDINALITY AS p (lsn, xid, data, number)
+    FROM pg_logical_slot_peek_binary_changes(
+        :slot, :upto::pg_lsn, :messages, 'proto_version', '1', 'publication_names', :names
+    ) WITH ORDINALITY AS p (lsn, xid, data, number)
 ), counted AS (
     SELECT max(number) AS number,
         string_agg(CASE WHEN kind = 67 THEN data END, NULL) AS ending,
@@ -213,7 +233,8 @@ WITH message AS (
             WHEN kind = 84 THEN 1
             WHEN kind NOT IN (73, 68, 85) THEN 0
             WHEN (:others::oid[])[1] IS NOT NULL
-                AND ('x' || encode(substr(data, 2, 4), 'hex'))::bit(32)::bigint = ANY (:others::oid[]::bigint[]) THEN 0
+                AND ('x' || encode(substr(data, 2, 4), 'hex'))::bit(32)::bigint = ANY (:others::oid[]::bigint[])
+                THEN 0
             WHEN kind = 85 AND get_byte(data, 5) <> 78 THEN 2
             ELSE 1
         END) AS rows
@@ -227,8 +248,9 @@ FROM counted ORDER BY number;
 -- name: probe
 WITH message AS (
     SELECT number, data, get_byte(data, 0) AS kind
-    FROM pg_logical_slot_peek_binary_changes(:slot, :upto::pg_lsn, :messages, 'proto_version', '1', 'publication_names', :names)
-        WITH ORDINALITY AS p (lsn, xid, data, number)
+    FROM pg_logical_slot_peek_binary_changes(
+        :slot, :upto::pg_lsn, :messages, 'proto_version', '1', 'publication_names', :names
+    ) WITH ORDINALITY AS p (lsn, xid, data, number)
 )
 SELECT count(*) AS messages,
     max(number) FILTER (WHERE CASE WHEN kind = 67
@@ -243,17 +265,24 @@ FROM message;
 
 -- name: messages
 SELECT data
-FROM pg_logical_slot_peek_binary_changes(:slot, :upto::pg_lsn, NULL, 'proto_version', '1', 'publication_names', :names);
+FROM pg_logical_slot_peek_binary_changes(
+    :slot, :upto::pg_lsn, NULL, 'proto_version', '1', 'publication_names', :names
+);
 
 -- name: chosen_messages
 SELECT data
-FROM pg_logical_slot_peek_binary_changes(:slot, :upto::pg_lsn, NULL, 'proto_version', '1', 'publication_names', :names)
+FROM pg_logical_slot_peek_binary_changes(
+    :slot, :upto::pg_lsn, NULL, 'proto_version', '1', 'publication_names', :names
+)
 WHERE CASE WHEN get_byte(data, 0) IN (73, 68, 85)
-    THEN ('x' || encode(substr(data, 2, 4), 'hex'))::bit(32)::bigint <> ALL (:others::oid[]::bigint[]) ELSE true END;
+    THEN ('x' || encode(substr(data, 2, 4), 'hex'))::bit(32)::bigint <> ALL (:others::oid[]::bigint[])
+    ELSE true END;
 
 -- name: snapshots_table
 -- A role that reads from a slot alone need not see them.
-SELECT count(*) > 0 AS exists, coalesce(bool_and(has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT')), true) AS visible
+SELECT count(*) > 0 AS exists,
+    coalesce(bool_and(has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT')), true)
+        AS visible
 FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
 WHERE n.nspname = 'penstock_snapshots' AND c.relname = 'slots';
 
@@ -294,7 +323,8 @@ CREATE TABLE IF NOT EXISTS penstock_snapshots.slots (
 );
 
 -- name: snapshot
-SELECT state, consistent_point, copied_at, tables, publication FROM penstock_snapshots.slots WHERE slot = :slot;
+SELECT state, consistent_point, copied_at, tables, publication
+FROM penstock_snapshots.slots WHERE slot = :slot;
 
 -- name: begin_snapshot
 INSERT INTO penstock_snapshots.slots (slot, state) VALUES (:slot, 'copying')
@@ -317,7 +347,8 @@ SELECT pg_advisory_lock(hashtextextended('penstock slot ' || :slot, 0));
 
 -- The server does not wait for a client that stops in the middle of a copy, and for a lock only so long.
 -- name: limit_waiting
-SELECT set_config('idle_in_transaction_session_timeout', '10s', false) AS idle, set_config('lock_timeout', :wait, false) AS wait;
+SELECT set_config('idle_in_transaction_session_timeout', '10s', false) AS idle,
+    set_config('lock_timeout', :wait, false) AS wait;
 
 -- name: lock_holder
 SELECT l.pid

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
+from numpy.typing import NDArray
 
 from penstock.feeds.protocol import INSTANT
 
@@ -119,7 +118,7 @@ def _bytes(text: pa.StringArray) -> pa.BinaryArray:
     return pa.Array.from_buffers(pa.binary(), len(text), buffers)
 
 
-def _data(text: pa.StringArray) -> Any:
+def _data(text: pa.StringArray) -> NDArray[np.uint8]:
     data = text.buffers()[2]
     return np.frombuffer(data, np.uint8) if data is not None else np.empty(0, np.uint8)
 

@@ -13,8 +13,7 @@ from pyspark.sql import types as spark
 from penstock.arguments import did_you_mean, in_quotes
 from penstock.arrow.schema import canonical_schema
 from penstock.errors import InvalidInput, SchemaMismatch, UnsupportedType
-from penstock.lake.delta_location import DeltaPlace
-from penstock.lake.storage import library
+from penstock.lake.location import DeltaPlace, library
 
 _SIMPLE = (
     spark.BooleanType,

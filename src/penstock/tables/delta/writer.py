@@ -15,8 +15,7 @@ from pyspark.sql.types import StructType
 
 from penstock.arguments import in_quotes
 from penstock.errors import CommitRefused, InvalidInput, InvalidOption, PenstockError
-from penstock.lake.delta_location import DeltaPlace
-from penstock.lake.storage import library
+from penstock.lake.location import DeltaPlace, library
 from penstock.spark.checkpoint import Checkpoint
 from penstock.spark.schemas import quote_column
 from penstock.spark.sink.micro_batches import require_same_query

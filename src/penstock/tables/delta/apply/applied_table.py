@@ -17,8 +17,7 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.errors import SchemaMismatch, TableRefused
-from penstock.lake.delta_location import DeltaPlace
-from penstock.lake.storage import library
+from penstock.lake.location import DeltaPlace, library
 from penstock.tables.chunks import grouped
 from penstock.tables.delta.apply.events import PRESENT, SEQUENCE, EventLayout
 from penstock.tables.delta.apply.merge_plan import numbered

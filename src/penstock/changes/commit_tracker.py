@@ -1,0 +1,416 @@
+"""The commit tracker in the driver: checks reported commits against other tasks and micro-batches."""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Iterable
+from typing import TypeAlias
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from pyarrow import fs
+from pyspark.sql import SparkSession
+
+from penstock.arrow.segments import MAX_UNPACKED, kept_table
+from penstock.changes.commit_reports import Scope, SeenCommits, ipc_stream, refusal
+from penstock.changes.passes.rows import EVENT_TIME
+from penstock.errors import (
+    ChangelogContractViolation,
+    CommitRefused,
+    InvalidChangeOption,
+    PenstockError,
+    condition_of,
+)
+from penstock.instants import moment_of
+from penstock.spark.checkpoint import Checkpoint
+from penstock.spark.driver_endpoint import Address, DriverEndpoint
+from penstock.spark.internals.plans import watermarks_above
+from penstock.spark.internals.sessions import running_checkpoint, running_plan
+from penstock.store.forks import Guard
+
+Version: TypeAlias = int | str
+log = logging.getLogger("penstock.changes")
+GENERATION = 50_000
+GENERATIONS = 20
+"""A version from this many generations ago is forgotten: a million versions are kept."""
+COMPACT_EVERY = 50
+KEEP = 1_000_000
+_NAME = re.compile(r"(\d+)(\.all)?\.arrow")
+_EXECUTIONS = 64
+"""How many batch queries are remembered."""
+_STREAMS = 1024
+"""How many feeds of streaming queries are remembered; the journal still has the others."""
+
+_guard = Guard()
+_running: dict[str, DriverEndpoint] = {}
+
+
+def commit_tracker_address(spark: SparkSession) -> Address:
+    """Return the address of the driver's commit tracker for a session's tasks; the first call starts it."""
+    application = spark.sparkContext.applicationId
+    with _guard:
+        if application not in _running:
+            for endpoint in _running.values():
+                endpoint.close()
+            _running.clear()
+            _running[application] = DriverEndpoint(spark, CommitTracker(spark).answer)
+        return _running[application].address
+
+
+class CommitTracker:
+    """The commits that tasks have reported for the feeds of one session."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._spark = spark
+        self._guard = threading.Lock()
+        self._executions: OrderedDict[tuple[str, str], Commits] = OrderedDict()
+        self._feeds: OrderedDict[tuple[str, str], FeedMemory] = OrderedDict()
+
+    def answer(self, question: bytes) -> bytes:
+        """Add reported commits; return nothing, or the error for the task to raise."""
+        seen = SeenCommits.from_bytes(question)
+        try:
+            if seen.scope.query is None:
+                with self._guard:
+                    self._execution(seen.scope).add_commits(seen.commits)
+            else:
+                self._feed(seen.scope).add(seen)
+        except PenstockError as error:
+            return refusal(error)
+        return b""
+
+    def _execution(self, scope: Scope) -> Commits:
+        key = (scope.feed, scope.execution)
+        commits = self._executions.setdefault(key, Commits())
+        self._executions.move_to_end(key)
+        if len(self._executions) > _EXECUTIONS:
+            self._executions.popitem(last=False)
+        return commits
+
+    def _feed(self, scope: Scope) -> FeedMemory:
+        assert scope.query is not None
+        with self._guard:
+            key = (scope.query, scope.feed)
+            if key not in self._feeds or self._feeds[key].run != scope.run:
+                if scope.delay_ms is not None:
+                    refuse_watermarks(_plan(self._spark, scope.query))
+                # A run may repeat an earlier micro-batch, so each begins with the journal.
+                self._feeds[key] = FeedMemory(scope, journal_of(self._spark, scope.query, scope.feed))
+            self._feeds.move_to_end(key)
+            if len(self._feeds) > _STREAMS:
+                self._feeds.popitem(last=False)
+            return self._feeds[key]
+
+
+class FeedMemory:
+    """The commits of one feed in one run of a streaming query."""
+
+    def __init__(self, scope: Scope, journal: Journal | None) -> None:
+        self.run = scope.run
+        self._guard = threading.Lock()
+        self._journal = journal
+        self._in_flight: dict[Version, int] = {}
+        self._commits = WholeCommits() if scope.delay_ms is None else LateCommits(scope.delay_ms)
+        for batch, commits in journal.read() if journal else ():
+            if batch <= scope.batch:
+                self._begin_batch(batch)
+                self._remember(commits)
+
+    def add(self, seen: SeenCommits) -> None:
+        """Add the commits that a task has seen; they are in the journal when this returns."""
+        batch = seen.scope.batch
+        with self._guard:
+            if batch < self._commits.batch:
+                # A task of an earlier micro-batch, whose result is no longer needed.
+                return
+            if batch > self._commits.batch:
+                self._begin_batch(batch)
+                if self._journal is not None:
+                    self._journal.compact(batch)
+            self._commits.add_commits(seen.commits)
+            self._keep(seen.commits)
+
+    def _begin_batch(self, batch: int) -> None:
+        self._commits.begin_batch(batch)
+        self._in_flight = {}
+
+    def _remember(self, commits: pa.Table) -> None:
+        self._commits.times.update(_pairs(commits))
+        self._in_flight.update(_pairs(commits))
+
+    def _keep(self, commits: pa.Table) -> None:
+        known = len(self._in_flight)
+        self._in_flight.update(_pairs(commits))
+        if self._journal is not None and len(self._in_flight) > known:
+            versions = pa.array(self._in_flight.keys(), commits.schema.field(0).type)
+            times = pa.array(self._in_flight.values(), pa.int64())
+            self._journal.write(
+                self._commits.batch, pa.table([versions, times], names=["version", "timestamp"])
+            )
+
+
+def _pairs(commits: pa.Table) -> zip[tuple[Version, int]]:
+    return zip(*(column.to_pylist() for column in commits.columns), strict=True)
+
+
+class Commits:
+    """The commits of a batch query, or of the micro-batch in flight."""
+
+    def __init__(self) -> None:
+        self.times: dict[Version, int] = {}
+
+    def add_commits(self, commits: pa.Table) -> None:
+        """Add commits."""
+        versions, times = commits.column(0).to_pylist(), commits.column(1).to_pylist()
+        by_version = dict(zip(versions, times, strict=True))
+        if len(by_version) < len(versions):
+            version, time = next(
+                pair for pair in zip(versions, times, strict=True) if by_version[pair[0]] != pair[1]
+            )
+            _refuse_timestamps(version, time, by_version[version])
+        for version in by_version.keys() & self.times.keys():
+            if by_version[version] != self.times[version]:
+                _refuse_timestamps(version, self.times[version], by_version[version])
+        self.times.update(by_version)
+
+
+def _refuse_timestamps(version: Version, first: int, second: int) -> None:
+    raise ChangelogContractViolation(
+        f"commit {version!r} has two timestamps, {moment(first)} and {moment(second)}: give it one",
+        condition="CHANGELOG_CONTRACT_VIOLATION.SEVERAL_TIMESTAMPS",
+        version=version,
+    )
+
+
+class WholeCommits(Commits):
+    """The commits of a stream in which each is whole in one micro-batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.batch = -1
+        self._earlier = Versions()
+
+    def begin_batch(self, batch: int) -> None:
+        """Begin a micro-batch: the commits so far belong to earlier ones."""
+        self._earlier.add(self.times)
+        self.times, self.batch = {}, batch
+
+    def add_commits(self, commits: pa.Table) -> None:
+        """Add commits of the micro-batch in flight."""
+        again = self._earlier.among(commits.column(0).to_pylist())
+        if again:
+            raise ChangelogContractViolation(
+                f"commit {again[0]!r} is in micro-batch {self.batch} and was in an earlier one, but the "
+                "contract has whole_commits=True: let the source keep commits together (alignToAppends with "
+                "a queue), or set whole_commits=False and use the watermark strategy",
+                condition="CHANGELOG_CONTRACT_VIOLATION.COMMIT_IN_SEVERAL_MICRO_BATCHES",
+                version=again[0],
+                batch=self.batch,
+            )
+        super().add_commits(commits)
+
+
+class LateCommits(Commits):
+    """The commits of a stream that waits for late ones, by a watermark on their time."""
+
+    def __init__(self, delay_ms: int) -> None:
+        super().__init__()
+        self.batch = -1
+        self._delay_ms = delay_ms
+        self._greatest: int | None = None
+
+    def begin_batch(self, batch: int) -> None:
+        """Begin a micro-batch: the commits so far belong to earlier ones."""
+        self.batch = batch
+        if self.times:
+            greatest = max(self.times.values()) // 1000
+            self._greatest = greatest if self._greatest is None else max(greatest, self._greatest)
+            open_from = self._greatest - self._delay_ms
+            self.times = {version: time for version, time in self.times.items() if time // 1000 > open_from}
+
+    def add_commits(self, commits: pa.Table) -> None:
+        """Add commits of the micro-batch in flight."""
+        if self._greatest is not None:
+            limit = self._greatest - self._delay_ms
+            late = np.flatnonzero(commits.column(1).to_numpy() // 1000 <= limit)
+            if len(late):
+                self._refuse_late(*(column[int(late[0])].as_py() for column in commits.columns))
+        early = np.flatnonzero(commits.column(1).to_numpy() // 1000 <= 0)
+        if len(early):
+            self._refuse_early(*(column[int(early[0])].as_py() for column in commits.columns))
+        super().add_commits(commits)
+
+    def _refuse_early(self, version: Version, time: int) -> None:
+        raise ChangelogContractViolation(
+            f"commit {version!r} has the time {moment(time)}, and Spark's watermark drops rows up to "
+            "1970-01-01T00:00:00Z: give commits the times at which they happened, or use the micro_batch "
+            "strategy",
+            condition="CHANGELOG_CONTRACT_VIOLATION.COMMIT_BEFORE_1970",
+            version=version,
+            timestamp=moment(time),
+        )
+
+    def _refuse_late(self, version: Version, time: int) -> None:
+        assert self._greatest is not None
+        raise ChangelogContractViolation(
+            f"commit {version!r} of {moment(time)} in micro-batch {self.batch} is too late: an earlier "
+            f"micro-batch had one of {moment(self._greatest * 1000)}, and watermark_delay is "
+            f"{self._delay_ms} ms. Raise watermark_delay to the longest time by which commits come out of "
+            "order",
+            condition="CHANGELOG_CONTRACT_VIOLATION.LATE_COMMIT",
+            version=version,
+            timestamp=moment(time),
+            batch=self.batch,
+        )
+
+
+def moment(micros: int) -> str:
+    """Format a time in UTC, for people."""
+    return moment_of(micros).isoformat()
+
+
+class Versions:
+    """A bounded set of versions: the oldest ones are forgotten."""
+
+    def __init__(self) -> None:
+        self._young: set[Version] = set()
+        self._old: deque[NDArray[np.int64]] = deque(maxlen=GENERATIONS)
+
+    def add(self, versions: Iterable[Version]) -> None:
+        self._young.update(versions)
+        if len(self._young) >= GENERATION:
+            self._old.append(np.sort(_numbers(self._young)))
+            self._young = set()
+
+    def among(self, versions: Iterable[Version]) -> list[Version]:
+        """Return the versions that are in the set."""
+        candidates = list(versions)
+        known = self._young.intersection(candidates)
+        if self._old and candidates:
+            numbers = _numbers(candidates)
+            for generation in self._old:
+                indexes = np.minimum(np.searchsorted(generation, numbers), len(generation) - 1)
+                known.update(candidates[index] for index in np.flatnonzero(generation[indexes] == numbers))
+        return list(known)
+
+
+def _numbers(versions: Iterable[Version]) -> NDArray[np.int64]:
+    """Return versions as integers: themselves, or the 64-bit hashes of strings."""
+    return np.array(
+        [version if isinstance(version, int) else hash(version) for version in versions], np.int64
+    )
+
+
+class Journal:
+    """The journal of one feed."""
+
+    def __init__(self, checkpoint: Checkpoint, feed: str) -> None:
+        self._files, root = checkpoint.files, checkpoint.root
+        self._folder = f"{root}/penstock/changes/{feed}"
+
+    def read(self) -> list[tuple[int, pa.Table]]:
+        """Read the commits by micro-batch, the oldest first; compacted ones under their last micro-batch."""
+        files = self._names()
+        compacted = max((batch for batch, is_all in files if is_all), default=-1)
+        names = sorted(
+            (batch, is_all) for batch, is_all in files if batch > compacted or (is_all and batch == compacted)
+        )
+        return [(batch, self._load(self._name(batch, is_all=is_all))) for batch, is_all in names]
+
+    def write(self, batch: int, commits: pa.Table) -> None:
+        """Write the commits of a micro-batch, replacing earlier ones."""
+        self._save(self._name(batch, is_all=False), commits)
+
+    def compact(self, before: int) -> None:
+        """Compact the files of earlier micro-batches once there are many."""
+        earlier = [(batch, commits) for batch, commits in self.read() if batch < before]
+        if len(earlier) < COMPACT_EVERY:
+            return
+        last = earlier[-1][0]
+        compacted = pa.concat_tables(commits for _, commits in earlier)
+        self._save(self._name(last, is_all=True), compacted.slice(max(0, compacted.num_rows - KEEP)))
+        for batch, is_all in self._names():
+            if batch < last or (batch == last and not is_all):
+                self._files.delete_file(f"{self._folder}/{self._name(batch, is_all=is_all)}")
+
+    def _names(self) -> list[tuple[int, bool]]:
+        selector = fs.FileSelector(self._folder, allow_not_found=True)
+        matches = [_NAME.fullmatch(info.base_name) for info in self._files.get_file_info(selector)]
+        return [(int(match[1]), match[2] is not None) for match in matches if match is not None]
+
+    def _name(self, batch: int, *, is_all: bool) -> str:
+        return f"{batch}{'.all' if is_all else ''}.arrow"
+
+    def _load(self, name: str) -> pa.Table:
+        with self._files.open_input_stream(f"{self._folder}/{name}") as stream:
+            content = stream.read(MAX_UNPACKED + 1)
+        try:
+            return kept_table(content)
+        except ValueError as error:
+            raise CommitRefused(
+                f"the checkpoint's file {name} of a feed's commits is damaged ({error}): restore it from a "
+                "copy, or start with a new checkpoint",
+                file=name,
+            ) from error
+
+    def _save(self, name: str, commits: pa.Table) -> None:
+        self._files.create_dir(self._folder, recursive=True)
+        # Under another name first: a half-written file must not be mistaken for a complete one.
+        draft = f"{self._folder}/.{name}.draft"
+        with self._files.open_output_stream(draft) as stream:
+            stream.write(ipc_stream(commits))
+        self._files.move(draft, f"{self._folder}/{name}")
+
+
+def refuse_watermarks(plan: object) -> None:
+    """Refuse a plan with a second watermark after that of the commits: each would wait for the other.
+
+    A query has one watermark, the least of all, and that of an operator begins with its first row (Spark 4.2,
+    4.3).
+    """
+    second = [] if plan is None else watermarks_above(plan, EVENT_TIME)
+    if second:
+        raise InvalidChangeOption(
+            f"withWatermark on {second[-1]!r} follows the watermark strategy, and a query has one watermark: "
+            "neither would advance. Use keep_watermark=True and windows of _commit_timestamp, or "
+            "whole_commits=True if the source keeps commits together; or split the query with a queue",
+            condition="INVALID_CDC_OPTION.SECOND_WATERMARK",
+            column=second[-1],
+        )
+
+
+def _plan(spark: SparkSession, query_id: str) -> object:
+    """Return the JVM's logical plan of a running query; None if it has ended."""
+    try:
+        return running_plan(spark, query_id)
+    except Exception as error:
+        log.warning(
+            "the plan of query %s cannot be inspected: %s",
+            query_id,
+            type(error).__name__,
+            extra={"action": "plan_unseen", "query_id": query_id, "error": condition_of(error)},
+        )
+        return None
+
+
+def journal_of(spark: SparkSession, query_id: str, feed: str) -> Journal | None:
+    """Return the journal in a query's checkpoint; None, with a warning, if Python cannot access it."""
+    try:
+        return Journal(Checkpoint(running_checkpoint(spark, query_id)), feed)
+    except Exception as error:
+        log.warning(
+            "the checkpoint of query %s cannot be accessed from Python (%s): repeated commits are detected "
+            "only while this driver runs",
+            query_id,
+            type(error).__name__,
+            extra={
+                "action": "commit_tracker_without_journal",
+                "query_id": query_id,
+                "error": condition_of(error),
+            },
+        )
+        return None

@@ -1,1 +1,0 @@
-"""Change feed of the snapshots of a table in a folder."""

@@ -1,0 +1,809 @@
+"""Random histories of tables that change while a stream reads them: rows, definitions, publications,
+partitions, restarts, kills.
+
+A copy follows the stream, and an operator does what its errors and the documentation say. At every moment the
+copy is what the source was at the stream's position, and in the end it is what the source is; or the stream
+has ended by name before.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from decimal import Decimal
+from random import Random
+from typing import Any
+from unittest.mock import patch
+from uuid import UUID
+
+import psycopg
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+
+from penstock.errors import FeedUnavailable
+from penstock.feeds.postgres import PostgresFeed
+from penstock.feeds.postgres.catalog import Tables
+from penstock.feeds.postgres.server import Server, statements
+from tests.feeds.postgres.source import Row, Source, Stream, source_at
+
+Step = tuple[str, int]
+KINDS = ("one", "chosen", "several", "partitioned")
+TYPES = (
+    "int", "bigint", "smallint", "text", "varchar(20)", "varchar(30)", "numeric(10, 2)", "numeric(10, 3)",
+    "numeric(8, 2)", "numeric",
+    "real", "double precision", "timestamp", "timestamp(0)", "timestamptz", "boolean", "uuid",
+)  # fmt: skip
+NAMES = ("v", "w", "x")
+ROWS = ("insert", "insert", "insert", "update", "update", "update_key", "delete", "transaction")
+DEFINITIONS = (
+    "add", "add_default", "drop", "rename", "retype", "exchange", "replace", "identity", "key",
+    "rename_key", "truncate", "recreate",
+    "rename_table", "unpublish", "publish_again", "publish_flags", "second_table", "drop_second",
+    "partition", "attach", "detach",
+    "identity_of_partition",
+)  # fmt: skip
+READS = ("drain", "drain", "drain", "restart", "die_logged", "die_written")
+STARTS_AGAIN = {
+    "COLUMN_ADDED",
+    "COLUMN_DROPPED",
+    "COLUMN_TYPE_CHANGED",
+    "KEY_CHANGED",
+    "TABLE_ADDED",
+    "TABLE_REMOVED",
+}
+STARTS_OVER = {
+    "TABLE_RECREATED", "TABLE_NOT_COPIED", "TABLE_PUBLISHED_AGAIN", "TABLE_RENAMED", "PARTITION_ATTACHED",
+    "PARTITION_DETACHED",
+    "PUBLICATION_CHANGED", "TRUNCATED", "KEY_UNKNOWN", "CHANGED_IN_COMMIT",
+}  # fmt: skip
+MENDED_AT_THE_SOURCE = {"NO_REPLICA_IDENTITY", "TABLE_NOT_PUBLISHED", "NO_TABLES"}
+UNKNOWN = "not told yet"
+"""What the copy has in a column that its rows came without."""
+
+
+@dataclass
+class Moment:
+    """What the published tables held at a position of the log."""
+
+    position: int
+    rows: dict[str, list[Row]]
+
+
+@dataclass
+class Table:
+    """A table as the stream's plan has it."""
+
+    columns: dict[str, Any]
+    key: tuple[str, ...]
+
+
+@dataclass
+class History:
+    """One history, its stream and its copy."""
+
+    source: Source
+    kind: str
+    log: list[str] = field(default_factory=list)
+    numbers: int = 0
+    stream: Stream = field(default_factory=Stream)
+    copy: dict[str, dict[tuple[object, ...], Row]] = field(default_factory=dict)
+    plan: dict[str, Table] = field(default_factory=dict)
+    written_by: dict[str, Table] | None = None
+    """The plan of the last micro-batch that was written and not committed."""
+    moments: list[Moment] = field(default_factory=list)
+    altered: set[str] = field(default_factory=set)
+    """Columns whose values may have changed without being logged, since all rows were sent."""
+    unlogged: int | None = None
+    """From which moment on rows may have come or gone without being logged."""
+    applied: int = 0
+    last_stop: tuple[str, Any, int] | None = None
+    stops: list[str] = field(default_factory=list)
+    options: dict[str, object] = field(default_factory=dict)
+    """What the stream is started with, to get past values that do not fit."""
+
+    # The source.
+
+    @property
+    def table(self) -> str:
+        return f"{self.source.name}.t"
+
+    def make(self) -> None:
+        name = self.source.name
+        partitions = self.kind == "partitioned"
+        self.source.run(
+            f"CREATE TABLE {name}.t (id int not null, code int not null, v int, w text, PRIMARY KEY (id))"
+            + (" PARTITION BY RANGE (id)" if partitions else "")
+        )
+        if partitions:
+            self.source.run(
+                f"CREATE TABLE {name}.t1 PARTITION OF {name}.t FOR VALUES FROM (0) TO (40)",
+                f"CREATE UNIQUE INDEX t1_code ON {name}.t1 (code)",
+                f"ALTER PUBLICATION {name} SET (publish_via_partition_root)",
+            )
+        else:
+            self.source.run(f"ALTER TABLE {name}.t ADD CONSTRAINT t_code UNIQUE (code)")
+        self.source.run(f"ALTER PUBLICATION {name} ADD TABLE {name}.t")
+        if self.kind == "several":
+            self.source.run(
+                f"CREATE TABLE {name}.u (n int primary key, v int)",
+                f"ALTER PUBLICATION {name} ADD TABLE {name}.u",
+            )
+
+    def run(self, *statements: str) -> bool:
+        """Run statements in one transaction; whether the server took them."""
+        try:
+            with self.source.connection.transaction():
+                self.source.run(*statements)
+        except psycopg.Error:
+            return False
+        self.log += [*statements]
+        self.note()
+        return True
+
+    def note(self) -> None:
+        (row,) = self.source.rows("SELECT pg_current_wal_flush_lsn() - '0/0'")
+        self.moments.append(Moment(int(row[0]), self.held()))
+
+    def held(self) -> dict[str, list[Row]]:
+        """What the published tables hold now."""
+        tables = self.source.rows(
+            "SELECT schemaname || '.' || tablename FROM pg_publication_tables"
+            f" WHERE pubname = '{self.source.name}' ORDER BY 1"
+        )
+        found = {}
+        for (table,) in tables:
+            if self.kind == "chosen" and table != self.table:
+                continue
+            cursor = self.source.connection.execute(f"SELECT * FROM {table}".encode())
+            names = [column.name for column in cursor.description or ()]
+            found[table] = [dict(zip(names, map(plain, row), strict=True)) for row in cursor.fetchall()]
+        return found
+
+    def columns(self, table: str) -> dict[str, str]:
+        rows = self.source.rows(
+            "SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute"
+            f" WHERE attrelid = to_regclass('{table}') AND attnum > 0 AND NOT attisdropped ORDER BY attnum"
+        )
+        return dict(rows)
+
+    def tables(self) -> list[str]:
+        found = [self.table]
+        if self.columns(f"{self.source.name}.u"):
+            found.append(f"{self.source.name}.u")
+        return found
+
+    # Rows.
+
+    def value(self, kind: str) -> str:
+        self.numbers += 1
+        number = self.numbers % 90
+        if kind.startswith("timestamp"):
+            return f"'2026-01-01 00:00:{number % 60:02}'::timestamp"
+        if kind == "boolean":
+            return str(number % 2 == 0)
+        if kind.startswith("numeric(") and number % 11 == 0:
+            return "'NaN'"
+        if kind == "uuid":
+            return f"'00000000-0000-0000-0000-{number:012}'"
+        return f"'{number}'" if kind.startswith(("text", "character")) else str(number)
+
+    def statement(self, what: str, chance: Random) -> str:
+        table = chance.choice(self.tables())
+        columns = self.columns(table)
+        first = next(iter(columns), "id")
+        where = f"WHERE {first} IN (SELECT {first} FROM {table} ORDER BY 1 LIMIT {chance.randint(1, 3)})"
+        others = [name for name in columns if name not in ("id", "code", "n", "number")] or [first]
+        if what == "insert":
+            values = {name: self.value(kind) for name, kind in columns.items()}
+            for name in others:
+                if chance.random() < 0.2:
+                    values[name] = "NULL"
+            names, parameters = ", ".join(values), ", ".join(values.values())
+            return f"INSERT INTO {table} ({names}) VALUES ({parameters}) ON CONFLICT DO NOTHING"
+        if what == "delete":
+            return f"DELETE FROM {table} {where}"
+        name = chance.choice(others if what == "update" else list(columns) or [first])
+        one = f"WHERE {first} = (SELECT min({first}) FROM {table})" if what == "update_key" else where
+        return f"UPDATE {table} SET {name} = {self.value(columns.get(name, 'int'))} {one}"
+
+    def rows(self, what: str, chance: Random) -> None:
+        if what == "transaction":
+            self.run(
+                *(self.statement(chance.choice(("insert", "update", "delete")), chance) for _ in range(3))
+            )
+        else:
+            self.run(self.statement(what, chance))
+
+    # Definitions.
+
+    def define(self, what: str, chance: Random) -> None:
+        """Change a definition, in a transaction of its own or in one with rows."""
+        name, table = self.source.name, chance.choice(self.tables())
+        columns = self.columns(table)
+        spare = [each for each in NAMES if each not in columns]
+        own = [each for each in columns if each in NAMES]
+        column, new = (chance.choice(each) if each else "none" for each in (own, spare))
+        statements, altered, unlogged = [], set(), False
+        if what == "add":
+            statements = [f"ALTER TABLE {table} ADD {new} {chance.choice(TYPES)}"]
+        elif what == "add_default":
+            statements = [f"ALTER TABLE {table} ADD {new} int DEFAULT {chance.randint(1, 9)}"]
+        elif what == "drop":
+            statements = [f"ALTER TABLE {table} DROP {column}"]
+        elif what == "rename":
+            statements = [f"ALTER TABLE {table} RENAME {column} TO {new}"]
+        elif what == "retype":
+            kind = chance.choice(TYPES)
+            using = chance.choice((f"{column}::text::{kind}", f"{column}::{kind}", "NULL"))
+            statements, altered = [f"ALTER TABLE {table} ALTER {column} TYPE {kind} USING {using}"], {column}
+        elif what == "exchange" and len(own) > 1:
+            statements = [
+                f"ALTER TABLE {table} RENAME {own[0]} TO z",
+                f"ALTER TABLE {table} RENAME {own[1]} TO {own[0]}",
+                f"ALTER TABLE {table} RENAME z TO {own[1]}",
+            ]
+            # There and back again leaves rows from in between with the other's values, until they are sent
+            # again.
+            altered = {own[0], own[1]}
+        elif what == "replace":
+            kind = columns.get(column, "int")
+            statements = [f"ALTER TABLE {table} DROP {column}", f"ALTER TABLE {table} ADD {column} {kind}"]
+        elif what == "identity":
+            identity = chance.choice(("FULL", "DEFAULT", "USING INDEX t_code"))
+            statements = [f"ALTER TABLE {table} REPLICA IDENTITY {identity}"]
+        elif what == "key":
+            key = chance.choice(("id", "code", "id, code", "number"))
+            statements = [
+                f"ALTER TABLE {name}.t DROP CONSTRAINT t_pkey",
+                f"ALTER TABLE {name}.t ADD CONSTRAINT t_pkey PRIMARY KEY ({key})",
+            ]
+        elif what == "rename_key":
+            old, other = ("id", "number") if "id" in columns else ("number", "id")
+            statements, altered = [f"ALTER TABLE {name}.t RENAME {old} TO {other}"], {old, other}
+        elif what == "truncate":
+            statements, unlogged = [f"TRUNCATE {table}"], True
+        elif what == "recreate":
+            statements = [f"CREATE TABLE {name}.other (LIKE {table} INCLUDING ALL)"]
+            if self.kind == "partitioned":
+                return
+            statements += [
+                f"DROP TABLE {table}",
+                f"ALTER TABLE {name}.other RENAME TO {table.partition('.')[2]}",
+                f"ALTER PUBLICATION {name} ADD TABLE {table}",
+            ]
+            unlogged = True
+        elif what == "rename_table":
+            statements = [f"ALTER TABLE {name}.u RENAME TO u2", f"ALTER TABLE {name}.u2 RENAME TO u"]
+            if chance.random() < 0.3:
+                statements = [f"ALTER TABLE {name}.u RENAME TO {chance.choice(('other_name', 'q'))}"]
+            unlogged = True
+        elif what == "unpublish":
+            statements, unlogged = [f"ALTER PUBLICATION {name} DROP TABLE {table}"], True
+        elif what == "publish_again":
+            statements, unlogged = [f"ALTER PUBLICATION {name} ADD TABLE {table}"], True
+        elif what == "publish_flags":
+            flags = chance.choice(("insert, update, delete, truncate", "insert, update", "insert, delete"))
+            statements, unlogged = [f"ALTER PUBLICATION {name} SET (publish = '{flags}')"], True
+        elif what == "second_table":
+            statements = [
+                f"CREATE TABLE {name}.u (n int primary key, v int)",
+                f"INSERT INTO {name}.u VALUES (1, 1)",
+                f"ALTER PUBLICATION {name} ADD TABLE {name}.u",
+            ]
+            unlogged = True
+        elif what == "drop_second":
+            statements, unlogged = [f"DROP TABLE {name}.u"], True
+        elif self.kind == "partitioned" and what == "partition":
+            low = chance.choice((40, 50, 60))
+            statements = [
+                f"CREATE TABLE {name}.t{low} PARTITION OF {name}.t FOR VALUES FROM ({low}) TO ({low + 10})"
+            ]
+        elif self.kind == "partitioned" and what == "attach":
+            low = chance.choice((70, 80))
+            made = self.run(
+                f"CREATE TABLE {name}.t{low} (LIKE {name}.t INCLUDING ALL)",
+                *(
+                    [
+                        (
+                            f"INSERT INTO {name}.t{low} ({', '.join(columns)}) VALUES "
+                            f"({', '.join(self.at(low, columns))})"
+                        )
+                    ]
+                    if chance.random() < 0.7
+                    else []
+                ),
+            )
+            if made:
+                statements = [
+                    (
+                        f"ALTER TABLE {name}.t ATTACH PARTITION {name}.t{low} FOR VALUES FROM ({low}) TO "
+                        f"({low + 10})"
+                    )
+                ]
+                unlogged = True
+        elif self.kind == "partitioned" and what == "detach":
+            there = self.source.rows(
+                f"SELECT inhrelid::regclass::text FROM pg_inherits WHERE inhparent = '{name}.t'::regclass "
+                "ORDER BY 1"
+            )
+            partition = chance.choice([each for (each,) in there] or [f"{name}.t1"])
+            statements = chance.choice(
+                ([f"ALTER TABLE {name}.t DETACH PARTITION {partition}"], [f"DROP TABLE {partition}"])
+            )
+            unlogged = True
+        elif self.kind == "partitioned" and what == "identity_of_partition":
+            identity = chance.choice(("FULL", "DEFAULT", "NOTHING", "USING INDEX t1_code"))
+            statements = [f"ALTER TABLE {name}.t1 REPLICA IDENTITY {identity}"]
+        if not statements:
+            return
+        if chance.random() < 0.25:
+            # Rows in the transaction that changes the definition, from before and after the change.
+            statements = [
+                self.statement("insert", chance),
+                *statements,
+                f"UPDATE {table} SET {column} = {column}"
+                if what in ("retype", "add_default")
+                else self.statement("delete", chance),
+            ]
+        before = len(self.moments)
+        if self.run(*statements):
+            self.altered |= altered
+            if unlogged and self.unlogged is None:
+                self.unlogged = before
+
+    def at(self, low: int, columns: dict[str, str]) -> list[str]:
+        first = next(iter(columns))
+        return [str(low) if name == first else self.value(kind) for name, kind in columns.items()]
+
+    # The stream.
+
+    def feed(self, **options: object) -> PostgresFeed:
+        chosen = {"tables": ("t",)} if self.kind == "chosen" else {}
+        return self.source.feed(snapshot="initial", **chosen, **options)
+
+    def start(self, **options: object) -> None:
+        """Start the stream, on what the copy has."""
+        self.stream.start(self.feed(**self.options, **options))
+        plan = {
+            table.name: Table(
+                {column.name: kind for column, kind in zip(table.relation.columns, table.types, strict=True)},
+                table.key,
+            )
+            for table in Tables.from_json(self.stream.plan).tables
+        }
+        # Rows that all of their columns identify may be equal: that is no copy to compare.
+        over = any(not table.key or len(table.key) == len(table.columns) > 1 for table in plan.values())
+        for name, table in plan.items():
+            old = self.plan.get(name)
+            if old is None or (old.columns == table.columns and old.key == table.key):
+                continue
+            known = [
+                {column: row.get(column, UNKNOWN) for column in table.columns}
+                for row in self.copy.get(name, {}).values()
+            ]
+            self.copy[name] = {tuple(row[column] for column in table.key): row for row in known}
+            retyped = any(table.columns[column] != old.columns.get(column) for column in table.key)
+            over |= retyped or len(self.copy[name]) < len(known)
+            self.altered |= {
+                column for column, kind in table.columns.items() if kind != old.columns.get(column, kind)
+            }
+        self.copy = {name: rows for name, rows in self.copy.items() if name in plan}
+        self.plan = plan
+        if over:
+            self.start_over()
+
+    def start_over(self) -> None:
+        """With a new slot, a new checkpoint and an empty copy."""
+        self.log.append("-- start over")
+        self.source.run(
+            "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = "
+            f"'{self.source.name}'"
+        )
+        self.stream.end()
+        self.stream, self.copy, self.plan, self.applied = Stream(), {}, {}, 0
+        self.written_by = None
+        self.moments, self.altered, self.unlogged, self.last_stop = [], set(), None, None
+        self.options = {}
+        self.note()
+        self.start()
+
+    def apply(self) -> None:
+        """Play the micro-batches that are committed onto the copy."""
+        for number in range(self.applied, self.stream.committed):
+            for row in self.stream.batches[number]:
+                self.play(row)
+        self.applied = self.stream.committed
+
+    def play(self, row: Row) -> None:
+        if "_table" in row:
+            name = row["_table"]
+            struct = name.partition(".")[2]
+            assert all(row[each] is None for each in ("t", "u") if each in row and each != struct), row
+            values = row[struct]
+        else:
+            (name,) = self.plan
+            values = {column: row[column] for column in self.plan[name].columns}
+        table, copy = self.plan[name], self.copy.setdefault(name, {})
+        values = {column: plain(value) for column, value in values.items()}
+        key = tuple(values[column] for column in table.key)
+        assert None not in key, f"a row without its key: {row}"
+        if not self.columns(name):
+            # Of a table that came and went, what it held before it was published was never told.
+            copy.pop(key, None)
+            if row["_change_type"] != "delete":
+                copy[key] = values
+            return
+        if row["_change_type"] == "insert":
+            assert key not in copy, f"inserted twice: {row}"
+            copy[key] = values
+        elif row["_change_type"] == "delete":
+            assert copy.pop(key, None) is not None, f"deleted twice: {row}"
+        else:
+            assert key in copy, f"updated, and not there: {row}"
+            if row["_change_type"] == "update_preimage":
+                self.same(copy[key], values)
+            else:
+                copy[key] = values
+
+    def same(self, one: Row, other: Row) -> None:
+        """Compare columns whose values were logged."""
+        names = {name for name in one.keys() & other.keys() if one[name] is not UNKNOWN} - self.altered
+        assert {name: repr(one[name]) for name in names} == {name: repr(other[name]) for name in names}
+
+    def compare(self, *, at_the_end: bool = False, everything: bool = False) -> None:
+        """The copy is what the source was at the stream's position, or is now where the stream has come to
+        the end."""
+        position = self.stream.offsets[self.stream.committed - 1]["to"] + 1 if self.stream.committed else 0
+        known = [
+            number
+            for number, moment in enumerate(self.moments)
+            if at_the_end or everything or moment.position <= position
+        ]
+        if not known or (self.unlogged is not None and known[-1] >= self.unlogged):
+            assert not everything
+            return
+        moment = self.moments[known[-1]]
+        for name, rows in moment.rows.items():
+            if name not in self.plan:
+                assert not everything, name
+                continue
+            names = [
+                column
+                for column in self.plan[name].columns
+                if everything or (column not in self.altered and all(column in row for row in rows))
+            ]
+            if everything:
+                assert all(set(row) == set(names) for row in rows), (rows[:1], names)
+            copy, key = list(self.copy.get(name, {}).values()), self.plan[name].key
+            if not set(key) <= set(names):
+                # Nothing says which row of the source a row is: columns that all rows have been told.
+                names = [column for column in names if not any(row[column] is UNKNOWN for row in copy)]
+                key = ()
+            copy = [{column: row[column] for column in names} for row in copy]
+            assert told_of(rows, copy, key, names) == sorted(map(repr, copy)), (name, names)
+            assert not everything or not any(UNKNOWN in row.values() for row in copy), (name, copy)
+
+    def read(self, what: str) -> None:
+        if what == "restart":
+            self.started(lambda: self.start())
+        elif what == "drain":
+            self.drain()
+        else:
+            try:
+                self.stream.step(die=what.removeprefix("die_"))
+            except FeedUnavailable as error:
+                self.stopped(error)
+                return
+            self.log.append(f"-- {what}")
+            if what == "die_written":
+                self.written_by = self.plan
+            stream, plan = self.stream, self.plan
+            # Rows that an earlier plan has written may have other columns.
+            written = dict(stream.batches) if self.written_by == plan else {}
+            if (
+                self.started(lambda: self.start())
+                and self.plan == plan
+                and self.drain()
+                and self.stream is stream
+            ):
+                for each, rows in written.items():
+                    assert self.stream.batches.get(each, rows) == rows, (
+                        "a micro-batch that is repeated has other rows"
+                    )
+
+    def drain(self) -> bool:
+        """Read all that there is; whether it did."""
+        self.log.append("-- read")
+        try:
+            self.stream.drain()
+        except FeedUnavailable as error:
+            self.stopped(error)
+            return False
+        self.apply()
+        self.compare(at_the_end=True)
+        return True
+
+    def started(self, start: Any) -> bool:
+        try:
+            start()
+        except FeedUnavailable as error:
+            self.stopped(error)
+            return False
+        return True
+
+    def stopped(self, error: FeedUnavailable) -> None:
+        """Do what the error says."""
+        self.apply()
+        condition = error.condition.removeprefix("FEED_UNAVAILABLE.")
+        self.log.append(f"-- {error}")
+        self.stops.append(condition)
+        self.compare()
+        place = condition, error.parameters.get("version"), len(self.stream.offsets)
+        if condition == "VALUE":
+            self.get_past(error)
+            return
+        # A column that has another type by now is read as that.
+        self.options = {}
+        if condition == "COLUMN_UNKNOWN":
+            self.started(self.start)
+        elif condition in STARTS_AGAIN or (
+            condition == "COLUMN_REPLACED" and "accept" not in error.parameters
+        ):
+            assert place != self.last_stop, f"starting again fails the same way: {error}"
+            self.last_stop = place
+            self.started(lambda: self.start())
+        elif condition == "COLUMN_REPLACED":
+            # What the rows have in it is another column's until they are sent again.
+            self.altered |= {
+                each.rpartition(":")[0].rpartition(".")[2] for each in error.parameters["accept"]
+            }
+            self.started(lambda: self.start(accept=error.parameters["accept"]))
+            self.touch()
+            self.drain_once()
+        elif condition in STARTS_OVER:
+            if condition in ("PUBLICATION_CHANGED", "KEY_UNKNOWN"):
+                # The source may leave out what the copy needs.
+                self.mend()
+            self.started(self.start_over)
+        else:
+            assert condition in MENDED_AT_THE_SOURCE, error
+            self.mend()
+            self.started(self.start_over)
+
+    def get_past(self, error: FeedUnavailable) -> None:
+        """Go on behind a value that does not fit, in one of the three ways."""
+        version, column = error.parameters["version"], error.parameters["column"]
+        way = version % 3
+        assert "NaN" in error.message, error
+        assert version not in self.options.get("skip", ()), f"the commit was not left out: {error}"
+        self.altered.add(column)
+        if way == 0 and "skip=" in error.message:
+            self.options |= {"skip": [*self.options.get("skip", ()), version]}
+            if self.started(self.start):
+                # The copy lacks what was left out, and what comes next may be of that.
+                try:
+                    self.stream.step()
+                except FeedUnavailable as later:
+                    if later.parameters.get("version") == version:
+                        raise AssertionError("the commit was not left out") from later
+                self.started(self.start_over)
+        elif way == 1:
+            assert "invalid_values" not in self.options, error
+            self.options |= {"invalid_values": "null"}
+            self.started(self.start)
+        else:
+            types = self.options.get("types", {})
+            assert f"{error.parameters['table']}.{column}" not in types, error
+            self.options |= {"types": types | {f"{error.parameters['table']}.{column}": "text"}}
+            self.started(self.start)
+
+    def drain_once(self) -> None:
+        try:
+            self.stream.drain()
+        except FeedUnavailable as error:
+            self.log.append(f"-- {error}")
+            self.apply()
+            self.started(self.start_over)
+            return
+        self.apply()
+
+    def touch(self) -> None:
+        """Have the source log all rows as they are."""
+        for table in self.tables():
+            first = next(iter(self.columns(table)), None)
+            if first is not None:
+                self.run(f"UPDATE {table} SET {first} = {first}")
+
+    def mend(self) -> None:
+        """Give the source what a stream needs: a key, and its place in the publication."""
+        name = self.source.name
+        for table in self.tables():
+            self.run(f"ALTER PUBLICATION {name} ADD TABLE {table}")
+            self.run(f"ALTER TABLE {table} REPLICA IDENTITY DEFAULT")
+        self.run(f"ALTER TABLE {name}.t ADD CONSTRAINT t_pkey PRIMARY KEY (code)")
+        self.run(f"ALTER TABLE {name}.t1 REPLICA IDENTITY DEFAULT")
+        everything = "pubinsert AND pubupdate AND pubdelete AND pubtruncate"
+        if self.source.rows(f"SELECT 1 FROM pg_publication WHERE pubname = '{name}' AND NOT ({everything})"):
+            self.run(f"ALTER PUBLICATION {name} SET (publish = 'insert, update, delete, truncate')")
+
+    def end(self) -> None:
+        """What the stream has told in the end is all that there is."""
+        self.mend()
+        for table in self.tables():
+            for column, kind in self.columns(table).items():
+                if kind.startswith("numeric("):
+                    self.run(f"UPDATE {table} SET {column} = NULL WHERE {column} = 'NaN'")
+        for _ in range(12):
+            if not self.drain():
+                continue
+            self.touch()
+            number = len(self.stops)
+            if self.drain() and len(self.stops) == number:
+                break
+        else:
+            raise AssertionError(f"the stream never comes to its end: {self.stops}")
+        self.altered, self.unlogged = set(), None
+        self.compare(everything=True)
+
+
+def told_of(rows: Sequence[Row], copy: Sequence[Row], key: Sequence[str], names: Sequence[str]) -> list[str]:
+    """The rows of the source as the copy has to have them, without what it was not told yet."""
+    copied = {tuple(row[name] for name in key): row for row in copy} if key else {}
+    found = []
+    for row in rows:
+        mine = copied.get(tuple(row[name] for name in key), {}) if key else {}
+        found.append({name: UNKNOWN if mine.get(name) is UNKNOWN else row[name] for name in names})
+    return sorted(map(repr, found))
+
+
+def plain(value: Any) -> Any:
+    """A value as both drivers have it."""
+    if isinstance(value, datetime) and value.tzinfo is not None:
+        return value.astimezone(UTC)
+    return str(value) if isinstance(value, Decimal | UUID) else value
+
+
+def play(source: Source, kind: str, steps: Sequence[Step]) -> History:
+    """Play a history to its end."""
+    source.connection.prepare_threshold = None
+    history = History(source, kind)
+    history.make()
+    history.note()
+    try:
+        history.start()
+        for what, seed in steps:
+            chance = Random(seed)
+            if what in READS:
+                history.read(what)
+            elif what in DEFINITIONS:
+                history.define(what, chance)
+            else:
+                history.rows(what, chance)
+        history.end()
+    except Exception as error:
+        error.add_note("\n".join([kind, repr(list(steps)), *history.log[-60:]]))
+        raise
+    finally:
+        history.stream.end()
+    return history
+
+
+@st.composite
+def histories(draw: st.DrawFn, definitions: Sequence[str] = DEFINITIONS) -> tuple[str, list[Step]]:
+    """What happens to the tables of one kind, and to the stream that reads them."""
+    pool = st.sampled_from([ROWS] * 5 + [tuple(definitions)] * 3 + [READS] * 3)
+    step = st.tuples(pool.flatmap(st.sampled_from), st.integers(0, (1 << 16) - 1))
+    count = draw(st.integers(5, 30))
+    return draw(st.sampled_from(KINDS)), draw(st.lists(step, min_size=count, max_size=count))
+
+
+@contextmanager
+def kept_connections() -> Iterator[None]:
+    """Give connections that were closed to the next reader: most of the time of a history would go into new
+    ones."""
+    idle: list[psycopg.Connection] = []
+    connect = Server.connect
+
+    def reuse(server: Server, **options: object) -> psycopg.Connection:
+        if options:
+            return connect(server, **options)
+        connection = idle.pop() if idle else connect(server)
+        close = type(connection).close
+
+        def give_back() -> None:
+            try:
+                connection.rollback()
+                connection.autocommit = True
+                connection.execute("DISCARD ALL")
+                connection.execute(statements()["settings"].replace("%%", "%").encode())
+            except psycopg.Error:
+                close(connection)
+            else:
+                idle.append(connection)
+
+        connection.close = give_back  # type: ignore[method-assign] # of this one
+        return connection
+
+    with patch.object(Server, "connect", reuse):
+        yield
+    for connection in idle:
+        type(connection).close(connection)
+
+
+def play_on(url: str, history: tuple[str, list[Step]]) -> list[str]:
+    """Play a history in a schema of its own: by what the stream was ended."""
+    with source_at(url) as source:
+        return play(source, *history).stops
+
+
+def play_many(
+    url: str,
+    most: int,
+    definitions: Sequence[str] = DEFINITIONS,
+    *,
+    first: int | None = None,
+    played: Callable[[list[str]], None] = lambda stops: None,
+) -> None:
+    """Play so many histories; one that fails is made as short as it can be, and raised.
+
+    Parameters
+    ----------
+    first
+        A seed, for the same histories as before.
+    """
+    logging.getLogger("penstock.feeds").setLevel(logging.ERROR)
+
+    @settings(
+        max_examples=most,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate, Phase.shrink],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(histories(definitions))
+    def plays(history: tuple[str, list[Step]]) -> None:
+        played(play_on(url, history))
+
+    with kept_connections():
+        (plays if first is None else seed(first)(plays))()
+
+
+def main(words: Sequence[str]) -> int:
+    """Play histories: ``--histories N``, ``--first SEED``, ``--only add,rename`` for some changes of
+    definitions."""
+    from tests.support.postgres import start_postgres
+
+    given_words = dict(zip(words[::2], words[1::2], strict=True))
+    most, first = int(given_words.get("--histories", "1000")), int(given_words.get("--first", "0"))
+    definitions = given_words.get("--only", ",".join(DEFINITIONS)).split(",")
+    counted, began = Counter[str](), time.monotonic()
+    histories_played = 0
+
+    def played(stops: list[str]) -> None:
+        nonlocal histories_played
+        counted.update(stops)
+        histories_played += 1
+        if histories_played % 100 == 0:
+            told = f"{histories_played} histories in {time.monotonic() - began:.0f} s"
+            print(f"{told}; the streams ended by {dict(sorted(counted.items()))}", flush=True)
+
+    server = start_postgres()
+    try:
+        play_many(server.url, most, definitions, first=first, played=played)
+    except BaseException:
+        print(f"a history failed, the first time after {histories_played} that did not", flush=True)
+        raise
+    finally:
+        server.stop()
+        print(f"{histories_played} histories; the streams ended by {dict(sorted(counted.items()))}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

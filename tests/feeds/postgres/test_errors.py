@@ -1,0 +1,321 @@
+"""What is amiss with a server, a slot or a URL is said in words, with the way out, and without a password."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import closing
+from urllib.parse import urlsplit
+
+import psycopg
+import pytest
+
+from penstock.errors import DataLost, FeedUnavailable, InvalidUrl, MissingDependency
+from penstock.feeds.postgres import PostgresFeed, server, settings, slot
+from penstock.feeds.urls import parse
+from tests.feeds.postgres.source import Source, everything, source_at
+from tests.support.postgres import start_postgres
+from tests.support.waiting import wait_until
+
+URL = "postgresql://me:s%40cret@db.example:5433/shop?sslmode=require"
+
+
+def refused(condition: str) -> pytest.RaisesExc[FeedUnavailable]:
+    return pytest.RaisesExc(
+        FeedUnavailable, check=lambda error: error.condition == f"FEED_UNAVAILABLE.{condition}"
+    )
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"tables": ("public.a b", "ü&?=")},
+        {"snapshot": "none", "truncate": "skip", "lag_warning": 0, "slot_wait": 2.5},
+        {"types": {"a:b&": "text", "public.t.v": "double"}, "skip": [7, 5], "invalid_values": "null"},
+        {"accept": ["public.o+r:16.17", "public.p:-5+6"]},
+    ],
+)
+def test_a_feed_is_its_url(options: dict[str, object]) -> None:
+    feed = PostgresFeed(URL, publication="pub lication", slot="slot_1", **options)
+    assert PostgresFeed.from_url(feed.url) == feed
+    assert parse(feed.url) == feed
+    assert parse(feed.url).url == feed.url
+    assert feed.url.startswith("postgresql://me:s%40cret@db.example:5433/shop?")
+
+
+def test_a_slot_is_called_after_its_publication() -> None:
+    feed = parse("postgresql://h/db?publication=orders_2")
+    assert feed == PostgresFeed("postgresql://h/db", "orders_2", "penstock_orders_2")
+    assert parse(feed.url) == feed
+    assert PostgresFeed("postgresql://h/db?slot=s", "orders").slot == "s"
+
+
+def test_the_password_is_not_shown() -> None:
+    feed = PostgresFeed(URL, "p", "s")
+    for text in (repr(feed), str(feed), feed.name):
+        assert "cret" not in text
+        assert "'s'" in text
+
+
+@pytest.mark.parametrize(
+    ("url", "names"),
+    [
+        ("postgresql://h/db?slot=s", "publication"),
+        ("postgresql://h/db?publication=Or-ders", "slot=NAME"),
+        (f"postgresql://h/db?publication={'p' * 60}", "slot=NAME"),
+        ("postgresql://h/db?publication=p&slot=Not-This", "lower-case"),
+        ("postgresql://h/db?publication=p&slot=s&snapshots=none", "'snapshot'"),
+        ("postgresql://h/db?publication=p&slot=s&snapshot=no", "initial, none"),
+        ("postgresql://h/db?publication=p&slot=s&truncate=no", "fail, skip"),
+        ("postgresql://h/db?publication=p&slot=s&lag_warning=much", "lag_warning"),
+        ("postgresql://h/db?publication=p&slot=s&type=price", "text, double"),
+        ("postgresql://h/db?publication=p&slot=s&type=price:int", "text, double"),
+        ("postgresql://h/db?publication=p&slot=s&skip=0/16", "whole numbers"),
+        ("postgresql://h/db?publication=p&slot=s&invalid_values=skip", "fail, null"),
+        ("postgresql:h/db", "postgresql://"),
+    ],
+)
+def test_a_wrong_url_says_what_is_wrong(url: str, names: str) -> None:
+    with pytest.raises(InvalidUrl, match=names):
+        parse(url)
+
+
+def test_without_the_driver_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "psycopg", None)
+    with pytest.raises(MissingDependency, match=r"penstock\[postgres\]"):
+        PostgresFeed(URL, "p", "s")
+
+
+def test_what_the_catalog_lacks(source: Source) -> None:
+    with refused("NO_TABLES"):
+        source.open().describe()
+    source.table("id int primary key", "some")
+    with refused("SLOT_MISSING") as caught:
+        source.open().describe()
+    assert "pg_create_logical_replication_slot" in caught.value.message
+    with refused("PUBLICATION_MISSING"):
+        source.open(publication="nothing").describe()
+    with refused("TABLE_NOT_PUBLISHED") as caught:
+        source.open(tables=("sum",)).describe()
+    assert f"It has {source.name}.some" in caught.value.message
+    source.table("id int", "keyless")
+    with refused("NO_REPLICA_IDENTITY"):
+        source.open().describe()
+    source.run(f"ALTER PUBLICATION {source.name} SET (publish = 'insert')")
+    source.make_slot()
+    assert source.open(tables=("keyless",)).describe().contract is None
+
+
+def test_a_column_with_a_name_of_the_feeds_own(source: Source) -> None:
+    source.table('id int primary key, "_Change_type" text')
+    with refused("RESERVED_COLUMN"):
+        source.open().describe()
+
+
+def test_a_publication_that_is_dropped_stops_the_query(source: Source) -> None:
+    source.table("id int primary key")
+    source.make_slot()
+    feed = source.open()
+    start = feed.oldest()
+    source.run(f"DROP PUBLICATION {source.name}")
+    with refused("PUBLICATION_MISSING"):
+        feed.newest(start)
+
+
+def test_a_slot_of_another_kind(source: Source) -> None:
+    source.table("id int primary key")
+    source.run(f"SELECT pg_create_physical_replication_slot('{source.name}')")
+    with refused("SLOT_UNUSABLE"):
+        source.open().describe()
+
+
+def test_an_old_server(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+    source.table("id int primary key")
+    monkeypatch.setattr(slot, "_OLDEST_SERVER", 999_999)
+    with refused("SERVER_TOO_OLD"):
+        source.open().describe()
+
+
+def test_a_server_that_does_not_decode_its_log() -> None:
+    other = start_postgres(wal_level="replica")
+    try:
+        with source_at(other.url) as source:
+            source.table("id int primary key")
+            feed = source.open(snapshot="initial")
+            for ask in (feed.describe, feed.begin, source.open(snapshot="initial").begin):
+                with refused("WAL_LEVEL") as caught:
+                    ask()
+                assert "alter system set wal_level = 'logical'" in caught.value.message
+            assert source.slots() == 0
+    finally:
+        other.stop()
+
+
+def test_no_slot_is_free(source: Source) -> None:
+    source.table("id int primary key")
+    (free,) = source.rows(
+        "SELECT current_setting('max_replication_slots')::int - count(*) FROM pg_replication_slots"
+    )
+    for number in range(free[0]):
+        source.run(f"SELECT pg_create_physical_replication_slot('{source.name}_{number}')")
+    with refused("SLOTS") as caught:
+        source.open(snapshot="initial").begin()
+    assert "max_replication_slots" in caught.value.message
+
+
+def test_a_table_of_several_schemas(source: Source) -> None:
+    first = source.table("id int primary key")
+    second = f"{source.name}_b"
+    source.run(f"CREATE SCHEMA {second}")
+    try:
+        source.run(
+            f"CREATE TABLE {second}.t (id int primary key)",
+            f"ALTER PUBLICATION {source.name} ADD TABLE {second}.t",
+        )
+        source.make_slot()
+        with refused("TABLE_AMBIGUOUS") as caught:
+            source.open(tables=("t",)).describe()
+        assert repr(first) in caught.value.message
+        assert source.open(tables=(f"{second}.t",)).describe().contract is not None
+    finally:
+        source.run(f"DROP SCHEMA {second} CASCADE")
+
+
+def test_logins_and_databases(source: Source) -> None:
+    source.table("id int primary key")
+    parts = urlsplit(source.url)
+    wrong = source.url.replace(f":{parts.password}@", ":wr0ng@")
+    with refused("LOGIN") as caught:
+        PostgresFeed(wrong, source.name, source.name).open().describe()
+    assert "wr0ng" not in str(caught.value)
+    with refused("DATABASE"):
+        PostgresFeed(source.url.replace("/postgres", "/nowhere"), source.name, source.name).open().describe()
+
+
+def test_a_role_without_rights_is_told_which(source: Source) -> None:
+    source.table("id int primary key")
+    role, parts = f"r_{source.name}", urlsplit(source.url)
+    source.run(f"CREATE ROLE {role} LOGIN PASSWORD 'pw'", f"GRANT USAGE ON SCHEMA {source.name} TO {role}")
+    try:
+        url = source.url.replace(f"{parts.username}:{parts.password}@", f"{role}:pw@")
+        for grant in (None, f"ALTER ROLE {role} REPLICATION"):
+            if grant:
+                source.run(grant)
+            with refused("PRIVILEGE") as caught:
+                PostgresFeed(url, source.name, source.name).open().begin()
+            assert 'snapshot="none"' in caught.value.message
+        assert source.slots() == 0
+        # Reading from a slot needs no more than that.
+        source.make_slot()
+        assert (
+            PostgresFeed(url, source.name, source.name, snapshot="none").open().describe().contract
+            is not None
+        )
+    finally:
+        source.run(f"DROP OWNED BY {role}", f"DROP ROLE {role}")
+
+
+def test_a_slot_in_use_is_waited_for_and_named(source: Source) -> None:
+    table = source.table("id int primary key")
+    source.make_slot()
+    feed, hasty = source.open(slot_wait=30), source.open(slot_wait=0)
+    start = feed.oldest()
+    source.run(f"INSERT INTO {table} VALUES (1)")
+    (task,) = feed.tasks(start, feed.newest(start), 10)
+    schema = feed.describe().schema
+    held = f"SELECT active FROM pg_replication_slots WHERE slot_name = '{source.name}'"
+    with closing(psycopg.connect(source.url, replication="database", autocommit=True)) as holder:
+        pid = holder.info.backend_pid
+        options = f"proto_version '1', publication_names '{source.name}'"
+        holder.pgconn.send_query(f'START_REPLICATION SLOT "{source.name}" LOGICAL 0/0 ({options})'.encode())
+        wait_until(lambda: source.rows(held)[0][0])
+        for reading in (lambda: hasty.newest(start), lambda: list(hasty.read(task, schema))):
+            with refused("SLOT_IN_USE") as caught:
+                reading()
+            assert str(pid) in caught.value.message
+        found: list[int] = []
+        patient = [
+            threading.Thread(target=lambda: found.append(feed.newest(start))),
+            threading.Thread(target=lambda: found.append(sum(b.num_rows for b in feed.read(task, schema)))),
+        ]
+        for thread in patient:
+            thread.start()
+    for thread in patient:
+        thread.join(30)
+    assert min(found) == 1
+    assert max(found) > start
+
+
+def test_a_slot_that_the_server_has_let_go_of(source: Source) -> None:
+    table = source.table("id int primary key, v text")
+    source.make_slot()
+    feed = source.open()
+    start = feed.oldest()
+    try:
+        source.run("ALTER SYSTEM SET max_slot_wal_keep_size = '1MB'", "SELECT pg_reload_conf()")
+
+        def lost() -> bool:
+            source.run(
+                f"INSERT INTO {table} VALUES (1, 'x') ON CONFLICT DO NOTHING",
+                "SELECT pg_switch_wal()",
+                "CHECKPOINT",
+            )
+            query = f"SELECT wal_status FROM pg_replication_slots WHERE slot_name = '{source.name}'"
+            return bool(source.rows(query) == [("lost",)])
+
+        wait_until(lost)
+    finally:
+        source.run("ALTER SYSTEM RESET max_slot_wal_keep_size", "SELECT pg_reload_conf()")
+    with pytest.raises(DataLost, match="max_slot_wal_keep_size") as caught:
+        feed.newest(start)
+    assert caught.value.condition == "DATA_LOST.SLOT_INVALIDATED"
+
+
+def test_a_connection_that_breaks_is_opened_again(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = source.table("id int primary key, v text")
+    source.make_slot()
+    feed = source.open()
+    schema, start = feed.describe().schema, feed.oldest()
+    end_others = (
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+        " WHERE application_name = 'penstock' AND pid <> pg_backend_pid()"
+    )
+    source.run(f"INSERT INTO {table} SELECT i, 'x' FROM generate_series(1, 5000) i", end_others)
+    upto = feed.newest(start)
+    monkeypatch.setattr(server, "_CHUNK_ROWS", 600)
+    monkeypatch.setattr(server, "_FETCH_ROWS", 600)
+    (task,) = feed.tasks(start, upto, 10)
+    ids: list[int] = []
+    for number, batch in enumerate(feed.read(task, schema.remove(schema.get_field_index("_commit_version")))):
+        ids += batch["id"].to_pylist()
+        if number == 2:
+            source.run(end_others)
+    assert ids == list(range(1, 5001))
+
+
+def test_a_server_that_is_away_is_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "_ATTEMPTS", 2)
+    feed = PostgresFeed("postgresql://me:geheim@127.0.0.1:1/db?connect_timeout=2", "p", "s").open()
+    with refused("SERVER") as caught:
+        feed.oldest()
+    assert "geheim" not in str(caught.value)
+
+
+def test_nothing_is_opened_before_it_is_asked_for() -> None:
+    feed = PostgresFeed("postgresql://127.0.0.1:1/db", "p", "s")
+    assert feed.url
+    assert settings.split(feed.url)
+
+
+def test_everything_from_a_feed_of_all_tables_leaves_the_snapshots_out(source: Source) -> None:
+    table = source.table("id int primary key")
+    source.run(
+        f"INSERT INTO {table} VALUES (1)",
+        f"DROP PUBLICATION {source.name}",
+        f"CREATE PUBLICATION {source.name} FOR ALL TABLES",
+    )
+    feed = source.open(snapshot="initial", tables=(table,))
+    start = feed.begin()
+    source.run(f"INSERT INTO {table} VALUES (2)")
+    assert [row["id"] for row in everything(feed)] == [1, 2]
+    feed.logged(feed.newest(start))

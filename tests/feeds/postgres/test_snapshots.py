@@ -1,0 +1,316 @@
+"""A feed begins with the rows that are there: once, all of them, and the same ones again after a crash."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections import Counter
+from typing import Any
+from urllib.parse import urlsplit
+
+import psycopg
+import pytest
+
+from penstock.errors import DataLost, FeedUnavailable
+from penstock.feeds.postgres import snapshot
+from tests.feeds.postgres.source import Row, Source, apply, changes, everything, source_at
+
+
+def copies(source: Source) -> int:
+    return source.rows(
+        "SELECT count(*) FROM pg_class WHERE relnamespace = to_regnamespace('penstock_snapshots') AND "
+        "relkind = 'r' AND relname <> 'slots'"
+    )[0][0]
+
+
+def test_the_rows_that_are_there_are_the_first_commit(source: Source) -> None:
+    table = source.table("id int primary key, v text")
+    source.run(f"INSERT INTO {table} SELECT i, 'v' || i FROM generate_series(1, 25) i")
+    feed = source.open(snapshot="initial")
+    schema, start = feed.describe().schema, feed.begin()
+    source.run(f"DELETE FROM {table} WHERE id <= 20", f"INSERT INTO {table} VALUES (26, 'new')")
+    upto = feed.newest(start)
+    first, *later = feed.commits(start, upto)
+    assert (first.rows, [commit.rows for commit in later]) == (25, [20, 1])
+    assert first.version == start + 1
+    tasks = feed.tasks(start, first.version, 10)
+    assert len(tasks) == 3
+    rows = [row for task in reversed(tasks) for batch in feed.read(task, schema) for row in batch.to_pylist()]
+    assert sorted((row["id"], row["v"], row["_commit_sequence"]) for row in rows) == [
+        (i, f"v{i}", i - 1) for i in range(1, 26)
+    ]
+    assert {(row["_change_type"], row["_commit_version"]) for row in rows} == {("insert", first.version)}
+    state: dict[object, Row] = {}
+    apply(everything(feed), ("id",), ("id", "v"), state)
+    assert sorted(row["id"] for row in state.values()) == [21, 22, 23, 24, 25, 26]
+    assert feed.newest(first.version - 1) >= upto
+
+
+def test_the_snapshot_stays_until_it_is_logged(source: Source) -> None:
+    table = source.table("id int primary key")
+    source.run(f"INSERT INTO {table} VALUES (1)")
+    before = copies(source)
+    feed = source.open(snapshot="initial")
+    start = feed.begin()
+    (commit,) = feed.commits(start, feed.newest(start))
+    (task,) = feed.tasks(start, commit.version, 10)
+    feed.logged(start)
+    assert copies(source) == before + 1
+    again = source.open(snapshot="initial")
+    assert again.begin() == start
+    feed.logged(commit.version)
+    feed.logged(commit.version)
+    assert copies(source) == before
+    assert feed.oldest() == commit.version
+    assert again.describe()
+    with pytest.raises(DataLost):
+        list(feed.read(task, feed.describe().schema))
+    with pytest.raises(DataLost):
+        feed.tasks(start, commit.version, 10)
+    # A process that still thinks that the snapshot is there is told as well.
+    assert source.slots() == 1
+
+
+def test_an_empty_table_has_an_empty_snapshot(source: Source) -> None:
+    table = source.table("id int primary key")
+    feed = source.open(snapshot="initial")
+    start = feed.begin()
+    assert everything(feed) == []
+    feed.logged(start + 1)
+    source.run(f"INSERT INTO {table} VALUES (1)")
+    assert [row["id"] for row in everything(feed, feed.oldest())] == [1]
+
+
+def test_concurrent_writers_leave_no_gap_and_no_overlap(source: Source) -> None:
+    table = source.table("id bigserial primary key, writer int, v text")
+    source.table("id int primary key", "other")
+    stop = threading.Event()
+
+    def write(number: int) -> None:
+        with psycopg.connect(source.url) as connection:
+            while not stop.is_set():
+                connection.execute(
+                    f"INSERT INTO {table} (writer, v) VALUES (%s, 'a'), (%s, 'b')".encode(), [number, number]
+                )
+                connection.execute(
+                    f"UPDATE {table} SET v = v || 'x' WHERE writer = %s AND id %% 7 = 0".encode(), [number]
+                )
+                connection.commit()
+
+    writers = [threading.Thread(target=write, args=[number]) for number in range(3)]
+    for writer in writers:
+        writer.start()
+    try:
+        feed = source.open(snapshot="initial", tables=("t",))
+        start = feed.begin()
+        after_snapshot = feed.newest(start)
+    finally:
+        stop.set()
+        for writer in writers:
+            writer.join(30)
+    state: dict[object, Row] = {}
+    middle = changes(feed, start, after_snapshot)
+    apply(middle, ("id",), ("id", "writer", "v"), state)
+    apply(everything(feed, after_snapshot), ("id",), ("id", "writer", "v"), state)
+    found = Counter(tuple(row.values()) for row in state.values())
+    assert found == Counter(source.rows(f"SELECT id, writer, v FROM {table}"))
+    assert middle
+
+
+@pytest.mark.parametrize("point", ["begin_snapshot", "end_snapshot"])
+def test_what_a_process_left_half_done_is_recreated(
+    source: Source, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    table = source.table("id int primary key")
+    source.run(f"INSERT INTO {table} VALUES (1)")
+    before = copies(source)
+    run = snapshot.run
+
+    def dying(connection: Any, statement: str, /, **parameters: object) -> Any:
+        found = run(connection, statement, **parameters) if statement == "begin_snapshot" else []
+        if statement == point:
+            raise KeyboardInterrupt
+        return found or run(connection, statement, **parameters)
+
+    monkeypatch.setattr(snapshot, "run", dying)
+    with pytest.raises(KeyboardInterrupt):
+        source.open(snapshot="initial").begin()
+    assert source.slots() == (point == "end_snapshot")
+    monkeypatch.undo()
+    source.run(f"INSERT INTO {table} VALUES (2)")
+    feed = source.open(snapshot="initial")
+    assert [row["id"] for row in everything(feed)] == [1, 2]
+    assert next(iter(feed.commits(feed.oldest(), feed.newest(feed.oldest())))).rows == 2
+    assert copies(source) == before + 1
+
+
+def test_processes_at_once_make_one_snapshot(source: Source) -> None:
+    table = source.table("id int primary key")
+    source.run(f"INSERT INTO {table} SELECT generate_series(1, 1000)")
+    found: list[int] = []
+    threads = [
+        threading.Thread(target=lambda: found.append(source.open(snapshot="initial").begin()))
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(found) == 4
+    assert len(set(found)) == 1
+
+
+def test_several_tables_are_in_one_snapshot(source: Source) -> None:
+    one = source.table('"Id" int primary key, "a ""b" text', "one")
+    two = source.table("id int primary key", '"T W""o"')
+    source.run(f"INSERT INTO {one} VALUES (1, 'x')", f"INSERT INTO {two} VALUES (5), (6)")
+    feed = source.open(snapshot="initial")
+    rows = everything(feed)
+    assert [(row["_key"], row["_commit_sequence"]) for row in rows] == [
+        ('{"id":5}', 0),
+        ('{"id":6}', 1),
+        ('{"Id":1}', 2),
+    ]
+    assert rows[2]["one"] == {"Id": 1, 'a "b': "x"}
+    assert rows[0]['T W"o'] == {"id": 5}
+
+
+def test_a_recreated_slot_does_not_fill_an_old_checkpoints_gap(source: Source) -> None:
+    table = source.table("id int primary key")
+    feed = source.open(snapshot="initial")
+    start = feed.begin()
+    source.run(f"INSERT INTO {table} VALUES (1)")
+    upto = feed.newest(start)
+    feed.logged(upto)
+    source.run(f"SELECT pg_drop_replication_slot('{source.name}')", f"INSERT INTO {table} VALUES (2)")
+    with pytest.raises(FeedUnavailable, match="no replication slot"):
+        feed.newest(upto)
+    again = source.open(snapshot="initial")
+    assert [row["id"] for row in everything(again)] == [1, 2]
+    with pytest.raises(DataLost):
+        again.tasks(upto, again.newest(upto), 10)
+
+
+def test_a_new_query_is_refused_where_its_slot_has_lost_rows(source: Source) -> None:
+    table = source.table("id int primary key")
+    source.run(f"INSERT INTO {table} VALUES (1)")
+    feed = source.open(snapshot="initial")
+    start = feed.begin()
+    assert source.open(snapshot="initial").begin() == start, "nothing has been logged yet"
+    feed.logged(feed.newest(start))
+    source.run(f"INSERT INTO {table} VALUES (2)")
+    with pytest.raises(FeedUnavailable, match=f"pg_drop_replication_slot..{source.name}") as caught:
+        source.open(snapshot="initial").begin()
+    assert caught.value.condition == "FEED_UNAVAILABLE.SLOT_USED"
+    assert [row["id"] for row in everything(source.open())] == [2], "what is left, for who wants that"
+    source.run(f"SELECT pg_drop_replication_slot('{source.name}')")
+    assert [row["id"] for row in everything(source.open(snapshot="initial"))] == [1, 2]
+
+
+def test_a_slot_that_moved_on_before_its_snapshot_was_read_is_no_start(source: Source) -> None:
+    table = source.table("id int primary key")
+    source.open(snapshot="initial").begin()
+    source.run(f"INSERT INTO {table} VALUES (1)")
+    source.run(f"SELECT pg_replication_slot_advance('{source.name}', pg_current_wal_lsn())")
+    with pytest.raises(FeedUnavailable, match="has been read"):
+        source.open(snapshot="initial").begin()
+
+
+def test_a_slot_that_was_made_by_hand_is_read_from_where_it_stands_if_that_is_wanted(source: Source) -> None:
+    table = source.table("id int primary key")
+    source.run(f"INSERT INTO {table} VALUES (1)")
+    source.make_slot()
+    source.run(f"INSERT INTO {table} VALUES (2)")
+    with pytest.raises(FeedUnavailable, match="was created by hand"):
+        source.open(snapshot="initial").begin()
+    assert [row["id"] for row in everything(source.open(snapshot="none"))] == [2]
+
+
+def test_only_a_start_makes_a_slot(source: Source) -> None:
+    source.table("id int primary key")
+    feed = source.open(snapshot="initial")
+    assert feed.describe().contract is not None
+    for ask in (feed.oldest, feed.lag, lambda: feed.newest(0)):
+        with pytest.raises(FeedUnavailable, match="no replication slot"):
+            ask()
+    assert source.slots() == 0
+    feed.begin()
+    assert source.slots() == 1
+
+
+def test_a_process_that_stands_still_while_it_makes_the_snapshot_is_named(
+    source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshot, "_LOCK_WAIT", 0.5)
+    source.table("id int primary key")
+    with psycopg.connect(source.url, autocommit=True) as other:
+        other.execute("SELECT pg_advisory_lock(hashtextextended('penstock slot ' || %s, 0))", [source.name])
+        with pytest.raises(
+            FeedUnavailable, match=rf"pg_terminate_backend\({other.info.backend_pid}\)"
+        ) as caught:
+            source.open(snapshot="initial").begin()
+        assert caught.value.condition == "FEED_UNAVAILABLE.SLOT_IN_USE"
+    assert source.slots() == 0
+    assert source.open(snapshot="initial").begin()
+
+
+def test_a_reader_that_stands_still_in_the_snapshot_does_not_hold_the_query_up_for_ever(
+    source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = source.table("id int primary key")
+    source.run(f"INSERT INTO {table} VALUES (1)")
+    feed = source.open(snapshot="initial")
+    start = feed.begin()
+    ((place,),) = source.rows(
+        f"SELECT tables -> 0 ->> 'place' FROM penstock_snapshots.slots WHERE slot = '{source.name}'"
+    )
+    monkeypatch.setattr(snapshot, "_LOCK_WAIT", 0.5)
+    with psycopg.connect(source.url) as reader:
+        reader.execute(f"SELECT * FROM penstock_snapshots.{place}".encode())
+        with pytest.raises(FeedUnavailable) as caught:
+            feed.logged(start + 1)
+        assert caught.value.condition == "FEED_UNAVAILABLE.SLOT_IN_USE"
+    feed.logged(start + 1)
+    assert feed.oldest() == start + 1
+
+
+def test_a_schema_of_copies_that_a_stranger_made_first_is_refused(pg_url: str) -> None:
+    """The feed's role is one that may read everything, and a table's owner may give it a trigger, or make a
+    view of it."""
+    name = f"first_{uuid.uuid4().hex[:8]}"
+    with psycopg.connect(pg_url, autocommit=True) as admin:
+        admin.execute(f"create database {name}".encode())
+        admin.execute(f"create role {name} login password 'pw'".encode())
+        admin.execute(f"grant create on database {name} to {name}".encode())
+    try:
+        url = urlsplit(pg_url)._replace(path=f"/{name}").geturl()
+        with source_at(url) as source:
+            source.table("id int primary key")
+            source.run(f"set role {name}", "create schema penstock_snapshots", "reset role")
+            for view in (False, True):
+                if view:
+                    source.run(
+                        f"set role {name}",
+                        "create view penstock_snapshots.slots as select 'x' as slot, 'read' as state, "
+                        "1::bigint as consistent_point, 1::bigint as copied_at, '[]'::jsonb as tables",
+                        "reset role",
+                    )
+                with pytest.raises(FeedUnavailable, match=f"belongs to the role '{name}'") as caught:
+                    everything(source.open(snapshot="initial"))
+                assert caught.value.condition == "FEED_UNAVAILABLE.SCHEMA_OWNER"
+    finally:
+        with psycopg.connect(pg_url, autocommit=True) as admin:
+            admin.execute(f"drop database {name} with (force)".encode())
+            admin.execute(f"drop role {name}".encode())
+
+
+def test_a_standby_that_takes_over_has_the_slot(source: Source) -> None:
+    if source.version < 17:
+        pytest.skip("slots fail over since PostgreSQL 17")
+    source.table("id int primary key")
+    with pytest.raises(FeedUnavailable) as caught:
+        source.open(snapshot="none").describe()
+    assert "failover => true" in caught.value.message
+    source.open(snapshot="initial").begin()
+    query = f"SELECT failover FROM pg_replication_slots WHERE slot_name = '{source.name}'"
+    assert source.rows(query) == [(True,)]
