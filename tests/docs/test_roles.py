@@ -101,7 +101,7 @@ def test_upkeep_that_a_producer_may_not_do_is_left_to_the_owner(
         queue = store.queue("crowded")
         for number in range(70):
             queue.append(rows([number]))
-    assert any(getattr(record, "action", "") == "upkeep_failed" for record in caplog.records)
+    assert any(getattr(record, "action", "") == "maintenance_failed" for record in caplog.records)
     assert "permission denied" in caplog.text
     with ps.connect(as_role(database, "penstock_owner"), create=False) as store:
         store.maintain()

@@ -8,7 +8,7 @@ import pytest
 
 import penstock as ps
 from penstock.errors import StateRefused
-from penstock.limits.record import LimitRecord, write_record
+from penstock.limits.record import keep_record
 from penstock.spark.checkpoint import Checkpoint
 
 
@@ -19,7 +19,7 @@ def test_offsets_that_are_missing_or_cut_short_are_said(tmp_path: Path, offsets:
     (tmp_path / "commits/3").write_text("v1\n{}")
     if offsets is not None:
         (tmp_path / "offsets/3").write_text(offsets)
-    write_record(Checkpoint(str(tmp_path)), LimitRecord(10))
+    keep_record(Checkpoint(str(tmp_path)), 10)
     with pytest.raises(StateRefused, match="offsets/3") as refused:
         ps.limits.limit_progress(tmp_path)
     assert refused.value.condition == "STATE_REFUSED.LIMIT"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import CheckpointMismatch, CommitRefused
-from penstock.limits.record import KeyRecord, LimitRecord, write_key_record, write_record
+from penstock.limits.record import KeyRecord, keep_key_record, keep_record
 from penstock.spark.checkpoint import Checkpoint
 
 LIMIT = KeyRecord(("a",), 2, None)
@@ -29,40 +29,40 @@ def commit(folder: Path) -> None:
 
 def test_other_columns_are_refused_once_rows_have_been_counted(tmp_path: Path) -> None:
     checkpoint = Checkpoint(str(tmp_path))
-    write_key_record(checkpoint, replace(LIMIT, per=("b",)), exact=False)
-    write_key_record(checkpoint, LIMIT, exact=False)
+    keep_key_record(checkpoint, replace(LIMIT, per=("b",)), exact=False)
+    keep_key_record(checkpoint, LIMIT, exact=False)
     begin(tmp_path)
-    write_key_record(checkpoint, LIMIT, exact=False)
+    keep_key_record(checkpoint, LIMIT, exact=False)
     for other, exact in ((["b"], False), (["a", "b"], False), (["A"], True)):
-        with pytest.raises(CheckpointMismatch, match=r"Start with a new checkpoint") as refused:
-            write_key_record(checkpoint, replace(LIMIT, per=tuple(other)), exact=exact)
+        with pytest.raises(CheckpointMismatch, match=r"start with a new checkpoint") as refused:
+            keep_key_record(checkpoint, replace(LIMIT, per=tuple(other)), exact=exact)
         assert refused.value.condition == "CHECKPOINT_MISMATCH.LIMIT_PER"
         assert refused.value.parameters["before"] == ["a"]
     kept = json.loads((tmp_path / "penstock/limit-per.json").read_text())
     assert kept == {"version": 1, "per": ["a"], "rows": 2, "forget_ms": None}
-    write_key_record(checkpoint, replace(LIMIT, per=("A",)), exact=False)
+    keep_key_record(checkpoint, replace(LIMIT, per=("A",)), exact=False)
 
 
 @pytest.mark.parametrize("other", [replace(LIMIT, rows=3), replace(LIMIT, forget_ms=1000)])
 def test_another_limit_is_refused_while_a_micro_batch_is_unfinished(tmp_path: Path, other: KeyRecord) -> None:
     checkpoint = Checkpoint(str(tmp_path))
-    write_key_record(checkpoint, LIMIT, exact=False)
+    keep_key_record(checkpoint, LIMIT, exact=False)
     begin(tmp_path)
     with pytest.raises(CommitRefused, match=r"start the query once with limit\(2, per=\['a'\]\)") as refused:
-        write_key_record(checkpoint, other, exact=False)
+        keep_key_record(checkpoint, other, exact=False)
     assert refused.value.condition == "COMMIT_REFUSED.LIMIT_CHANGED"
     commit(tmp_path)
-    write_key_record(checkpoint, other, exact=False)
+    keep_key_record(checkpoint, other, exact=False)
     with pytest.raises(CheckpointMismatch):
-        write_key_record(checkpoint, replace(other, per=("b",)), exact=False)
+        keep_key_record(checkpoint, replace(other, per=("b",)), exact=False)
 
 
 def test_a_checkpoint_that_began_without_such_a_limit_is_refused(tmp_path: Path) -> None:
     checkpoint = Checkpoint(str(tmp_path))
     begin(tmp_path)
     with pytest.raises(CheckpointMismatch, match="without a limit"):
-        write_key_record(checkpoint, LIMIT, exact=False)
-    write_record(checkpoint, LimitRecord(7))
+        keep_key_record(checkpoint, LIMIT, exact=False)
+    keep_record(checkpoint, 7)
     with pytest.raises(CheckpointMismatch, match=r"with limit\(7\) before"):
-        write_key_record(checkpoint, LIMIT, exact=False)
+        keep_key_record(checkpoint, LIMIT, exact=False)
     assert not (tmp_path / "penstock/limit-per.json").exists()

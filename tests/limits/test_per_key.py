@@ -112,7 +112,7 @@ def test_each_partition_gives_its_first_rows_and_a_higher_limit_goes_on(
     keyed.run(5, ["k"], maxRowsPerTrigger=6)
     # Of key "a" the first row came with the first limit, and four with the second one.
     assert sum(keyed.rows().values()) == 15
-    with pytest.raises(CheckpointMismatch, match=r"the rows of each per="):
+    with pytest.raises(CheckpointMismatch, match=r"has counted rows per="):
         keyed.run(5, ["id"])
 
 
@@ -157,7 +157,7 @@ def test_a_limit_of_all_rows_is_refused_where_keys_were_counted(
     keyed = Keyed(spark, store_url, tmp_path)
     keyed.add(range(12))
     keyed.run(1, ["k"])
-    with pytest.raises(NotFound, match=r"of limit\(1, per=\['k'\]\) each key has a count of its own"):
+    with pytest.raises(NotFound, match=r"has limit\(1, per=\['k'\]\), which counts each key by itself"):
         ps.limits.limit_progress(tmp_path / "ck")
     stream = ps.stream(spark, ps.QueueSource("in", consumer="c", url=store_url)).limit(2)
     with pytest.raises(CheckpointMismatch, match=r"has run with limit\(1, per=\['k'\]\) before"):

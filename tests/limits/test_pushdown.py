@@ -9,8 +9,7 @@ import pytest
 
 from penstock.commit.offsets import QueueOffset
 from penstock.errors import CheckpointMismatch
-from penstock.limits.pushdown import remaining_quota
-from penstock.limits.resume import LimitState
+from penstock.limits.run import LimitState, remaining_quota
 from penstock.spark.checkpoint import Checkpoint
 
 QUEUE = json.dumps(QueueOffset("s", "q", "c", 1, 1, (3, 0), (5, 1)).to_dict())

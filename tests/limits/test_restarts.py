@@ -71,7 +71,7 @@ def test_a_query_whose_limit_is_reached_ends_at_once(
     assert (again.id, again.recentProgress, again.lastProgress) == (first.id, [], None)
     assert "ends at once: its limit of 8 rows is reached" in again.status["message"]
     caplog.clear()
-    with caplog.at_level(logging.WARNING, "penstock.pipeline"):
+    with caplog.at_level(logging.WARNING, "penstock.limits"):
         lower = feed.start(5)
     assert not lower.isActive
     assert "its limit of 5 rows is lower than the 8 rows that have passed" in caplog.text

@@ -54,7 +54,7 @@ def test_a_running_query_waits_for_the_rows_that_its_limit_lacks(
     assert (feed.taken(), feed.offsets(), feed.progress()) == ({0: list(range(6))}, [6], "6 of 6")
     (tmp_path / "other").mkdir()
     (tmp_path / "other/metadata").write_text('{"id": "1"}')
-    with pytest.raises(NotFound, match="no limit is kept"):
+    with pytest.raises(NotFound, match="has no limit"):
         ps.limits.limit_progress(tmp_path / "other")
     with pytest.raises(CheckpointNotFound, match="there is no checkpoint at"):
         ps.limits.limit_progress(tmp_path / "nowhere")

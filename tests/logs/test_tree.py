@@ -44,7 +44,7 @@ def test_what_a_store_is_asked_for_is_told_by_queue_and_consumer(
         store.drop_queue("orders")
         store.drop_consumer("billing")
     told = [vars(record) for record in caplog.records]
-    assert [each["action"] for each in told if each["action"] not in ("trimmed", "upkeep_needless")] == [
+    assert [each["action"] for each in told if each["action"] not in ("trimmed", "maintenance_skipped")] == [
         "store_created",
         "queue_created",
         "appended",

@@ -198,7 +198,7 @@ def test_the_checkpoint_stands_where_one_says(
         ({"timeout": float("inf")}, "timeout is a finite number"),
         ({"timeout": "5"}, "timeout is a finite number"),
         ({"folder": 7}, "folder is a directory"),
-        ({"df": "orders"}, r"df is a streaming DataFrame; of a ps.stream\(…\), give its .frame\(\)"),
+        ({"df": "orders"}, r"df is a streaming DataFrame; of a ps.stream\(…\), pass its .frame\(\)"),
     ],
 )
 def test_arguments_of_another_kind_are_refused(spark: SparkSession, wrong: dict[str, Any], said: str) -> None:
@@ -214,7 +214,9 @@ def test_spark_connect_is_refused_by_name(run_child: Callable[..., ChildProcess]
 
 
 def test_a_dataframe_at_rest_is_refused(spark: SparkSession) -> None:
-    with pytest.raises(InvalidInput, match=r"df.limit\(n\) gives rows of it, df.sample\(fraction\) a sample"):
+    with pytest.raises(
+        InvalidInput, match=r"df.limit\(n\) returns its first rows, df.sample\(fraction\) a sample"
+    ):
         ps.take(spark.range(3), 1)
 
 

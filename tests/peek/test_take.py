@@ -173,7 +173,7 @@ def test_rare_rows_of_a_backlog_are_looked_for_by_sparks_executors(
     spark: SparkSession, store: ps.Store, store_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A few rows tell how many more have to be read; what is found then is among all that there is, once each."""
-    for name, value in {"_MOST": 200, "_TELLING": 100, "_FIRST_ROWS": 50, "_LEAP": 4}.items():
+    for name, value in {"_MOST": 200, "_ESTIMATE_ROWS": 100, "_FIRST_ROWS": 50, "_MAX_FACTOR": 4}.items():
         monkeypatch.setattr(local_read, name, value)
     orders = make_queue(store, partitions=2)
     for partition in range(2):
@@ -193,11 +193,11 @@ def test_rows_that_were_found_are_given_when_the_time_ends_before_they_come_agai
 ) -> None:
     monkeypatch.setattr(local_read, "_MOST", 1_500)
 
-    def ahead(_look: local_read.LocalRead, stands: Any, _found: RowCollector, clock: Deadline) -> Any:
+    def read_by_spark(_read: local_read.LocalRead, stands: Any, _found: RowCollector, clock: Deadline) -> Any:
         monkeypatch.setattr(clock, "_seconds", 0.0)
         return stands
 
-    monkeypatch.setattr(local_read.LocalRead, "_ahead", ahead)
+    monkeypatch.setattr(local_read.LocalRead, "_read_by_spark", read_by_spark)
     fill(make_queue(store), range(3_000), each=1_500)
     rows = ps.take(stream(spark, store_url).where("id % 100 = 7"), 1_000)
     assert (ids(rows), rows.complete) == ([100 * n + 7 for n in range(10)], False)
@@ -213,11 +213,11 @@ def test_the_larger_of_two_lots_of_the_same_rows_is_given() -> None:
     found = RowCollector(10)
     found.add(pa.table({"id": [1]}))
     found.add(pa.table({"id": [2, 3]}))
-    found.forget_behind(1)
+    found.keep_first(1)
     found.add(pa.table({"id": [2]}))
-    assert (found.lacking, sum(table.num_rows for table in found.given)) == (8, 3)
+    assert (found.missing, sum(table.num_rows for table in found.collected)) == (8, 3)
     found.add(pa.table({"id": [3, 4]}))
-    assert pa.concat_tables(found.given)["id"].to_pylist() == [1, 2, 3, 4]
+    assert pa.concat_tables(found.collected)["id"].to_pylist() == [1, 2, 3, 4]
 
 
 @one_store

@@ -79,7 +79,7 @@ def test_an_offset_does_not_move_over_rows_that_were_not_pulled(
     queue.append(rows(7, 8, 9), 0)
     queue.register("c")
     with pytest.raises(
-        OffsetConflict, match="the queue was made anew, since the rows of partition 0 were pulled"
+        OffsetConflict, match="the queue was recreated, since the rows of partition 0 were pulled"
     ):
         consumer.advance("q", 0, old=pull.start, new=pull.end)
     again = consumer.pull("q", 0)
@@ -100,7 +100,7 @@ def test_rows_that_were_pulled_before_a_seek_are_pulled_again(consumer: penstock
 def test_an_offset_moves_forward_to_the_newest_row_at_most(
     consumer: penstock.Consumer, old: int, new: int
 ) -> None:
-    with pytest.raises(InvalidPosition, match="use seek to go elsewhere"):
+    with pytest.raises(InvalidPosition, match="use seek to move elsewhere"):
         consumer.advance("q", 0, old=old, new=new)
     with pytest.raises(PartitionNotFound):
         consumer.advance("q", 2, old=0, new=0)

@@ -46,7 +46,7 @@ def test_what_is_no_number_of_partitions_is_refused(store: penstock.Store, count
 def test_a_queue_has_no_more_partitions_than_it_may(store: penstock.Store) -> None:
     queue = store.create_queue("q", SCHEMA, partitions=4000)
     with pytest.raises(
-        InvalidInput, match="has 4096 partitions at the most: 'q' has 4000 and cannot get 97 more"
+        InvalidInput, match="has at most 4096 partitions: 'q' has 4000, so 97 more cannot be added"
     ):
         queue.add_partitions(97)
     assert store.queue("q").partitions == 4000

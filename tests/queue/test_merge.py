@@ -267,7 +267,7 @@ def test_readers_and_mergers_in_threads(store: penstock.Store) -> None:
     assert numbers(queue.read(0, 0)) == list(range(150))
 
 
-def test_upkeep_that_fails_is_logged_and_the_next_append_works(
+def test_maintenance_that_fails_is_logged_and_the_next_append_works(
     store: penstock.Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(*_: object) -> int:
@@ -278,7 +278,7 @@ def test_upkeep_that_fails_is_logged_and_the_next_append_works(
     for n in range(2 * MERGE_FAN_IN):
         queue.append(rows(n))
     settle(store)
-    assert "upkeep of queue 'q' failed: too large" in caplog.text
+    assert "maintenance of queue 'q' failed: too large" in caplog.text
     monkeypatch.undo()
     for n in range(2 * MERGE_FAN_IN):
         queue.append(rows(n))
@@ -286,7 +286,7 @@ def test_upkeep_that_fails_is_logged_and_the_next_append_works(
     assert len(_segments(queue)) < 3 * MERGE_FAN_IN
 
 
-def test_upkeep_of_a_queue_that_was_dropped_is_no_matter(
+def test_maintenance_of_a_dropped_queue_is_skipped(
     store: penstock.Store, caplog: pytest.LogCaptureFixture
 ) -> None:
     queue = store.create_queue("q", SCHEMA, retention=penstock.Retention(rows=1))

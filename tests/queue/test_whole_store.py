@@ -12,7 +12,7 @@ import pytest
 
 import penstock
 from penstock.errors import CommitRefused, ConsumerInUse, InvalidInput, QueueNotFound
-from penstock.queue.maintenance import SWEEP_SECONDS
+from penstock.queue.maintenance import CLEANING_SECONDS
 from penstock.store import staging
 from penstock.store.log import partition_log
 from penstock.store.staging import Attempt
@@ -187,7 +187,7 @@ def test_what_was_staged_long_ago_is_swept_beside_other_upkeep_now_and_then(stor
     queue.append(rows(1))
     settle(store)
     assert store.info().staged_segments == 2, "not with every upkeep"
-    store._maintainer._sweep_due -= SWEEP_SECONDS
+    store._maintainer._cleaning_due -= CLEANING_SECONDS
     queue.append(rows(2))
     settle(store)
     assert store.info().staged_segments == 1

@@ -536,8 +536,8 @@ FAULTS = [
     Fault(
         "a producer session stores its sequence in a transaction before that of the rows",
         "queue/producer.py",
-        "        appended = self._queue.append_with(rows, partition, first=first, idempotent=True)\n",
-        "        self._database.run(first)\n        appended = self._queue.append_with(\n            rows, partition, first=lambda tx: not repeated, idempotent=True\n        )\n",
+        "        appended = self._queue.append_with(rows, partition, around=once, idempotent=True)\n",
+        "        self._database.run(lambda tx: once(tx, lambda: Appended({})))\n        appended = self._queue.append_with(\n            rows, partition, around=lambda tx, append: Appended({}) if repeated else append(), idempotent=True\n        )\n",
     ),
     Fault(
         "a producer session that is fenced appends",

@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 from penstock.errors import PenstockError
-from penstock.queue.maintenance import sweep_staging, upkeep
+from penstock.queue.maintenance import clean_staging, maintain_partitions
 from penstock.queue.open_stores import open_store
 from penstock.store.log import compact
 from tests.simulation.auditor import History, Violation
@@ -291,8 +291,8 @@ class Operator:
             record = store.queue(name).record
             for partition in range(record.partitions):
                 compact.merge_all(store.database, record, partition)
-            upkeep(store.database, store.uuid, record, range(record.partitions))
-        sweep_staging(store.database, store.uuid, older)
+            maintain_partitions(store.database, store.uuid, record, range(record.partitions))
+        clean_staging(store.database, store.uuid, older)
 
     reader: Callable[[], Any]
     """What everybody can read at this moment."""

@@ -13,7 +13,7 @@ from pyspark.sql import functions as fn
 
 import penstock as ps
 from penstock import Queue, Store
-from penstock.queue.checks import SERVICE_COLUMNS
+from penstock.queue.checks import METADATA_COLUMNS
 from penstock.spark.schemas import SERVICE_FIELDS
 from penstock.testing import replay_last_batch
 from tests.spark.support import (
@@ -48,7 +48,7 @@ def plain(*ids: int) -> list[dict[str, Any]]:
 
 
 def test_readers_names_are_those_that_no_column_gets() -> None:
-    assert tuple(field.name for field in SERVICE_FIELDS) == SERVICE_COLUMNS
+    assert tuple(field.name for field in SERVICE_FIELDS) == METADATA_COLUMNS
 
 
 def test_a_running_query_goes_on_with_its_columns_and_has_the_new_ones_when_it_is_started_again(

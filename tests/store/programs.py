@@ -159,11 +159,11 @@ def stop_in_append(url: str, moment: str) -> None:
     with penstock.connect(url, create=False) as store:
         queue = store.queue("q")
         if moment == "before_commit":
-            queue.append_with([{"n": 1}], then=lambda tx, appended: stop())
+            queue.append_with([{"n": 1}], around=lambda tx, append: (append(), stop())[0])
         elif moment == "in_a_statement":
-            queue.append_with([{"n": 1}], then=lambda tx, appended: _slow(tx, attempts))
+            queue.append_with([{"n": 1}], around=lambda tx, append: (append(), _slow(tx, attempts))[0])
         elif moment == "behind_many_rows":
-            queue.append_with([{"n": n} for n in range(12)], then=lambda tx, appended: stop())
+            queue.append_with([{"n": n} for n in range(12)], around=lambda tx, append: (append(), stop())[0])
         else:
             partition_log.place = place  # type: ignore[assignment]
             queue.append([{"n": n} for n in range(12)])
@@ -198,7 +198,7 @@ def stop_in_plan(url: str) -> None:
 def stop_with_turn(url: str) -> None:
     """Stop while a transaction has SQLite's write lock, then commit."""
     with penstock.connect(url, create=False) as store:
-        store.queue("q").append_with([{"n": 1}], then=lambda tx, appended: _stop())
+        store.queue("q").append_with([{"n": 1}], around=lambda tx, append: (append(), _stop())[0])
         print("appended", flush=True)
 
 

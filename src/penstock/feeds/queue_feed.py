@@ -16,7 +16,7 @@ import pyarrow.types as pat
 
 from penstock.arguments import require
 from penstock.arrow.schema import canonical_schema
-from penstock.errors import ChangelogContractViolation, DataLost, FeedUnavailable
+from penstock.errors import ChangelogContractViolation, DataLost, FeedUnavailable, InvalidInput
 from penstock.feeds.contract import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION, TYPES, ChangeContract
 from penstock.feeds.protocol import (
     METADATA_FIELDS,
@@ -30,12 +30,13 @@ from penstock.feeds.protocol import (
     check_reserved,
 )
 from penstock.feeds.urls import FeedUrl, pairs
+from penstock.instants import micros_of
 from penstock.queue.checks import check_name
-from penstock.queue.feed_commits import append_commit, check_version, micros
 from penstock.queue.maintenance import Retention
 from penstock.queue.open_stores import open_store
 from penstock.queue.queue import AppendResult, Queue, Rows
 from penstock.store.database import Transaction
+from penstock.store.log.partition_log import Appended
 from penstock.store.records import catalog, feed_commits
 from penstock.store.records.catalog import QueueRecord
 
@@ -223,8 +224,7 @@ class QueueFeed:
             When a row has an unknown change type, or its row id is NULL: no reader could read past it.
             Nothing is appended in any case.
         """
-        check_version(version)
-        moment = micros(timestamp)
+        moment = _check_commit(version, timestamp)
         queue, contract = self._writer.queue(self.store, self.queue)
         table = queue.conformed(rows, _written_schema).combine_chunks()
         batch = (
@@ -234,7 +234,16 @@ class QueueFeed:
         commit = change_rows(
             batch, queue.schema, change_type=batch.column(CHANGE_TYPE), version=version, timestamp=moment
         )
-        return AppendResult(append_commit(queue, version, moment, pa.Table.from_batches([commit])).ranges)
+        record = queue.record
+
+        def append_commit(tx: Transaction, append: Callable[[], Appended]) -> Appended:
+            feed_commits.open_commit(tx, record, version, moment)
+            appended = append()
+            feed_commits.close_commit(tx, record, version, moment, appended.rows)
+            return appended
+
+        appended = queue.append_with(pa.Table.from_batches([commit]), around=append_commit)
+        return AppendResult(appended.ranges)
 
     def newest(self, after: int) -> int:
         """Return the version of the newest commit; ``after`` if none is above it."""
@@ -264,6 +273,15 @@ class QueueFeed:
     def open(self, planned: PlannedRead | None = None) -> OpenQueueFeed:
         """Open the feed in this process."""
         return OpenQueueFeed(self.name, self.queue, self.store)
+
+
+def _check_commit(version: object, timestamp: object) -> int:
+    """Return a commit's time in microseconds since 1970."""
+    if type(version) is not int or not 0 <= version < 2**63:
+        raise InvalidInput(f"a commit's version is a whole number from 0 to 2**63 - 1, not {version!r}")
+    if not isinstance(timestamp, datetime) or timestamp.tzinfo is None:
+        raise InvalidInput(f"a commit's timestamp is a datetime with a time zone, not {timestamp!r}")
+    return micros_of(timestamp)
 
 
 def _contract_of(record: QueueRecord) -> ChangeContract:

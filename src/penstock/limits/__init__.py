@@ -1,8 +1,8 @@
-"""Limits: the first rows of a stream or of each key, and how far a limit has come."""
+"""Limits: the first rows of a stream or of each key, and how many rows have passed a limit."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from penstock.limits.per_key import first_rows as first_rows
@@ -19,9 +19,9 @@ __all__ = sorted(_HOMES)  # noqa: PLE0605 - one list of the names
 
 
 if not TYPE_CHECKING:
-    # A type checker would take any name for one that is there.
-    def __getattr__(name: str) -> Any:
-        # Late: Spark's workers import modules of this package, and need no more than those.
+    # Hidden, so that type checkers report unknown names.
+    def __getattr__(name: str) -> object:
+        # Lazily: Spark's workers import modules of this package, and need only those.
         if name in _HOMES:
             from penstock.extras import load
 

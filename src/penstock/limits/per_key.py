@@ -24,7 +24,7 @@ _STATE = StructType([StructField("seen", BinaryType())])
 
 @dataclass(frozen=True)
 class KeyLimit:
-    """A limit for each key, as a transformation.
+    """A limit on the rows of each key, as a transformation.
 
     Parameters
     ----------
@@ -33,7 +33,7 @@ class KeyLimit:
     per
         The columns of the key.
     forget_ms
-        Milliseconds after the last row of a key at which it is forgotten; never when None.
+        Milliseconds after a key's last row after which its count is dropped; never when None.
     """
 
     rows: int
@@ -42,7 +42,7 @@ class KeyLimit:
 
     @classmethod
     def of(cls, rows: int, per: Sequence[str], forget_after: str | None) -> KeyLimit:
-        """From what a caller gives.
+        """Check and convert the arguments of ``stream.limit`` and ``first_rows``.
 
         Raises
         ------
@@ -57,7 +57,7 @@ class KeyLimit:
         return cls(rows, names, _milliseconds(forget_after))
 
     def __call__(self, frame: DataFrame) -> DataFrame:
-        """The first rows of each key."""
+        """Return the first rows of each key."""
         key = self._key(frame)
         packed = frame.mapInArrow(PackRows(key, self.rows), to_struct(PACKED))
         if not frame.isStreaming:
@@ -78,9 +78,10 @@ class KeyLimit:
         for name in self.per:
             wanted = name if exact else name.lower()
             if wanted not in names:
+                known, hint = ", ".join(frame.columns[:20]), did_you_mean(name, frame.columns)
                 raise InvalidInput(
-                    f"per names the column {in_quotes(name)}, which is not there.{did_you_mean(name, frame.columns)} The columns "
-                    f"are {', '.join(frame.columns[:20])}",
+                    f"per names the column {in_quotes(name)}, which does not exist.{hint} The columns are "
+                    f"{known}",
                     column=name,
                 )
             places.append(names.index(wanted))
@@ -90,29 +91,33 @@ class KeyLimit:
 
 
 def first_rows(df: DataFrame, n: int, *, per: Sequence[str], forget_after: str | None = None) -> DataFrame:
-    """The first rows of each key, of a batch or of a stream; both give the same rows where all of a key are in one partition.
+    """Return the first rows of each key, of a batch or a stream; the same rows for both if each key is in
+    one partition.
 
-    Rows are in the order of the input's partitions, and in each partition in its order; on a stream those of earlier micro-batches
-    come first. There the count of each key is kept in Spark's state store, and the output mode is append.
+    The order of rows is that of the input's partitions, and of the rows in each partition; in a stream,
+    earlier micro-batches are first. A stream keeps the count of each key in Spark's state store, and needs
+    output mode append.
 
     Parameters
     ----------
     df
         Static or streaming.
     n
-        How many rows of each key.
+        How many rows of each key pass.
     per
-        The columns of the key: numbers, strings, binary values, booleans, dates or times. Nulls are a key like any other.
+        The key columns: numbers, strings, binary values, booleans, dates or times. Null is a key like any
+        other.
     forget_after
-        On a stream, how long after its last row a key is forgotten, such as ``"1 hour"``, by the clock of the micro-batches; its next row
-        is the first one then. For ever when None. In a batch all rows come at once.
+        In a stream, how long after a key's last row its count is dropped, such as ``"1 hour"``, by the
+        clock of the micro-batches; its next row then counts as the first. None keeps counts for ever. A
+        batch ignores it.
 
     Raises
     ------
     InvalidInput
-        When a column is not there, or an argument is of another kind.
+        When a column does not exist, or an argument has the wrong type.
     UnsupportedType
-        When a column of the key is of another type.
+        When a key column has a type without a hash.
     """
     require("df", df, DataFrame, "a DataFrame")
     return KeyLimit.of(n, per, forget_after)(df)
@@ -124,7 +129,8 @@ def _milliseconds(text: object) -> int | None:
     micros = interval_micros(text) if isinstance(text, str) else None
     if not micros or micros < 1_000:
         raise InvalidOption(
-            f"forget_after is text such as '1 hour' or '500 ms', of a millisecond at least, not {in_quotes(text)}",
+            "forget_after is text such as '1 hour' or '500 ms', at least one millisecond, not "
+            f"{in_quotes(text)}",
             option="forget_after",
         )
     return micros // 1_000

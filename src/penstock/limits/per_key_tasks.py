@@ -1,15 +1,19 @@
-"""How many rows of each key have come, and which further ones are among the first."""
+"""What Spark's tasks run for a limit on each key: counts of keys, and the first rows by them.
+
+The shuffle has 64 places, each with the keys that hash to it. A stateful call therefore processes many keys
+at once, and its state is one table of them, with no call and no Python object for each key.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+from numpy.typing import NDArray
 from pyspark import TaskContext
 from pyspark.sql.streaming.state import GroupState
 
@@ -27,13 +31,15 @@ _COUNT, _LAST = "count", "last"
 
 @dataclass(frozen=True)
 class KeyCounts:
-    """The keys of which rows have passed, with how many, and when the last row of each came: milliseconds since 1970."""
+    """The keys seen so far, with the number of rows that passed and the time of the last row, in
+    milliseconds since 1970.
+    """
 
     table: pa.Table
 
     @classmethod
     def nothing(cls, keys: list[pa.Array]) -> KeyCounts:
-        """Before the first row of keys with these types."""
+        """Return no counts, for keys with these types."""
         kinds = [(f"{_KEY}{place}", column.type) for place, column in enumerate(keys)]
         return cls(pa.schema([*kinds, (_COUNT, pa.int32()), (_LAST, pa.int64())]).empty_table())
 
@@ -43,22 +49,20 @@ class KeyCounts:
             return cls(kept_table(kept))
         except ValueError as error:
             raise CheckpointMismatch(
-                f"the state of the limit is not as a limit writes it ({error}): bring the checkpoint back from a copy, or start with a new one"
+                f"the state of the limit is malformed ({error}): restore the checkpoint from a copy, or "
+                "start with a new one"
             ) from error
 
     def to_bytes(self) -> bytes:
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, self.table.schema) as writer:
-            writer.write_table(self.table)
-        return bytes(sink.getvalue())
+        return _ipc_bytes(self.table)
 
     def since(self, moment: int, now: int) -> KeyCounts:
-        """Without the keys of which no row has come from a moment on.
+        """Return the counts of keys that had a row at ``moment`` or later.
 
         Parameters
         ----------
         now
-            Stands for the last row of a key that was counted while none was ever forgotten: when it came is not known.
+            The time to assume for keys counted before times were recorded.
         """
         last = self.table[_LAST].to_numpy()
         last = np.where(last == 0, now, last)
@@ -66,17 +70,17 @@ class KeyCounts:
         dated = self.table.set_column(place, self.table.schema.field(place), pa.array(last, pa.int64()))
         return KeyCounts(dated.filter(pa.array(last >= moment)))
 
-    def take(self, keys: list[pa.Array], rows: int, now: int) -> tuple[Any, KeyCounts]:
-        """Which of further rows are among the first of their keys, and what has been seen with them.
+    def take(self, keys: list[pa.Array], rows: int, now: int) -> tuple[NDArray[np.bool_], KeyCounts]:
+        """Return which of some new rows are among the first of their keys, and the counts after them.
 
         Parameters
         ----------
         keys
-            The key columns of the rows, in their order; one row at the least.
+            The key columns of the new rows, in order; at least one row.
         rows
             How many rows of each key pass.
         now
-            When they came.
+            The time of the new rows.
         """
         known = self.table.num_rows
         together = [self._with(place, column) for place, column in enumerate(keys)]
@@ -98,22 +102,17 @@ class KeyCounts:
         return pa.concat_arrays([*kept.chunks, column.cast(kept.type)])
 
 
-# ---- stages: What Spark's tasks run of a limit for each key: Arrow batches in, parcels of rows through the shuffle, the first rows out.
-#
-# The shuffle has few places, each with the keys that hash to it, so that a stateful call has many keys at once and its state is
-# one table of them: there is no call, and no Python object, for each key.
-
 ORDER = "__penstock_order"
 PACKED = pa.schema([*shuffle_batches.SCHEMA, pa.field(ORDER, pa.int64(), nullable=False)])
 PLACES = 64
-"""It is part of the state: the place of a key must not change."""
+"""Part of the state: the place of a key must not change."""
 _CHUNK_ROWS, _CHUNK_BYTES = 1_000_000, 128 << 20
 _BATCH_ROWS = 65_536
 
 
 @dataclass(frozen=True)
 class KeyColumns:
-    """The key columns, by their positions in the rows."""
+    """The positions of the key columns in the rows."""
 
     columns: tuple[int, ...]
 
@@ -123,7 +122,9 @@ class KeyColumns:
 
 @dataclass(frozen=True)
 class PackRows:
-    """Drops what cannot be among the first rows of its key, and makes parcels of the rest, in order."""
+    """Drop rows that cannot be among the first of their keys, and pack the others for the shuffle, in
+    order.
+    """
 
     key: KeyColumns
     rows: int
@@ -133,7 +134,7 @@ class PackRows:
 
     def _packed(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()
-        # Tasks are in the order of the source's partitions, and of the ranges within one.
+        # Tasks are numbered in the order of the source's partitions, and of the ranges within each.
         number = 0 if context is None else context.partitionId() << 32
         for chunk in _chunks(batches):
             table = first_rows_of_keys(chunk, self.key, self.rows)
@@ -144,21 +145,24 @@ class PackRows:
                 number += packed.num_rows
                 yield pa.RecordBatch.from_arrays([*packed.columns, pa.array(order)], schema=PACKED)
 
-    def _targets(self, table: pa.Table) -> Any:
+    def _targets(self, table: pa.Table) -> NDArray[np.uint8]:
         names = [str(place) for place in range(len(self.key.columns))]
         hashes = key_hash(pa.RecordBatch.from_arrays(self.key.of(table), names), names).to_numpy()
-        return (hashes % np.uint32(PLACES)).astype(np.uint8)
+        targets: NDArray[np.uint8] = (hashes % np.uint32(PLACES)).astype(np.uint8)
+        return targets
 
 
 def first_rows_of_keys(table: pa.Table, key: KeyColumns, rows: int) -> pa.Table:
-    """The first rows of each key."""
+    """Return the first rows of each key."""
     among = cumcount(factorize(key.of(table)).values) < rows
     return table if among.all() else table.filter(pa.array(among))
 
 
 @dataclass(frozen=True)
 class CountInState:
-    """The rows of one place that are among the first of their keys, over all micro-batches: for ``applyInPandasWithState``."""
+    """Return a place's rows that are among the first of their keys in all micro-batches; for
+    ``applyInPandasWithState``.
+    """
 
     key: KeyColumns
     rows: int
@@ -167,7 +171,7 @@ class CountInState:
     def __call__(
         self, place: tuple[int], frames: Iterator[pd.DataFrame], state: GroupState
     ) -> Iterator[pd.DataFrame]:
-        # All of them before the next one is asked for: they are views of one buffer.
+        # Read each frame completely before the next one: they are views of one buffer.
         packed = [pair for frame in frames for pair in zip(frame[ORDER], frame[ROWS], strict=True)]
         if not packed:
             return
@@ -176,7 +180,7 @@ class CountInState:
         seen = KeyCounts.from_bytes(state.get[0]) if state.exists else KeyCounts.nothing(keys)
         now = 0
         if self.forget_ms is not None:
-            # Of the micro-batch, the same when it is repeated.
+            # The time of the micro-batch, the same when it is repeated.
             now = state.getCurrentProcessingTimeMs()
             seen = seen.since(now - self.forget_ms, now)
         passes, after = seen.take(keys, self.rows, now)
@@ -184,12 +188,12 @@ class CountInState:
             state.update((after.to_bytes(),))
         if passes.any():
             rows = table.filter(pa.array(passes))
-            yield pd.DataFrame({PLACE: [place[0]], ROWS: [_closed(rows)]})
+            yield pd.DataFrame({PLACE: [place[0]], ROWS: [_ipc_bytes(rows)]})
 
 
 @dataclass(frozen=True)
 class FirstRowsOfBatch:
-    """The same where all rows are there at once: a batch."""
+    """Return the rows of a batch that are among the first of their keys."""
 
     key: KeyColumns
     rows: int
@@ -198,20 +202,20 @@ class FirstRowsOfBatch:
         return iterate_without_tracebacks(self._rows(batches))
 
     def _rows(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        found: list[tuple[int, int, pa.Scalar]] = []
+        packed_rows: list[tuple[int, int, pa.Scalar]] = []
         for batch in batches:
             places, rows, order = (
                 batch.column(PACKED.get_field_index(each)) for each in (PLACE, ROWS, ORDER)
             )
-            found += zip(places.to_pylist(), order.to_pylist(), rows, strict=True)
-        found.sort(key=lambda each: each[:2])
-        for _, packed in groupby(found, key=lambda each: each[0]):
+            packed_rows += zip(places.to_pylist(), order.to_pylist(), rows, strict=True)
+        packed_rows.sort(key=lambda each: each[:2])
+        for _, packed in groupby(packed_rows, key=lambda each: each[0]):
             table = pa.concat_tables([_opened(rows.as_buffer()) for *_, rows in packed])
             yield from first_rows_of_keys(table, self.key, self.rows).to_batches(max_chunksize=_BATCH_ROWS)
 
 
 def _chunks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """Tables of a bounded size, none of them empty."""
+    """Yield tables of a bounded size, none of them empty."""
     held: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in batches:
@@ -224,11 +228,11 @@ def _chunks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
         yield pa.Table.from_batches(held)
 
 
-def _opened(rows: Any) -> pa.Table:
+def _opened(rows: bytes | pa.Buffer) -> pa.Table:
     return pa.ipc.open_stream(rows).read_all()
 
 
-def _closed(table: pa.Table) -> bytes:
+def _ipc_bytes(table: pa.Table) -> bytes:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)

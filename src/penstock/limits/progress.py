@@ -1,86 +1,139 @@
-"""How far a limit has come, told from a checkpoint."""
+"""The number of rows that have passed a limit, read from a query's checkpoint."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Any
 
 from pyspark.sql import SparkSession
 
 from penstock.arguments import path_text
-from penstock.errors import CheckpointNotFound, NotFound
+from penstock.errors import CheckpointNotFound, CommitRefused, NotFound, StateRefused
+from penstock.json_text import Json
 from penstock.limits.record import read_key_record, read_record
-from penstock.limits.resume import count_passed
 from penstock.spark.checkpoint import Checkpoint, redact_location
+from penstock.spark.internals.limit_state import UnreadableState, limit_operator, rows_passed
 
 
 @dataclass(frozen=True)
 class LimitProgress:
-    """How many rows of a limit have passed; as text such as ``37 of 100``."""
+    """How many rows of a limit have passed; as text, ``37 of 100``."""
 
     passed: int
     limit: int
 
     @property
     def remaining(self) -> int:
-        """How many more will pass."""
+        """How many more rows will pass."""
         return max(self.limit - self.passed, 0)
 
     @property
     def reached(self) -> bool:
-        """Whether all have."""
+        """Whether all rows have passed."""
         return self.remaining == 0
 
     def __str__(self) -> str:
         return f"{self.passed:,} of {self.limit:,}"
 
-    def to_dict(self) -> dict[str, Any]:
-        """All of it as plain values, for JSON."""
+    def to_dict(self) -> Json:
+        """Return plain values, for JSON."""
         return {"passed": self.passed, "limit": self.limit}
 
 
 def limit_progress(checkpoint: str | os.PathLike[str], *, spark: SparkSession | None = None) -> LimitProgress:
-    """How far the limit of a query has come, by its last committed micro-batch; the query may run or not.
+    """Return how many rows have passed the limit of a query, at its last committed micro-batch.
 
     Parameters
     ----------
     checkpoint
-        The query's.
+        The query's checkpoint; the query may be running.
     spark
-        A session to read the state with, where it is in another store than Spark's own choice; the active one when None. Files in
-        Spark's own choice are read without.
+        A session, which is needed if the state is not in Spark's default state store; the active one when
+        None.
 
     Raises
     ------
     CheckpointNotFound
-        When there is no checkpoint.
+        When the path has no checkpoint.
     NotFound
-        When no limit is kept there, or one for each key, which has no one count.
+        When the checkpoint has no limit, or one for each key, which has a count for each key.
     StateRefused
         When the state cannot be read.
     """
-    location = path_text("checkpoint", checkpoint)
-    found = Checkpoint(location)
-    record = read_record(found)
+    opened = Checkpoint(path_text("checkpoint", checkpoint))
+    record = read_record(opened)
     if record is None:
-        raise _untold(found)
+        raise _no_limit(opened)
     session = spark or SparkSession.getActiveSession()
-    return LimitProgress(count_passed(session, found, found.last_commit()), record.rows)
+    return LimitProgress(count_passed(session, opened, opened.last_commit()), record.rows)
 
 
-def _untold(checkpoint: Checkpoint) -> NotFound:
+def _no_limit(checkpoint: Checkpoint) -> NotFound:
     where = redact_location(checkpoint.location)
     if checkpoint.read("metadata") is None:
         return CheckpointNotFound(
-            f"there is no checkpoint at {where!r}: give the directory that the query was started with",
+            f"there is no checkpoint at {where!r}: pass the directory that the query was started with",
             checkpoint=where,
         )
     keyed = read_key_record(checkpoint)
     if keyed is None:
-        why = "no limit is kept there: is it the checkpoint of a pipeline with stream.limit(n)?"
+        message = (
+            f"the checkpoint {where!r} has no limit: is it the checkpoint of a pipeline with stream.limit(n)?"
+        )
     else:
-        why = f"of {keyed} each key has a count of its own, and ps.state.read shows them"
-    return NotFound(
-        f"how far the limit of the checkpoint {where!r} has come cannot be told: {why}", checkpoint=where
+        message = (
+            f"the checkpoint {where!r} has {keyed}, which counts each key by itself: ps.state.read shows the "
+            "counts"
+        )
+    return NotFound(message, checkpoint=where)
+
+
+def count_passed(spark: SparkSession | None, checkpoint: Checkpoint, batch_id: int | None) -> int:
+    """Return the rows that had passed at the end of a micro-batch; 0 before the first one.
+
+    Parameters
+    ----------
+    spark
+        Reads the state if plain Python cannot.
+
+    Raises
+    ------
+    StateRefused
+        When plain Python cannot read the state, and neither can the session; or when the offsets of the
+        micro-batch are missing.
+    """
+    if batch_id is None:
+        return 0
+    try:
+        by_epochs = checkpoint.limit_passed(batch_id)
+    except CommitRefused as error:
+        raise _unreadable(checkpoint, error.message) from error
+    if by_epochs is not None:
+        return by_epochs
+    try:
+        return rows_passed(checkpoint, batch_id)
+    except UnreadableState as unreadable:
+        reason = str(unreadable)
+    if spark is None:
+        raise _unreadable(checkpoint, f"{reason}; Spark may be able to read it: pass or start a session")
+    try:
+        return _count_by_spark(spark, checkpoint, batch_id)
+    except Exception as error:
+        raise _unreadable(checkpoint, f"{reason}; {type(error).__name__}: {str(error)[:200]}") from error
+
+
+def _count_by_spark(spark: SparkSession, checkpoint: Checkpoint, batch_id: int) -> int:
+    """Read the count with Spark's own data source, which knows every state store."""
+    options = {"batchId": str(batch_id), "operatorId": str(limit_operator(checkpoint))}
+    state = spark.read.format("statestore").options(**options).load(checkpoint.location)
+    rows = state.select("value.*").collect()
+    return int(rows[0][0]) if rows else 0
+
+
+def _unreadable(checkpoint: Checkpoint, reason: str) -> StateRefused:
+    where = redact_location(checkpoint.location)
+    return StateRefused(
+        f"the rows that have passed the limit cannot be read from the checkpoint at {where!r} ({reason})",
+        condition="STATE_REFUSED.LIMIT",
+        checkpoint=where,
     )

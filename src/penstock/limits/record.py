@@ -1,100 +1,35 @@
-"""The limit that a query began with, kept beside its checkpoint: Spark keeps what was counted, and not of how many."""
+"""Limits stored in a query's checkpoint: Spark stores the counts of rows there, but not the limits that
+they count towards.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from penstock.arguments import in_quotes
 from penstock.errors import CheckpointMismatch, CommitRefused
-from penstock.json_text import parse_json
+from penstock.json_text import Json, parse_json_object
 from penstock.spark.checkpoint import Checkpoint, redact_location
 
+NEW_CHECKPOINT = "start with a new checkpoint, in which a consumer's offset says where to resume"
+_FOLDER, _FILE, _KEY_FILE = "penstock", "limit.json", "limit-per.json"
+
 T = TypeVar("T")
-_FOLDER, _FILE = "penstock", "limit.json"
 
 
 @dataclass(frozen=True)
 class LimitRecord:
-    """A limit of rows."""
+    """A limit on all rows."""
 
     rows: int
 
 
-def read_record(checkpoint: Checkpoint) -> LimitRecord | None:
-    """The limit beside a checkpoint; None where a query has run without one, or none at all."""
-    return read_beside(checkpoint, _FILE, lambda found: LimitRecord(int(found["rows"])))
-
-
-def read_beside(checkpoint: Checkpoint, name: str, made: Callable[[Any], T]) -> T | None:
-    """What a file of a limit keeps; None where there is none.
-
-    Parameters
-    ----------
-    made
-        Gets the JSON in it.
-
-    Raises
-    ------
-    CommitRefused
-        When it is not as a limit writes it.
-    """
-    found = checkpoint.read(f"{_FOLDER}/{name}")
-    try:
-        return None if found is None else made(parse_json(found))
-    except (ValueError, KeyError, TypeError) as error:
-        where = redact_location(checkpoint.location)
-        raise CommitRefused(
-            f"the file {_FOLDER}/{name} of the checkpoint at {where!r} is not as a limit writes it ({type(error).__name__}): bring it "
-            "back from a copy, or start with a new checkpoint",
-            checkpoint=where,
-        ) from error
-
-
-def write_record(checkpoint: Checkpoint, record: LimitRecord) -> None:
-    """Keep a limit; a reader sees the old one or the new one.
-
-    Raises
-    ------
-    CommitRefused
-        When it cannot be written.
-    """
-    write_beside(checkpoint, _FILE, {"version": 1, "rows": record.rows})
-
-
-def write_beside(checkpoint: Checkpoint, name: str, content: Mapping[str, Any]) -> None:
-    """Keep a file of a limit, as JSON; a reader sees the old one or the new one.
-
-    Raises
-    ------
-    CommitRefused
-        When it cannot be written.
-    """
-    folder = f"{checkpoint.root}/{_FOLDER}"
-    try:
-        checkpoint.files.create_dir(folder, recursive=True)
-        with checkpoint.files.open_output_stream(f"{folder}/{name}.new") as stream:
-            stream.write(json.dumps(content).encode())
-        checkpoint.files.move(f"{folder}/{name}.new", f"{folder}/{name}")
-    except Exception as error:
-        where = redact_location(checkpoint.location)
-        raise CommitRefused(
-            f"a limit is kept beside the checkpoint, and nothing can be written at {where!r} from this Python "
-            f"({type(error).__name__}): check the address and the credentials",
-            checkpoint=where,
-        ) from error
-
-
-# ---- key_record: A limit for each key, kept beside the checkpoint: Spark keeps the counts, and not of what nor of how many.
-
-_KEY_FILE = "limit-per.json"
-
-
 @dataclass(frozen=True)
 class KeyRecord:
-    """A limit for each key."""
+    """A limit on the rows of each key."""
 
     per: tuple[str, ...]
     rows: int
@@ -105,50 +40,82 @@ class KeyRecord:
         return f"limit({self.rows}, {_shown(self.per)}{forgotten})"
 
 
+def read_record(checkpoint: Checkpoint) -> LimitRecord | None:
+    """Return the limit in a checkpoint; None if its query has run without one, or never."""
+    return _read(checkpoint, _FILE, lambda content: LimitRecord(int(content["rows"])))
+
+
 def read_key_record(checkpoint: Checkpoint) -> KeyRecord | None:
-    """The limit beside a checkpoint; None where a query has run without one, or none at all."""
-    return read_beside(
+    """Return the limit for each key in a checkpoint; None if its query has run without one, or never."""
+    return _read(
         checkpoint,
         _KEY_FILE,
-        lambda found: KeyRecord(tuple(map(str, found["per"])), int(found["rows"]), found["forget_ms"]),
+        lambda content: KeyRecord(
+            tuple(map(str, content["per"])), int(content["rows"]), content["forget_ms"]
+        ),
     )
 
 
-def write_key_record(checkpoint: Checkpoint, record: KeyRecord, *, exact: bool) -> None:
-    """Keep the limit, before a micro-batch that counts for it.
+def keep_record(checkpoint: Checkpoint, rows: int) -> None:
+    """Store a limit in the checkpoint.
+
+    Raises
+    ------
+    CommitRefused
+        When it cannot be written.
+    """
+    if read_record(checkpoint) != LimitRecord(rows):
+        _write(checkpoint, _FILE, {"version": 1, "rows": rows})
+
+
+def keep_key_record(checkpoint: Checkpoint, record: KeyRecord, *, exact: bool) -> None:
+    """Store a limit for each key in the checkpoint, before a micro-batch that counts towards it.
 
     Parameters
     ----------
     exact
-        Whether two columns may differ by case alone.
+        Whether column names are case-sensitive.
 
     Raises
     ------
     CheckpointMismatch
-        When the counts there are those of other columns, or there are none.
+        When the checkpoint has counted the keys of other columns, or none.
     CommitRefused
-        When the limit was another one, and a micro-batch was begun with that and not committed; or nothing can be written.
+        When a micro-batch was started with another limit and not committed; or when the limit cannot be
+        written.
     """
-    before, begun = read_key_record(checkpoint), checkpoint.last_planned()
-    if begun is not None:
+    before, planned = read_key_record(checkpoint), checkpoint.last_planned()
+    if planned is not None:
         if before is None:
-            raise _uncounted(checkpoint)
-        if _named(before.per, exact) != _named(record.per, exact):
+            raise _not_counted(checkpoint)
+        if _folded(before.per, exact) != _folded(record.per, exact):
             raise _other_key(checkpoint, before.per, record.per)
         changed = (before.rows, before.forget_ms) != (record.rows, record.forget_ms)
-        if changed and begun != checkpoint.last_commit():
-            raise _other_rows(checkpoint, begun, before, record)
+        if changed and planned != checkpoint.last_commit():
+            raise limit_changed(checkpoint, planned, str(before), str(record))
     if record != before:
-        write_beside(checkpoint, _KEY_FILE, {"version": 1, **vars(record)})
+        _write(checkpoint, _KEY_FILE, {"version": 1, **vars(record)})
 
 
-def _uncounted(checkpoint: Checkpoint) -> CheckpointMismatch:
+def limit_changed(checkpoint: Checkpoint, planned: int, before: object, now: object) -> CommitRefused:
+    """Return the error for a limit that changes while a micro-batch of the old one is not committed."""
+    then, after = (f"limit({limit})" if isinstance(limit, int) else limit for limit in (before, now))
+    return CommitRefused(
+        f"micro-batch {planned} was started with {then} and not committed; with {after} it could have other "
+        f"rows than the sink has: start the query once with {then}, which finishes it, then with {after}",
+        condition="COMMIT_REFUSED.LIMIT_CHANGED",
+        checkpoint=redact_location(checkpoint.location),
+        before=before,
+        now=now,
+    )
+
+
+def _not_counted(checkpoint: Checkpoint) -> CheckpointMismatch:
     where = redact_location(checkpoint.location)
     limit = read_record(checkpoint)
     how = "without a limit" if limit is None else f"with limit({limit.rows})"
     return CheckpointMismatch(
-        f"the query at {where!r} has run {how} before, and no key was counted: start with a new checkpoint; a consumer's offset "
-        "says where it goes on",
+        f"the query at {where!r} has run {how} before, and did not count by key: {NEW_CHECKPOINT}",
         condition="CHECKPOINT_MISMATCH.LIMIT_PER",
         checkpoint=where,
     )
@@ -157,8 +124,8 @@ def _uncounted(checkpoint: Checkpoint) -> CheckpointMismatch:
 def _other_key(checkpoint: Checkpoint, before: Sequence[str], now: Sequence[str]) -> CheckpointMismatch:
     where = redact_location(checkpoint.location)
     return CheckpointMismatch(
-        f"the limit at {where!r} has counted the rows of each {_shown(before)}, and is now to count those of each {_shown(now)}: "
-        "rows would be dropped by counts of other keys. Start with a new checkpoint; a consumer's offset says where it goes on",
+        f"the limit at {where!r} has counted rows {_shown(before)}, not {_shown(now)}: by the counts of "
+        f"other keys it would drop rows. Instead, {NEW_CHECKPOINT}",
         condition="CHECKPOINT_MISMATCH.LIMIT_PER",
         checkpoint=where,
         before=list(before),
@@ -166,20 +133,39 @@ def _other_key(checkpoint: Checkpoint, before: Sequence[str], now: Sequence[str]
     )
 
 
-def _other_rows(checkpoint: Checkpoint, begun: int, before: KeyRecord, now: KeyRecord) -> CommitRefused:
-    return CommitRefused(
-        f"micro-batch {begun} was begun with {before} and not committed; with {now} it might have other rows than the sink has got: "
-        f"start the query once with {before}, which finishes it, then with {now}",
-        condition="COMMIT_REFUSED.LIMIT_CHANGED",
-        checkpoint=redact_location(checkpoint.location),
-        before=str(before),
-        now=str(now),
-    )
-
-
-def _named(names: Sequence[str], exact: bool) -> list[str]:
+def _folded(names: Sequence[str], exact: bool) -> list[str]:
     return [name if exact else name.lower() for name in names]
 
 
 def _shown(names: Sequence[str]) -> str:
     return f"per=[{', '.join(map(in_quotes, names))}]"
+
+
+def _read(checkpoint: Checkpoint, name: str, parse: Callable[[Json], T]) -> T | None:
+    content = checkpoint.read(f"{_FOLDER}/{name}")
+    try:
+        return None if content is None else parse(parse_json_object(content))
+    except (ValueError, KeyError, TypeError) as error:
+        where = redact_location(checkpoint.location)
+        raise CommitRefused(
+            f"the file {_FOLDER}/{name} of the checkpoint at {where!r} is malformed "
+            f"({type(error).__name__}): restore it from a copy, or start with a new checkpoint",
+            checkpoint=where,
+        ) from error
+
+
+def _write(checkpoint: Checkpoint, name: str, content: Json) -> None:
+    """Write a file; readers see the old content or the new."""
+    folder = f"{checkpoint.root}/{_FOLDER}"
+    try:
+        checkpoint.files.create_dir(folder, recursive=True)
+        with checkpoint.files.open_output_stream(f"{folder}/{name}.new") as stream:
+            stream.write(json.dumps(content).encode())
+        checkpoint.files.move(f"{folder}/{name}.new", f"{folder}/{name}")
+    except Exception as error:
+        where = redact_location(checkpoint.location)
+        raise CommitRefused(
+            f"a limit is stored in the checkpoint, and {where!r} cannot be written from this Python "
+            f"({type(error).__name__}): check the address and the credentials",
+            checkpoint=where,
+        ) from error

@@ -1,21 +1,24 @@
-"""A limit of rows, as a transformation that says how many it let through."""
+"""A limit on the rows of a stream, as a transformation that reports how many rows passed."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
+from pyspark.sql.streaming.listener import StreamingQueryProgress
 
 from penstock.arguments import did_you_mean, in_quotes
-from penstock.errors import InvalidOption
+from penstock.errors import InvalidInput, InvalidOption
+from penstock.spark.internals.operators import Trait, traits_of
+from penstock.spark.internals.plan_text import Node, plan_tree
 
-METRIC = "penstock limit"
-"""What the micro-batches' progress calls the rows that the limit let through."""
 STOP, KEEP = "stop", "keep"
 MOST_ROWS = 2**31 - 1
 """Spark's limits are 32-bit numbers."""
+
+_METRIC = "penstock limit"
+_AGGREGATES = {"Aggregate", "Distinct"}
 
 
 @dataclass(frozen=True)
@@ -25,9 +28,10 @@ class RowLimit:
     Parameters
     ----------
     rows
-        How many pass.
+        How many rows pass.
     on_limit
-        ``stop``: the query ends in the micro-batch that reaches them. ``keep``: it runs on, and drops what it reads.
+        ``stop``: the query ends with the micro-batch that reaches the limit. ``keep``: it keeps running and
+        drops rows.
     """
 
     rows: int
@@ -36,18 +40,18 @@ class RowLimit:
     def __post_init__(self) -> None:
         check_rows(self.rows)
         if self.on_limit not in (STOP, KEEP):
+            hint = did_you_mean(str(self.on_limit), (STOP, KEEP))
             raise InvalidOption(
-                f"on_limit is {STOP} or {KEEP}, not {in_quotes(self.on_limit)}.{did_you_mean(str(self.on_limit), (STOP, KEEP))}",
-                option="on_limit",
+                f"on_limit is {STOP} or {KEEP}, not {in_quotes(self.on_limit)}.{hint}", option="on_limit"
             )
 
     def __call__(self, frame: DataFrame) -> DataFrame:
-        """The first rows."""
-        return frame.limit(self.rows).observe(METRIC, F.count(F.lit(1)).alias("rows"))
+        """Return the first rows."""
+        return frame.limit(self.rows).observe(_METRIC, F.count(F.lit(1)).alias("rows"))
 
 
 def check_rows(rows: object) -> None:
-    """Refuse what is no number of rows.
+    """Refuse a limit that is not a number of rows.
 
     Raises
     ------
@@ -59,8 +63,37 @@ def check_rows(rows: object) -> None:
         )
 
 
-def rows_passed_in(progress: Any) -> int:
-    """How many rows the limit let through in a micro-batch, by its progress."""
-    row = progress.observedMetrics.get(METRIC)
-    # By place: a Row that comes over Spark Connect has no names.
+def rows_passed_in(progress: StreamingQueryProgress) -> int:
+    """Return how many rows passed the limit in a micro-batch, according to its progress."""
+    row = progress.observedMetrics.get(_METRIC)
+    # By position: a Row that comes over Spark Connect has no names.
     return 0 if row is None else int(row[0])
+
+
+def is_one_to_one(frame: DataFrame) -> bool:
+    """Return whether each row that a query reads reaches its limit as one row.
+
+    Raises
+    ------
+    InvalidInput
+        When the plan has another limit, because Spark's counts of the two cannot be told apart.
+    """
+    limits = [node for node in plan_tree(frame).walk() if node.name == "GlobalLimit" and node.streaming]
+    if len(limits) != 1:
+        raise InvalidInput(
+            f"a pipeline has one limit, and this one's plan has {len(limits)}: "
+            "remove df.limit(n) from its transformations"
+        )
+    return all(Trait.ONE_TO_ONE in traits_of(node.name) for node in limits[0].below())
+
+
+def is_per_micro_batch(frame: DataFrame) -> bool:
+    """Return whether, in output mode complete, Spark limits each micro-batch's result instead of the
+    stream's rows.
+
+    Spark counts over all micro-batches unless an aggregation is below the limit.
+    """
+    limited: list[Node] = [
+        node for node in plan_tree(frame).walk() if node.name == "CollectMetrics" and _METRIC in node.text
+    ]
+    return any(node.name in _AGGREGATES and node.streaming for top in limited for node in top.below())

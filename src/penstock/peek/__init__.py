@@ -1,1 +1,3 @@
-"""Looking at a stream: its first rows, or a sample of them, while nothing is consumed and nothing stays behind."""
+"""Looking at a stream: its first rows, or a sample of them, while nothing is consumed and nothing stays
+behind.
+"""

@@ -1,8 +1,8 @@
-"""The first rows of a queue or a change feed, read by this process and put through the transformations a chunk at a time.
+"""The first rows of a queue or a change feed, read by this process and transformed chunk by chunk.
 
-A streaming query would start a process for its source, write a checkpoint and plan micro-batches first. Where the first rows do
-not hold enough, Spark's executors are the ones to read on: of a queue as many rows at a time as may hold the others, by how many
-there were among those before; of a change feed all, as a stream.
+This avoids the start of a streaming query: its process for the source, its checkpoint and the planning of
+micro-batches. If the first rows read do not yield enough, Spark's executors read more: of a queue, an
+estimated number of rows at a time; of a change feed, all as a stream.
 """
 
 from __future__ import annotations
@@ -26,25 +26,17 @@ _GROWTH = 8
 _MOST_AT_ONCE = 131_072
 _MOST = 150_000
 """Rows that this process reads before it leaves the rest to Spark's executors."""
-_TELLING = 5_000
-"""Rows that tell how many more there have to be."""
-_SPARE, _LEAP = 1.25, 32
-"""By how much more than it takes on average is read at once, and than what has been read before."""
-_AGAIN, _LONG = 0.2, 3_600.0
+_ESTIMATE_ROWS = 5_000
+"""Rows to read before the number of further rows is estimated."""
+_MARGIN, _MAX_FACTOR = 1.25, 32
+"""How many times the estimate, and at most how many times the rows read so far, to read at once."""
+_CANCEL_SECONDS, _WAIT_SECONDS = 0.2, 3_600.0
 _RANGE_ROWS = 20_000
 """Rows of a range of whole commits, which goes through the transformations at once."""
 
 
 class LocalRead:
-    """One look at a stream.
-
-    Parameters
-    ----------
-    frame
-        The streaming DataFrame, over that one read.
-    own
-        What it reads.
-    """
+    """A read of the first rows of a streaming DataFrame over one read of Penstock's own."""
 
     def __init__(self, frame: DataFrame, own: PenstockRead) -> None:
         self._frame = frame
@@ -52,80 +44,85 @@ class LocalRead:
         self._whole = own.has_whole_commits and row_scope(frame) is not RowScope.ROW
         self._read = self._passed = 0
 
-    def into(self, found: RowCollector, clock: Deadline) -> DataFrame | None:
-        """Look until there are enough rows or the time is over; the DataFrame of the rest, where that is for Spark to read."""
+    def into(self, rows: RowCollector, deadline: Deadline) -> DataFrame | None:
+        """Read until all rows are collected or the time is over; return a DataFrame of the rest if Spark
+        has to read it.
+        """
         reader = self._own.reader(_RANGE_ROWS if self._own.has_whole_commits else None)
-        stands = reader.initialOffset()
-        while not found.is_enough and not clock.is_over:
-            end = reader.latestOffset(stands, ReadAllAvailable())
-            if end == stands:
+        start = reader.initialOffset()
+        while not rows.is_enough and not deadline.is_over:
+            end = reader.latestOffset(start, ReadAllAvailable())
+            if end == start:
                 self._read = self._passed = 0
-                clock.rest()
+                deadline.pause()
                 continue
-            kept = len(found.tables)
-            if not self._range(reader, stands, end, found, clock):
-                found.forget_behind(kept)
+            kept = len(rows.tables)
+            if not self._read_range(reader, start, end, rows, deadline):
+                rows.keep_first(kept)
                 if self._own.has_whole_commits:
                     return self._from({**end, "to": end["from"]})
-                end = self._ahead(stands, found, clock)
-            stands = end
-            clock.wake()
+                end = self._read_by_spark(start, rows, deadline)
+            start = end
+            deadline.reset_pause()
         return None
 
-    def _from(self, stands: Offset) -> DataFrame:
-        return replace_reads(self._frame, lambda _: self._own.stream(stands))
+    def _from(self, start: Offset) -> DataFrame:
+        return replace_reads(self._frame, lambda _: self._own.stream(start))
 
-    def _range(
-        self, reader: Reader, start: Offset, end: Offset, found: RowCollector, clock: Deadline
+    def _read_range(
+        self, reader: Reader, start: Offset, end: Offset, rows: RowCollector, deadline: Deadline
     ) -> bool:
-        """Take from one range; False where there is too much of it to be read here."""
+        """Read one range; return False if it is too large for this process."""
         tasks = reader.partitions(start, end)
         batches = (batch for task in tasks for batch in reader.read(task))
-        for chunk in self._chunks(batches, found.lacking):
+        for chunk in self._chunks(batches, rows.missing):
             self._read += chunk.num_rows
-            if self._read > _MOST and self._own.can_go_on:
+            if self._read > _MOST and self._own.can_resume:
                 return False
-            self._take(chunk, found, clock)
-            if found.is_enough or clock.is_over:
+            self._take(chunk, rows, deadline)
+            if rows.is_enough or deadline.is_over:
                 break
-            if self._read >= _TELLING and self._needs(found) > _MOST and not self._own.has_whole_commits:
+            if (
+                self._read >= _ESTIMATE_ROWS
+                and self._estimate(rows) > _MOST
+                and not self._own.has_whole_commits
+            ):
                 return False
         return True
 
-    def _needs(self, found: RowCollector) -> int:
-        """How many rows should hold those that are lacking."""
-        return int(_SPARE * found.lacking * self._read / max(self._passed, 1))
+    def _estimate(self, rows: RowCollector) -> int:
+        """Return how many rows should yield the missing ones."""
+        return int(_MARGIN * rows.missing * self._read / max(self._passed, 1))
 
-    def _ahead(self, stands: Offset, found: RowCollector, clock: Deadline) -> Offset:
-        """Take from the next rows of a queue, which Spark's executors read; their end."""
-        rows = min(max(self._needs(found), _MOST), _LEAP * self._read)
-        end = self._own.reader(rows).latestOffset(stands, ReadAllAvailable())
-        read = self._own.batch(end, rows)
-        self._add(replace_reads(self._frame, lambda _: read), found, clock)
-        self._read += rows
+    def _read_by_spark(self, start: Offset, rows: RowCollector, deadline: Deadline) -> Offset:
+        """Have Spark's executors read the next rows of a queue, and return their end."""
+        count = min(max(self._estimate(rows), _MOST), _MAX_FACTOR * self._read)
+        end = self._own.reader(count).latestOffset(start, ReadAllAvailable())
+        read = self._own.batch(end, count)
+        self._add(replace_reads(self._frame, lambda _: read), rows, deadline)
+        self._read += count
         return end
 
-    def _chunks(self, batches: Iterator[pa.RecordBatch], lacking: int) -> Iterator[pa.Table]:
+    def _chunks(self, batches: Iterator[pa.RecordBatch], missing: int) -> Iterator[pa.Table]:
         if not self._whole:
-            yield from _sized(batches, min(max(_FIRST_ROWS, lacking), _MOST_AT_ONCE))
-        elif there := list(_until_too_many(batches) if self._own.can_go_on else batches):
-            yield pa.Table.from_batches(there)
+            yield from _sized(batches, min(max(_FIRST_ROWS, missing), _MOST_AT_ONCE))
+        elif whole := list(_until_too_many(batches) if self._own.can_resume else batches):
+            yield pa.Table.from_batches(whole)
 
-    def _take(self, chunk: pa.Table, found: RowCollector, clock: Deadline) -> None:
+    def _take(self, chunk: pa.Table, rows: RowCollector, deadline: Deadline) -> None:
         spark = self._frame.sparkSession
-        self._add(
-            replace_reads(self._frame, lambda _: spark.createDataFrame(chunk, self._own.schema)), found, clock
-        )
+        static = spark.createDataFrame(chunk, self._own.schema)
+        self._add(replace_reads(self._frame, lambda _: static), rows, deadline)
 
-    def _add(self, rows: DataFrame, found: RowCollector, clock: Deadline) -> None:
-        before = found.rows
-        with _ended_in_time(self._frame.sparkSession, clock):
-            found.add(rows.limit(found.lacking).toArrow())
-        self._passed += found.rows - before
+    def _add(self, frame: DataFrame, rows: RowCollector, deadline: Deadline) -> None:
+        before = rows.rows
+        with _cancelled_at(deadline, self._frame.sparkSession):
+            rows.add(frame.limit(rows.missing).toArrow())
+        self._passed += rows.rows - before
 
 
 def _sized(batches: Iterator[pa.RecordBatch], size: int) -> Iterator[pa.Table]:
-    """The rows in tables of so many rows, the next ones larger: those before have not held enough."""
+    """Yield tables of ``size`` rows, each larger than the one before, which did not yield enough."""
     waiting: list[pa.RecordBatch] = []
     rows = 0
     for batch in batches:
@@ -151,26 +148,25 @@ def _until_too_many(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatc
 
 
 @contextmanager
-def _ended_in_time(spark: SparkSession, clock: Deadline) -> Iterator[None]:
-    """Spark's jobs in here are interrupted when the time is over, and that is no error."""
+def _cancelled_at(deadline: Deadline, spark: SparkSession) -> Iterator[None]:
+    """Cancel Spark's jobs of the block at the deadline, without an error."""
     tag, is_done = f"penstock-take-{uuid4().hex}", threading.Event()
     spark.sparkContext.addJobTag(tag)
-    interrupting = threading.Thread(target=_interrupt, args=[spark, tag, clock, is_done], daemon=True)
-    interrupting.start()
+    threading.Thread(target=_cancel_jobs, args=[spark, tag, deadline, is_done], daemon=True).start()
     try:
         yield
     except Exception as error:
-        if not clock.is_over:
+        if not deadline.is_over:
             raise original_error(error) from None
     finally:
         is_done.set()
         spark.sparkContext.removeJobTag(tag)
 
 
-def _interrupt(spark: SparkSession, tag: str, clock: Deadline, is_done: threading.Event) -> None:
-    if clock.left is None:
+def _cancel_jobs(spark: SparkSession, tag: str, deadline: Deadline, is_done: threading.Event) -> None:
+    if deadline.left is None:
         return
-    # Again and again: a job that has not begun yet hears nothing of it.
-    while not is_done.wait(max(clock.at_most(_LONG), _AGAIN)):
-        if clock.is_over:
+    # Repeatedly, because a job that has not started yet is not cancelled.
+    while not is_done.wait(max(deadline.at_most(_WAIT_SECONDS), _CANCEL_SECONDS)):
+        if deadline.is_over:
             spark.sparkContext.cancelJobsWithTag(tag)

@@ -1,4 +1,6 @@
-"""What a plan does to its rows, as far as taking some of them depends on it."""
+"""Penstock's own streaming reads in a plan, without side effects: no consumer moves or is owned, no slot
+advances.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from typing import Any, Protocol
+from typing import Protocol, TypeAlias
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -16,6 +18,7 @@ from pyspark.sql.types import StructType
 
 from penstock.changes.data_source import FORMAT as CHANGES
 from penstock.changes.data_source import STREAM, ChangesStreamReader, read_options
+from penstock.json_text import Json
 from penstock.queue.open_stores import open_store
 from penstock.spark.internals.operators import Trait, traits_of
 from penstock.spark.internals.plan_text import plan_tree
@@ -30,47 +33,47 @@ _READ = "StreamingRelationV2"
 
 
 class RowScope(IntEnum):
-    """On how much of the stream a row that comes out may depend."""
+    """The input rows that an output row of a plan may depend on."""
 
     ROW = 1
-    """On one row that went in."""
+    """One row."""
     MICRO_BATCH = 2
-    """On those of one micro-batch."""
+    """The rows of one micro-batch."""
     STREAM = 3
-    """On all that came before, which Spark keeps as state, or on something that is not known here."""
+    """All earlier rows, which Spark keeps as state; or unknown."""
 
 
 def row_scope(frame: DataFrame) -> RowScope:
-    """The reach of a plan over one streaming read; STREAM for all plans with more leaves."""
+    """Return the scope of a plan over one streaming read; STREAM if it has several."""
     names = [node.name for node in plan_tree(frame).walk()]
     operators = [traits_of(name) for name in names if name != _READ]
-    if names.count(_READ) != 1 or not all(map(_is_short, operators)):
+    if names.count(_READ) != 1 or not all(map(_is_local, operators)):
         return RowScope.STREAM
     return RowScope.MICRO_BATCH if any(Trait.PER_BATCH in each for each in operators) else RowScope.ROW
 
 
 def may_keep_state(frame: DataFrame) -> bool:
-    """Whether a task may have to read all its rows, because what it keeps of them is committed behind the last one."""
+    """Return whether a task may keep state, which it commits after its last row, so that it must read all
+    rows.
+    """
     names = {node.name for node in plan_tree(frame).walk() if node.children}
-    return not all(name == "Union" or _is_short(traits_of(name)) for name in names)
+    return not all(name == "Union" or _is_local(traits_of(name)) for name in names)
 
 
-def _is_short(operator: Trait) -> bool:
-    """Whether rows that come out of an operator depend on one micro-batch at the most."""
+def _is_local(operator: Trait) -> bool:
+    """Return whether an operator's output rows depend on one micro-batch at most."""
     return bool(operator & (Trait.PER_ROW | Trait.PER_BATCH))
 
-
-# ---- own_reads: Penstock's own streaming reads, made such that reading changes nothing: no consumer moves or is owned, no slot goes on.
 
 QUEUE = "penstock"
 _LIMITS = ("maxrowsperpartition", "maxrowspertrigger", "maxbytespertrigger", "maxcommitspertrigger")
 _STARTS = ("startingoffsets", "startingtimestamp", "startingversion", "startingboundinclusive")
 
-Offset = dict[str, Any]
+Offset: TypeAlias = Json
 
 
 class Reader(Protocol):
-    """What both of Penstock's streaming readers have, as far as it is called here."""
+    """The methods of Penstock's two streaming readers that are called here."""
 
     def initialOffset(self) -> Offset: ...
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset: ...
@@ -85,17 +88,17 @@ class PenstockRead:
     spark: SparkSession
     format: str
     options: Mapping[str, str] = field(repr=False)
-    """By their names in lower case, without a consumer."""
+    """With names in lower case, without a consumer."""
     schema: StructType
 
     @classmethod
     def of(cls, spark: SparkSession, read: StreamingRead) -> PenstockRead | None:
-        """The read of a plan's leaf; None when it is of another source.
+        """Return the read of a plan's leaf; None if it is of another source.
 
         Raises
         ------
         NotFound, InvalidOption
-            When its queue or its consumer is not there any more.
+            When its queue or its consumer no longer exists.
         """
         if read.format == QUEUE:
             return cls(spark, QUEUE, _without_consumer(spark, read.options), read.schema)
@@ -105,26 +108,28 @@ class PenstockRead:
 
     @property
     def has_whole_commits(self) -> bool:
-        """Whether what is done with a micro-batch may depend on its having whole commits."""
+        """Whether micro-batches hold whole commits, which transformations may rely on."""
         return self.format == CHANGES
 
     @property
-    def can_go_on(self) -> bool:
-        """Whether a stream can start where a reader stands: bounds of a range are both versions, or both times."""
+    def can_resume(self) -> bool:
+        """Whether a stream can start at a reader's offset: both bounds of a range are versions, or both are
+        times.
+        """
         return "endingtimestamp" not in self.options
 
     def reader(self, rows: int | None) -> Reader:
-        """A reader for this process.
+        """Return a reader for this process.
 
         Parameters
         ----------
         rows
-            The most that a range may have; of a feed rounded up to a whole commit. All that there is when None.
+            The most rows of a range, rounded up to whole commits for a feed; None for no limit.
         """
         if self.format == CHANGES:
-            given = read_options(self.options, STREAM, "streaming read of changes")
-            least = min(filter(None, (rows, given.max_rows)), default=None)
-            return ChangesStreamReader(replace(given, max_rows=least), self.schema)
+            feed_options = read_options(self.options, STREAM, "streaming read of changes")
+            most = min(filter(None, (rows, feed_options.max_rows)), default=None)
+            return ChangesStreamReader(replace(feed_options, max_rows=most), self.schema)
         options = source_options(self.options, streaming=True)
         options = replace(
             options, max_rows_per_trigger=rows, max_rows_per_partition=None, max_bytes_per_trigger=None
@@ -134,32 +139,26 @@ class PenstockRead:
         columns = projection(self.schema, source_schema(queue.schema, options.service_columns))
         return QueueStreamReader(options, queue, columns)
 
-    def stream(self, stands: Offset | None = None, *, rows: int | None = None) -> DataFrame:
-        """The read for a streaming query.
+    def stream(self, after: Offset | None = None, *, rows: int | None = None) -> DataFrame:
+        """Return the read for a streaming query.
 
         Parameters
         ----------
-        stands
-            Where to go on, of a change feed; where the read starts by itself when None.
+        after
+            The offset at which to resume a change feed; by default, the read's own start.
         rows
-            The most in a micro-batch, unless the read has a limit of its own.
+            The most rows of a micro-batch, unless the read has a limit of its own.
         """
         options = dict(self.options)
-        if stands is not None:
+        if after is not None:
             options = {name: value for name, value in options.items() if name not in _STARTS}
-            options["startingversion"] = str(int(stands["to"]) + 1)
+            options["startingversion"] = str(int(after["to"]) + 1)
         if rows is not None and not options.keys() & set(_LIMITS):
             options["maxrowspertrigger"] = str(rows)
         return self.spark.readStream.format(self.format).schema(self.schema).options(**options).load()
 
     def batch(self, end: Offset, rows: int) -> DataFrame:
-        """A queue's rows before an offset and behind the one before it, at rest.
-
-        Parameters
-        ----------
-        rows
-            About how many there are.
-        """
+        """Return a queue's rows of one range as a static DataFrame; ``rows`` is about their number."""
         known = {name.lower() for name in BATCH_SOURCE}
         options = {name: value for name, value in self.options.items() if name in known.difference(_STARTS)}
         for name, bound in {"startingoffsets": "from", "endingoffsets": "to"}.items():
@@ -168,16 +167,16 @@ class PenstockRead:
         return self.spark.read.format(QUEUE).schema(self.schema).options(**options).load()
 
 
-def _without_consumer(spark: SparkSession, given: Mapping[str, str]) -> dict[str, str]:
-    """A queue's options with the consumer's offsets, as they are now, in the consumer's place."""
-    found = with_defaults(given, session_defaults(spark), STREAM_SOURCE)
-    options = source_options(found, streaming=True)
-    found.pop("path", None)
-    found["queue"] = options.queue
-    if options.consumer is None:
-        return found
-    check_reach(options.url, spark.conf.get("spark.master", None))
-    offsets = open_store(options.url, verify=True).consumer(options.consumer).offsets(options.queue)
-    # With startingOffsets given, the session's own default does not come in its place.
-    del found["consumer"]
-    return {**found, "startingoffsets": json.dumps(offsets)}
+def _without_consumer(spark: SparkSession, options: Mapping[str, str]) -> dict[str, str]:
+    """Return a queue's options with the consumer replaced by its current offsets."""
+    complete = with_defaults(options, session_defaults(spark), STREAM_SOURCE)
+    parsed = source_options(complete, streaming=True)
+    complete.pop("path", None)
+    complete["queue"] = parsed.queue
+    if parsed.consumer is None:
+        return complete
+    check_reach(parsed.url, spark.conf.get("spark.master", None))
+    offsets = open_store(parsed.url, verify=True).consumer(parsed.consumer).offsets(parsed.queue)
+    # startingOffsets prevents that the session's default consumer is used instead.
+    del complete["consumer"]
+    return {**complete, "startingoffsets": json.dumps(offsets)}

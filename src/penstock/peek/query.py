@@ -1,4 +1,4 @@
-"""Rows as they come, until there are enough."""
+"""What taking and sampling share: a collector of rows, a deadline, and a temporary streaming query."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any
 from urllib.parse import urlsplit
 from uuid import uuid4
 
@@ -31,18 +30,12 @@ from penstock.spark.internals.sessions import JvmError, is_local, remove_folder
 
 
 class RowCollector:
-    """No more rows than were asked for; those of a query come in a thread of its own.
+    """Collector of the first ``wanted`` rows; a query adds rows from a thread of its own."""
 
-    Parameters
-    ----------
-    asked
-        How many rows are enough.
-    """
-
-    def __init__(self, asked: int) -> None:
-        self.asked = asked
+    def __init__(self, wanted: int) -> None:
+        self.wanted = wanted
         self.tables: list[pa.Table] = []
-        self._once: list[pa.Table] = []
+        self._discarded: list[pa.Table] = []
         self._enough = threading.Event()
 
     @property
@@ -50,31 +43,31 @@ class RowCollector:
         return _rows(self.tables)
 
     @property
-    def lacking(self) -> int:
-        return self.asked - self.rows
+    def missing(self) -> int:
+        return self.wanted - self.rows
 
     @property
     def is_enough(self) -> bool:
         return self._enough.is_set()
 
     def add(self, table: pa.Table) -> None:
-        """Take what is lacking."""
-        self.tables.extend(first_rows([table], self.lacking))
-        if self.lacking == 0:
+        """Add as many rows as are missing."""
+        self.tables.extend(first_rows([table], self.missing))
+        if self.missing == 0:
             self._enough.set()
 
-    def forget_behind(self, tables: int) -> None:
-        """Keep the first tables only: the rows of the others come again, if there is time for that."""
-        self._once = self.given
+    def keep_first(self, tables: int) -> None:
+        """Discard all tables after the first ones: their rows are read again, if time is left."""
+        self._discarded = self.collected
         self.tables = self.tables[:tables]
 
     @property
-    def given(self) -> list[pa.Table]:
-        """What is there when the time is over: also what has come once, where less of it came again."""
-        return self.tables if self.rows >= _rows(self._once) else self._once
+    def collected(self) -> list[pa.Table]:
+        """The rows at the end: with the discarded ones, if fewer were read again."""
+        return self.tables if self.rows >= _rows(self._discarded) else self._discarded
 
     def wait(self, seconds: float) -> bool:
-        """Until there are enough, or so many seconds; whether there are."""
+        """Wait until all rows are collected, or a timeout; return whether they are."""
         return self._enough.wait(seconds)
 
 
@@ -82,35 +75,27 @@ def _rows(tables: list[pa.Table]) -> int:
     return sum(table.num_rows for table in tables)
 
 
-# ---- clock: How long something may go on.
-
-_QUICKEST, _SLOWEST = 0.02, 0.5
-_LONGEST = 1e9
-"""Seconds, 30 years: larger numbers are too large for those who wait."""
+_MIN_PAUSE, _MAX_PAUSE = 0.02, 0.5
+_MAX_SECONDS = 1e9
+"""30 years: locks and events do not take much larger numbers."""
 
 
 class Deadline:
-    """Counts from when it is made.
-
-    Parameters
-    ----------
-    seconds
-        How long; without end when None.
-    """
+    """A time limit that starts now; None is no limit."""
 
     def __init__(self, seconds: float | None) -> None:
         self._began = time.monotonic()
-        self._seconds = None if seconds is None else min(seconds, _LONGEST)
-        self._pause = _QUICKEST
+        self._seconds = None if seconds is None else min(seconds, _MAX_SECONDS)
+        self._pause = _MIN_PAUSE
 
     @property
     def left(self) -> float | None:
-        """Seconds until the time is over; None when it never is."""
+        """Seconds until the deadline; None without a limit."""
         return None if self._seconds is None else max(0.0, self._seconds - self.passed)
 
     @property
     def passed(self) -> float:
-        """Seconds since it was made."""
+        """Seconds since the start."""
         return time.monotonic() - self._began
 
     @property
@@ -118,84 +103,85 @@ class Deadline:
         return self.left == 0.0
 
     def at_most(self, seconds: float) -> float:
-        """So many seconds, or those that are left."""
+        """Return so many seconds, or those that are left."""
         return seconds if self.left is None else min(seconds, self.left)
 
-    def rest(self) -> None:
-        """Wait before one looks again: a moment at first, longer each time."""
+    def pause(self) -> None:
+        """Wait before the next attempt: a moment at first, longer each time."""
         time.sleep(self.at_most(self._pause))
-        self._pause = min(self._pause * 1.5, _SLOWEST)
+        self._pause = min(self._pause * 1.5, _MAX_PAUSE)
 
-    def wake(self) -> None:
-        """Something has come: the next rest is short."""
-        self._pause = _QUICKEST
+    def reset_pause(self) -> None:
+        """Make the next pause short, because rows were read."""
+        self._pause = _MIN_PAUSE
 
 
-# ---- query: A streaming query for a moment: nothing is left of it, however it ends.
-
-Each = Callable[[DataFrame, int], None]
+OnBatch = Callable[[DataFrame, int], None]
+"""Called by Spark, from a thread of its own, with each micro-batch and its number."""
 _MODE = "append"
 
 
 def require_append(frame: DataFrame) -> None:
-    """Refuse what Spark does not start in append mode.
+    """Refuse a query that Spark does not start in append mode.
 
     Raises
     ------
     OutputModeRefused
         With the report.
     """
-    report = check(frame)
-    found = report[_MODE]
-    if found.allowed:
+    report = check(frame)[_MODE]
+    if report.allowed:
         return
-    first = next(problem for problem in found.problems if problem.severity != WARNING)
+    first = next(problem for problem in report.problems if problem.severity != WARNING)
     fix = f" Fix: {first.fix}." if first.fix else ""
     raise OutputModeRefused(
         "rows are taken from a streaming query in output mode append, which is not allowed for this one: "
-        f"{first.message}.{fix}\n" + "\n".join(found.lines()),
+        f"{first.message}.{fix}\n" + "\n".join(report.lines()),
         mode=_MODE,
-        problems=[problem.code for problem in found.problems],
+        problems=[problem.code for problem in report.problems],
     )
 
 
 @contextmanager
 def run_query(
-    frame: DataFrame, each: Each, *, folder: str | None, **trigger: Any
+    frame: DataFrame, on_batch: OnBatch, *, folder: str | None, available_now: bool
 ) -> Iterator[StreamingQuery]:
-    """A query in append mode with a checkpoint of its own; both are gone behind the block.
+    """Run a query in append mode with a temporary checkpoint; after the block, both are removed.
 
     Parameters
     ----------
-    each
-        Called with each micro-batch and its number.
     folder
-        Where the checkpoint is made; this machine's place for temporary files when None.
-    trigger
-        The argument of Spark's ``trigger``.
+        Where the checkpoint is created; by default, this machine's folder for temporary files.
+    available_now
+        Whether to stop after the rows that the stream holds now.
 
     Raises
     ------
     Exception
-        What the query failed with.
+        The query's own error.
     """
     spark = frame.sparkSession
     name = f"penstock_take_{uuid4().hex[:12]}"
     started: list[StreamingQuery] = []
     with _checkpoint(spark, folder, name) as place:
         writer = frame.writeStream.queryName(name).outputMode(_MODE).option("checkpointLocation", place)
-        start = writer.trigger(**trigger).foreachBatch(each).start
-        # An interrupt does not reach Spark while it starts a query, and leaves this thread's connection to the JVM unusable for a
-        # while: another thread starts the query, and stops it when it has started.
-        with ThreadPoolExecutor(1, "penstock-take") as beside:
-            # An interrupt while the executor's thread comes up would give it a second one, which stops nothing.
-            beside.submit(int).result()
+        writer = (
+            writer.trigger(availableNow=True) if available_now else writer.trigger(processingTime="0 seconds")
+        )
+        start = writer.foreachBatch(on_batch).start
+        # An interrupt does not reach Spark while it starts a query, and makes this thread's connection to
+        # the JVM unusable for a while. So another thread starts the query, and stops it once it has
+        # started.
+        with ThreadPoolExecutor(1, "penstock-take") as worker:
+            # Start the thread first: an interrupt during its start would add a second thread, which stops
+            # nothing.
+            worker.submit(int).result()
             try:
                 with no_data_batches(spark):
-                    beside.submit(inheritable_thread_target(spark)(lambda: started.append(start()))).result()
+                    worker.submit(inheritable_thread_target(spark)(lambda: started.append(start()))).result()
                 yield started[0]
             finally:
-                beside.submit(_stop, started).result()
+                worker.submit(_stop, started).result()
 
 
 def _stop(queries: list[StreamingQuery]) -> None:
@@ -205,7 +191,7 @@ def _stop(queries: list[StreamingQuery]) -> None:
 
 @contextmanager
 def restore_interrupts() -> Iterator[None]:
-    """An interrupt in the middle of a call to the JVM, of which the way there makes an error of its own, is an interrupt again."""
+    """Raise KeyboardInterrupt where the connection to the JVM has turned it into an error of its own."""
     try:
         yield
     except JvmError as error:
@@ -215,7 +201,7 @@ def restore_interrupts() -> Iterator[None]:
 
 
 def query_error(query: StreamingQuery) -> Exception | None:
-    """What ended a query; None when it was stopped, came to its end or goes on."""
+    """Return the error that ended a query; None if it was stopped, finished or is running."""
     error: StreamingQueryException | None = query.exception()
     return None if error is None else original_error(error)
 
@@ -227,8 +213,8 @@ def _checkpoint(spark: SparkSession, folder: str | None, name: str) -> Iterator[
         try:
             yield place
         finally:
-            with ThreadPoolExecutor(1, "penstock-take") as beside:
-                beside.submit(remove_folder, spark, place).result()
+            with ThreadPoolExecutor(1, "penstock-take") as worker:
+                worker.submit(remove_folder, spark, place).result()
         return
     local = tempfile.mkdtemp(prefix=f"{name}-", dir=None if folder is None else os.path.abspath(folder))
     try:
@@ -238,7 +224,8 @@ def _checkpoint(spark: SparkSession, folder: str | None, name: str) -> Iterator[
 
 
 def check_folder(frame: DataFrame, folder: str | None) -> None:
-    """Refuse a checkpoint on this machine's disk for a query whose executors, which are elsewhere, would keep state in it.
+    """Refuse a checkpoint on this machine's disk for a query whose executors on other machines would keep
+    state in it.
 
     Raises
     ------
@@ -247,7 +234,7 @@ def check_folder(frame: DataFrame, folder: str | None) -> None:
     master = str(frame.sparkSession.sparkContext.master)
     if folder is None and not is_local(master):
         raise InvalidInput(
-            f"the query keeps state, and the session runs on {in_quotes(master)}, whose executors may not see this machine's "
-            "temporary files: give folder=, a directory or URL that all of the machines have",
+            f"the query keeps state, and the executors of {in_quotes(master)} may not reach this machine's "
+            "temporary files: pass folder=, a directory or URL that all machines reach",
             master=master,
         )

@@ -1,4 +1,6 @@
-"""Taken rows as a table: in text, and in HTML for notebooks."""
+"""The rows of ``ps.take`` and ``ps.sample``: a list, an Arrow table, a DataFrame, and a table in text or
+HTML.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ _GAP = "  "
 
 @dataclass(frozen=True)
 class TextTable:
-    """The first rows as cells."""
+    """The first rows as cells of text."""
 
     heads: tuple[str, ...]
     kinds: tuple[str, ...]
@@ -35,11 +37,11 @@ class TextTable:
     are_numbers: tuple[bool, ...]
     lines: tuple[tuple[str, ...], ...]
     notes: tuple[str, ...]
-    """What stands below."""
+    """Lines below the table."""
 
     @classmethod
     def of(cls, table: pa.Table, note: str, time_zone: str) -> TextTable:
-        """Lay out a table, with its instants in a time zone."""
+        """Format a table, with its instants in a time zone."""
         more = table.num_rows - SHOWN_ROWS
         shown = _in_zone(table.slice(0, SHOWN_ROWS), time_zone)
         return cls(
@@ -51,7 +53,7 @@ class TextTable:
         )
 
     def text(self) -> str:
-        """The cells in columns of one width."""
+        """Return the table as text, in aligned columns."""
         lines = [self.heads, *self.lines]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         shown = [self._padded(line, widths) for line in lines]
@@ -66,7 +68,7 @@ class TextTable:
         return _GAP.join(padded).rstrip()
 
     def html(self) -> str:
-        """The cells as a table of HTML; a column's type stands where the mouse rests on its name."""
+        """Return the table as HTML; a column's type is the tooltip of its name."""
         styles = [f'style="text-align: {"right" if is_number else "left"}"' for is_number in self.are_numbers]
         heads = [
             f'<th title="{escape(kind)}" {style}>{escape(head)}</th>'
@@ -84,11 +86,11 @@ class TextTable:
 
 
 def _in_zone(table: pa.Table, time_zone: str) -> pa.Table:
-    """The same instants in a time zone; in their own where Arrow does not know it."""
+    """Return the same instants in a time zone, or in their own if Arrow does not know it."""
     fields = [field.with_type(_zoned(field.type, time_zone)) for field in table.schema]
     try:
         local = table.cast(pa.schema(fields))
-        # Zones are looked up when a value is made.
+        # Arrow looks zones up when a value is converted.
         list(rows_as_text(local))
     except (pa.ArrowException, KeyError, ValueError):
         return table
@@ -113,25 +115,22 @@ def _is_number(kind: pa.DataType) -> bool:
     return bool(pat.is_integer(kind) or pat.is_floating(kind) or pat.is_decimal(kind))
 
 
-# ---- result: Rows that were taken from a stream: a list, an Arrow table, a DataFrame of pandas or Spark, and a table on the screen.
-
-
 @dataclass(frozen=True, eq=False, repr=False)
 class Taken(Sequence[Row]):
-    """Rows of a stream; a list of them in every respect, and ``print`` and notebooks show a table.
+    """Rows of a stream: a sequence of Rows, which ``print`` and notebooks show as a table.
 
     Parameters
     ----------
     schema
-        Of the DataFrame.
+        The schema of the DataFrame.
     asked
-        How many rows were asked for.
+        The number of rows that was asked for.
     complete
-        False where the time was over before there were so many.
+        False if the timeout passed before so many rows came.
     seconds
-        How long it took.
+        How many seconds it took.
     seen
-        Of how many rows they are a sample; None where they are the first ones.
+        The number of rows that a sample was drawn from; None for the first rows.
     """
 
     schema: StructType
@@ -154,7 +153,7 @@ class Taken(Sequence[Row]):
         complete: bool,
         seen: int | None = None,
     ) -> Taken:
-        """The rows of tables with the columns of a DataFrame."""
+        """Create a result from tables with the columns of a DataFrame."""
         spark = df.sparkSession
         table = pa.concat_tables(tables) if tables else spark.createDataFrame([], df.schema).toArrow()
         zone = str(spark.conf.get("spark.sql.session.timeZone"))
@@ -162,8 +161,8 @@ class Taken(Sequence[Row]):
 
     @cached_property
     def _rows(self) -> list[Row]:
-        found: list[Row] = ArrowTableToRowsConversion.convert(self._table, self.schema)
-        return found
+        rows: list[Row] = ArrowTableToRowsConversion.convert(self._table, self.schema)
+        return rows
 
     def __len__(self) -> int:
         return int(self._table.num_rows)
@@ -181,33 +180,33 @@ class Taken(Sequence[Row]):
     __hash__ = None  # type: ignore[assignment] # as of a list
 
     def to_arrow(self) -> pa.Table:
-        """The rows as PySpark's ``toArrow`` gives them."""
+        """Return an Arrow table, as PySpark's ``toArrow`` does."""
         return self._table
 
     def frame(self) -> DataFrame:
-        """The rows as a Spark DataFrame at rest."""
+        """Return a static Spark DataFrame."""
         return self._spark.createDataFrame(self._table, self.schema)
 
     def toPandas(self) -> pd.DataFrame:
-        """The rows as PySpark's ``toPandas`` gives them."""
+        """Return a pandas DataFrame, as PySpark's ``toPandas`` does."""
         return self.frame().toPandas()
 
     @property
     def note(self) -> str:
-        """What is to be said of them, in a line."""
+        """The number of rows, and whether they are all or a sample, in a line."""
         rows = f"{len(self):,} row{'' if len(self) == 1 else 's'}"
         if not self.complete:
             return f"{rows} of {self.asked:,}: no more came within {self.seconds:.3g} s"
         return rows if self.seen is None else f"{rows}, a sample of {self.seen:,}"
 
     def __str__(self) -> str:
-        return self._sheet().text()
+        return self._text_table().text()
 
     def __repr__(self) -> str:
         return str(self)
 
     def _repr_html_(self) -> str:
-        return self._sheet().html()
+        return self._text_table().html()
 
-    def _sheet(self) -> TextTable:
+    def _text_table(self) -> TextTable:
         return TextTable.of(self._table, self.note, self._time_zone)

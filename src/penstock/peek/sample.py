@@ -1,9 +1,10 @@
-"""A uniform sample without replacement of rows that come in batches, in parts that can be merged.
+"""``ps.sample``: a uniform sample without replacement of a stream's rows, drawn by tasks and merged.
 
-Each row gets a random key, and the rows with the smallest keys stay. As all rows have the same weight, this is the reservoir of
-Efraimidis and Spirakis, "Weighted random sampling with a reservoir", Information Processing Letters 97(5), 2006, algorithm A-Res.
-The rows with the smallest keys of a whole are among those of its parts (Cohen and Kaplan, "Summarizing data using bottom-k
-sketches", PODC 2007), so tasks sample for themselves, and what they keep is merged.
+Each row gets a random key, and the rows with the smallest keys are kept. As all rows have the same weight,
+this is the reservoir of Efraimidis and Spirakis, "Weighted random sampling with a reservoir", Information
+Processing Letters 97(5), 2006, algorithm A-Res. The rows with the smallest keys of all are among those of
+each part (Cohen and Kaplan, "Summarizing data using bottom-k sketches", PODC 2007), so each task draws its
+own sample, and the samples are merged.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -37,17 +37,11 @@ from penstock.spark.internals.requirements import check_workers
 
 Keys = NDArray[np.float64]
 _SLACK = 2
-"""A reservoir is thinned out when it holds so many times the rows that it is for."""
+"""A reservoir is reduced when it holds so many times the rows of the sample."""
 
 
 class Reservoir:
-    """The rows with the smallest keys of all that it was given.
-
-    Parameters
-    ----------
-    rows
-        How many stay.
-    """
+    """The ``rows`` rows with the smallest keys of all rows added."""
 
     def __init__(self, rows: int) -> None:
         self._rows = rows
@@ -56,26 +50,26 @@ class Reservoir:
         self._held = 0
 
     def add(self, table: pa.Table, keys: Keys) -> None:
-        """Take rows with their keys."""
+        """Add rows with their keys."""
         places = np.flatnonzero(keys < self._bound)
         if not places.size:
             return
-        # A copy, which holds on to nothing of a large batch.
+        # A copy, so that the whole batch is not kept in memory.
         self._parts.append((table.take(pa.array(places)), keys[places]))
         self._held += int(places.size)
         if self._held >= _SLACK * self._rows:
-            self._thin_out()
+            self._reduce()
 
     def kept(self) -> tuple[pa.Table, Keys] | None:
-        """The sample in the order of its keys, which is a random one; None when nothing came."""
+        """Return the sample in the order of its keys, which is random; None if no rows were added."""
         if not self._parts:
             return None
-        self._thin_out()
+        self._reduce()
         ((table, keys),) = self._parts
         order = np.argsort(keys)
         return table.take(pa.array(order)), keys[order]
 
-    def _thin_out(self) -> None:
+    def _reduce(self) -> None:
         table = pa.concat_tables([part for part, _ in self._parts])
         keys = np.concatenate([part for _, part in self._parts])
         if keys.size > self._rows:
@@ -86,13 +80,11 @@ class Reservoir:
         self._parts, self._held = [(table, keys)], int(keys.size)
 
 
-# ---- sample: ``ps.sample``: a uniform sample of a bounded run of a stream.
-
 _KEY, _SEEN = "key", "seen"
-_GLANCE = 0.05
+_POLL_SECONDS = 0.05
 _BATCH_ROWS = 10_000
 _MICRO_BATCH_ROWS = 1_000_000
-"""Of a run that ends at a time: what is not complete by then does not count."""
+"""The most rows of a micro-batch of a timed run, in which an incomplete micro-batch does not count."""
 
 
 def sample(
@@ -105,27 +97,28 @@ def sample(
 ) -> Taken:
     """Draw a uniform sample without replacement from the rows that come out of a streaming DataFrame.
 
-    Each task keeps the rows with the smallest random keys, and what they keep is merged (see
-    :mod:`penstock.peek.sample`), so no more than ``n`` rows of a task ever leave it. As with :func:`take`, nothing is
-    consumed and nothing stays behind. The query runs in output mode append.
+    Each task keeps the rows with the smallest random keys, and their rows are merged (see
+    :mod:`penstock.peek.sample`), so that at most ``n`` rows leave each task. As with :func:`take`, nothing is
+    consumed and nothing is left behind. The query runs in output mode append.
 
     Parameters
     ----------
     df
         A streaming DataFrame of a classic session.
     n
-        How many rows, from 1; all of them where there are fewer.
+        How many rows, from 1; all rows if the stream has fewer.
     seconds
-        Draw from what comes within so many seconds, in whole micro-batches. From what the stream holds now when None.
+        Draw from the rows of so many seconds, in whole micro-batches; by default, from what the stream
+        holds now.
     seed
-        For the same sample of the same tasks once more, from 0.
+        A number from 0 with which the same tasks draw the same sample again.
     folder
         As for :func:`take`.
 
     Returns
     -------
     Taken
-        The rows in a random order; ``seen`` says of how many they are the sample.
+        The rows in random order; ``seen`` is the number of rows that they were drawn from.
 
     Raises
     ------
@@ -142,20 +135,22 @@ def sample(
         require_append(df)
         check_folder(df, place)
     check_workers(df.sparkSession)
-    clock, drawing = Deadline(seconds), _Drawing(n, seed)
-    trigger: dict[str, Any] = {"availableNow": True} if seconds is None else {"processingTime": "0 seconds"}
+    deadline, drawing = Deadline(seconds), _Drawing(n, seed)
     frame = without_side_effects(df, None if seconds is None else _MICRO_BATCH_ROWS)
-    with restore_interrupts(), run_query(frame, drawing, folder=place, **trigger) as query:
-        while not clock.is_over and query.isActive:
-            time.sleep(clock.at_most(_GLANCE))
+    with (
+        restore_interrupts(),
+        run_query(frame, drawing, folder=place, available_now=seconds is None) as query,
+    ):
+        while not deadline.is_over and query.isActive:
+            time.sleep(deadline.at_most(_POLL_SECONDS))
         error = drawing.error or query_error(query)
     if error is not None:
         raise error
-    return Taken.of(df, drawing.rows(df.columns), n, clock.passed, complete=True, seen=drawing.seen)
+    return Taken.of(df, drawing.rows(df.columns), n, deadline.passed, complete=True, seen=drawing.seen)
 
 
 class _Drawing:
-    """The sample of all micro-batches so far."""
+    """The sample of all micro-batches so far; Spark calls it with each, from a thread of its own."""
 
     def __init__(self, rows: int, seed: int | None) -> None:
         self._rows = rows
@@ -165,23 +160,23 @@ class _Drawing:
         self.error: Exception | None = None
 
     def __call__(self, batch: DataFrame, number: int) -> None:
-        """Called by Spark, in a thread of its own."""
         try:
-            found = _drawn(batch, self._rows, None if self._seed is None else [self._seed, number]).toArrow()
+            drawn = _drawn(batch, self._rows, None if self._seed is None else [self._seed, number]).toArrow()
         except Exception as error:
             self.error = original_error(error)
             raise
-        self.seen += sum(found[_SEEN].to_pylist())
-        self._reservoir.add(found.drop_columns([_KEY, _SEEN]), found[_KEY].to_numpy())
+        self.seen += sum(drawn[_SEEN].to_pylist())
+        self._reservoir.add(drawn.drop_columns([_KEY, _SEEN]), drawn[_KEY].to_numpy())
 
     def rows(self, names: list[str]) -> list[pa.Table]:
-        """The sample."""
         kept = self._reservoir.kept()
         return [] if kept is None else [kept[0].rename_columns(names)]
 
 
 def _drawn(batch: DataFrame, rows: int, seed: list[int] | None) -> DataFrame:
-    """The sample of each task: its rows, their keys, and in the first one how many rows the task has seen."""
+    """Return each task's sample: the rows, their keys, and in the first row the number of rows that the
+    task has read.
+    """
     # Columns by number: two may have one name.
     numbered = batch.toDF(*(f"c{number}" for number in range(len(batch.columns))))
     schema = StructType(
@@ -200,13 +195,7 @@ def _drawn(batch: DataFrame, rows: int, seed: list[int] | None) -> DataFrame:
 def draw_from(
     batches: Iterator[pa.RecordBatch], rows: int, random: np.random.Generator
 ) -> Iterator[pa.RecordBatch]:
-    """What a task does.
-
-    Parameters
-    ----------
-    random
-        Makes the keys.
-    """
+    """Return a task's sample, with keys from ``random``."""
     reservoir, seen = Reservoir(rows), 0
     for batch in batches:
         seen += batch.num_rows

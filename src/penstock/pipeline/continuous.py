@@ -20,7 +20,7 @@ from penstock.continuous.driver.listener_dispatch import ListenerDispatch
 from penstock.continuous.driver.runs import SparkEngine
 from penstock.errors import ContinuousRefused, InvalidOption, PenstockError
 from penstock.limits.per_key import KeyLimit
-from penstock.limits.resume import keep_record
+from penstock.limits.record import keep_record
 from penstock.limits.rows import STOP, RowLimit
 from penstock.pipeline.failures import original_error
 from penstock.pipeline.monitoring.monitor import ContinuousMonitor, monitor_target

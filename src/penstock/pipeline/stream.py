@@ -14,16 +14,15 @@ from penstock.arguments import did_you_mean, in_quotes, path_text, require
 from penstock.errors import CommitRefused, InvalidInput, InvalidOption
 from penstock.feeds.protocol import Changelog
 from penstock.limits.per_key import KeyLimit
-from penstock.limits.pushdown import is_per_micro_batch
-from penstock.limits.rows import STOP, RowLimit
+from penstock.limits.rows import STOP, RowLimit, is_per_micro_batch
+from penstock.limits.run import LimitRun, keep_key_limit
 from penstock.modes.checking.check import check as check_modes
 from penstock.pipeline.continuous import ContinuousQuery, start_continuous
 from penstock.pipeline.initial_batch import no_data_batches, with_initial_batch
-from penstock.pipeline.limited_query import Limiting, keep_for_each_key
 from penstock.pipeline.micro_batches import MicroBatchQuery, expected_epochs
 from penstock.pipeline.monitoring.monitor import monitor_target, start_monitored
 from penstock.pipeline.offset_sync import catch_up_with_sink, sync_consumers
-from penstock.pipeline.query import Query, stop_on_sigterm
+from penstock.pipeline.query import EndedQuery, Query, stop_on_sigterm
 from penstock.pipeline.sources import as_source, owned_consumer
 from penstock.pipeline.trigger import Trigger
 from penstock.spark.checkpoint import Checkpoint
@@ -258,11 +257,12 @@ class Pipeline:
         self._check(frame, location)
         register(self.stream.spark)
         if (keyed := self.stream.key_limit) is not None:
-            keep_for_each_key(self.stream.spark, keyed, location)
+            keep_key_limit(self.stream.spark, keyed, location)
         limiting = self._limiting(frame, location)
         if limiting is not None:
-            ended = limiting.ended(name)
-            if ended is not None:
+            reason = limiting.reason_to_end(name)
+            if reason is not None:
+                ended = EndedQuery(limiting.checkpoint.query_id(), name, reason)
                 # The run that reached the limit may have been killed right after its last commit.
                 sync_consumers(name or ended.id, location, self._consumers(frame)[0])
                 return ended
@@ -273,7 +273,7 @@ class Pipeline:
         settings = WriteSettings(self.guarantee, self.output_mode, location)
         writer = self.sink.stream_writer(with_initial_batch(frame, location), settings)
         wanted = trigger or Trigger.processing_time()
-        arguments = wanted.arguments() if limiting is None else limiting.arguments(wanted)
+        arguments = wanted.arguments() if limiting is None else limiting.trigger_arguments(wanted.arguments())
         writer = writer.outputMode(self.output_mode).trigger(**arguments)  # type: ignore[arg-type]  # overloads
         if name is not None:
             writer = writer.queryName(name)
@@ -305,7 +305,7 @@ class Pipeline:
             limiting.watch(query)
         return query
 
-    def _limiting(self, frame: DataFrame, location: str) -> Limiting | None:
+    def _limiting(self, frame: DataFrame, location: str) -> LimitRun | None:
         limit = self.stream.row_limit
         if limit is None:
             return None
@@ -317,9 +317,9 @@ class Pipeline:
                 extra={"action": "limit_per_trigger", "limit": limit.rows},
             )
             return None
-        return Limiting.of(self.stream.spark, limit, location)
+        return LimitRun.of(self.stream.spark, limit, location)
 
-    def _limited(self, limiting: Limiting, frame: DataFrame) -> DataFrame:
+    def _limited(self, limiting: LimitRun, frame: DataFrame) -> DataFrame:
         """Return the rows of a source that reads no more than the limit leaves, if it can do so."""
         source = self.stream.source
         one = len(streaming_reads(frame) or ()) == 1

@@ -1,4 +1,4 @@
-"""Names of queues, consumers and sessions: any Unicode text, as data."""
+"""Checks of the names, partitions, row indexes and versions that callers pass."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ from penstock.errors import InvalidInput, InvalidName, InvalidPosition
 from penstock.store.records.catalog import QueueRecord
 
 MAX_CHARACTERS = 255
-SERVICE_COLUMNS = ("_queue", "_generation", "_partition", "_row_index", "_timestamp")
-"""What a Spark read puts beside a queue's columns where it is asked to."""
+METADATA_COLUMNS = ("_queue", "_generation", "_partition", "_row_index", "_timestamp")
+"""The metadata columns that a Spark read can add to a queue's columns."""
 
 
 def check_name(kind: str, name: object) -> str:
-    """The name, if it is one.
+    """Return the name if it is valid: any Unicode text that databases can store.
 
     Raises
     ------
     InvalidName
-        When it is not text, empty, longer than 255 characters, or has characters that no database can store.
+        When it is not text, is empty or longer than 255 characters, or has characters that no database can
+        store.
     """
     if not isinstance(name, str):
         raise InvalidName(f"the name of a {kind} is text, not {type(name).__name__}")
@@ -28,11 +29,8 @@ def check_name(kind: str, name: object) -> str:
     return name
 
 
-# ---- numbers: Whether a number that names a row or a partition is a whole one.
-
-
 def check_whole_partition(partition: object) -> None:
-    """Refuse what is no whole number; True is none either.
+    """Refuse a partition that is not a whole number; True is not one.
 
     Raises
     ------
@@ -43,7 +41,7 @@ def check_whole_partition(partition: object) -> None:
 
 
 def check_whole_index(*indexes: object) -> None:
-    """Refuse row indexes that are no whole numbers.
+    """Refuse row indexes that are not whole numbers.
 
     Raises
     ------
@@ -55,7 +53,7 @@ def check_whole_index(*indexes: object) -> None:
 
 
 def refuse_feed(queue: QueueRecord) -> None:
-    """Refuse rows without a commit for a queue that holds a change feed.
+    """Refuse a queue that holds a change feed, to which only whole commits are appended.
 
     Raises
     ------
@@ -63,6 +61,7 @@ def refuse_feed(queue: QueueRecord) -> None:
     """
     if queue.contract is not None:
         raise InvalidInput(
-            f"queue {queue.name!r} holds a change feed, whose rows come in whole commits: use QueueFeed.append_commit",
+            f"queue {queue.name!r} holds a change feed, to which only whole commits are appended: "
+            "use QueueFeed.append_commit",
             queue=queue.name,
         )

@@ -1,4 +1,4 @@
-"""A consumer: where it stands on each queue, how far behind, and how it moves."""
+"""Consumers: their offsets on each queue, their lag, and how they move."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
 import pyarrow as pa
 
@@ -25,14 +24,13 @@ from penstock.store.records.consumers import Registration
 logger = logging.getLogger("penstock.queue")
 
 PULL_ROWS = 10_000
-_INDEXES_END = 2**63
 
 Position = str | datetime | Mapping[int, int]
 
 
 @dataclass(frozen=True)
 class Pull:
-    """Rows [start, end) that a consumer has yet to process; pass both to ``advance`` when it has."""
+    """Rows [start, end) for a consumer to process; pass both indexes to ``advance`` afterwards."""
 
     table: pa.Table
     start: int
@@ -41,33 +39,33 @@ class Pull:
 
 @dataclass(frozen=True)
 class PartitionLag:
-    """How far a consumer is behind on one partition."""
+    """A consumer's lag on one partition."""
 
     partition: int
     offset: int
-    """The first row that it has not processed."""
+    """The index of the first row that is not processed."""
     next_index: int
-    """The index that the next row to be appended will have."""
+    """The index that the next appended row will get."""
     bytes: int
-    """The compressed size of what is between, in whole segments."""
+    """The compressed size of the rows that are not processed, in whole segments."""
     seconds: float
-    """The age of the oldest row between; 0 when there is none."""
+    """The age of the oldest row that is not processed; 0 if there is none."""
 
     @property
     def rows(self) -> int:
-        """Rows not processed yet."""
+        """The number of rows that are not processed."""
         return self.next_index - self.offset
 
 
 @dataclass(frozen=True)
 class Lag:
-    """How far a consumer is behind on a queue."""
+    """A consumer's lag on a queue."""
 
     partitions: tuple[PartitionLag, ...]
 
     @property
     def rows(self) -> int:
-        """Rows not processed yet."""
+        """The number of rows that are not processed."""
         return sum(partition.rows for partition in self.partitions)
 
     @property
@@ -77,33 +75,33 @@ class Lag:
 
     @property
     def seconds(self) -> float:
-        """The age of the oldest of them; 0 when there are none."""
+        """The age of the oldest of them; 0 if there is none."""
         return max((partition.seconds for partition in self.partitions), default=0.0)
 
 
 class Consumer:
-    """A named set of offsets, on any number of queues; get one from ``Store.consumer``."""
+    """A named set of offsets on any number of queues; get one from ``Store.consumer``."""
 
     def __init__(self, database: Database, store_uuid: str, name: str, maintainer: Maintainer) -> None:
         self._database = database
         self._store_uuid = store_uuid
         self._maintainer = maintainer
         self._pulled: dict[tuple[str, int], int] = {}
-        """The generation of the registration that rows were pulled of, by queue and partition."""
+        """The generation of the registration when rows were last pulled, by queue and partition."""
         self.name = name
 
     def __repr__(self) -> str:
         return f"Consumer({self.name!r}, {self._database.url})"
 
     def register(self, queue: str, *, vital: bool | None = None, start: Position = "earliest") -> None:
-        """Register on a queue; where it is registered already, the offsets stay and only a given ``vital`` changes.
+        """Register on a queue; if registered already, keep the offsets and set ``vital`` if it is passed.
 
         Parameters
         ----------
         queue
             The queue's name.
         vital
-            Whether trimming waits for this consumer; by default not, or as it is registered already.
+            Whether trimming waits for this consumer; by default False, or as registered already.
         start
             ``earliest``, ``latest``, a datetime with a time zone (the first row at or after it) or
             ``{partition: row index}``.
@@ -124,7 +122,7 @@ class Consumer:
         )
 
     def unregister(self, queue: str) -> None:
-        """Forget the offsets on a queue.
+        """Remove the registration on a queue, with its offsets.
 
         Parameters
         ----------
@@ -134,7 +132,7 @@ class Consumer:
         Raises
         ------
         ConsumerInUse
-            While a live query owns them.
+            When a running query owns the consumer.
         NotRegistered
         """
 
@@ -152,12 +150,12 @@ class Consumer:
         )
 
     def queues(self) -> list[str]:
-        """The names of the queues that the consumer is registered on."""
-        found = self._database.run(consumers.list_registrations, write=False)
-        return [registration.queue for registration in found if registration.consumer == self.name]
+        """Return the names of the queues that the consumer is registered on."""
+        every = self._database.run(consumers.list_registrations, write=False)
+        return [registration.queue for registration in every if registration.consumer == self.name]
 
     def registration(self, queue: str) -> Registration:
-        """The registration as the store has it.
+        """Return the registration on a queue, as stored.
 
         Parameters
         ----------
@@ -168,10 +166,10 @@ class Consumer:
         ------
         NotRegistered
         """
-        return self._registration(queue)
+        return self._database.run(lambda tx: self._find(tx, queue), write=False)
 
     def offsets(self, queue: str) -> dict[int, int]:
-        """The first row index of each partition that has not been processed.
+        """Return the index of the first row that is not processed, of each partition.
 
         Parameters
         ----------
@@ -189,7 +187,7 @@ class Consumer:
         return dict(enumerate(self._database.run(work, write=False)))
 
     def pull(self, queue: str, partition: int, *, max_rows: int = PULL_ROWS) -> Pull:
-        """The next rows of a partition; the offset stays until :meth:`advance`.
+        """Return the next rows of a partition; the offset does not move until :meth:`advance`.
 
         Parameters
         ----------
@@ -198,12 +196,12 @@ class Consumer:
         partition
             The partition's number, from 0.
         max_rows
-            How many rows at the most.
+            The most rows to return.
 
         Raises
         ------
         DataLost
-            When they have been trimmed.
+            When the next rows have been trimmed.
         NotRegistered, PartitionNotFound
         """
         if type(max_rows) is not int or max_rows < 1:
@@ -213,18 +211,20 @@ class Consumer:
         def work(tx: Transaction) -> tuple[int, QueueRecord, int, int]:
             registration = self._find(tx, queue)
             record = catalog.find_queue(tx, queue)
-            offset = _at(registration, consumers.read_offsets(tx, registration)[0], partition)
-            there = catalog.lock_partition(tx, record, partition)
-            return registration.generation, record, offset, min(offset + max_rows, there.next_index)
+            offsets = consumers.read_offsets(tx, registration)[0]
+            if not 0 <= partition < len(offsets):
+                raise _no_partition(registration, partition)
+            offset = offsets[partition]
+            end = min(offset + max_rows, catalog.lock_partition(tx, record, partition).next_index)
+            return registration.generation, record, offset, end
 
         generation, record, start, end = self._database.run(work, write=False)
         self._pulled[queue, partition] = generation
         chunks = partition_log.read(self._database, record, partition, start, end)
-        return Pull(
-            pa.Table.from_batches([chunk.batch for chunk in chunks], schema=record.schema), start, end
-        )
+        table = pa.Table.from_batches([chunk.batch for chunk in chunks], schema=record.schema)
+        return Pull(table, start, end)
 
-    def advance(self, queue: str, partition: int, *, old: int, new: int, connection: Any = None) -> None:
+    def advance(self, queue: str, partition: int, *, old: int, new: int, connection: object = None) -> None:
         """Move the offset of a partition from ``old`` to ``new``, by compare-and-set.
 
         Parameters
@@ -241,14 +241,13 @@ class Consumer:
         Raises
         ------
         OffsetConflict
-            When the stored offset is not ``old``, or the consumer was sought elsewhere, or the queue made anew, since this object
-            has pulled the rows.
+            When the stored offset is not ``old``, or the consumer was moved by ``seek``, or the queue was
+            recreated, since this object pulled the rows.
         ConsumerInUse
-            When a live query owns the consumer.
+            When a running query owns the consumer.
         InvalidPosition
-            When ``new`` is before ``old`` or behind the newest row.
+            When ``new`` is before ``old`` or after the newest row.
         """
-
         check_whole_partition(partition)
         check_whole_index(old, new)
 
@@ -256,32 +255,32 @@ class Consumer:
             registration = self._find(tx, queue, lock=True)
             self._refuse_when_owned(tx, registration, "move")
             self._require_pulled(registration, partition)
-            there = None
-            if 0 <= partition < _INDEXES_END:
-                there = tx.one("read_partition", queue_id=registration.queue_id, partition=partition)
-            if there is None:
+            stored = None
+            if 0 <= partition < 2**63:
+                stored = tx.one("read_partition", queue_id=registration.queue_id, partition=partition)
+            if stored is None:
                 raise _no_partition(registration, partition)
             if old < 0:
                 raise InvalidPosition(f"a row index is 0 or more, not {old}: pass what pull returned")
-            if not old <= new <= there.next_index:
+            if not old <= new <= stored.next_index:
                 raise InvalidPosition(
-                    f"an offset moves forward, to the newest row at most: from {old} it may go to "
-                    f"{max(old, there.next_index)}, not {new}; use seek to go elsewhere"
+                    f"advance moves an offset forward, and not past the newest row: from {old} to at most "
+                    f"{max(old, stored.next_index)}, not to {new}; use seek to move elsewhere"
                 )
             consumers.advance(tx, registration, partition, old, new, safe=True)
-            # Only a vital consumer was in the way of a trim.
+            # Only a vital consumer can have blocked a trim.
             return catalog.find_queue(tx, queue) if registration.vital else None
 
         if connection is not None:
             with self._database.borrowed(connection) as tx:
                 work(tx)
-        elif (freed := self._database.run(work)) is not None:
-            self._maintainer.after_change(freed, ())
+        elif (trimmable := self._database.run(work)) is not None:
+            self._maintainer.after_change(trimmable, ())
 
     def seek(self, queue: str, *, to: Position, dry_run: bool = False) -> dict[int, int]:
-        """Go elsewhere; the new offsets.
+        """Move to another position, and return the new offsets.
 
-        Older checkpoints of queries that read through this consumer are turned away afterwards.
+        Older checkpoints of queries that read through this consumer are refused afterwards.
 
         Parameters
         ----------
@@ -289,14 +288,14 @@ class Consumer:
             The queue's name.
         to
             ``earliest``, ``latest``, a datetime with a time zone, or ``{partition: row index}`` (the other
-            partitions stay where they are).
+            partitions keep their offsets).
         dry_run
-            Only say where it would go.
+            Return the offsets without moving.
 
         Raises
         ------
         ConsumerInUse
-            While a live query owns the consumer.
+            When a running query owns the consumer.
         """
 
         def work(tx: Transaction) -> list[int]:
@@ -305,9 +304,8 @@ class Consumer:
             position = _position(to)
             if isinstance(position, Mapping):
                 first = consumers.resolve(tx, record, "earliest")
-                stands = consumers.read_offsets(tx, registration)[0]
-                kept = {p: max(offset, first[p]) for p, offset in enumerate(stands)}
-                position = kept | dict(position)
+                before = consumers.read_offsets(tx, registration)[0]
+                position = {p: max(offset, first[p]) for p, offset in enumerate(before)} | dict(position)
             offsets = consumers.resolve(tx, record, position)
             if not dry_run:
                 self._refuse_when_owned(tx, registration, "seek")
@@ -317,7 +315,7 @@ class Consumer:
         offsets = dict(enumerate(self._database.run(work)))
         if not dry_run:
             logger.info(
-                "consumer %r on queue %r is sought elsewhere",
+                "consumer %r on queue %r is moved to other offsets",
                 self.name,
                 queue,
                 extra={
@@ -330,7 +328,7 @@ class Consumer:
         return offsets
 
     def lag(self, queue: str) -> Lag:
-        """How far behind the consumer is, in rows, compressed bytes and seconds.
+        """Return the consumer's lag, in rows, compressed bytes and seconds.
 
         Parameters
         ----------
@@ -349,26 +347,23 @@ class Consumer:
             now = tx.now()
             return Lag(
                 tuple(
-                    _partition_lag(tx, record, there, offset, now)
-                    for there, offset in zip(catalog.partitions(tx, record), offsets, strict=True)
+                    _partition_lag(tx, record, part, offset, now)
+                    for part, offset in zip(catalog.partitions(tx, record), offsets, strict=True)
                 )
             )
 
         return self._database.run(work, write=False)
 
-    def _registration(self, queue: str) -> Registration:
-        return self._database.run(lambda tx: self._find(tx, queue), write=False)
-
     def _find(self, tx: Transaction, queue: str, *, lock: bool = False) -> Registration:
         return consumers.find_registration(tx, self.name, check_name("queue", queue), lock=lock)
 
     def _require_pulled(self, registration: Registration, partition: int) -> None:
-        """Refuse to move over rows that are not those which were pulled, although their indexes are the same."""
+        """Refuse to move past rows that were not the ones pulled, although their indexes are the same."""
         queue, generation = registration.queue, registration.generation
         if self._pulled.get((queue, partition), generation) != generation:
             raise OffsetConflict(
-                f"consumer {self.name!r} was sought elsewhere on queue {queue!r}, or the queue was made anew, since the rows of "
-                f"partition {partition} were pulled: pull again",
+                f"consumer {self.name!r} was moved on queue {queue!r}, or the queue was recreated, since the "
+                f"rows of partition {partition} were pulled: pull again",
                 consumer=self.name,
                 queue=queue,
                 partition=partition,
@@ -377,28 +372,21 @@ class Consumer:
     def _refuse_when_owned(self, tx: Transaction, registration: Registration, action: str) -> None:
         if tx.owner_alive(registration.lock_name(self._store_uuid)):
             raise ConsumerInUse(
-                f"cannot {action} consumer {self.name!r} on queue {registration.queue!r}: a running query owns it; "
-                "stop the query first",
+                f"cannot {action} consumer {self.name!r} on queue {registration.queue!r}: a running query "
+                "owns it; stop the query first",
                 consumer=self.name,
                 queue=registration.queue,
             )
 
 
 def _partition_lag(
-    tx: Transaction, record: QueueRecord, there: catalog.PartitionRecord, offset: int, now: int
+    tx: Transaction, record: QueueRecord, part: catalog.PartitionRecord, offset: int, now: int
 ) -> PartitionLag:
-    where = {"queue_id": record.queue_id, "partition": there.partition}
-    row_index = max(offset, there.first_index)
-    size = int(tx.one("bytes_after", row_index=row_index, **where).bytes)
-    since = time_of(tx, record, there.partition, row_index)
+    row_index = max(offset, part.first_index)
+    after = tx.one("bytes_after", queue_id=record.queue_id, partition=part.partition, row_index=row_index)
+    since = time_of(tx, record, part.partition, row_index)
     seconds = 0.0 if since is None else max(0.0, (now - since) / 1e6)
-    return PartitionLag(there.partition, offset, there.next_index, size, seconds)
-
-
-def _at(registration: Registration, offsets: list[int], partition: int) -> int:
-    if not 0 <= partition < len(offsets):
-        raise _no_partition(registration, partition)
-    return offsets[partition]
+    return PartitionLag(part.partition, offset, part.next_index, int(after.bytes), seconds)
 
 
 def _no_partition(registration: Registration, partition: int) -> PartitionNotFound:
@@ -410,7 +398,7 @@ def _no_partition(registration: Registration, partition: int) -> PartitionNotFou
 def _position(position: Position) -> consumers.Position:
     if isinstance(position, datetime):
         if position.tzinfo is None:
-            raise InvalidPosition(f"{position!r} has no time zone: say which, such as tzinfo=datetime.UTC")
+            raise InvalidPosition(f"{position!r} has no time zone: add one, such as tzinfo=datetime.UTC")
         return micros_of(position)
     if isinstance(position, int):
         raise InvalidPosition(f"a row index belongs to a partition: write {{partition: {position}}}")

@@ -1,9 +1,13 @@
-"""Adding partitions to a queue, in such a way that equal keys stay together."""
+"""Addition of partitions and of columns to a queue.
+
+Equal keys stay together when partitions are added. Columns are added at the end and nullable, so that
+programs that know fewer columns keep working.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TypeVar, cast
 
 import pyarrow as pa
 import pyarrow.types as pat
@@ -13,7 +17,7 @@ from penstock.arrow.coerce import same_type
 from penstock.arrow.key_hash import key_hash
 from penstock.arrow.schema import canonical_schema
 from penstock.errors import InvalidInput, SchemaMismatch
-from penstock.queue.checks import SERVICE_COLUMNS
+from penstock.queue.checks import METADATA_COLUMNS
 from penstock.queue.placement import Hashes, Home, home_of
 from penstock.store.database import Database, Transaction
 from penstock.store.log import partition_log
@@ -22,17 +26,29 @@ from penstock.store.records.catalog import QueueRecord
 
 MAX_PARTITIONS = 4096
 
+_RESERVED_PREFIXES = ("__penstock_", "__spark_cdc_")
+"""Prefixes of the columns that continuous queries and change feeds add."""
+_RECREATE = (
+    "columns are not renamed, dropped or changed: create a new queue with the columns that you want, copy "
+    "the rows with a query, and move the consumers to it"
+)
+_NOT_INSIDE = (
+    "fields are not added inside a column, because existing rows are stored by its fields: add a new column"
+)
+
+T = TypeVar("T")
+
 
 def grow(database: Database, queue: QueueRecord, count: int) -> None:
-    """Add ``count`` partitions; every consumer stands at the start of the new ones.
+    """Add ``count`` partitions; every consumer starts at the beginning of the new ones.
 
-    The keys that are in the queue are read before anything is locked, and only those that came meanwhile under the locks,
-    which hold up the queue's appends.
+    The existing keys are read before anything is locked. The locks, which block appends to the queue, are
+    held only while the keys that were appended meanwhile are read.
 
     Raises
     ------
     InvalidInput
-        When the queue would have more partitions than it may.
+        When the queue would have more than 4096 partitions.
     """
     seen, upto = _gather(database, queue, Hashes(), {}) if queue.key else (Hashes(), {})
 
@@ -43,8 +59,8 @@ def grow(database: Database, queue: QueueRecord, count: int) -> None:
         total = current.partitions + count
         if total > MAX_PARTITIONS:
             raise InvalidInput(
-                f"a queue has {MAX_PARTITIONS} partitions at the most: {queue.name!r} has {current.partitions} and "
-                f"cannot get {count} more"
+                f"a queue has at most {MAX_PARTITIONS} partitions: {queue.name!r} has {current.partitions}, "
+                f"so {count} more cannot be added"
             )
         registrations = consumers.lock_registrations(tx, current)
         catalog.lock_partitions(tx, current)
@@ -62,15 +78,21 @@ def _remember(tx: Transaction, queue: QueueRecord, seen: Hashes) -> None:
 
 
 def _gather(
-    source: Any, queue: QueueRecord, seen: Hashes, upto: dict[int, int]
+    source: Database | _Inside, queue: QueueRecord, seen: Hashes, upto: dict[int, int]
 ) -> tuple[Hashes, dict[int, int]]:
-    """The hashes of the keys in rows from ``upto`` on, added to ``seen``; and where those rows end."""
+    """Add the hashes of the keys in rows from ``upto`` on to ``seen``; also return where those rows end."""
     ends = dict(upto)
-    for there in source.run(lambda tx: catalog.partitions(tx, queue), write=False):
-        start = max(there.first_index, upto.get(there.partition, 0))
-        ends[there.partition] = there.next_index
+    for part in source.run(lambda tx: catalog.partitions(tx, queue), write=False):
+        start = max(part.first_index, upto.get(part.partition, 0))
+        ends[part.partition] = part.next_index
         chunks = partition_log.read(
-            source, queue, there.partition, start, there.next_index, columns=queue.key, on_lost="skip"
+            cast(Database, source),
+            queue,
+            part.partition,
+            start,
+            part.next_index,
+            columns=queue.key,
+            on_lost="skip",
         )
         for chunk in chunks:
             seen.add(key_hash(chunk.batch, queue.key))
@@ -78,82 +100,73 @@ def _gather(
 
 
 class _Inside:
-    """A database whose every run is the transaction in hand."""
+    """A stand-in for a database that runs everything in one open transaction."""
 
     def __init__(self, tx: Transaction) -> None:
         self._tx = tx
 
-    def run(self, work: Callable[[Transaction], Any], *, write: bool = True) -> Any:
+    def run(self, work: Callable[[Transaction], T], *, write: bool = True) -> T:
         return work(self._tx)
 
 
-# ---- columns: Adding columns to a queue: behind those that it has and nullable, so that whoever knows fewer of them goes on.
-
-_HELPERS = ("__penstock_", "__spark_cdc_")
-"""What the names of columns begin with that continuous queries and change feeds have for themselves."""
-_OTHERWISE = (
-    "columns are not renamed, dropped or changed: make a new queue with the columns that are wanted, copy the rows with a query, and "
-    "move the consumers to it"
-)
-
-
-def new_columns(given: Any) -> pa.Schema:
-    """The columns to add, in canonical form.
+def new_columns(columns: object) -> pa.Schema:
+    """Return the columns to add, in canonical form.
 
     Parameters
     ----------
-    given
-        A ``pyarrow.Schema`` or a PySpark ``StructType``; or Arrow fields, one or several, or pairs of a name and an Arrow type.
+    columns
+        A ``pyarrow.Schema`` or a PySpark ``StructType``; or Arrow fields, one or several, or pairs of a
+        name and an Arrow type.
 
     Raises
     ------
     InvalidInput, UnsupportedType
     SchemaMismatch
-        When a column is not nullable, or has a name that readers have for themselves.
+        When a column is not nullable, or has a reserved name.
     """
-    columns = canonical_schema(_schema(given))
-    for field in columns:
+    canonical = canonical_schema(_as_schema(columns))
+    for field in canonical:
         if not field.nullable:
             raise SchemaMismatch(
-                f"column {in_quotes(field.name)} is NOT NULL, and the rows that are there have nothing in it: add it as nullable",
+                f"column {in_quotes(field.name)} is NOT NULL, but existing rows have no value in it: "
+                "add it as nullable",
                 column=field.name,
             )
-        if field.name.lower() in SERVICE_COLUMNS or field.name.lower().startswith(_HELPERS):
+        if field.name.lower() in METADATA_COLUMNS or field.name.lower().startswith(_RESERVED_PREFIXES):
             raise SchemaMismatch(
-                f"column {in_quotes(field.name)} has a name that readers of the queue may use for columns of their own: choose another "
-                "one",
+                f"column {in_quotes(field.name)} has a name that is reserved for readers of the queue: "
+                "choose another one",
                 column=field.name,
             )
-    return columns
+    return canonical
 
 
-def _schema(given: Any) -> Any:
-    if isinstance(given, pa.Schema) or hasattr(given, "json"):
-        return given
+def _as_schema(columns: object) -> object:
+    if isinstance(columns, pa.Schema) or hasattr(columns, "json"):
+        return columns
     try:
-        return pa.schema([given] if isinstance(given, pa.Field) else given)
+        return pa.schema([columns] if isinstance(columns, pa.Field) else columns)
     except TypeError:
-        raise refusal(
-            "columns", given, "Arrow fields such as [pa.field('note', pa.string())], a schema or a StructType"
-        ) from None
+        wanted = "Arrow fields such as [pa.field('note', pa.string())], a schema or a StructType"
+        raise refusal("columns", columns, wanted) from None
 
 
 def add_columns(database: Database, queue: QueueRecord, columns: pa.Schema) -> None:
-    """Add those columns that the queue does not have yet.
+    """Add the columns that the queue does not have yet.
 
-    It locks the queue's row alone, and so neither waits for appends nor holds them up.
+    Only the queue's row is locked, so that appends neither wait nor are waited for.
 
     Raises
     ------
     SchemaMismatch
-        When the queue has a column of that name that is another one.
+        When the queue has a column with that name and another type.
     """
 
     def work(tx: Transaction) -> None:
         locked = catalog.find_queue(tx, queue.name, lock=True)
         if locked.queue_id != queue.queue_id:
             raise catalog.dropped(queue)
-        # What somebody else has added before the lock was free.
+        # With the columns that others added before the lock was free.
         current = catalog.reread(tx, locked)
         added = [field for field in columns if _is_new(current, field)]
         if added:
@@ -163,46 +176,43 @@ def add_columns(database: Database, queue: QueueRecord, columns: pa.Schema) -> N
 
 
 def _is_new(queue: QueueRecord, field: pa.Field) -> bool:
-    there = next((each for each in queue.schema if each.name.lower() == field.name.lower()), None)
-    if there is None:
+    existing = next((each for each in queue.schema if each.name.lower() == field.name.lower()), None)
+    if existing is None:
         _refuse_inside(queue, field.name)
         return True
-    if there.name != field.name:
+    if existing.name != field.name:
         raise SchemaMismatch(
-            f"queue {in_quotes(queue.name)} has a column {in_quotes(there.name)}, which is the same name to Spark as "
-            f"{in_quotes(field.name)}: choose another one",
+            f"queue {in_quotes(queue.name)} has a column {in_quotes(existing.name)}, which is the same name "
+            f"to Spark as {in_quotes(field.name)}: choose another one",
             column=field.name,
         )
-    if not same_type(there.type, field.type):
+    if not same_type(existing.type, field.type):
         raise SchemaMismatch(
-            f"queue {in_quotes(queue.name)} has a column {in_quotes(field.name)} as {there.type}, not as {field.type}: "
-            f"{_instead(there, field)}",
+            f"column {in_quotes(field.name)} of queue {in_quotes(queue.name)} is {existing.type}, not "
+            f"{field.type}: {_fix(existing, field)}",
             column=field.name,
-            expected=str(there.type),
+            expected=str(existing.type),
             found=str(field.type),
         )
-    if not there.nullable:
+    if not existing.nullable:
         raise SchemaMismatch(
-            f"queue {in_quotes(queue.name)} has a column {in_quotes(field.name)} that is NOT NULL: {_OTHERWISE}",
+            f"column {in_quotes(field.name)} of queue {in_quotes(queue.name)} is NOT NULL: {_RECREATE}",
             column=field.name,
         )
     return False
 
 
-def _instead(there: pa.Field, wanted: pa.Field) -> str:
-    if pat.is_nested(there.type) and pat.is_nested(wanted.type):
-        return (
-            "nothing is added inside a column, since the rows that are there are stored by its fields: add a column beside it, or "
-            "give the new one another name"
-        )
-    return f"add one of another name beside it; {_OTHERWISE}"
+def _fix(existing: pa.Field, wanted: pa.Field) -> str:
+    if pat.is_nested(existing.type) and pat.is_nested(wanted.type):
+        return f"{_NOT_INSIDE} with another name"
+    return f"add a column with another name; {_RECREATE}"
 
 
 def _refuse_inside(queue: QueueRecord, name: str) -> None:
     outer = name.partition(".")[0]
     if outer != name and outer in queue.schema.names and pat.is_struct(queue.schema.field(outer).type):
         raise SchemaMismatch(
-            f"column {in_quotes(outer)} of queue {in_quotes(queue.name)} is a struct, and {in_quotes(name)} would be a field inside it: "
-            "nothing is added inside a column, since the rows that are there are stored by its fields; add a column beside it",
+            f"{in_quotes(name)} would be a field inside the struct {in_quotes(outer)} of queue "
+            f"{in_quotes(queue.name)}: {_NOT_INSIDE}",
             column=name,
         )

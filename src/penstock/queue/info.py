@@ -1,12 +1,13 @@
-"""What a queue is and holds, for people."""
+"""Settings and sizes of queues, for people."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 
 import pyarrow as pa
 
+from penstock.instants import moment_of
 from penstock.queue.maintenance import Retention
 from penstock.store.database import Transaction
 from penstock.store.records import catalog, consumers
@@ -15,28 +16,28 @@ from penstock.store.records.catalog import PartitionRecord, QueueRecord
 
 @dataclass(frozen=True)
 class PartitionInfo:
-    """What a partition holds."""
+    """The size of a partition."""
 
     partition: int
     first_index: int
-    """The index of its oldest row; the rows before it have been trimmed."""
+    """The index of the oldest row; earlier rows have been trimmed."""
     next_index: int
-    """The index that the next row will have."""
+    """The index that the next row will get."""
     bytes: int
     """Compressed."""
     segments: int
     last_append: datetime | None
-    """When its newest row was appended, in UTC; None when there never was one."""
+    """When the newest row was appended, in UTC; None if there never was one."""
 
     @property
     def rows(self) -> int:
-        """How many rows there are."""
+        """The number of rows."""
         return self.next_index - self.first_index
 
 
 @dataclass(frozen=True)
 class QueueInfo:
-    """What a queue is and holds; bytes are compressed ones."""
+    """A queue's settings and size; bytes are compressed."""
 
     name: str
     schema: pa.Schema
@@ -48,7 +49,7 @@ class QueueInfo:
 
     @property
     def rows(self) -> int:
-        """How many rows there are, in all partitions."""
+        """The number of rows in all partitions."""
         return sum(partition.rows for partition in self.partitions)
 
     @property
@@ -64,20 +65,14 @@ def queue_info(tx: Transaction, queue: QueueRecord) -> QueueInfo:
         record.schema,
         record.key,
         Retention.of(record.retention),
-        _time(record.created_at),
+        moment_of(record.created_at),
         tuple(_partition_info(partition) for partition in catalog.partitions(tx, record)),
         tuple(registration.consumer for registration in consumers.registrations_of(tx, record)),
     )
 
 
 def _partition_info(record: PartitionRecord) -> PartitionInfo:
-    appended = _time(record.last_timestamp) if record.last_timestamp else None
+    appended = moment_of(record.last_timestamp) if record.last_timestamp else None
     return PartitionInfo(
         record.partition, record.first_index, record.next_index, record.bytes, record.segments, appended
-    )
-
-
-def _time(microseconds: int) -> datetime:
-    return datetime.fromtimestamp(microseconds // 1_000_000, UTC).replace(
-        microsecond=microseconds % 1_000_000
     )

@@ -1,4 +1,6 @@
-"""How much of a queue is kept."""
+"""Retention, and the maintenance that runs in the background: compaction, trimming, cleaning of staging and
+the ledger.
+"""
 
 from __future__ import annotations
 
@@ -23,19 +25,21 @@ from penstock.store.records import catalog, ledger_cleanup
 from penstock.store.records.catalog import QueueRecord, RetentionLimits
 from penstock.store.records.consumers import owner_name
 
+log = logging.getLogger("penstock.queue")
+
 _AGES_END = timedelta(microseconds=2**63)
 
 
 @dataclass(frozen=True)
 class Retention:
-    """Bounds on each partition of a queue; whichever is reached first lets the oldest rows go.
+    """Bounds on each partition of a queue; the oldest rows are deleted when any bound is exceeded.
 
-    Rows that a vital consumer has not safely processed stay in any case. Without a bound everything stays.
+    Rows that a vital consumer has not safely processed are always kept. Without a bound everything is kept.
 
     Parameters
     ----------
     rows
-        Rows to keep; 0 drops a row as soon as every vital consumer is done with it.
+        Rows to keep; 0 deletes a row as soon as every vital consumer has processed it.
     age
         How long to keep rows, from their append.
     bytes
@@ -63,24 +67,20 @@ class Retention:
 
 
 def limits_of(retention: Retention) -> RetentionLimits:
-    """The bounds as the store keeps them.
+    """Return the bounds as the store keeps them.
 
     Raises
     ------
     InvalidInput
-        When it is no retention.
+        When the argument is not a retention.
     """
     require("retention", retention, Retention, "a ps.Retention, such as ps.Retention(rows=1_000_000)")
     age = None if retention.age is None else retention.age // timedelta(microseconds=1)
     return RetentionLimits(retention.rows, age, retention.bytes)
 
 
-# ---- maintenance: Upkeep beside appends: merging small segments, what retention lets go, and what dead tasks have staged.
-
-log = logging.getLogger("penstock.queue")
-
 RETENTION_SECONDS = 1.0
-SWEEP_SECONDS = 3600.0
+CLEANING_SECONDS = 3600.0
 TIDY_SECONDS = 0.5
 STAGING_AGE = timedelta(days=1)
 
@@ -88,9 +88,9 @@ _Key = tuple[int, int | None]
 
 
 class Maintainer(Forkable):
-    """Does a store's upkeep in a thread of its own, so that no append waits for it.
+    """A thread that runs a store's maintenance, so that no append waits for it.
 
-    The thread lives while there is something to do, and the program does not end before it.
+    The thread ends when nothing is pending, and the program waits for it at its end.
     """
 
     def __init__(self, database: Database, store_uuid: str) -> None:
@@ -102,14 +102,14 @@ class Maintainer(Forkable):
 
     def _reset(self) -> None:
         self._wake = threading.Condition()
-        # What to look after, a partition or, for retention, all of a queue; and when.
+        # The partitions, or None for the retention of the whole queue, and when they are due.
         self._pending: dict[_Key, tuple[QueueRecord, float]] = {}
         self._retention_due: dict[int, float] = {}
-        self._sweep_due = self._tidy_due = -math.inf
+        self._cleaning_due = self._tidy_due = -math.inf
         self._thread: threading.Thread | None = None
 
     def after_change(self, queue: QueueRecord, crowded: Iterable[int]) -> None:
-        """Ask for upkeep: of crowded partitions now, and of retention now and then."""
+        """Request compaction of crowded partitions now, and retention at most once a second."""
         now = time.monotonic()
         with self._wake:
             if self._closing:
@@ -123,12 +123,12 @@ class Maintainer(Forkable):
             self._wake.notify_all()
 
     def _start(self) -> None:
-        thread = threading.Thread(target=self._work, name="penstock-upkeep")
+        thread = threading.Thread(target=self._work, name="penstock-maintenance")
         try:
             thread.start()
         except RuntimeError as error:
-            # No thread is to be had, as at the program's end; whoever appends next may have one.
-            log.debug("no upkeep: %s", error, extra={"action": "upkeep_put_off"})
+            # Threads cannot be started at the program's end, for example; the next append tries again.
+            log.debug("no maintenance now: %s", error, extra={"action": "maintenance_postponed"})
             self._pending.clear()
         else:
             self._thread = thread
@@ -141,7 +141,7 @@ class Maintainer(Forkable):
             self._pending[queue.queue_id, None] = queue, due
 
     def close(self) -> None:
-        """Finish what was asked for, then end the thread."""
+        """Finish what is pending, then end the thread."""
         with self._wake:
             self._closing = True
             self._wake.notify_all()
@@ -153,29 +153,27 @@ class Maintainer(Forkable):
         while (task := self._next()) is not None:
             queue, partition = task
             try:
-                upkeep(
-                    self._database,
-                    self._store_uuid,
-                    queue,
-                    range(queue.partitions) if partition is None else [partition],
-                )
+                partitions = range(queue.partitions) if partition is None else [partition]
+                maintain_partitions(self._database, self._store_uuid, queue, partitions)
                 self._tidy_now_and_then()
-                self._sweep_now_and_then()
+                self._clean_now_and_then()
             except NotFound:
                 log.debug(
-                    "queue %r was dropped before its upkeep",
+                    "queue %r was dropped before its maintenance",
                     queue.name,
-                    extra={"action": "upkeep_needless", "queue": queue.name},
+                    extra={"action": "maintenance_skipped", "queue": queue.name},
                 )
             except Exception as error:
                 log.warning(
-                    "upkeep of queue %r failed: %s",
+                    "maintenance of queue %r failed: %s",
                     queue.name,
                     error,
-                    extra={"action": "upkeep_failed", "queue": queue.name, "error": condition_of(error)},
+                    extra={"action": "maintenance_failed", "queue": queue.name, "error": condition_of(error)},
                 )
                 if isinstance(error, StoreUnavailable):
-                    self._forget()
+                    # Each would wait for the store, and what is left undone is requested again.
+                    with self._wake:
+                        self._pending.clear()
 
     def _tidy_now_and_then(self) -> None:
         now = time.monotonic()
@@ -183,13 +181,12 @@ class Maintainer(Forkable):
             self._tidy_due = now + TIDY_SECONDS
             self._database.tidy()
 
-    def _sweep_now_and_then(self) -> None:
-        """Beside other upkeep: a store in which nothing is committed has no staging that grows."""
+    def _clean_now_and_then(self) -> None:
         now = time.monotonic()
-        if now >= self._sweep_due:
-            self._sweep_due = now + SWEEP_SECONDS
-            sweep_staging(self._database, self._store_uuid, STAGING_AGE)
-            # A role that only appends may not.
+        if now >= self._cleaning_due:
+            self._cleaning_due = now + CLEANING_SECONDS
+            clean_staging(self._database, self._store_uuid, STAGING_AGE)
+            # Roles that only append may not clean the ledger.
             with contextlib.suppress(StoreReadOnly):
                 clean_ledger(self._database)
 
@@ -205,17 +202,14 @@ class Maintainer(Forkable):
             self._thread = None
             return None
 
-    def _forget(self) -> None:
-        """Nothing is lost by upkeep that is not done, and a store that is away would hold each of them up."""
-        with self._wake:
-            self._pending.clear()
-
     def after_fork_in_child(self) -> None:
         self._reset()
 
 
-def upkeep(database: Database, store_uuid: str, queue: QueueRecord, wanted: Iterable[int]) -> None:
-    """Apply the retention that the queue has by now, then merge crowds of small segments.
+def maintain_partitions(
+    database: Database, store_uuid: str, queue: QueueRecord, partitions: Iterable[int]
+) -> None:
+    """Apply the queue's current retention, then compact partitions with many small segments.
 
     Raises
     ------
@@ -223,20 +217,20 @@ def upkeep(database: Database, store_uuid: str, queue: QueueRecord, wanted: Iter
         When the queue was dropped meanwhile.
     """
 
-    def look(tx: Transaction) -> tuple[QueueRecord, list[int], list[int]]:
-        found, now = catalog.reread(tx, queue), tx.now()
-        there = [part for part in catalog.partitions(tx, found) if part.partition in chosen]
-        old = [
+    def find_due(tx: Transaction) -> tuple[QueueRecord, list[int], list[int]]:
+        record, now = catalog.reread(tx, queue), tx.now()
+        parts = [part for part in catalog.partitions(tx, record) if part.partition in chosen]
+        trimmable = [
             part.partition
-            for part in there
-            if retention_bound(tx, found, part, now) > part.first_index
-            or observed_ends.is_due(tx, found, part, now)
+            for part in parts
+            if retention_bound(tx, record, part, now) > part.first_index
+            or observed_ends.is_due(tx, record, part, now)
         ]
-        return found, old, [part.partition for part in there if part.segments >= MERGE_FAN_IN]
+        return record, trimmable, [part.partition for part in parts if part.segments >= MERGE_FAN_IN]
 
-    chosen = set(wanted)
-    current, old, crowded = database.run(look, write=False)
-    for partition in old:
+    chosen = set(partitions)
+    current, trimmable, crowded = database.run(find_due, write=False)
+    for partition in trimmable:
         trim_partition(database, store_uuid, current, partition, None)
     for partition in crowded:
         compact.merge_crowd(database, current, partition)
@@ -267,23 +261,23 @@ def trim_partition(
     return first, bound
 
 
-def sweep_staging(database: Database, store_uuid: str, older_than: timedelta) -> int:
-    swept = staging.sweep(database, store_uuid, older_than=older_than // timedelta(microseconds=1))
-    if swept:
+def clean_staging(database: Database, store_uuid: str, older_than: timedelta) -> int:
+    deleted = staging.sweep(database, store_uuid, older_than=older_than // timedelta(microseconds=1))
+    if deleted:
         log.info(
-            "%d segments that dead tasks had staged are swept",
-            swept,
-            extra={"action": "swept", "segments": swept},
+            "%d segments that dead tasks had staged are deleted",
+            deleted,
+            extra={"action": "staging_cleaned", "segments": deleted},
         )
-    return swept
+    return deleted
 
 
 def clean_ledger(database: Database) -> int:
-    """Forget what no query can need any more of the ledger; the number of sinks and apps of which something went."""
+    """Delete ledger entries that no query needs, and return the number of sinks and apps that lost some."""
     cleaned = ledger_cleanup.clean_up(database)
     if cleaned:
         log.info(
-            "the ledger has forgotten what it no longer needs of %d dropped queues and stopped queries",
+            "ledger entries of %d dropped queues and stopped queries are deleted",
             cleaned,
             extra={"action": "ledger_cleaned", "cleaned": cleaned},
         )
@@ -291,5 +285,5 @@ def clean_ledger(database: Database) -> int:
 
 
 def liveness(tx: Transaction, store_uuid: str, queue: QueueRecord) -> Callable[[str], bool]:
-    """Whether a consumer has a live owner on the queue."""
+    """Return a function that says whether a consumer has a live owner on the queue."""
     return lambda consumer: tx.owner_alive(owner_name(store_uuid, consumer, queue.queue_id))

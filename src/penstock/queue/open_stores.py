@@ -1,4 +1,4 @@
-"""The stores that a process has open: one for each URL, kept while the process lives."""
+"""The stores that a process has opened: one for each URL, kept until the process ends."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _guard = Guard()
 
 
 def open_store(url: str, *, verify: bool = False) -> Store:
-    """The store at a URL, opened once for each process.
+    """Return the store at a URL, opened once in each process.
 
     Parameters
     ----------
     verify
-        Whether to ask the database if it still is the same store: Spark keeps its Python workers, and a store may have
-        been dropped and made anew since.
+        Whether to check that the database still holds the same store: Spark keeps its Python workers, and
+        the store may have been dropped and recreated since.
     """
     # A forked worker must not share its parent's connections.
     key = (url, os.getpid())
@@ -51,10 +51,10 @@ def _same(opened: _Opened, url: StoreUrl, verify: bool) -> bool:
     if not verify or url.dialect == "sqlite":
         return True
     try:
-        found = opened.store.database.run(lambda tx: tx.one("read_store"), write=False)
+        row = opened.store.database.run(lambda tx: tx.one("read_store"), write=False)
     except StoreError:
         return False
-    return found is not None and found.uuid == opened.store.uuid
+    return row is not None and row.uuid == opened.store.uuid
 
 
 def _file(url: StoreUrl) -> tuple[int, int] | None:

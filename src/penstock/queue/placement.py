@@ -1,10 +1,10 @@
-"""Which partition a row goes to.
+"""Placement of rows in partitions.
 
-Rows of a keyed queue go to partition ``hash(key) mod partitions``. When a queue grows, the keys that are in it stay where
-they are: a bit map of their hashes (one bit for hash ``h`` at ``h mod size``, a Bloom filter with one hash function:
-Bloom, "Space/time trade-offs in hash coding with allowable errors", 1970) remembers them, and a key whose bit is set is
-placed as before the growth. A new key whose bit happens to be set stays in the old partitions too, which harms nobody:
-the bit map is the same for every writer.
+Rows of a keyed queue are placed in partition ``hash(key) mod partitions``. When partitions are added,
+existing keys stay where they are: a bitmap of their hashes (one bit for hash ``h`` at ``h mod size``, a
+Bloom filter with one hash function: Bloom, "Space/time trade-offs in hash coding with allowable errors",
+1970) records them, and a key whose bit is set is placed as before. A new key whose bit happens to be set is
+placed in the old partitions too, which is harmless: the bitmap is the same for every writer.
 """
 
 from __future__ import annotations
@@ -12,17 +12,14 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.arrow.arrays import u32, u32_array
+from penstock.arrow.arrays import Rows, u32, u32_array
 from penstock.arrow.key_hash import key_hash
 from penstock.store.database import Database
 from penstock.store.records.catalog import QueueRecord
-
-Rows = TypeVar("Rows", pa.Table, pa.RecordBatch)
 
 _SMALLEST, _LARGEST = 1 << 16, 1 << 27
 _BLOCK = 1 << 20
@@ -30,7 +27,7 @@ _BLOCK = 1 << 20
 
 @dataclass(frozen=True)
 class Home:
-    """The keys that were in a queue when it had ``partitions``, as a bit map."""
+    """The keys that a queue had when it had ``partitions``, as a bitmap."""
 
     partitions: int
     bits: bytes
@@ -42,7 +39,7 @@ class Home:
 
 
 class Hashes:
-    """Distinct hashes, gathered part by part."""
+    """Distinct hashes, added part by part."""
 
     def __init__(self, distinct: pa.Array | None = None) -> None:
         self._distinct = u32_array([]) if distinct is None else distinct
@@ -53,7 +50,7 @@ class Hashes:
         part = pc.unique(hashes)
         self._parts.append(part)
         self._waiting += len(part)
-        # Seldom enough that all of it is linear in the number of hashes.
+        # Rarely enough that the total time is linear in the number of hashes.
         if self._waiting > max(_BLOCK, len(self._distinct)):
             self.distinct()
 
@@ -68,17 +65,17 @@ class Hashes:
 
 
 def home_of(partitions: int, hashes: Iterable[pa.Array]) -> Home:
-    """The home of all keys with these hashes; the bit map has 16 bits for each, so 6 % of new keys stay as well."""
+    """Return the home of all keys with these hashes; with 16 bits for each, 6 % of new keys stay as well."""
     gathered = Hashes()
     for part in hashes:
         gathered.add(part)
-    seen = gathered.distinct()
-    size = min(max(_SMALLEST, 1 << (16 * len(seen)).bit_length()), _LARGEST)
-    return Home(partitions, _bit_map(pc.unique(pc.bit_wise_and(seen, u32(size - 1))), size))
+    distinct = gathered.distinct()
+    size = min(max(_SMALLEST, 1 << (16 * len(distinct)).bit_length()), _LARGEST)
+    return Home(partitions, _bitmap(pc.unique(pc.bit_wise_and(distinct, u32(size - 1))), size))
 
 
-def _bit_map(slots: pa.Array, size: int) -> bytes:
-    """A bit for each of ``size`` slots, in blocks so that it takes little more memory than the bits."""
+def _bitmap(slots: pa.Array, size: int) -> bytes:
+    """Return a bit for each of ``size`` slots, built in blocks to save memory."""
     ascending = slots.take(pc.array_sort_indices(slots))
     block = min(_BLOCK, size)
     counted = pc.subtract(pc.cumulative_sum(pa.repeat(u32(1), block)), u32(1))
@@ -93,14 +90,16 @@ def _bit_map(slots: pa.Array, size: int) -> bytes:
 
 @dataclass(frozen=True)
 class Placement:
-    """How one queue places rows, at one number of partitions."""
+    """The placement of a queue's rows, at one number of partitions."""
 
     key: tuple[str, ...]
     partitions: int
     homes: tuple[Home, ...] = ()
 
     def split(self, table: Rows, fallback: int) -> list[tuple[int, Rows]]:
-        """The rows of each partition, in their order; rows without a key all go to ``fallback``."""
+        """Return the rows of each partition, in their order; of a queue without a key, all rows for
+        ``fallback``.
+        """
         if table.num_rows == 0:
             return []
         if not self.key or self.partitions == 1:
@@ -113,7 +112,7 @@ class Placement:
         return _cut(ordered, counts.field("values").to_pylist(), counts.field("counts").to_pylist())
 
     def targets(self, table: pa.Table | pa.RecordBatch) -> pa.Array:
-        """The partition of each row."""
+        """Return the partition of each row."""
         hashes = key_hash(table, self.key)
         targets = _modulo(hashes, self.partitions)
         for home in reversed(self.homes):
@@ -122,7 +121,7 @@ class Placement:
 
 
 def placement_of(database: Database, record: QueueRecord) -> Placement:
-    """How the queue places rows now."""
+    """Return the queue's current placement."""
     if not record.key:
         return Placement((), record.partitions)
     rows = database.run(lambda tx: tx.all("read_key_homes", queue_id=record.queue_id), write=False)

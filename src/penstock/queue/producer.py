@@ -1,33 +1,36 @@
-"""A producer session: appends that may be repeated without harm."""
+"""Producer sessions: appends that can be repeated safely."""
 
 from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 
 from penstock.errors import InvalidInput
+from penstock.queue.checks import refuse_feed
 from penstock.queue.queue import AppendResult, Queue, Rows
 from penstock.store.database import Database, Transaction
+from penstock.store.log.partition_log import Appended
 from penstock.store.records import producers
 
 log = logging.getLogger("penstock.queue")
 
 
 class Producer:
-    """One session's right to append to one queue; get one from ``Store.producer``.
+    """A session that appends to one queue; get one from ``Store.producer``.
 
-    Opening a session raises its epoch: whoever held it before is refused from then on.
+    Opening a session raises its epoch: programs that opened it earlier are refused from then on.
     """
 
     def __init__(self, database: Database, queue: Queue, session: str) -> None:
         self._database = database
         self._queue = queue
         self._session = database.run(lambda tx: producers.open_session(tx, queue.record, session))
-        self._turn = threading.Lock()
+        self._lock = threading.Lock()
         self.sequence = self._session.sequence
         """The last sequence number that was appended; -1 before the first."""
         self.skipped = 0
-        """How many appends were repeats."""
+        """The number of appends that were skipped as repeats."""
         log.info(
             "producer session %r is opened on queue %r",
             session,
@@ -37,31 +40,32 @@ class Producer:
 
     @property
     def epoch(self) -> int:
-        """How often the session has been opened."""
+        """The number of times that the session has been opened."""
         return self._session.epoch
 
     def append(
         self, rows: Rows, sequence: int | None = None, *, partition: int | None = None
     ) -> AppendResult:
-        """Append rows once, however often it is tried.
+        """Append rows exactly once, however often the call is repeated.
 
         Parameters
         ----------
         rows
             A table, a batch, or dicts.
         sequence
-            Ascending, gaps allowed; the one behind the last by default. One that is not above the last was appended
-            before and is skipped. After an error repeat the same rows first: it may have happened all the same.
+            Ascending, with gaps allowed; by default the last one plus 1. Rows whose number is not above the
+            last were appended before and are skipped. After an error, repeat the same rows first: they may
+            have been appended.
         partition
             As for ``Queue.append``.
 
         Raises
         ------
         ProducerFenced
-            When the session has been opened again by somebody else.
+            When another program has opened the session since.
         """
-        # Without it two threads could take the same number, and one's rows would pass for a repeat of the other's.
-        with self._turn:
+        # Otherwise two threads could take the same number, and one's rows would be skipped as a repeat.
+        with self._lock:
             return self._append(rows, self.sequence + 1 if sequence is None else sequence, partition)
 
     def _append(self, rows: Rows, number: int, partition: int | None) -> AppendResult:
@@ -69,19 +73,21 @@ class Producer:
             raise InvalidInput(f"a sequence number is a whole number from 0, not {number!r}")
         repeated = False
 
-        def first(tx: Transaction) -> bool:
+        def once(tx: Transaction, append: Callable[[], Appended]) -> Appended:
             nonlocal repeated
             repeated = number <= producers.lock_session(tx, self._session)
-            if not repeated:
-                producers.set_sequence(tx, self._session, number)
-            return not repeated
+            if repeated:
+                return Appended({})
+            producers.set_sequence(tx, self._session, number)
+            return append()
 
-        appended = self._queue.append_with(rows, partition, first=first, idempotent=True)
+        refuse_feed(self._queue.record)
+        appended = self._queue.append_with(rows, partition, around=once, idempotent=True)
         self.sequence = max(self.sequence, number)
         self.skipped += repeated
         if repeated:
             log.info(
-                "an append of producer session %r to queue %r was in already, and is skipped",
+                "an append of producer session %r to queue %r was committed before, and is skipped",
                 self._session.session,
                 self._queue.name,
                 extra={

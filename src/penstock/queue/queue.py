@@ -1,4 +1,4 @@
-"""A queue: append, read, trim, merge, grow in partitions and in columns."""
+"""Queues: append, read, trim and compact rows; add partitions and columns."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import logging
 import random
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -16,15 +16,16 @@ from penstock.arguments import column_names, did_you_mean, in_quotes
 from penstock.arrow.python_rows import to_table
 from penstock.errors import InvalidInput, InvalidPosition, PartitionNotFound, SchemaMismatch, StoreError
 from penstock.queue.checks import check_name, check_whole_index, check_whole_partition, refuse_feed
-from penstock.queue.consumer import Consumer
+from penstock.queue.consumer import Consumer, Position
 from penstock.queue.evolution import add_columns, grow, new_columns
 from penstock.queue.info import QueueInfo as QueueInfo
 from penstock.queue.info import queue_info
-from penstock.queue.maintenance import Maintainer, Retention, limits_of, trim_partition, upkeep
+from penstock.queue.maintenance import Maintainer, Retention, limits_of, maintain_partitions, trim_partition
 from penstock.queue.placement import Placement
 from penstock.queue.placement import placement_of as placement_of
 from penstock.store.database import Database, Transaction
 from penstock.store.log import compact, partition_log
+from penstock.store.log.partition_log import Appended
 from penstock.store.log.segmenting import Segment, to_segments
 from penstock.store.records import catalog
 from penstock.store.records.catalog import PartitionRecord, QueueRecord
@@ -33,19 +34,22 @@ from penstock.store.watching import Watch
 
 logger = logging.getLogger("penstock.queue")
 
-_GROWTHS = 10
+_PLACEMENT_ATTEMPTS = 10
 
-Rows: TypeAlias = pa.Table | pa.RecordBatch | Iterable[Mapping[str, Any]]
+Rows: TypeAlias = pa.Table | pa.RecordBatch | Iterable[Mapping[str, object]]
+
+AroundAppend: TypeAlias = Callable[[Transaction, Callable[[], Appended]], Appended]
+"""A transaction that calls its second argument to append the rows, or does not append them."""
 
 
 @dataclass(frozen=True)
 class AppendResult:
-    """Where the rows of one append went."""
+    """The row indexes of appended rows."""
 
     ranges: dict[int, tuple[int, int]]
     """The first and end row index of each partition that the append touched."""
     skipped: bool = False
-    """Whether a producer session had appended this sequence number before, so that nothing was done now."""
+    """Whether a producer session had appended this sequence number before, so that the rows were skipped."""
 
     @property
     def rows(self) -> int:
@@ -54,10 +58,10 @@ class AppendResult:
 
 
 class Queue:
-    """An ordered, append-only, partitioned table; get one from ``Store.queue``.
+    """An append-only log of rows in partitions; get one from ``Store.queue``.
 
-    It has the columns that the queue had when it was opened. Those that are added elsewhere come with :meth:`refresh`, and with rows or
-    a read that name them.
+    It knows the columns that the queue had when it was opened. Columns that other programs add become known
+    by :meth:`refresh`, or when rows or a read name them.
     """
 
     def __init__(
@@ -68,7 +72,7 @@ class Queue:
         self._record = record
         self._maintainer = maintainer
         self._placed: tuple[QueueRecord, Placement] | None = None
-        self._turn = itertools.count(random.randrange(1 << 16))
+        self._round_robin = itertools.count(random.randrange(1 << 16))
 
     @property
     def name(self) -> str:
@@ -77,17 +81,17 @@ class Queue:
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns of its rows."""
+        """The queue's columns."""
         return self._record.schema
 
     @property
     def key(self) -> tuple[str, ...]:
-        """The columns of which equal values share a partition."""
+        """The key columns; rows with equal keys are in one partition."""
         return self._record.key
 
     @property
     def partitions(self) -> int:
-        """How many there are, as of when the queue was looked up or refreshed."""
+        """The number of partitions when the queue was opened or refreshed."""
         return self._record.partitions
 
     @property
@@ -97,67 +101,67 @@ class Queue:
     def __repr__(self) -> str:
         return f"Queue({self.name!r}, {self.partitions} partitions, {self._database.url})"
 
-    def append(self, rows: Rows, partition: int | None = None, *, connection: Any = None) -> AppendResult:
-        """Append rows, all of them or none, over all the partitions they touch.
+    def append(self, rows: Rows, partition: int | None = None, *, connection: object = None) -> AppendResult:
+        """Append rows in one transaction.
 
         Parameters
         ----------
         rows
-            A table, a batch, or dicts; columns go by name.
+            A table, a batch, or dicts; columns are matched by name.
         partition
-            The partition; by default that of each row's key, or any one when the queue has no key.
+            The partition; by default that of each row's key, or any one if the queue has no key.
         connection
-            The caller's own ``sqlite3`` or ``psycopg`` connection: the append becomes part of its transaction, which
-            the caller commits. Until then it holds up the other appends to the partitions it touches (in SQLite, to the
-            file). SQLite commits a transaction over several attached files at once unless the machine stops meanwhile;
-            tables in the store's own file have no such gap.
+            The caller's own ``sqlite3`` or ``psycopg`` connection: the append becomes part of its
+            transaction, which the caller commits. Until then, other appends to the same partitions (in
+            SQLite, to the file) wait. SQLite does not commit a transaction over several attached files
+            atomically if the machine crashes; tables in the store's own file are safe.
 
         Raises
         ------
         SchemaMismatch
-            When a row does not fit; nothing is appended then.
+            When a row does not fit; nothing is appended.
         PartitionNotFound
-            When there is no such partition.
+            When the queue has no such partition.
         InvalidInput
-            When a row's key does not belong into the partition, or the connection is not one to this store or has no
-            transaction.
+            When a row's key belongs to another partition, or the connection is not to this store or has no
+            open transaction.
         CommitOutcomeUnknown
-            When the connection broke while the append was committing; a producer session knows.
+            When the connection broke during the commit; with a producer session, the append can be repeated
+            safely.
         """
-        appended = self.append_with(rows, partition, connection=connection)
-        return AppendResult(appended.ranges)
+        refuse_feed(self._record)
+        return AppendResult(self.append_with(rows, partition, connection=connection).ranges)
 
     def append_with(
         self,
         rows: Rows,
         partition: int | None = None,
         *,
-        connection: Any = None,
-        first: Callable[[Transaction], bool] | None = None,
-        then: Callable[[Transaction, partition_log.Appended], None] | None = None,
+        connection: object = None,
+        around: AroundAppend | None = None,
         idempotent: bool = False,
-    ) -> partition_log.Appended:
-        """Append in one transaction with ``first``, which may end it by returning False, and with ``then``."""
+    ) -> Appended:
+        """Append in one transaction with what ``around`` does before and after."""
         table = self.conformed(rows, lambda record: record.schema)
-        if then is None:
-            refuse_feed(self._record)
         if partition is not None:
             self._check_partition(partition)
-        for _ in range(_GROWTHS):
+        for _ in range(_PLACEMENT_ATTEMPTS):
             record, placement = self._current_placement()
             segments = self._segments(table, partition, placement)
-            if not segments and first is None:
-                return partition_log.Appended({})
+            if not segments and around is None:
+                return Appended({})
             try:
-                return self._append(record, segments, connection, first, then, idempotent)
+                return self._append(record, segments, connection, around, idempotent)
             except partition_log.QueueGrown:
-                # Nothing of it has happened: place the rows anew.
+                # Nothing was written: place the rows again.
                 self.refresh()
-        raise StoreError(f"queue {self.name!r} gets more partitions all the time: try again")
+        raise StoreError(f"other programs keep adding partitions to queue {self.name!r}: try again")
 
     def conformed(self, rows: Rows, columns: Callable[[QueueRecord], pa.Schema]) -> pa.Table:
-        """The rows with some of the queue's columns; it is looked up again when they have others than are known here."""
-        rows = _kept(rows)
+        """Return the rows in columns of the queue; refresh the queue first if they have columns that are
+        not known here.
+        """
+        rows = _rereadable(rows)
         before = self._record
         try:
             return to_table(rows, columns(before))
@@ -171,24 +175,20 @@ class Queue:
         self,
         record: QueueRecord,
         segments: list[Segment],
-        connection: Any,
-        first: Callable[[Transaction], bool] | None,
-        then: Callable[[Transaction, partition_log.Appended], None] | None,
+        connection: object,
+        around: AroundAppend | None,
         idempotent: bool,
-    ) -> partition_log.Appended:
-        def work(tx: Transaction) -> partition_log.Appended:
-            if first is not None and not first(tx):
-                return partition_log.Appended({})
-            appended = partition_log.append(tx, record, segments)
-            if then is not None:
-                then(tx, appended)
-            return appended
+    ) -> Appended:
+        def work(tx: Transaction) -> Appended:
+            if around is None:
+                return partition_log.append(tx, record, segments)
+            return around(tx, lambda: partition_log.append(tx, record, segments))
 
         if connection is not None:
             with self._database.borrowed(connection) as tx:
                 return work(tx)
         appended = self._database.run(work, idempotent=idempotent)
-        # What is said of an append is made only where somebody wants it.
+        # Building the fields takes longer than the check.
         if appended.ranges and logger.isEnabledFor(logging.DEBUG):
             logger.debug(
                 "%d rows are appended to queue %r",
@@ -205,26 +205,26 @@ class Queue:
         return appended
 
     def _segments(self, table: pa.Table, partition: int | None, placement: Placement) -> list[Segment]:
-        # In SQLite one writer holds up all others, so that nothing is left to do while it does.
+        # In SQLite a writer blocks all others, so compress before the transaction.
         lazy = self._database.dialect != "sqlite"
         if partition is not None:
             self._check_keys(table, partition, placement)
             return to_segments(table, partition, lazy=lazy)
         return [
             segment
-            for target, rows in placement.split(table, next(self._turn))
+            for target, rows in placement.split(table, next(self._round_robin))
             for segment in to_segments(rows, target, lazy=lazy)
         ]
 
     def _check_keys(self, table: pa.Table, partition: int, placement: Placement) -> None:
         if not placement.key or table.num_rows == 0:
             return
-        astray = pc.index(pc.not_equal(placement.targets(table), partition), True).as_py()
-        if astray >= 0:
+        misplaced = pc.index(pc.not_equal(placement.targets(table), partition), True).as_py()
+        if misplaced >= 0:
             raise InvalidInput(
-                f"queue {self.name!r} keeps equal keys together, and the key of row {astray} does not belong into "
-                f"partition {partition}: leave the partition out",
-                row=astray,
+                f"the key of row {misplaced} does not belong to partition {partition} of queue "
+                f"{self.name!r}, which keeps equal keys together: leave the partition out",
+                row=misplaced,
                 partition=partition,
             )
 
@@ -235,12 +235,12 @@ class Queue:
         return self._placed
 
     def refresh(self) -> None:
-        """Read the queue's record again: its partitions, columns and retention may have changed.
+        """Reload the queue's partitions, columns and retention from the store.
 
         Raises
         ------
         QueueNotFound
-            When the queue was dropped, also where there is another one of that name by now.
+            When the queue was dropped, even if another one with its name exists now.
         """
         self._record = self._database.run(lambda tx: catalog.reread(tx, self._record), write=False)
         self._placed = None
@@ -266,38 +266,39 @@ class Queue:
         max_bytes: int | None = None,
         columns: str | Sequence[str] | None = None,
     ) -> pa.Table:
-        """Rows [start, end) of a partition.
+        """Return rows [start, end) of a partition.
 
         Parameters
         ----------
         partition
             The partition's number, from 0.
         start, end
-            Row indexes; up to the newest row when ``end`` is None, and never past it.
+            Row indexes; None reads to the newest row.
         max_rows, max_bytes
-            Stop after so many rows, or once so many bytes of Arrow data have been read (one row at the least).
+            Stop after so many rows, or so many bytes of Arrow data (but return one row at least).
         columns
-            The column or columns to read; all when None. Rows from before a column was added have nulls in it.
+            The column or columns to read; None reads all. Rows from before a column was added have nulls in
+            it.
 
         Raises
         ------
         DataLost
-            When a part of the range has been trimmed.
+            When part of the range has been trimmed.
         PartitionNotFound, InvalidPosition
-            When there is no such partition, or the range is reversed or starts behind the newest row.
+            When the queue has no such partition, or the range is reversed or starts after the newest row.
         """
         self._check_partition(partition)
         for name, limit in (("max_rows", max_rows), ("max_bytes", max_bytes)):
             if limit is not None and (type(limit) is not int or limit < 1):
                 raise InvalidInput(f"{name} is 1 or more, not {limit!r}")
         check_whole_index(start, 0 if end is None else end)
-        there = self._partition(partition)
-        if not 0 <= start <= there.next_index or (end is not None and end < start):
+        bounds = self._partition(partition)
+        if not 0 <= start <= bounds.next_index or (end is not None and end < start):
             raise InvalidPosition(
-                f"queue {self.name!r}, partition {partition}, has rows {there.first_index} to {there.next_index}: "
-                f"cannot read [{start}, {'…' if end is None else end})"
+                f"queue {self.name!r}, partition {partition}, has rows {bounds.first_index} to "
+                f"{bounds.next_index}: cannot read [{start}, {'…' if end is None else end})"
             )
-        stop = min(there.next_index if end is None else end, there.next_index)
+        stop = bounds.next_index if end is None else min(end, bounds.next_index)
         if max_rows is not None:
             stop = min(stop, start + max_rows)
         named = None if columns is None else column_names("columns", columns)
@@ -312,17 +313,17 @@ class Queue:
         return self._database.run(lambda tx: catalog.lock_partition(tx, self._record, partition), write=False)
 
     def watch(self, partitions: Collection[int] | None = None) -> Watch:
-        """What wakes its caller soon after anybody has appended rows; close it after use.
+        """Return a watch that wakes when rows are appended; close it after use.
 
         Parameters
         ----------
         partitions
-            The partitions that matter to the caller; all when None.
+            The partitions to watch; None watches all.
         """
         return watch(self._database, self._record, partitions)
 
-    def register(self, consumer: str, *, vital: bool | None = None, start: Any = "earliest") -> Consumer:
-        """Register a consumer on this queue; it is there afterwards, and ``Consumer.register`` does the same from its side.
+    def register(self, consumer: str, *, vital: bool | None = None, start: Position = "earliest") -> Consumer:
+        """Register a consumer on this queue, as ``Consumer.register`` does.
 
         Parameters
         ----------
@@ -336,39 +337,42 @@ class Queue:
         ConsumerNotFound
         """
         check_name("consumer", consumer)
-        found = Consumer(self._database, self._store_uuid, consumer, self._maintainer)
-        found.register(self.name, vital=vital, start=start)
-        return found
+        registered = Consumer(self._database, self._store_uuid, consumer, self._maintainer)
+        registered.register(self.name, vital=vital, start=start)
+        return registered
 
     def trim(self, partition: int | None = None, before: int | None = None) -> int:
-        """Drop old rows; how many went.
+        """Delete old rows, and return their number.
 
         Parameters
         ----------
         partition
-            All when None.
+            None trims all.
         before
-            Drop the rows below this row index; by default what the retention lets go. Never past what the
-            retention keeps, the safe offset of a vital consumer, or the micro-batch that a live query has in hand.
+            Delete the rows below this row index; by default, all that the retention does not keep. Rows
+            that the retention keeps, rows after the safe offset of a vital consumer, and the micro-batch in
+            flight of a running query are never deleted.
         """
         if before is not None and type(before) is not int:
             raise InvalidInput(f"a row index is a whole number, not {before!r}")
         self.refresh()
         if partition is not None:
             self._check_partition(partition)
-        wanted = range(self.partitions) if partition is None else [partition]
-        cuts = [trim_partition(self._database, self._store_uuid, self._record, p, before) for p in wanted]
-        return sum(after - first for first, after in cuts)
+        partitions = range(self.partitions) if partition is None else [partition]
+        trimmed = [
+            trim_partition(self._database, self._store_uuid, self._record, p, before) for p in partitions
+        ]
+        return sum(end - start for start, end in trimmed)
 
     def merge(self) -> int:
-        """Merge small segments as far as they may grow; the number of segments that went."""
+        """Compact small segments into large ones, and return how many segments fewer there are."""
         self.refresh()
         return sum(compact.merge_all(self._database, self._record, p) for p in range(self.partitions))
 
     def maintain(self) -> None:
-        """Do the upkeep that otherwise happens beside appends: merge crowds of segments, apply the retention."""
+        """Run the maintenance that otherwise runs in the background: compact segments, apply the retention."""
         self.refresh()
-        upkeep(self._database, self._store_uuid, self._record, range(self.partitions))
+        maintain_partitions(self._database, self._store_uuid, self._record, range(self.partitions))
 
     def set_retention(self, retention: Retention) -> None:
         """Replace the queue's retention.
@@ -376,16 +380,17 @@ class Queue:
         Parameters
         ----------
         retention
-            How much to keep; ``Retention()`` keeps everything.
+            How many rows to keep; ``Retention()`` keeps everything.
         """
         limits = limits_of(retention)
         self._database.run(lambda tx: catalog.set_retention(tx, self._record, limits), idempotent=True)
         self.refresh()
 
     def add_partitions(self, count: int) -> int:
-        """Add partitions; the new number of them.
+        """Add partitions, and return the new number of partitions.
 
-        Equal keys stay together: keys that are in the queue remain in their partitions, new keys spread over all.
+        Equal keys stay together: keys that the queue has stay in their partitions, new keys are spread over
+        all.
 
         Parameters
         ----------
@@ -395,7 +400,7 @@ class Queue:
         Raises
         ------
         InvalidInput
-            When there would be more than 4096.
+            When the queue would have more than 4096.
         """
         if type(count) is not int or count < 1:
             raise InvalidInput(f"the number of partitions to add is 1 or more, not {count!r}")
@@ -410,21 +415,23 @@ class Queue:
         )
         return self.partitions
 
-    def add_columns(self, columns: Any) -> pa.Schema:
-        """Add nullable columns at the end; the queue's columns now.
+    def add_columns(self, columns: object) -> pa.Schema:
+        """Add nullable columns at the end, and return the queue's columns.
 
-        Rows that are there have nulls in them. Whoever knows fewer columns goes on: producers append rows without the new ones, running
-        queries and open queues read theirs. Columns that the queue has already are left as they are, so that a repeat does no harm.
+        Existing rows have nulls in them. Programs that know fewer columns keep working: producers append
+        rows without the new columns, and running queries and open queues read the columns that they know.
+        Columns that the queue has already are ignored, so that the call can be repeated.
 
         Parameters
         ----------
         columns
-            Arrow fields, one or several; or, as for ``Store.create_queue``, a ``pyarrow.Schema`` or a PySpark ``StructType``.
+            Arrow fields, one or several; or, as for ``Store.create_queue``, a ``pyarrow.Schema`` or a
+            PySpark ``StructType``.
 
         Raises
         ------
         SchemaMismatch
-            When a column is not nullable, has a reserved name, or is there with another type.
+            When a column is not nullable, has a reserved name, or exists with another type.
         UnsupportedType, InvalidInput
         """
         add_columns(self._database, self._record, new_columns(columns))
@@ -432,12 +439,12 @@ class Queue:
         return self.schema
 
     def info(self) -> QueueInfo:
-        """What the queue is and holds now."""
+        """Return the queue's settings and size."""
         return self._database.run(lambda tx: queue_info(tx, self._record), write=False)
 
 
-def _kept(rows: Any) -> Any:
-    """Rows that can be looked at twice."""
+def _rereadable(rows: Rows) -> Rows:
+    """Return rows that can be read twice."""
     if isinstance(rows, pa.Table | pa.RecordBatch):
         return rows
     if hasattr(rows, "__arrow_c_stream__"):
@@ -448,10 +455,9 @@ def _kept(rows: Any) -> Any:
 def _selected(schema: pa.Schema, columns: Sequence[str]) -> pa.Schema:
     for name in columns:
         if name not in schema.names:
+            known, hint = ", ".join(schema.names), did_you_mean(name, schema.names)
             raise SchemaMismatch(
-                f"there is no column {in_quotes(name)}; the columns are {', '.join(schema.names)}."
-                f"{did_you_mean(name, schema.names)}",
-                column=name,
+                f"there is no column {in_quotes(name)}; the columns are {known}.{hint}", column=name
             )
     return pa.schema([schema.field(name) for name in columns])
 
@@ -464,13 +470,9 @@ def _within(chunks: Iterator[partition_log.Chunk], max_bytes: int | None) -> Ite
             continue
         size = chunk.batch.nbytes
         if size > left:
-            rows = (
-                max(1, chunk.batch.num_rows * left // size)
-                if left == max_bytes
-                else chunk.batch.num_rows * left // size
-            )
-            if rows:
-                yield chunk.batch.slice(0, rows)
+            rows = chunk.batch.num_rows * left // size
+            if rows or left == max_bytes:
+                yield chunk.batch.slice(0, max(1, rows))
             return
         left -= size
         yield chunk.batch

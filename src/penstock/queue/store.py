@@ -1,4 +1,4 @@
-"""The store's front door: ``connect``, and what hangs on it."""
+"""Stores: ``connect``, and the queues, consumers and producers of a store."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
 
 from penstock.arguments import column_names, require
 from penstock.arrow.key_hash import check_key
@@ -20,8 +19,8 @@ from penstock.queue.maintenance import (
     Maintainer,
     Retention,
     clean_ledger,
+    clean_staging,
     limits_of,
-    sweep_staging,
 )
 from penstock.queue.producer import Producer
 from penstock.queue.queue import Queue
@@ -37,7 +36,7 @@ PATIENCE = 2.0
 
 @dataclass(frozen=True)
 class StoreInfo:
-    """What a store holds."""
+    """A store's size."""
 
     url: str
     uuid: str
@@ -61,7 +60,7 @@ class Store:
 
     @property
     def uuid(self) -> str:
-        """The store's identity, wherever it is reached from."""
+        """The store's identity, the same at every URL."""
         return self._identity.uuid
 
     @property
@@ -83,16 +82,14 @@ class Store:
         self.close()
 
     def close(self) -> None:
-        """Finish the upkeep in hand and close the connections."""
+        """Finish pending maintenance and close the connections."""
         self._maintainer.close()
         self._database.close()
-
-    # Queues.
 
     def create_queue(
         self,
         name: str,
-        schema: Any,
+        schema: object,
         *,
         partitions: int = 1,
         key: Sequence[str] = (),
@@ -108,13 +105,13 @@ class Store:
         schema
             A ``pyarrow.Schema`` or a PySpark ``StructType``.
         partitions
-            1 to 4096; order holds inside a partition.
+            1 to 4096; rows are in order within a partition.
         key
             Columns; rows with equal keys share a partition.
         retention
-            How much to keep; everything by default.
+            How many rows to keep; everything by default.
         contract
-            Of a change feed, what it promises, as JSON: see ``QueueFeed.create``.
+            The contract of a change feed, as JSON: see ``QueueFeed.create``.
 
         Raises
         ------
@@ -148,7 +145,7 @@ class Store:
         return self._queue(record)
 
     def queue(self, name: str) -> Queue:
-        """An existing queue.
+        """Return an existing queue.
 
         Parameters
         ----------
@@ -163,7 +160,7 @@ class Store:
         return self._queue(self._database.run(lambda tx: catalog.find_queue(tx, name), write=False))
 
     def queues(self) -> list[str]:
-        """The names of all queues."""
+        """Return the names of all queues."""
         return [record.name for record in self._database.run(catalog.list_queues, write=False)]
 
     def drop_queue(self, name: str, *, force: bool = False) -> None:
@@ -174,13 +171,14 @@ class Store:
         name
             The queue's name.
         force
-            Whether to drop it although a vital consumer is registered.
+            Whether to drop it even if a vital consumer is registered.
 
         Raises
         ------
         QueueNotFound
         ConsumerInUse
-            When a running query owns a consumer of it, or, unless ``force``, a vital consumer is registered.
+            When a running query owns one of its consumers, or, without ``force``, a vital consumer is
+            registered.
         """
         check_name("queue", name)
 
@@ -198,8 +196,8 @@ class Store:
     ) -> None:
         if tx.owner_alive(registration.lock_name(self.uuid)):
             raise ConsumerInUse(
-                f"queue {record.name!r} is being read by a running query through consumer "
-                f"{registration.consumer!r}: stop the query first"
+                f"a running query reads queue {record.name!r} through consumer {registration.consumer!r}: "
+                "stop the query first"
             )
         if registration.vital and not force:
             raise ConsumerInUse(
@@ -209,8 +207,6 @@ class Store:
 
     def _queue(self, record: catalog.QueueRecord) -> Queue:
         return Queue(self._database, self.uuid, record, self._maintainer)
-
-    # Consumers and producers.
 
     def create_consumer(self, name: str) -> Consumer:
         """Create a consumer; register it on queues next.
@@ -230,7 +226,7 @@ class Store:
         return self._consumer(name)
 
     def consumer(self, name: str) -> Consumer:
-        """An existing consumer.
+        """Return an existing consumer.
 
         Parameters
         ----------
@@ -246,11 +242,11 @@ class Store:
         return self._consumer(name)
 
     def consumers(self) -> list[str]:
-        """The names of all consumers."""
+        """Return the names of all consumers."""
         return self._database.run(consumers.list_consumers, write=False)
 
     def registrations(self) -> list[Registration]:
-        """All registrations of all consumers."""
+        """Return all registrations of all consumers."""
         return self._database.run(consumers.list_registrations, write=False)
 
     def drop_consumer(self, name: str) -> None:
@@ -264,7 +260,7 @@ class Store:
         Raises
         ------
         ConsumerInUse
-            While a running query owns it.
+            When a running query owns it.
         ConsumerNotFound
         """
         check_name("consumer", name)
@@ -273,7 +269,7 @@ class Store:
             for registration in consumers.list_registrations(tx):
                 if registration.consumer == name and tx.owner_alive(registration.lock_name(self.uuid)):
                     raise ConsumerInUse(
-                        f"consumer {name!r} is owned by a running query on queue {registration.queue!r}: "
+                        f"a running query on queue {registration.queue!r} owns consumer {name!r}: "
                         "stop the query first"
                     )
             consumers.drop_consumer(tx, name)
@@ -285,14 +281,14 @@ class Store:
         return Consumer(self._database, self.uuid, name, self._maintainer)
 
     def producer(self, queue: str, session: str) -> Producer:
-        """Open a producer session, fencing whoever held it before.
+        """Open a producer session; programs that opened it earlier are fenced.
 
         Parameters
         ----------
         queue
             The queue's name.
         session
-            The session's name, such as that of the program and its instance; the same in each run of it.
+            The session's name, the same in each run of the program; for example its name and instance.
 
         Raises
         ------
@@ -301,21 +297,22 @@ class Store:
         check_name("producer session", session)
         return Producer(self._database, self.queue(queue), session)
 
-    # The whole store.
-
     def tend(self, queue: catalog.QueueRecord, crowded: Iterable[int]) -> None:
-        """Start the upkeep that is due after an append, beside what the caller does next.
+        """Start the maintenance that is due after an append, in the background.
 
         Parameters
         ----------
         crowded
-            The partitions in which it is time to merge small segments.
+            The partitions whose small segments are to be compacted.
         """
         self._maintainer.after_change(queue, crowded)
 
     def maintain(self) -> None:
-        """Do the upkeep now: merge crowds of small segments, apply retentions, sweep what was staged long ago, and forget what the
-        ledger no longer needs: all of dropped queues, and all but the newest micro-batches of queries that stopped 30 days ago.
+        """Run all maintenance now: compact small segments, apply retentions, clean up old staging and
+        ledger entries.
+
+        The ledger loses the entries of dropped queues, and all but the newest of queries that stopped 30
+        days ago.
         """
         for name in self.queues():
             self.queue(name).maintain()
@@ -323,22 +320,23 @@ class Store:
         clean_ledger(self._database)
 
     def sweep(self, older_than: timedelta = STAGING_AGE) -> int:
-        """Drop what dead tasks have staged longer ago; the number of segments that went.
+        """Delete what dead tasks have staged, and return the number of deleted segments.
 
-        What is older than a day is also swept beside other upkeep, at most once an hour. What a running query has staged
-        stays where the query owns a consumer of this store and has committed a micro-batch. Another one that loses its staging is refused at its commit, with
-        nothing visible: a query repeats the micro-batch, a batch write has to be run again.
+        Other maintenance also deletes what is older than a day, at most once an hour. Staging of a running
+        query is kept if the query owns a consumer of this store and has committed a micro-batch. A commit
+        whose staging was deleted is refused with nothing visible: a query repeats the micro-batch, and a
+        batch write has to be run again.
 
         Parameters
         ----------
         older_than
-            How long ago it was staged at the least.
+            The least age of what is deleted.
         """
         require("older_than", older_than, timedelta, "a timedelta")
-        return sweep_staging(self._database, self.uuid, older_than)
+        return clean_staging(self._database, self.uuid, older_than)
 
     def info(self) -> StoreInfo:
-        """What the store holds."""
+        """Return the store's size."""
 
         def work(tx: Transaction) -> StoreInfo:
             totals = tx.one("store_totals")
@@ -360,18 +358,19 @@ class Store:
 
 
 def connect(url: str, *, create: bool = True, patience: float = PATIENCE) -> Store:
-    """Open a store, making it first where there is none.
+    """Open a store; by default, create it if it does not exist.
 
     Parameters
     ----------
     url
-        ``sqlite:///relative.db``, ``sqlite:////absolute.db``, or ``postgresql://user@host/database?schema=penstock``. A SQLite
-        file that is made is for its owner alone, unless the URL says something else: ``?mode=0640``.
+        ``sqlite:///relative.db``, ``sqlite:////absolute.db``, or
+        ``postgresql://user@host/database?schema=penstock``. A new SQLite file is readable by its owner
+        only, unless the URL has another mode: ``?mode=0640``.
     create
-        False for an error where there is no store.
+        False to raise an error if the store does not exist.
     patience
-        For how many seconds to go on trying where the database does not answer; once the store is open, every operation
-        does so for 20.
+        For how many seconds to retry if the database does not answer; once the store is open, every
+        operation is retried for 20.
 
     Raises
     ------

@@ -1,0 +1,315 @@
+"""A row limit while its query runs in micro-batches: where it resumes, what the source may read, when the
+query ends.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.listener import StreamingQueryProgress
+
+from penstock.commit.offsets import QueueOffset
+from penstock.errors import CheckpointMismatch, CommitRefused, condition_of
+from penstock.limits.per_key import KeyLimit
+from penstock.limits.progress import count_passed
+from penstock.limits.record import (
+    NEW_CHECKPOINT,
+    KeyRecord,
+    keep_key_record,
+    keep_record,
+    limit_changed,
+    read_key_record,
+    read_record,
+)
+from penstock.limits.rows import STOP, RowLimit, is_one_to_one, rows_passed_in
+from penstock.spark.checkpoint import Checkpoint, redact_location
+from penstock.spark.internals.limit_state import UnreadableState, rows_passed
+from penstock.spark.internals.sessions import JvmError
+from penstock.spark.limit_pushdown import Quota
+from penstock.spark.schemas import is_case_sensitive
+
+log = logging.getLogger("penstock.limits")
+
+_POLL_SECONDS = 0.05
+
+
+@dataclass(frozen=True)
+class LimitState:
+    """The rows that have passed a limit when its query starts."""
+
+    passed: int
+    """Rows, at the end of the last committed micro-batch."""
+    last: int | None
+    """The last committed micro-batch."""
+    planned: int | None
+    """The last micro-batch that was started, committed or not."""
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether a micro-batch was started and not committed."""
+        return self.planned != self.last
+
+
+@dataclass(frozen=True)
+class LimitRun:
+    """The row limit of a query that is about to start."""
+
+    limit: RowLimit
+    checkpoint: Checkpoint
+    resumed: LimitState
+
+    @classmethod
+    def of(cls, spark: SparkSession, limit: RowLimit, location: str) -> LimitRun:
+        """Read from the checkpoint how many rows have passed.
+
+        Raises
+        ------
+        CheckpointMismatch
+            When the query ran without this limit before.
+        CommitRefused
+            When a micro-batch was started with another limit and not committed; or the checkpoint cannot be
+            read.
+        StateRefused
+            When the count cannot be read.
+        """
+        checkpoint = Checkpoint(location)
+        return cls(limit, checkpoint, _resumed(spark, checkpoint, limit.rows))
+
+    def reason_to_end(self, name: str | None) -> str | None:
+        """Return why the query need not start; None if it must, at least to finish a micro-batch."""
+        rows, passed = self.limit.rows, self.resumed.passed
+        if self.limit.on_limit != STOP or passed < rows or self.resumed.is_unfinished:
+            return None
+        if passed == rows:
+            reason = f"its limit of {rows:,} rows is reached"
+        else:
+            reason = f"its limit of {rows:,} rows is lower than the {passed:,} rows that have passed"
+        query = name or self.checkpoint.query_id()
+        log.warning(
+            "query %r ends at once: %s",
+            query,
+            reason,
+            extra={"action": "limit_reached", "query": query, "limit": rows},
+        )
+        return f"query {query!r} ends at once: {reason}"
+
+    def trigger_arguments(self, arguments: Mapping[str, str | bool]) -> Mapping[str, str | bool]:
+        """Return the arguments of Spark's trigger: if all rows have passed, those that run the unfinished
+        micro-batch alone.
+        """
+        is_last = self.limit.on_limit == STOP and self.resumed.passed >= self.limit.rows
+        return {"once": True} if is_last else arguments
+
+    def options(self, frame: DataFrame, *, of_a_queue: bool) -> dict[str, str]:
+        """Return options that make a queue source read only what the limit leaves; none for other sources
+        and limits.
+
+        Raises
+        ------
+        InvalidInput
+            When the plan has another limit.
+        CheckpointMismatch
+            When the checkpoint has the offsets of another source.
+        """
+        exact = is_one_to_one(frame)
+        if self.limit.on_limit != STOP or not of_a_queue:
+            return {}
+        return remaining_quota(self.checkpoint, self.resumed, self.limit.rows, exact=exact).options()
+
+    def keep(self) -> None:
+        """Store the limit in the checkpoint, before the first micro-batch that counts towards it."""
+        keep_record(self.checkpoint, self.limit.rows)
+
+    def watch(self, query: LimitedQuery) -> None:
+        """Start a thread that stops the query when all rows have passed."""
+        if self.limit.on_limit == STOP:
+            watch = _Watch(query, self.checkpoint, self.limit.rows, self.resumed.passed)
+            threading.Thread(target=watch.run, name=f"penstock-limit-{query.id}", daemon=True).start()
+
+
+def _resumed(spark: SparkSession, checkpoint: Checkpoint, rows: int) -> LimitState:
+    where = redact_location(checkpoint.location)
+    try:
+        last, planned = checkpoint.last_commit(), checkpoint.last_planned()
+        record = read_record(checkpoint)
+    except Exception as error:
+        raise CommitRefused(
+            f"a limit counts in the checkpoint, and {where!r} cannot be read from this Python "
+            f"({type(error).__name__}): check the address and the credentials",
+            checkpoint=where,
+        ) from error
+    if last is not None and checkpoint.limit_passed(last) is not None:
+        raise CheckpointMismatch(
+            f"the limit at {where!r} was counted by the continuous trigger, and Spark's own count does not "
+            f"include it: keep ps.Trigger.continuous, or {NEW_CHECKPOINT}",
+            checkpoint=where,
+        )
+    if planned is not None and record is None:
+        keyed = read_key_record(checkpoint)
+        how = "without a limit before, and counted nothing" if keyed is None else f"with {keyed} before"
+        raise CheckpointMismatch(
+            f"the query at {where!r} has run {how}: {NEW_CHECKPOINT}",
+            checkpoint=where,
+        )
+    if record is not None and record.rows != rows and planned is not None and planned != last:
+        raise limit_changed(checkpoint, planned, record.rows, rows)
+    return LimitState(count_passed(spark, checkpoint, last), last, planned)
+
+
+def remaining_quota(checkpoint: Checkpoint, resumed: LimitState, rows: int, *, exact: bool) -> Quota:
+    """Return how many rows a limit leaves to read of the one queue that the query reads.
+
+    Parameters
+    ----------
+    exact
+        Whether each row that is read passes.
+
+    Raises
+    ------
+    CheckpointMismatch
+        When the checkpoint has the offsets of another source.
+    """
+    if not exact:
+        return Quota(rows, None, None, checkpoint.location)
+    return Quota(rows, rows - resumed.passed, _since(checkpoint, resumed), checkpoint.location)
+
+
+def _since(checkpoint: Checkpoint, resumed: LimitState) -> tuple[int, ...] | None:
+    """Return the end of the last committed micro-batch, or else the start of the first one."""
+    if resumed.last is None and resumed.planned is None:
+        return None
+    offsets = [QueueOffset.of(value) for value in checkpoint.offsets(resumed.last or 0)]
+    if len(offsets) != 1 or offsets[0] is None:
+        where = redact_location(checkpoint.location)
+        raise CheckpointMismatch(
+            f"the query at {where!r} has counted the rows of another source for its limit, and now reads a "
+            f"queue: {NEW_CHECKPOINT}",
+            checkpoint=where,
+        )
+    return offsets[0].start if resumed.last is None else offsets[0].end
+
+
+def keep_key_limit(spark: SparkSession, limit: KeyLimit, location: str) -> None:
+    """Store a limit for each key in the checkpoint, if the driver can reach it.
+
+    Raises
+    ------
+    CheckpointMismatch
+        When the query has counted by other columns there, or not at all.
+    CommitRefused
+        When a micro-batch was started with another limit and not committed.
+    """
+    record = KeyRecord(limit.per, limit.rows, limit.forget_ms)
+    try:
+        keep_key_record(Checkpoint(location), record, exact=is_case_sensitive(spark))
+    except Exception as error:
+        # A refusal has a sub-condition; a failure to read or write has not.
+        if isinstance(error, CommitRefused) and error.condition != CommitRefused.condition:
+            raise
+        log.warning(
+            "the limit for each key could not be stored at %s, so a later change of it will not be "
+            "detected: %s",
+            redact_location(location),
+            error,
+            extra={
+                "action": "limit_not_kept",
+                "checkpoint": redact_location(location),
+                "error": condition_of(error),
+            },
+        )
+
+
+class LimitedQuery(Protocol):
+    """A running query, as the thread that stops it needs it."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def name(self) -> str | None: ...
+
+    @property
+    def isActive(self) -> bool: ...
+
+    @property
+    def lastProgress(self) -> StreamingQueryProgress | None: ...
+
+    @property
+    def recentProgress(self) -> Sequence[StreamingQueryProgress]: ...
+
+    def finish(self) -> None: ...
+
+
+class _Watch:
+    """Counts the rows after each micro-batch, and stops the query at its limit.
+
+    Parameters
+    ----------
+    passed
+        The rows that passed in earlier runs. If the state cannot be read, those in the progress of this run
+        are added.
+    """
+
+    def __init__(self, query: LimitedQuery, checkpoint: Checkpoint, rows: int, passed: int) -> None:
+        self._query, self._checkpoint, self._rows, self._observed = query, checkpoint, rows, passed
+        self._last_batch = -1
+
+    def run(self) -> None:
+        try:
+            self._watch()
+        except (JvmError, ConnectionError) as error:
+            # Spark has ended, and the query with it.
+            log.debug(
+                "the row limit is no longer watched: %s",
+                type(error).__name__,
+                extra={"action": "limit_unwatched", "error": condition_of(error)},
+            )
+
+    def _watch(self) -> None:
+        while self._query.isActive:
+            new = list(self._new_progress())
+            if new and self._passed(new) >= self._rows:
+                name = self._query.name or self._query.id
+                log.info(
+                    "query %r has reached its limit of %d rows, and stops",
+                    name,
+                    self._rows,
+                    extra={"action": "limit_reached", "query": name, "limit": self._rows},
+                )
+                self._query.finish()
+                return
+            time.sleep(_POLL_SECONDS)
+
+    def _passed(self, new: Sequence[StreamingQueryProgress]) -> int:
+        """Return how many rows have passed, by the state, which counts a row once even if it was computed
+        twice.
+        """
+        self._observed += sum(rows_passed_in(progress) for progress in new)
+        try:
+            last = self._checkpoint.last_commit()
+            return 0 if last is None else rows_passed(self._checkpoint, last)
+        except (UnreadableState, OSError):
+            return self._observed
+
+    def _new_progress(self) -> Iterator[StreamingQueryProgress]:
+        last = self._query.lastProgress
+        if last is None or not _has_run(last) or last.batchId <= self._last_batch:
+            return
+        recent = [last] if last.batchId == self._last_batch + 1 else self._query.recentProgress
+        for progress in recent:
+            if _has_run(progress) and progress.batchId > self._last_batch:
+                self._last_batch = progress.batchId
+                yield progress
+
+
+def _has_run(progress: StreamingQueryProgress) -> bool:
+    """Return whether the micro-batch of a progress has run; an idle query reports the next one before it
+    runs.
+    """
+    return "addBatch" in progress.durationMs
