@@ -70,7 +70,7 @@ def key_hash(table: pa.Table | pa.RecordBatch, key: Sequence[str]) -> pa.Array:
     table
         Rows in a queue's canonical schema.
     key
-        The names of the key columns, in the queue's order; the order counts.
+        The names of the key columns, which ``check_key`` accepts, in the queue's order; the order counts.
 
     Returns
     -------
@@ -79,17 +79,14 @@ def key_hash(table: pa.Table | pa.RecordBatch, key: Sequence[str]) -> pa.Array:
 
     Raises
     ------
-    SchemaMismatch
-        A key column is missing.
     UnsupportedType
-        A key column's type has no hash, such as a struct; or this machine is not little-endian.
+        This machine is not little-endian.
     """
     if sys.byteorder != "little":
         raise UnsupportedType("Key hashes need a little-endian machine; create the queue without a key.")
     few = _python_hashes(table, key) if 0 < table.num_rows <= MAX_PYTHON_ROWS else None
     if few is not None:
         return u32_array(few)
-    check_key(table.schema, key)
     columns = table.select(list(key))
     if isinstance(columns, pa.RecordBatch):
         columns = pa.Table.from_batches([columns])

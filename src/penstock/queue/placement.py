@@ -18,7 +18,9 @@ import pyarrow.compute as pc
 
 from penstock.arrow.arrays import Rows, u32, u32_array
 from penstock.arrow.key_hash import key_hash
+from penstock.errors import InvalidInput
 from penstock.store.database import Database
+from penstock.store.log.segmenting import SEGMENT_ROWS, Segment, to_segments
 from penstock.store.records.catalog import QueueRecord
 
 _SMALLEST, _LARGEST = 1 << 16, 1 << 27
@@ -96,20 +98,62 @@ class Placement:
     partitions: int
     homes: tuple[Home, ...] = ()
 
-    def split(self, table: Rows, fallback: int) -> list[tuple[int, Rows]]:
-        """Return the rows of each partition, in their order; of a queue without a key, all rows for
-        ``fallback``.
+    def segments(
+        self,
+        rows: pa.Table | pa.RecordBatch,
+        partition: int | None,
+        fallback: int,
+        *,
+        max_rows: int = SEGMENT_ROWS,
+        lazy: bool = False,
+    ) -> list[Segment]:
+        """Return the rows as segments of their partitions, in their order.
+
+        Parameters
+        ----------
+        partition
+            The partition of all rows; None for that of each row's key.
+        fallback
+            Chooses the partition of rows without a key.
+        max_rows, lazy
+            As for ``to_segments``.
+
+        Raises
+        ------
+        InvalidInput
+            When a row's key belongs to another partition.
         """
-        if table.num_rows == 0:
+        parts = self._split(rows, fallback) if partition is None else [(partition, rows)]
+        if partition is not None and self.key and rows.num_rows:
+            self._require_partition(rows, partition)
+        return [
+            segment
+            for target, part in parts
+            for segment in to_segments(part, target, max_rows=max_rows, lazy=lazy)
+        ]
+
+    def _split(self, rows: Rows, fallback: int) -> list[tuple[int, Rows]]:
+        if rows.num_rows == 0:
             return []
         if not self.key or self.partitions == 1:
-            return [(fallback % self.partitions, table)]
-        targets = self.targets(table)
-        if table.num_rows == 1:
-            return [(targets[0].as_py(), table)]
+            return [(fallback % self.partitions, rows)]
+        targets = self.targets(rows)
+        if rows.num_rows == 1:
+            return [(targets[0].as_py(), rows)]
         order = pc.array_sort_indices(targets)
-        ordered, counts = table.take(order), pc.value_counts(targets.take(order))
+        ordered, counts = rows.take(order), pc.value_counts(targets.take(order))
         return _cut(ordered, counts.field("values").to_pylist(), counts.field("counts").to_pylist())
+
+    def _require_partition(self, rows: pa.Table | pa.RecordBatch, partition: int) -> None:
+        targets = self.targets(rows)
+        row = pc.index(pc.not_equal(targets, partition), True).as_py()
+        if row >= 0:
+            raise InvalidInput(
+                f"the key of row {row} belongs to partition {targets[row].as_py()}, not {partition}: equal keys "
+                "are kept together, so leave the partition out",
+                row=row,
+                partition=partition,
+            )
 
     def targets(self, table: pa.Table | pa.RecordBatch) -> pa.Array:
         """Return the partition of each row."""

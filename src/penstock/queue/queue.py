@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from penstock.arguments import column_names, did_you_mean, in_quotes
 from penstock.arrow.python_rows import to_table
@@ -26,7 +25,7 @@ from penstock.queue.placement import placement_of as placement_of
 from penstock.store.database import Database, Transaction
 from penstock.store.log import compact, partition_log
 from penstock.store.log.partition_log import Appended
-from penstock.store.log.segmenting import Segment, to_segments
+from penstock.store.log.segmenting import Segment
 from penstock.store.records import catalog
 from penstock.store.records.catalog import PartitionRecord, QueueRecord
 from penstock.store.watch_queue import watch
@@ -147,7 +146,9 @@ class Queue:
             self._check_partition(partition)
         for _ in range(_PLACEMENT_ATTEMPTS):
             record, placement = self._current_placement()
-            segments = self._segments(table, partition, placement)
+            # In SQLite a writer blocks all others, so compress before the transaction.
+            lazy = self._database.dialect != "sqlite"
+            segments = placement.segments(table, partition, next(self._round_robin), lazy=lazy)
             if not segments and around is None:
                 return Appended({})
             try:
@@ -162,14 +163,14 @@ class Queue:
         not known here.
         """
         rows = _rereadable(rows)
-        before = self._record
-        try:
-            return to_table(rows, columns(before))
-        except SchemaMismatch:
-            self.refresh()
-            if self._record.added_bytes == before.added_bytes:
-                raise
-        return to_table(rows, columns(self._record))
+        while True:
+            known = self._record
+            try:
+                return to_table(rows, columns(known))
+            except SchemaMismatch:
+                self.refresh()
+                if self._record.added_bytes == known.added_bytes:
+                    raise
 
     def _append(
         self,
@@ -203,30 +204,6 @@ class Queue:
             )
         self._maintainer.after_change(record, appended.crowded)
         return appended
-
-    def _segments(self, table: pa.Table, partition: int | None, placement: Placement) -> list[Segment]:
-        # In SQLite a writer blocks all others, so compress before the transaction.
-        lazy = self._database.dialect != "sqlite"
-        if partition is not None:
-            self._check_keys(table, partition, placement)
-            return to_segments(table, partition, lazy=lazy)
-        return [
-            segment
-            for target, rows in placement.split(table, next(self._round_robin))
-            for segment in to_segments(rows, target, lazy=lazy)
-        ]
-
-    def _check_keys(self, table: pa.Table, partition: int, placement: Placement) -> None:
-        if not placement.key or table.num_rows == 0:
-            return
-        misplaced = pc.index(pc.not_equal(placement.targets(table), partition), True).as_py()
-        if misplaced >= 0:
-            raise InvalidInput(
-                f"the key of row {misplaced} does not belong to partition {partition} of queue "
-                f"{self.name!r}, which keeps equal keys together: leave the partition out",
-                row=misplaced,
-                partition=partition,
-            )
 
     def _current_placement(self) -> tuple[QueueRecord, Placement]:
         if self._placed is None:

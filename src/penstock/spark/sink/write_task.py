@@ -18,7 +18,7 @@ from penstock.spark.internals.gc_tuning import freeze_imports
 from penstock.spark.options import SinkOptions
 from penstock.spark.session_store import check_reach
 from penstock.store import staging
-from penstock.store.log.segmenting import SEGMENT_RAW_BYTES, Segment, to_segments
+from penstock.store.log.segmenting import SEGMENT_RAW_BYTES, Segment
 from penstock.store.records.catalog import QueueRecord
 from penstock.store.records.ledger import LedgerKey
 from penstock.store.staging import Attempt
@@ -106,11 +106,7 @@ class SegmentGroups:
         batches, self._buffered = self._buffered, []
         # A single batch, as in a continuous query, needs no table.
         table = batches[0] if len(batches) == 1 else pa.Table.from_batches(batches, schema=self.queue.schema)
-        return [
-            segment
-            for partition, rows in self.placement.split(table, self.fallback)
-            for segment in to_segments(rows, partition, max_rows=self.max_rows)
-        ]
+        return self.placement.segments(table, None, self.fallback, max_rows=self.max_rows)
 
 
 class TaskWriter:
